@@ -1,0 +1,156 @@
+//! `GpuNode`: what the agent of one node says about its cards.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Nothing is wanted of a GpuNode: it is a report.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "gpustow.dev",
+    version = "v1alpha1",
+    kind = "GpuNode",
+    plural = "gpunodes",
+    shortname = "gn",
+    category = "gpustow",
+    status = "GpuNodeStatus",
+    derive = "Default",
+    derive = "PartialEq",
+    doc = "The GPUs of one node as its agent sees them. Named after the node and owned by it.",
+    printcolumn = r#"{"name":"GPUs","type":"integer","jsonPath":".status.summary.gpus","description":"Cards on the node"}"#,
+    printcolumn = r#"{"name":"Healthy","type":"integer","jsonPath":".status.summary.healthy","description":"Cards that take pods"}"#,
+    printcolumn = r#"{"name":"Model","type":"string","jsonPath":".status.summary.models","description":"Card models"}"#,
+    printcolumn = r#"{"name":"Capacity-MiB","type":"integer","jsonPath":".status.summary.capacityMiB","description":"MiB that pods may hold"}"#,
+    printcolumn = r#"{"name":"Used-MiB","type":"integer","jsonPath":".status.summary.usedMiB","description":"MiB in use now"}"#,
+    printcolumn = r#"{"name":"Driver","type":"string","jsonPath":".status.driver","priority":1}"#,
+    printcolumn = r#"{"name":"Reported","type":"date","jsonPath":".status.heartbeat","description":"Last report"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuNodeSpec {}
+
+/// One report. It is only as good as it is fresh: a reader measures its age on its own clock since
+/// the last change that it saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuNodeStatus {
+    /// When the agent wrote this (RFC 3339). For people; readers do not compare clocks.
+    #[schemars(extend("format" = "date-time"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heartbeat: Option<String>,
+    /// Driver version.
+    #[schemars(length(max = 64))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Sums for `kubectl get`.
+    #[serde(default)]
+    pub summary: Summary,
+    /// MiB per card that the agent keeps free for contexts and fragmentation.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(default, rename = "headroomMiB")]
+    pub headroom_mib: u64,
+    /// The cards present, in NVML index order.
+    #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uuid"]))]
+    #[serde(default)]
+    pub gpus: Vec<Gpu>,
+    /// What is wrong with the node's GPU software, if anything.
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// Sums over the node's cards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    /// Cards present.
+    #[schemars(range(min = 0, max = 256))]
+    pub gpus: u32,
+    /// Cards that take pods.
+    #[schemars(range(min = 0, max = 256))]
+    pub healthy: u32,
+    /// Model names, comma separated.
+    #[schemars(length(max = 1024))]
+    pub models: String,
+    /// MiB that pods may hold.
+    #[schemars(range(min = 0))]
+    #[serde(rename = "capacityMiB")]
+    pub capacity_mib: u64,
+    /// MiB in use now, by whomever.
+    #[schemars(range(min = 0))]
+    #[serde(rename = "usedMiB")]
+    pub used_mib: u64,
+}
+
+/// One card, or one MIG instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Gpu {
+    /// NVML's UUID: `GPU-…` or `MIG-…`.
+    #[schemars(length(min = 1, max = 96), regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"))]
+    pub uuid: String,
+    /// NVML's index, which can change at a reboot.
+    #[schemars(range(min = 0, max = 4096))]
+    pub index: u32,
+    /// Model name as NVML gives it.
+    #[schemars(length(max = 128))]
+    #[serde(default)]
+    pub model: String,
+    /// All of the card's memory, MiB.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(rename = "totalMiB")]
+    pub total_mib: u64,
+    /// What the driver keeps for itself, MiB.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(default, rename = "reservedMiB")]
+    pub reserved_mib: u64,
+    /// False while the card takes no new pods.
+    #[serde(default = "yes")]
+    pub healthy: bool,
+    /// Why not, if not.
+    #[schemars(length(max = 256))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What gpustow pods hold now.
+    #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<PodUse>,
+    /// What everybody else holds now: other pods, host processes, processes nobody could name; MiB.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(default, rename = "strangersMiB")]
+    pub strangers_mib: u64,
+}
+
+/// One pod's live memory on one card.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodUse {
+    /// Pod UID.
+    #[schemars(length(min = 1, max = 64))]
+    pub uid: String,
+    /// MiB in use.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(rename = "usedMiB")]
+    pub used_mib: u64,
+}
+
+/// One aspect of the node's GPU software.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// Which aspect.
+    #[schemars(length(min = 1, max = 64))]
+    pub r#type: String,
+    /// `True`, `False` or `Unknown`.
+    #[schemars(regex(pattern = r"^(True|False|Unknown)$"))]
+    pub status: String,
+    /// One CamelCase word.
+    #[schemars(length(max = 128))]
+    pub reason: String,
+    /// A sentence for people.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+}
+
+fn yes() -> bool {
+    true
+}

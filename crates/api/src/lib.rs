@@ -1,0 +1,13 @@
+//! gpustow's contract with the cluster: every name, the custom resource, what a Pod asks for and
+//! how an assignment is written down. No I/O.
+
+pub mod assignment;
+pub mod facts;
+pub mod gpunode;
+pub mod names;
+pub mod request;
+
+pub use assignment::{Assignment, BrokenAssignment};
+pub use facts::{NodeFacts, PodFacts};
+pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
+pub use request::BadRequest;

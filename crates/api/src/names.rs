@@ -1,0 +1,47 @@
+//! Every string key that gpustow reads or writes in a cluster. No other file spells one out.
+
+/// API group of the custom resource and prefix of all keys.
+pub const GROUP: &str = "gpustow.dev";
+/// Version of the custom resource.
+pub const VERSION: &str = "v1alpha1";
+/// Extended resource that containers ask for: whole MiB, total over the container's GPUs.
+pub const GPU_MEM: &str = "gpustow.dev/gpu-mem";
+/// NVIDIA's own device plugin's resource, which must not be mixed with ours in one container.
+pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
+
+/// Set by users: number of GPUs over which each asking container's MiB are split evenly.
+pub const GPU_COUNT: &str = "gpustow.dev/gpu-count";
+/// Set by users: the same for one container, whose name follows.
+pub const GPU_COUNT_OF: &str = "gpu-count.gpustow.dev/";
+/// Set by users: whole cards.
+pub const EXCLUSIVE: &str = "gpustow.dev/exclusive";
+/// Set by users: the packing policy for this pod.
+pub const POLICY: &str = "gpustow.dev/policy";
+
+/// Written by the extender in the Binding: the ledger's source of truth.
+pub const ASSIGNMENT: &str = "gpustow.dev/assignment";
+/// Written by the extender in the Binding: comma list of GPU UUIDs of the container whose name
+/// follows. The container's environment reads it.
+pub const DEVICES_OF: &str = "devices.gpustow.dev/";
+/// Written by the extender in the Binding for NVIDIA's NRI plugin: CDI device names.
+pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
+/// Written by the agent: the devices on which NVML really saw the pod.
+pub const CONFIRMED: &str = "gpustow.dev/confirmed";
+/// Written by the extender in an unbound pod: the epoch that may bind it.
+pub const EPOCH: &str = "gpustow.dev/epoch";
+
+/// Written by the extender: condition whose change wakes a waiting pod.
+pub const ROOM_CONDITION: &str = "gpustow.dev/RoomAppeared";
+
+/// Label that the admission policy sets on pods that ask for GPU memory.
+pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
+
+/// Environment variable that the NVIDIA container toolkit reads.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// Name of the second scheduler.
+pub const SCHEDULER: &str = "gpustow-scheduler";
+/// Field manager and event source of the extender.
+pub const EXTENDER: &str = "gpustow-extender";
+/// Field manager and event source of the agent.
+pub const AGENT: &str = "gpustow-agent";

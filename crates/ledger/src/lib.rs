@@ -1,0 +1,1 @@
+//! What is free on every GPU.

@@ -1,0 +1,81 @@
+//! Physical cards and the node that holds them, as a decision sees them.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::Add;
+
+/// An amount of GPU or host memory in whole MiB (2²⁰ bytes). Arithmetic saturates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mib(pub u64);
+
+impl Mib {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+
+    /// What is left after `other` is taken away, at least zero.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// The amount in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.0.saturating_mul(1 << 20)
+    }
+}
+
+impl Add for Mib {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl Sum for Mib {
+    fn sum<I: Iterator<Item = Self>>(amounts: I) -> Self {
+        amounts.fold(Self::ZERO, Add::add)
+    }
+}
+
+impl fmt::Display for Mib {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} MiB", self.0)
+    }
+}
+
+/// A card's model as a small number; the caller keeps the names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelId(pub u16);
+
+/// One physical GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// What pods may hold in all: total − reserved by the driver − headroom.
+    pub capacity: Mib,
+    /// What a new pod may take now.
+    pub free: Mib,
+    /// The card's model.
+    pub model: ModelId,
+    /// False while the card must take no new pods (unhealthy, held by somebody else).
+    pub usable: bool,
+}
+
+/// The cards of one node and what is left of its other resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeGpus {
+    /// Cards in NVML index order.
+    pub cards: Vec<Card>,
+    /// Free CPU in thousandths of a core.
+    pub cpu_free_milli: u64,
+    /// Free host memory.
+    pub ram_free: Mib,
+}
+
+impl NodeGpus {
+    /// Free GPU memory over all usable cards.
+    #[must_use]
+    pub fn free(&self) -> Mib {
+        self.cards.iter().filter(|card| card.usable).map(|card| card.free).sum()
+    }
+}

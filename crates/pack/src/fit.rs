@@ -1,0 +1,216 @@
+//! The one answer to "does it fit on this node, and on which cards".
+
+use std::fmt;
+
+use crate::{Card, Cost, Mib, NodeGpus, Policy, Request};
+
+/// Search steps after which [`fit`] stops looking for a better placement. Pods that a person
+/// writes need far fewer; the bound is there for pods written to keep a scheduler busy.
+const MAX_STEPS: u32 = 20_000;
+
+/// Where the containers of a pod go on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// For every claim of the request, in its order, the chosen card indices, ascending.
+    pub cards: Vec<Vec<usize>>,
+    /// What each card is charged: card index and MiB, ascending, each card once.
+    pub charges: Vec<(usize, Mib)>,
+}
+
+/// A placement and what it costs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The placement.
+    pub placement: Placement,
+    /// Its cost under the policy that was asked.
+    pub cost: Cost,
+}
+
+/// Why a pod does not fit on a node. The texts are constant: kube-scheduler counts nodes by text,
+/// and a text that changed with every attempt would wake the pod each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    /// The node has fewer cards than a container wants.
+    TooFewCards,
+    /// No card, however empty, is as large as the request.
+    TooLarge,
+    /// It would fit if every card could take pods.
+    Unhealthy,
+    /// The whole cards it wants are not there at present.
+    NoWholeCard,
+    /// No card has the room at present.
+    NoRoom,
+    /// The search was given up.
+    TooComplex,
+}
+
+impl Refusal {
+    /// Every refusal.
+    pub const ALL: [Self; 6] = [
+        Self::TooFewCards,
+        Self::TooLarge,
+        Self::Unhealthy,
+        Self::NoWholeCard,
+        Self::NoRoom,
+        Self::TooComplex,
+    ];
+
+    /// The text for users.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::TooFewCards => "fewer GPUs than the pod asks for",
+            Self::TooLarge => "no GPU as large as the pod asks for",
+            Self::Unhealthy => "the GPUs it would fit on are unhealthy or taken out of sharing",
+            Self::NoWholeCard => "not enough wholly free GPUs",
+            Self::NoRoom => "not enough free memory on any one GPU",
+            Self::TooComplex => "too many containers and GPUs to place",
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The best placement of `request` on `node` under `policy`, or why there is none.
+///
+/// Best is: fewest cards for the pod as a whole (its containers share a card where they fit), then
+/// lowest [`Cost`], then lowest card indices, container by container.
+///
+/// # Errors
+/// A [`Refusal`] means that no assignment of cards to containers is legal on this view.
+pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
+    let mut search = Search::new(node, request, policy);
+    search.place(0);
+    match search.best {
+        Some((_, choice)) => Ok(choice),
+        None if search.steps > MAX_STEPS => Err(Refusal::TooComplex),
+        None => Err(refusal(node, request)),
+    }
+}
+
+/// Why nothing fits, from the most lasting reason to the most passing.
+fn refusal(node: &NodeGpus, request: &Request) -> Refusal {
+    let could = |free: fn(&Card) -> Mib, usable: fn(&Card) -> bool| {
+        let cards = node
+            .cards
+            .iter()
+            .map(|card| Card { free: free(card), usable: usable(card), ..*card })
+            .collect();
+        let node = NodeGpus { cards, ..*node };
+        let mut search = Search::new(&node, request, &crate::policy::FirstFit);
+        search.first_only = true;
+        search.place(0);
+        search.best.is_some()
+    };
+    let widest = request.claims.iter().map(|claim| claim.gpus as usize).max().unwrap_or(0);
+    if widest > node.cards.len() {
+        Refusal::TooFewCards
+    } else if !could(|card| card.capacity, |_| true) {
+        Refusal::TooLarge
+    } else if could(|card| card.free, |_| true) {
+        Refusal::Unhealthy
+    } else if request.exclusive {
+        Refusal::NoWholeCard
+    } else {
+        Refusal::NoRoom
+    }
+}
+
+/// Depth-first search over claims; cards that cannot be told apart are tried once.
+struct Search<'a> {
+    node: &'a NodeGpus,
+    request: &'a Request,
+    policy: &'a dyn Policy,
+    /// Chosen cards of the claims placed so far.
+    chosen: Vec<Vec<usize>>,
+    /// Number of used cards, and the choice.
+    best: Option<(usize, Choice)>,
+    steps: u32,
+    first_only: bool,
+}
+
+impl<'a> Search<'a> {
+    fn new(node: &'a NodeGpus, request: &'a Request, policy: &'a dyn Policy) -> Self {
+        let chosen = Vec::with_capacity(request.claims.len());
+        Self { node, request, policy, chosen, best: None, steps: 0, first_only: false }
+    }
+
+    fn place(&mut self, claim: usize) {
+        if claim == self.request.claims.len() {
+            self.consider();
+        } else {
+            self.chosen.push(Vec::new());
+            self.choose(claim, 0);
+            self.chosen.pop();
+        }
+    }
+
+    /// Adds cards from index `from` on to the claim placed last, until it has as many as it wants.
+    fn choose(&mut self, claim: usize, from: usize) {
+        let missing = self.request.claims[claim].gpus as usize - self.chosen[claim].len();
+        if missing == 0 {
+            return self.place(claim + 1);
+        }
+        for card in from..self.node.cards.len() {
+            if self.node.cards.len() - card < missing || self.done() {
+                return;
+            }
+            self.steps += 1;
+            if self.twin_before(claim, from, card) {
+                continue;
+            }
+            self.chosen[claim].push(card);
+            if self.charge(card).is_some() {
+                self.choose(claim, card + 1);
+            }
+            self.chosen[claim].pop();
+        }
+    }
+
+    fn done(&self) -> bool {
+        self.steps > MAX_STEPS || self.first_only && self.best.is_some()
+    }
+
+    /// True if a card before `card` in the same state was already tried in its place.
+    fn twin_before(&self, claim: usize, from: usize, card: usize) -> bool {
+        let held = |card: usize| self.chosen[..claim].iter().map(move |c| c.contains(&card));
+        (from..card).any(|twin| {
+            self.node.cards[twin] == self.node.cards[card] && held(twin).eq(held(card))
+        })
+    }
+
+    /// What the claims placed so far hold on `card`, if that is legal.
+    fn charge(&self, card: usize) -> Option<Mib> {
+        let on_card = |claim: usize| self.chosen.get(claim).is_some_and(|c| c.contains(&card));
+        let held = self.request.held(on_card);
+        let Card { capacity, free, usable, .. } = self.node.cards[card];
+        let fits = if self.request.exclusive {
+            free == capacity && held <= capacity
+        } else {
+            held <= free
+        };
+        (usable && fits).then_some(if self.request.exclusive { capacity } else { held })
+    }
+
+    fn consider(&mut self) {
+        let used = |card: &usize| self.chosen.iter().any(|cards| cards.contains(card));
+        let charges: Option<Vec<_>> = (0..self.node.cards.len())
+            .filter(used)
+            .map(|card| Some((card, self.charge(card)?)))
+            .collect();
+        let Some(charges) = charges else { return };
+        let cost = self.policy.cost(self.node, &charges);
+        let key = (charges.len(), cost);
+        // Placements come in order of card indices: an equal one later never replaces one before.
+        if self.best.as_ref().is_none_or(|(cards, best)| key < (*cards, best.cost)) {
+            let placement = Placement { cards: self.chosen.clone(), charges };
+            self.best = Some((key.0, Choice { placement, cost }));
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Which GPUs of a node a pod goes to.
+//!
+//! This crate is the decision and nothing else: no I/O, no clock, no Kubernetes types, no
+//! dependencies. [`fit`] is the only answer to "does it fit, and where"; filter, prioritize,
+//! preempt, bind, the simulator and the command line all call it.
+//!
+//! All memory is in whole MiB ([`Mib`]); all comparisons are on integers; every tie is broken by
+//! a written order, so that the same view and request always give the same placement.
+
+mod card;
+mod fit;
+pub mod policy;
+mod request;
+
+pub use card::{Card, Mib, ModelId, NodeGpus};
+pub use fit::{Choice, Placement, Refusal, fit};
+pub use policy::{Cost, Policy, PolicyKind};
+pub use request::{Claim, ClaimKind, Request};

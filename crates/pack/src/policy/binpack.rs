@@ -1,0 +1,14 @@
+use super::{Cost, Policy, cost_of};
+use crate::{Mib, NodeGpus};
+
+/// Best fit: the cost is what stays free on the chosen cards, so that full cards get fuller and
+/// empty ones stay whole for large requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Binpack;
+
+impl Policy for Binpack {
+    fn cost(&self, node: &NodeGpus, charges: &[(usize, Mib)]) -> Cost {
+        let left = charges.iter().map(|&(card, mib)| node.cards[card].free.minus(mib)).sum();
+        Cost(cost_of(left), cost_of(node.free()))
+    }
+}

@@ -1,0 +1,67 @@
+//! What a pod asks for.
+
+use crate::{Mib, PolicyKind};
+
+/// When a container holds its share, by Kubernetes' rule for init containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ClaimKind {
+    /// A regular container: holds its share for the pod's whole life.
+    Main,
+    /// An init container: holds its share until it ends, beside the sidecars declared before it.
+    Init,
+    /// An init container that restarts always: holds its share from its start on.
+    Sidecar,
+}
+
+/// One container's wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// When the share is held.
+    pub kind: ClaimKind,
+    /// On how many cards, at least one.
+    pub gpus: u32,
+    /// MiB on each of them; for an exclusive request, the least capacity of each.
+    pub mib: Mib,
+}
+
+/// A pod's wish: the containers that ask for GPU memory, init containers first, both in the order
+/// in which the pod declares them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// One entry per asking container.
+    pub claims: Vec<Claim>,
+    /// Whole cards: nobody else on them, and all of each is charged.
+    pub exclusive: bool,
+    /// The policy that the pod names, if any.
+    pub policy: Option<PolicyKind>,
+    /// CPU that the pod asks for, in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Host memory that the pod asks for.
+    pub ram: Mib,
+}
+
+impl Request {
+    /// True if no container asks for GPU memory.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+    }
+
+    /// The most MiB that a card holds at once for the claims that `on_card` selects: the sum of
+    /// regular containers and sidecars, or an init container with the sidecars before it,
+    /// whichever is larger.
+    pub(crate) fn held(&self, on_card: impl Fn(usize) -> bool) -> Mib {
+        let (mut sidecars, mut mains, mut peak) = (Mib::ZERO, Mib::ZERO, Mib::ZERO);
+        for (index, claim) in self.claims.iter().enumerate() {
+            if !on_card(index) {
+                continue;
+            }
+            match claim.kind {
+                ClaimKind::Init => peak = peak.max(sidecars + claim.mib),
+                ClaimKind::Sidecar => sidecars = sidecars + claim.mib,
+                ClaimKind::Main => mains = mains + claim.mib,
+            }
+        }
+        peak.max(sidecars + mains)
+    }
+}

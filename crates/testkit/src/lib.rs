@@ -1,0 +1,1 @@
+//! Drives a real Kubernetes control plane for the tests.

@@ -1,0 +1,2 @@
+//! The gpustow extender.
+fn main() {}
