@@ -1,0 +1,309 @@
+//! The state, and what watch events do to it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_pack::{ModelId, PolicyKind, Request};
+use hashbrown::{HashMap, HashSet};
+
+use crate::bind::Reservation;
+use crate::node::{Hold, Node, Report, Uid};
+use crate::wake::Waiting;
+
+/// What an operator may tune.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The policy for pods that name none.
+    pub policy: PolicyKind,
+    /// A GpuNode that has not changed for longer refuses gpu-mem pods.
+    pub stale_after: Duration,
+    /// How long a reservation waits for its bind.
+    pub reservation_ttl: Duration,
+    /// The same for pods with volumes or resource claims, which kube-scheduler may take long to
+    /// prepare before it binds.
+    pub slow_reservation_ttl: Duration,
+    /// A woken pod that still waits and still fits is woken again after this long, then after
+    /// twice as long, up to 32 times.
+    pub wake_again_after: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::default(),
+            stale_after: Duration::from_secs(180),
+            reservation_ttl: Duration::from_secs(30),
+            slow_reservation_ttl: Duration::from_secs(660),
+            wake_again_after: Duration::from_secs(2),
+        }
+    }
+}
+
+/// A pod that a watch or our own successful bind told of.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) facts: Arc<PodFacts>,
+    /// Set by our own bind and not yet seen in a watch: when.
+    pub(crate) unconfirmed: Option<Duration>,
+}
+
+/// The ledger. See the crate's documentation.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    pub(crate) config: Config,
+    pub(crate) nodes: HashMap<Arc<str>, Node>,
+    pub(crate) pods: HashMap<Uid, Known>,
+    pub(crate) reservations: HashMap<Uid, Reservation>,
+    /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
+    pub(crate) tried: HashMap<Uid, Tried>,
+    /// Unbound pods by the node that kube-scheduler nominated for them.
+    pub(crate) nominated: HashMap<Arc<str>, HashSet<Uid>>,
+    pub(crate) waiting: Waiting,
+    pub(crate) classes: HashMap<(Arc<Request>, PolicyKind), usize>,
+    pub(crate) models: Vec<String>,
+}
+
+/// What went wrong with a pod's earlier attempts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tried {
+    pub(crate) nodes: BTreeSet<Arc<str>>,
+    pub(crate) conflicts: u32,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            ..Self::default()
+        }
+    }
+
+    /// A pod as a watch shows it.
+    pub fn apply_pod(&mut self, pod: PodFacts) {
+        // A bound pod never becomes unbound: such a copy is older than what we know.
+        if pod.node.is_none()
+            && self
+                .pods
+                .get(&pod.uid)
+                .is_some_and(|k| k.facts.node.is_some())
+        {
+            return;
+        }
+        self.put_pod(pod, None);
+    }
+
+    /// Our own bind of this pod succeeded; the watch has yet to say so.
+    pub(crate) fn put_bound(&mut self, pod: PodFacts, now: Duration) {
+        if self
+            .pods
+            .get(&pod.uid)
+            .is_none_or(|known| known.facts.node.is_none())
+        {
+            self.put_pod(pod, Some(now));
+        }
+    }
+
+    fn put_pod(&mut self, pod: PodFacts, unconfirmed: Option<Duration>) {
+        let uid = pod.uid.clone();
+        self.forget_pod(&uid);
+        match &pod.node {
+            Some(node) => {
+                self.drop_reservation(&uid);
+                self.tried.remove(&uid);
+                self.waiting.remove(&uid);
+                if !pod.released {
+                    let entry = self.nodes.entry(node.clone()).or_default();
+                    entry.bound.insert(uid.clone(), Hold::of(&pod));
+                    self.touch(&node.clone());
+                }
+            }
+            None if pod.released => {
+                self.drop_reservation(&uid);
+                self.waiting.remove(&uid);
+            }
+            None => {
+                if let Some(node) = &pod.nominated {
+                    self.nominated
+                        .entry(node.clone())
+                        .or_default()
+                        .insert(uid.clone());
+                }
+                if pod.waiting
+                    && pod
+                        .request
+                        .as_ref()
+                        .is_ok_and(|request| !request.is_empty())
+                {
+                    self.waiting.insert(uid.clone());
+                } else if pod.gated || pod.deleting {
+                    self.waiting.remove(&uid);
+                }
+            }
+        }
+        self.pods.insert(
+            uid,
+            Known {
+                facts: Arc::new(pod),
+                unconfirmed,
+            },
+        );
+    }
+
+    /// A pod is gone.
+    pub fn delete_pod(&mut self, uid: &str) {
+        self.forget_pod(uid);
+        self.drop_reservation(uid);
+        self.tried.remove(uid);
+        self.waiting.remove(uid);
+    }
+
+    /// The whole list of pods, asked for at `began`. What it lacks is gone, unless we bound it
+    /// since.
+    pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: Duration) {
+        let listed: HashSet<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        let gone = self.pods.iter().filter(|(uid, known)| {
+            !listed.contains(*uid) && known.unconfirmed.is_none_or(|settled| settled < began)
+        });
+        for uid in gone.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
+            self.delete_pod(&uid);
+        }
+        pods.into_iter().for_each(|pod| self.apply_pod(pod));
+        let (pods, reservations) = (&self.pods, &self.reservations);
+        self.tried
+            .retain(|uid, _| pods.contains_key(uid) || reservations.contains_key(uid));
+    }
+
+    /// Takes a pod out of every index but the reservations.
+    fn forget_pod(&mut self, uid: &str) {
+        let Some(Known { facts, .. }) = self.pods.remove(uid) else {
+            return;
+        };
+        if let Some(node) = &facts.nominated
+            && let Some(pods) = self.nominated.get_mut(node)
+        {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.nominated.remove(node);
+            }
+            self.waiting.room_on(node);
+        }
+        if let Some(name) = &facts.node
+            && let Some(node) = self.nodes.get_mut(name)
+            && node.bound.remove(uid).is_some()
+        {
+            self.touch(name);
+        }
+    }
+
+    /// A node as a watch shows it.
+    pub fn apply_node(&mut self, facts: NodeFacts) {
+        let name = facts.name.clone();
+        let node = self.nodes.entry(name.clone()).or_default();
+        if node.facts.as_ref() != Some(&facts) {
+            node.facts = Some(facts);
+            self.touch(&name);
+        }
+    }
+
+    /// A node is gone. Pods bound to it still count should it come back.
+    pub fn delete_node(&mut self, name: &str) {
+        self.with_node(name, |node| node.facts = None);
+    }
+
+    /// The whole list of nodes.
+    pub fn reset_nodes(&mut self, nodes: Vec<NodeFacts>) {
+        let listed: HashSet<Arc<str>> = nodes.iter().map(|node| node.name.clone()).collect();
+        let gone: Vec<_> = self
+            .nodes
+            .keys()
+            .filter(|name| !listed.contains(*name))
+            .cloned()
+            .collect();
+        gone.iter().for_each(|name| self.delete_node(name));
+        nodes.into_iter().for_each(|node| self.apply_node(node));
+    }
+
+    /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
+    pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) {
+        let models = status
+            .gpus
+            .iter()
+            .map(|gpu| self.model_id(&gpu.model))
+            .collect();
+        let name: Arc<str> = name.into();
+        let node = self.nodes.entry(name.clone()).or_default();
+        if node
+            .report
+            .as_ref()
+            .is_none_or(|report| report.status != status)
+        {
+            let stale_after = self.config.stale_after;
+            let was_stale = |old: Report| now.saturating_sub(old.seen) > stale_after;
+            if node
+                .report
+                .replace(Report {
+                    status,
+                    seen: now,
+                    models,
+                })
+                .is_some_and(was_stale)
+            {
+                self.waiting.room_on(&name);
+            }
+            self.touch(&name);
+        }
+    }
+
+    /// A GpuNode is gone.
+    pub fn delete_gpunode(&mut self, name: &str) {
+        self.with_node(name, |node| node.report = None);
+    }
+
+    /// The whole list of GpuNodes.
+    pub fn reset_gpunodes(&mut self, gpunodes: Vec<(String, GpuNodeStatus)>, now: Duration) {
+        let listed: HashSet<&str> = gpunodes.iter().map(|(name, _)| name.as_str()).collect();
+        let gone: Vec<_> = self
+            .nodes
+            .keys()
+            .filter(|name| !listed.contains(&***name))
+            .cloned()
+            .collect();
+        gone.iter().for_each(|name| self.delete_gpunode(name));
+        for (name, status) in gpunodes {
+            self.apply_gpunode(&name, status, now);
+        }
+    }
+
+    fn with_node(&mut self, name: &str, change: impl FnOnce(&mut Node)) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            change(node);
+            self.touch(name);
+        }
+    }
+
+    /// Recomputes a node after a change and notes room that appeared.
+    pub(crate) fn touch(&mut self, name: &str) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        if node.is_empty() {
+            self.nodes.remove(name);
+        } else if node.refresh() {
+            self.waiting.room_on(name);
+        }
+    }
+
+    fn model_id(&mut self, model: &str) -> ModelId {
+        let known = self.models.iter().position(|known| known == model);
+        let index = known.unwrap_or_else(|| {
+            self.models.push(model.to_owned());
+            self.models.len() - 1
+        });
+        ModelId(u16::try_from(index).unwrap_or(u16::MAX))
+    }
+}

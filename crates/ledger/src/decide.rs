@@ -1,0 +1,338 @@
+//! Filter and prioritize: which nodes would do, and which is best.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, fit};
+
+use crate::Ledger;
+use crate::bind::State;
+use crate::node::Node;
+
+/// Request classes remembered per node; beyond that all are forgotten and learnt anew.
+const MAX_CLASSES: usize = 128;
+
+/// One pod's question.
+#[derive(Clone, Copy)]
+pub struct Ask<'a> {
+    /// The pod.
+    pub pod: &'a PodFacts,
+    /// It has soft preferences that kube-scheduler weighs: name every node that would do.
+    pub cooperative: bool,
+    /// It has volumes or resource claims to be prepared before its bind.
+    pub slow: bool,
+    /// Does it tolerate this `PreferNoSchedule` taint (key, value)?
+    pub tolerates: &'a dyn Fn(&str, &str) -> bool,
+}
+
+/// Why a node is refused. The texts are constant; see [`Refusal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Nothing fits there.
+    Fit(Refusal),
+    /// No agent reports GPUs for it.
+    NoReport,
+    /// Its agent has been silent for too long.
+    Stale,
+    /// The room is kept for a pod that preempts there.
+    Nominated,
+    /// An earlier bind of this pod has an unknown outcome that is being looked up.
+    BindUnderWay,
+}
+
+impl Reason {
+    /// Every reason.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let own = [
+            Self::NoReport,
+            Self::Stale,
+            Self::Nominated,
+            Self::BindUnderWay,
+        ];
+        Refusal::ALL.into_iter().map(Self::Fit).chain(own)
+    }
+
+    /// The text for users.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Fit(refusal) => refusal.text(),
+            Self::NoReport => "no GPU report from a gpustow agent",
+            Self::Stale => "the GPU report is stale: the gpustow agent is silent",
+            Self::Nominated => "free GPU memory is kept for a pod that preempts here",
+            Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
+        }
+    }
+
+    /// The value of metric and log labels.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Fit(Refusal::TooFewCards) => "too_few_gpus",
+            Self::Fit(Refusal::TooLarge) => "too_large",
+            Self::Fit(Refusal::Unhealthy) => "unhealthy",
+            Self::Fit(Refusal::NoWholeCard) => "no_whole_gpu",
+            Self::Fit(Refusal::NoRoom) => "no_room",
+            Self::Fit(Refusal::TooComplex) => "too_complex",
+            Self::NoReport => "no_report",
+            Self::Stale => "stale",
+            Self::Nominated => "nominated",
+            Self::BindUnderWay => "bind_under_way",
+        }
+    }
+}
+
+/// The answer to a filter call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict<'a> {
+    /// The nodes that would do; the first holds the reservation. One, unless the pod is
+    /// cooperative.
+    pub nodes: Vec<&'a str>,
+    /// The nodes that would not, and why. Feasible nodes that were not chosen are in neither list.
+    pub refused: Vec<(&'a str, Reason)>,
+}
+
+/// How good a node is for a pod: lower is better.
+type Key<'a> = (bool, bool, Cost, &'a str);
+
+impl Ledger {
+    /// Chooses the best of the candidate nodes for a pod that asks for GPU memory, and reserves
+    /// there until its bind.
+    pub fn filter<'a>(
+        &mut self,
+        ask: &Ask<'_>,
+        candidates: &[&'a str],
+        now: Duration,
+    ) -> Verdict<'a> {
+        self.expire(now);
+        let Ok(request) = ask.pod.request.clone() else {
+            return Verdict::default();
+        };
+        let uid = &ask.pod.uid;
+        if let Some(reservation) = self.reservations.get(uid) {
+            let node = reservation.node.clone();
+            if reservation.state == State::Binding {
+                return match candidates.iter().find(|name| ***name == *node) {
+                    Some(name) => Verdict {
+                        nodes: vec![name],
+                        refused: Vec::new(),
+                    },
+                    None => self.refuse_all(uid, candidates, Reason::BindUnderWay),
+                };
+            }
+            self.drop_reservation(uid);
+            self.tried
+                .entry(uid.clone())
+                .or_default()
+                .nodes
+                .insert(node);
+        }
+        let mut feasible: Vec<Key<'a>> = Vec::new();
+        let mut refused = Vec::new();
+        let class = self.class(&request);
+        let decisive = !ask.cooperative || self.tried.get(uid).is_some_and(|t| t.conflicts >= 2);
+        for &name in candidates {
+            match self.cost(name, ask, &request, class, now) {
+                Ok(cost) => {
+                    let (tried, tainted) = self.last_resort(name, ask);
+                    let key = (tried, tainted, cost, name);
+                    match feasible.first_mut() {
+                        Some(best) if decisive => *best = key.min(*best),
+                        _ => feasible.push(key),
+                    }
+                }
+                Err(reason) => refused.push((name, reason)),
+            }
+        }
+        feasible.sort_unstable();
+        let Some(&(all_tried, _, _, best)) = feasible.first() else {
+            self.waiting.insert(uid.clone());
+            return Verdict {
+                nodes: Vec::new(),
+                refused,
+            };
+        };
+        if all_tried && let Some(tried) = self.tried.get_mut(uid) {
+            tried.nodes.clear();
+        }
+        match self.choose(best, ask, &request) {
+            Ok(choice) => self.reserve(ask, best, &request, choice, now),
+            Err(reason) => return self.refuse_all(uid, candidates, reason),
+        }
+        self.waiting.remove(uid);
+        Verdict {
+            nodes: feasible.into_iter().map(|(.., name)| name).collect(),
+            refused,
+        }
+    }
+
+    /// Scores nodes that [`Ledger::filter`] let pass, 0 to 10, best highest, in the order given.
+    pub fn rank(&mut self, ask: &Ask<'_>, nodes: &[&str], now: Duration) -> Vec<i64> {
+        let Ok(request) = ask.pod.request.clone() else {
+            return vec![0; nodes.len()];
+        };
+        let keys: Vec<Option<Key<'_>>> = nodes
+            .iter()
+            .map(|name| {
+                self.check(name, now).ok()?;
+                let node = self.nodes.get(*name)?;
+                let view = node.view_of(|uid| *uid != *ask.pod.uid);
+                let choice = fit(&view, &request, &self.policy(&request)).ok()?;
+                let (tried, tainted) = self.last_resort(name, ask);
+                Some((tried, tainted, choice.cost, *name))
+            })
+            .collect();
+        let mut order: Vec<_> = keys.iter().flatten().collect();
+        order.sort_unstable();
+        let steps = order.len().max(2) - 1;
+        let score = |key: &Key<'_>| {
+            let place = order.binary_search(&key).unwrap_or(steps);
+            i64::try_from(10 - (10 * place).div_ceil(steps).min(10)).unwrap_or(0)
+        };
+        keys.iter()
+            .map(|key| key.as_ref().map_or(0, score))
+            .collect()
+    }
+
+    fn refuse_all<'a>(&mut self, uid: &Arc<str>, names: &[&'a str], reason: Reason) -> Verdict<'a> {
+        self.waiting.insert(uid.clone());
+        Verdict {
+            nodes: Vec::new(),
+            refused: names.iter().map(|name| (*name, reason)).collect(),
+        }
+    }
+
+    /// The policy that applies to a request.
+    #[must_use]
+    pub fn policy(&self, request: &Request) -> PolicyKind {
+        request.policy.unwrap_or(self.config.policy)
+    }
+
+    fn class(&mut self, request: &Arc<Request>) -> usize {
+        let key = (request.clone(), self.policy(request));
+        if let Some(&class) = self.classes.get(&key) {
+            return class;
+        }
+        if self.classes.len() == MAX_CLASSES {
+            self.classes.clear();
+            self.nodes.values_mut().for_each(|node| node.scores.clear());
+        }
+        let class = self.classes.len();
+        self.classes.insert(key, class);
+        class
+    }
+
+    /// Is the node in a state to be asked at all?
+    fn check(&self, name: &str, now: Duration) -> Result<(), Reason> {
+        let report = self.nodes.get(name).and_then(|node| node.report.as_ref());
+        let report = report.ok_or(Reason::NoReport)?;
+        if now.saturating_sub(report.seen) > self.config.stale_after {
+            return Err(Reason::Stale);
+        }
+        Ok(())
+    }
+
+    fn cost(
+        &mut self,
+        name: &str,
+        ask: &Ask<'_>,
+        request: &Request,
+        class: usize,
+        now: Duration,
+    ) -> Result<Cost, Reason> {
+        if !self.nominated.is_empty() && self.others_nominated(name, ask.pod).next().is_some() {
+            self.check(name, now)?;
+            return self.choose(name, ask, request).map(|choice| choice.cost);
+        }
+        let policy = self.policy(request);
+        let node = self.nodes.get_mut(name).ok_or(Reason::NoReport)?;
+        let report = node.report.as_ref().ok_or(Reason::NoReport)?;
+        if now.saturating_sub(report.seen) > self.config.stale_after {
+            return Err(Reason::Stale);
+        }
+        if node.scores.len() <= class {
+            node.scores.resize(class + 1, None);
+        }
+        let Node { scores, view, .. } = node;
+        scores[class]
+            .get_or_insert_with(|| fit(view, request, &policy).map(|choice| choice.cost))
+            .map_err(Reason::Fit)
+    }
+
+    /// The placement on one node, as [`Ledger::cost`] saw it.
+    pub(crate) fn choose(
+        &self,
+        name: &str,
+        ask: &Ask<'_>,
+        request: &Request,
+    ) -> Result<Choice, Reason> {
+        let node = self.nodes.get(name).ok_or(Reason::NoReport)?;
+        let policy = self.policy(request);
+        let choice = fit(&node.view, request, &policy).map_err(Reason::Fit)?;
+        match self.beside_nominated(name, node, ask.pod) {
+            Some(view) => fit(&view, request, &policy).map_err(|_| Reason::Nominated),
+            None => Ok(choice),
+        }
+    }
+
+    /// Unreserved pods nominated to a node, that the pod must make way for.
+    fn others_nominated<'s>(
+        &'s self,
+        name: &str,
+        pod: &'s PodFacts,
+    ) -> impl Iterator<Item = &'s PodFacts> {
+        let uids = self.nominated.get(name).into_iter().flatten();
+        uids.filter(|uid| **uid != pod.uid && !self.reservations.contains_key(*uid))
+            .filter_map(|uid| Some(&*self.pods.get(uid)?.facts))
+            .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
+    }
+
+    /// The node's view less what pods nominated there will need beyond the memory of the pods that
+    /// are being deleted for them. None if nobody is nominated.
+    fn beside_nominated(&self, name: &str, node: &Node, pod: &PodFacts) -> Option<NodeGpus> {
+        let mut nominated: Vec<_> = self.others_nominated(name, pod).collect();
+        if nominated.is_empty() {
+            return None;
+        }
+        nominated.sort_unstable_by_key(|pod| (-i64::from(pod.priority), pod.created, &pod.uid));
+        let leaving = |uid: &str| self.pods.get(uid).is_some_and(|known| known.facts.deleting);
+        let mut later = node.view_of(|uid| !leaving(uid));
+        let mut view = node.view.clone();
+        let mut needs = vec![gpustow_pack::Mib::ZERO; view.cards.len()];
+        for other in nominated {
+            let Ok(request) = &other.request else {
+                continue;
+            };
+            let Ok(choice) = fit(&later, request, &self.policy(request)) else {
+                continue;
+            };
+            for (card, mib) in choice.placement.charges {
+                later.cards[card].free = later.cards[card].free.minus(mib);
+                needs[card] = needs[card] + mib;
+            }
+        }
+        for (index, card) in view.cards.iter_mut().enumerate() {
+            let freed = node.held(node.uuid(index), leaving);
+            card.free = card.free.minus(needs[index].minus(freed));
+        }
+        Some(view)
+    }
+
+    /// Nodes to be taken last: refused by something after us for this pod; tainted against it.
+    fn last_resort(&self, name: &str, ask: &Ask<'_>) -> (bool, bool) {
+        let tried = !self.tried.is_empty()
+            && self
+                .tried
+                .get(&ask.pod.uid)
+                .is_some_and(|t| t.nodes.contains(name));
+        let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
+        let tainted = facts.is_some_and(|facts| {
+            facts
+                .prefer_no_schedule
+                .iter()
+                .any(|(key, value)| !(ask.tolerates)(key, value))
+        });
+        (tried, tainted)
+    }
+}

@@ -1,0 +1,188 @@
+//! One node: what its agent reported, who holds what, and the view that follows from both.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_pack::{Card, Cost, Mib, ModelId, NodeGpus, Refusal};
+use hashbrown::HashMap;
+
+/// A pod's UID.
+pub(crate) type Uid = Arc<str>;
+
+/// What a pod takes from a node, whether bound or only reserved.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Hold {
+    pub(crate) charges: Charges,
+    pub(crate) cpu_milli: u64,
+    pub(crate) ram: Mib,
+}
+
+/// On which cards a pod holds memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Charges {
+    /// On these, by GPU UUID.
+    Cards(Vec<(Box<str>, Mib)>),
+    /// Nobody can tell: its assignment is unreadable. Charged on every card.
+    Everywhere(Mib),
+}
+
+impl Charges {
+    pub(crate) const NONE: Self = Self::Cards(Vec::new());
+
+    pub(crate) fn on(&self, uuid: &str) -> Mib {
+        match self {
+            Self::Cards(cards) => cards
+                .iter()
+                .filter(|(card, _)| **card == *uuid)
+                .map(|&(_, mib)| mib)
+                .sum(),
+            Self::Everywhere(mib) => *mib,
+        }
+    }
+}
+
+impl Hold {
+    /// What a bound pod holds. A request that is unreadable beside a broken assignment takes whole
+    /// cards.
+    pub(crate) fn of(pod: &PodFacts) -> Self {
+        let request = pod.request.as_ref().ok();
+        let charges = match &pod.assignment {
+            _ if pod.released => Charges::NONE,
+            None => Charges::NONE,
+            Some(Ok(assignment)) => Charges::Cards(assignment.charges.clone()),
+            Some(Err(_)) => Charges::Everywhere(request.map_or(Mib(u64::MAX), |r| {
+                r.claims.iter().map(|claim| claim.mib).sum()
+            })),
+        };
+        let (cpu_milli, ram) = match request {
+            Some(request) if !pod.released => (request.cpu_milli, request.ram),
+            _ => (0, Mib::ZERO),
+        };
+        Self {
+            charges,
+            cpu_milli,
+            ram,
+        }
+    }
+}
+
+/// What the agent said last, and when that was seen to change.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    pub(crate) status: GpuNodeStatus,
+    pub(crate) seen: Duration,
+    pub(crate) models: Vec<ModelId>,
+}
+
+/// A node and everything on it.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    pub(crate) facts: Option<NodeFacts>,
+    pub(crate) report: Option<Report>,
+    pub(crate) bound: HashMap<Uid, Hold>,
+    pub(crate) reserved: HashMap<Uid, Hold>,
+    /// The view for a new pod; follows from the fields above.
+    pub(crate) view: NodeGpus,
+    /// The view's answer per request class; empty when the view has changed since.
+    pub(crate) scores: Vec<Option<Result<Cost, Refusal>>>,
+}
+
+impl Node {
+    /// True if nothing is known that would be lost.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.facts.is_none()
+            && self.report.is_none()
+            && self.bound.is_empty()
+            && self.reserved.is_empty()
+    }
+
+    fn holds(&self) -> impl Iterator<Item = (&Uid, &Hold)> {
+        self.bound.iter().chain(&self.reserved)
+    }
+
+    /// MiB that bound and reserving pods hold on a card, those that `counts` accepts.
+    pub(crate) fn held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> Mib {
+        self.holds()
+            .filter(|(uid, _)| counts(uid))
+            .map(|(_, hold)| hold.charges.on(uuid))
+            .sum()
+    }
+
+    /// Recomputes the view. True if a card has more room than before.
+    pub(crate) fn refresh(&mut self) -> bool {
+        let view = self.view_of(|_| true);
+        let gained = view.cards.len() > self.view.cards.len()
+            || view.cards.iter().zip(&self.view.cards).any(|(new, old)| {
+                new.usable && (!old.usable || new.free > old.free || new.capacity > old.capacity)
+            });
+        self.view = view;
+        self.scores.clear();
+        gained
+    }
+
+    /// The view as it would be if only the pods that `counts` accepts were there.
+    pub(crate) fn view_of(&self, counts: impl Fn(&str) -> bool) -> NodeGpus {
+        let cards = self.report.iter().flat_map(|report| {
+            let headroom = Mib(report.status.headroom_mib);
+            report
+                .status
+                .gpus
+                .iter()
+                .zip(&report.models)
+                .map(move |(gpu, &model)| {
+                    (
+                        gpu,
+                        model,
+                        Mib(gpu.total_mib)
+                            .minus(Mib(gpu.reserved_mib))
+                            .minus(headroom),
+                    )
+                })
+        });
+        let cards = cards.map(|(gpu, model, capacity)| {
+            // Live use of pods that are not bound here is none of ours: a pod that is gone has
+            // freed its memory, and what a process without a pod holds is a stranger's.
+            let excess = gpu
+                .pods
+                .iter()
+                .filter(|used| counts(&used.uid))
+                .filter_map(|used| {
+                    let hold = self.bound.get(used.uid.as_str())?;
+                    Some(Mib(used.used_mib).minus(hold.charges.on(&gpu.uuid)))
+                });
+            let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess.sum();
+            Card {
+                capacity,
+                free: capacity.minus(taken),
+                model,
+                usable: gpu.healthy,
+            }
+        });
+        let cards = cards.collect();
+        let holds = || {
+            self.holds()
+                .filter(|(uid, _)| counts(uid))
+                .map(|(_, hold)| hold)
+        };
+        let cpu = holds().fold(0u64, |sum, hold| sum.saturating_add(hold.cpu_milli));
+        let (cpu_all, ram_all) = self
+            .facts
+            .as_ref()
+            .map_or((0, Mib::ZERO), |facts| (facts.cpu_milli, facts.ram));
+        NodeGpus {
+            cards,
+            cpu_free_milli: cpu_all.saturating_sub(cpu),
+            ram_free: ram_all.minus(holds().map(|hold| hold.ram).sum()),
+        }
+    }
+
+    /// The UUID of the card at `index` of the view.
+    pub(crate) fn uuid(&self, index: usize) -> &str {
+        let report = self.report.as_ref();
+        report
+            .and_then(|report| report.status.gpus.get(index))
+            .map_or("", |gpu| &gpu.uuid)
+    }
+}

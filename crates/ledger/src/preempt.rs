@@ -1,0 +1,103 @@
+//! Would a node do once its victims are gone, and who else would have to go?
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::fit;
+use hashbrown::HashSet;
+
+use crate::Ledger;
+use crate::decide::Ask;
+
+/// Pods to evict beyond those that kube-scheduler chose.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Victims {
+    /// Their UIDs, in the order in which they were chosen.
+    pub uids: Vec<Arc<str>>,
+    /// How many of them a disruption budget protects.
+    pub protected: i64,
+}
+
+impl Ledger {
+    /// The pods of lower priority that hold GPU memory on a node and are not leaving already:
+    /// those that [`Ledger::preempt`] may add.
+    #[must_use]
+    pub fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
+        let bound = self
+            .nodes
+            .get(node)
+            .into_iter()
+            .flat_map(|node| node.bound.keys());
+        let pods = bound.filter_map(|uid| Some(self.pods.get(uid)?.facts.clone()));
+        pods.filter(|pod| pod.priority < priority && !pod.deleting && pod.assignment.is_some())
+            .collect()
+    }
+
+    /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
+    /// anyway. `None` if no eviction of pods of lower priority would do.
+    ///
+    /// Pods that no disruption budget protects go first, then low priority, then the youngest;
+    /// whoever turns out not to be needed is spared.
+    #[must_use]
+    pub fn preempt(
+        &self,
+        ask: &Ask<'_>,
+        name: &str,
+        victims: &[Arc<str>],
+        protected: &dyn Fn(&str) -> bool,
+        now: Duration,
+    ) -> Option<Victims> {
+        let request = ask.pod.request.as_ref().ok()?;
+        let node = self.nodes.get(name)?;
+        let report = node.report.as_ref()?;
+        if now.saturating_sub(report.seen) > self.config.stale_after {
+            return None;
+        }
+        let fits = |gone: &HashSet<Arc<str>>| {
+            let view = node.view_of(|uid| *uid != *ask.pod.uid && !gone.contains(uid));
+            fit(&view, request, &self.policy(request)).is_ok()
+        };
+        let mut gone: HashSet<Arc<str>> = victims.iter().cloned().collect();
+        if fits(&gone) {
+            return Some(Victims::default());
+        }
+        let mut others = self.evictable(name, ask.pod.priority);
+        others.retain(|pod| !gone.contains(&pod.uid));
+        others.sort_unstable_by_key(|pod| {
+            (
+                protected(&pod.uid),
+                pod.priority,
+                -pod.created,
+                pod.uid.clone(),
+            )
+        });
+        let mut added: Vec<&Arc<PodFacts>> = Vec::new();
+        for pod in &others {
+            gone.insert(pod.uid.clone());
+            added.push(pod);
+            if fits(&gone) {
+                break;
+            }
+        }
+        if !fits(&gone) {
+            return None;
+        }
+        // Spare the most precious first, as the scheduler does with its own victims.
+        let mut spared = HashSet::new();
+        for pod in added.iter().rev() {
+            gone.remove(&pod.uid);
+            if fits(&gone) {
+                spared.insert(pod.uid.clone());
+            } else {
+                gone.insert(pod.uid.clone());
+            }
+        }
+        let needed = || added.iter().filter(|pod| !spared.contains(&pod.uid));
+        let count = needed().filter(|pod| protected(&pod.uid)).count();
+        Some(Victims {
+            uids: needed().map(|pod| pod.uid.clone()).collect(),
+            protected: i64::try_from(count).unwrap_or(i64::MAX),
+        })
+    }
+}

@@ -1,0 +1,265 @@
+//! The ledger as people and metrics see it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::Mib;
+
+use crate::Ledger;
+use crate::bind::State;
+use crate::node::{Charges, Node};
+
+/// A node with GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its agent has been silent for too long.
+    pub stale: bool,
+    /// Its cards in NVML index order.
+    pub cards: Vec<CardView>,
+    /// What needs a person's attention.
+    pub problems: Vec<Problem>,
+}
+
+/// A card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardView {
+    /// NVML's UUID.
+    pub uuid: String,
+    /// NVML's index.
+    pub index: u32,
+    /// Model name.
+    pub model: String,
+    /// All of its memory.
+    pub total: Mib,
+    /// What pods may hold: total − reserved by the driver − headroom.
+    pub capacity: Mib,
+    /// What is promised to pods, bound and reserving.
+    pub held: Mib,
+    /// What a new pod may take, live use counted.
+    pub free: Mib,
+    /// What processes outside our pods use.
+    pub strangers: Mib,
+    /// False while it takes no new pods.
+    pub healthy: bool,
+    /// Who holds what, by namespace and name.
+    pub pods: Vec<PodShare>,
+}
+
+/// A pod's share of one card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodShare {
+    /// The pod's UID.
+    pub uid: Arc<str>,
+    /// Its namespace; empty if only its reservation is known yet.
+    pub namespace: Arc<str>,
+    /// Its name; empty if only its reservation is known yet.
+    pub name: Arc<str>,
+    /// What is charged on this card.
+    pub charged: Mib,
+    /// What NVML saw it use, if the agent named it.
+    pub used: Option<Mib>,
+    /// How firm the share is.
+    pub state: ShareState,
+}
+
+/// How firm a share is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ShareState {
+    /// Bound.
+    Bound,
+    /// Reserved; the bind is to come.
+    Reserved,
+    /// A bind is under way.
+    Binding,
+}
+
+/// Something that the ledger had to work around.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// A pod that asks for GPU memory was bound around us: it holds no card.
+    Unassigned {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// A pod's assignment cannot be read: it is charged on every card.
+    Broken {
+        /// `namespace/name`.
+        pod: String,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// A pod holds a card that the node no longer has.
+    CardGone {
+        /// `namespace/name`.
+        pod: String,
+        /// The missing card.
+        uuid: String,
+    },
+    /// More is promised on a card than it has, by a change that we did not make.
+    Overcommitted {
+        /// The card.
+        uuid: String,
+        /// What is promised.
+        held: Mib,
+        /// What there is.
+        capacity: Mib,
+    },
+}
+
+impl Ledger {
+    /// Every node with a GPU report or with holders of GPU memory, by name.
+    #[must_use]
+    pub fn snapshot(&self, now: Duration) -> Vec<NodeView> {
+        let mut nodes: Vec<NodeView> =
+            self.nodes
+                .iter()
+                .map(|(name, node)| NodeView {
+                    name: name.clone(),
+                    stale: node.report.as_ref().is_none_or(|report| {
+                        now.saturating_sub(report.seen) > self.config.stale_after
+                    }),
+                    cards: self.cards(node),
+                    problems: self.problems(node),
+                })
+                .filter(|view| !view.cards.is_empty() || !view.problems.is_empty())
+                .collect();
+        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        nodes
+    }
+
+    fn cards(&self, node: &Node) -> Vec<CardView> {
+        let gpus = node.report.iter().flat_map(|report| &report.status.gpus);
+        gpus.zip(&node.view.cards)
+            .map(|(gpu, card)| {
+                let mut pods: Vec<PodShare> = node
+                    .bound
+                    .iter()
+                    .map(|(uid, hold)| (uid, hold, ShareState::Bound))
+                    .chain(node.reserved.iter().map(|(uid, hold)| {
+                        let binding = self.reservations.get(uid).map(|held| held.state)
+                            == Some(State::Binding);
+                        let state = if binding {
+                            ShareState::Binding
+                        } else {
+                            ShareState::Reserved
+                        };
+                        (uid, hold, state)
+                    }))
+                    .filter_map(|(uid, hold, state)| {
+                        let charged = hold.charges.on(&gpu.uuid);
+                        let used = gpu.pods.iter().find(|used| *used.uid == **uid);
+                        let used = used.map(|used| Mib(used.used_mib));
+                        let facts = self.pods.get(uid).map(|known| &known.facts);
+                        (charged > Mib::ZERO || used.is_some()).then(|| PodShare {
+                            uid: uid.clone(),
+                            namespace: facts.map_or_else(|| "".into(), |f| f.namespace.clone()),
+                            name: facts.map_or_else(|| "".into(), |f| f.name.clone()),
+                            charged,
+                            used,
+                            state,
+                        })
+                    })
+                    .collect();
+                pods.sort_unstable_by(|a, b| {
+                    (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid))
+                });
+                CardView {
+                    uuid: gpu.uuid.clone(),
+                    index: gpu.index,
+                    model: gpu.model.clone(),
+                    total: Mib(gpu.total_mib),
+                    capacity: card.capacity,
+                    held: node.held(&gpu.uuid, |_| true),
+                    free: card.free,
+                    strangers: Mib(gpu.strangers_mib),
+                    healthy: gpu.healthy,
+                    pods,
+                }
+            })
+            .collect()
+    }
+
+    fn problems(&self, node: &Node) -> Vec<Problem> {
+        let mut uids: Vec<_> = node.bound.iter().collect();
+        uids.sort_unstable_by_key(|(uid, _)| *uid);
+        let mut problems = Vec::new();
+        for (uid, hold) in uids {
+            let Some(facts) = self.pods.get(uid).map(|known| &known.facts) else {
+                continue;
+            };
+            let pod = || format!("{}/{}", facts.namespace, facts.name);
+            match &facts.assignment {
+                Some(Err(broken)) => {
+                    problems.push(Problem::Broken {
+                        pod: pod(),
+                        error: broken.to_string(),
+                    });
+                }
+                None if facts
+                    .request
+                    .as_ref()
+                    .is_ok_and(|request| !request.is_empty()) =>
+                {
+                    problems.push(Problem::Unassigned { pod: pod() });
+                }
+                _ => {}
+            }
+            if let (Charges::Cards(cards), Some(report)) = (&hold.charges, &node.report) {
+                let has = |uuid: &str| report.status.gpus.iter().any(|gpu| *gpu.uuid == *uuid);
+                problems.extend(
+                    cards
+                        .iter()
+                        .filter(|(uuid, _)| !has(uuid))
+                        .map(|(uuid, _)| Problem::CardGone {
+                            pod: pod(),
+                            uuid: uuid.to_string(),
+                        }),
+                );
+            }
+        }
+        for (index, card) in node.view.cards.iter().enumerate() {
+            let uuid = node.uuid(index);
+            let held = node.held(uuid, |_| true);
+            if held > card.capacity {
+                let (uuid, capacity) = (uuid.to_owned(), card.capacity);
+                problems.push(Problem::Overcommitted {
+                    uuid,
+                    held,
+                    capacity,
+                });
+            }
+        }
+        problems
+    }
+
+    /// What the ledger knows of a pod.
+    #[must_use]
+    pub fn pod(&self, uid: &str) -> Option<Arc<PodFacts>> {
+        self.pods.get(uid).map(|known| known.facts.clone())
+    }
+
+    /// Every pod that the ledger knows.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
+        self.pods.values().map(|known| &known.facts)
+    }
+
+    /// Reservations that have not ended: (waiting for a bind, bind under way).
+    #[must_use]
+    pub fn reservations(&self) -> (usize, usize) {
+        let binding = self
+            .reservations
+            .values()
+            .filter(|held| held.state == State::Binding);
+        let binding = binding.count();
+        (self.reservations.len() - binding, binding)
+    }
+
+    /// Does this pod wait for room?
+    #[must_use]
+    pub fn is_waiting(&self, uid: &str) -> bool {
+        self.waiting.contains(uid)
+    }
+}
