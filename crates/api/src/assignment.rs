@@ -1,19 +1,179 @@
-//! The assignment: which cards a pod holds and how much of each, as annotations.
+//! The assignment: which cards a pod holds and how much of each, as annotations. It does not know
+//! whether those cards exist.
 
-use gpustow_pack::Mib;
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpustow_pack::{Mib, Placement};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::names;
+
+/// The version of the annotation's format that this code reads and writes.
+const VERSION: u64 = 1;
+/// The API server's bound on the annotations of one object, names and values together, in bytes.
+const ANNOTATIONS_LIMIT: usize = 256 << 10;
+/// What stays free below that bound for annotations that come later, the agent's for example.
+const ANNOTATIONS_SPARE: usize = 16 << 10;
 
 /// What a bound pod holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// GPU UUID and the MiB charged on it, each GPU once.
     pub charges: Vec<(Box<str>, Mib)>,
-    /// Container name and the GPU UUIDs that it sees.
+    /// Container name and the GPU UUIDs that it sees, in the order of the names.
     pub containers: Vec<(Box<str>, Vec<Box<str>>)>,
 }
 
 /// An assignment annotation that this version cannot use. The pod is accounted for on every card
 /// of its node.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("annotation gpustow.dev/assignment: {0}")]
+#[error("annotation {key}: {0}", key = names::ASSIGNMENT)]
 pub struct BrokenAssignment(pub String);
+
+#[derive(Serialize, Deserialize)]
+struct Written {
+    version: u64,
+    gpus: Vec<WrittenGpu>,
+    containers: BTreeMap<Box<str>, Vec<Box<str>>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenGpu {
+    uuid: Box<str>,
+    mib: u64,
+}
+
+impl Assignment {
+    /// `placement` with names: `containers` has one per claim, `uuids` one per card of the node.
+    /// `None` if the placement has a claim or a card that has no name.
+    pub fn from_placement(
+        placement: &Placement,
+        containers: &[Box<str>],
+        uuids: &[impl AsRef<str>],
+    ) -> Option<Self> {
+        let uuid = |card: usize| uuids.get(card).map(|uuid| Box::from(uuid.as_ref()));
+        let charge = |&(card, mib): &(usize, Mib)| Some((uuid(card)?, mib));
+        let container = |(claim, cards): (usize, &Vec<usize>)| {
+            let cards = cards
+                .iter()
+                .map(|&card| uuid(card))
+                .collect::<Option<_>>()?;
+            Some((containers.get(claim)?.clone(), cards))
+        };
+        let mut containers: Vec<_> = placement
+            .cards
+            .iter()
+            .enumerate()
+            .map(container)
+            .collect::<Option<_>>()?;
+        containers.sort_unstable();
+        Some(Self {
+            charges: placement
+                .charges
+                .iter()
+                .map(charge)
+                .collect::<Option<_>>()?,
+            containers,
+        })
+    }
+
+    /// The value of the assignment annotation.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let gpus = self.charges.iter();
+        let written = Written {
+            version: VERSION,
+            gpus: gpus
+                .map(|(uuid, mib)| WrittenGpu {
+                    uuid: uuid.clone(),
+                    mib: mib.0,
+                })
+                .collect(),
+            containers: self.containers.iter().cloned().collect(),
+        };
+        serde_json::json!(written).to_string()
+    }
+
+    /// Reads the value of the assignment annotation.
+    ///
+    /// # Errors
+    /// [`BrokenAssignment`] if a newer version wrote it or if it does not say which card holds how
+    /// much.
+    pub fn decode(text: &str) -> Result<Self, BrokenAssignment> {
+        #[derive(Deserialize)]
+        struct Head {
+            version: u64,
+        }
+        let broken = |problem: serde_json::Error| BrokenAssignment(problem.to_string());
+        let Head { version } = serde_json::from_str(text).map_err(broken)?;
+        if version != VERSION {
+            return Err(BrokenAssignment(format!(
+                "version {version}, and this gpustow reads version {VERSION}"
+            )));
+        }
+        let Written {
+            gpus, containers, ..
+        } = serde_json::from_str(text).map_err(broken)?;
+        let mut seen = BTreeSet::new();
+        if gpus.is_empty() {
+            return Err(BrokenAssignment("no GPUs".into()));
+        }
+        for WrittenGpu { uuid, mib } in &gpus {
+            if uuid.is_empty() || *mib == 0 {
+                return Err(BrokenAssignment("a GPU without UUID or MiB".into()));
+            }
+            if !seen.insert(uuid) {
+                return Err(BrokenAssignment(format!("GPU {uuid} twice")));
+            }
+        }
+        if let Some(unknown) = containers
+            .values()
+            .flatten()
+            .find(|uuid| !seen.contains(uuid))
+        {
+            return Err(BrokenAssignment(format!(
+                "GPU {unknown} of a container is not charged"
+            )));
+        }
+        Ok(Self {
+            charges: gpus
+                .into_iter()
+                .map(|gpu| (gpu.uuid, Mib(gpu.mib)))
+                .collect(),
+            containers: containers.into_iter().collect(),
+        })
+    }
+
+    /// Everything that the Binding writes into the pod: the assignment, and for every container
+    /// the devices it sees, once for the environment and once for NVIDIA's NRI plugin.
+    #[must_use]
+    pub fn annotations(&self) -> BTreeMap<String, String> {
+        let mut annotations = BTreeMap::from([(names::ASSIGNMENT.to_owned(), self.encode())]);
+        for (container, uuids) in &self.containers {
+            annotations.insert(format!("{}{container}", names::DEVICES_OF), uuids.join(","));
+            let cdi: Vec<_> = uuids
+                .iter()
+                .map(|uuid| format!("{}={uuid}", names::CDI_KIND))
+                .collect();
+            annotations.insert(format!("{}{container}", names::CDI_OF), cdi.join(","));
+        }
+        annotations
+    }
+
+    /// True if the pod that bears `present` may bear [`Self::annotations`] too. The API server does
+    /// not check this when it binds and would refuse every later write to the pod.
+    #[must_use]
+    pub fn fits_annotations(&self, present: &BTreeMap<String, String>) -> bool {
+        let added = self.annotations();
+        let kept = present.iter().filter(|(key, _)| !added.contains_key(*key));
+        let bytes: usize = kept
+            .chain(&added)
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
+        bytes <= ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,22 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
 
 use gpustow_pack::{Mib, Request};
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, Node, NodeAffinity, Pod, PodAffinity, PodAntiAffinity, PodSpec, PodStatus,
+};
 
 use crate::assignment::{Assignment, BrokenAssignment};
-use crate::request::BadRequest;
+use crate::request::{BadRequest, request};
+use crate::{names, quantity};
+
+/// Most pods of a cluster ask for no GPU memory: they share what is empty.
+static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
+static NO_REQUEST: LazyLock<Arc<Request>> = LazyLock::new(Arc::default);
+static DEFAULT_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("default-scheduler"));
+static OWN_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(names::SCHEDULER));
 
 /// A Pod, reduced to what scheduling needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,3 +70,232 @@ pub struct NodeFacts {
     /// Keys and values of `PreferNoSchedule` taints.
     pub prefer_no_schedule: Vec<(Box<str>, Box<str>)>,
 }
+
+impl PodFacts {
+    /// The facts of `pod` when gpu-mem is called `resource`; `None` if it has no UID, that is, if
+    /// it does not come from an API server.
+    #[must_use]
+    pub fn from_pod(pod: &Pod, resource: &str) -> Option<Self> {
+        let meta = &pod.metadata;
+        let text = |text: &Option<String>| Arc::from(text.as_deref().unwrap_or_default());
+        let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
+        let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
+        let (request, containers) = match request(pod, resource) {
+            Ok((request, containers)) => (Ok(shared(request)), containers),
+            Err(bad) => (Err(bad), Vec::new()),
+        };
+        let deleting = meta.deletion_timestamp.is_some();
+        Some(Self {
+            uid: Arc::from(meta.uid.as_deref()?),
+            namespace: text(&meta.namespace),
+            name: text(&meta.name),
+            resource_version: text(&meta.resource_version),
+            created: meta
+                .creation_timestamp
+                .as_ref()
+                .map_or(0, |time| time.0.as_second()),
+            node: spec.and_then(|spec| named(&spec.node_name)),
+            scheduler: scheduler(spec.and_then(|spec| spec.scheduler_name.as_deref())),
+            priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            nominated: status.and_then(|status| named(&status.nominated_node_name)),
+            request,
+            containers: if containers.is_empty() {
+                NO_CONTAINERS.clone()
+            } else {
+                containers.into()
+            },
+            assignment: annotation(names::ASSIGNMENT)
+                .map(|text| Assignment::decode(text).map(Arc::new)),
+            epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
+            deleting,
+            gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
+            released: has_ended(status) || deleting && all_terminated(spec, status),
+            waiting: status.is_some_and(is_waiting),
+        })
+    }
+}
+
+impl NodeFacts {
+    /// The facts of `node`.
+    #[must_use]
+    pub fn from_node(node: &Node) -> Self {
+        let allocatable = node
+            .status
+            .as_ref()
+            .and_then(|status| status.allocatable.as_ref());
+        let amount = |name: &str, per| {
+            allocatable
+                .and_then(|list| list.get(name))
+                .map_or(0, |amount| quantity::rounded_up(amount, per))
+        };
+        let taints = node
+            .spec
+            .iter()
+            .flat_map(|spec| spec.taints.iter().flatten());
+        Self {
+            name: Arc::from(node.metadata.name.as_deref().unwrap_or_default()),
+            cpu_milli: amount("cpu", 1000),
+            ram: Mib(amount("memory", 1) >> 20),
+            prefer_no_schedule: taints
+                .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
+                .map(|taint| {
+                    let value = taint.value.as_deref().unwrap_or_default();
+                    (taint.key.as_str().into(), value.into())
+                })
+                .collect(),
+        }
+    }
+}
+
+const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
+
+/// True if `pod` states a preference among the nodes that are legal for it: preferred affinity of
+/// any kind, or a topology spread that may be broken.
+#[must_use]
+pub fn has_soft_preferences(pod: &Pod) -> bool {
+    fn any<T>(list: Option<&Vec<T>>) -> bool {
+        list.is_some_and(|list| !list.is_empty())
+    }
+    let Some(spec) = &pod.spec else { return false };
+    let affinity = spec.affinity.as_ref();
+    let node = |affinity: &NodeAffinity| {
+        any(affinity
+            .preferred_during_scheduling_ignored_during_execution
+            .as_ref())
+    };
+    let near = |affinity: &PodAffinity| {
+        any(affinity
+            .preferred_during_scheduling_ignored_during_execution
+            .as_ref())
+    };
+    let away = |affinity: &PodAntiAffinity| {
+        any(affinity
+            .preferred_during_scheduling_ignored_during_execution
+            .as_ref())
+    };
+    affinity.is_some_and(|affinity| {
+        affinity.node_affinity.as_ref().is_some_and(node)
+            || affinity.pod_affinity.as_ref().is_some_and(near)
+            || affinity.pod_anti_affinity.as_ref().is_some_and(away)
+    }) || spec
+        .topology_spread_constraints
+        .iter()
+        .flatten()
+        .any(|spread| spread.when_unsatisfiable == "ScheduleAnyway")
+}
+
+/// True if `pod` tolerates all of `taints`, keys and values of `PreferNoSchedule` taints.
+#[must_use]
+pub fn tolerates_prefer_no_schedule(pod: &Pod, taints: &[(Box<str>, Box<str>)]) -> bool {
+    let tolerations = || {
+        pod.spec
+            .iter()
+            .flat_map(|spec| spec.tolerations.iter().flatten())
+    };
+    taints.iter().all(|(key, value)| {
+        tolerations().any(|toleration| {
+            let effect = toleration.effect.as_deref().unwrap_or_default();
+            let wanted = toleration.key.as_deref().unwrap_or_default();
+            let exists = toleration.operator.as_deref() == Some("Exists");
+            let equal = toleration
+                .operator
+                .as_deref()
+                .is_none_or(|op| op.is_empty() || op == "Equal");
+            (effect.is_empty() || effect == PREFER_NO_SCHEDULE)
+                && (wanted == &**key || wanted.is_empty() && exists)
+                && (exists || equal && toleration.value.as_deref().unwrap_or_default() == &**value)
+        })
+    })
+}
+
+/// True if something else than nodes must be found for `pod` between filter and bind: volumes
+/// that may have to be provisioned, or resource claims.
+#[must_use]
+pub fn uses_volumes_or_claims(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| {
+        spec.resource_claims.iter().flatten().next().is_some()
+            || spec.volumes.iter().flatten().any(|volume| {
+                volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()
+            })
+    })
+}
+
+fn shared(request: Request) -> Arc<Request> {
+    if request == **NO_REQUEST {
+        NO_REQUEST.clone()
+    } else {
+        Arc::new(request)
+    }
+}
+
+fn scheduler(name: Option<&str>) -> Arc<str> {
+    match name.unwrap_or_default() {
+        name if name == &**DEFAULT_SCHEDULER => DEFAULT_SCHEDULER.clone(),
+        name if name == &**OWN_SCHEDULER => OWN_SCHEDULER.clone(),
+        name => Arc::from(name),
+    }
+}
+
+fn named(name: &Option<String>) -> Option<Arc<str>> {
+    name.as_deref()
+        .filter(|name| !name.is_empty())
+        .map(Arc::from)
+}
+
+fn has_ended(status: Option<&PodStatus>) -> bool {
+    let phase = status.and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// True if the status says of every container of the spec that it is terminated. A container of
+/// which the status says nothing may be running.
+fn all_terminated(spec: Option<&PodSpec>, status: Option<&PodStatus>) -> bool {
+    let (Some(spec), Some(status)) = (spec, status) else {
+        return false;
+    };
+    let statuses = [
+        &status.container_statuses,
+        &status.init_container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
+    let is_terminated = |status: &&ContainerStatus| {
+        status
+            .state
+            .as_ref()
+            .is_some_and(|state| state.terminated.is_some())
+    };
+    let terminated: BTreeSet<&str> = statuses
+        .into_iter()
+        .flat_map(|list| list.iter().flatten())
+        .filter(is_terminated)
+        .map(|status| status.name.as_str())
+        .collect();
+    let init = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .map(|container| &container.name);
+    let ephemeral = spec
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .map(|container| &container.name);
+    let mut all = spec
+        .containers
+        .iter()
+        .map(|container| &container.name)
+        .chain(init)
+        .chain(ephemeral);
+    !spec.containers.is_empty() && all.all(|name| terminated.contains(name.as_str()))
+}
+
+fn is_waiting(status: &PodStatus) -> bool {
+    status.conditions.iter().flatten().any(|condition| {
+        condition.type_ == "PodScheduled"
+            && condition.status == "False"
+            && condition.reason.as_deref() == Some("Unschedulable")
+    })
+}
+
+#[cfg(test)]
+mod tests;

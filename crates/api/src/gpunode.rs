@@ -5,7 +5,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Nothing is wanted of a GpuNode: it is a report.
-#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
+)]
 #[kube(
     group = "gpustow.dev",
     version = "v1alpha1",
@@ -86,7 +88,10 @@ pub struct Summary {
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {
     /// NVML's UUID: `GPU-…` or `MIG-…`.
-    #[schemars(length(min = 1, max = 96), regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"))]
+    #[schemars(
+        length(min = 1, max = 96),
+        regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    )]
     pub uuid: String,
     /// NVML's index, which can change at a reboot.
     #[schemars(range(min = 0, max = 4096))]

@@ -5,9 +5,10 @@ pub mod assignment;
 pub mod facts;
 pub mod gpunode;
 pub mod names;
+mod quantity;
 pub mod request;
 
 pub use assignment::{Assignment, BrokenAssignment};
 pub use facts::{NodeFacts, PodFacts};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
-pub use request::BadRequest;
+pub use request::{BadRequest, request};

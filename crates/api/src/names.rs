@@ -25,6 +25,8 @@ pub const ASSIGNMENT: &str = "gpustow.dev/assignment";
 pub const DEVICES_OF: &str = "devices.gpustow.dev/";
 /// Written by the extender in the Binding for NVIDIA's NRI plugin: CDI device names.
 pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
+/// Vendor and class of NVIDIA's CDI devices.
+pub const CDI_KIND: &str = "nvidia.com/gpu";
 /// Written by the agent: the devices on which NVML really saw the pod.
 pub const CONFIRMED: &str = "gpustow.dev/confirmed";
 /// Written by the extender in an unbound pod: the epoch that may bind it.

@@ -1,6 +1,20 @@
-//! `&Pod` → [`Request`](gpustow_pack::Request).
+//! `&Pod` → [`Request`]: what the containers ask for and what the annotations say about it. It
+//! does not know nodes, cards, or whether anything is free.
 
+use std::collections::BTreeMap;
+
+use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
+
+use crate::{names, quantity};
+
+/// The most GPUs that one container may ask for.
+pub const MAX_GPUS: u32 = 64;
+/// The longest name of an asking container: it is part of an annotation's name, whose length the
+/// API server bounds.
+pub const MAX_CONTAINER_NAME: usize = 63 - "container.".len();
 
 /// A request that names a field and what to write there instead.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -11,3 +25,227 @@ pub struct BadRequest {
     /// What is wrong, and the mend.
     pub problem: String,
 }
+
+/// What `pod` asks for when gpu-mem is called `resource`, and the names of the asking containers,
+/// one per claim. A pod that asks for no GPU memory has no claims, whatever its annotations say.
+///
+/// # Errors
+/// [`BadRequest`] says which field cannot be honoured, and the mend.
+pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), BadRequest> {
+    let Some(spec) = &pod.spec else {
+        return Ok(Default::default());
+    };
+    let mut asking = Vec::new();
+    for (path, kind, container) in containers(spec) {
+        if let Some(mib) = wish(container, resource, &path)? {
+            asking.push((path, kind, container.name.as_str(), mib));
+        }
+    }
+    let mut request = Request {
+        cpu_milli: effective(spec, "cpu", 1000),
+        ram: Mib(effective(spec, "memory", 1).div_ceil(1 << 20)),
+        ..Request::default()
+    };
+    if asking.is_empty() {
+        return Ok((request, Vec::new()));
+    }
+    let empty = BTreeMap::new();
+    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&empty);
+    let gpus = annotation(annotations, names::GPU_COUNT, gpu_count)?.unwrap_or(1);
+    request.exclusive = annotation(annotations, names::EXCLUSIVE, flag)?.unwrap_or(false);
+    request.policy = annotation(annotations, names::POLICY, policy)?;
+    for key in annotations.keys() {
+        if let Some(container) = key.strip_prefix(names::GPU_COUNT_OF)
+            && !asking.iter().any(|(_, _, name, _)| *name == container)
+        {
+            return Err(BadRequest {
+                field: field_of(key),
+                problem: format!(
+                    "no container {container:?} asks for {resource}: remove the annotation or \
+                     name a container that asks"
+                ),
+            });
+        }
+    }
+    for (path, kind, name, mib) in &asking {
+        let own = format!("{}{name}", names::GPU_COUNT_OF);
+        let gpus = annotation(annotations, &own, gpu_count)?.unwrap_or(gpus);
+        let mib = Mib(split(*mib, gpus, path, resource)?);
+        request.claims.push(Claim {
+            kind: *kind,
+            gpus,
+            mib,
+        });
+    }
+    Ok((
+        request,
+        asking
+            .iter()
+            .map(|(_, _, name, _)| Box::from(*name))
+            .collect(),
+    ))
+}
+
+/// The containers with their paths: init containers first, both in the order of the pod.
+fn containers(spec: &PodSpec) -> impl Iterator<Item = (String, ClaimKind, &Container)> {
+    let init = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .enumerate()
+        .map(|(index, container)| {
+            let kind = if is_sidecar(container) {
+                ClaimKind::Sidecar
+            } else {
+                ClaimKind::Init
+            };
+            (format!("spec.initContainers[{index}]"), kind, container)
+        });
+    let main = spec
+        .containers
+        .iter()
+        .enumerate()
+        .map(|(index, container)| {
+            (
+                format!("spec.containers[{index}]"),
+                ClaimKind::Main,
+                container,
+            )
+        });
+    init.chain(main)
+}
+
+fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// The MiB that `container` asks for, over all its GPUs; zero is not asking.
+fn wish(container: &Container, resource: &str, path: &str) -> Result<Option<u64>, BadRequest> {
+    let Some(asked) = limit(container, resource) else {
+        return Ok(None);
+    };
+    let bad = |field: String, problem: String| Err(BadRequest { field, problem });
+    let limits = format!("{path}.resources.limits");
+    match quantity::whole(asked) {
+        None => bad(
+            format!("{limits}[{resource}]"),
+            format!(
+                "{:?} is not a whole number of MiB: write it like 8192",
+                asked.0
+            ),
+        ),
+        Some(0) => Ok(None),
+        Some(_) if resource != names::NVIDIA_GPU && wants_whole_gpu(container) => bad(
+            format!("{limits}[{}]", names::NVIDIA_GPU),
+            format!("a container asks either for this or for {resource}: remove one of them"),
+        ),
+        Some(_) if container.name.len() > MAX_CONTAINER_NAME => bad(
+            format!("{path}.name"),
+            format!("longer than {MAX_CONTAINER_NAME} characters: shorten it"),
+        ),
+        Some(mib) => Ok(Some(mib)),
+    }
+}
+
+fn wants_whole_gpu(container: &Container) -> bool {
+    limit(container, names::NVIDIA_GPU).is_some_and(|asked| quantity::whole(asked) != Some(0))
+}
+
+fn limit<'a>(container: &'a Container, resource: &str) -> Option<&'a Quantity> {
+    let resources = container.resources.as_ref()?;
+    let of = |list: &'a Option<BTreeMap<String, Quantity>>| list.as_ref()?.get(resource);
+    of(&resources.limits).or_else(|| of(&resources.requests))
+}
+
+/// What each of `gpus` cards gives.
+fn split(mib: u64, gpus: u32, path: &str, resource: &str) -> Result<u64, BadRequest> {
+    let gpus = u64::from(gpus);
+    if mib.is_multiple_of(gpus) {
+        return Ok(mib / gpus);
+    }
+    Err(BadRequest {
+        field: format!("{path}.resources.limits[{resource}]"),
+        problem: format!(
+            "{mib} MiB do not split evenly over {gpus} GPUs: ask for {}",
+            mib.div_ceil(gpus).saturating_mul(gpus)
+        ),
+    })
+}
+
+/// The annotation `key` as `read` understands it, if it is set.
+fn annotation<T>(
+    annotations: &BTreeMap<String, String>,
+    key: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, BadRequest> {
+    let Some(value) = annotations.get(key) else {
+        return Ok(None);
+    };
+    read(value).map(Some).map_err(|problem| BadRequest {
+        field: field_of(key),
+        problem,
+    })
+}
+
+fn field_of(key: &str) -> String {
+    format!("metadata.annotations[{key}]")
+}
+
+fn gpu_count(value: &str) -> Result<u32, String> {
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    match value.parse() {
+        Ok(gpus @ 1..=MAX_GPUS) if digits => Ok(gpus),
+        _ => Err(format!(
+            "{value:?} is not a number of GPUs: write 1 to {MAX_GPUS}"
+        )),
+    }
+}
+
+fn flag(value: &str) -> Result<bool, String> {
+    value
+        .parse()
+        .map_err(|_| format!("{value:?} is neither \"true\" nor \"false\""))
+}
+
+fn policy(value: &str) -> Result<PolicyKind, String> {
+    value
+        .parse()
+        .map_err(|unknown: gpustow_pack::policy::UnknownPolicy| unknown.to_string())
+}
+
+/// The pod's request for `resource` by Kubernetes' own rule, in units of `1 / per`: what the pod
+/// as a whole states, else regular containers and sidecars together or an init container with the
+/// sidecars before it, whichever is more; and the overhead.
+fn effective(spec: &PodSpec, resource: &str, per: i128) -> u64 {
+    let amount = |list: Option<&BTreeMap<String, Quantity>>| {
+        Some(quantity::rounded_up(list?.get(resource)?, per))
+    };
+    let of = |container: &Container| {
+        let resources = container.resources.as_ref();
+        amount(resources.and_then(|resources| resources.requests.as_ref())).unwrap_or(0)
+    };
+    let (mut sidecars, mut peak) = (0_u64, 0_u64);
+    for container in spec.init_containers.iter().flatten() {
+        let with_sidecars = sidecars.saturating_add(of(container));
+        if is_sidecar(container) {
+            sidecars = with_sidecars;
+        }
+        peak = peak.max(with_sidecars);
+    }
+    let containers = spec
+        .containers
+        .iter()
+        .map(of)
+        .fold(sidecars, u64::saturating_add)
+        .max(peak);
+    let pod = amount(
+        spec.resources
+            .as_ref()
+            .and_then(|resources| resources.requests.as_ref()),
+    );
+    pod.unwrap_or(containers)
+        .saturating_add(amount(spec.overhead.as_ref()).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn sample() -> Assignment {
+    let placement = Placement {
+        cards: vec![vec![1], vec![0, 2]],
+        charges: vec![(0, Mib(4096)), (1, Mib(8192)), (2, Mib(4096))],
+    };
+    let containers = ["main", "init"].map(Box::from);
+    Assignment::from_placement(&placement, &containers, &["GPU-a", "GPU-b", "GPU-c"]).unwrap()
+}
+
+#[test]
+fn the_written_form_is_this() {
+    let json = |text| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let expected = r#"{
+        "version": 1,
+        "gpus": [
+            {"uuid": "GPU-a", "mib": 4096},
+            {"uuid": "GPU-b", "mib": 8192},
+            {"uuid": "GPU-c", "mib": 4096}
+        ],
+        "containers": {"init": ["GPU-a", "GPU-c"], "main": ["GPU-b"]}
+    }"#;
+    assert_eq!(json(&sample().encode()), json(expected));
+    assert_eq!(Assignment::decode(expected), Ok(sample()));
+}
+
+#[test]
+fn a_binding_bears_the_devices_of_every_container() {
+    let annotations = sample().annotations();
+    let pairs: Vec<_> = annotations
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect();
+    assert_eq!(
+        pairs,
+        [
+            ("devices.gpustow.dev/init", "GPU-a,GPU-c"),
+            ("devices.gpustow.dev/main", "GPU-b"),
+            ("gpustow.dev/assignment", sample().encode().as_str()),
+            (
+                "nvidia.cdi.k8s.io/container.init",
+                "nvidia.com/gpu=GPU-a,nvidia.com/gpu=GPU-c"
+            ),
+            ("nvidia.cdi.k8s.io/container.main", "nvidia.com/gpu=GPU-b"),
+        ]
+    );
+}
+
+#[test]
+fn a_placement_beyond_the_names_is_no_assignment() {
+    let placement = Placement {
+        cards: vec![vec![0]],
+        charges: vec![(0, Mib(1))],
+    };
+    let container = [Box::from("a")];
+    assert!(Assignment::from_placement(&placement, &container, &["GPU-a"]).is_some());
+    assert!(Assignment::from_placement(&placement, &container, &[""; 0]).is_none());
+    assert!(Assignment::from_placement(&placement, &[], &["GPU-a"]).is_none());
+}
+
+#[test]
+fn what_cannot_be_used_says_why() {
+    for (text, expected) in [
+        ("", "EOF while parsing a value at line 1 column 0"),
+        ("{}", "missing field `version` at line 1 column 2"),
+        (
+            r#"{"version":2,"cards":{}}"#,
+            "version 2, and this gpustow reads version 1",
+        ),
+        (r#"{"version":1,"gpus":[],"containers":{}}"#, "no GPUs"),
+        (
+            r#"{"version":1,"gpus":[{"uuid":"","mib":1}],"containers":{}}"#,
+            "a GPU without UUID or MiB",
+        ),
+        (
+            r#"{"version":1,"gpus":[{"uuid":"G","mib":0}],"containers":{}}"#,
+            "a GPU without UUID or MiB",
+        ),
+        (
+            r#"{"version":1,"gpus":[{"uuid":"G","mib":1},{"uuid":"G","mib":1}],"containers":{}}"#,
+            "GPU G twice",
+        ),
+        (
+            r#"{"version":1,"gpus":[{"uuid":"G","mib":1}],"containers":{"a":["H"]}}"#,
+            "GPU H of a container is not charged",
+        ),
+    ] {
+        assert_eq!(
+            Assignment::decode(text),
+            Err(BrokenAssignment(expected.into())),
+            "{text}"
+        );
+    }
+    let text = Assignment::decode(r#"{"version":2}"#)
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        text,
+        "annotation gpustow.dev/assignment: version 2, and this gpustow reads version 1"
+    );
+}
+
+#[test]
+fn annotations_are_bounded_together_with_the_pods_own() {
+    let room = |bytes| BTreeMap::from([("k".to_owned(), "v".repeat(bytes))]);
+    assert!(sample().fits_annotations(&BTreeMap::new()));
+    assert!(sample().fits_annotations(&room(200 << 10)));
+    assert!(!sample().fits_annotations(&room(240 << 10)));
+    let replaced = BTreeMap::from([(names::ASSIGNMENT.to_owned(), "v".repeat(240 << 10))]);
+    assert!(sample().fits_annotations(&replaced));
+}
+
+proptest! {
+    #[test]
+    fn rubbish_does_not_panic(text in "\\PC{0,60}|\\{\"version\":1,\"gpus\":\\[[^x]{0,40}\\],\"containers\":\\{\\}\\}") {
+        if let Ok(assignment) = Assignment::decode(&text) {
+            prop_assert_eq!(Assignment::decode(&assignment.encode()), Ok(assignment));
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back(
+        gpus in prop::collection::btree_map("[A-Z]{1,3}-[a-f0-9]{1,8}", 1..u64::MAX, 1..9),
+        containers in prop::collection::btree_map("[a-z]{1,9}", any::<prop::sample::Index>(), 0..5),
+    ) {
+        let uuids: Vec<Box<str>> = gpus.keys().map(|uuid| Box::from(uuid.as_str())).collect();
+        let assignment = Assignment {
+            charges: gpus.iter().map(|(uuid, mib)| (Box::from(uuid.as_str()), Mib(*mib))).collect(),
+            containers: containers
+                .iter()
+                .map(|(name, gpu)| (Box::from(name.as_str()), vec![gpu.get(&uuids).clone()]))
+                .collect(),
+        };
+        prop_assert_eq!(Assignment::decode(&assignment.encode()), Ok(assignment));
+    }
+}

@@ -1,0 +1,294 @@
+use gpustow_pack::{Claim, ClaimKind};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pod(value: Value) -> Pod {
+    serde_json::from_value(value).unwrap()
+}
+
+fn facts(value: Value) -> PodFacts {
+    PodFacts::from_pod(&pod(value), names::GPU_MEM).unwrap()
+}
+
+#[test]
+fn a_pod_is_reduced_to_what_scheduling_needs() {
+    let facts = facts(json!({
+        "metadata": {
+            "uid": "u", "namespace": "ns", "name": "p", "resourceVersion": "7",
+            "creationTimestamp": "1970-01-01T00:01:00Z",
+            "annotations": {
+                names::EPOCH: "12",
+                names::ASSIGNMENT: r#"{"version":1,"gpus":[{"uuid":"GPU-a","mib":5}],"containers":{}}"#,
+            },
+        },
+        "spec": {
+            "nodeName": "n", "schedulerName": "gpustow-scheduler", "priority": 3,
+            "schedulingGates": [{"name": "g"}],
+            "containers": [{"name": "c", "resources": {"limits": {names::GPU_MEM: "5"}}}],
+        },
+        "status": {
+            "nominatedNodeName": "m",
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+        },
+    }));
+    let claims = vec![Claim {
+        kind: ClaimKind::Main,
+        gpus: 1,
+        mib: Mib(5),
+    }];
+    let assignment = Assignment {
+        charges: vec![("GPU-a".into(), Mib(5))],
+        containers: vec![],
+    };
+    assert_eq!(
+        facts,
+        PodFacts {
+            uid: "u".into(),
+            namespace: "ns".into(),
+            name: "p".into(),
+            resource_version: "7".into(),
+            created: 60,
+            node: Some("n".into()),
+            scheduler: "gpustow-scheduler".into(),
+            priority: 3,
+            nominated: Some("m".into()),
+            request: Ok(Arc::new(Request {
+                claims,
+                ..Request::default()
+            })),
+            containers: Arc::from(["c".into()]),
+            assignment: Some(Ok(Arc::new(assignment))),
+            epoch: Some(12),
+            deleting: false,
+            gated: true,
+            released: false,
+            waiting: true,
+        }
+    );
+}
+
+#[test]
+fn a_pod_without_uid_has_no_facts_and_an_empty_one_asks_for_nothing() {
+    assert_eq!(PodFacts::from_pod(&Pod::default(), names::GPU_MEM), None);
+    let facts = facts(json!({"metadata": {"uid": "u"}, "status": {"nominatedNodeName": ""}}));
+    assert!(facts.request.unwrap().is_empty());
+    assert_eq!(
+        (facts.nominated, facts.node, facts.waiting),
+        (None, None, false)
+    );
+}
+
+#[test]
+fn rubbish_in_annotations_is_kept_as_rubbish() {
+    let facts = facts(json!({
+        "metadata": {"uid": "u", "annotations": {
+            names::EPOCH: "-1", names::ASSIGNMENT: "?", names::GPU_COUNT: "?",
+        }},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {names::GPU_MEM: "5"}}}]},
+    }));
+    assert_eq!(facts.epoch, None);
+    assert!(facts.assignment.unwrap().is_err());
+    assert!(facts.request.is_err());
+}
+
+/// Row 10 of the data's way: when the memory of a pod is free again.
+#[test]
+fn memory_is_released_at_the_end_and_not_before() {
+    let ended = || json!({"terminated": {"exitCode": 0}});
+    let running = || json!({"running": {}});
+    let crashed = || json!({"waiting": {"reason": "CrashLoopBackOff"}});
+    let status = |main: Value, sidecar: Value, init: Value| {
+        json!({
+            "phase": "Running",
+            "containerStatuses": [{"name": "main", "state": main}],
+            "initContainerStatuses": [{"name": "init", "state": init}, {"name": "sidecar", "state": sidecar}],
+        })
+    };
+    for (deleting, status, released, what) in [
+        (false, json!({"phase": "Pending"}), false, "new"),
+        (false, json!({"phase": "Succeeded"}), true, "succeeded"),
+        (false, json!({"phase": "Failed"}), true, "failed"),
+        (
+            false,
+            status(crashed(), running(), ended()),
+            false,
+            "crash-looping",
+        ),
+        (
+            false,
+            status(ended(), ended(), ended()),
+            false,
+            "between two runs",
+        ),
+        (
+            true,
+            json!({"phase": "Pending"}),
+            false,
+            "deleted before the kubelet saw it",
+        ),
+        (
+            true,
+            status(running(), running(), ended()),
+            false,
+            "being deleted",
+        ),
+        (
+            true,
+            status(ended(), running(), ended()),
+            false,
+            "a sidecar still runs",
+        ),
+        (
+            true,
+            status(ended(), ended(), crashed()),
+            false,
+            "an init container waits",
+        ),
+        (
+            true,
+            status(ended(), ended(), ended()),
+            true,
+            "everything ended",
+        ),
+        (
+            true,
+            json!({"containerStatuses": [{"name": "main", "state": ended()}]}),
+            false,
+            "half told",
+        ),
+    ] {
+        let time = deleting.then_some("2026-01-01T00:00:00Z");
+        let facts = facts(json!({
+            "metadata": {"uid": "u", "deletionTimestamp": time},
+            "spec": {
+                "nodeName": "n",
+                "initContainers": [{"name": "init"}, {"name": "sidecar", "restartPolicy": "Always"}],
+                "containers": [{"name": "main"}],
+            },
+            "status": status,
+        }));
+        assert_eq!(
+            (facts.deleting, facts.released),
+            (deleting, released),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn a_node_is_its_allocatable_and_its_soft_taints() {
+    let node = serde_json::from_value(json!({
+        "metadata": {"name": "n"},
+        "spec": {"taints": [
+            {"key": "a", "value": "1", "effect": "PreferNoSchedule"},
+            {"key": "b", "effect": "NoSchedule"},
+        ]},
+        "status": {"allocatable": {"cpu": "3920m", "memory": "2097151Ki"}},
+    }));
+    assert_eq!(
+        NodeFacts::from_node(&node.unwrap()),
+        NodeFacts {
+            name: "n".into(),
+            cpu_milli: 3920,
+            ram: Mib(2047),
+            prefer_no_schedule: vec![("a".into(), "1".into())],
+        }
+    );
+    assert_eq!(NodeFacts::from_node(&Node::default()), NodeFacts::default());
+}
+
+#[test]
+fn soft_preferences_are_found_and_hard_ones_are_not_taken_for_them() {
+    let soft = "preferredDuringSchedulingIgnoredDuringExecution";
+    let term = json!([{"weight": 1, "podAffinityTerm": {"topologyKey": "z"}, "preference": {}}]);
+    for (spec, expected) in [
+        (json!({}), false),
+        (
+            json!({"affinity": {"nodeAffinity": {}, "podAffinity": {soft: []}}}),
+            false,
+        ),
+        (json!({"affinity": {"nodeAffinity": {soft: term}}}), true),
+        (json!({"affinity": {"podAffinity": {soft: term}}}), true),
+        (json!({"affinity": {"podAntiAffinity": {soft: term}}}), true),
+        (
+            json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "z"}]}}}),
+            false,
+        ),
+        (
+            json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "z", "whenUnsatisfiable": "DoNotSchedule"}]}),
+            false,
+        ),
+        (
+            json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "z", "whenUnsatisfiable": "ScheduleAnyway"}]}),
+            true,
+        ),
+    ] {
+        let text = spec.to_string();
+        let mut full = json!({"containers": []});
+        full.as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
+        assert_eq!(
+            has_soft_preferences(&pod(json!({"spec": full}))),
+            expected,
+            "{text}"
+        );
+    }
+    assert!(!has_soft_preferences(&Pod::default()));
+}
+
+#[test]
+fn tolerations_match_as_in_kubernetes() {
+    let taints = [("k".into(), "v".into())];
+    for (tolerations, expected) in [
+        (json!([]), false),
+        (json!([{"operator": "Exists"}]), true),
+        (json!([{"key": "k", "operator": "Exists"}]), true),
+        (json!([{"key": "k", "value": "v"}]), true),
+        (
+            json!([{"key": "k", "operator": "Equal", "value": "v", "effect": "PreferNoSchedule"}]),
+            true,
+        ),
+        (json!([{"key": "k", "value": "w"}]), false),
+        (json!([{"key": "j", "operator": "Exists"}]), false),
+        (json!([{"key": "k", "operator": "Gt", "value": "v"}]), false),
+        (
+            json!([{"key": "k", "operator": "Exists", "effect": "NoSchedule"}]),
+            false,
+        ),
+    ] {
+        let text = tolerations.to_string();
+        let pod = pod(json!({"spec": {"containers": [], "tolerations": tolerations}}));
+        assert_eq!(
+            tolerates_prefer_no_schedule(&pod, &taints),
+            expected,
+            "{text}"
+        );
+        assert!(tolerates_prefer_no_schedule(&pod, &[]));
+    }
+}
+
+#[test]
+fn volumes_to_be_provisioned_and_claims_take_time() {
+    for (spec, expected) in [
+        (json!({"volumes": [{"name": "a", "emptyDir": {}}]}), false),
+        (
+            json!({"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}]}),
+            true,
+        ),
+        (json!({"volumes": [{"name": "a", "ephemeral": {}}]}), true),
+        (json!({"resourceClaims": [{"name": "a"}]}), true),
+    ] {
+        let text = spec.to_string();
+        let mut full = json!({"containers": []});
+        full.as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
+        assert_eq!(
+            uses_volumes_or_claims(&pod(json!({"spec": full}))),
+            expected,
+            "{text}"
+        );
+    }
+}

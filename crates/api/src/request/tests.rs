@@ -1,0 +1,227 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn asks(name: &str, mib: impl Into<Value>) -> Value {
+    let mib: Value = mib.into();
+    json!({"name": name, "resources": {"limits": {names::GPU_MEM: mib.to_string().trim_matches('"')}}})
+}
+
+fn pod(annotations: Value, spec: Value) -> Pod {
+    serde_json::from_value(json!({"metadata": {"annotations": annotations}, "spec": spec})).unwrap()
+}
+
+fn read(pod: &Pod) -> Result<(Request, Vec<Box<str>>), String> {
+    request(pod, names::GPU_MEM).map_err(|bad| bad.to_string())
+}
+
+fn main(gpus: u32, mib: u64) -> Claim {
+    Claim {
+        kind: ClaimKind::Main,
+        gpus,
+        mib: Mib(mib),
+    }
+}
+
+#[test]
+fn every_kind_of_container_makes_a_claim_in_the_order_of_the_pod() {
+    let pod = pod(
+        json!({}),
+        json!({
+            "initContainers": [
+                asks("fetch", "8Ki"),
+                {"name": "log", "restartPolicy": "Always", "resources": {"requests": {names::GPU_MEM: "16"}}},
+                {"name": "idle"},
+            ],
+            "containers": [asks("zero", "0"), asks("main", 1024)],
+        }),
+    );
+    let (request, names) = read(&pod).unwrap();
+    let claims = [
+        Claim {
+            kind: ClaimKind::Init,
+            gpus: 1,
+            mib: Mib(8192),
+        },
+        Claim {
+            kind: ClaimKind::Sidecar,
+            gpus: 1,
+            mib: Mib(16),
+        },
+        main(1, 1024),
+    ];
+    assert_eq!(request.claims, claims);
+    assert_eq!(names, ["fetch", "log", "main"].map(Box::from));
+}
+
+#[test]
+fn annotations_say_how_many_gpus_whether_whole_and_by_which_policy() {
+    let two = || json!({"containers": [asks("a", 4096), asks("b", 3000)]});
+    let read = |annotations| read(&pod(annotations, two())).unwrap().0;
+    let plain = read(json!({"gpustow.dev/unknown": "x"}));
+    assert_eq!(
+        (plain.claims, plain.exclusive, plain.policy),
+        (vec![main(1, 4096), main(1, 3000)], false, None)
+    );
+    let all = read(json!({
+        names::GPU_COUNT: "2",
+        "gpu-count.gpustow.dev/b": "3",
+        names::EXCLUSIVE: "true",
+        names::POLICY: "spread",
+    }));
+    assert_eq!(all.claims, [main(2, 2048), main(3, 1000)]);
+    assert!(all.exclusive);
+    assert_eq!(all.policy, Some(PolicyKind::Spread));
+}
+
+#[test]
+fn a_pod_that_asks_for_nothing_is_not_held_to_the_annotations() {
+    for container in [
+        json!({"name": "a"}),
+        asks("a", "0"),
+        json!({"name": "a", "resources": {"limits": {names::NVIDIA_GPU: "1"}}}),
+    ] {
+        let annotations = json!({names::GPU_COUNT: "no", "gpu-count.gpustow.dev/z": "1"});
+        let (request, names) = read(&pod(annotations, json!({"containers": [container]}))).unwrap();
+        assert!(request.is_empty() && names.is_empty());
+    }
+    assert_eq!(read(&Pod::default()).unwrap(), Default::default());
+}
+
+#[test]
+fn a_bad_request_names_the_field_and_the_mend() {
+    let one = |mib: &str| json!({"containers": [asks("a", mib)]});
+    let long = "c".repeat(MAX_CONTAINER_NAME + 1);
+    let mixed = json!({"name": "a", "resources": {"limits": {names::GPU_MEM: "1", names::NVIDIA_GPU: "1"}}});
+    for (annotations, spec, expected) in [
+        (
+            json!({names::GPU_COUNT: "3"}),
+            one("8192"),
+            "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: 8192 MiB do not split evenly over 3 GPUs: ask for 8193",
+        ),
+        (
+            json!({names::GPU_COUNT: "0"}),
+            one("1"),
+            "metadata.annotations[gpustow.dev/gpu-count]: \"0\" is not a number of GPUs: write 1 to 64",
+        ),
+        (
+            json!({names::GPU_COUNT: "65"}),
+            one("1"),
+            "metadata.annotations[gpustow.dev/gpu-count]: \"65\" is not a number of GPUs: write 1 to 64",
+        ),
+        (
+            json!({names::GPU_COUNT: "+2"}),
+            one("2"),
+            "metadata.annotations[gpustow.dev/gpu-count]: \"+2\" is not a number of GPUs: write 1 to 64",
+        ),
+        (
+            json!({"gpu-count.gpustow.dev/a": "two"}),
+            one("1"),
+            "metadata.annotations[gpu-count.gpustow.dev/a]: \"two\" is not a number of GPUs: write 1 to 64",
+        ),
+        (
+            json!({"gpu-count.gpustow.dev/b": "1"}),
+            one("1"),
+            "metadata.annotations[gpu-count.gpustow.dev/b]: no container \"b\" asks for gpustow.dev/gpu-mem: remove the annotation or name a container that asks",
+        ),
+        (
+            json!({names::EXCLUSIVE: "yes"}),
+            one("1"),
+            "metadata.annotations[gpustow.dev/exclusive]: \"yes\" is neither \"true\" nor \"false\"",
+        ),
+        (
+            json!({names::POLICY: "best"}),
+            one("1"),
+            "metadata.annotations[gpustow.dev/policy]: unknown policy \"best\": use one of binpack spread first-fit",
+        ),
+        (
+            json!({}),
+            one("1500m"),
+            "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: \"1500m\" is not a whole number of MiB: write it like 8192",
+        ),
+        (
+            json!({}),
+            json!({"initContainers": [mixed], "containers": []}),
+            "spec.initContainers[0].resources.limits[nvidia.com/gpu]: a container asks either for this or for gpustow.dev/gpu-mem: remove one of them",
+        ),
+        (
+            json!({}),
+            json!({"containers": [asks(&long, "1")]}),
+            "spec.containers[0].name: longer than 53 characters: shorten it",
+        ),
+    ] {
+        assert_eq!(read(&pod(annotations, spec)).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn another_sharers_resource_can_be_the_one() {
+    let spec = json!({"containers": [{"name": "a", "resources": {"limits": {"example.com/mem": "7", names::GPU_MEM: "9"}}}]});
+    let (request, _) = request(&pod(json!({}), spec), "example.com/mem").unwrap();
+    assert_eq!(request.claims, [main(1, 7)]);
+}
+
+/// Kubernetes' table of what a pod needs in all.
+#[test]
+fn cpu_and_memory_follow_kubernetes() {
+    let needs = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}});
+    let container = |name: &str, cpu: &str| json!({"name": name, "resources": needs(cpu, "1Mi")});
+    let init = |cpu: &str| container("i", cpu);
+    let sidecar =
+        |cpu: &str| json!({"name": "s", "restartPolicy": "Always", "resources": needs(cpu, "1Mi")});
+    for (init, extra, cpu_milli, ram) in [
+        (vec![], json!({}), 1500, 2),
+        (vec![init("1")], json!({}), 1500, 2),
+        (vec![init("4")], json!({}), 4000, 2),
+        (vec![sidecar("1")], json!({}), 2500, 3),
+        (vec![sidecar("1"), init("4")], json!({}), 5000, 3),
+        (vec![init("4"), sidecar("1")], json!({}), 4000, 3),
+        (
+            vec![],
+            json!({"overhead": {"cpu": "250m", "memory": "1"}}),
+            1750,
+            3,
+        ),
+        (
+            vec![],
+            json!({"resources": {"requests": {"cpu": "9"}}}),
+            9000,
+            2,
+        ),
+    ] {
+        let mut spec = json!({"initContainers": init, "containers": [container("a", "1"), container("b", "0.5")]});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
+        let (request, _) = read(&pod(json!({}), spec.clone())).unwrap();
+        assert_eq!(
+            (request.cpu_milli, request.ram),
+            (cpu_milli, Mib(ram)),
+            "{spec}"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn rubbish_does_not_panic(
+        count in "\\PC{0,6}|[0-9]{1,30}",
+        own in "\\PC{0,6}|[0-9]{1,3}",
+        container in "[ab]",
+        mib in "\\PC{0,6}|[0-9]{1,30}[KMGTPE]?i?",
+        flag in "\\PC{0,6}|true",
+    ) {
+        let annotations = json!({
+            names::GPU_COUNT: count,
+            format!("{}{container}", names::GPU_COUNT_OF): own,
+            names::EXCLUSIVE: flag,
+            names::POLICY: flag,
+        });
+        let pod = pod(annotations, json!({"containers": [asks("a", mib.clone())]}));
+        if let Ok((request, names)) = request(&pod, names::GPU_MEM) {
+            prop_assert_eq!(request.claims.len(), names.len());
+            prop_assert!(request.claims.iter().all(|claim| claim.mib > Mib::ZERO && (1..=MAX_GPUS).contains(&claim.gpus)));
+        }
+    }
+}
