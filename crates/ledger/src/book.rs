@@ -273,6 +273,7 @@ impl Ledger {
             .filter(|name| !listed.contains(&***name))
             .cloned()
             .collect();
+        drop(listed);
         gone.iter().for_each(|name| self.delete_gpunode(name));
         for (name, status) in gpunodes {
             self.apply_gpunode(&name, status, now);
