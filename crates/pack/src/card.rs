@@ -76,6 +76,10 @@ impl NodeGpus {
     /// Free GPU memory over all usable cards.
     #[must_use]
     pub fn free(&self) -> Mib {
-        self.cards.iter().filter(|card| card.usable).map(|card| card.free).sum()
+        self.cards
+            .iter()
+            .filter(|card| card.usable)
+            .map(|card| card.free)
+            .sum()
     }
 }

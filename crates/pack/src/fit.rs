@@ -80,46 +80,53 @@ impl std::error::Error for Refusal {}
 /// The best placement of `request` on `node` under `policy`, or why there is none.
 ///
 /// Best is: fewest cards for the pod as a whole (its containers share a card where they fit), then
-/// lowest [`Cost`], then lowest card indices, container by container.
+/// lowest [`Cost`], then lowest card indices, container by container. A search that reaches its
+/// bound answers with the best placement it has seen.
 ///
 /// # Errors
-/// A [`Refusal`] means that no assignment of cards to containers is legal on this view.
+/// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
+/// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
 pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
-    let mut search = Search::new(node, request, policy);
-    search.place(0);
-    match search.best {
-        Some((_, choice)) => Ok(choice),
-        None if search.steps > MAX_STEPS => Err(Refusal::TooComplex),
-        None => Err(refusal(node, request)),
+    match Search::new(node, request, policy).run()? {
+        Some(choice) => Ok(choice),
+        None => Err(refusal(node, request)?),
     }
 }
 
-/// Why nothing fits, from the most lasting reason to the most passing.
-fn refusal(node: &NodeGpus, request: &Request) -> Refusal {
-    let could = |free: fn(&Card) -> Mib, usable: fn(&Card) -> bool| {
-        let cards = node
-            .cards
-            .iter()
-            .map(|card| Card { free: free(card), usable: usable(card), ..*card })
-            .collect();
-        let node = NodeGpus { cards, ..*node };
+/// Why nothing fits, from the most lasting reason to the most passing; an error if that cannot be
+/// told within the bound.
+fn refusal(node: &NodeGpus, request: &Request) -> Result<Refusal, Refusal> {
+    let could_with = |free: fn(&Card) -> Mib| {
+        let healthy = |card: &Card| Card {
+            free: free(card),
+            usable: true,
+            ..*card
+        };
+        let node = NodeGpus {
+            cards: node.cards.iter().map(healthy).collect(),
+            ..*node
+        };
         let mut search = Search::new(&node, request, &crate::policy::FirstFit);
         search.first_only = true;
-        search.place(0);
-        search.best.is_some()
+        search.run().map(|found| found.is_some())
     };
-    let widest = request.claims.iter().map(|claim| claim.gpus as usize).max().unwrap_or(0);
-    if widest > node.cards.len() {
+    let widest = request
+        .claims
+        .iter()
+        .map(|claim| claim.gpus as usize)
+        .max()
+        .unwrap_or(0);
+    Ok(if widest > node.cards.len() {
         Refusal::TooFewCards
-    } else if !could(|card| card.capacity, |_| true) {
+    } else if !could_with(|card| card.capacity)? {
         Refusal::TooLarge
-    } else if could(|card| card.free, |_| true) {
+    } else if could_with(|card| card.free)? {
         Refusal::Unhealthy
     } else if request.exclusive {
         Refusal::NoWholeCard
     } else {
         Refusal::NoRoom
-    }
+    })
 }
 
 /// Depth-first search over claims; cards that cannot be told apart are tried once.
@@ -138,7 +145,24 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(node: &'a NodeGpus, request: &'a Request, policy: &'a dyn Policy) -> Self {
         let chosen = Vec::with_capacity(request.claims.len());
-        Self { node, request, policy, chosen, best: None, steps: 0, first_only: false }
+        Self {
+            node,
+            request,
+            policy,
+            chosen,
+            best: None,
+            steps: 0,
+            first_only: false,
+        }
+    }
+
+    /// The best placement, none if there is none, or an error if the search was given up first.
+    fn run(mut self) -> Result<Option<Choice>, Refusal> {
+        self.place(0);
+        match self.best {
+            None if self.steps > MAX_STEPS => Err(Refusal::TooComplex),
+            best => Ok(best.map(|(_, choice)| choice)),
+        }
     }
 
     fn place(&mut self, claim: usize) {
@@ -180,22 +204,30 @@ impl<'a> Search<'a> {
     /// True if a card before `card` in the same state was already tried in its place.
     fn twin_before(&self, claim: usize, from: usize, card: usize) -> bool {
         let held = |card: usize| self.chosen[..claim].iter().map(move |c| c.contains(&card));
-        (from..card).any(|twin| {
-            self.node.cards[twin] == self.node.cards[card] && held(twin).eq(held(card))
-        })
+        (from..card)
+            .any(|twin| self.node.cards[twin] == self.node.cards[card] && held(twin).eq(held(card)))
     }
 
     /// What the claims placed so far hold on `card`, if that is legal.
     fn charge(&self, card: usize) -> Option<Mib> {
         let on_card = |claim: usize| self.chosen.get(claim).is_some_and(|c| c.contains(&card));
         let held = self.request.held(on_card);
-        let Card { capacity, free, usable, .. } = self.node.cards[card];
+        let Card {
+            capacity,
+            free,
+            usable,
+            ..
+        } = self.node.cards[card];
         let fits = if self.request.exclusive {
             free == capacity && held <= capacity
         } else {
             held <= free
         };
-        (usable && fits).then_some(if self.request.exclusive { capacity } else { held })
+        (usable && fits).then_some(if self.request.exclusive {
+            capacity
+        } else {
+            held
+        })
     }
 
     fn consider(&mut self) {
@@ -208,8 +240,15 @@ impl<'a> Search<'a> {
         let cost = self.policy.cost(self.node, &charges);
         let key = (charges.len(), cost);
         // Placements come in order of card indices: an equal one later never replaces one before.
-        if self.best.as_ref().is_none_or(|(cards, best)| key < (*cards, best.cost)) {
-            let placement = Placement { cards: self.chosen.clone(), charges };
+        if self
+            .best
+            .as_ref()
+            .is_none_or(|(cards, best)| key < (*cards, best.cost))
+        {
+            let placement = Placement {
+                cards: self.chosen.clone(),
+                charges,
+            };
             self.best = Some((key.0, Choice { placement, cost }));
         }
     }

@@ -8,7 +8,10 @@ pub struct Binpack;
 
 impl Policy for Binpack {
     fn cost(&self, node: &NodeGpus, charges: &[(usize, Mib)]) -> Cost {
-        let left = charges.iter().map(|&(card, mib)| node.cards[card].free.minus(mib)).sum();
+        let left = charges
+            .iter()
+            .map(|&(card, mib)| node.cards[card].free.minus(mib))
+            .sum();
         Cost(cost_of(left), cost_of(node.free()))
     }
 }

@@ -74,7 +74,9 @@ pub struct UnknownPolicy(pub String);
 impl fmt::Display for UnknownPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "unknown policy {:?}: use one of", self.0)?;
-        PolicyKind::ALL.iter().try_for_each(|policy| write!(f, " {policy}"))
+        PolicyKind::ALL
+            .iter()
+            .try_for_each(|policy| write!(f, " {policy}"))
     }
 }
 

@@ -1,0 +1,226 @@
+//! Cases that a reader can check by hand, and requests nobody should write.
+
+use gpustow_pack::{
+    Card, Claim, ClaimKind, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request, fit,
+};
+
+/// A node of `(capacity, free)` cards.
+fn node(cards: &[(u64, u64)]) -> NodeGpus {
+    let card = |&(capacity, free): &(u64, u64)| Card {
+        capacity: Mib(capacity),
+        free: Mib(free),
+        model: ModelId(0),
+        usable: true,
+    };
+    NodeGpus {
+        cards: cards.iter().map(card).collect(),
+        ..NodeGpus::default()
+    }
+}
+
+fn main(gpus: u32, mib: u64) -> Claim {
+    Claim {
+        kind: ClaimKind::Main,
+        gpus,
+        mib: Mib(mib),
+    }
+}
+
+fn init(mib: u64) -> Claim {
+    Claim {
+        kind: ClaimKind::Init,
+        gpus: 1,
+        mib: Mib(mib),
+    }
+}
+
+fn pod(claims: &[Claim]) -> Request {
+    Request {
+        claims: claims.to_vec(),
+        ..Request::default()
+    }
+}
+
+/// `cards` of every claim, or the refusal.
+fn check(
+    node: &NodeGpus,
+    request: &Request,
+    policy: PolicyKind,
+    expected: Result<&[&[usize]], Refusal>,
+) {
+    let cards = fit(node, request, &policy).map(|choice| choice.placement.cards);
+    assert_eq!(
+        cards,
+        expected.map(|cards| cards.iter().map(|c| c.to_vec()).collect())
+    );
+}
+
+#[test]
+fn each_policy_has_its_own_card() {
+    let node = node(&[(80, 60), (80, 80), (80, 20), (40, 15)]);
+    let pod = pod(&[main(1, 10)]);
+    check(&node, &pod, PolicyKind::FirstFit, Ok(&[&[0]]));
+    check(&node, &pod, PolicyKind::Binpack, Ok(&[&[3]]));
+    check(&node, &pod, PolicyKind::Spread, Ok(&[&[1]]));
+}
+
+#[test]
+fn containers_share_a_card_where_they_fit() {
+    let two = pod(&[main(1, 30), main(1, 30)]);
+    check(
+        &node(&[(40, 40), (80, 80), (40, 40)]),
+        &two,
+        PolicyKind::Binpack,
+        Ok(&[&[1], &[1]]),
+    );
+    check(
+        &node(&[(40, 40), (40, 40)]),
+        &two,
+        PolicyKind::Binpack,
+        Ok(&[&[0], &[1]]),
+    );
+}
+
+#[test]
+fn an_init_container_hands_its_memory_on() {
+    let node = node(&[(40, 40)]);
+    let placed = fit(&node, &pod(&[init(40), main(1, 25)]), &PolicyKind::Binpack).unwrap();
+    assert_eq!(placed.placement.charges, [(0, Mib(40))]);
+    let sidecar = Claim {
+        kind: ClaimKind::Sidecar,
+        ..init(10)
+    };
+    check(
+        &node,
+        &pod(&[init(40), sidecar, main(1, 30)]),
+        PolicyKind::Binpack,
+        Ok(&[&[0], &[0], &[0]]),
+    );
+    check(
+        &node,
+        &pod(&[sidecar, init(31)]),
+        PolicyKind::Binpack,
+        Err(Refusal::TooLarge),
+    );
+}
+
+#[test]
+fn an_exclusive_pod_is_charged_whole_free_cards() {
+    let pod = Request {
+        exclusive: true,
+        ..pod(&[main(1, 30)])
+    };
+    let node = node(&[(80, 79), (80, 80), (40, 40)]);
+    let placed = fit(&node, &pod, &PolicyKind::FirstFit).unwrap();
+    assert_eq!(placed.placement.charges, [(1, Mib(80))]);
+}
+
+#[test]
+fn refusals_name_the_most_lasting_reason() {
+    let mut node = node(&[(80, 10), (40, 40)]);
+    let binpack = PolicyKind::Binpack;
+    check(
+        &node,
+        &pod(&[main(3, 1)]),
+        binpack,
+        Err(Refusal::TooFewCards),
+    );
+    check(&node, &pod(&[main(1, 81)]), binpack, Err(Refusal::TooLarge));
+    check(&node, &pod(&[main(1, 41)]), binpack, Err(Refusal::NoRoom));
+    let exclusive = Request {
+        exclusive: true,
+        ..pod(&[main(1, 41)])
+    };
+    check(&node, &exclusive, binpack, Err(Refusal::NoWholeCard));
+    node.cards[1].usable = false;
+    check(
+        &node,
+        &pod(&[main(1, 40)]),
+        binpack,
+        Err(Refusal::Unhealthy),
+    );
+}
+
+#[test]
+fn between_nodes_binpack_likes_the_fuller_and_spread_the_emptier() {
+    let cost = |node: &NodeGpus, policy| fit(node, &pod(&[main(1, 10)]), &policy).unwrap().cost;
+    let (fuller, emptier) = (node(&[(40, 20)]), node(&[(40, 40)]));
+    assert!(cost(&fuller, PolicyKind::Binpack) < cost(&emptier, PolicyKind::Binpack));
+    assert!(cost(&emptier, PolicyKind::Spread) < cost(&fuller, PolicyKind::Spread));
+    let (beside_full, beside_empty) = (node(&[(40, 20), (40, 0)]), node(&[(40, 20), (40, 20)]));
+    assert!(cost(&beside_full, PolicyKind::Binpack) < cost(&beside_empty, PolicyKind::Binpack));
+    assert!(cost(&beside_empty, PolicyKind::Spread) < cost(&beside_full, PolicyKind::Spread));
+}
+
+#[test]
+fn absurd_amounts_are_refused_without_overflow() {
+    let node = node(&[(u64::MAX, u64::MAX), (80, 80), (0, 0)]);
+    for policy in PolicyKind::ALL {
+        check(
+            &node,
+            &pod(&[main(u32::MAX, 1)]),
+            policy,
+            Err(Refusal::TooFewCards),
+        );
+        check(
+            &node,
+            &pod(&[main(2, u64::MAX)]),
+            policy,
+            Err(Refusal::TooLarge),
+        );
+        check(&node, &pod(&[main(1, u64::MAX)]), policy, Ok(&[&[0]]));
+    }
+    check(
+        &NodeGpus::default(),
+        &pod(&[main(1, 1)]),
+        PolicyKind::Binpack,
+        Err(Refusal::TooFewCards),
+    );
+    check(
+        &NodeGpus::default(),
+        &pod(&[]),
+        PolicyKind::Binpack,
+        Ok(&[]),
+    );
+}
+
+/// Ten containers on sixteen cards of sixteen sizes that all but hold them.
+#[test]
+fn the_search_gives_up_beyond_its_bound() {
+    let cards: Vec<_> = (0..16).map(|card| (100 + card, 100 + card)).collect();
+    let hopeless = pod(&[main(8, 23); 10]);
+    check(
+        &node(&cards),
+        &hopeless,
+        PolicyKind::Binpack,
+        Err(Refusal::TooComplex),
+    );
+    let easy = pod(&[main(8, 10); 10]);
+    assert!(fit(&node(&cards), &easy, &PolicyKind::Binpack).is_ok());
+}
+
+/// The node is searched quickly, as most of its cards are full; were they empty, the search would
+/// be given up. That is not a proof that the pod is too large.
+#[test]
+fn a_reason_that_cannot_be_found_is_not_invented() {
+    let cards: Vec<_> = (0..16).map(|card| (100 + card, 0)).collect();
+    let hopeless = pod(&[main(8, 23); 10]);
+    check(
+        &node(&cards),
+        &hopeless,
+        PolicyKind::Binpack,
+        Err(Refusal::TooComplex),
+    );
+}
+
+#[test]
+fn policies_are_found_by_name() {
+    for policy in PolicyKind::ALL {
+        assert_eq!(policy.to_string().parse(), Ok(policy));
+    }
+    let unknown = "best".parse::<PolicyKind>().unwrap_err().to_string();
+    assert_eq!(
+        unknown,
+        "unknown policy \"best\": use one of binpack spread first-fit"
+    );
+}

@@ -1,0 +1,6 @@
+//! Tests of the decision, through [`gpustow_pack::fit`] alone.
+
+mod cases;
+mod dependencies;
+mod oracle;
+mod properties;

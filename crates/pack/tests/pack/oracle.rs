@@ -1,0 +1,148 @@
+//! The right answer by trying everything. It shares no code with the search under test: legality
+//! is recomputed by walking through the pod's life, costs are recomputed from what the policies
+//! promise.
+
+use gpustow_pack::{
+    Card, Claim, ClaimKind, Mib, NodeGpus, Placement, PolicyKind, Refusal, Request,
+};
+
+/// Card indices of every claim.
+type Assignment = Vec<Vec<usize>>;
+
+/// What `fit` must answer.
+pub(crate) fn answer(
+    node: &NodeGpus,
+    request: &Request,
+    policy: PolicyKind,
+) -> Result<Placement, Refusal> {
+    let assignments = assignments(node.cards.len(), &request.claims);
+    let legal = |node: &NodeGpus| -> Vec<Placement> {
+        assignments
+            .iter()
+            .filter_map(|cards| placement(node, request, cards))
+            .collect()
+    };
+    let best = legal(node).into_iter().min_by_key(|placement| {
+        (
+            placement.charges.len(),
+            cost(node, &placement.charges, policy),
+            placement.cards.clone(),
+        )
+    });
+    if let Some(best) = best {
+        return Ok(best);
+    }
+    let healthy = with_cards(node, |card| Card {
+        usable: true,
+        ..*card
+    });
+    let empty = with_cards(&healthy, |card| Card {
+        free: card.capacity,
+        ..*card
+    });
+    let few = request
+        .claims
+        .iter()
+        .any(|claim| claim.gpus as usize > node.cards.len());
+    Err(if few {
+        Refusal::TooFewCards
+    } else if legal(&empty).is_empty() {
+        Refusal::TooLarge
+    } else if !legal(&healthy).is_empty() {
+        Refusal::Unhealthy
+    } else if request.exclusive {
+        Refusal::NoWholeCard
+    } else {
+        Refusal::NoRoom
+    })
+}
+
+fn with_cards(node: &NodeGpus, change: impl Fn(&Card) -> Card) -> NodeGpus {
+    NodeGpus {
+        cards: node.cards.iter().map(change).collect(),
+        ..*node
+    }
+}
+
+/// Every choice of cards for every claim, legal or not.
+fn assignments(cards: usize, claims: &[Claim]) -> Vec<Assignment> {
+    let mut all = vec![Vec::new()];
+    for claim in claims {
+        let sets = (0_u32..1 << cards).filter(|set| set.count_ones() == claim.gpus);
+        let sets: Vec<Vec<usize>> = sets
+            .map(|set| (0..cards).filter(|card| set >> card & 1 == 1).collect())
+            .collect();
+        all = all
+            .into_iter()
+            .flat_map(|chosen| {
+                sets.iter()
+                    .map(move |set| [chosen.as_slice(), std::slice::from_ref(set)].concat())
+            })
+            .collect();
+    }
+    all
+}
+
+/// The placement that an assignment stands for, if no card is over its bound at any moment.
+fn placement(node: &NodeGpus, request: &Request, cards: &Assignment) -> Option<Placement> {
+    let mut charges = Vec::new();
+    for (index, card) in node.cards.iter().enumerate() {
+        if !cards.iter().any(|chosen| chosen.contains(&index)) {
+            continue;
+        }
+        let held = |running: &Vec<usize>| -> u64 {
+            let here = running
+                .iter()
+                .filter(|&&claim| cards[claim].contains(&index));
+            here.map(|&claim| request.claims[claim].mib.0).sum()
+        };
+        let peak = life(&request.claims).iter().map(held).max()?;
+        if !card.usable || peak > card.free.0 || request.exclusive && card.free != card.capacity {
+            return None;
+        }
+        charges.push((
+            index,
+            if request.exclusive {
+                card.capacity
+            } else {
+                Mib(peak)
+            },
+        ));
+    }
+    Some(Placement {
+        cards: cards.clone(),
+        charges,
+    })
+}
+
+/// Which claims run together at each moment of the pod's life.
+fn life(claims: &[Claim]) -> Vec<Vec<usize>> {
+    let of_kind = |kind| (0..claims.len()).filter(move |&claim| claims[claim].kind == kind);
+    let mut moments: Vec<Vec<usize>> = of_kind(ClaimKind::Init)
+        .map(|init| {
+            of_kind(ClaimKind::Sidecar)
+                .filter(|&sidecar| sidecar < init)
+                .chain([init])
+                .collect()
+        })
+        .collect();
+    moments.push(
+        of_kind(ClaimKind::Sidecar)
+            .chain(of_kind(ClaimKind::Main))
+            .collect(),
+    );
+    moments
+}
+
+/// What the policies say of themselves, as far as it tells placements on one node apart.
+fn cost(node: &NodeGpus, charges: &[(usize, Mib)], policy: PolicyKind) -> u64 {
+    let of_card = |&(card, Mib(charge)): &(usize, Mib)| {
+        let Card { capacity, free, .. } = node.cards[card];
+        match policy {
+            PolicyKind::Binpack => free.0 - charge,
+            PolicyKind::Spread => (capacity.0 - free.0 + charge) * 1_000_000 / capacity.0,
+            PolicyKind::FirstFit => 0,
+        }
+    };
+    charges.iter().map(of_card).sum()
+}
