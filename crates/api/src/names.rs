@@ -32,6 +32,12 @@ pub const CONFIRMED: &str = "gpustow.dev/confirmed";
 /// Written by the extender in an unbound pod: the epoch that may bind it.
 pub const EPOCH: &str = "gpustow.dev/epoch";
 
+/// Written by the extender in an unbound pod whose bind had an unknown outcome: changes, so that a
+/// Binding still under way fails.
+pub const FENCE: &str = "gpustow.dev/fence";
+/// Annotation of the extender's Lease: its holder left with every bind done.
+pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
+
 /// Written by the extender: condition whose change wakes a waiting pod.
 pub const ROOM_CONDITION: &str = "gpustow.dev/RoomAppeared";
 

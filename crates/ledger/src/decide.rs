@@ -22,8 +22,8 @@ pub struct Ask<'a> {
     pub cooperative: bool,
     /// It has volumes or resource claims to be prepared before its bind.
     pub slow: bool,
-    /// Does it tolerate this `PreferNoSchedule` taint (key, value)?
-    pub tolerates: &'a dyn Fn(&str, &str) -> bool,
+    /// Does it tolerate these `PreferNoSchedule` taints (key, value)?
+    pub tolerates: &'a dyn Fn(&[(Box<str>, Box<str>)]) -> bool,
 }
 
 /// Why a node is refused. The texts are constant; see [`Refusal`].
@@ -328,10 +328,7 @@ impl Ledger {
                 .is_some_and(|t| t.nodes.contains(name));
         let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
         let tainted = facts.is_some_and(|facts| {
-            facts
-                .prefer_no_schedule
-                .iter()
-                .any(|(key, value)| !(ask.tolerates)(key, value))
+            !facts.prefer_no_schedule.is_empty() && !(ask.tolerates)(&facts.prefer_no_schedule)
         });
         (tried, tainted)
     }
