@@ -1,0 +1,80 @@
+# The interface to everything: people and CI call these targets and nothing else.
+
+DENY_VERSION := 0.20.2
+DENY := target/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+CARGO := cargo
+RUN := $(CARGO) run --locked --quiet
+# How often the cases that look for races are repeated.
+ROUNDS := 20
+# Arguments for demo, cluster and bench-cluster: make demo ARGS="--seed 7 --nodes 12"
+ARGS :=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Watch pods being packed on a simulated cluster (ARGS=--help for options)
+	$(RUN) --release --package gpustow-sim --bin demo -- $(ARGS)
+
+.PHONY: cluster
+cluster: control-plane ## Start a real control plane with simulated GPU nodes, until Ctrl-C
+	$(CARGO) build --locked --bin gpustow
+	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
+
+.PHONY: test
+test: control-plane ## Run every test, those on the real control plane included
+	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
+
+.PHONY: soak
+soak: ## The same with the repeated cases 200 times
+	@$(MAKE) --no-print-directory test ROUNDS=200
+
+.PHONY: bench
+bench: ## Benchmark the decision and the routes
+	$(CARGO) bench --locked --bench '*'
+
+.PHONY: bench-cluster
+bench-cluster: control-plane ## Pods per second through the real kube-scheduler, with and without the extender
+	$(CARGO) build --locked --release --bin gpustow
+	$(RUN) --release --package gpustow-testkit --bin bench-cluster -- $(ARGS)
+
+.PHONY: generate
+generate: ## Write the generated manifests
+	$(RUN) --package gpustow-api
+
+.PHONY: ci
+ci: fmt clippy doc deny generated test ## Everything that must hold before a change lands
+
+.PHONY: control-plane
+control-plane: ## Build the Kubernetes and etcd that the tests run (once)
+	@tests/control-plane/build.sh >/dev/null
+
+.PHONY: fmt
+fmt: ## Check the formatting
+	$(CARGO) fmt --all --check
+
+.PHONY: clippy
+clippy: ## Check the lints
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: doc
+doc: ## Check that the documentation builds
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items --locked
+
+.PHONY: generated
+generated: ## Check that the generated manifests are up to date
+	$(RUN) --package gpustow-api -- --check
+
+.PHONY: deny
+deny: $(DENY) ## Check licences, sources and duplicates of the dependencies, and advisories if reachable
+	$(DENY) --locked check licenses bans sources
+	@if $(DENY) --locked fetch db; then \
+	    $(DENY) --locked check --disable-fetch advisories; \
+	else \
+	    echo 'deny: NOT CHECKED: the advisory database cannot be fetched from here' >&2; \
+	fi
+
+$(DENY):
+	$(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --debug \
+	    --root target/tools/cargo-deny-$(DENY_VERSION)
