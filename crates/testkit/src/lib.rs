@@ -1,1 +1,28 @@
-//! Drives a real Kubernetes control plane for the tests.
+//! Drives a real Kubernetes control plane, and a network that misbehaves on demand, for the tests.
+//! It does not know how gpustow decides: it creates objects, runs programs, and recomputes what
+//! must hold from the API server alone.
+//!
+//! Everything listens on 127.0.0.1 and dies with the test process.
+
+pub mod builders;
+mod case;
+mod check;
+mod control_plane;
+mod extender;
+mod net;
+mod process;
+mod proxy;
+mod scheduler;
+mod shared;
+mod wait;
+
+pub use builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
+pub use case::Case;
+pub use check::{BY_HAND, check_cluster};
+pub use control_plane::{ControlPlane, Options, client};
+pub use extender::{Extender, ExtenderOptions};
+pub use process::{Launch, Process};
+pub use proxy::{Action, ApiProxy, Rule};
+pub use scheduler::{Scheduler, SchedulerConfig};
+pub use shared::shared;
+pub use wait::{eventually, wait_bound, wait_condition, wait_pods};

@@ -1,0 +1,405 @@
+//! etcd, kube-apiserver and kube-controller-manager on loopback ports, RBAC on.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::GpuNode;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::conditions::is_crd_established;
+use kube::runtime::wait::await_condition;
+use kube::{Client, Config, CustomResourceExt as _};
+use serde_json::json;
+use tokio::io::AsyncWriteExt as _;
+
+use crate::net::free_port;
+use crate::process::{Launch, Process};
+use crate::wait::eventually;
+
+const START: Duration = Duration::from_secs(60);
+
+/// Those that our tests need. Node lifecycle is not among them: nobody posts leases for our nodes,
+/// and it would taint them all.
+const CONTROLLERS: &str = "clusterrole-aggregation-controller,deployment-controller,\
+disruption-controller,endpointslice-controller,ephemeral-volume-controller,garbage-collector-controller,\
+job-controller,namespace-controller,persistentvolume-binder-controller,\
+persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,\
+pod-garbage-collector-controller,replicaset-controller,resourceclaim-controller,\
+resourcequota-controller,root-ca-certificate-publisher-controller,serviceaccount-controller,\
+validatingadmissionpolicy-status-controller";
+
+/// What to run beside etcd and kube-apiserver.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Run kube-controller-manager too: namespaces end, owners' objects go, Deployments and
+    /// PodDisruptionBudgets work.
+    pub controllers: bool,
+}
+
+/// A running control plane. Dropping it ends it and removes its files, unless a test is failing.
+#[derive(Debug)]
+pub struct ControlPlane {
+    dir: PathBuf,
+    bin: PathBuf,
+    url: String,
+    admin_kubeconfig: PathBuf,
+    admin_config: Config,
+    /// etcd.
+    pub etcd: Process,
+    /// kube-apiserver.
+    pub api_server: Process,
+    /// kube-controller-manager, if asked for.
+    pub controllers: Option<Process>,
+}
+
+impl ControlPlane {
+    /// Starts one and waits until it is ready. Builds Kubernetes first if that was not done yet.
+    pub async fn start(options: Options) -> Result<ControlPlane> {
+        let bin = binaries().await?;
+        let dir = run_dir(&bin)?;
+        let (etcd_port, peer_port, port) = (free_port()?, free_port()?, free_port()?);
+        let etcd_url = format!("http://127.0.0.1:{etcd_port}");
+        let url = format!("https://127.0.0.1:{port}");
+
+        // etcd's main package is called `server`.
+        let etcd = run(
+            &bin,
+            &dir,
+            "server",
+            vec![
+                format!("--data-dir={}", dir.join("etcd").display()),
+                format!("--listen-client-urls={etcd_url}"),
+                format!("--advertise-client-urls={etcd_url}"),
+                format!("--listen-peer-urls=http://127.0.0.1:{peer_port}"),
+                "--unsafe-no-fsync=true".to_owned(),
+                "--log-level=warn".to_owned(),
+            ],
+        )?;
+
+        let key = rcgen::KeyPair::generate()?;
+        let (signing, public) = (dir.join("sa.key"), dir.join("sa.pub"));
+        std::fs::write(&signing, key.serialize_pem())?;
+        std::fs::write(&public, key.public_key_pem())?;
+        let (tokens, token) = (
+            dir.join("tokens.csv"),
+            format!("{:032x}", rand::random::<u128>()),
+        );
+        std::fs::write(&tokens, format!("{token},admin,admin,\"system:masters\"\n"))?;
+        let api_server = run(
+            &bin,
+            &dir,
+            "kube-apiserver",
+            vec![
+                format!("--etcd-servers={etcd_url}"),
+                format!("--cert-dir={}", dir.join("certs").display()),
+                "--bind-address=127.0.0.1".to_owned(),
+                "--advertise-address=127.0.0.1".to_owned(),
+                "--endpoint-reconciler-type=none".to_owned(),
+                format!("--secure-port={port}"),
+                "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+                "--authorization-mode=RBAC".to_owned(),
+                "--allow-privileged=true".to_owned(),
+                format!("--token-auth-file={}", tokens.display()),
+                format!("--service-account-issuer={url}/"),
+                format!("--service-account-key-file={}", public.display()),
+                format!("--service-account-signing-key-file={}", signing.display()),
+                // ServiceAccount would hold pods back until the controller made the account;
+                // TaintNodesByCondition would leave every node tainted, for want of node lifecycle.
+                "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition".to_owned(),
+            ],
+        )?;
+
+        let admin_kubeconfig = dir.join("admin.kubeconfig");
+        write_kubeconfig(&admin_kubeconfig, &url, &ca(&dir), &token)?;
+        let admin_config = wait_ready(&api_server, &admin_kubeconfig).await?;
+
+        let controllers = options.controllers.then(|| {
+            run(
+                &bin,
+                &dir,
+                "kube-controller-manager",
+                vec![
+                    format!("--kubeconfig={}", admin_kubeconfig.display()),
+                    format!("--controllers={CONTROLLERS}"),
+                    "--use-service-account-credentials=true".to_owned(),
+                    format!("--service-account-private-key-file={}", signing.display()),
+                    format!("--root-ca-file={}", ca(&dir).display()),
+                    "--leader-elect=false".to_owned(),
+                    "--bind-address=127.0.0.1".to_owned(),
+                    format!("--secure-port={}", free_port()?),
+                    format!("--cert-dir={}", dir.join("kcm-certs").display()),
+                    "--kube-api-qps=200".to_owned(),
+                    "--kube-api-burst=400".to_owned(),
+                ],
+            )
+        });
+        let controllers = controllers.transpose()?;
+        Ok(ControlPlane {
+            dir,
+            bin,
+            url,
+            admin_kubeconfig,
+            admin_config,
+            etcd,
+            api_server,
+            controllers,
+        })
+    }
+
+    /// Address of the API server, `https://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Where the logs and kubeconfigs of this control plane lie.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A client that may do anything. Its connections live on the caller's runtime: do not hand it
+    /// from one test to another.
+    pub fn admin(&self) -> Result<Client> {
+        Ok(Client::try_from(self.admin_config.clone())?)
+    }
+
+    /// The administrator's kubeconfig.
+    #[must_use]
+    pub fn admin_kubeconfig(&self) -> &Path {
+        &self.admin_kubeconfig
+    }
+
+    /// The administrator's configuration of a client, for the proxy.
+    pub(crate) fn admin_config(&self) -> &Config {
+        &self.admin_config
+    }
+
+    /// A token for a ServiceAccount that exists, good for a day.
+    pub async fn token(&self, namespace: &str, service_account: &str) -> Result<String> {
+        let accounts = Api::<ServiceAccount>::namespaced(self.admin()?, namespace);
+        let spec = TokenRequestSpec {
+            expiration_seconds: Some(86_400),
+            ..Default::default()
+        };
+        let request = TokenRequest {
+            spec,
+            ..Default::default()
+        };
+        let answer = accounts
+            .create_token_request(service_account, &PostParams::default(), &request)
+            .await
+            .with_context(|| format!("token of {namespace}/{service_account}"))?;
+        Ok(answer
+            .status
+            .context("TokenRequest without a status")?
+            .token)
+    }
+
+    /// A kubeconfig with a ServiceAccount's token; `server` instead of the API server's own address
+    /// where given, a proxy's for example.
+    pub async fn kubeconfig(
+        &self,
+        namespace: &str,
+        service_account: &str,
+        server: Option<&str>,
+    ) -> Result<PathBuf> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let token = self.token(namespace, service_account).await?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = self
+            .dir
+            .join(format!("{namespace}-{service_account}-{number}.kubeconfig"));
+        write_kubeconfig(&path, server.unwrap_or(&self.url), &ca(&self.dir), &token)?;
+        Ok(path)
+    }
+
+    /// Runs kubectl as administrator; what it printed. The error has what it complained about.
+    pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
+        self.kubectl_with_input(args, "").await
+    }
+
+    /// `kubectl apply` of YAML or JSON text.
+    pub async fn apply(&self, manifest: &str) -> Result<String> {
+        self.kubectl_with_input(&["apply", "-f", "-"], manifest)
+            .await
+    }
+
+    async fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
+        let mut child = tokio::process::Command::new(self.bin.join("kubectl"))
+            .args(args)
+            .env("KUBECONFIG", &self.admin_kubeconfig)
+            .env("HOME", &self.dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let mut stdin = child.stdin.take().context("kubectl without stdin")?;
+        stdin.write_all(input.as_bytes()).await?;
+        drop(stdin);
+        let output = child.wait_with_output().await?;
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "kubectl {}: {complaint}",
+            args.join(" ")
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Installs the GpuNode resource and waits until it is served.
+    pub async fn install_crd(&self) -> Result<()> {
+        let crds = Api::<CustomResourceDefinition>::all(self.admin()?);
+        let name = GpuNode::crd_name();
+        let params = PatchParams::apply("testkit").force();
+        crds.patch(name, &params, &Patch::Apply(GpuNode::crd()))
+            .await?;
+        tokio::time::timeout(START, await_condition(crds, name, is_crd_established()))
+            .await
+            .with_context(|| format!("{name} is not served"))??;
+        Ok(())
+    }
+
+    /// Kills the API server: every connection to it ends at once, new ones are refused.
+    pub fn stop_api_server(&self) {
+        self.api_server.kill9();
+    }
+
+    /// Starts the API server again on the same port and waits until it is ready.
+    pub async fn start_api_server(&self) -> Result<()> {
+        self.api_server.restart()?;
+        wait_ready(&self.api_server, &self.admin_kubeconfig).await?;
+        Ok(())
+    }
+
+    /// Starts a program of this control plane, with its log in its folder.
+    pub(crate) fn run(&self, program: &str, args: Vec<String>) -> Result<Process> {
+        run(&self.bin, &self.dir, program, args)
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        for process in [
+            Some(&self.api_server),
+            Some(&self.etcd),
+            self.controllers.as_ref(),
+        ] {
+            process.into_iter().for_each(Process::kill9);
+        }
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// A client with the identity in a kubeconfig, retries off. Its connections live on the caller's
+/// runtime.
+pub async fn client(kubeconfig: &Path) -> Result<Client> {
+    Ok(Client::try_from(config(kubeconfig).await?)?)
+}
+
+async fn config(kubeconfig: &Path) -> Result<Config> {
+    let file = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    config.default_retry = false;
+    Ok(config)
+}
+
+async fn wait_ready(api_server: &Process, kubeconfig: &Path) -> Result<Config> {
+    eventually(START, "the API server is ready", async || {
+        let probe = async {
+            // The certificate authority is a file that the API server itself writes.
+            let config = config(kubeconfig).await?;
+            let request = hyper::Request::get("/readyz").body(Vec::new())?;
+            Client::try_from(config.clone())?
+                .request_text(request)
+                .await?;
+            anyhow::Ok(config)
+        };
+        probe
+            .await
+            .map_err(|error| api_server.with_tail(&format!("{error:#}")))
+    })
+    .await
+}
+
+/// Self-signed by kube-apiserver at its first start.
+fn ca(dir: &Path) -> PathBuf {
+    dir.join("certs/apiserver.crt")
+}
+
+fn write_kubeconfig(path: &Path, server: &str, ca: &Path, token: &str) -> Result<()> {
+    let mut cluster = json!({ "server": server });
+    if server.starts_with("https:") {
+        cluster["certificate-authority"] = json!(ca);
+    }
+    let kubeconfig = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "test", "cluster": cluster }],
+        "users": [{ "name": "test", "user": { "token": token } }],
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+        "current-context": "test",
+    });
+    Ok(std::fs::write(path, kubeconfig.to_string())?)
+}
+
+fn run(bin: &Path, dir: &Path, program: &str, args: Vec<String>) -> Result<Process> {
+    let log = dir.join(format!("{program}-{:08x}.log", rand::random::<u32>()));
+    Process::start(Launch {
+        program: bin.join(program),
+        args,
+        env: Vec::new(),
+        log,
+    })
+}
+
+/// The folder of the Kubernetes binaries, built if need be.
+async fn binaries() -> Result<PathBuf> {
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/control-plane/build.sh"
+    );
+    let output = tokio::process::Command::new(script)
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .with_context(|| format!("run {script}"))?;
+    ensure!(
+        output.status.success(),
+        "{script} failed: its complaint is above"
+    );
+    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim_end()))
+}
+
+/// A fresh folder beside the binaries, named after this process. Folders of processes that are gone
+/// are removed: a static control plane is never dropped, and a failed one is worth a look.
+fn run_dir(bin: &Path) -> Result<PathBuf> {
+    let runs = bin.with_file_name("run");
+    std::fs::create_dir_all(&runs)?;
+    for entry in std::fs::read_dir(&runs)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.split('-').next().unwrap_or_default();
+        if !Path::new("/proc").join(pid).exists() {
+            // Another test process may be sweeping too.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    let dir = runs.join(format!(
+        "{}-{:08x}",
+        std::process::id(),
+        rand::random::<u32>()
+    ));
+    std::fs::create_dir(&dir)?;
+    Ok(dir)
+}

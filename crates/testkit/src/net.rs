@@ -1,0 +1,30 @@
+//! Loopback ports and plain questions over HTTP.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use kube::{Client, Config};
+
+/// A port of 127.0.0.1 that nobody listens on. Never the same twice, and below the range from
+/// which the system takes ports for outgoing connections, so that it stays free until it is used.
+pub(crate) fn free_port() -> Result<u16> {
+    static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = taken.get_or_insert_default();
+    (0..1000)
+        .map(|_| rand::random_range(20_000..32_000))
+        .find(|&port| taken.insert(port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok())
+        .context("no free port on 127.0.0.1 between 20000 and 32000")
+}
+
+/// The body that `url` answers with; an error unless the status is a success. Certificates are not
+/// checked: these are our own children on the loopback interface.
+pub(crate) async fn get(url: &str) -> Result<String> {
+    let mut config = Config::new(url.parse()?);
+    config.accept_invalid_certs = true;
+    config.default_retry = false;
+    let request = hyper::Request::get("").body(Vec::new())?;
+    Ok(Client::try_from(config)?.request_text(request).await?)
+}

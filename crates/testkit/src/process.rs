@@ -1,0 +1,194 @@
+//! Child processes that certainly die with the test process, each with its output in a file.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::wait::eventually;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Path of the program, or its name on `PATH`.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Environment set on top of this process's own.
+    pub env: Vec<(String, String)>,
+    /// Where both output streams go, appended.
+    pub log: PathBuf,
+}
+
+/// A running child. Dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    launch: Launch,
+    child: Mutex<Child>,
+}
+
+impl Process {
+    /// Starts it.
+    pub fn start(launch: Launch) -> Result<Process> {
+        let child = Mutex::new(spawn(&launch)?);
+        Ok(Process { launch, child })
+    }
+
+    /// Kills it if it runs, and starts it again with the same arguments and the same log.
+    pub fn restart(&self) -> Result<()> {
+        self.kill9();
+        *self.child() = spawn(&self.launch)?;
+        Ok(())
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child().id()
+    }
+
+    /// Where its output goes.
+    #[must_use]
+    pub fn log(&self) -> &Path {
+        &self.launch.log
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub fn kill9(&self) {
+        let mut child = self.child();
+        // An error means that it is gone already.
+        if child.kill().is_ok() {
+            let _ = child.wait();
+        }
+    }
+
+    /// SIGTERM.
+    pub fn term(&self) -> Result<()> {
+        self.signal(Signal::SIGTERM)
+    }
+
+    /// SIGSTOP: frozen until [`Process::cont`].
+    pub fn stop(&self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    /// SIGCONT.
+    pub fn cont(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let mut child = self.child();
+        // Only a child that was not reaped yet still owns its process id.
+        ensure!(child.try_wait()?.is_none(), "{} has exited", self.name());
+        kill(Pid::from_raw(child.id().try_into()?), signal)?;
+        Ok(())
+    }
+
+    /// Its exit status, if it has exited.
+    pub fn exited(&self) -> Result<Option<ExitStatus>> {
+        Ok(self.child().try_wait()?)
+    }
+
+    /// Waits until it exits by itself.
+    pub async fn wait_exit(&self, deadline: Duration) -> Result<ExitStatus> {
+        let what = format!("{} exits", self.name());
+        eventually(deadline, &what, async || self.exited()?.context("running")).await
+    }
+
+    /// Waits for a line of its log that has `text` in it, and returns the line.
+    pub async fn wait_for_log_line(&self, text: &str, deadline: Duration) -> Result<String> {
+        let what = format!("{} logs {text:?}", self.name());
+        eventually(deadline, &what, async || {
+            let log = self.read_log()?;
+            let line = log.lines().find(|line| line.contains(text));
+            line.map(str::to_owned)
+                .ok_or_else(|| self.with_tail("no such line"))
+        })
+        .await
+    }
+
+    /// All that it has written so far.
+    pub fn read_log(&self) -> Result<String> {
+        let bytes = std::fs::read(self.log())?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// An error that is final as soon as the process has exited, and ends with the log's end.
+    pub(crate) fn with_tail(&self, problem: &str) -> anyhow::Error {
+        let log = self.read_log().unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(15)..].join("\n");
+        let state = match self.exited() {
+            Ok(Some(status)) => format!("exited with {status}"),
+            _ => "running".to_owned(),
+        };
+        anyhow!(
+            "{problem}; {} is {state}; {} ends:\n{tail}",
+            self.name(),
+            self.log().display()
+        )
+    }
+
+    fn name(&self) -> String {
+        self.launch
+            .program
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill9();
+    }
+}
+
+type Job = (Command, mpsc::SyncSender<std::io::Result<Child>>);
+
+/// The parent-death signal fires when the spawning *thread* ends, and a test's thread ends long
+/// before a shared control plane should: one thread that lives as long as the process spawns all.
+fn spawn(launch: &Launch) -> Result<Child> {
+    static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        std::thread::spawn(move || {
+            for (mut command, reply) in queue {
+                let _ = reply.send(command.spawn());
+            }
+        });
+        jobs
+    });
+
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&launch.log);
+    let log: File = log.with_context(|| format!("log {}", launch.log.display()))?;
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(&launch.program)
+        .args(&launch.args)
+        .envs(launch.env.iter().map(|(key, value)| (key, value)))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    let (reply, answer) = mpsc::sync_channel(1);
+    spawner.send((command, reply))?;
+    answer
+        .recv()?
+        .context("start setpriv (util-linux), which ties a child's life to ours")
+}

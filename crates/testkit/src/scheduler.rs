@@ -1,0 +1,114 @@
+//! kube-scheduler, unmodified, with a configuration of ours.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_yaml::Value;
+
+use crate::control_plane::ControlPlane;
+use crate::net::{free_port, get};
+use crate::process::Process;
+use crate::wait::eventually;
+
+/// A KubeSchedulerConfiguration.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig(Value);
+
+impl SchedulerConfig {
+    /// Reads a file; without leader election, which takes seconds and which most tests do not need.
+    pub fn load(path: &Path) -> Result<SchedulerConfig> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        SchedulerConfig::parse(&text)
+    }
+
+    /// The same from text.
+    pub fn parse(yaml: &str) -> Result<SchedulerConfig> {
+        SchedulerConfig(serde_yaml::from_str(yaml)?).with("leaderElection.leaderElect", false)
+    }
+
+    /// Sets a field by its path; maps on the way are made, list items are numbers and must exist:
+    /// `extenders.0.urlPrefix`.
+    pub fn with(mut self, path: &str, value: impl Into<Value>) -> Result<SchedulerConfig> {
+        let mut place = &mut self.0;
+        for step in path.split('.') {
+            place = match place {
+                Value::Sequence(items) => step.parse().ok().and_then(|i: usize| items.get_mut(i)),
+                Value::Null => {
+                    *place = Value::Mapping(Default::default());
+                    place
+                        .as_mapping_mut()
+                        .map(|map| map.entry(step.into()).or_insert(Value::Null))
+                }
+                Value::Mapping(map) => Some(map.entry(step.into()).or_insert(Value::Null)),
+                _ => None,
+            }
+            .with_context(|| format!("scheduler configuration: no {step} on the way of {path}"))?;
+        }
+        *place = value.into();
+        Ok(self)
+    }
+
+    /// Points the first extender at `url`.
+    pub fn with_extender(self, url: &str) -> Result<SchedulerConfig> {
+        self.with("extenders.0.urlPrefix", url)
+    }
+}
+
+/// A running kube-scheduler.
+#[derive(Debug)]
+pub struct Scheduler {
+    /// The process.
+    pub process: Process,
+    url: String,
+}
+
+impl Scheduler {
+    /// Starts one with the identity in `kubeconfig` and waits until it is up.
+    pub async fn start(
+        cluster: &ControlPlane,
+        config: SchedulerConfig,
+        kubeconfig: &Path,
+    ) -> Result<Scheduler> {
+        let port = free_port()?;
+        let kubeconfig = kubeconfig.display().to_string();
+        let config = config.with("clientConnection.kubeconfig", kubeconfig.as_str())?;
+        let file = cluster.dir().join(format!("scheduler-{port}.yaml"));
+        std::fs::write(&file, serde_yaml::to_string(&config.0)?)?;
+        let process = cluster.run(
+            "kube-scheduler",
+            vec![
+                format!("--config={}", file.display()),
+                format!("--authentication-kubeconfig={kubeconfig}"),
+                format!("--authorization-kubeconfig={kubeconfig}"),
+                "--bind-address=127.0.0.1".to_owned(),
+                format!("--secure-port={port}"),
+                format!(
+                    "--cert-dir={}",
+                    cluster.dir().join(format!("scheduler-{port}")).display()
+                ),
+                "--v=2".to_owned(),
+            ],
+        )?;
+        let scheduler = Scheduler {
+            process,
+            url: format!("https://127.0.0.1:{port}"),
+        };
+        scheduler.wait_ready().await?;
+        Ok(scheduler)
+    }
+
+    /// Waits until it says that it is ready, after a restart for example.
+    pub async fn wait_ready(&self) -> Result<()> {
+        eventually(
+            Duration::from_secs(60),
+            "kube-scheduler is ready",
+            async || {
+                let answer = get(&format!("{}/readyz", self.url)).await;
+                answer.map_err(|error| self.process.with_tail(&format!("{error:#}")))
+            },
+        )
+        .await?;
+        Ok(())
+    }
+}

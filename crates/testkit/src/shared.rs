@@ -1,0 +1,20 @@
+//! One control plane for all tests of a test binary.
+
+use anyhow::Result;
+use tokio::sync::OnceCell;
+
+use crate::control_plane::{ControlPlane, Options};
+
+/// The control plane that a test binary's cases share by namespace and node labels, with the GpuNode
+/// resource and kube-controller-manager, started by whoever asks first. It ends with the process,
+/// and needs no runtime of its own: it consists of processes.
+pub async fn shared() -> Result<&'static ControlPlane> {
+    static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
+    SHARED
+        .get_or_try_init(async || {
+            let cluster = ControlPlane::start(Options { controllers: true }).await?;
+            cluster.install_crd().await?;
+            Ok(cluster)
+        })
+        .await
+}

@@ -1,0 +1,7 @@
+//! The test rig, tested: a rig that lies makes every other test worthless.
+
+mod check;
+mod cluster;
+mod process;
+mod proxy;
+mod scheduler;

@@ -1,0 +1,5 @@
+//! gpustow on a real control plane: the unmodified kube-scheduler, the extender as a process, RBAC
+//! on. One cluster serves all cases that can share it.
+
+mod smoke;
+mod support;
