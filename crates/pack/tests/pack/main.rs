@@ -1,6 +1,7 @@
-//! Tests of the decision, through [`gpustow_pack::fit`] alone.
+//! Tests of the decision, through [`gpustow_pack::fit`] alone, and of what the repository's layout
+//! promises.
 
 mod cases;
-mod dependencies;
+mod layout;
 mod oracle;
 mod properties;

@@ -1,0 +1,154 @@
+//! Invariants of the layout: the decision depends on nothing, the ledger on no client, runtime or
+//! clock, and each set of strings is spelled in one file.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, io};
+
+/// The libraries that `package` and its dependencies are, at most `depth` steps away, as cargo
+/// resolves them.
+fn tree(package: &str, depth: &str) -> io::Result<Vec<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "tree",
+            "--offline",
+            "--locked",
+            "--prefix",
+            "none",
+            "--format",
+            "{lib}",
+        ])
+        .args([
+            "--edges",
+            "normal,build",
+            "--package",
+            package,
+            "--depth",
+            depth,
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()?;
+    if !output.status.success() {
+        return Err(io::Error::other(String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(str::to_owned)
+        .collect())
+}
+
+#[test]
+fn pack_depends_on_nothing() -> io::Result<()> {
+    assert_eq!(tree("gpustow-pack", "9")?, ["gpustow_pack"]);
+    Ok(())
+}
+
+#[test]
+fn ledger_depends_on_no_client_and_no_runtime() -> io::Result<()> {
+    let allowed = [
+        "gpustow_ledger",
+        "gpustow_api",
+        "gpustow_pack",
+        "hashbrown",
+        "thiserror",
+    ];
+    for library in tree("gpustow-ledger", "1")? {
+        assert!(
+            allowed.contains(&library.as_str()),
+            "the ledger must not depend on {library}"
+        );
+    }
+    Ok(())
+}
+
+/// What a look at the source can tell: the caller passes the time in, and nothing waits.
+#[test]
+fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {
+    for library in ["crates/pack/src", "crates/ledger/src"] {
+        for (path, code) in code_below(&root().join(library))? {
+            for word in ["::now(", "async fn", "async move", ".await", "thread::"] {
+                assert!(
+                    !code.contains(word),
+                    "{} must not use {word}",
+                    path.display()
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn our_keys_are_spelled_in_names_alone() -> io::Result<()> {
+    spelled_only_in(
+        "crates/api/src/names.rs",
+        &["gpustow.dev/", "NVIDIA_VISIBLE_DEVICES"],
+    )
+}
+
+#[test]
+fn kube_schedulers_fields_are_spelled_in_wire_alone() -> io::Result<()> {
+    let fields = [
+        "NodeNames",
+        "FailedNodes",
+        "FailedAndUnresolvable",
+        "NumPDBViolations",
+    ];
+    spelled_only_in("src/wire.rs", &fields)
+}
+
+/// Fails if a file of the product other than `home` has one of `words` in its code.
+fn spelled_only_in(home: &str, words: &[&str]) -> io::Result<()> {
+    let home = root().join(home);
+    let mut at_home = false;
+    for (path, code) in code_below(&root().join("src"))?
+        .into_iter()
+        .chain(crate_code()?)
+    {
+        for word in words.iter().filter(|word| code.contains(*word)) {
+            assert_eq!(path, home, "{word} belongs into the other file");
+            at_home = true;
+        }
+    }
+    assert!(
+        at_home,
+        "{} has none of {words:?}: the test is out of date",
+        home.display()
+    );
+    Ok(())
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The product's crates, that is, all but the one that only tests use.
+fn crate_code() -> io::Result<Vec<(PathBuf, String)>> {
+    let mut code = Vec::new();
+    for entry in fs::read_dir(root().join("crates"))? {
+        let src = entry?.path().join("src");
+        if !src.starts_with(root().join("crates/testkit")) && src.exists() {
+            code.extend(code_below(&src)?);
+        }
+    }
+    Ok(code)
+}
+
+/// The Rust files below `folder` without comments and unit tests.
+fn code_below(folder: &Path) -> io::Result<Vec<(PathBuf, String)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(code_below(&path)?);
+        } else if path.extension().is_some_and(|it| it == "rs") && !path.ends_with("tests.rs") {
+            let text = fs::read_to_string(&path)?;
+            let product = text.split("#[cfg(test)]\nmod").next().unwrap_or_default();
+            let code = product
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"));
+            found.push((path, code.collect::<Vec<_>>().join("\n")));
+        }
+    }
+    Ok(found)
+}
