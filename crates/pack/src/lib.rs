@@ -1,7 +1,7 @@
 //! Which GPUs of a node a pod goes to.
 //!
 //! This crate is the decision and nothing else: no I/O, no clock, no Kubernetes types, no
-//! dependencies. [`fit`] is the only answer to "does it fit, and where"; filter, prioritize,
+//! dependencies. [`fit()`] is the only answer to "does it fit, and where"; filter, prioritize,
 //! preempt, bind, the simulator and the command line all call it.
 //!
 //! All memory is in whole MiB ([`Mib`]); all comparisons are on integers; every tie is broken by
