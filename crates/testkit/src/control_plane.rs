@@ -20,9 +20,6 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::net::free_port;
 use crate::process::{Launch, Process};
-use crate::wait::eventually;
-
-const START: Duration = Duration::from_secs(60);
 
 /// Those that our tests need. Node lifecycle is not among them: nobody posts leases for our nodes,
 /// and it would taint them all.
@@ -86,6 +83,11 @@ impl ControlPlane {
         let (signing, public) = (dir.join("sa.key"), dir.join("sa.pub"));
         std::fs::write(&signing, key.serialize_pem())?;
         std::fs::write(&public, key.public_key_pem())?;
+        // Nobody has a certificate of this authority. Without one the API server does not publish
+        // how it authenticates, which kube-scheduler wants to read.
+        let client_ca = dir.join("client-ca.crt");
+        let certificate = rcgen::CertificateParams::default().self_signed(&key)?;
+        std::fs::write(&client_ca, certificate.pem())?;
         let (tokens, token) = (
             dir.join("tokens.csv"),
             format!("{:032x}", rand::random::<u128>()),
@@ -105,6 +107,7 @@ impl ControlPlane {
                 "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
                 "--authorization-mode=RBAC".to_owned(),
                 "--allow-privileged=true".to_owned(),
+                format!("--client-ca-file={}", client_ca.display()),
                 format!("--token-auth-file={}", tokens.display()),
                 format!("--service-account-issuer={url}/"),
                 format!("--service-account-key-file={}", public.display()),
@@ -261,9 +264,12 @@ impl ControlPlane {
         let params = PatchParams::apply("testkit").force();
         crds.patch(name, &params, &Patch::Apply(GpuNode::crd()))
             .await?;
-        tokio::time::timeout(START, await_condition(crds, name, is_crd_established()))
-            .await
-            .with_context(|| format!("{name} is not served"))??;
+        tokio::time::timeout(
+            Duration::from_secs(30),
+            await_condition(crds, name, is_crd_established()),
+        )
+        .await
+        .with_context(|| format!("{name} is not served"))??;
         Ok(())
     }
 
@@ -314,21 +320,16 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
 }
 
 async fn wait_ready(api_server: &Process, kubeconfig: &Path) -> Result<Config> {
-    eventually(START, "the API server is ready", async || {
-        let probe = async {
-            // The certificate authority is a file that the API server itself writes.
-            let config = config(kubeconfig).await?;
-            let request = hyper::Request::get("/readyz").body(Vec::new())?;
-            Client::try_from(config.clone())?
-                .request_text(request)
-                .await?;
-            anyhow::Ok(config)
-        };
-        probe
-            .await
-            .map_err(|error| api_server.with_tail(&format!("{error:#}")))
-    })
-    .await
+    let probe = async || {
+        // The certificate authority is a file that the API server itself writes.
+        let config = config(kubeconfig).await?;
+        let request = hyper::Request::get("/readyz").body(Vec::new())?;
+        Client::try_from(config.clone())?
+            .request_text(request)
+            .await?;
+        Ok(config)
+    };
+    api_server.until_ready(probe).await
 }
 
 /// Self-signed by kube-apiserver at its first start.

@@ -1,14 +1,12 @@
 //! The gpustow extender as a process.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::control_plane::ControlPlane;
 use crate::net::{free_port, get};
 use crate::process::{Launch, Process};
-use crate::wait::eventually;
 
 /// How to start an extender.
 #[derive(Clone, Debug, Default)]
@@ -75,20 +73,14 @@ impl Extender {
 
     /// Waits until it says that it is ready, after a restart for example.
     pub async fn wait_ready(&self) -> Result<()> {
-        eventually(
-            Duration::from_secs(60),
-            "the extender is ready",
-            async || {
-                let answer = get(&format!("{}/readyz", self.health_url)).await;
-                answer.map_err(|error| self.process.with_tail(&format!("{error:#}")))
-            },
-        )
-        .await?;
+        self.process
+            .until_ready(async || get(&self.health_url, "/readyz").await)
+            .await?;
         Ok(())
     }
 
     /// Its metrics as it gives them.
     pub async fn metrics(&self) -> Result<String> {
-        get(&format!("{}/metrics", self.health_url)).await
+        get(&self.health_url, "/metrics").await
     }
 }

@@ -19,12 +19,12 @@ pub(crate) fn free_port() -> Result<u16> {
         .context("no free port on 127.0.0.1 between 20000 and 32000")
 }
 
-/// The body that `url` answers with; an error unless the status is a success. Certificates are not
+/// The body that the server at `url` answers for `path` with; an error unless the status is a success. Certificates are not
 /// checked: these are our own children on the loopback interface.
-pub(crate) async fn get(url: &str) -> Result<String> {
+pub(crate) async fn get(url: &str, path: &str) -> Result<String> {
     let mut config = Config::new(url.parse()?);
     config.accept_invalid_certs = true;
     config.default_retry = false;
-    let request = hyper::Request::get("").body(Vec::new())?;
+    let request = hyper::Request::get(path).body(Vec::new())?;
     Ok(Client::try_from(config)?.request_text(request).await?)
 }

@@ -13,6 +13,9 @@ use nix::unistd::Pid;
 
 use crate::wait::eventually;
 
+/// Bound on starting anything, on a machine that is busy with other tests.
+const START: Duration = Duration::from_secs(60);
+
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -120,8 +123,17 @@ impl Process {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// An error that is final as soon as the process has exited, and ends with the log's end.
-    pub(crate) fn with_tail(&self, problem: &str) -> anyhow::Error {
+    /// Asks `probe` until it succeeds or the process ends; the error has the end of its log.
+    pub(crate) async fn until_ready<T>(&self, probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        let what = format!("{} is ready", self.name());
+        let ready = tokio::select! {
+            ready = eventually(START, &what, probe) => ready,
+            _ = self.wait_exit(START) => Err(anyhow!("{what}: not any more")),
+        };
+        ready.map_err(|problem| self.with_tail(&format!("{problem:#}")))
+    }
+
+    fn with_tail(&self, problem: &str) -> anyhow::Error {
         let log = self.read_log().unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(15)..].join("\n");

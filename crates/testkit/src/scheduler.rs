@@ -1,7 +1,6 @@
 //! kube-scheduler, unmodified, with a configuration of ours.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_yaml::Value;
@@ -9,7 +8,6 @@ use serde_yaml::Value;
 use crate::control_plane::ControlPlane;
 use crate::net::{free_port, get};
 use crate::process::Process;
-use crate::wait::eventually;
 
 /// A KubeSchedulerConfiguration.
 #[derive(Clone, Debug)]
@@ -100,15 +98,9 @@ impl Scheduler {
 
     /// Waits until it says that it is ready, after a restart for example.
     pub async fn wait_ready(&self) -> Result<()> {
-        eventually(
-            Duration::from_secs(60),
-            "kube-scheduler is ready",
-            async || {
-                let answer = get(&format!("{}/readyz", self.url)).await;
-                answer.map_err(|error| self.process.with_tail(&format!("{error:#}")))
-            },
-        )
-        .await?;
+        self.process
+            .until_ready(async || get(&self.url, "/readyz").await)
+            .await?;
         Ok(())
     }
 }

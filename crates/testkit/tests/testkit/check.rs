@@ -1,6 +1,6 @@
 use anyhow::{Context as _, Result};
 use gpustow_api::names;
-use gpustow_testkit::builders::{set_containers, set_phase};
+use gpustow_testkit::builders::{delete, set_containers, set_phase, set_running};
 use gpustow_testkit::{BY_HAND, Case, shared};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
@@ -51,16 +51,13 @@ async fn the_checker_sees_an_overfull_card() -> Result<()> {
     set_phase(&case.client, &c, "Succeeded").await?;
     case.check().await?;
 
-    let dying = case
-        .pod("p")
-        .with(|spec| spec.termination_grace_period_seconds = Some(30))
-        .build();
-    assert_eq!(dying.metadata.deletion_timestamp, None);
-    set_containers(&case.client, &c, "Running", json!({ "running": {} })).await?;
-    complaint(&case).await?;
-    case.pods()
-        .delete_collection(&Default::default(), &Default::default())
-        .await?;
+    // Deleted and still running, as a kubelet's grace leaves it, it holds its memory.
+    set_running(&case.client, &c).await?;
+    delete(&case.client, &c, 30).await?;
+    assert!(complaint(&case).await?.contains("holds 9217 MiB"));
+    let ended = json!({ "terminated": { "exitCode": 0 } });
+    set_containers(&case.client, &c, "Running", ended).await?;
+    case.check().await?;
     case.end().await
 }
 
