@@ -63,6 +63,10 @@ pub struct GpuNodeStatus {
 /// Sums over the node's cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "self.healthy <= self.gpus",
+    "message": "more healthy cards than cards"
+}]))]
 pub struct Summary {
     /// Cards present.
     #[schemars(range(min = 0, max = 256))]
@@ -86,6 +90,10 @@ pub struct Summary {
 /// One card, or one MIG instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "self.reservedMiB <= self.totalMiB",
+    "message": "reservedMiB is more than totalMiB"
+}]))]
 pub struct Gpu {
     /// NVML's UUID: `GPU-…` or `MIG-…`.
     #[schemars(

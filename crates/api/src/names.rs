@@ -47,6 +47,8 @@ pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
+/// Namespace of everything that the manifests install.
+pub const NAMESPACE: &str = "gpustow-system";
 /// Name of the second scheduler.
 pub const SCHEDULER: &str = "gpustow-scheduler";
 /// Field manager and event source of the extender.
