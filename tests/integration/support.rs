@@ -3,4 +3,4 @@
 use std::time::Duration;
 
 /// Bound on waits that end at once when all is well.
-pub const SOON: Duration = Duration::from_secs(30);
+pub(crate) const SOON: Duration = Duration::from_secs(30);
