@@ -9,7 +9,9 @@ async fn a_gpu_node_is_listed() -> Result<()> {
     let case = Case::new(cluster, "smoke").await?;
     case.node("n", &[24576, 24576]).create(&case.client).await?;
     let listed = eventually(SOON, "kubectl lists it", async || {
-        cluster.kubectl(&["get", "gpunodes", &case.node_name("n")]).await
+        cluster
+            .kubectl(&["get", "gpunodes", &case.node_name("n")])
+            .await
     })
     .await?;
     assert!(listed.contains("49152"), "{listed}");
