@@ -1,2 +1,16 @@
-//! The gpustow extender.
-fn main() {}
+//! `gpustow`: the kube-scheduler extender.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match gpustow::run(gpustow::Args::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpustow: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

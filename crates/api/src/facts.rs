@@ -58,6 +58,9 @@ pub struct PodFacts {
     pub waiting: bool,
 }
 
+/// Keys and values of taints.
+pub type Taints = [(Box<str>, Box<str>)];
+
 /// A Node, reduced to what scheduling needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFacts {
@@ -186,7 +189,7 @@ pub fn has_soft_preferences(pod: &Pod) -> bool {
 
 /// True if `pod` tolerates all of `taints`, keys and values of `PreferNoSchedule` taints.
 #[must_use]
-pub fn tolerates_prefer_no_schedule(pod: &Pod, taints: &[(Box<str>, Box<str>)]) -> bool {
+pub fn tolerates_prefer_no_schedule(pod: &Pod, taints: &Taints) -> bool {
     let tolerations = || {
         pod.spec
             .iter()

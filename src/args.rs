@@ -1,0 +1,135 @@
+//! What an operator may set. Every flag can be set by its environment variable too.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use gpustow_api::names;
+use gpustow_ledger::Config;
+use gpustow_pack::PolicyKind;
+
+/// kube-scheduler extender that packs pods onto physical GPUs by memory.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpustow", version)]
+pub struct Args {
+    /// Address for kube-scheduler. It has no authentication: keep it on loopback, beside the
+    /// scheduler
+    #[arg(long, env = "GPUSTOW_LISTEN", default_value = "127.0.0.1:32766")]
+    pub listen: SocketAddr,
+
+    /// Address for /healthz, /readyz, /metrics and /version
+    #[arg(long, env = "GPUSTOW_HEALTH_LISTEN", default_value = "0.0.0.0:32767")]
+    pub health_listen: SocketAddr,
+
+    /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
+    #[arg(long, env = "GPUSTOW_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Extended resource that pods ask for, in MiB
+    #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = resource_name)]
+    pub resource_name: String,
+
+    /// Packing policy for pods that name none: binpack, spread or first-fit
+    #[arg(long, env = "GPUSTOW_POLICY", default_value_t, value_parser = PolicyKind::from_str)]
+    pub policy: PolicyKind,
+
+    /// Namespace of the Lease by which one extender decides
+    #[arg(
+        long,
+        env = "GPUSTOW_LEASE_NAMESPACE",
+        default_value = "gpustow-system"
+    )]
+    pub lease_namespace: String,
+
+    /// Name of that Lease
+    #[arg(long, env = "GPUSTOW_LEASE_NAME", default_value = names::EXTENDER)]
+    pub lease_name: String,
+
+    /// Name of this replica in the Lease; by default the host name and a random part
+    #[arg(long, env = "GPUSTOW_IDENTITY")]
+    pub identity: Option<String>,
+
+    /// Seconds within which a bind is answered; keep it below kube-scheduler's httpTimeout
+    #[arg(long, env = "GPUSTOW_BIND_TIMEOUT", default_value = "8", value_parser = seconds)]
+    pub bind_timeout: Duration,
+
+    /// Seconds that a reservation waits for its bind
+    #[arg(long, env = "GPUSTOW_RESERVATION_TTL", default_value = "30", value_parser = seconds)]
+    pub reservation_ttl: Duration,
+
+    /// The same for pods with volumes or resource claims; keep it above kube-scheduler's
+    /// bindTimeoutSeconds
+    #[arg(long, env = "GPUSTOW_SLOW_RESERVATION_TTL", default_value = "660", value_parser = seconds)]
+    pub slow_reservation_ttl: Duration,
+
+    /// Seconds after which a GpuNode that does not change is stale: three heartbeats of the agent
+    #[arg(long, env = "GPUSTOW_STALE_AFTER", default_value = "180", value_parser = seconds)]
+    pub stale_after: Duration,
+
+    /// Wake-ups of waiting pods per second at most
+    #[arg(long, env = "GPUSTOW_WAKE_RATE", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub wake_rate: u32,
+
+    /// Seconds for which a replica that another has relieved does not take over again
+    #[arg(long, env = "GPUSTOW_RETAKE_AFTER", default_value = "60", value_parser = seconds)]
+    pub retake_after: Duration,
+
+    /// Export one series per GPU and pod share as well; the agents do that by default
+    #[arg(long, env = "GPUSTOW_METRICS_PER_GPU")]
+    pub metrics_per_gpu: bool,
+
+    /// What to log, as in `info` or `gpustow=debug,kube=warn`
+    #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]
+    pub log: String,
+
+    /// How to log
+    #[arg(long, env = "GPUSTOW_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Args {
+    /// The ledger's part of the settings.
+    #[must_use]
+    pub fn ledger(&self) -> Config {
+        Config {
+            policy: self.policy,
+            stale_after: self.stale_after,
+            reservation_ttl: self.reservation_ttl,
+            slow_reservation_ttl: self.slow_reservation_ttl,
+            ..Config::default()
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
+    let seconds = seconds.map_err(|_| "not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() && seconds <= 86_400.0 => Ok(duration),
+        _ => Err("must be more than 0 and at most 86400 seconds".to_owned()),
+    }
+}
+
+/// Kubernetes' rule for extended resources (`IsExtendedResourceName`).
+fn resource_name(name: &str) -> Result<String, String> {
+    let Some((prefix, _)) = name.split_once('/') else {
+        return Err("an extended resource has a prefix, as in example.com/gpu-mem".to_owned());
+    };
+    if prefix.ends_with("kubernetes.io") || name.starts_with("requests.") {
+        return Err(format!(
+            "Kubernetes keeps {name} for itself: choose another name"
+        ));
+    }
+    Ok(name.to_owned())
+}

@@ -1,0 +1,74 @@
+//! Tells kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use gpustow_api::{PodFacts, names};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+
+use crate::App;
+
+/// Between two looks at the ledger, at least.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Between two looks when nothing happens.
+const IDLE: Duration = Duration::from_millis(500);
+/// Patches under way at once.
+const WIDTH: usize = 16;
+
+/// Wakes pods for as long as the process runs.
+pub(crate) async fn run(app: Arc<App>) {
+    let limit = (app.args.wake_rate as usize * PAUSE.as_millis() as usize / 1000).max(1);
+    loop {
+        // Something happened, or reservations and pauses may have run out.
+        let _ = timeout(IDLE, app.wake.notified()).await;
+        let now = app.now();
+        let pods = app.ledger().wake(limit, now);
+        if app.epoch.held().is_some() && app.ready.missing().is_empty() {
+            let patches: Vec<_> = pods.iter().map(|pod| wake(&app, pod)).collect();
+            stream::iter(patches)
+                .buffer_unordered(WIDTH)
+                .collect::<()>()
+                .await;
+        }
+        if pods.len() == limit {
+            app.wake.notify_one();
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn wake(app: &App, pod: &PodFacts) {
+    let pods = Api::<Pod>::namespaced(app.client.clone(), &pod.namespace);
+    let now = app.now();
+    let patch = json!({
+        "metadata": {"uid": &*pod.uid},
+        "status": {"conditions": [{
+            "type": names::ROOM_CONDITION,
+            "status": "True",
+            "reason": "RoomAppeared",
+            // Must differ from the last wake-up's, or nothing is written and nobody wakes.
+            "message": format!("GPU memory became free ({}-{})", app.identity, now.as_millis()),
+            "lastTransitionTime": Timestamp::now().to_string(),
+        }]},
+    });
+    let params = PatchParams::default();
+    match pods
+        .patch_status(&pod.name, &params, &Patch::Strategic(patch))
+        .await
+    {
+        Ok(_) => {
+            app.metrics.woken.inc();
+            tracing::info!(namespace = %pod.namespace, pod = %pod.name, "woke a waiting pod");
+        }
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+        Err(error) => {
+            tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
+        }
+    }
+}
