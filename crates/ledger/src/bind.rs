@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Assignment, PodFacts};
-use gpustow_pack::{Choice, Mib, Request};
+use gpustow_pack::{Choice, Request};
 use thiserror::Error;
 
 use crate::Ledger;
@@ -16,16 +16,11 @@ use crate::node::{Charges, Hold, Uid};
 pub(crate) struct Reservation {
     pub(crate) node: Arc<str>,
     pub(crate) assignment: Arc<Assignment>,
+    /// When it ends if no bind has begun.
     pub(crate) deadline: Duration,
-    pub(crate) state: State,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Filter chose it; gone at the deadline.
-    Reserved,
-    /// A Binding was sent or is about to be; stays until its outcome is known.
-    Binding,
+    /// Bindings that were sent or are about to be and whose outcome is not known; while there are
+    /// any, the reservation stays.
+    pub(crate) binds: u32,
 }
 
 /// How a bind ended.
@@ -53,15 +48,18 @@ pub enum BindRefusal {
     /// A Binding of the same pod to another node is under way.
     #[error("a bind of this pod to node {0} is still under way")]
     UnderWay(String),
+    /// The pod is bound already.
+    #[error("the pod is already bound to node {0}")]
+    Bound(String),
 }
 
 impl Ledger {
     /// The assignment to send for this pod on this node; from here on its memory is held until
-    /// [`Ledger::end_bind`].
+    /// [`Ledger::end_bind`], to be called once for every success.
     ///
     /// # Errors
-    /// If the node cannot take the pod any more, or another bind of the pod is under way. The
-    /// reservation is then gone (in the first case) or untouched (in the second).
+    /// If the node cannot take the pod any more (a reservation without a bind under way is then
+    /// gone), if a bind to another node is under way, or if the pod is bound.
     pub fn begin_bind(
         &mut self,
         ask: &Ask<'_>,
@@ -76,26 +74,31 @@ impl Ledger {
         let Ok(request) = ask.pod.request.clone() else {
             return Err(refusal(Reason::Fit(gpustow_pack::Refusal::TooComplex)));
         };
+        let known = self.pods.get(uid);
+        if let Some(bound) = known.and_then(|known| known.facts.node.as_ref()) {
+            return Err(BindRefusal::Bound(bound.to_string()));
+        }
         match self.reservations.get(uid) {
             Some(held) if *held.node == *node => {}
-            Some(held) if held.state == State::Binding => {
+            Some(held) if held.binds > 0 => {
                 return Err(BindRefusal::UnderWay(held.node.to_string()));
             }
             _ => {
                 self.drop_reservation(uid);
-                let choice = self.choose(node, ask, &request).map_err(refusal)?;
-                self.reserve(ask, node, &request, choice, now);
+                self.check(node, now).map_err(refusal)?;
+                let choice = self.choose(node, ask.pod, &request).map_err(refusal)?;
+                self.reserve(ask, node, &request, &choice, now);
             }
         }
         if let Err(reason) = self.within_bounds(uid, node) {
-            self.drop_reservation(uid);
+            if !self.is_binding(uid) {
+                self.drop_reservation(uid);
+            }
             return Err(refusal(reason));
         }
-        let held = self
-            .reservations
-            .get_mut(uid)
-            .ok_or_else(|| refusal(Reason::NoReport))?;
-        held.state = State::Binding;
+        let held = self.reservations.get_mut(uid);
+        let held = held.ok_or_else(|| refusal(Reason::NoReport))?;
+        held.binds += 1;
         Ok(held.assignment.clone())
     }
 
@@ -124,30 +127,27 @@ impl Ledger {
 
     /// Ends what [`Ledger::begin_bind`] began. `pod` is the pod as it was sent.
     pub fn end_bind(&mut self, pod: &PodFacts, outcome: Outcome, now: Duration) {
-        match outcome {
-            Outcome::Bound => {
-                let Some(held) = self.reservations.get(&pod.uid) else {
-                    return;
-                };
-                let bound = PodFacts {
-                    node: Some(held.node.clone()),
-                    assignment: Some(Ok(held.assignment.clone())),
-                    nominated: None,
-                    waiting: false,
-                    ..pod.clone()
-                };
-                self.put_bound(bound, now);
-            }
-            Outcome::Failed | Outcome::Conflict => {
-                self.drop_reservation(&pod.uid);
-                let bound = self
-                    .pods
-                    .get(&pod.uid)
-                    .is_some_and(|known| known.facts.node.is_some());
-                if !bound && outcome == Outcome::Conflict {
-                    self.tried.entry(pod.uid.clone()).or_default().conflicts += 1;
-                }
-            }
+        let uid = &pod.uid;
+        let Some(held) = self.reservations.get_mut(uid) else {
+            // A watch knew the end before us.
+            return;
+        };
+        if outcome == Outcome::Bound {
+            let bound = PodFacts {
+                node: Some(held.node.clone()),
+                assignment: Some(Ok(held.assignment.clone())),
+                nominated: None,
+                waiting: false,
+                ..pod.clone()
+            };
+            return self.put_bound(bound, now);
+        }
+        held.binds = held.binds.saturating_sub(1);
+        if held.binds == 0 {
+            self.drop_reservation(uid);
+        }
+        if outcome == Outcome::Conflict && self.pods.contains_key(uid) {
+            self.tried.entry(uid.clone()).or_default().conflicts += 1;
         }
     }
 
@@ -156,23 +156,37 @@ impl Ledger {
     pub fn is_binding(&self, uid: &str) -> bool {
         self.reservations
             .get(uid)
-            .is_some_and(|held| held.state == State::Binding)
+            .is_some_and(|held| held.binds > 0)
     }
 
-    /// Ends reservations whose bind never came.
+    /// Ends reservations whose bind never came: something after us refused their nodes.
     pub fn expire(&mut self, now: Duration) {
         let late = self
             .reservations
             .iter()
-            .filter(|(_, held)| held.state == State::Reserved && held.deadline <= now)
-            .map(|(uid, _)| uid.clone())
+            .filter(|(_, held)| held.binds == 0 && held.deadline <= now)
+            .map(|(uid, held)| (uid.clone(), held.node.clone()))
             .collect::<Vec<_>>();
-        for uid in late {
+        for (uid, node) in late {
             self.drop_reservation(&uid);
-            if self.pods.contains_key(&uid) {
-                self.waiting.insert(uid);
+            match self.pods.get(&uid) {
+                Some(known) => {
+                    let pod = known.facts.clone();
+                    self.note_refusal(&uid, node);
+                    self.wait(&pod);
+                }
+                None => drop(self.tried.remove(&uid)),
             }
         }
+    }
+
+    /// A node was reserved for this pod, and no bind came.
+    pub(crate) fn note_refusal(&mut self, uid: &Uid, node: Arc<str>) {
+        self.tried
+            .entry(uid.clone())
+            .or_default()
+            .nodes
+            .insert(node);
     }
 
     /// Writes a choice into the books.
@@ -181,60 +195,58 @@ impl Ledger {
         ask: &Ask<'_>,
         name: &str,
         request: &Request,
-        choice: Choice,
+        choice: &Choice,
         now: Duration,
     ) {
         let uid = ask.pod.uid.clone();
         let Some((node_name, node)) = self.nodes.get_key_value(name) else {
             return;
         };
-        let (node_name, uuid) = (node_name.clone(), |card: usize| {
-            Box::<str>::from(node.uuid(card))
-        });
-        let charges: Vec<(Box<str>, Mib)> = choice
-            .placement
-            .charges
-            .iter()
-            .map(|&(card, mib)| (uuid(card), mib))
-            .collect();
-        let containers = ask.pod.containers.iter().zip(&choice.placement.cards);
-        let containers = containers
-            .map(|(name, cards)| (name.clone(), cards.iter().map(|&card| uuid(card)).collect()));
-        let assignment = Arc::new(Assignment {
-            charges: charges.clone(),
-            containers: containers.collect(),
-        });
+        let node_name = node_name.clone();
+        let cards = 0..node.view.cards.len();
+        let uuids: Vec<&str> = cards.map(|card| node.uuid(card)).collect();
+        let containers = &ask.pod.containers;
+        let Some(assignment) = Assignment::from_placement(&choice.placement, containers, &uuids)
+        else {
+            return;
+        };
         let hold = Hold {
-            charges: Charges::Cards(charges),
+            charges: Charges::Cards(assignment.charges.clone()),
+            exclusive: request.exclusive,
             cpu_milli: request.cpu_milli,
             ram: request.ram,
         };
+        let assignment = Arc::new(assignment);
         let ttl = match ask.slow {
             true => self.config.slow_reservation_ttl,
             false => self.config.reservation_ttl,
         };
-        let state = State::Reserved;
         let held = Reservation {
             node: node_name,
             assignment,
             deadline: now + ttl,
-            state,
+            binds: 0,
         };
         self.reservations.insert(uid.clone(), held);
         if let Some(node) = self.nodes.get_mut(name) {
-            node.reserved.insert(uid, hold);
+            node.reserved.insert(uid.clone(), hold);
         }
         self.touch(name);
+        self.nomination_changed(&uid);
     }
 
     /// Gives a reservation back, if there is one.
     pub(crate) fn drop_reservation(&mut self, uid: &str) {
-        let Some(held) = self.reservations.remove(uid) else {
-            return;
-        };
-        if let Some(node) = self.nodes.get_mut(&held.node) {
-            node.reserved.remove(uid);
-            self.touch(&held.node);
+        if let Some(node) = self.take_reservation(uid) {
+            self.touch(&node);
         }
+    }
+
+    /// The same, but leaves it to the caller to touch the node.
+    pub(crate) fn take_reservation(&mut self, uid: &str) -> Option<Arc<str>> {
+        let held = self.reservations.remove(uid)?;
+        let node = self.nodes.get_mut(&held.node)?;
+        node.reserved.remove(uid);
+        Some(held.node)
     }
 }

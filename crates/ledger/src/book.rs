@@ -46,8 +46,8 @@ impl Default for Config {
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) facts: Arc<PodFacts>,
-    /// Set by our own bind and not yet seen in a watch: when.
-    pub(crate) unconfirmed: Option<Duration>,
+    /// No watch has shown it yet; we bound it at this time.
+    pub(crate) unseen: Option<Duration>,
 }
 
 /// The ledger. See the crate's documentation.
@@ -73,6 +73,13 @@ pub(crate) struct Tried {
     pub(crate) conflicts: u32,
 }
 
+impl Tried {
+    /// How often something after us said no.
+    pub(crate) fn failures(&self) -> usize {
+        self.nodes.len() + self.conflicts as usize
+    }
+}
+
 impl Ledger {
     /// An empty ledger.
     #[must_use]
@@ -86,12 +93,7 @@ impl Ledger {
     /// A pod as a watch shows it.
     pub fn apply_pod(&mut self, pod: PodFacts) {
         // A bound pod never becomes unbound: such a copy is older than what we know.
-        if pod.node.is_none()
-            && self
-                .pods
-                .get(&pod.uid)
-                .is_some_and(|k| k.facts.node.is_some())
-        {
+        if pod.node.is_none() && self.is_bound(&pod.uid) {
             return;
         }
         self.put_pod(pod, None);
@@ -99,75 +101,87 @@ impl Ledger {
 
     /// Our own bind of this pod succeeded; the watch has yet to say so.
     pub(crate) fn put_bound(&mut self, pod: PodFacts, now: Duration) {
-        if self
-            .pods
-            .get(&pod.uid)
-            .is_none_or(|known| known.facts.node.is_none())
-        {
-            self.put_pod(pod, Some(now));
+        if self.is_bound(&pod.uid) {
+            self.drop_reservation(&pod.uid);
+        } else {
+            let unseen = (!self.pods.contains_key(&pod.uid)).then_some(now);
+            self.put_pod(pod, unseen);
         }
     }
 
-    fn put_pod(&mut self, pod: PodFacts, unconfirmed: Option<Duration>) {
-        let uid = pod.uid.clone();
-        self.forget_pod(&uid);
-        match &pod.node {
-            Some(node) => {
-                self.drop_reservation(&uid);
-                self.tried.remove(&uid);
-                self.waiting.remove(&uid);
-                if !pod.released {
-                    let entry = self.nodes.entry(node.clone()).or_default();
-                    entry.bound.insert(uid.clone(), Hold::of(&pod));
-                    self.touch(&node.clone());
-                }
-            }
-            None if pod.released => {
-                self.drop_reservation(&uid);
-                self.waiting.remove(&uid);
-            }
-            None => {
-                if let Some(node) = &pod.nominated {
-                    self.nominated
-                        .entry(node.clone())
-                        .or_default()
-                        .insert(uid.clone());
-                }
-                if pod.waiting
-                    && pod
-                        .request
-                        .as_ref()
-                        .is_ok_and(|request| !request.is_empty())
-                {
-                    self.waiting.insert(uid.clone());
-                } else if pod.gated || pod.deleting {
-                    self.waiting.remove(&uid);
-                }
+    fn is_bound(&self, uid: &str) -> bool {
+        self.pods
+            .get(uid)
+            .is_some_and(|known| known.facts.node.is_some())
+    }
+
+    fn put_pod(&mut self, pod: PodFacts, unseen: Option<Duration>) {
+        let (uid, pod) = (pod.uid.clone(), Arc::new(pod));
+        let known = Known {
+            facts: pod.clone(),
+            unseen,
+        };
+        let old = self.pods.insert(uid.clone(), known);
+        self.index_nomination(old.as_ref().map(|old| &*old.facts), Some(&pod));
+        let ended = pod.node.is_some() || pod.released;
+        let was_held = match ended {
+            true => self.take_reservation(&uid),
+            false => None,
+        };
+        let was_bound = old.and_then(|old| old.facts.node.clone());
+        let mut changed: Vec<_> = was_held.into_iter().collect();
+        if let Some(name) = was_bound.filter(|name| pod.released || Some(name) != pod.node.as_ref())
+            && let Some(node) = self.nodes.get_mut(&name)
+            && node.bound.remove(&uid).is_some()
+        {
+            changed.push(name);
+        }
+        if let Some(name) = pod.node.as_ref().filter(|_| !pod.released) {
+            let node = self.nodes.entry(name.clone()).or_default();
+            let hold = Hold::of(&pod);
+            if node.bound.get(&uid) != Some(&hold) {
+                node.bound.insert(uid.clone(), hold);
+                changed.push(name.clone());
             }
         }
-        self.pods.insert(
-            uid,
-            Known {
-                facts: Arc::new(pod),
-                unconfirmed,
-            },
-        );
+        changed.dedup();
+        changed.iter().for_each(|name| self.touch(name));
+        let asks = pod
+            .request
+            .as_ref()
+            .is_ok_and(|request| !request.is_empty());
+        if ended {
+            self.tried.remove(&uid);
+        }
+        if ended || pod.gated || pod.deleting || !asks {
+            self.waiting.remove(&uid);
+        } else if pod.waiting {
+            self.wait(&pod);
+        }
     }
 
     /// A pod is gone.
     pub fn delete_pod(&mut self, uid: &str) {
-        self.forget_pod(uid);
+        if let Some(Known { facts, .. }) = self.pods.remove(uid) {
+            self.index_nomination(Some(&facts), None);
+            if let Some(name) = &facts.node
+                && let Some(node) = self.nodes.get_mut(name)
+                && node.bound.remove(uid).is_some()
+            {
+                self.touch(name);
+            }
+        }
         self.drop_reservation(uid);
         self.tried.remove(uid);
         self.waiting.remove(uid);
     }
 
-    /// The whole list of pods, asked for at `began`. What it lacks is gone, unless we bound it
-    /// since.
+    /// The whole list of pods, asked for at `began`. What it lacks is gone, unless it is so new
+    /// that no watch has shown it and we bound it since.
     pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: Duration) {
         let listed: HashSet<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
         let gone = self.pods.iter().filter(|(uid, known)| {
-            !listed.contains(*uid) && known.unconfirmed.is_none_or(|settled| settled < began)
+            !listed.contains(*uid) && known.unseen.is_none_or(|bound| bound < began)
         });
         for uid in gone.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
             self.delete_pod(&uid);
@@ -178,25 +192,52 @@ impl Ledger {
             .retain(|uid, _| pods.contains_key(uid) || reservations.contains_key(uid));
     }
 
-    /// Takes a pod out of every index but the reservations.
-    fn forget_pod(&mut self, uid: &str) {
-        let Some(Known { facts, .. }) = self.pods.remove(uid) else {
+    /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
+    /// their victims are leaving, make room for others.
+    fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        fn place(pod: &PodFacts) -> Option<&Arc<str>> {
+            let unbound = pod.node.is_none() && !pod.released;
+            pod.nominated.as_ref().filter(|_| unbound)
+        }
+        let key = |pod: &PodFacts| (place(pod).cloned(), pod.gated, pod.deleting);
+        if old.map(key) == new.map(key) && old.is_some() {
             return;
-        };
-        if let Some(node) = &facts.nominated
+        }
+        for node in old
+            .into_iter()
+            .chain(new)
+            .filter_map(|pod| pod.node.as_ref())
+        {
+            if self.nominated.contains_key(node) {
+                self.waiting.room_on(node);
+            }
+        }
+        if let Some(pod) = old
+            && let Some(node) = place(pod)
             && let Some(pods) = self.nominated.get_mut(node)
         {
-            pods.remove(uid);
+            pods.remove(&pod.uid);
             if pods.is_empty() {
                 self.nominated.remove(node);
             }
             self.waiting.room_on(node);
         }
-        if let Some(name) = &facts.node
-            && let Some(node) = self.nodes.get_mut(name)
-            && node.bound.remove(uid).is_some()
+        if let Some(pod) = new
+            && let Some(node) = place(pod)
         {
-            self.touch(name);
+            let pods = self.nominated.entry(node.clone()).or_default();
+            pods.insert(pod.uid.clone());
+        }
+    }
+
+    /// A pod reserves: what it was nominated for is free.
+    pub(crate) fn nomination_changed(&mut self, uid: &str) {
+        let nominated = self
+            .pods
+            .get(uid)
+            .and_then(|known| known.facts.nominated.clone());
+        if let Some(node) = nominated {
+            self.waiting.room_on(&node);
         }
     }
 

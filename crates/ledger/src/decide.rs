@@ -1,13 +1,14 @@
 //! Filter and prioritize: which nodes would do, and which is best.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::facts::Taints;
 use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, fit};
 
 use crate::Ledger;
-use crate::bind::State;
 use crate::node::Node;
 
 /// Request classes remembered per node; beyond that all are forgotten and learnt anew.
@@ -23,7 +24,7 @@ pub struct Ask<'a> {
     /// It has volumes or resource claims to be prepared before its bind.
     pub slow: bool,
     /// Does it tolerate these `PreferNoSchedule` taints (key, value)?
-    pub tolerates: &'a dyn Fn(&[(Box<str>, Box<str>)]) -> bool,
+    pub tolerates: &'a dyn Fn(&Taints) -> bool,
 }
 
 /// Why a node is refused. The texts are constant; see [`Refusal`].
@@ -93,6 +94,13 @@ pub struct Verdict<'a> {
     pub refused: Vec<(&'a str, Reason)>,
 }
 
+fn refuse_all<'a>(names: &[&'a str], reason: Reason) -> Verdict<'a> {
+    Verdict {
+        nodes: Vec::new(),
+        refused: names.iter().map(|name| (*name, reason)).collect(),
+    }
+}
+
 /// How good a node is for a pod: lower is better.
 type Key<'a> = (bool, bool, Cost, &'a str);
 
@@ -110,30 +118,33 @@ impl Ledger {
             return Verdict::default();
         };
         let uid = &ask.pod.uid;
+        let bound = self
+            .pods
+            .get(uid)
+            .and_then(|known| known.facts.node.clone());
+        let binding = self.reservations.get(uid).filter(|held| held.binds > 0);
+        if let Some(node) = bound.or_else(|| binding.map(|held| held.node.clone())) {
+            let only = candidates.iter().find(|name| ***name == *node);
+            return match only {
+                Some(name) => Verdict {
+                    nodes: vec![name],
+                    refused: Vec::new(),
+                },
+                None => refuse_all(candidates, Reason::BindUnderWay),
+            };
+        }
         if let Some(reservation) = self.reservations.get(uid) {
             let node = reservation.node.clone();
-            if reservation.state == State::Binding {
-                return match candidates.iter().find(|name| ***name == *node) {
-                    Some(name) => Verdict {
-                        nodes: vec![name],
-                        refused: Vec::new(),
-                    },
-                    None => self.refuse_all(uid, candidates, Reason::BindUnderWay),
-                };
-            }
             self.drop_reservation(uid);
-            self.tried
-                .entry(uid.clone())
-                .or_default()
-                .nodes
-                .insert(node);
+            self.note_refusal(uid, node);
         }
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::new();
         let class = self.class(&request);
-        let decisive = !ask.cooperative || self.tried.get(uid).is_some_and(|t| t.conflicts >= 2);
+        let tried = self.tried.get(uid);
+        let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
         for &name in candidates {
-            match self.cost(name, ask, &request, class, now) {
+            match self.cost(name, ask.pod, &request, class, now) {
                 Ok(cost) => {
                     let (tried, tainted) = self.last_resort(name, ask);
                     let key = (tried, tainted, cost, name);
@@ -147,7 +158,7 @@ impl Ledger {
         }
         feasible.sort_unstable();
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
-            self.waiting.insert(uid.clone());
+            self.wait_refused(ask.pod, now);
             return Verdict {
                 nodes: Vec::new(),
                 refused,
@@ -156,9 +167,12 @@ impl Ledger {
         if all_tried && let Some(tried) = self.tried.get_mut(uid) {
             tried.nodes.clear();
         }
-        match self.choose(best, ask, &request) {
-            Ok(choice) => self.reserve(ask, best, &request, choice, now),
-            Err(reason) => return self.refuse_all(uid, candidates, reason),
+        match self.choose(best, ask.pod, &request) {
+            Ok(choice) => self.reserve(ask, best, &request, &choice, now),
+            Err(reason) => {
+                self.wait_refused(ask.pod, now);
+                return refuse_all(candidates, reason);
+            }
         }
         self.waiting.remove(uid);
         Verdict {
@@ -195,21 +209,13 @@ impl Ledger {
             .collect()
     }
 
-    fn refuse_all<'a>(&mut self, uid: &Arc<str>, names: &[&'a str], reason: Reason) -> Verdict<'a> {
-        self.waiting.insert(uid.clone());
-        Verdict {
-            nodes: Vec::new(),
-            refused: names.iter().map(|name| (*name, reason)).collect(),
-        }
-    }
-
     /// The policy that applies to a request.
     #[must_use]
     pub fn policy(&self, request: &Request) -> PolicyKind {
         request.policy.unwrap_or(self.config.policy)
     }
 
-    fn class(&mut self, request: &Arc<Request>) -> usize {
+    pub(crate) fn class(&mut self, request: &Arc<Request>) -> usize {
         let key = (request.clone(), self.policy(request));
         if let Some(&class) = self.classes.get(&key) {
             return class;
@@ -224,7 +230,7 @@ impl Ledger {
     }
 
     /// Is the node in a state to be asked at all?
-    fn check(&self, name: &str, now: Duration) -> Result<(), Reason> {
+    pub(crate) fn check(&self, name: &str, now: Duration) -> Result<(), Reason> {
         let report = self.nodes.get(name).and_then(|node| node.report.as_ref());
         let report = report.ok_or(Reason::NoReport)?;
         if now.saturating_sub(report.seen) > self.config.stale_after {
@@ -233,17 +239,18 @@ impl Ledger {
         Ok(())
     }
 
-    fn cost(
+    /// What the node would cost, from memory if its view has not changed since.
+    pub(crate) fn cost(
         &mut self,
         name: &str,
-        ask: &Ask<'_>,
+        pod: &PodFacts,
         request: &Request,
         class: usize,
         now: Duration,
     ) -> Result<Cost, Reason> {
-        if !self.nominated.is_empty() && self.others_nominated(name, ask.pod).next().is_some() {
+        if !self.nominated.is_empty() && self.others_nominated(name, pod).next().is_some() {
             self.check(name, now)?;
-            return self.choose(name, ask, request).map(|choice| choice.cost);
+            return self.choose(name, pod, request).map(|choice| choice.cost);
         }
         let policy = self.policy(request);
         let node = self.nodes.get_mut(name).ok_or(Reason::NoReport)?;
@@ -264,13 +271,13 @@ impl Ledger {
     pub(crate) fn choose(
         &self,
         name: &str,
-        ask: &Ask<'_>,
+        pod: &PodFacts,
         request: &Request,
     ) -> Result<Choice, Reason> {
         let node = self.nodes.get(name).ok_or(Reason::NoReport)?;
         let policy = self.policy(request);
         let choice = fit(&node.view, request, &policy).map_err(Reason::Fit)?;
-        match self.beside_nominated(name, node, ask.pod) {
+        match self.beside_nominated(name, node, pod, |_| false) {
             Some(view) => fit(&view, request, &policy).map_err(|_| Reason::Nominated),
             None => Ok(choice),
         }
@@ -288,17 +295,23 @@ impl Ledger {
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
     }
 
-    /// The node's view less what pods nominated there will need beyond the memory of the pods that
-    /// are being deleted for them. None if nobody is nominated.
-    fn beside_nominated(&self, name: &str, node: &Node, pod: &PodFacts) -> Option<NodeGpus> {
+    /// The node's view without those that `gone` names, less what pods nominated there will need
+    /// beyond the memory of the pods that are being deleted for them. None if nobody is nominated.
+    pub(crate) fn beside_nominated(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        gone: impl Fn(&str) -> bool,
+    ) -> Option<NodeGpus> {
         let mut nominated: Vec<_> = self.others_nominated(name, pod).collect();
         if nominated.is_empty() {
             return None;
         }
-        nominated.sort_unstable_by_key(|pod| (-i64::from(pod.priority), pod.created, &pod.uid));
+        nominated.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
         let leaving = |uid: &str| self.pods.get(uid).is_some_and(|known| known.facts.deleting);
-        let mut later = node.view_of(|uid| !leaving(uid));
-        let mut view = node.view.clone();
+        let mut later = node.view_of(|uid| !leaving(uid) && !gone(uid));
+        let mut view = node.view_of(|uid| !gone(uid));
         let mut needs = vec![gpustow_pack::Mib::ZERO; view.cards.len()];
         for other in nominated {
             let Ok(request) = &other.request else {
@@ -313,7 +326,7 @@ impl Ledger {
             }
         }
         for (index, card) in view.cards.iter_mut().enumerate() {
-            let freed = node.held(node.uuid(index), leaving);
+            let freed = node.held(node.uuid(index), |uid| leaving(uid) && !gone(uid));
             card.free = card.free.minus(needs[index].minus(freed));
         }
         Some(view)

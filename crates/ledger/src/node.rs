@@ -15,6 +15,8 @@ pub(crate) type Uid = Arc<str>;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hold {
     pub(crate) charges: Charges,
+    /// Nobody else on its cards, whatever size they turn out to have.
+    pub(crate) exclusive: bool,
     pub(crate) cpu_milli: u64,
     pub(crate) ram: Mib,
 }
@@ -52,8 +54,8 @@ impl Hold {
             _ if pod.released => Charges::NONE,
             None => Charges::NONE,
             Some(Ok(assignment)) => Charges::Cards(assignment.charges.clone()),
-            Some(Err(_)) => Charges::Everywhere(request.map_or(Mib(u64::MAX), |r| {
-                r.claims.iter().map(|claim| claim.mib).sum()
+            Some(Err(_)) => Charges::Everywhere(request.map_or(Mib(u64::MAX), |request| {
+                request.claims.iter().map(|claim| claim.mib).sum()
             })),
         };
         let (cpu_milli, ram) = match request {
@@ -62,6 +64,7 @@ impl Hold {
         };
         Self {
             charges,
+            exclusive: request.is_some_and(|request| request.exclusive),
             cpu_milli,
             ram,
         }
@@ -153,9 +156,16 @@ impl Node {
                     Some(Mib(used.used_mib).minus(hold.charges.on(&gpu.uuid)))
                 });
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess.sum();
+            let whole = self.holds().any(|(uid, hold)| {
+                hold.exclusive && counts(uid) && hold.charges.on(&gpu.uuid) > Mib::ZERO
+            });
             Card {
                 capacity,
-                free: capacity.minus(taken),
+                free: if whole {
+                    Mib::ZERO
+                } else {
+                    capacity.minus(taken)
+                },
                 model,
                 usable: gpu.healthy,
             }

@@ -1,5 +1,6 @@
 //! Would a node do once its victims are gone, and who else would have to go?
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,12 +51,12 @@ impl Ledger {
     ) -> Option<Victims> {
         let request = ask.pod.request.as_ref().ok()?;
         let node = self.nodes.get(name)?;
-        let report = node.report.as_ref()?;
-        if now.saturating_sub(report.seen) > self.config.stale_after {
-            return None;
-        }
+        self.check(name, now).ok()?;
         let fits = |gone: &HashSet<Arc<str>>| {
-            let view = node.view_of(|uid| *uid != *ask.pod.uid && !gone.contains(uid));
+            let gone = |uid: &str| *uid == *ask.pod.uid || gone.contains(uid);
+            let view = self
+                .beside_nominated(name, node, ask.pod, gone)
+                .unwrap_or_else(|| node.view_of(|uid| !gone(uid)));
             fit(&view, request, &self.policy(request)).is_ok()
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().cloned().collect();
@@ -68,7 +69,7 @@ impl Ledger {
             (
                 protected(&pod.uid),
                 pod.priority,
-                -pod.created,
+                Reverse(pod.created),
                 pod.uid.clone(),
             )
         });

@@ -7,7 +7,6 @@ use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
 use crate::Ledger;
-use crate::bind::State;
 use crate::node::{Charges, Node};
 
 /// A node with GPUs.
@@ -139,8 +138,7 @@ impl Ledger {
                     .iter()
                     .map(|(uid, hold)| (uid, hold, ShareState::Bound))
                     .chain(node.reserved.iter().map(|(uid, hold)| {
-                        let binding = self.reservations.get(uid).map(|held| held.state)
-                            == Some(State::Binding);
+                        let binding = self.is_binding(uid);
                         let state = if binding {
                             ShareState::Binding
                         } else {
@@ -249,17 +247,8 @@ impl Ledger {
     /// Reservations that have not ended: (waiting for a bind, bind under way).
     #[must_use]
     pub fn reservations(&self) -> (usize, usize) {
-        let binding = self
-            .reservations
-            .values()
-            .filter(|held| held.state == State::Binding);
+        let binding = self.reservations.values().filter(|held| held.binds > 0);
         let binding = binding.count();
         (self.reservations.len() - binding, binding)
-    }
-
-    /// Does this pod wait for room?
-    #[must_use]
-    pub fn is_waiting(&self, uid: &str) -> bool {
-        self.waiting.contains(uid)
     }
 }

@@ -2,12 +2,18 @@
 //!
 //! kube-scheduler puts a refused pod to sleep and does not see our room: it must be told, and only
 //! the pods that would fit should be, in the order in which the scheduler would take them.
+//!
+//! Pods with equal requests form a queue, and a queue whose first pod does not fit is not looked at
+//! further. So a call costs (different requests) × (nodes that gained room), whatever the number of
+//! waiting pods, and that product is bounded: what is left over is left to the next call.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{NodeGpus, fit};
+use gpustow_pack::{NodeGpus, Request, fit};
 use hashbrown::{HashMap, HashSet};
 
 use crate::Ledger;
@@ -15,32 +21,80 @@ use crate::node::Uid;
 
 /// A pod that is never seen in a watch is forgotten after this long.
 const UNSEEN_FOR: Duration = Duration::from_secs(60);
-/// At most this many pods whose time has come are tried against the whole cluster in one call.
-const SWEEP: usize = 64;
+/// At most this many questions (request, node) about room that appeared in one call.
+const QUESTIONS: usize = 4096;
+/// A request that fitted nowhere is tried against the whole cluster again after this many times
+/// the usual interval; room that appears is not missed meanwhile.
+const EXHAUSTED: u32 = 32;
 
 /// The pods that wait, and the nodes where room appeared since the last wake-up.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     pods: HashMap<Uid, Wait>,
+    queues: HashMap<Arc<Request>, Queue>,
     gained: HashSet<Arc<str>>,
+    /// Those that only a filter call has told of so far: since when.
+    unseen: HashMap<Uid, Duration>,
 }
 
+/// The scheduler's order: priority, then age.
+type Place = (Reverse<i32>, i64, Uid);
+
 /// One pod's history of wake-ups.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug)]
 struct Wait {
-    /// When it may be woken without new room; `None` until the first call after it was refused.
-    next: Option<Duration>,
+    place: Place,
+    request: Arc<Request>,
+    /// It may be woken without new room from here on.
+    next: Duration,
     woken: u32,
-    unseen_since: Option<Duration>,
+    /// It was woken and has not asked since: the room it was woken for is still its own.
+    pending: bool,
+}
+
+/// Pods with equal requests.
+#[derive(Debug, Default)]
+struct Queue {
+    order: BTreeSet<Place>,
+    /// When it was last tried against the whole cluster; `None` until the first call after it
+    /// came into being.
+    swept: Option<Duration>,
+    /// Nothing fitted then, and nobody joined since.
+    exhausted: bool,
 }
 
 impl Waiting {
-    pub(crate) fn insert(&mut self, uid: Uid) {
-        self.pods.entry(uid).or_default();
+    fn insert(&mut self, pod: &PodFacts) {
+        let Ok(request) = &pod.request else { return };
+        match self.pods.get_mut(&pod.uid) {
+            Some(wait) if wait.request == *request => return,
+            Some(_) => self.remove(&pod.uid),
+            None => {}
+        }
+        let place = (Reverse(pod.priority), pod.created, pod.uid.clone());
+        let queue = self.queues.entry(request.clone()).or_default();
+        queue.order.insert(place.clone());
+        queue.exhausted = false;
+        let wait = Wait {
+            place,
+            request: request.clone(),
+            next: Duration::ZERO,
+            woken: 0,
+            pending: false,
+        };
+        self.pods.insert(pod.uid.clone(), wait);
     }
 
     pub(crate) fn remove(&mut self, uid: &str) {
-        self.pods.remove(uid);
+        let Some(Wait { place, request, .. }) = self.pods.remove(uid) else {
+            return;
+        };
+        if let Some(queue) = self.queues.get_mut(&request) {
+            queue.order.remove(&place);
+            if queue.order.is_empty() {
+                self.queues.remove(&request);
+            }
+        }
     }
 
     pub(crate) fn room_on(&mut self, node: &str) {
@@ -49,10 +103,25 @@ impl Waiting {
         }
     }
 
-    pub(crate) fn contains(&self, uid: &str) -> bool {
-        self.pods.contains_key(uid)
+    fn postpone(&mut self, uid: &str, now: Duration, interval: Duration) {
+        if let Some(wait) = self.pods.get_mut(uid) {
+            wait.next = now + interval * (1 << wait.woken.min(5));
+            wait.woken += 1;
+            wait.pending = true;
+        }
+    }
+
+    /// The pod after `place` in its queue, or the first.
+    fn after(&self, request: &Arc<Request>, place: Option<&Place>) -> Option<Place> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let order = &self.queues.get(request)?.order;
+        let from = place.map_or(Unbounded, Excluded);
+        order.range((from, Unbounded)).next().cloned()
     }
 }
+
+/// Room that this call has promised already.
+type Scratch = HashMap<Arc<str>, NodeGpus>;
 
 impl Ledger {
     /// Number of pods that were refused, or lost their reservation, and still wait.
@@ -61,114 +130,207 @@ impl Ledger {
         self.waiting.pods.len()
     }
 
+    /// Does this pod wait for room?
+    #[must_use]
+    pub fn is_waiting(&self, uid: &str) -> bool {
+        self.waiting.pods.contains_key(uid)
+    }
+
+    /// A pod that may be asleep, unless it holds a reservation: waking it would move its
+    /// resourceVersion under its bind.
+    pub(crate) fn wait(&mut self, pod: &PodFacts) {
+        if !self.reservations.contains_key(&pod.uid) {
+            self.waiting.insert(pod);
+        }
+    }
+
+    /// A pod that was refused just now.
+    pub(crate) fn wait_refused(&mut self, pod: &PodFacts, now: Duration) {
+        self.wait(pod);
+        if let Some(wait) = self.waiting.pods.get_mut(&pod.uid) {
+            wait.pending = false;
+        }
+        if !self.pods.contains_key(&pod.uid) {
+            self.waiting.unseen.entry(pod.uid.clone()).or_insert(now);
+        }
+    }
+
     /// The pods to wake now, at most `limit`: where room appeared, those that would fit in it
     /// together, in the scheduler's order; and those that have waited since their last wake-up
     /// though they would fit.
     pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
         self.expire(now);
         self.forget_unseen(now);
+        let mut woken = Vec::new();
         if self.waiting.pods.is_empty() {
             self.waiting.gained.clear();
-            return Vec::new();
+            return woken;
         }
-        let pods = self.in_order(now);
-        let gained: Vec<Arc<str>> = self.waiting.gained.drain().collect();
-        let mut scratch = HashMap::new();
-        let mut woken = Vec::new();
-        let mut sweep = SWEEP;
-        for (pod, due) in pods {
-            if woken.len() == limit {
-                self.waiting.gained.extend(gained);
-                break;
-            }
-            let mut fits = self.takes(&pod, gained.iter(), &mut scratch, now);
-            if !fits && due && sweep > 0 {
-                sweep -= 1;
-                fits = self.takes(&pod, self.nodes.keys(), &mut scratch, now);
-                self.postpone(&pod.uid, now);
-            }
-            if fits {
-                self.postpone(&pod.uid, now);
-                woken.push(pod);
-            }
+        let mut scratch = Scratch::new();
+        self.wake_where_room_appeared(limit, now, &mut scratch, &mut woken);
+        self.wake_what_was_missed(limit, now, &mut scratch, &mut woken);
+        for pod in &woken {
+            let interval = self.config.wake_again_after;
+            self.waiting.postpone(&pod.uid, now, interval);
         }
         woken
     }
 
     fn forget_unseen(&mut self, now: Duration) {
-        let pods = &self.pods;
-        self.waiting.pods.retain(|uid, wait| {
-            if pods.contains_key(uid) {
-                wait.unseen_since = None;
-                return true;
+        let Self {
+            waiting,
+            pods,
+            tried,
+            ..
+        } = self;
+        let mut lost = Vec::new();
+        waiting.unseen.retain(|uid, since| {
+            let late = now.saturating_sub(*since) >= UNSEEN_FOR;
+            if !pods.contains_key(uid) && late {
+                lost.push(uid.clone());
             }
-            now.saturating_sub(*wait.unseen_since.get_or_insert(now)) < UNSEEN_FOR
+            !pods.contains_key(uid) && !late
         });
+        for uid in lost {
+            waiting.remove(&uid);
+            tried.remove(&uid);
+        }
     }
 
-    /// The waiting pods that may be bound at all, in the scheduler's order, each with whether it
-    /// may be woken without new room.
-    fn in_order(&mut self, now: Duration) -> Vec<(Arc<PodFacts>, bool)> {
-        let first = now + self.config.wake_again_after;
-        let mut order = Vec::new();
-        for (uid, wait) in &mut self.waiting.pods {
-            let Some(known) = self.pods.get(uid) else {
+    fn wake_where_room_appeared(
+        &mut self,
+        limit: usize,
+        now: Duration,
+        scratch: &mut Scratch,
+        woken: &mut Vec<Arc<PodFacts>>,
+    ) {
+        let at_once = (QUESTIONS / self.waiting.queues.len().max(1)).max(1);
+        let nodes: Vec<_> = self.waiting.gained.iter().take(at_once).cloned().collect();
+        if nodes.is_empty() {
+            return;
+        }
+        let requests = self.waiting.queues.keys();
+        let mut heads: BTreeMap<Place, Arc<Request>> = requests
+            .filter_map(|request| Some((self.waiting.after(request, None)?, request.clone())))
+            .collect();
+        while let Some((place, request)) = heads.pop_first() {
+            if let Some(pod) = self.asleep(&place.2) {
+                if woken.len() == limit {
+                    return;
+                }
+                if !self.takes(&pod, &nodes, scratch, now) {
+                    // A pod that is nominated somewhere is refused less than those behind it.
+                    if pod.nominated.is_none() {
+                        continue;
+                    }
+                } else if !self.is_pending(&place.2, now) {
+                    woken.push(pod);
+                }
+            }
+            if let Some(next) = self.waiting.after(&request, Some(&place)) {
+                heads.insert(next, request);
+            }
+        }
+        for node in &nodes {
+            self.waiting.gained.remove(node);
+        }
+    }
+
+    /// Tries one queue whose time has come against the whole cluster.
+    fn wake_what_was_missed(
+        &mut self,
+        limit: usize,
+        now: Duration,
+        scratch: &mut Scratch,
+        woken: &mut Vec<Arc<PodFacts>>,
+    ) {
+        let interval = self.config.wake_again_after;
+        let is_due = |queue: &mut Queue| {
+            let times = if queue.exhausted { EXHAUSTED } else { 1 };
+            now.saturating_sub(*queue.swept.get_or_insert(now)) >= interval * times
+        };
+        let queues = self.waiting.queues.iter_mut();
+        let due =
+            queues.filter_map(|(request, queue)| is_due(queue).then_some((queue.swept, request)));
+        let Some(request) = due
+            .min_by_key(|(swept, _)| *swept)
+            .map(|(_, request)| request.clone())
+        else {
+            return;
+        };
+        let nodes: Vec<_> = self.nodes.keys().cloned().collect();
+        let (mut place, mut exhausted) = (None, false);
+        loop {
+            place = self.waiting.after(&request, place.as_ref());
+            let Some(place) = &place else { break };
+            let is_due = self
+                .waiting
+                .pods
+                .get(&place.2)
+                .is_some_and(|w| w.next <= now);
+            let Some(pod) = self.asleep(&place.2).filter(|_| is_due) else {
                 continue;
             };
-            let pod = &known.facts;
-            if pod.node.is_none() && !pod.gated && !pod.deleting && pod.request.is_ok() {
-                order.push((pod.clone(), *wait.next.get_or_insert(first) <= now));
+            if woken.len() == limit {
+                return;
+            }
+            if self.takes(&pod, &nodes, scratch, now) {
+                woken.push(pod);
+            } else if pod.nominated.is_none() {
+                exhausted = scratch.is_empty();
+                break;
             }
         }
-        order.sort_unstable_by(|(a, _), (b, _)| {
-            (-i64::from(a.priority), a.created, &a.uid).cmp(&(
-                -i64::from(b.priority),
-                b.created,
-                &b.uid,
-            ))
-        });
-        order
+        if let Some(queue) = self.waiting.queues.get_mut(&request) {
+            queue.swept = Some(now);
+            queue.exhausted = exhausted;
+        }
     }
 
-    fn postpone(&mut self, uid: &str, now: Duration) {
-        if let Some(wait) = self.waiting.pods.get_mut(uid) {
-            wait.next = Some(now + self.config.wake_again_after * (1 << wait.woken.min(5)));
-            wait.woken += 1;
-        }
+    /// A waiting pod that may be bound at all.
+    fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
+        let facts = &self.pods.get(uid)?.facts;
+        let able = facts.node.is_none() && !facts.gated && !facts.deleting;
+        able.then(|| facts.clone())
+    }
+
+    fn is_pending(&self, uid: &str, now: Duration) -> bool {
+        let wait = self.waiting.pods.get(uid);
+        wait.is_some_and(|wait| wait.pending && wait.next > now)
     }
 
     /// Takes the room for `pod` on the first of `nodes` that has it.
-    fn takes<'n>(
-        &self,
+    fn takes(
+        &mut self,
         pod: &PodFacts,
-        mut nodes: impl Iterator<Item = &'n Arc<str>>,
-        scratch: &mut HashMap<Arc<str>, NodeGpus>,
+        nodes: &[Arc<str>],
+        scratch: &mut Scratch,
         now: Duration,
     ) -> bool {
         let Ok(request) = &pod.request else {
             return false;
         };
-        nodes.any(|name| {
-            let Some(node) = self.nodes.get(name) else {
-                return false;
-            };
-            let fresh = node
-                .report
-                .as_ref()
-                .is_some_and(|report| now.saturating_sub(report.seen) <= self.config.stale_after);
-            let view = scratch.get(name).unwrap_or(&node.view);
-            match fresh.then(|| fit(view, request, &gpustow_pack::policy::FirstFit)) {
-                Some(Ok(choice)) => {
-                    let view = scratch
-                        .entry(name.clone())
-                        .or_insert_with(|| node.view.clone());
-                    for (card, mib) in choice.placement.charges {
-                        view.cards[card].free = view.cards[card].free.minus(mib);
-                    }
-                    true
-                }
-                _ => false,
+        let class = self.class(request);
+        let policy = self.policy(request);
+        for name in nodes {
+            if self.cost(name, pod, request, class, now).is_err() {
+                continue;
             }
-        })
+            let Some(node) = self.nodes.get(name) else {
+                continue;
+            };
+            let view = scratch.get(name).unwrap_or(&node.view);
+            let Ok(choice) = fit(view, request, &policy) else {
+                continue;
+            };
+            let view = scratch
+                .entry(name.clone())
+                .or_insert_with(|| node.view.clone());
+            for (card, mib) in choice.placement.charges {
+                view.cards[card].free = view.cards[card].free.minus(mib);
+            }
+            return true;
+        }
+        false
     }
 }
