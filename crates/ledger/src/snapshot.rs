@@ -252,3 +252,22 @@ impl Ledger {
         (self.reservations.len() - binding, binding)
     }
 }
+
+impl Ledger {
+    /// The usable card with the most free memory among the nodes named: node, index, MiB.
+    #[must_use]
+    pub fn largest_free<'n>(&self, names: &[&'n str]) -> Option<(&'n str, usize, Mib)> {
+        let views = names
+            .iter()
+            .filter_map(|name| Some((*name, &self.nodes.get(*name)?.view)));
+        let cards = views.flat_map(|(name, view)| {
+            let usable = view
+                .cards
+                .iter()
+                .enumerate()
+                .filter(|(_, card)| card.usable);
+            usable.map(move |(index, card)| (name, index, card.free))
+        });
+        cards.max_by(|a, b| (a.2, b.0, b.1).cmp(&(b.2, a.0, a.1)))
+    }
+}
