@@ -1,6 +1,10 @@
 //! gpustow on a real control plane: the unmodified kube-scheduler, the extender as a process, RBAC
 //! on. One cluster serves all cases that can share it.
 
+mod doors;
+mod install;
 mod main_path;
+mod manifests;
+mod policies;
 mod smoke;
 mod support;

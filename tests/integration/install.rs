@@ -1,0 +1,70 @@
+//! The manifests of the repository on a control plane.
+
+use anyhow::{Context as _, Result, bail};
+use gpustow_api::names;
+use gpustow_testkit::{ControlPlane, Options, eventually, pod};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{Api, PostParams};
+use tokio::sync::OnceCell;
+
+use crate::support::{SOON, repository};
+
+/// A control plane with the second scheduler's manifests, for tests of admission; no controllers.
+pub(crate) async fn installed() -> Result<&'static ControlPlane> {
+    static INSTALLED: OnceCell<ControlPlane> = OnceCell::const_new();
+    INSTALLED
+        .get_or_try_init(async || {
+            let cluster = ControlPlane::start(Options::default()).await?;
+            install(&cluster, "manifests/base").await?;
+            Ok(cluster)
+        })
+        .await
+}
+
+/// Applies a kustomization of the repository, warnings forbidden, and waits until GpuNodes are
+/// served and the policies in force.
+pub(crate) async fn install(cluster: &ControlPlane, kustomization: &str) -> Result<()> {
+    let path = repository(kustomization);
+    let path = path.to_str().context("path of the repository")?;
+    cluster
+        .kubectl(&["apply", "--server-side", "--warnings-as-errors", "-k", path])
+        .await?;
+    let client = cluster.admin()?;
+    let mutating = cluster
+        .kubectl(&["get", "mutatingadmissionpolicies", "--output=name"])
+        .await?;
+    let served = async || cluster.kubectl(&["get", "gpunodes"]).await;
+    eventually(SOON, "GpuNodes are served", served).await?;
+    let probe = || {
+        pod("default", "probe")
+            .gpu_mem(1)
+            .scheduler("default-scheduler")
+    };
+    eventually(SOON, "the policies are in force", async || {
+        for (key, value) in [(names::EPOCH, "1"), (names::GPU_COUNT, "0")] {
+            let pod = probe().annotation(key, value).build();
+            if try_create(&client, &pod).await.is_ok() {
+                bail!("a pod with {key} {value} is admitted");
+            }
+        }
+        if !mutating.is_empty() {
+            // Admitted only with what both policies change.
+            try_create(&client, &probe().build()).await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// The pod as the API server would store it, without storing it.
+pub(crate) async fn try_create(client: &Client, pod: &Pod) -> kube::Result<Pod> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    Api::namespaced(client.clone(), namespace)
+        .create(&params, pod)
+        .await
+}

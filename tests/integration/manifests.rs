@@ -1,0 +1,151 @@
+//! Every manifest, example and scheduler configuration is taken by the real programs.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::{ControlPlane, Options, Scheduler, SchedulerConfig, eventually};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use serde_json::Value;
+
+use crate::install::{install, installed, try_create};
+use crate::support::{SOON, repository};
+
+#[tokio::test]
+async fn the_extended_default_scheduler_is_installed() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    install(&cluster, "manifests/overlays/default-scheduler").await
+}
+
+#[tokio::test]
+async fn every_example_is_applied_and_makes_pods_for_our_scheduler() -> Result<()> {
+    let cluster = installed().await?;
+    let client = cluster.admin()?;
+    let examples = files("manifests/examples")?;
+    ensure!(examples.len() == 5, "{examples:?}");
+    for example in examples {
+        let path = example.to_str().context("path of an example")?;
+        let args = ["apply", "--warnings-as-errors", "--output=json", "-f", path];
+        let applied: Value = serde_json::from_str(&cluster.kubectl(&args).await?)?;
+        let objects = applied["items"]
+            .as_array()
+            .cloned()
+            .unwrap_or_else(|| vec![applied]);
+        let mut pods = 0;
+        for object in objects {
+            let pod = match object["kind"].as_str() {
+                Some("Service") => continue,
+                Some("Pod") => object,
+                _ => object["spec"]["template"].clone(),
+            };
+            let mut pod: Pod = serde_json::from_value(pod)?;
+            pod.metadata.name = Some("from-template".to_owned());
+            pod.metadata.resource_version = None;
+            pod.metadata.uid = None;
+            let made = try_create(&client, &pod)
+                .await
+                .context(example.display().to_string())?;
+            let scheduler = made.spec.and_then(|spec| spec.scheduler_name);
+            assert_eq!(
+                scheduler.as_deref(),
+                Some(names::SCHEDULER),
+                "{}",
+                example.display()
+            );
+            pods += 1;
+        }
+        ensure!(pods > 0, "{} makes no pods", example.display());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_scheduler_configuration_is_loaded() -> Result<()> {
+    let cluster = installed().await?;
+    let kubeconfig = cluster
+        .kubeconfig(names::NAMESPACE, names::SCHEDULER, None)
+        .await?;
+    for file in ["gpustow-scheduler.yaml", "default-scheduler.yaml"] {
+        let config = SchedulerConfig::load(&repository("scheduler-config").join(file))?;
+        Scheduler::start(cluster, config, &kubeconfig)
+            .await
+            .context(file)?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_second_scheduler_leads_by_a_lease_of_its_own() -> Result<()> {
+    let cluster = installed().await?;
+    let kubeconfig = cluster
+        .kubeconfig(names::NAMESPACE, names::SCHEDULER, None)
+        .await?;
+    let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?
+        .with("leaderElection.leaderElect", true)?;
+    let _scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+    let leases = Api::<Lease>::namespaced(cluster.admin()?, names::NAMESPACE);
+    eventually(SOON, "the scheduler leads", async || {
+        let lease = leases.get(names::SCHEDULER).await?;
+        lease
+            .spec
+            .and_then(|spec| spec.holder_identity)
+            .context("no holder")
+    })
+    .await?;
+    Ok(())
+}
+
+/// Hand-written files spell names of ours, too: each must be one that the code knows.
+#[test]
+fn no_file_invents_a_name() -> Result<()> {
+    let known = [
+        names::GROUP,
+        names::GPU_MEM,
+        names::GPU_COUNT,
+        names::GPU_COUNT_OF,
+        names::EXCLUSIVE,
+        names::POLICY,
+        names::ASSIGNMENT,
+        names::DEVICES_OF,
+        names::CONFIRMED,
+        names::EPOCH,
+        names::MANAGED_LABEL,
+        "gpunodes.gpustow.dev",
+    ];
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "./-".contains(c);
+    let mut seen = 0;
+    for folder in ["manifests", "scheduler-config"] {
+        for file in files(folder)? {
+            let text = std::fs::read_to_string(&file)?;
+            for word in text
+                .split(|c| !is_part(c))
+                .filter(|word| word.contains(names::GROUP))
+            {
+                let word = word.trim_end_matches('.');
+                ensure!(known.contains(&word), "{}: {word}", file.display());
+                seen += 1;
+            }
+        }
+    }
+    ensure!(seen > 20, "only {seen} names seen");
+    Ok(())
+}
+
+/// All files below a folder of the repository.
+fn files(folder: &str) -> Result<Vec<PathBuf>> {
+    let (mut folders, mut files) = (vec![repository(folder)], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path)
+            } else {
+                files.push(path)
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}

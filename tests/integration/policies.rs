@@ -1,0 +1,294 @@
+//! What the admission policies admit, change and refuse.
+
+use anyhow::{Context as _, Result};
+use gpustow_api::{names, request};
+use gpustow_testkit::{ControlPlane, Options, eventually};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::Client;
+use serde_json::{Value, json};
+
+use crate::install::{install, installed, try_create};
+use crate::support::SOON;
+
+fn pod(annotations: Value, spec: Value) -> Result<Pod> {
+    let mut pod = json!({"metadata": {"name": "p", "annotations": annotations}, "spec": spec});
+    for list in ["initContainers", "containers"] {
+        for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
+            container["image"] = json!("registry.k8s.io/pause:3.10");
+        }
+        if pod["spec"][list].is_null() {
+            pod["spec"][list] = json!([]);
+        }
+    }
+    Ok(serde_json::from_value(pod)?)
+}
+
+fn asks(name: &str, mib: &str) -> Value {
+    json!({"name": name, "resources": {"limits": {names::GPU_MEM: mib}}})
+}
+
+fn with(mut container: Value, key: &str, value: Value) -> Value {
+    container[key] = value;
+    container
+}
+
+fn own_env(value: &str) -> Value {
+    json!([{"name": names::VISIBLE_DEVICES, "value": value}])
+}
+
+/// The device variables of every container: its own word, or the annotation that it reads.
+fn devices(pod: &Pod) -> Vec<(String, Vec<String>)> {
+    let of = |container: &Container| {
+        let ours = container
+            .env
+            .iter()
+            .flatten()
+            .filter(|env| env.name == names::VISIBLE_DEVICES);
+        let source = ours.map(|env| match (&env.value, &env.value_from) {
+            (Some(value), _) => value.clone(),
+            (None, Some(from)) => from
+                .field_ref
+                .as_ref()
+                .map(|field| field.field_path.clone())
+                .unwrap_or_default(),
+            (None, None) => String::new(),
+        });
+        (container.name.clone(), source.collect())
+    };
+    let spec = pod.spec.as_ref();
+    let init = spec
+        .iter()
+        .flat_map(|spec| spec.init_containers.iter().flatten());
+    init.chain(spec.iter().flat_map(|spec| &spec.containers))
+        .map(of)
+        .collect()
+}
+
+fn path_of(container: &str) -> String {
+    format!("metadata.annotations['{}{container}']", names::DEVICES_OF)
+}
+
+fn scheduler(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.scheduler_name.as_deref()
+}
+
+async fn refusal(client: &Client, pod: &Pod) -> Result<String> {
+    match try_create(client, pod).await {
+        Ok(_) => anyhow::bail!("admitted: {}", serde_json::to_string(pod)?),
+        Err(kube::Error::Api(status)) => Ok(status.message),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[tokio::test]
+async fn an_asking_pod_gets_scheduler_label_and_device_variables() -> Result<()> {
+    let client = installed().await?.admin()?;
+    let field = json!({"fieldRef": {"fieldPath": path_of("given")}});
+    let given = json!([{"name": names::VISIBLE_DEVICES, "valueFrom": field}]);
+    let pod = pod(
+        json!({}),
+        json!({
+            "initContainers": [
+                asks("init", "8Ki"),
+                with(asks("sidecar", "16"), "restartPolicy", json!("Always")),
+                {"name": "whole", "resources": {"limits": {names::NVIDIA_GPU: "1"}}},
+            ],
+            "containers": [
+                with(asks("main", "8192"), "env", json!([{"name": "A", "value": "b"}])),
+                with(asks("given", "1"), "env", given),
+                asks("zero", "0"),
+                {"name": "none", "env": own_env("none")},
+            ],
+        }),
+    )?;
+    let made = try_create(&client, &pod).await?;
+    assert_eq!(scheduler(&made), Some(names::SCHEDULER));
+    let label = made
+        .metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(names::MANAGED_LABEL));
+    assert_eq!(label.map(String::as_str), Some("true"));
+    let expected = [
+        ("init", vec![path_of("init")]),
+        ("sidecar", vec![path_of("sidecar")]),
+        ("whole", vec![]),
+        ("main", vec![path_of("main")]),
+        ("given", vec![path_of("given")]),
+        ("zero", vec!["void".to_owned()]),
+        ("none", vec!["none".to_owned()]),
+    ];
+    assert_eq!(
+        devices(&made),
+        expected.map(|(name, source)| (name.to_owned(), source))
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_that_asks_for_nothing_is_created_as_ever() -> Result<()> {
+    let client = installed().await?.admin()?;
+    for container in [
+        json!({"name": "a", "env": own_env("all"), "securityContext": {"privileged": true}}),
+        asks("a", "0"),
+        json!({"name": "a", "resources": {"limits": {names::NVIDIA_GPU: "1"}}}),
+    ] {
+        // Neither the annotations nor another scheduler's name are our business then.
+        let annotations = json!({names::GPU_COUNT: "?", "nvidia.cdi.k8s.io/container.a": "x"});
+        let spec = json!({"containers": [container], "schedulerName": "other"});
+        let pod = pod(annotations, spec)?;
+        let made = try_create(&client, &pod).await?;
+        assert_eq!(scheduler(&made), Some("other"));
+        assert_eq!(made.metadata.labels, None);
+        assert_eq!(made.metadata.annotations, pod.metadata.annotations);
+        assert_eq!(devices(&made), devices(&pod));
+    }
+    let plain = pod(json!({}), json!({"containers": [{"name": "a"}]}))?;
+    assert_eq!(
+        scheduler(&try_create(&client, &plain).await?),
+        Some("default-scheduler")
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn good_requests_pass() -> Result<()> {
+    let client = installed().await?.admin()?;
+    let two = || json!({"containers": [asks("a", "4096"), asks("b", "3000")]});
+    for annotations in [
+        json!({}),
+        json!({names::GPU_COUNT: "2", "gpu-count.gpustow.dev/b": "3", "example.com/a": "b"}),
+        json!({names::GPU_COUNT: "64", "gpu-count.gpustow.dev/b": "1"}),
+        json!({names::EXCLUSIVE: "true", names::POLICY: "first-fit"}),
+        json!({names::EXCLUSIVE: "false", names::POLICY: "spread"}),
+    ] {
+        let pod = pod(annotations, two())?;
+        assert!(request(&pod, names::GPU_MEM).is_ok());
+        try_create(&client, &pod).await?;
+    }
+    Ok(())
+}
+
+/// Admission and the extender refuse the same requests with the same words.
+#[tokio::test]
+async fn bad_requests_are_refused_in_the_extenders_words() -> Result<()> {
+    let client = installed().await?.admin()?;
+    let one = |mib: &str| json!({"containers": [asks("a", mib)]});
+    let mixed = json!({names::GPU_MEM: "1", names::NVIDIA_GPU: "1"});
+    let mixed = json!({"name": "a", "resources": {"limits": mixed}});
+    for (annotations, spec) in [
+        (json!({names::GPU_COUNT: "3"}), one("8192")),
+        (json!({names::GPU_COUNT: "0"}), one("1")),
+        (json!({names::GPU_COUNT: "65"}), one("1")),
+        (json!({names::GPU_COUNT: "+2"}), one("2")),
+        (json!({names::GPU_COUNT: "99999999999999999999"}), one("2")),
+        (json!({names::GPU_COUNT: ""}), one("2")),
+        (json!({"gpu-count.gpustow.dev/a": "two"}), one("1")),
+        (json!({"gpu-count.gpustow.dev/b": "1"}), one("1")),
+        (json!({names::EXCLUSIVE: "yes"}), one("1")),
+        (json!({names::POLICY: "best"}), one("1")),
+        (
+            json!({}),
+            json!({"initContainers": [mixed], "containers": [{"name": "b"}]}),
+        ),
+        (
+            json!({}),
+            json!({"containers": [asks(&"c".repeat(54), "1")]}),
+        ),
+        (
+            json!({names::GPU_COUNT: "2"}),
+            json!({"containers": [asks("a", "2"), asks("b", "3")]}),
+        ),
+    ] {
+        let pod = pod(annotations, spec)?;
+        let expected = request(&pod, names::GPU_MEM).unwrap_err().to_string();
+        let message = refusal(&client, &pod).await?;
+        assert!(
+            message.ends_with(&expected),
+            "{message}\nexpected {expected}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_would_go_around_the_assignment_is_refused() -> Result<()> {
+    let client = installed().await?.admin()?;
+    let spec = |container: Value| json!({"containers": [container]});
+    let privileged = with(
+        asks("a", "1"),
+        "securityContext",
+        json!({"privileged": true}),
+    );
+    let other = json!({"fieldRef": {"fieldPath": path_of("b")}});
+    let other = json!([{"name": names::VISIBLE_DEVICES, "valueFrom": other}]);
+    let twice = json!([
+        {"name": names::VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": path_of("a")}}},
+        {"name": names::VISIBLE_DEVICES, "value": "all"},
+    ]);
+    let idle = json!({"name": "b", "env": own_env("all")});
+    let own = "spec.containers[0].env: NVIDIA_VISIBLE_DEVICES is gpustow's to set: remove it";
+    for (spec, expected) in [
+        (
+            json!({"schedulerName": "other", "containers": [asks("a", "1")]}),
+            "spec.schedulerName: other is not extended by gpustow: write gpustow-scheduler",
+        ),
+        (
+            spec(privileged),
+            "spec.containers[0].securityContext.privileged: a privileged container sees every \
+             GPU of its node: remove it, or do not ask for gpustow.dev/gpu-mem",
+        ),
+        (spec(with(asks("a", "1"), "env", own_env("all"))), own),
+        (spec(with(asks("a", "1"), "env", own_env("GPU-1"))), own),
+        (spec(with(asks("a", "1"), "env", other)), own),
+        (spec(with(asks("a", "1"), "env", twice)), own),
+        (
+            json!({"initContainers": [idle], "containers": [asks("a", "1")]}),
+            "spec.initContainers[0].env: NVIDIA_VISIBLE_DEVICES is gpustow's to set: remove it",
+        ),
+    ] {
+        let message = refusal(&client, &pod(json!({}), spec)?).await?;
+        assert!(
+            message.ends_with(expected),
+            "{message}\nexpected {expected}"
+        );
+    }
+    Ok(())
+}
+
+/// Kubernetes before 1.36 has no policy that changes pods: users are told what to write.
+#[tokio::test]
+async fn before_1_36_a_pod_is_told_the_lines_to_write() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    install(&cluster, "manifests/overlays/before-1.36").await?;
+    let client = cluster.admin()?;
+    let field = json!({"fieldRef": {"fieldPath": path_of("a")}});
+    let env = json!([{"name": names::VISIBLE_DEVICES, "valueFrom": field}]);
+    let whole = with(asks("a", "1"), "env", env);
+    let full = json!({"schedulerName": names::SCHEDULER, "containers": [whole]});
+    eventually(SOON, "a pod with the lines is admitted", async || {
+        Ok(try_create(&client, &pod(json!({}), full.clone())?).await?)
+    })
+    .await?;
+    for (spec, expected) in [
+        (
+            json!({"containers": [asks("a", "1")]}),
+            "spec.schedulerName: default-scheduler is not extended by gpustow: \
+             write gpustow-scheduler",
+        ),
+        (
+            json!({"schedulerName": names::SCHEDULER, "containers": [asks("a", "1")]}),
+            "spec.containers[0].env: NVIDIA_VISIBLE_DEVICES is missing: add it with \
+             valueFrom.fieldRef.fieldPath: metadata.annotations['devices.gpustow.dev/a']",
+        ),
+    ] {
+        let message = refusal(&client, &pod(json!({}), spec)?)
+            .await
+            .context(expected)?;
+        assert!(
+            message.ends_with(expected),
+            "{message}\nexpected {expected}"
+        );
+    }
+    Ok(())
+}
