@@ -72,7 +72,10 @@ impl Writer {
             "target": {"kind": "Node", "name": "somewhere"},
         });
         let url = format!("/api/v1/namespaces/{}/{resource}", self.namespace);
-        let params = PostParams { dry_run: true, ..PostParams::default() };
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
         let request = Request::new(url).create(&params, binding.to_string().into_bytes());
         let request = request.map_err(kube::Error::BuildRequest)?;
         self.client.request::<Value>(request).await.map(drop)

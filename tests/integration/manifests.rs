@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Options, Scheduler, SchedulerConfig, eventually};
+use gpustow_testkit::{Case, ControlPlane, Options, Scheduler, SchedulerConfig, eventually};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
 use serde_json::Value;
 
@@ -94,6 +94,57 @@ async fn the_second_scheduler_leads_by_a_lease_of_its_own() -> Result<()> {
             .context("no holder")
     })
     .await?;
+    Ok(())
+}
+
+/// Runs the commands of docs/uninstall.md as they stand there.
+#[tokio::test]
+async fn the_uninstall_page_leaves_nothing_behind_and_pods_alone() -> Result<()> {
+    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    install(&cluster, "manifests/base").await?;
+    let case = Case::new(&cluster, "uninstall").await?;
+    case.node("n", &[24576]).create(&case.client).await?;
+    let pod = case.pod("p").gpu_mem(8192).create(&case.client).await?;
+
+    let page = std::fs::read_to_string(repository("docs/uninstall.md"))?;
+    let script = page
+        .split("```sh\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next());
+    let path = std::env::var("PATH")?;
+    let output = tokio::process::Command::new("bash")
+        .args([
+            "-euo",
+            "pipefail",
+            "-c",
+            script.context("no commands on the page")?,
+        ])
+        .current_dir(repository(""))
+        .env("PATH", format!("{}:{path}", cluster.bin().display()))
+        .env("KUBECONFIG", cluster.admin_kubeconfig())
+        .output()
+        .await?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+
+    let kinds = "customresourcedefinitions,namespaces,priorityclasses,clusterroles,\
+                 clusterrolebindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings,\
+                 validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let left = cluster.kubectl(&["get", kinds, "--output=name"]).await?;
+    ensure!(!left.contains("gpustow"), "{left}");
+    let node = Api::<Node>::all(case.client.clone())
+        .get(&case.node_name("n"))
+        .await?;
+    let capacity = node
+        .status
+        .and_then(|status| status.capacity)
+        .context("no capacity")?;
+    ensure!(capacity.contains_key("cpu") && !capacity.contains_key(names::GPU_MEM));
+    let still = case.pods().get("p").await?;
+    assert_eq!(still.metadata.uid, pod.metadata.uid);
     Ok(())
 }
 

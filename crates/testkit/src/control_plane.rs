@@ -167,6 +167,12 @@ impl ControlPlane {
         &self.dir
     }
 
+    /// Where kubectl and the other programs of this Kubernetes lie.
+    #[must_use]
+    pub fn bin(&self) -> &Path {
+        &self.bin
+    }
+
     /// A client that may do anything. Its connections live on the caller's runtime: do not hand it
     /// from one test to another.
     pub fn admin(&self) -> Result<Client> {
