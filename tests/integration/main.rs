@@ -2,6 +2,7 @@
 //! on. One cluster serves all cases that can share it.
 
 mod doors;
+mod gpunodes;
 mod install;
 mod main_path;
 mod manifests;
