@@ -160,7 +160,7 @@ async fn client(args: &Args) -> Result<Client> {
 /// If it cannot start: bad flags, no API server, an address in use.
 pub async fn run(args: Args) -> Result<()> {
     telemetry::init(&args)?;
-    let app = App::new(args.clone(), client(&args).await?)?;
+    let client = client(&args).await?;
     let listen = |address, flag: &'static str| async move {
         TcpListener::bind(address)
             .await
@@ -168,17 +168,39 @@ pub async fn run(args: Args) -> Result<()> {
     };
     let verbs = listen(args.listen, "--listen").await?;
     let health = listen(args.health_listen, "--health-listen").await?;
+    serve(args, client, verbs, health, stop_signal()).await
+}
+
+/// Serves kube-scheduler on `verbs`, and health and metrics on `health`, until `stop`. The addresses
+/// in `args` are not used; its tasks end with the runtime.
+///
+/// # Errors
+/// If a listener fails.
+pub async fn serve(
+    args: Args,
+    client: Client,
+    verbs: TcpListener,
+    health: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<()> {
+    let app = App::new(args, client)?;
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"), identity = %app.identity, listen = %args.listen,
-        health = %args.health_listen, resource = %args.resource_name, policy = %args.policy,
+        version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
+        listen = ?verbs.local_addr(), health = ?health.local_addr(),
+        resource = %app.args.resource_name, policy = %app.args.policy,
         "starting"
     );
     watch::spawn(&app);
     tokio::spawn(wake::run(app.clone()));
     let health = axum::serve(health, routes::health(app.clone())).into_future();
     let health = tokio::spawn(health);
+    let draining = app.clone();
     axum::serve(verbs, routes::scheduler(app.clone()))
-        .with_graceful_shutdown(stop_signal(app.clone()))
+        .with_graceful_shutdown(async move {
+            stop.await;
+            tracing::info!(binds = draining.binds.count(), "shutting down");
+            draining.draining.store(true, Ordering::Release);
+        })
         .await
         .context("serving kube-scheduler failed")?;
     drain(&app).await;
@@ -186,7 +208,7 @@ pub async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-async fn stop_signal(app: Arc<App>) {
+async fn stop_signal() {
     let terminated = async {
         match signal(SignalKind::terminate()) {
             Ok(mut signal) => drop(signal.recv().await),
@@ -200,8 +222,6 @@ async fn stop_signal(app: Arc<App>) {
         () = terminated => {}
         _ = tokio::signal::ctrl_c() => {}
     }
-    tracing::info!(binds = app.binds.count(), "shutting down");
-    app.draining.store(true, Ordering::Release);
 }
 
 /// Sees binds through, then leaves the epoch.
