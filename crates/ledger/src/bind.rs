@@ -232,6 +232,7 @@ impl Ledger {
             node.reserved.insert(uid.clone(), hold);
         }
         self.touch(name);
+        self.waiting.remove(&uid);
         self.nomination_changed(&uid);
     }
 

@@ -177,7 +177,7 @@ impl Ledger {
     }
 
     /// The whole list of pods, asked for at `began`. What it lacks is gone, unless it is so new
-    /// that no watch has shown it and we bound it since.
+    /// that no watch has shown it and we bound it since: then nobody can tell before the next list.
     pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: Duration) {
         let listed: HashSet<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
         let gone = self.pods.iter().filter(|(uid, known)| {

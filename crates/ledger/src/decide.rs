@@ -174,7 +174,6 @@ impl Ledger {
                 return refuse_all(candidates, reason);
             }
         }
-        self.waiting.remove(uid);
         Verdict {
             nodes: feasible.into_iter().map(|(.., name)| name).collect(),
             refused,
@@ -191,7 +190,7 @@ impl Ledger {
             .map(|name| {
                 self.check(name, now).ok()?;
                 let node = self.nodes.get(*name)?;
-                let view = node.view_of(|uid| *uid != *ask.pod.uid);
+                let view = self.view_without(name, node, ask.pod, |uid| *uid == *ask.pod.uid);
                 let choice = fit(&view, &request, &self.policy(&request)).ok()?;
                 let (tried, tainted) = self.last_resort(name, ask);
                 Some((tried, tainted, choice.cost, *name))
@@ -330,6 +329,18 @@ impl Ledger {
             card.free = card.free.minus(needs[index].minus(freed));
         }
         Some(view)
+    }
+
+    /// The node as it would be for `pod` if those that `gone` names were not there.
+    pub(crate) fn view_without(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        gone: impl Fn(&str) -> bool,
+    ) -> NodeGpus {
+        self.beside_nominated(name, node, pod, &gone)
+            .unwrap_or_else(|| node.view_of(|uid| !gone(uid)))
     }
 
     /// Nodes to be taken last: refused by something after us for this pod; tainted against it.

@@ -20,6 +20,7 @@
 mod bind;
 mod book;
 mod decide;
+mod explain;
 mod node;
 mod preempt;
 mod snapshot;

@@ -54,9 +54,7 @@ impl Ledger {
         self.check(name, now).ok()?;
         let fits = |gone: &HashSet<Arc<str>>| {
             let gone = |uid: &str| *uid == *ask.pod.uid || gone.contains(uid);
-            let view = self
-                .beside_nominated(name, node, ask.pod, gone)
-                .unwrap_or_else(|| node.view_of(|uid| !gone(uid)));
+            let view = self.view_without(name, node, ask.pod, gone);
             fit(&view, request, &self.policy(request)).is_ok()
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().cloned().collect();

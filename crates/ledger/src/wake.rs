@@ -48,8 +48,8 @@ struct Wait {
     /// It may be woken without new room from here on.
     next: Duration,
     woken: u32,
-    /// It was woken and has not asked since: the room it was woken for is still its own.
-    pending: bool,
+    /// It was woken for room on this node and has not asked since: until then it is its own.
+    promised: Option<(Arc<str>, Duration)>,
 }
 
 /// Pods with equal requests.
@@ -80,7 +80,7 @@ impl Waiting {
             request: request.clone(),
             next: Duration::ZERO,
             woken: 0,
-            pending: false,
+            promised: None,
         };
         self.pods.insert(pod.uid.clone(), wait);
     }
@@ -103,11 +103,11 @@ impl Waiting {
         }
     }
 
-    fn postpone(&mut self, uid: &str, now: Duration, interval: Duration) {
+    fn promise(&mut self, uid: &str, node: Arc<str>, now: Duration, interval: Duration) {
         if let Some(wait) = self.pods.get_mut(uid) {
             wait.next = now + interval * (1 << wait.woken.min(5));
             wait.woken += 1;
-            wait.pending = true;
+            wait.promised = Some((node, now + interval));
         }
     }
 
@@ -148,7 +148,7 @@ impl Ledger {
     pub(crate) fn wait_refused(&mut self, pod: &PodFacts, now: Duration) {
         self.wait(pod);
         if let Some(wait) = self.waiting.pods.get_mut(&pod.uid) {
-            wait.pending = false;
+            wait.promised = None;
         }
         if !self.pods.contains_key(&pod.uid) {
             self.waiting.unseen.entry(pod.uid.clone()).or_insert(now);
@@ -169,10 +169,6 @@ impl Ledger {
         let mut scratch = Scratch::new();
         self.wake_where_room_appeared(limit, now, &mut scratch, &mut woken);
         self.wake_what_was_missed(limit, now, &mut scratch, &mut woken);
-        for pod in &woken {
-            let interval = self.config.wake_again_after;
-            self.waiting.postpone(&pod.uid, now, interval);
-        }
         woken
     }
 
@@ -215,16 +211,18 @@ impl Ledger {
             .collect();
         while let Some((place, request)) = heads.pop_first() {
             if let Some(pod) = self.asleep(&place.2) {
-                if woken.len() == limit {
-                    return;
-                }
-                if !self.takes(&pod, &nodes, scratch, now) {
-                    // A pod that is nominated somewhere is refused less than those behind it.
-                    if pod.nominated.is_none() {
-                        continue;
+                if let Some(node) = self.promised(&pod.uid, now) {
+                    if nodes.contains(&node) {
+                        self.takes(&pod, &[node], scratch, now);
                     }
-                } else if !self.is_pending(&place.2, now) {
+                } else if woken.len() == limit {
+                    return;
+                } else if let Some(node) = self.takes(&pod, &nodes, scratch, now) {
+                    self.promise(&pod.uid, node, now);
                     woken.push(pod);
+                } else if pod.nominated.is_none() {
+                    // Those behind it are refused too; not so behind one that is nominated.
+                    continue;
                 }
             }
             if let Some(next) = self.waiting.after(&request, Some(&place)) {
@@ -274,7 +272,8 @@ impl Ledger {
             if woken.len() == limit {
                 return;
             }
-            if self.takes(&pod, &nodes, scratch, now) {
+            if let Some(node) = self.takes(&pod, &nodes, scratch, now) {
+                self.promise(&pod.uid, node, now);
                 woken.push(pod);
             } else if pod.nominated.is_none() {
                 exhausted = scratch.is_empty();
@@ -294,22 +293,25 @@ impl Ledger {
         able.then(|| facts.clone())
     }
 
-    fn is_pending(&self, uid: &str, now: Duration) -> bool {
-        let wait = self.waiting.pods.get(uid);
-        wait.is_some_and(|wait| wait.pending && wait.next > now)
+    fn promise(&mut self, uid: &str, node: Arc<str>, now: Duration) {
+        let interval = self.config.wake_again_after;
+        self.waiting.promise(uid, node, now, interval);
     }
 
-    /// Takes the room for `pod` on the first of `nodes` that has it.
+    fn promised(&self, uid: &str, now: Duration) -> Option<Arc<str>> {
+        let (node, until) = self.waiting.pods.get(uid)?.promised.as_ref()?;
+        (*until > now).then(|| node.clone())
+    }
+
+    /// Takes the room for `pod` on the first of `nodes` that has it, and names it.
     fn takes(
         &mut self,
         pod: &PodFacts,
         nodes: &[Arc<str>],
         scratch: &mut Scratch,
         now: Duration,
-    ) -> bool {
-        let Ok(request) = &pod.request else {
-            return false;
-        };
+    ) -> Option<Arc<str>> {
+        let request = pod.request.as_ref().ok()?;
         let class = self.class(request);
         let policy = self.policy(request);
         for name in nodes {
@@ -329,8 +331,8 @@ impl Ledger {
             for (card, mib) in choice.placement.charges {
                 view.cards[card].free = view.cards[card].free.minus(mib);
             }
-            return true;
+            return Some(name.clone());
         }
-        false
+        None
     }
 }

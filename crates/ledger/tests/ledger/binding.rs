@@ -1,0 +1,129 @@
+//! From the reservation to the bound pod, with outcomes late, lost and doubled.
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{BindRefusal, Outcome, Reason};
+
+use crate::build::{ask, at, bound, choose, free, ledger, pod};
+
+#[test]
+fn an_unknown_outcome_holds_its_memory_beyond_every_deadline() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
+    let p = pod("p", 60);
+    choose(&mut ledger, &p, &["a"], at(0));
+    assert!(ledger.begin_bind(&ask(&p), "a", at(0)).is_ok());
+    ledger.expire(at(10_000));
+    assert!(ledger.is_binding("p"));
+    assert_eq!(
+        (free(&ledger, "a"), ledger.reservations()),
+        (vec![40], (0, 1))
+    );
+    assert_eq!(choose(&mut ledger, &p, &["a", "b"], at(1)), ["a"]);
+    let refused = ledger.filter(&ask(&p), &["b"], at(1)).refused;
+    assert_eq!(refused, [("b", Reason::BindUnderWay)]);
+    let elsewhere = ledger.begin_bind(&ask(&p), "b", at(1));
+    assert_eq!(elsewhere, Err(BindRefusal::UnderWay("a".into())));
+}
+
+#[test]
+fn a_second_bind_keeps_the_memory_of_the_first() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 60);
+    let first = ledger.begin_bind(&ask(&p), "a", at(0));
+    assert_eq!(ledger.begin_bind(&ask(&p), "a", at(0)), first);
+    ledger.end_bind(&p, Outcome::Conflict, at(0));
+    assert_eq!(
+        (free(&ledger, "a"), ledger.is_binding("p")),
+        (vec![40], true)
+    );
+    ledger.end_bind(&p, Outcome::Failed, at(0));
+    assert_eq!(
+        (free(&ledger, "a"), ledger.reservations()),
+        (vec![100], (0, 0))
+    );
+}
+
+#[test]
+fn a_bound_pod_is_held_whoever_says_so_first() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    for watch_first in [true, false] {
+        let p = pod("p", 60);
+        ledger.apply_pod(p.clone());
+        let assignment = ledger.begin_bind(&ask(&p), "a", at(0)).expect("room");
+        let told = PodFacts {
+            node: Some("a".into()),
+            assignment: Some(Ok(assignment)),
+            ..p.clone()
+        };
+        if watch_first {
+            ledger.apply_pod(told.clone());
+        }
+        ledger.end_bind(&p, Outcome::Bound, at(0));
+        // A copy from before the bind arrives late.
+        ledger.apply_pod(p.clone());
+        assert_eq!(
+            (free(&ledger, "a"), ledger.reservations()),
+            (vec![40], (0, 0))
+        );
+        assert_eq!(choose(&mut ledger, &p, &["a"], at(1)), ["a"]);
+        assert_eq!(
+            (free(&ledger, "a"), ledger.reservations()),
+            (vec![40], (0, 0))
+        );
+        let again = ledger.begin_bind(&ask(&p), "a", at(1));
+        assert_eq!(again, Err(BindRefusal::Bound("a".into())));
+        ledger.delete_pod("p");
+        assert_eq!(free(&ledger, "a"), [100]);
+    }
+}
+
+#[test]
+fn a_pod_deleted_during_its_bind_holds_nothing_afterwards() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 60);
+    ledger.apply_pod(p.clone());
+    assert!(ledger.begin_bind(&ask(&p), "a", at(0)).is_ok());
+    ledger.delete_pod("p");
+    ledger.end_bind(&p, Outcome::Bound, at(0));
+    assert_eq!((free(&ledger, "a"), ledger.pods().count()), (vec![100], 0));
+}
+
+#[test]
+fn a_bind_without_a_reservation_needs_room() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("old", "a", "a-0", 60));
+    assert!(ledger.begin_bind(&ask(&pod("p", 60)), "a", at(0)).is_err());
+    assert!(ledger.begin_bind(&ask(&pod("q", 40)), "a", at(0)).is_ok());
+}
+
+#[test]
+fn a_list_that_began_before_our_bind_does_not_undo_it() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 60);
+    assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
+    ledger.end_bind(&p, Outcome::Bound, at(5));
+    ledger.reset_pods(Vec::new(), at(4));
+    assert_eq!(free(&ledger, "a"), [40]);
+    ledger.reset_pods(Vec::new(), at(6));
+    assert_eq!(free(&ledger, "a"), [100]);
+}
+
+#[test]
+fn a_list_that_lacks_a_pod_that_a_watch_has_shown_ends_it() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 60);
+    ledger.apply_pod(p.clone());
+    assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
+    ledger.end_bind(&p, Outcome::Bound, at(5));
+    ledger.reset_pods(Vec::new(), at(4));
+    assert_eq!((free(&ledger, "a"), ledger.pods().count()), (vec![100], 0));
+}
+
+#[test]
+fn a_list_with_an_older_copy_does_not_undo_a_bind() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 60);
+    assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
+    ledger.end_bind(&p, Outcome::Bound, at(5));
+    ledger.reset_pods(vec![p], at(4));
+    assert_eq!(free(&ledger, "a"), [40]);
+}

@@ -1,0 +1,150 @@
+//! Pods, nodes and ledgers in few words.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
+use gpustow_api::{Assignment, NodeFacts, PodFacts};
+use gpustow_ledger::{Ask, Config, Ledger};
+use gpustow_pack::{Claim, ClaimKind, Mib, Request};
+
+pub(crate) fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// An unbound pod with one container that asks for `mib` on one card.
+pub(crate) fn pod(uid: &str, mib: u64) -> PodFacts {
+    asking(uid, &[(1, mib)])
+}
+
+/// An unbound pod with a container per (GPUs, MiB on each).
+pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
+    let claim = |&(gpus, mib): &(u32, u64)| Claim {
+        kind: ClaimKind::Main,
+        gpus,
+        mib: Mib(mib),
+    };
+    let containers: Arc<[Box<str>]> = (0..claims.len())
+        .map(|index| format!("c{index}").into())
+        .collect();
+    PodFacts {
+        uid: uid.into(),
+        namespace: "default".into(),
+        name: uid.into(),
+        resource_version: "1".into(),
+        created: 0,
+        node: None,
+        scheduler: "gpustow-scheduler".into(),
+        priority: 0,
+        nominated: None,
+        request: Ok(Arc::new(Request {
+            claims: claims.iter().map(claim).collect(),
+            ..Request::default()
+        })),
+        containers,
+        assignment: None,
+        epoch: None,
+        deleting: false,
+        gated: false,
+        released: false,
+        waiting: false,
+    }
+}
+
+/// The same pod, wanting whole cards.
+pub(crate) fn exclusive(pod: PodFacts) -> PodFacts {
+    let whole = |request: Arc<Request>| {
+        Arc::new(Request {
+            exclusive: true,
+            ..(*request).clone()
+        })
+    };
+    PodFacts {
+        request: pod.request.map(whole),
+        ..pod
+    }
+}
+
+/// A pod bound to `node`, holding `mib` on the card.
+pub(crate) fn bound(uid: &str, node: &str, card: &str, mib: u64) -> PodFacts {
+    let assignment = Assignment {
+        charges: vec![(card.into(), Mib(mib))],
+        containers: vec![("c0".into(), vec![card.into()])],
+    };
+    PodFacts {
+        node: Some(node.into()),
+        assignment: Some(Ok(Arc::new(assignment))),
+        ..pod(uid, mib)
+    }
+}
+
+pub(crate) fn card(uuid: &str, total_mib: u64) -> Gpu {
+    Gpu {
+        uuid: uuid.into(),
+        total_mib,
+        healthy: true,
+        ..Gpu::default()
+    }
+}
+
+pub(crate) fn used(uid: &str, used_mib: u64) -> PodUse {
+    PodUse {
+        uid: uid.into(),
+        used_mib,
+    }
+}
+
+pub(crate) fn report(gpus: &[Gpu]) -> GpuNodeStatus {
+    GpuNodeStatus {
+        gpus: gpus.to_vec(),
+        ..GpuNodeStatus::default()
+    }
+}
+
+pub(crate) fn node(name: &str) -> NodeFacts {
+    NodeFacts {
+        name: name.into(),
+        cpu_milli: 64_000,
+        ram: Mib(1 << 20),
+        prefer_no_schedule: Vec::new(),
+    }
+}
+
+/// A ledger with these nodes and the sizes of their cards, which are called `<node>-0` and so on.
+pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
+    let mut ledger = Ledger::new(Config::default());
+    for (name, sizes) in nodes {
+        ledger.apply_node(node(name));
+        let card = |(index, &size)| card(&format!("{name}-{index}"), size);
+        let cards: Vec<_> = sizes.iter().enumerate().map(card).collect();
+        ledger.apply_gpunode(name, report(&cards), at(0));
+    }
+    ledger
+}
+
+pub(crate) fn ask(pod: &PodFacts) -> Ask<'_> {
+    Ask {
+        pod,
+        cooperative: false,
+        slow: false,
+        tolerates: &|_| true,
+    }
+}
+
+/// Filters at `now` and gives the chosen nodes.
+pub(crate) fn choose<'a>(
+    ledger: &mut Ledger,
+    pod: &PodFacts,
+    nodes: &[&'a str],
+    now: Duration,
+) -> Vec<&'a str> {
+    ledger.filter(&ask(pod), nodes, now).nodes
+}
+
+/// What is free on the cards of a node.
+pub(crate) fn free(ledger: &Ledger, name: &str) -> Vec<u64> {
+    let snapshot = ledger.snapshot(at(0));
+    let node = snapshot.iter().find(|node| *node.name == *name);
+    let cards = node.into_iter().flat_map(|node| &node.cards);
+    cards.map(|card| card.free.0).collect()
+}

@@ -1,0 +1,11 @@
+//! The ledger through its public API: behaviour by theme, and a model test of random histories.
+
+mod binding;
+mod bounds;
+mod build;
+mod filter;
+mod model;
+mod nominated;
+mod preempt;
+mod reports;
+mod wake;

@@ -1,0 +1,193 @@
+//! What can happen, and how to draw it.
+
+/// A small generator (SplitMix64): speed matters here, not quality.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn index(&mut self) -> usize {
+        self.below(8) as usize
+    }
+}
+
+/// One step. Numbers are taken modulo what there is, so that a history stays meaningful when
+/// events are dropped from it.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// A pod comes into being, under a name that may have been used before.
+    Create {
+        size: u64,
+        gpus: u32,
+        exclusive: bool,
+        priority: i32,
+        gated: bool,
+    },
+    /// The next `count` events of the pod watch arrive.
+    DeliverPods {
+        count: usize,
+    },
+    /// The next events of the node and GpuNode watches arrive.
+    DeliverNodes,
+    /// The watch breaks: a new list is asked for.
+    ListBegins,
+    /// The API server answers it.
+    ListIsTaken,
+    /// The answer arrives.
+    ListArrives,
+    /// A copy of a pod arrives that is newer than what the watch has shown.
+    ReadBack {
+        pod: usize,
+    },
+    Filter {
+        pod: usize,
+        without: usize,
+        cooperative: bool,
+    },
+    /// The scheduler binds to the node that filter named, or to another one.
+    BeginBind {
+        pod: usize,
+        elsewhere: Option<usize>,
+    },
+    /// Filter and bind in one go: the view is unchanged between them.
+    FilterAndBind {
+        pod: usize,
+    },
+    /// The API server handles a Binding.
+    Land {
+        post: usize,
+    },
+    /// The caller learns the outcome, from the reply or by reading the pod back.
+    EndBind {
+        post: usize,
+    },
+    Preempt {
+        pod: usize,
+        node: usize,
+    },
+    Wake {
+        limit: usize,
+    },
+    Advance {
+        seconds: u64,
+    },
+    /// A pod's status changes: a crash loop, a condition.
+    Touch {
+        pod: usize,
+    },
+    Unschedulable {
+        pod: usize,
+    },
+    Ungate {
+        pod: usize,
+    },
+    Nominate {
+        pod: usize,
+        node: usize,
+    },
+    /// Deletion is asked for; what is bound stays until `Vanish`.
+    Terminate {
+        pod: usize,
+    },
+    /// It is Succeeded, or every container of it has terminated.
+    Finish {
+        pod: usize,
+    },
+    Vanish {
+        pod: usize,
+    },
+    /// Somebody binds it without us, with an unreadable assignment or with none.
+    BindByHand {
+        pod: usize,
+        node: usize,
+        broken: bool,
+    },
+    NodeVanishes {
+        node: usize,
+    },
+    NodeAppears {
+        node: usize,
+    },
+    /// The agent reports the variant-th set of cards, or live use.
+    Report {
+        node: usize,
+        variant: u64,
+    },
+    ReportVanishes {
+        node: usize,
+    },
+    /// The extender dies; a successor fences it and reads everything anew.
+    Restart,
+}
+
+impl Event {
+    pub(super) fn random(random: &mut Random) -> Self {
+        let (pod, node, post) = (random.index(), random.index(), random.index());
+        match random.below(64) {
+            0..10 => Self::Create {
+                size: 1 + random.below(10),
+                gpus: 1 + u32::from(random.below(6) == 0),
+                exclusive: random.below(6) == 0,
+                priority: random.below(3) as i32,
+                gated: random.below(12) == 0,
+            },
+            10..16 => Self::DeliverPods {
+                count: 1 + random.index(),
+            },
+            16..18 => Self::DeliverNodes,
+            18 => Self::ListBegins,
+            19 => Self::ListIsTaken,
+            20 => Self::ListArrives,
+            21 => Self::ReadBack { pod },
+            22..29 => Self::Filter {
+                pod,
+                without: random.index(),
+                cooperative: random.below(4) == 0,
+            },
+            29..34 => Self::BeginBind {
+                pod,
+                elsewhere: (random.below(4) == 0).then_some(node),
+            },
+            34..38 => Self::FilterAndBind { pod },
+            38..42 => Self::Land { post },
+            42..46 => Self::EndBind { post },
+            46 => Self::Preempt { pod, node },
+            47 => Self::Wake {
+                limit: random.index(),
+            },
+            48 => Self::Advance {
+                seconds: [1, 5, 31, 101][random.below(4) as usize],
+            },
+            49 => Self::Touch { pod },
+            50 => Self::Unschedulable { pod },
+            51 => Self::Ungate { pod },
+            52 => Self::Nominate { pod, node },
+            53 => Self::Terminate { pod },
+            54 => Self::Finish { pod },
+            55 => Self::Vanish { pod },
+            56 => Self::BindByHand {
+                pod,
+                node,
+                broken: random.below(2) == 0,
+            },
+            57 => Self::NodeVanishes { node },
+            58 => Self::NodeAppears { node },
+            59..62 => Self::Report {
+                node,
+                variant: random.below(8),
+            },
+            62 => Self::ReportVanishes { node },
+            _ => Self::Restart,
+        }
+    }
+}

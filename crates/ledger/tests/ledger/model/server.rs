@@ -1,0 +1,186 @@
+//! The simulated API server: what is true.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
+use gpustow_api::{Assignment, BrokenAssignment, PodFacts};
+
+use crate::build::{card, report, used};
+
+pub(super) const NODES: [&str; 3] = ["n0", "n1", "n2"];
+
+/// What a watch tells of a pod.
+#[derive(Clone)]
+pub(super) enum PodEvent {
+    Apply(Box<PodFacts>),
+    Delete(Arc<str>),
+}
+
+/// What a watch tells of a node: that it is there, or its report.
+#[derive(Clone)]
+pub(super) enum NodeEvent {
+    Node(&'static str, bool),
+    Report(&'static str, Option<GpuNodeStatus>),
+}
+
+/// A Binding on its way.
+#[derive(Clone)]
+pub(super) struct Post {
+    /// The pod as it was sent.
+    pub(super) pod: PodFacts,
+    pub(super) node: Arc<str>,
+    pub(super) assignment: Arc<Assignment>,
+    /// Whether it took effect, once that is decided.
+    pub(super) landed: Option<bool>,
+    /// The caller still waits for it.
+    pub(super) awaited: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Server {
+    /// By UID, in the order of creation.
+    pub(super) pods: Vec<PodFacts>,
+    pub(super) nodes: BTreeMap<&'static str, bool>,
+    pub(super) reports: BTreeMap<&'static str, GpuNodeStatus>,
+    pub(super) posts: Vec<Post>,
+    pub(super) pod_watch: VecDeque<PodEvent>,
+    pub(super) node_watch: VecDeque<NodeEvent>,
+    version: u64,
+}
+
+impl Server {
+    pub(super) fn create(&mut self, pod: PodFacts) {
+        self.pods.push(pod);
+        self.write(self.pods.len() - 1, |_| {});
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.version
+    }
+
+    /// Changes a pod in one write.
+    pub(super) fn write(&mut self, index: usize, change: impl FnOnce(&mut PodFacts)) {
+        let pod = &mut self.pods[index];
+        change(pod);
+        self.version += 1;
+        pod.resource_version = self.version.to_string().into();
+        self.pod_watch
+            .push_back(PodEvent::Apply(Box::new(pod.clone())));
+    }
+
+    pub(super) fn remove(&mut self, index: usize) {
+        let pod = self.pods.remove(index);
+        self.pod_watch.push_back(PodEvent::Delete(pod.uid));
+    }
+
+    pub(super) fn set_node(&mut self, name: &'static str, present: bool) {
+        self.nodes.insert(name, present);
+        self.node_watch.push_back(NodeEvent::Node(name, present));
+    }
+
+    pub(super) fn set_report(&mut self, name: &'static str, report: Option<GpuNodeStatus>) {
+        match report.clone() {
+            Some(report) => self.reports.insert(name, report),
+            None => self.reports.remove(name),
+        };
+        self.node_watch.push_back(NodeEvent::Report(name, report));
+    }
+
+    pub(super) fn find(&self, uid: &str) -> Option<usize> {
+        self.pods.iter().position(|pod| *pod.uid == *uid)
+    }
+
+    /// Could this Binding still take effect? UID and resourceVersion are preconditions.
+    pub(super) fn may_land(&self, post: &Post) -> bool {
+        let index = self.find(&post.pod.uid);
+        post.landed.is_none()
+            && index.is_some_and(|index| {
+                let pod = &self.pods[index];
+                pod.node.is_none()
+                    && !pod.deleting
+                    && pod.resource_version == post.pod.resource_version
+            })
+    }
+
+    pub(super) fn land(&mut self, index: usize) {
+        let post = self.posts[index].clone();
+        if post.landed.is_some() {
+            return;
+        }
+        let takes = self.may_land(&post);
+        self.posts[index].landed = Some(takes);
+        if let Some(pod) = self.find(&post.pod.uid).filter(|_| takes) {
+            self.write(pod, |pod| {
+                pod.node = Some(post.node);
+                pod.assignment = Some(Ok(post.assignment));
+                pod.nominated = None;
+            });
+        }
+    }
+
+    pub(super) fn bind_by_hand(&mut self, index: usize, node: &str, broken: bool) {
+        self.write(index, |pod| {
+            pod.node = Some(node.into());
+            pod.assignment = broken.then(|| Err(BrokenAssignment("no GPUs".into())));
+        });
+    }
+
+    /// What is or may yet be assigned on a card, other than to `uid`.
+    pub(super) fn assigned(&self, node: &str, uuid: &str, uid: &str) -> u64 {
+        let on_card = |assignment: &Assignment| -> u64 {
+            let charges = assignment.charges.iter();
+            charges
+                .filter(|(card, _)| **card == *uuid)
+                .map(|(_, mib)| mib.0)
+                .sum()
+        };
+        let bound = self
+            .pods
+            .iter()
+            .filter(|pod| pod.node.as_deref() == Some(node) && !pod.released && *pod.uid != *uid);
+        let bound = bound.filter_map(|pod| pod.assignment.as_ref()?.as_ref().ok());
+        let mut flying: Vec<&Post> = self
+            .posts
+            .iter()
+            .filter(|post| *post.node == *node && *post.pod.uid != *uid && self.may_land(post))
+            .collect();
+        flying.sort_by_key(|post| &post.pod.uid);
+        flying.dedup_by_key(|post| &post.pod.uid);
+        bound.map(|assignment| on_card(assignment)).sum::<u64>()
+            + flying
+                .iter()
+                .map(|post| on_card(&post.assignment))
+                .sum::<u64>()
+    }
+
+    /// The `variant`-th report that the agent of a node may write now.
+    pub(super) fn variant(&self, name: &str, variant: u64) -> GpuNodeStatus {
+        let [a, b, c] = ["a", "b", "c"].map(|card| format!("{name}-{card}"));
+        let unhealthy = Gpu {
+            healthy: false,
+            ..card(&a, 10)
+        };
+        let strangers = Gpu {
+            strangers_mib: 4,
+            ..card(&a, 10)
+        };
+        let on_node = self
+            .pods
+            .iter()
+            .filter(|pod| pod.node.as_deref() == Some(name));
+        let greedy = Gpu {
+            pods: on_node.map(|pod| used(&pod.uid, 6)).collect(),
+            ..card(&a, 10)
+        };
+        match variant {
+            0 | 1 => report(&[card(&a, 10), card(&b, 10)]),
+            2 => report(&[card(&a, 6), card(&b, 10)]),
+            3 => report(&[card(&b, 10)]),
+            4 => report(&[card(&c, 16), card(&b, 10)]),
+            5 => report(&[unhealthy, card(&b, 10)]),
+            6 => report(&[strangers, card(&b, 12)]),
+            _ => report(&[greedy, card(&b, 10)]),
+        }
+    }
+}

@@ -1,0 +1,514 @@
+//! The ledger beside the truth, and the checks.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_ledger::{Ask, BindRefusal, Config, Ledger, Outcome, Reason, Victims};
+
+use super::event::Event;
+use super::server::{NODES, NodeEvent, PodEvent, Post, Server};
+use crate::build::{ask, asking, exclusive, node};
+
+pub(super) struct World {
+    server: Server,
+    ledger: Ledger,
+    now: Duration,
+    /// The reports that have reached the ledger.
+    known: BTreeMap<&'static str, GpuNodeStatus>,
+    /// When the list under way was asked for, and its answer.
+    listing: Option<(Duration, Option<Vec<PodFacts>>)>,
+    chosen: HashMap<Arc<str>, &'static str>,
+}
+
+fn config() -> Config {
+    Config {
+        stale_after: Duration::from_secs(100),
+        ..Config::default()
+    }
+}
+
+fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+fn pick<T>(list: &[T], number: usize) -> Option<usize> {
+    (!list.is_empty()).then(|| number % list.len())
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let mut world = Self {
+            server: Server::default(),
+            ledger: Ledger::new(config()),
+            now: Duration::from_secs(1000),
+            known: BTreeMap::new(),
+            listing: None,
+            chosen: HashMap::new(),
+        };
+        for name in &NODES[..2] {
+            world.server.set_node(name, true);
+            let report = world.server.variant(name, 0);
+            world.server.set_report(name, Some(report));
+        }
+        world.deliver_nodes();
+        world
+    }
+
+    pub(super) fn step(&mut self, event: &Event) -> Result<(), String> {
+        self.handle(event)?;
+        self.check_books()
+    }
+
+    fn handle(&mut self, event: &Event) -> Result<(), String> {
+        match *event {
+            Event::Create {
+                size,
+                gpus,
+                exclusive: whole,
+                priority,
+                gated,
+            } => {
+                let number = self.server.number();
+                let mut pod = asking(&format!("u{number}"), &[(gpus, size)]);
+                if whole {
+                    pod = exclusive(pod);
+                }
+                let names = ["p0", "p1", "p2", "p3", "p4", "p5"];
+                let free = names
+                    .iter()
+                    .find(|name| self.server.pods.iter().all(|pod| *pod.name != ***name));
+                if let Some(&name) = free {
+                    pod.name = name.into();
+                    pod.created = number as i64 / 3;
+                    (pod.priority, pod.gated) = (priority, gated);
+                    self.server.create(pod);
+                }
+            }
+            Event::DeliverPods { count } => self.deliver_pods(count),
+            Event::DeliverNodes => self.deliver_nodes(),
+            Event::ListBegins => {
+                self.listing.get_or_insert((self.now, None));
+            }
+            Event::ListIsTaken => self.take_list(),
+            Event::ListArrives => self.list_arrives(),
+            Event::Land { post } => {
+                if let Some(post) = pick(&self.server.posts, post) {
+                    self.server.land(post);
+                }
+            }
+            Event::EndBind { post } => {
+                if let Some(post) = pick(&self.server.posts, post) {
+                    self.end_bind(post);
+                }
+            }
+            Event::Wake { limit } => {
+                let woken = self.ledger.wake(limit, self.now);
+                require(woken.len() <= limit, || "woke more than the limit".into())?;
+                for pod in woken {
+                    let reserved = self.shares().iter().any(|(uid, ..)| *uid == pod.uid);
+                    require(!reserved, || {
+                        format!("woke {}, which has its room", pod.uid)
+                    })?;
+                }
+            }
+            Event::Advance { seconds } => self.now += Duration::from_secs(seconds),
+            Event::NodeVanishes { node } => self.server.set_node(NODES[node % 3], false),
+            Event::NodeAppears { node } => self.server.set_node(NODES[node % 3], true),
+            Event::Report { node, variant } => {
+                let name = NODES[node % 3];
+                let report = self.server.variant(name, variant);
+                self.server.set_report(name, Some(report));
+            }
+            Event::ReportVanishes { node } => self.server.set_report(NODES[node % 3], None),
+            Event::Restart => self.restart(),
+            Event::ReadBack { pod }
+            | Event::Filter { pod, .. }
+            | Event::BeginBind { pod, .. }
+            | Event::FilterAndBind { pod }
+            | Event::Preempt { pod, .. }
+            | Event::Touch { pod }
+            | Event::Unschedulable { pod }
+            | Event::Ungate { pod }
+            | Event::Nominate { pod, .. }
+            | Event::Terminate { pod }
+            | Event::Finish { pod }
+            | Event::Vanish { pod }
+            | Event::BindByHand { pod, .. } => {
+                if let Some(index) = pick(&self.server.pods, pod) {
+                    return self.handle_pod(event, index);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_pod(&mut self, event: &Event, index: usize) -> Result<(), String> {
+        let pod = self.server.pods[index].clone();
+        let unbound = pod.node.is_none();
+        match *event {
+            Event::ReadBack { .. } => self.ledger.apply_pod(pod),
+            Event::Filter {
+                without,
+                cooperative,
+                ..
+            } if !pod.gated => {
+                let keep = |&(index, _): &(usize, &&str)| index != without;
+                let nodes = NODES.iter().enumerate().filter(keep);
+                let nodes: Vec<&'static str> = nodes.map(|(_, name)| *name).collect();
+                return self.filter(&pod, &nodes, cooperative);
+            }
+            Event::BeginBind { elsewhere, .. } => {
+                let chosen = self.chosen.get(&pod.uid).copied();
+                if let Some(name) = elsewhere.map(|node| NODES[node % 3]).or(chosen) {
+                    let _ = self.begin_bind(&pod.uid, name)?;
+                }
+            }
+            Event::FilterAndBind { .. } if unbound && !pod.gated && !pod.deleting => {
+                self.chosen.remove(&pod.uid);
+                self.filter(&pod, &NODES, false)?;
+                let settled = !self.ledger.is_binding(&pod.uid);
+                if let Some(name) = self.chosen.get(&pod.uid).copied() {
+                    let refused = self.begin_bind(&pod.uid, name)?;
+                    require(refused.is_none() || !settled, || {
+                        format!("filter chose {name} for {}, bind says {refused:?}", pod.uid)
+                    })?;
+                }
+            }
+            Event::Preempt { node, .. } => {
+                let (asked, name) = (ask(&pod), NODES[node % 3]);
+                let preempt = |victims: &[Arc<str>]| {
+                    self.ledger
+                        .preempt(&asked, name, victims, &|_| false, self.now)
+                };
+                if let Some(victims) = preempt(&[]) {
+                    require(preempt(&victims.uids) == Some(Victims::default()), || {
+                        format!("{victims:?} do not suffice on {name}")
+                    })?;
+                    let evictable = self.ledger.evictable(name, pod.priority);
+                    let lower = |uid: &Arc<str>| evictable.iter().any(|pod| pod.uid == *uid);
+                    require(victims.uids.iter().all(lower), || {
+                        format!("{victims:?} are not all evictable")
+                    })?;
+                }
+            }
+            Event::Touch { .. } => self.server.write(index, |_| {}),
+            Event::Unschedulable { .. } if unbound => {
+                self.server.write(index, |pod| pod.waiting = true);
+            }
+            Event::Ungate { .. } => self.server.write(index, |pod| pod.gated = false),
+            Event::Nominate { node, .. } if unbound => {
+                self.server
+                    .write(index, |pod| pod.nominated = Some(NODES[node % 3].into()));
+            }
+            Event::Terminate { .. } if unbound => self.server.remove(index),
+            Event::Terminate { .. } => self.server.write(index, |pod| pod.deleting = true),
+            Event::Finish { .. } if !unbound => {
+                self.server.write(index, |pod| pod.released = true);
+            }
+            Event::Vanish { .. } => self.server.remove(index),
+            Event::BindByHand { node, broken, .. } if unbound => {
+                self.server.bind_by_hand(index, NODES[node % 3], broken);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn deliver_pods(&mut self, count: usize) {
+        if self.listing.is_some() {
+            return;
+        }
+        let count = count.min(self.server.pod_watch.len());
+        for event in self.server.pod_watch.drain(..count) {
+            match event {
+                PodEvent::Apply(pod) => self.ledger.apply_pod(*pod),
+                PodEvent::Delete(uid) => self.ledger.delete_pod(&uid),
+            }
+        }
+    }
+
+    fn deliver_nodes(&mut self) {
+        for event in self.server.node_watch.drain(..) {
+            match event {
+                NodeEvent::Node(name, true) => self.ledger.apply_node(node(name)),
+                NodeEvent::Node(name, false) => self.ledger.delete_node(name),
+                NodeEvent::Report(name, Some(report)) => {
+                    self.ledger.apply_gpunode(name, report.clone(), self.now);
+                    self.known.insert(name, report);
+                }
+                NodeEvent::Report(name, None) => {
+                    self.ledger.delete_gpunode(name);
+                    self.known.remove(name);
+                }
+            }
+        }
+    }
+
+    fn take_list(&mut self) {
+        if let Some((_, list @ None)) = &mut self.listing {
+            *list = Some(self.server.pods.clone());
+            self.server.pod_watch.clear();
+        }
+    }
+
+    fn list_arrives(&mut self) {
+        if let Some((began, Some(list))) = &self.listing {
+            self.ledger.reset_pods(list.clone(), *began);
+            self.listing = None;
+        }
+    }
+
+    fn filter(
+        &mut self,
+        pod: &PodFacts,
+        nodes: &[&'static str],
+        cooperative: bool,
+    ) -> Result<(), String> {
+        let asked = Ask {
+            cooperative,
+            ..ask(pod)
+        };
+        let settled = !self.ledger.is_binding(&pod.uid)
+            && self
+                .ledger
+                .pod(&pod.uid)
+                .is_none_or(|known| known.node.is_none());
+        let verdict = self.ledger.filter(&asked, nodes, self.now);
+        let room = |name: &str| {
+            let victims = self.ledger.preempt(&asked, name, &[], &|_| false, self.now);
+            victims == Some(Victims::default())
+        };
+        for name in &verdict.nodes {
+            require(!settled || room(name), || {
+                format!("filter takes {name}, preempt does not")
+            })?;
+        }
+        for (name, reason) in &verdict.refused {
+            require(!settled || *reason != Reason::BindUnderWay, || {
+                "no bind is under way".into()
+            })?;
+            require(!settled || !room(name), || {
+                format!("filter refuses {name} ({reason:?}), preempt does not")
+            })?;
+        }
+        let scores = self.ledger.rank(&asked, &verdict.nodes, self.now);
+        require(
+            !settled || scores.first().is_none_or(|&best| best == 10),
+            || format!("prioritize gives {scores:?} to {:?}", verdict.nodes),
+        )?;
+        match verdict.nodes.first() {
+            Some(name) => self.chosen.insert(pod.uid.clone(), name),
+            None => self.chosen.remove(&pod.uid),
+        };
+        Ok(())
+    }
+
+    /// Begins a bind of the copy that the ledger has, as the extender does.
+    fn begin_bind(&mut self, uid: &Arc<str>, name: &str) -> Result<Option<BindRefusal>, String> {
+        let index = self.server.find(uid).ok_or("it is there")?;
+        let pod = match self.ledger.pod(uid) {
+            Some(known) => PodFacts::clone(&known),
+            None => self.server.pods[index].clone(),
+        };
+        if pod.node.is_some() || pod.gated || pod.deleting {
+            return Ok(None);
+        }
+        let assignment = match self.ledger.begin_bind(&ask(&pod), name, self.now) {
+            Ok(assignment) => assignment,
+            Err(refusal) => return Ok(Some(refusal)),
+        };
+        let whole = pod.request.as_ref().is_ok_and(|request| request.exclusive);
+        for (uuid, mib) in &assignment.charges {
+            let report = self
+                .known
+                .get(name)
+                .ok_or("bound to a node without a report")?;
+            let card = report.gpus.iter().find(|gpu| *gpu.uuid == **uuid);
+            let card = card.ok_or_else(|| format!("{uuid} is not there"))?;
+            let others = self.server.assigned(name, uuid, uid);
+            require(card.healthy, || format!("{uuid} is not healthy"))?;
+            require(others + mib.0 <= card.total_mib, || {
+                format!(
+                    "{uid} takes {mib} beside {others} on {uuid}, which has {}",
+                    card.total_mib
+                )
+            })?;
+            require(!whole || others == 0, || {
+                format!("{uid} is not alone on {uuid}")
+            })?;
+        }
+        self.server.posts.push(Post {
+            pod,
+            node: name.into(),
+            assignment,
+            landed: None,
+            awaited: true,
+        });
+        Ok(None)
+    }
+
+    fn end_bind(&mut self, index: usize) {
+        let post = self.server.posts[index].clone();
+        let outcome = match post.landed {
+            _ if !post.awaited => return,
+            Some(true) => Outcome::Bound,
+            Some(false) => Outcome::Conflict,
+            None if self.server.may_land(&post) => return,
+            None => Outcome::Failed,
+        };
+        // Half of the callers learn it by reading the pod back.
+        if let Some(pod) = self
+            .server
+            .find(&post.pod.uid)
+            .filter(|_| index.is_multiple_of(2))
+        {
+            self.ledger.apply_pod(self.server.pods[pod].clone());
+        }
+        self.ledger.end_bind(&post.pod, outcome, self.now);
+        self.server.posts[index].awaited = false;
+    }
+
+    fn restart(&mut self) {
+        for index in 0..self.server.pods.len() {
+            if self.server.pods[index].node.is_none() {
+                self.server.write(index, |_| {});
+            }
+        }
+        self.server
+            .posts
+            .iter_mut()
+            .for_each(|post| post.awaited = false);
+        self.server.pod_watch.clear();
+        self.server.node_watch.clear();
+        self.listing = None;
+        self.known = self.server.reports.clone();
+        self.ledger = self.rebuilt();
+    }
+
+    /// A ledger that has only seen lists.
+    fn rebuilt(&self) -> Ledger {
+        let mut ledger = Ledger::new(config());
+        let pods = self.server.pods.iter().rev().cloned().collect();
+        ledger.reset_pods(pods, self.now);
+        let reports = self.server.reports.iter().rev();
+        let reports = reports.map(|(name, report)| ((*name).to_owned(), report.clone()));
+        ledger.reset_gpunodes(reports.collect(), self.now);
+        let there = self.server.nodes.iter().filter(|(_, there)| **there);
+        ledger.reset_nodes(there.map(|(name, _)| node(name)).collect());
+        ledger
+    }
+
+    /// Every share in the books: (pod, node, card, MiB).
+    fn shares(&self) -> Vec<(Arc<str>, Arc<str>, String, u64)> {
+        let mut shares = Vec::new();
+        for node in self.ledger.snapshot(self.now) {
+            for card in node.cards {
+                for pod in card.pods.into_iter().filter(|pod| pod.charged.0 > 0) {
+                    let uuid = card.uuid.clone();
+                    shares.push((pod.uid, node.name.clone(), uuid, pod.charged.0));
+                }
+            }
+        }
+        shares
+    }
+
+    /// One pod has one place in the books, and each card holds what its pods are charged.
+    fn check_books(&self) -> Result<(), String> {
+        let mut places: HashMap<Arc<str>, Arc<str>> = HashMap::new();
+        let mut seen = BTreeSet::new();
+        for (uid, node, card, _) in self.shares() {
+            let place = places.entry(uid.clone()).or_insert_with(|| node.clone());
+            require(*place == node, || {
+                format!("{uid} holds memory on {place} and {node}")
+            })?;
+            require(seen.insert((uid.clone(), card.clone())), || {
+                format!("{uid} holds {card} twice")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Lets everything under way come to its end, then compares with a ledger that has only seen
+    /// the lists.
+    pub(super) fn settle(&mut self) -> Result<(), String> {
+        for index in 0..self.server.posts.len() {
+            self.server.land(index);
+            self.end_bind(index);
+        }
+        self.take_list();
+        self.list_arrives();
+        self.deliver_pods(usize::MAX);
+        self.check_books()?;
+        self.now += Duration::from_secs(31);
+        // A pod that came, was bound and went during one list is known until the next.
+        self.listing = Some((self.now, None));
+        self.take_list();
+        self.list_arrives();
+        for name in NODES {
+            if let Some(mut report) = self.server.reports.get(name).cloned() {
+                report.heartbeat = Some("later".into());
+                self.server.set_report(name, Some(report));
+            }
+        }
+        self.deliver_nodes();
+        self.check_wake()?;
+        self.ledger.expire(self.now);
+        require(self.ledger.reservations() == (0, 0), || {
+            format!("{:?} reservations are left", self.ledger.reservations())
+        })?;
+        let mut rebuilt = self.rebuilt();
+        let (ours, theirs) = (self.ledger.snapshot(self.now), rebuilt.snapshot(self.now));
+        require(ours == theirs, || {
+            format!("history {ours:#?}\nlists {theirs:#?}")
+        })?;
+        for (gpus, size) in [(1, 1), (1, 4), (1, 7), (1, 10), (1, 16), (2, 5)] {
+            for priority in [0, 2] {
+                let mut probe = asking("probe", &[(gpus, size)]);
+                probe.priority = priority;
+                if size == 7 {
+                    probe = exclusive(probe);
+                }
+                let ours = self.ledger.filter(&ask(&probe), &NODES, self.now);
+                let theirs = rebuilt.filter(&ask(&probe), &NODES, self.now);
+                require(ours == theirs, || {
+                    format!("history {ours:?}, lists {theirs:?}")
+                })?;
+                self.ledger.delete_pod("probe");
+                rebuilt.delete_pod("probe");
+            }
+        }
+        Ok(())
+    }
+
+    /// The first waiting pod that fits is woken before long.
+    fn check_wake(&mut self) -> Result<(), String> {
+        self.ledger.expire(self.now);
+        let able = |pod: &&PodFacts| {
+            self.ledger.is_waiting(&pod.uid) && pod.node.is_none() && !pod.gated && !pod.deleting
+        };
+        let fits = |pod: &&PodFacts| {
+            NODES.iter().any(|name| {
+                let victims = self
+                    .ledger
+                    .preempt(&ask(pod), name, &[], &|_| false, self.now);
+                victims == Some(Victims::default())
+            })
+        };
+        let waiting = self.server.pods.iter().filter(able).filter(fits);
+        let first = waiting.min_by_key(|pod| (-pod.priority, pod.created, &pod.uid));
+        let Some(first) = first.map(|pod| pod.uid.clone()) else {
+            return Ok(());
+        };
+        for second in 0..70 {
+            let now = self.now + Duration::from_secs(second);
+            let woken = self.ledger.wake(10, now);
+            if woken.iter().any(|pod| pod.uid == first) {
+                return Ok(());
+            }
+        }
+        Err(format!("{first} fits and is not woken"))
+    }
+}

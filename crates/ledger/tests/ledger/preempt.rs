@@ -1,0 +1,108 @@
+//! Whom to evict.
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Ledger, Victims};
+
+use crate::build::{ask, at, bound, ledger, pod};
+
+/// A bound pod of that priority and age (a larger number is younger).
+fn holder(uid: &str, card: &str, mib: u64, priority: i32, created: i64) -> PodFacts {
+    PodFacts {
+        priority,
+        created,
+        ..bound(uid, "a", card, mib)
+    }
+}
+
+fn preempt(ledger: &Ledger, mib: u64, victims: &[&str], protected: &[&str]) -> Option<Victims> {
+    let pod = PodFacts {
+        priority: 10,
+        ..pod("p", mib)
+    };
+    let victims: Vec<Arc<str>> = victims.iter().map(|uid| (*uid).into()).collect();
+    ledger.preempt(
+        &ask(&pod),
+        "a",
+        &victims,
+        &|uid| protected.contains(&uid),
+        at(0),
+    )
+}
+
+fn chosen(victims: Option<Victims>) -> Option<(Vec<String>, i64)> {
+    victims.map(|v| {
+        (
+            v.uids.iter().map(ToString::to_string).collect(),
+            v.protected,
+        )
+    })
+}
+
+#[test]
+fn nobody_else_goes_if_the_given_victims_suffice() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
+    ledger.apply_pod(holder("y", "a-0", 50, 0, 0));
+    assert_eq!(preempt(&ledger, 50, &["x"], &[]), Some(Victims::default()));
+}
+
+#[test]
+fn others_are_added_on_the_card_where_they_help_and_nobody_needless() {
+    let mut ledger = ledger(&[("a", &[100, 100])]);
+    ledger.apply_pod(holder("x", "a-0", 60, 0, 0));
+    ledger.apply_pod(holder("useless", "a-1", 10, 0, 5));
+    ledger.apply_pod(holder("y", "a-0", 40, 1, 0));
+    ledger.apply_pod(holder("firm", "a-1", 90, 10, 0));
+    assert_eq!(
+        chosen(preempt(&ledger, 100, &["x"], &[])),
+        Some((vec!["y".into()], 0))
+    );
+}
+
+#[test]
+fn the_unprotected_go_first_then_low_priority_then_the_youngest() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(holder("guarded", "a-0", 25, 0, 9));
+    ledger.apply_pod(holder("high", "a-0", 25, 2, 9));
+    ledger.apply_pod(holder("old", "a-0", 25, 1, 1));
+    ledger.apply_pod(holder("young", "a-0", 25, 1, 2));
+    let order = |mib| chosen(preempt(&ledger, mib, &[], &["guarded"]));
+    let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(order(25), Some((names(&["young"]), 0)));
+    assert_eq!(order(50), Some((names(&["young", "old"]), 0)));
+    assert_eq!(order(75), Some((names(&["young", "old", "high"]), 0)));
+    assert_eq!(
+        order(100),
+        Some((names(&["young", "old", "high", "guarded"]), 1))
+    );
+}
+
+#[test]
+fn equals_and_those_that_leave_already_are_not_evicted() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(holder("equal", "a-0", 50, 10, 0));
+    let leaving = holder("leaving", "a-0", 50, 0, 0);
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        ..leaving
+    });
+    assert!(ledger.evictable("a", 10).is_empty());
+    assert_eq!(preempt(&ledger, 50, &[], &[]), None);
+    assert_eq!(
+        preempt(&ledger, 50, &["leaving"], &[]),
+        Some(Victims::default())
+    );
+}
+
+#[test]
+fn a_request_larger_than_any_card_evicts_nobody() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
+    assert_eq!(preempt(&ledger, 101, &["x"], &[]), None);
+    assert_eq!(
+        preempt(&ledger, 100, &[], &[]).map(|v| v.uids.len()),
+        Some(1)
+    );
+}

@@ -1,0 +1,94 @@
+//! Nodes that may not be asked: no report, a stale one, no healthy card.
+
+use gpustow_api::gpunode::Gpu;
+use gpustow_ledger::Reason;
+use gpustow_pack::Refusal;
+
+use crate::build::{ask, at, card, choose, ledger, node, pod, report};
+
+#[test]
+fn a_node_without_a_report_is_refused() {
+    let mut ledger = ledger(&[]);
+    ledger.apply_node(node("bare"));
+    let refused = ledger
+        .filter(&ask(&pod("p", 1)), &["bare", "unknown"], at(0))
+        .refused;
+    assert_eq!(
+        refused,
+        [("bare", Reason::NoReport), ("unknown", Reason::NoReport)]
+    );
+    assert!(
+        ledger
+            .begin_bind(&ask(&pod("p", 1)), "bare", at(0))
+            .is_err()
+    );
+}
+
+#[test]
+fn a_report_is_stale_when_it_has_not_changed_for_too_long() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 10);
+    let same = report(&[card("a-0", 100)]);
+    ledger.apply_gpunode("a", same.clone(), at(179));
+    assert_eq!(choose(&mut ledger, &p, &["a"], at(180)), ["a"]);
+    ledger.delete_pod("p");
+    assert_eq!(
+        ledger.filter(&ask(&p), &["a"], at(181)).refused,
+        [("a", Reason::Stale)]
+    );
+    assert!(ledger.begin_bind(&ask(&p), "a", at(181)).is_err());
+    assert_eq!(
+        ledger.preempt(&ask(&p), "a", &[], &|_| false, at(181)),
+        None
+    );
+    assert_eq!(ledger.rank(&ask(&p), &["a"], at(181)), [0]);
+    assert!(ledger.snapshot(at(181))[0].stale);
+    let mut heartbeat = same;
+    heartbeat.heartbeat = Some("now".into());
+    ledger.apply_gpunode("a", heartbeat, at(182));
+    assert_eq!(choose(&mut ledger, &p, &["a"], at(182)), ["a"]);
+}
+
+#[test]
+fn a_reservation_is_bound_though_the_report_went_stale_meanwhile() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 10);
+    choose(&mut ledger, &p, &["a"], at(175));
+    assert!(ledger.begin_bind(&ask(&p), "a", at(185)).is_ok());
+}
+
+#[test]
+fn an_unhealthy_card_takes_nobody() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 10);
+    choose(&mut ledger, &p, &["a"], at(0));
+    let ill = Gpu {
+        healthy: false,
+        ..card("a-0", 100)
+    };
+    ledger.apply_gpunode("a", report(&[ill]), at(1));
+    assert!(ledger.begin_bind(&ask(&p), "a", at(1)).is_err());
+    let refused = ledger.filter(&ask(&p), &["a"], at(1)).refused;
+    assert_eq!(refused, [("a", Reason::Fit(Refusal::Unhealthy))]);
+}
+
+#[test]
+fn lists_replace_what_was_known() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
+    ledger.reset_nodes(vec![node("b")]);
+    ledger.reset_gpunodes(vec![("b".into(), report(&[card("b-9", 50)]))], at(1));
+    let snapshot = ledger.snapshot(at(1));
+    assert_eq!(snapshot.len(), 1);
+    assert_eq!(
+        (&*snapshot[0].name, &*snapshot[0].cards[0].uuid),
+        ("b", "b-9")
+    );
+}
+
+#[test]
+fn every_reason_has_its_own_text_and_label() {
+    let count = Reason::all().count();
+    let texts: std::collections::BTreeSet<_> = Reason::all().map(Reason::text).collect();
+    let labels: std::collections::BTreeSet<_> = Reason::all().map(Reason::label).collect();
+    assert_eq!((texts.len(), labels.len()), (count, count));
+}
