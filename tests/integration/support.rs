@@ -1,11 +1,18 @@
-//! The rig: one extender and one kube-scheduler on the shared control plane, each with the
-//! ServiceAccount and RBAC of `manifests/`.
+//! The rig: an extender and a kube-scheduler with the ServiceAccount and RBAC of `manifests/`, and
+//! what cases ask of pods.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
-use gpustow_testkit::{ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, shared};
+use anyhow::{Context as _, Result};
+use gpustow_api::{Assignment, names};
+use gpustow_testkit::{
+    ApiProxy, ControlPlane, Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig,
+    eventually, shared, wait_bound, wait_refused,
+};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt as _};
 use tokio::sync::OnceCell;
 
 /// Bound on waits that end at once when all is well.
@@ -27,26 +34,129 @@ pub(crate) fn repository(path: &str) -> PathBuf {
 }
 
 /// A control plane with an extender and a scheduler of name `gpustow-scheduler`.
-pub(crate) struct Rig {
-    pub(crate) cluster: &'static ControlPlane,
+pub(crate) struct Rig<'a> {
+    pub(crate) cluster: &'a ControlPlane,
     pub(crate) extender: Extender,
     pub(crate) scheduler: Scheduler,
 }
 
-/// The rig that cases share which leave extender, scheduler and API server alone.
-pub(crate) async fn rig() -> Result<&'static Rig> {
-    static RIG: OnceCell<Rig> = OnceCell::const_new();
-    RIG.get_or_try_init(async || {
-        let cluster = shared().await?;
+/// What is special about a rig.
+#[derive(Default)]
+pub(crate) struct Setup<'a> {
+    /// The extender, not the scheduler, reaches the API server through this.
+    pub(crate) proxy: Option<&'a ApiProxy>,
+    /// An extender that is called after ours, in YAML.
+    pub(crate) after: Option<&'a str>,
+}
+
+impl<'a> Rig<'a> {
+    /// Installs gpustow and starts extender and scheduler. A cluster takes one rig: of two extenders
+    /// on one cluster, the second relieves the first.
+    pub(crate) async fn start(cluster: &'a ControlPlane, setup: Setup<'_>) -> Result<Rig<'a>> {
         let base = repository("manifests/base");
-        cluster.kubectl(&["apply", "-k", &base.display().to_string()]).await?;
-        let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+        cluster
+            .kubectl(&["apply", "-k", &base.display().to_string()])
+            .await?;
+        cluster.install_crd().await?;
+        let proxy = setup.proxy.map(ApiProxy::url);
+        let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
         let extender =
-            Extender::start(cluster, gpustow(), &kubeconfig, ExtenderOptions::default()).await?;
-        let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?
-            .with_extender(&extender.url)?;
+            Extender::start(cluster, gpustow(), &through, ExtenderOptions::default()).await?;
+        let mut config =
+            SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?
+                .with_extender(&extender.url)?;
+        if let Some(yaml) = setup.after {
+            config = config.with_another_extender(yaml)?;
+        }
+        let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
         let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
-        Ok(Rig { cluster, extender, scheduler })
-    })
+        Ok(Rig {
+            cluster,
+            extender,
+            scheduler,
+        })
+    }
+}
+
+/// The rig that cases share which leave extender, scheduler and API server alone.
+pub(crate) async fn rig() -> Result<&'static Rig<'static>> {
+    static RIG: OnceCell<Rig<'static>> = OnceCell::const_new();
+    RIG.get_or_try_init(async || Rig::start(shared().await?, Setup::default()).await)
+        .await
+}
+
+/// How often the cases that look for races are repeated.
+pub(crate) fn rounds() -> Result<usize> {
+    match std::env::var("GPUSTOW_ROUNDS") {
+        Ok(rounds) => rounds
+            .parse()
+            .with_context(|| format!("GPUSTOW_ROUNDS={rounds}")),
+        Err(_) => Ok(3),
+    }
+}
+
+/// What a bound pod was assigned.
+pub(crate) fn assignment(pod: &Pod) -> Result<Assignment> {
+    let text = pod.annotations().get(names::ASSIGNMENT);
+    let text = text.with_context(|| format!("{}: no assignment", pod.name_any()))?;
+    Ok(Assignment::decode(text)?)
+}
+
+/// What a bound pod is charged: UUID and MiB of each card, by UUID.
+pub(crate) fn charges(pod: &Pod) -> Result<Vec<(String, u64)>> {
+    let charges = assignment(pod)?.charges;
+    let mut charges: Vec<_> = charges
+        .into_iter()
+        .map(|(uuid, mib)| (uuid.into_string(), mib.0))
+        .collect();
+    charges.sort_unstable();
+    Ok(charges)
+}
+
+/// Creates the pod, waits until it is bound, and tells what it is charged.
+pub(crate) async fn placed(client: &Client, pod: PodBuilder) -> Result<Vec<(String, u64)>> {
+    charges(&bound(client, pod).await?)
+}
+
+/// Creates the pod and waits until it is bound.
+pub(crate) async fn bound(client: &Client, pod: PodBuilder) -> Result<Pod> {
+    let pod = pod.create(client).await?;
+    wait_bound(client, &pod, SOON).await
+}
+
+/// Creates the pod and waits until it is refused for a reason with `text` in it.
+pub(crate) async fn refused(client: &Client, pod: PodBuilder, text: &str) -> Result<Pod> {
+    let pod = pod.create(client).await?;
+    wait_refused(client, &pod, text, SOON).await?;
+    Ok(pod)
+}
+
+/// Waits for an Event of this reason on the pod; its text.
+pub(crate) async fn event(client: &Client, pod: &Pod, reason: &str) -> Result<String> {
+    let namespace = pod.namespace().context("pod without a namespace")?;
+    let events = Api::<Event>::namespaced(client.clone(), &namespace);
+    let of_pod = format!("involvedObject.name={},reason={reason}", pod.name_any());
+    let of_pod = ListParams::default().fields(&of_pod);
+    eventually(
+        SOON,
+        &format!("Event {reason} on {}", pod.name_any()),
+        async || {
+            let event = events
+                .list(&of_pod)
+                .await?
+                .items
+                .pop()
+                .context("no such Event")?;
+            event.message.context("an Event without a message")
+        },
+    )
     .await
+}
+
+/// The name of the node that the pod is bound to.
+pub(crate) fn node_of(pod: &Pod) -> &str {
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or_default()
 }

@@ -98,14 +98,25 @@ impl GpuNodeBuilder {
         self
     }
 
-    /// Creates the node, with the sum of its cards as capacity, and its GpuNode.
+    /// Capacity for kube-scheduler other than the sum of the cards: with more than that, gpustow
+    /// alone refuses.
+    #[must_use]
+    pub fn advertise(mut self, mib: u64) -> Self {
+        let status = self.node.status.get_or_insert_default();
+        let capacity = status.capacity.get_or_insert_default();
+        capacity.insert(names::GPU_MEM.to_owned(), Quantity(mib.to_string()));
+        self
+    }
+
+    /// Creates the node, with the sum of its cards as capacity if no other was advertised, and its
+    /// GpuNode.
     pub async fn create(&self, client: &Client) -> Result<Node> {
         let mut node = self.node.clone();
         let status = node.status.get_or_insert_default();
         let capacity = status.capacity.get_or_insert_default();
         let bounds = self.status.gpus.iter().map(|gpu| bound(gpu, &self.status));
         let sum = Quantity(bounds.sum::<u64>().to_string());
-        capacity.insert(names::GPU_MEM.to_owned(), sum);
+        capacity.entry(names::GPU_MEM.to_owned()).or_insert(sum);
         status.allocatable = status.capacity.clone();
         let node = Api::all(client.clone())
             .create(&PostParams::default(), &node)

@@ -13,9 +13,8 @@ use kube::{Client, ResourceExt as _};
 use crate::builders::bound;
 use crate::wait::node_of;
 
-/// The schedulerName that tests give to pods which they bind by hand: gpustow pods that may lack an
-/// assignment.
-pub const BY_HAND: &str = "by-hand";
+/// Label of pods that a test binds by hand: they may lack an assignment.
+pub const BY_HAND: &str = "testkit/by-hand";
 
 /// On the nodes with the given labels, or on all: no card holds more than total − reserved −
 /// headroom; every bound pod that asks for memory has an assignment to cards of its own node, of no
@@ -109,7 +108,7 @@ fn assignment(pod: &Pod) -> Result<Option<Assignment>, String> {
         .filter(|container| asked(container) > 0)
         .collect();
     let Some(text) = pod.annotations().get(names::ASSIGNMENT) else {
-        let may_lack = asking.is_empty() || spec.scheduler_name.as_deref() == Some(BY_HAND);
+        let may_lack = asking.is_empty() || pod.labels().contains_key(BY_HAND);
         return if may_lack {
             Ok(None)
         } else {

@@ -25,4 +25,4 @@ pub use process::{Launch, Process};
 pub use proxy::{Action, ApiProxy, Rule};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use shared::shared;
-pub use wait::{eventually, wait_bound, wait_condition, wait_pods};
+pub use wait::{eventually, wait_bound, wait_condition, wait_gone, wait_pods, wait_refused};

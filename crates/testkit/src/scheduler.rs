@@ -47,6 +47,16 @@ impl SchedulerConfig {
         Ok(self)
     }
 
+    /// Adds an extender, in YAML, that is called after those there are.
+    pub fn with_another_extender(mut self, yaml: &str) -> Result<SchedulerConfig> {
+        let extender: Value = serde_yaml::from_str(yaml)?;
+        let extenders = self.0.get_mut("extenders").and_then(Value::as_sequence_mut);
+        extenders
+            .context("scheduler configuration without extenders")?
+            .push(extender);
+        Ok(self)
+    }
+
     /// Points the first extender at `url`.
     pub fn with_extender(self, url: &str) -> Result<SchedulerConfig> {
         self.with("extenders.0.urlPrefix", url)

@@ -64,6 +64,49 @@ pub async fn wait_bound(client: &Client, pod: &Pod, deadline: Duration) -> Resul
     wait_condition(client, pod, "is bound", deadline, bound).await
 }
 
+/// Waits until kube-scheduler says that the pod is unschedulable, with `text` in its reason; the
+/// whole reason.
+pub async fn wait_refused(
+    client: &Client,
+    pod: &Pod,
+    text: &str,
+    deadline: Duration,
+) -> Result<String> {
+    let what = format!("is refused: {text}");
+    let refused = |pod: Option<&Pod>| {
+        pod.and_then(refusal)
+            .is_some_and(|reason| reason.contains(text))
+    };
+    let seen = wait_condition(client, pod, &what, deadline, refused).await?;
+    Ok(refusal(&seen).unwrap_or_default().to_owned())
+}
+
+/// Why kube-scheduler finds no node for the pod.
+fn refusal(pod: &Pod) -> Option<&str> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let scheduled = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
+    let refused = scheduled.reason.as_deref() == Some("Unschedulable");
+    scheduled.message.as_deref().filter(|_| refused)
+}
+
+/// Waits until the pod does not exist any more; one recreated under its name is another pod.
+pub async fn wait_gone(client: &Client, pod: &Pod, deadline: Duration) -> Result<()> {
+    let namespace = pod.namespace().context("pod without a namespace")?;
+    let (pods, name) = (
+        Api::<Pod>::namespaced(client.clone(), &namespace),
+        pod.name_any(),
+    );
+    eventually(
+        deadline,
+        &format!("pod {namespace}/{name} is gone"),
+        async || match pods.get_opt(&name).await? {
+            Some(there) if there.uid() == pod.uid() => bail!("{}", describe(&there)),
+            _ => Ok(()),
+        },
+    )
+    .await
+}
+
 /// Waits until `done` accepts the namespace's list of pods; the list as it then was.
 pub async fn wait_pods(
     client: &Client,

@@ -70,7 +70,7 @@ async fn the_checker_sees_wrong_annotations() -> Result<()> {
     let by_hand = case
         .pod("hand")
         .gpu_mem(1)
-        .scheduler(BY_HAND)
+        .label(BY_HAND, "true")
         .with(place.clone());
     by_hand.create(&case.client).await?;
     case.pod("plain")
