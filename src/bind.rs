@@ -208,8 +208,9 @@ impl Attempt<'_> {
                     } else {
                         Outcome::Conflict
                     };
+                    let now = self.app.now();
+                    self.app.ledger().read_back(PodFacts::clone(&bound), now);
                     self.end(&pod, outcome);
-                    self.app.ledger().apply_pod(PodFacts::clone(&bound));
                     return self.already(bound);
                 }
                 Seen::Gone => {

@@ -46,7 +46,7 @@ impl Default for Config {
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) facts: Arc<PodFacts>,
-    /// No watch has shown it yet; we bound it at this time.
+    /// No watch has shown it yet; we bound it or read it at this time.
     pub(crate) unseen: Option<Duration>,
 }
 
@@ -99,12 +99,27 @@ impl Ledger {
         self.put_pod(pod, None);
     }
 
+    /// A pod as a read of our own shows it. A list that was asked for before `now` may lack it and
+    /// does not end it, unless a watch has shown the pod too.
+    pub fn read_back(&mut self, pod: PodFacts, now: Duration) {
+        if pod.node.is_some() || !self.is_bound(&pod.uid) {
+            let unseen = self.unseen(&pod.uid, now);
+            self.put_pod(pod, unseen);
+        }
+    }
+
+    /// `now`, unless a watch has shown the pod.
+    fn unseen(&self, uid: &str, now: Duration) -> Option<Duration> {
+        let seen = |known: &Known| known.unseen.is_none();
+        (!self.pods.get(uid).is_some_and(seen)).then_some(now)
+    }
+
     /// Our own bind of this pod succeeded; the watch has yet to say so.
     pub(crate) fn put_bound(&mut self, pod: PodFacts, now: Duration) {
         if self.is_bound(&pod.uid) {
             self.drop_reservation(&pod.uid);
         } else {
-            let unseen = (!self.pods.contains_key(&pod.uid)).then_some(now);
+            let unseen = self.unseen(&pod.uid, now);
             self.put_pod(pod, unseen);
         }
     }
@@ -177,7 +192,7 @@ impl Ledger {
     }
 
     /// The whole list of pods, asked for at `began`. What it lacks is gone, unless it is so new
-    /// that no watch has shown it and we bound it since: then nobody can tell before the next list.
+    /// that no watch has shown it and we bound or read it since: then nobody can tell before the next list.
     pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: Duration) {
         let listed: HashSet<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
         let gone = self.pods.iter().filter(|(uid, known)| {

@@ -2,6 +2,7 @@
 //! server that is the truth. `GPUSTOW_HISTORIES` raises the number of histories, `GPUSTOW_SEED`
 //! chooses others.
 
+mod checks;
 mod event;
 mod server;
 mod world;
@@ -13,7 +14,7 @@ use event::{Event, Random};
 use world::World;
 
 const HISTORIES: u64 = 100_000;
-const LENGTH: u64 = 60;
+const LENGTH: u64 = 36;
 
 fn history(seed: u64) -> Vec<Event> {
     let mut random = Random(seed);

@@ -1,6 +1,6 @@
 //! The ledger beside the truth, and the checks.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use super::server::{NODES, NodeEvent, PodEvent, Post, Server};
 use crate::build::{ask, asking, exclusive, node};
 
 pub(super) struct World {
-    server: Server,
-    ledger: Ledger,
-    now: Duration,
+    pub(super) server: Server,
+    pub(super) ledger: Ledger,
+    pub(super) now: Duration,
     /// The reports that have reached the ledger.
     known: BTreeMap<&'static str, GpuNodeStatus>,
     /// When the list under way was asked for, and its answer.
-    listing: Option<(Duration, Option<Vec<PodFacts>>)>,
+    pub(super) listing: Option<(Duration, Option<Vec<PodFacts>>)>,
     chosen: HashMap<Arc<str>, &'static str>,
 }
 
@@ -30,7 +30,7 @@ fn config() -> Config {
     }
 }
 
-fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what()) }
 }
 
@@ -149,7 +149,7 @@ impl World {
         let pod = self.server.pods[index].clone();
         let unbound = pod.node.is_none();
         match *event {
-            Event::ReadBack { .. } => self.ledger.apply_pod(pod),
+            Event::ReadBack { .. } => self.ledger.read_back(pod, self.now),
             Event::Filter {
                 without,
                 cooperative,
@@ -217,7 +217,7 @@ impl World {
         Ok(())
     }
 
-    fn deliver_pods(&mut self, count: usize) {
+    pub(super) fn deliver_pods(&mut self, count: usize) {
         if self.listing.is_some() {
             return;
         }
@@ -230,7 +230,7 @@ impl World {
         }
     }
 
-    fn deliver_nodes(&mut self) {
+    pub(super) fn deliver_nodes(&mut self) {
         for event in self.server.node_watch.drain(..) {
             match event {
                 NodeEvent::Node(name, true) => self.ledger.apply_node(node(name)),
@@ -247,14 +247,14 @@ impl World {
         }
     }
 
-    fn take_list(&mut self) {
+    pub(super) fn take_list(&mut self) {
         if let Some((_, list @ None)) = &mut self.listing {
             *list = Some(self.server.pods.clone());
             self.server.pod_watch.clear();
         }
     }
 
-    fn list_arrives(&mut self) {
+    pub(super) fn list_arrives(&mut self) {
         if let Some((began, Some(list))) = &self.listing {
             self.ledger.reset_pods(list.clone(), *began);
             self.listing = None;
@@ -350,7 +350,7 @@ impl World {
         Ok(None)
     }
 
-    fn end_bind(&mut self, index: usize) {
+    pub(super) fn end_bind(&mut self, index: usize) {
         let post = self.server.posts[index].clone();
         let outcome = match post.landed {
             _ if !post.awaited => return,
@@ -365,7 +365,8 @@ impl World {
             .find(&post.pod.uid)
             .filter(|_| index.is_multiple_of(2))
         {
-            self.ledger.apply_pod(self.server.pods[pod].clone());
+            let copy = self.server.pods[pod].clone();
+            self.ledger.read_back(copy, self.now);
         }
         self.ledger.end_bind(&post.pod, outcome, self.now);
         self.server.posts[index].awaited = false;
@@ -389,7 +390,7 @@ impl World {
     }
 
     /// A ledger that has only seen lists.
-    fn rebuilt(&self) -> Ledger {
+    pub(super) fn rebuilt(&self) -> Ledger {
         let mut ledger = Ledger::new(config());
         let pods = self.server.pods.iter().rev().cloned().collect();
         ledger.reset_pods(pods, self.now);
@@ -399,116 +400,5 @@ impl World {
         let there = self.server.nodes.iter().filter(|(_, there)| **there);
         ledger.reset_nodes(there.map(|(name, _)| node(name)).collect());
         ledger
-    }
-
-    /// Every share in the books: (pod, node, card, MiB).
-    fn shares(&self) -> Vec<(Arc<str>, Arc<str>, String, u64)> {
-        let mut shares = Vec::new();
-        for node in self.ledger.snapshot(self.now) {
-            for card in node.cards {
-                for pod in card.pods.into_iter().filter(|pod| pod.charged.0 > 0) {
-                    let uuid = card.uuid.clone();
-                    shares.push((pod.uid, node.name.clone(), uuid, pod.charged.0));
-                }
-            }
-        }
-        shares
-    }
-
-    /// One pod has one place in the books, and each card holds what its pods are charged.
-    fn check_books(&self) -> Result<(), String> {
-        let mut places: HashMap<Arc<str>, Arc<str>> = HashMap::new();
-        let mut seen = BTreeSet::new();
-        for (uid, node, card, _) in self.shares() {
-            let place = places.entry(uid.clone()).or_insert_with(|| node.clone());
-            require(*place == node, || {
-                format!("{uid} holds memory on {place} and {node}")
-            })?;
-            require(seen.insert((uid.clone(), card.clone())), || {
-                format!("{uid} holds {card} twice")
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Lets everything under way come to its end, then compares with a ledger that has only seen
-    /// the lists.
-    pub(super) fn settle(&mut self) -> Result<(), String> {
-        for index in 0..self.server.posts.len() {
-            self.server.land(index);
-            self.end_bind(index);
-        }
-        self.take_list();
-        self.list_arrives();
-        self.deliver_pods(usize::MAX);
-        self.check_books()?;
-        self.now += Duration::from_secs(31);
-        // A pod that came, was bound and went during one list is known until the next.
-        self.listing = Some((self.now, None));
-        self.take_list();
-        self.list_arrives();
-        for name in NODES {
-            if let Some(mut report) = self.server.reports.get(name).cloned() {
-                report.heartbeat = Some("later".into());
-                self.server.set_report(name, Some(report));
-            }
-        }
-        self.deliver_nodes();
-        self.check_wake()?;
-        self.ledger.expire(self.now);
-        require(self.ledger.reservations() == (0, 0), || {
-            format!("{:?} reservations are left", self.ledger.reservations())
-        })?;
-        let mut rebuilt = self.rebuilt();
-        let (ours, theirs) = (self.ledger.snapshot(self.now), rebuilt.snapshot(self.now));
-        require(ours == theirs, || {
-            format!("history {ours:#?}\nlists {theirs:#?}")
-        })?;
-        for (gpus, size) in [(1, 1), (1, 4), (1, 7), (1, 10), (1, 16), (2, 5)] {
-            for priority in [0, 2] {
-                let mut probe = asking("probe", &[(gpus, size)]);
-                probe.priority = priority;
-                if size == 7 {
-                    probe = exclusive(probe);
-                }
-                let ours = self.ledger.filter(&ask(&probe), &NODES, self.now);
-                let theirs = rebuilt.filter(&ask(&probe), &NODES, self.now);
-                require(ours == theirs, || {
-                    format!("history {ours:?}, lists {theirs:?}")
-                })?;
-                self.ledger.delete_pod("probe");
-                rebuilt.delete_pod("probe");
-            }
-        }
-        Ok(())
-    }
-
-    /// The first waiting pod that fits is woken before long.
-    fn check_wake(&mut self) -> Result<(), String> {
-        self.ledger.expire(self.now);
-        let able = |pod: &&PodFacts| {
-            self.ledger.is_waiting(&pod.uid) && pod.node.is_none() && !pod.gated && !pod.deleting
-        };
-        let fits = |pod: &&PodFacts| {
-            NODES.iter().any(|name| {
-                let victims = self
-                    .ledger
-                    .preempt(&ask(pod), name, &[], &|_| false, self.now);
-                victims == Some(Victims::default())
-            })
-        };
-        let waiting = self.server.pods.iter().filter(able).filter(fits);
-        let first = waiting.min_by_key(|pod| (-pod.priority, pod.created, &pod.uid));
-        let Some(first) = first.map(|pod| pod.uid.clone()) else {
-            return Ok(());
-        };
-        for second in 0..70 {
-            let now = self.now + Duration::from_secs(second);
-            let woken = self.ledger.wake(10, now);
-            if woken.iter().any(|pod| pod.uid == first) {
-                return Ok(());
-            }
-        }
-        Err(format!("{first} fits and is not woken"))
     }
 }
