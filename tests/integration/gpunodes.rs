@@ -21,6 +21,7 @@ fn full() -> GpuNodeStatus {
             used_mib: 5,
         }],
         strangers_mib: 7,
+        ..Gpu::default()
     };
     GpuNodeStatus {
         heartbeat: Some("2026-01-01T00:00:00Z".to_owned()),

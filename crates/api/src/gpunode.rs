@@ -131,6 +131,76 @@ pub struct Gpu {
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "strangersMiB")]
     pub strangers_mib: u64,
+    /// The part of it that belongs to pods without an assignment, MiB.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(default, rename = "otherPodsMiB", skip_serializing_if = "is_zero")]
+    pub other_pods_mib: u64,
+    /// The part of it that belongs to processes of no pod, MiB.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(default, rename = "hostMiB", skip_serializing_if = "is_zero")]
+    pub host_mib: u64,
+    /// Per cent of the time in which a kernel ran, when this was written.
+    #[schemars(range(min = 0, max = 100))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<u32>,
+    /// When it was last seen to fail (RFC 3339); it returns once that is long enough ago.
+    #[schemars(extend("format" = "date-time"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+    /// Where the card is and what it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Box<Place>>,
+}
+
+/// What does not change while a card stays where it is. Unknown is absent, never zero.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Place {
+    /// Number of the device file `/dev/nvidia…`.
+    #[schemars(range(min = 0, max = 4096))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// PCI address.
+    #[schemars(length(max = 32))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pci_bus_id: Option<String>,
+    /// Architecture, as `Hopper`.
+    #[schemars(length(max = 32))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<String>,
+    /// The nearest NUMA node.
+    #[schemars(range(min = 0, max = 4096))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// UUID of the card of which this is a MIG instance.
+    #[schemars(length(max = 96))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// Profile of the MIG instance, as `1g.10gb`.
+    #[schemars(length(max = 64))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Active NVLinks.
+    #[schemars(range(min = 0, max = 64))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvlinks: Option<u32>,
+    /// What connects it to every other card of the node, by index, in `nvidia-smi topo`'s words:
+    /// PIX, PXB, PHB, NODE or SYS, nearest first.
+    #[schemars(length(max = 256))]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub near: Vec<Near>,
+}
+
+/// What connects a card to another one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Near {
+    /// The other card's index.
+    #[schemars(range(min = 0, max = 4096))]
+    pub gpu: u32,
+    /// The best path.
+    #[schemars(length(max = 16))]
+    pub path: String,
 }
 
 /// One pod's live memory on one card.
@@ -166,4 +236,8 @@ pub struct Condition {
 
 fn yes() -> bool {
     true
+}
+
+fn is_zero(mib: &u64) -> bool {
+    *mib == 0
 }

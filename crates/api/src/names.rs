@@ -44,6 +44,13 @@ pub const ROOM_CONDITION: &str = "gpustow.dev/RoomAppeared";
 /// Label that the admission policy sets on pods that ask for GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
 
+/// Node label written by the agent: the model of the node's cards, if it is one.
+pub const GPU_MODEL_LABEL: &str = "gpustow.dev/gpu-model";
+/// Node label written by the agent: MiB of the node's smallest card that pods may hold.
+pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
+/// Node label written by the agent: number of cards.
+pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
+
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 

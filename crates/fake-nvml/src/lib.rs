@@ -1,0 +1,12 @@
+//! A `libnvidia-ml.so.1` that needs no GPU: it says what the file `fake-nvml.yaml` beside it says,
+//! and looks at the file anew whenever it changes. It does not know who loads it.
+//!
+//! Copied from the real library: answers in two steps (`INSUFFICIENT_SIZE` with the size wanted),
+//! struct versions that are checked, waiting for events, cards that are lost, calls that a driver
+//! does not support.
+
+mod ffi;
+pub mod machine;
+mod state;
+
+pub use machine::{Event, Gpu, Kind, Machine, Mig, Near, Process, ReadError};

@@ -1,0 +1,204 @@
+//! The file: what a machine's driver says of its cards.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A machine with cards. YAML or JSON; everything has a default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Machine {
+    /// Driver version.
+    pub driver: String,
+    /// NVML's return code for every call, 0 if the driver works: 9 is "driver not loaded".
+    pub error: u32,
+    /// The cards in NVML's order.
+    pub gpus: Vec<Gpu>,
+    /// What has happened so far: append, as a reader only sees what it has not seen.
+    pub events: Vec<Event>,
+    /// Functions that this driver does not support, as `nvmlDeviceGetUtilizationRates`.
+    pub unsupported: Vec<String>,
+}
+
+/// A card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Gpu {
+    /// `GPU-…`.
+    pub uuid: String,
+    /// Model name.
+    pub name: String,
+    /// Number of its device file.
+    pub minor: Option<u32>,
+    /// PCI address, as `00000000:17:00.0`.
+    pub pci_bus_id: String,
+    /// NVML's number of the architecture: 9 is Hopper.
+    pub architecture: Option<u32>,
+    /// NUMA node nearest to it.
+    pub numa_node: Option<u32>,
+    /// NVML's return code for every call on this card; 15 is "lost".
+    pub error: u32,
+    /// All its memory.
+    #[serde(rename = "totalMiB")]
+    pub total_mib: u64,
+    /// What the driver keeps.
+    #[serde(rename = "reservedMiB")]
+    pub reserved_mib: u64,
+    /// What is in use; the sum of the processes by default.
+    #[serde(rename = "usedMiB")]
+    pub used_mib: Option<u64>,
+    /// Per cent of the time in which a kernel ran.
+    pub utilization: Option<u32>,
+    /// Who uses it.
+    pub processes: Vec<Process>,
+    /// Its MIG instances; MIG is off without any.
+    pub mig: Vec<Mig>,
+    /// Cards that are nearer than the system's interconnect.
+    pub near: Vec<Near>,
+    /// Active NVLinks.
+    pub nvlinks: u32,
+}
+
+/// A MIG instance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Mig {
+    /// `MIG-…`.
+    pub uuid: String,
+    /// As `1g.10gb`.
+    pub profile: String,
+    /// All its memory.
+    #[serde(rename = "totalMiB")]
+    pub total_mib: u64,
+    /// What the driver keeps.
+    #[serde(rename = "reservedMiB")]
+    pub reserved_mib: u64,
+    /// Who uses it.
+    pub processes: Vec<Process>,
+}
+
+/// A process on a card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Process {
+    /// Its id on the host.
+    pub pid: u32,
+    /// What it uses; none if the driver cannot tell.
+    #[serde(rename = "usedMiB")]
+    pub used_mib: Option<u64>,
+    /// In which lists it is.
+    pub kind: Kind,
+}
+
+/// What a process does with the card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Kind {
+    /// CUDA.
+    #[default]
+    Compute,
+    /// OpenGL or Vulkan.
+    Graphics,
+    /// Both.
+    Both,
+    /// A client of MPS.
+    Mps,
+}
+
+/// How near another card is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Near {
+    /// The other's index.
+    pub gpu: u32,
+    /// NVML's level: 10 one PCIe switch, 20 several, 30 one host bridge, 40 one NUMA node.
+    pub level: u32,
+}
+
+/// Something that happened to a card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Event {
+    /// The card's UUID.
+    pub gpu: String,
+    /// NVIDIA's error number; none for an uncorrectable memory error.
+    pub xid: Option<u64>,
+}
+
+/// The file cannot be used.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// It cannot be read.
+    #[error("{0}: {1}")]
+    File(PathBuf, std::io::Error),
+    /// It says something else than a [`Machine`].
+    #[error("{0}: {1}")]
+    Text(PathBuf, serde_yaml::Error),
+}
+
+impl Machine {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ReadError`] if there is none or if it does not describe a machine.
+    pub fn read(path: &Path) -> Result<Self, ReadError> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| ReadError::File(path.to_owned(), error))?;
+        serde_yaml::from_str(&text).map_err(|error| ReadError::Text(path.to_owned(), error))
+    }
+
+    /// Writes a file so that no reader sees half of it.
+    ///
+    /// # Errors
+    /// [`ReadError`] if it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), ReadError> {
+        let text = serde_yaml::to_string(self);
+        let text = text.map_err(|error| ReadError::Text(path.to_owned(), error))?;
+        let aside = path.with_extension("new");
+        std::fs::write(&aside, text)
+            .and_then(|()| std::fs::rename(&aside, path))
+            .map_err(|error| ReadError::File(path.to_owned(), error))
+    }
+}
+
+/// A file and what it said last.
+#[derive(Debug)]
+pub struct Followed {
+    path: PathBuf,
+    stamp: Option<(SystemTime, u64, u64)>,
+    machine: Machine,
+}
+
+impl Followed {
+    /// A file that is not read yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            stamp: None,
+            machine: Machine::default(),
+        }
+    }
+
+    /// The machine as the file describes it now.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the file has become unusable.
+    pub fn now(&mut self) -> Result<&Machine, ReadError> {
+        use std::os::unix::fs::MetadataExt as _;
+        let meta = std::fs::metadata(&self.path);
+        let meta = meta.map_err(|error| ReadError::File(self.path.clone(), error))?;
+        // A file that was replaced has another inode, whatever the clock's resolution.
+        let stamp = meta
+            .modified()
+            .ok()
+            .map(|time| (time, meta.len(), meta.ino()));
+        if stamp.is_none() || stamp != self.stamp {
+            self.machine = Machine::read(&self.path)?;
+            self.stamp = stamp;
+        }
+        Ok(&self.machine)
+    }
+}
