@@ -166,3 +166,25 @@ fn code_below(folder: &Path) -> io::Result<Vec<(PathBuf, String)>> {
     }
     Ok(found)
 }
+
+#[test]
+fn every_test_that_architecture_names_exists() -> io::Result<()> {
+    let root = root();
+    let page = fs::read_to_string(root.join("ARCHITECTURE.md"))?;
+    let (_, invariants) = page
+        .split_once("## Invariants and the tests that hold them")
+        .ok_or_else(|| io::Error::other("ARCHITECTURE.md has no list of invariants"))?;
+    let (invariants, _) = invariants.split_once("\n## ").unwrap_or((invariants, ""));
+    let mut file = String::new();
+    let mut named = 0;
+    for quoted in invariants.split('`').skip(1).step_by(2) {
+        if quoted.ends_with(".rs") && quoted.contains('/') {
+            file = fs::read_to_string(root.join(quoted))?;
+        } else if quoted.contains('_') && quoted.chars().all(|c| c == '_' || c.is_lowercase()) {
+            assert!(file.contains(&format!("fn {quoted}(")), "no test {quoted}");
+            named += 1;
+        }
+    }
+    assert!(named >= 9, "only {named} tests named");
+    Ok(())
+}
