@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpustow_ledger::{NodeView, Reason};
+use gpustow_ledger::{NodeView, Problem, Reason};
 use gpustow_pack::Mib;
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
@@ -203,6 +203,19 @@ fn cluster(registry: &Registry, totals: &Totals<'_>) -> Result<(), prometheus::E
     waiting
         .with_label_values::<&str>(&[])
         .set(count(totals.waiting));
+
+    let problems = gauges(
+        registry,
+        "gpustow_problems",
+        "What needs a person's attention, as `kubectl gpustow` names it",
+        &["kind"],
+    )?;
+    for kind in Problem::LABELS {
+        problems.with_label_values(&[kind]).set(0);
+    }
+    for problem in totals.nodes.iter().flat_map(|node| &node.problems) {
+        problems.with_label_values(&[problem.label()]).inc();
+    }
 
     let gpus = gauges(
         registry,

@@ -37,7 +37,8 @@ pub(crate) fn repository(path: &str) -> PathBuf {
 pub(crate) struct Rig<'a> {
     pub(crate) cluster: &'a ControlPlane,
     pub(crate) extender: Extender,
-    pub(crate) scheduler: Scheduler,
+    /// Ends with the rig.
+    _scheduler: Scheduler,
 }
 
 /// What is special about a rig.
@@ -69,11 +70,11 @@ impl<'a> Rig<'a> {
             config = config.with_another_extender(yaml)?;
         }
         let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-        let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+        let _scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
         Ok(Rig {
             cluster,
             extender,
-            scheduler,
+            _scheduler,
         })
     }
 }

@@ -108,6 +108,22 @@ pub enum Problem {
     },
 }
 
+impl Problem {
+    /// The value of metric labels, for every kind of problem.
+    pub const LABELS: [&'static str; 4] = ["unassigned", "broken", "card_gone", "overcommitted"];
+
+    /// Which of [`Problem::LABELS`] it is.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Unassigned { .. } => Self::LABELS[0],
+            Self::Broken { .. } => Self::LABELS[1],
+            Self::CardGone { .. } => Self::LABELS[2],
+            Self::Overcommitted { .. } => Self::LABELS[3],
+        }
+    }
+}
+
 impl Ledger {
     /// Every node with a GPU report or with holders of GPU memory, by name.
     #[must_use]

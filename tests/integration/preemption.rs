@@ -1,0 +1,156 @@
+//! Pods of higher priority: whom they drive out, and whom not.
+
+use anyhow::{Result, ensure};
+use gpustow_testkit::builders::delete;
+use gpustow_testkit::{Case, PodBuilder, wait_bound, wait_gone};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use crate::support::{SOON, bound, charges, refused, rig};
+
+/// Makes a PriorityClass for this case alone; a pod of it.
+async fn high(case: &Case, name: &str) -> Result<PodBuilder> {
+    let class: PriorityClass = serde_json::from_value(json!({
+        "metadata": {"name": case.namespace},
+        "value": 1000,
+    }))?;
+    let classes = Api::<PriorityClass>::all(case.client.clone());
+    match classes.create(&PostParams::default(), &class).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        other => drop(other?),
+    }
+    Ok(case.pod(name).priority_class(&case.namespace))
+}
+
+/// Says that the pod started long ago, which makes kube-scheduler spare it before younger ones.
+async fn make_old(case: &Case, pod: &Pod) -> Result<()> {
+    let status = json!({"status": {"startTime": "2026-01-01T00:00:00Z"}});
+    let params = PatchParams::default();
+    case.pods()
+        .patch_status(&pod.name_any(), &params, &Patch::Merge(status))
+        .await?;
+    Ok(())
+}
+
+/// The names of the pods that exist and are not on their way out.
+async fn staying(case: &Case) -> Result<Vec<String>> {
+    let pods = case.pods().list(&ListParams::default()).await?;
+    let staying = pods
+        .iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let mut names: Vec<_> = staying.map(|pod| pod.name_any()).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+#[tokio::test]
+async fn the_schedulers_own_victim_frees_the_card() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "victim").await?;
+    case.node("n", &[10000]).create(&case.client).await?;
+    let old = bound(&case.client, case.pod("old").gpu_mem(5000)).await?;
+    make_old(&case, &old).await?;
+    let young = bound(&case.client, case.pod("young").gpu_mem(5000)).await?;
+
+    let high = bound(&case.client, high(&case, "high").await?.gpu_mem(5000)).await?;
+
+    wait_gone(&case.client, &young, SOON).await?;
+    assert_eq!(charges(&high)?, charges(&young)?);
+    assert_eq!(staying(&case).await?, ["high", "old"]);
+    case.end().await
+}
+
+#[tokio::test]
+async fn victims_are_added_where_the_schedulers_own_free_no_card() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "added").await?;
+    case.node("n", &[10000, 10000]).create(&case.client).await?;
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "kept"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "kept"}}},
+    }))?;
+    let budgets = Api::namespaced(case.client.clone(), &case.namespace);
+    budgets.create(&PostParams::default(), &budget).await?;
+    // Two on each card. By the node's sum, the two young ones are enough, one from each card.
+    let low = |name: &str| case.pod(name).gpu_mem(5000);
+    let mut cards = Vec::new();
+    for (pod, old) in [
+        (low("a-young"), false),
+        (low("a-kept").label("app", "kept"), true),
+        (low("b-young"), false),
+        (low("b-old"), true),
+    ] {
+        let pod = bound(&case.client, pod).await?;
+        cards.extend(charges(&pod)?);
+        if old {
+            make_old(&case, &pod).await?;
+        }
+    }
+    ensure!(
+        cards[0] == cards[1] && cards[2] == cards[3],
+        "two on each card: {cards:?}"
+    );
+
+    let high = bound(&case.client, high(&case, "high").await?.gpu_mem(10000)).await?;
+
+    assert_eq!(charges(&high)?, [(cards[2].0.clone(), 10000)]);
+    assert_eq!(staying(&case).await?, ["a-kept", "high"]);
+    case.end().await
+}
+
+#[tokio::test]
+async fn nobody_is_evicted_where_no_eviction_frees_a_card() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "in-vain").await?;
+    case.node("n", &[10000, 10000]).create(&case.client).await?;
+    // One of each priority on each card: without the low ones, the node's sum is enough.
+    let mut cards = Vec::new();
+    for name in ["a", "b"] {
+        let low = bound(&case.client, case.pod(&format!("{name}-low")).gpu_mem(5000)).await?;
+        let high = high(&case, &format!("{name}-high")).await?.gpu_mem(5000);
+        let high = bound(&case.client, high).await?;
+        cards.extend([charges(&low)?, charges(&high)?]);
+    }
+    ensure!(
+        cards[0] == cards[1] && cards[2] == cards[3],
+        "two on each card: {cards:?}"
+    );
+
+    let more = high(&case, "more").await?.gpu_mem(10000);
+    let more = refused(&case.client, more, "Insufficient").await?;
+
+    let status = case
+        .pods()
+        .get(&more.name_any())
+        .await?
+        .status
+        .unwrap_or_default();
+    assert_eq!(status.nominated_node_name, None);
+    assert_eq!(
+        staying(&case).await?,
+        ["a-high", "a-low", "b-high", "b-low", "more"]
+    );
+    case.end().await
+}
+
+/// kube-scheduler sees room by the node's sum, so that its own dry run finds no victim.
+#[tokio::test]
+async fn fragmentation_alone_starts_no_preemption() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "fragments").await?;
+    case.node("n", &[10000, 10000]).create(&case.client).await?;
+    let low = bound(&case.client, case.pod("a").gpu_mem(6000)).await?;
+    bound(&case.client, case.pod("b").gpu_mem(6000)).await?;
+
+    let high = high(&case, "high").await?.gpu_mem(6000);
+    let high = refused(&case.client, high, "not enough free memory on any one GPU").await?;
+
+    assert_eq!(staying(&case).await?, ["a", "b", "high"]);
+    delete(&case.client, &low, 0).await?;
+    wait_bound(&case.client, &high, SOON).await?;
+    case.end().await
+}
