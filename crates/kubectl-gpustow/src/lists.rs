@@ -1,0 +1,463 @@
+//! `nodes`, `gpus`, `pods` and `report`: rows from the ledger's views.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use gpustow_ledger::{CardView, NodeView};
+use gpustow_pack::Mib;
+use kube::ResourceExt as _;
+
+use crate::Answer;
+use crate::args::Scope;
+use crate::cluster::{Cluster, PodInfo, SILENT_AFTER};
+use crate::output::{Column, Listing, Place, Value, memory};
+
+use Place::{Always, Terminal, Wide};
+
+fn column<R>(
+    head: &'static str,
+    key: &'static str,
+    place: Place,
+    value: fn(&R) -> Value,
+) -> Column<R> {
+    Column {
+        head,
+        key,
+        place,
+        value,
+    }
+}
+
+/// What pods that hold a share of the card use of it, if the agent says.
+pub(crate) fn used(card: &CardView) -> Mib {
+    card.pods.iter().filter_map(|pod| pod.used).sum()
+}
+
+/// What a new pod may take of the card: nothing while it takes none.
+pub(crate) fn room(card: &CardView) -> Mib {
+    if card.healthy { card.free } else { Mib::ZERO }
+}
+
+pub(crate) struct NodeRow {
+    name: String,
+    models: Vec<String>,
+    gpus: u64,
+    room: Mib,
+    largest: Mib,
+    whole: u64,
+    requested: Mib,
+    used: Mib,
+    strangers: Mib,
+    state: Value,
+    age: Option<u64>,
+    driver: Option<String>,
+}
+
+fn models<'a>(cards: impl Iterator<Item = &'a CardView>) -> Vec<String> {
+    let mut models: Vec<_> = cards.map(|card| card.model.clone()).collect();
+    models.sort();
+    models.dedup();
+    models
+}
+
+fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
+    let cards = &view.cards;
+    let unhealthy = cards.iter().filter(|card| !card.healthy).count();
+    let age = cluster.report_age(&view.name);
+    let state = if cards.is_empty() {
+        Value::Bad("no report".to_owned())
+    } else if view.stale || age.is_some_and(|age| age > SILENT_AFTER) {
+        Value::Bad("agent silent".to_owned())
+    } else if unhealthy > 0 {
+        Value::Bad(format!("{unhealthy} unhealthy"))
+    } else if !view.problems.is_empty() {
+        Value::Bad("see check".to_owned())
+    } else {
+        Value::Good("ready".to_owned())
+    };
+    let report = cluster.reports.get(&*view.name);
+    NodeRow {
+        name: view.name.to_string(),
+        models: models(cards.iter()),
+        gpus: cards.len() as u64,
+        room: cards.iter().map(room).sum(),
+        largest: cards.iter().map(room).max().unwrap_or_default(),
+        whole: cards.iter().filter(|card| is_whole(card)).count() as u64,
+        requested: cards.iter().map(|card| card.held).sum(),
+        used: cards.iter().map(used).sum(),
+        strangers: cards.iter().map(|card| card.strangers).sum(),
+        state,
+        age,
+        driver: report.and_then(|report| report.driver.clone()),
+    }
+}
+
+fn is_whole(card: &CardView) -> bool {
+    card.healthy && card.free == card.capacity && card.capacity > Mib::ZERO
+}
+
+/// Nodes with GPUs, the sum first.
+pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
+    let views = cluster.views();
+    let rows: Vec<_> = views.iter().map(|view| node_row(cluster, view)).collect();
+    let sum = |of: fn(&NodeRow) -> Mib| rows.iter().map(of).sum();
+    let not_ready = rows
+        .iter()
+        .filter(|row| matches!(row.state, Value::Bad(_)))
+        .count();
+    let total = NodeRow {
+        name: "*".to_owned(),
+        models: models(views.iter().flat_map(|view| &view.cards)),
+        gpus: rows.iter().map(|row| row.gpus).sum(),
+        room: sum(|row| row.room),
+        largest: rows.iter().map(|row| row.largest).max().unwrap_or_default(),
+        whole: rows.iter().map(|row| row.whole).sum(),
+        requested: sum(|row| row.requested),
+        used: sum(|row| row.used),
+        strangers: sum(|row| row.strangers),
+        state: match not_ready {
+            0 => Value::Good("ready".to_owned()),
+            _ => Value::Bad(format!("{not_ready} not ready")),
+        },
+        age: rows.iter().filter_map(|row| row.age).max(),
+        driver: None,
+    };
+    Listing {
+        kind: "GpuNodeList",
+        columns: vec![
+            column("NODE", "node", Always, |row| Value::Text(row.name.clone())),
+            column("MODEL", "models", Always, |row| {
+                Value::Names(row.models.clone())
+            }),
+            column("GPUS", "gpus", Always, |row| Value::Count(row.gpus)),
+            column("ROOM", "roomBytes", Always, |row| Value::Memory(row.room)),
+            column("LARGEST", "largestBytes", Always, |row| {
+                Value::Memory(row.largest)
+            }),
+            column("WHOLE", "wholeGpus", Always, |row| Value::Count(row.whole)),
+            column("REQUESTED", "requestedBytes", Always, |row| {
+                Value::Memory(row.requested)
+            }),
+            column("USED", "usedBytes", Always, |row| Value::Memory(row.used)),
+            column("STATE", "state", Always, |row| row.state.clone()),
+            column("AGENT-AGE", "agentAgeSeconds", Wide, |row| {
+                row.age.map_or(Value::Nothing, Value::Age)
+            }),
+            column("DRIVER", "driver", Wide, |row| {
+                row.driver.clone().map_or(Value::Nothing, Value::Text)
+            }),
+            column("STRANGERS", "strangersBytes", Wide, |row| {
+                Value::Memory(row.strangers)
+            }),
+        ],
+        total: (rows.len() > 1).then_some(total),
+        rows,
+        name: |row| format!("gpunode/{}", row.name),
+        empty: "No node reports GPUs: are gpustow's agents running?",
+        answer: Answer::Yes,
+    }
+}
+
+pub(crate) struct GpuRow {
+    node: String,
+    card: CardView,
+    reserved: Mib,
+    reason: Option<String>,
+}
+
+fn share(pod: &gpustow_ledger::PodShare) -> String {
+    format!("{}/{}:{}", pod.namespace, pod.name, memory(pod.charged))
+}
+
+/// GPUs, of one node or of all.
+pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuRow>> {
+    let views = cluster.views();
+    if let Some(name) = node {
+        ensure!(
+            views.iter().any(|view| *view.name == *name),
+            "no GPU node {name}"
+        );
+    }
+    let views = views
+        .into_iter()
+        .filter(|view| node.is_none_or(|name| *view.name == *name));
+    let rows = views.flat_map(|view| {
+        let name = view.name.to_string();
+        view.cards.into_iter().map(move |card| (name.clone(), card))
+    });
+    let rows = rows.map(|(node, card)| {
+        let gpus = cluster.reports.get(&node).map(|report| &report.gpus);
+        let gpu = gpus.and_then(|gpus| gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+        GpuRow {
+            node,
+            reserved: card.total.minus(card.capacity),
+            reason: gpu.and_then(|gpu| gpu.reason.clone()),
+            card,
+        }
+    });
+    Ok(Listing {
+        kind: "GpuList",
+        columns: vec![
+            column("NODE", "node", Always, |row| Value::Text(row.node.clone())),
+            column("GPU", "gpu", Always, |row| {
+                Value::Count(row.card.index.into())
+            }),
+            column("MODEL", "model", Always, |row| {
+                Value::Text(row.card.model.clone())
+            }),
+            column("", "", Terminal, |row| {
+                Value::Bar(
+                    row.card.held,
+                    used(&row.card) + row.card.strangers,
+                    room(&row.card),
+                )
+            }),
+            column("REQUESTED", "requestedBytes", Always, |row| {
+                Value::Memory(row.card.held)
+            }),
+            column("USED", "usedBytes", Always, |row| {
+                Value::Memory(used(&row.card))
+            }),
+            column("ROOM", "roomBytes", Always, |row| {
+                Value::Memory(room(&row.card))
+            }),
+            column("PODS", "pods", Always, |row| {
+                Value::Names(row.card.pods.iter().map(share).collect())
+            }),
+            column("HEALTH", "health", Always, |row| {
+                match (&row.reason, row.card.healthy) {
+                    (_, true) => Value::Good("healthy".to_owned()),
+                    (Some(reason), _) => Value::Bad(reason.clone()),
+                    (None, _) => Value::Bad("unhealthy".to_owned()),
+                }
+            }),
+            column("UUID", "gpuUuid", Wide, |row| {
+                Value::Text(row.card.uuid.clone())
+            }),
+            column("RESERVED", "reservedBytes", Wide, |row| {
+                Value::Memory(row.reserved)
+            }),
+            column("STRANGERS", "strangersBytes", Wide, |row| {
+                Value::Memory(row.card.strangers)
+            }),
+        ],
+        rows: rows.collect(),
+        total: None,
+        name: |row| format!("gpu/{}", row.card.uuid),
+        empty: "No node reports GPUs: are gpustow's agents running?",
+        answer: Answer::Yes,
+    })
+}
+
+pub(crate) struct PodRow {
+    namespace: String,
+    pod: String,
+    container: String,
+    node: Option<String>,
+    uuids: Vec<String>,
+    indices: Vec<String>,
+    requested: Option<Mib>,
+    used: Option<Mib>,
+    confirmed: Value,
+    age: u64,
+}
+
+/// Pods that ask for GPU memory, a row per container that asks.
+pub(crate) fn pods(cluster: &Cluster, scope: &Scope) -> Listing<PodRow> {
+    let pods = cluster.pods_in(scope);
+    let rows = pods.into_iter().filter(|pod| !pod.facts.released);
+    Listing {
+        kind: "GpuPodList",
+        columns: vec![
+            column("NAMESPACE", "namespace", Always, |row| {
+                Value::Text(row.namespace.clone())
+            }),
+            column("POD", "pod", Always, |row| Value::Text(row.pod.clone())),
+            column("CONTAINER", "container", Always, |row| {
+                Value::Text(row.container.clone())
+            }),
+            column("NODE", "node", Always, |row| {
+                row.node.clone().map_or(Value::Nothing, Value::Text)
+            }),
+            column("GPU", "gpus", Always, |row| {
+                Value::Names(row.indices.clone())
+            }),
+            column("REQUESTED", "requestedBytes", Always, |row| {
+                row.requested.into()
+            }),
+            column("USED", "podUsedBytes", Always, |row| row.used.into()),
+            column("CONFIRMED", "confirmed", Always, |row| {
+                row.confirmed.clone()
+            }),
+            column("AGE", "ageSeconds", Wide, |row| Value::Age(row.age)),
+            column("UUID", "gpuUuids", Wide, |row| {
+                Value::Names(row.uuids.clone())
+            }),
+        ],
+        rows: rows.flat_map(|pod| pod_rows(cluster, pod)).collect(),
+        total: None,
+        name: |row| format!("pod/{}", row.pod),
+        empty: "No pod asks for GPU memory here: try -A for all namespaces.",
+        answer: Answer::Yes,
+    }
+}
+
+/// MiB in use by the pod over all cards of its node; None while its agent does not name it.
+pub(crate) fn pod_use(cluster: &Cluster, pod: &PodInfo) -> Option<Mib> {
+    let report = cluster.reports.get(&**pod.facts.node.as_ref()?)?;
+    let uses = report.gpus.iter().flat_map(|gpu| &gpu.pods);
+    let uses = uses
+        .filter(|used| *used.uid == *pod.facts.uid)
+        .map(|used| Mib(used.used_mib));
+    uses.fold(None, |sum: Option<Mib>, used| {
+        Some(sum.unwrap_or_default() + used)
+    })
+}
+
+/// GPU UUIDs as the indices that people know, a UUID that the node lacks as it is.
+pub(crate) fn indices<'a>(
+    cluster: &Cluster,
+    node: Option<&str>,
+    uuids: impl Iterator<Item = &'a str>,
+) -> Vec<String> {
+    let report = node.and_then(|node| cluster.reports.get(node));
+    let index = |uuid: &str| {
+        let gpu = report?.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
+        Some(gpu.index.to_string())
+    };
+    uuids
+        .map(|uuid| index(uuid).unwrap_or_else(|| uuid.to_owned()))
+        .collect()
+}
+
+fn pod_rows(cluster: &Cluster, pod: &PodInfo) -> Vec<PodRow> {
+    let facts = &pod.facts;
+    let assignment = facts.assignment.as_ref().and_then(|it| it.as_ref().ok());
+    let confirmed = match (pod.confirmed(), &facts.node) {
+        (_, None) => Value::Nothing,
+        (Some(_), _) => Value::Good("yes".to_owned()),
+        (None, _) => Value::Text("no".to_owned()),
+    };
+    let row = |container: &str, requested: Option<Mib>, first: bool| {
+        let of =
+            assignment.and_then(|it| it.containers.iter().find(|(name, _)| **name == *container));
+        let uuids: Vec<_> = of
+            .iter()
+            .flat_map(|(_, uuids)| uuids.iter().map(|it| &**it))
+            .collect();
+        PodRow {
+            namespace: facts.namespace.to_string(),
+            pod: facts.name.to_string(),
+            container: container.to_owned(),
+            node: facts.node.as_ref().map(ToString::to_string),
+            indices: indices(cluster, facts.node.as_deref(), uuids.iter().copied()),
+            uuids: uuids.into_iter().map(str::to_owned).collect(),
+            requested,
+            // The agent knows pods, not containers.
+            used: pod_use(cluster, pod).filter(|_| first),
+            confirmed: confirmed.clone(),
+            age: pod.age(cluster.wall),
+        }
+    };
+    let Ok(request) = &facts.request else {
+        return vec![row("?", None, true)];
+    };
+    let claims = facts.containers.iter().zip(&request.claims).enumerate();
+    claims
+        .map(|(index, (container, claim))| {
+            let asked = Mib(claim.mib.0.saturating_mul(claim.gpus.into()));
+            row(container, Some(asked), index == 0)
+        })
+        .collect()
+}
+
+/// What a group of pods holds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReportRow {
+    pub(crate) group: String,
+    pub(crate) pods: u64,
+    pub(crate) waiting: u64,
+    pub(crate) requested: Mib,
+    pub(crate) used: Mib,
+    pub(crate) idle: Mib,
+    pub(crate) gib_hours: f64,
+}
+
+/// What each namespace, or each value of a label, holds and uses now.
+pub(crate) fn groups(cluster: &Cluster, scope: &Scope, by: &str) -> Vec<ReportRow> {
+    let mut groups: BTreeMap<String, ReportRow> = BTreeMap::new();
+    for pod in cluster.pods_in(scope) {
+        let facts = &pod.facts;
+        if facts.released {
+            continue;
+        }
+        let group = match by {
+            "namespace" => facts.namespace.to_string(),
+            label => pod.object.labels().get(label).cloned().unwrap_or_default(),
+        };
+        let row = groups.entry(group.clone()).or_default();
+        row.group = group;
+        if facts.node.is_none() {
+            row.waiting += 1;
+            continue;
+        }
+        let assigned = facts.assignment.as_ref().and_then(|it| it.as_ref().ok());
+        let held: Mib = assigned
+            .iter()
+            .flat_map(|it| it.charges.iter().map(|&(_, mib)| mib))
+            .sum();
+        let used = pod_use(cluster, pod).unwrap_or_default();
+        row.pods += 1;
+        row.requested = row.requested + held;
+        row.used = row.used + used;
+        row.idle = row.idle + held.minus(used);
+        row.gib_hours += gib_hours(held, pod.age(cluster.wall));
+    }
+    groups.into_values().collect()
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a sum for people")]
+fn gib_hours(Mib(mib): Mib, seconds: u64) -> f64 {
+    mib as f64 / 1024.0 * seconds as f64 / 3600.0
+}
+
+/// What each team holds, uses and leaves idle.
+pub(crate) fn report(cluster: &Cluster, scope: &Scope, by: &str) -> Listing<ReportRow> {
+    let rows = groups(cluster, scope, by);
+    let sum = |of: fn(&ReportRow) -> Mib| rows.iter().map(of).sum();
+    let total = ReportRow {
+        group: "*".to_owned(),
+        pods: rows.iter().map(|row| row.pods).sum(),
+        waiting: rows.iter().map(|row| row.waiting).sum(),
+        requested: sum(|row| row.requested),
+        used: sum(|row| row.used),
+        idle: sum(|row| row.idle),
+        gib_hours: rows.iter().map(|row| row.gib_hours).sum(),
+    };
+    Listing {
+        kind: "GpuReport",
+        columns: vec![
+            column("GROUP", "group", Always, |row| match row.group.as_str() {
+                "" => Value::Nothing,
+                group => Value::Text(group.to_owned()),
+            }),
+            column("PODS", "pods", Always, |row| Value::Count(row.pods)),
+            column("WAITING", "waitingPods", Always, |row| {
+                Value::Count(row.waiting)
+            }),
+            column("REQUESTED", "requestedBytes", Always, |row| {
+                Value::Memory(row.requested)
+            }),
+            column("USED", "usedBytes", Always, |row| Value::Memory(row.used)),
+            column("IDLE", "idleBytes", Always, |row| Value::Memory(row.idle)),
+            column("GIB-HOURS", "gibHours", Always, |row| {
+                Value::GibHours(row.gib_hours)
+            }),
+        ],
+        total: (rows.len() > 1).then_some(total),
+        rows,
+        name: |row| row.group.clone(),
+        empty: "No pod holds or awaits GPU memory here: try -A for all namespaces.",
+        answer: Answer::Yes,
+    }
+}

@@ -1,0 +1,123 @@
+//! A cluster that follows watches, for `top` and `ui`.
+
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::Result;
+use futures::{Stream, StreamExt as _};
+use gpustow_api::GpuNode;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::runtime::{WatchStreamExt as _, watcher};
+
+use crate::args::Global;
+use crate::cluster::Cluster;
+use crate::source;
+
+/// Shared by the watches and the view.
+#[derive(Clone)]
+pub(crate) struct Live {
+    cluster: Arc<Mutex<Cluster>>,
+    started: Instant,
+    /// Files do not move.
+    still: bool,
+}
+
+impl Live {
+    /// Lists once, so that errors are seen at once, then follows watches until the process ends.
+    pub(crate) async fn start(global: &Global) -> Result<Self> {
+        let cluster = source::load(global).await?;
+        let still = global.from.is_some();
+        let cluster = Arc::new(Mutex::new(cluster));
+        let live = Self {
+            cluster,
+            started: Instant::now(),
+            still,
+        };
+        if !still {
+            let (client, _) = source::client(global).await?;
+            live.follow(
+                watched(Api::<Pod>::all(client.clone())),
+                |cluster, change| match change {
+                    Change::Apply(pod) => cluster.apply_pod(pod),
+                    Change::Delete(pod) => cluster.delete_pod(&pod),
+                    Change::Reset(pods) => cluster.reset_pods(pods),
+                },
+            );
+            live.follow(
+                watched(Api::<Node>::all(client.clone())),
+                |cluster, change| match change {
+                    Change::Apply(node) => cluster.apply_node(node),
+                    Change::Delete(node) => cluster.delete_node(&node),
+                    Change::Reset(nodes) => cluster.reset_nodes(nodes),
+                },
+            );
+            live.follow(
+                watched(Api::<GpuNode>::all(client)),
+                |cluster, change| match change {
+                    Change::Apply(node) => cluster.apply_gpunode(node),
+                    Change::Delete(node) => cluster.delete_gpunode(&node),
+                    Change::Reset(nodes) => cluster.reset_gpunodes(nodes),
+                },
+            );
+        }
+        Ok(live)
+    }
+
+    /// The cluster as it is now.
+    pub(crate) fn now(&self) -> MutexGuard<'_, Cluster> {
+        let mut cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.still {
+            cluster.now = self.started.elapsed();
+            cluster.wall = Timestamp::now();
+        }
+        cluster
+    }
+
+    fn follow<K>(
+        &self,
+        events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+        change: impl Fn(&mut Cluster, Change<K>) + Send + 'static,
+    ) where
+        K: Send + 'static,
+    {
+        let live = self.clone();
+        tokio::spawn(async move {
+            let mut events = pin!(events);
+            let mut listed = Vec::new();
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(watcher::Event::Apply(object)) => {
+                        change(&mut live.now(), Change::Apply(object));
+                    }
+                    Ok(watcher::Event::Delete(object)) => {
+                        change(&mut live.now(), Change::Delete(object));
+                    }
+                    Ok(watcher::Event::Init) => listed = Vec::new(),
+                    Ok(watcher::Event::InitApply(object)) => listed.push(object),
+                    Ok(watcher::Event::InitDone) => {
+                        let all = std::mem::take(&mut listed);
+                        change(&mut live.now(), Change::Reset(all));
+                    }
+                    // It starts again; meanwhile the agents' ages show that time stands still.
+                    Err(_) => {}
+                }
+            }
+        });
+    }
+}
+
+enum Change<K> {
+    Apply(K),
+    Delete(K),
+    Reset(Vec<K>),
+}
+
+fn watched<K>(api: Api<K>) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send
+where
+    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    watcher(api, watcher::Config::default()).default_backoff()
+}

@@ -1,0 +1,26 @@
+//! `kubectl gpustow`: see `kubectl-gpustow --help`.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use kubectl_gpustow::{Answer, Args, Screen, run};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let answer = run(Args::parse(), &mut std::io::stdout(), Screen::stdout()).await;
+    match answer {
+        Ok(Answer::Yes) => ExitCode::SUCCESS,
+        Ok(Answer::No) => ExitCode::from(1),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// `kubectl gpustow pods | head` is no failure.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<std::io::Error>();
+    error.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,392 @@
+//! One list of rows in every form: a table for people; JSON, YAML, CSV and names for programs.
+//! Programs get whole bytes and a version, people get units.
+
+use std::cmp::Ordering;
+use std::io::{IsTerminal as _, Write};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+use gpustow_api::names;
+use gpustow_pack::Mib;
+use serde::Serialize;
+use serde_json::{Map, Value as Json, json};
+
+use crate::Answer;
+
+/// The version of what programs read.
+pub(crate) fn api_version() -> String {
+    format!("kubectl.{}/v1", names::GROUP)
+}
+
+/// How to print.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// For people with a wide screen.
+    Wide,
+    /// Versioned, memory in bytes.
+    Json,
+    /// The same as YAML.
+    Yaml,
+    /// The same without a version.
+    Csv,
+    /// One name a line.
+    Name,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Output {
+    /// Form of the output
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        default_value = "table"
+    )]
+    pub(crate) format: Format,
+    /// Leave the header line out
+    #[arg(long)]
+    pub(crate) no_headers: bool,
+    /// Order by this column; -COLUMN for the largest first
+    #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
+    pub(crate) sort_by: Option<String>,
+}
+
+/// What the output is shown on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Screen {
+    /// A person looks at it: bars are worth their room.
+    pub terminal: bool,
+    /// Colours may be used.
+    pub colour: bool,
+}
+
+impl Screen {
+    /// The standard output. `NO_COLOR`, if set to anything, takes the colours away.
+    #[must_use]
+    pub fn stdout() -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+            || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Self {
+            terminal,
+            colour: terminal && !plain,
+        }
+    }
+}
+
+/// One cell.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    Nothing,
+    Text(String),
+    Good(String),
+    /// Something that needs a person.
+    Bad(String),
+    Count(u64),
+    Memory(Mib),
+    /// Seconds.
+    Age(u64),
+    /// Hundredths of a GiB-hour.
+    GibHours(f64),
+    Names(Vec<String>),
+    /// Requested, used, room: drawn on a terminal only.
+    Bar(Mib, Mib, Mib),
+}
+
+impl From<Option<Mib>> for Value {
+    fn from(amount: Option<Mib>) -> Self {
+        amount.map_or(Self::Nothing, Self::Memory)
+    }
+}
+
+impl Value {
+    fn shown(&self) -> String {
+        match self {
+            Self::Nothing => "-".to_owned(),
+            Self::Text(text) | Self::Good(text) | Self::Bad(text) => printable(text),
+            Self::Count(count) => count.to_string(),
+            Self::Memory(amount) => memory(*amount),
+            Self::Age(seconds) => age(*seconds),
+            Self::GibHours(hours) => format!("{hours:.1}"),
+            Self::Names(list) if list.is_empty() => "-".to_owned(),
+            Self::Names(list) => printable(&list.join(",")),
+            Self::Bar(held, used, room) => bar(*held, *used, *room),
+        }
+    }
+
+    fn json(&self) -> Json {
+        match self {
+            Self::Nothing | Self::Bar(..) => Json::Null,
+            Self::Text(text) | Self::Good(text) | Self::Bad(text) => json!(text),
+            Self::Count(count) | Self::Age(count) => json!(count),
+            Self::Memory(amount) => json!(amount.bytes()),
+            Self::GibHours(hours) => json!((hours * 100.0).round() / 100.0),
+            Self::Names(list) => json!(list),
+        }
+    }
+
+    fn csv(&self) -> String {
+        let text = match self {
+            Self::Names(list) => list.join(" "),
+            other => match other.json() {
+                Json::Null => String::new(),
+                Json::String(text) => text,
+                other => other.to_string(),
+            },
+        };
+        // A cell that starts so is a formula to a spreadsheet.
+        let text = if text.starts_with(['=', '+', '-', '@']) {
+            format!("'{text}")
+        } else {
+            text
+        };
+        if text.contains([',', '"', '\n', '\r']) {
+            format!("\"{}\"", text.replace('"', "\"\""))
+        } else {
+            text
+        }
+    }
+
+    fn is_number(&self) -> bool {
+        matches!(
+            self,
+            Self::Count(_) | Self::Memory(_) | Self::Age(_) | Self::GibHours(_)
+        )
+    }
+
+    fn order(&self, other: &Self) -> Ordering {
+        match (self.json(), other.json()) {
+            (Json::Number(a), Json::Number(b)) => a.as_f64().partial_cmp(&b.as_f64()),
+            (Json::Null, Json::Null) => Some(Ordering::Equal),
+            (Json::Null, _) => Some(Ordering::Less),
+            (_, Json::Null) => Some(Ordering::Greater),
+            _ => Some(self.shown().cmp(&other.shown())),
+        }
+        .unwrap_or(Ordering::Equal)
+    }
+}
+
+/// Where a column is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Always,
+    Wide,
+    Terminal,
+}
+
+/// One column of rows `R`.
+pub(crate) struct Column<R> {
+    pub(crate) head: &'static str,
+    /// Name of the field for programs.
+    pub(crate) key: &'static str,
+    pub(crate) place: Place,
+    pub(crate) value: fn(&R) -> Value,
+}
+
+/// Rows to print.
+pub(crate) struct Listing<R> {
+    pub(crate) kind: &'static str,
+    pub(crate) columns: Vec<Column<R>>,
+    pub(crate) rows: Vec<R>,
+    /// Shown above the rows.
+    pub(crate) total: Option<R>,
+    pub(crate) name: fn(&R) -> String,
+    /// What to say instead of an empty table.
+    pub(crate) empty: &'static str,
+    pub(crate) answer: Answer,
+}
+
+impl<R> Listing<R> {
+    /// Prints and hands back the answer.
+    pub(crate) fn print(
+        mut self,
+        output: &Output,
+        screen: Screen,
+        out: &mut dyn Write,
+    ) -> Result<Answer> {
+        if let Some(column) = &output.sort_by {
+            self.sort(column)?;
+        }
+        match output.format {
+            Format::Table | Format::Wide => self.table(output, screen, out)?,
+            Format::Json | Format::Yaml => write_value(&self.json(), output.format, out)?,
+            Format::Csv => self.csv(output.no_headers, out)?,
+            Format::Name => {
+                self.rows
+                    .iter()
+                    .try_for_each(|row| writeln!(out, "{}", (self.name)(row)))?;
+            }
+        }
+        Ok(self.answer)
+    }
+
+    fn sort(&mut self, wanted: &str) -> Result<()> {
+        let (name, down) = match wanted.strip_prefix('-') {
+            Some(name) => (name, true),
+            None => (wanted, false),
+        };
+        let same = |column: &&Column<R>| {
+            column.head.eq_ignore_ascii_case(name) || column.key.eq_ignore_ascii_case(name)
+        };
+        let Some(Column { value, .. }) = self.columns.iter().find(same) else {
+            let heads: Vec<_> = self.columns.iter().map(|column| column.head).collect();
+            bail!(
+                "--sort-by {wanted}: no such column; there are {}",
+                heads.join(", ")
+            );
+        };
+        let by = |a: &R, b: &R| value(a).order(&value(b));
+        self.rows
+            .sort_by(|a, b| if down { by(b, a) } else { by(a, b) });
+        Ok(())
+    }
+
+    fn table(&self, output: &Output, screen: Screen, out: &mut dyn Write) -> Result<()> {
+        if self.rows.is_empty() {
+            return Ok(writeln!(out, "{}", self.empty)?);
+        }
+        let wide = output.format == Format::Wide;
+        let shown = |column: &&Column<R>| match column.place {
+            Place::Always => true,
+            Place::Wide => wide,
+            Place::Terminal => screen.terminal,
+        };
+        let columns: Vec<_> = self.columns.iter().filter(shown).collect();
+        let cells = |row: &R| columns.iter().map(|column| (column.value)(row)).collect();
+        let lines: Vec<Vec<Value>> = self.total.iter().chain(&self.rows).map(cells).collect();
+        let width = |index: usize| {
+            let cells = lines.iter().map(|line| line[index].shown().chars().count());
+            cells.chain([columns[index].head.len()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+        if !output.no_headers {
+            let number = |index: usize| lines.iter().any(|line| line[index].is_number());
+            let heads = columns
+                .iter()
+                .enumerate()
+                .map(|(index, column)| pad(column.head, widths[index], number(index)));
+            writeln!(out, "{}", heads.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        for line in &lines {
+            let cells = line.iter().zip(&widths).map(|(value, width)| {
+                let text = pad(&value.shown(), *width, value.is_number());
+                match value {
+                    Value::Bad(_) if screen.colour => format!("\x1b[31;1m{text}\x1b[0m"),
+                    Value::Good(_) if screen.colour => format!("\x1b[32m{text}\x1b[0m"),
+                    _ => text,
+                }
+            });
+            writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+
+    fn fields(&self) -> impl Iterator<Item = &Column<R>> {
+        self.columns
+            .iter()
+            .filter(|column| column.place != Place::Terminal)
+    }
+
+    fn json(&self) -> Json {
+        let object = |row: &R| -> Json {
+            let fields = self
+                .fields()
+                .map(|it| (it.key.to_owned(), (it.value)(row).json()));
+            Json::Object(fields.collect())
+        };
+        let mut list = Map::new();
+        list.insert("apiVersion".to_owned(), json!(api_version()));
+        list.insert("kind".to_owned(), json!(self.kind));
+        if let Some(total) = &self.total {
+            list.insert("total".to_owned(), object(total));
+        }
+        list.insert("items".to_owned(), self.rows.iter().map(object).collect());
+        Json::Object(list)
+    }
+
+    fn csv(&self, no_headers: bool, out: &mut dyn Write) -> Result<()> {
+        if !no_headers {
+            let keys: Vec<_> = self.fields().map(|column| column.key).collect();
+            writeln!(out, "{}", keys.join(","))?;
+        }
+        for row in &self.rows {
+            let cells: Vec<_> = self
+                .fields()
+                .map(|column| (column.value)(row).csv())
+                .collect();
+            writeln!(out, "{}", cells.join(","))?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints a value that is not a list as JSON or YAML.
+pub(crate) fn write_value(
+    value: &impl Serialize,
+    format: Format,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let text = match format {
+        Format::Json => serde_json::to_string_pretty(value)? + "\n",
+        Format::Yaml => serde_yaml::to_string(value)?,
+        _ => bail!("-o: this command prints text, json or yaml"),
+    };
+    out.write_all(text.as_bytes()).context("cannot write")
+}
+
+fn pad(text: &str, width: usize, right: bool) -> String {
+    let gap = " ".repeat(width.saturating_sub(text.chars().count()));
+    if right {
+        gap + text
+    } else {
+        text.to_owned() + &gap
+    }
+}
+
+/// Names of files and agents' texts may hold anything; a terminal must not obey it.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .map(|letter| if letter.is_control() { '?' } else { letter })
+        .collect()
+}
+
+/// An amount of memory as people write it: `512Mi`, `24Gi`, `7.5Gi`.
+#[allow(clippy::cast_precision_loss, reason = "one digit is shown")]
+pub(crate) fn memory(Mib(mib): Mib) -> String {
+    match mib {
+        0 => "0".to_owned(),
+        1..1024 => format!("{mib}Mi"),
+        _ if mib.is_multiple_of(1024) => format!("{}Gi", mib / 1024),
+        _ => format!("{:.1}Gi", mib as f64 / 1024.0),
+    }
+}
+
+/// An age as kubectl writes it.
+pub(crate) fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// Twenty cells: `#` requested and in use, `=` requested and idle, `+` used beyond requests,
+/// `.` free.
+pub(crate) fn bar(held: Mib, used: Mib, room: Mib) -> String {
+    const CELLS: u64 = 20;
+    let all = (held.max(used) + room).0.max(1);
+    let cells =
+        |Mib(part): Mib| usize::try_from((part.saturating_mul(CELLS) + all / 2) / all).unwrap_or(0);
+    let (taken, held, used) = (cells(held.max(used)), cells(held), cells(used));
+    (0..cells(Mib(all)))
+        .map(|cell| match (cell < taken, cell < held, cell < used) {
+            (false, ..) => '.',
+            (_, true, true) => '#',
+            (_, true, false) => '=',
+            (_, false, _) => '+',
+        })
+        .collect()
+}

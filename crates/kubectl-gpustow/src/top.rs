@@ -1,0 +1,362 @@
+//! `top`: every GPU with its pods, live.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use gpustow_pack::Mib;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+use tokio::sync::mpsc;
+
+use crate::args::{Global, TopArgs, TopSort};
+use crate::cluster::Cluster;
+use crate::lists::{room, used};
+use crate::live::Live;
+use crate::output::{bar, memory, printable};
+use crate::{Answer, Screen, source};
+
+const HELP: &str = "q quit  s sort  / filter  ↑↓ PgUp PgDn Home End move";
+
+struct Row {
+    node: String,
+    gpu: u32,
+    model: String,
+    held: Mib,
+    used: Mib,
+    room: Mib,
+    pods: String,
+    healthy: bool,
+}
+
+/// What the view shows of the cluster.
+struct Picture {
+    rows: Vec<Row>,
+    headline: String,
+}
+
+/// What the person chose.
+struct View {
+    sort: TopSort,
+    filter: String,
+    /// The filter is being typed.
+    typing: bool,
+    first: usize,
+    colour: bool,
+}
+
+/// Runs until `q`, or prints once if asked to or if nobody is looking.
+pub(crate) async fn run(
+    global: &Global,
+    args: &TopArgs,
+    out: &mut (dyn Write + Send),
+    screen: Screen,
+) -> Result<Answer> {
+    let mut view = View {
+        sort: args.sort,
+        filter: args.filter.clone(),
+        typing: false,
+        first: 0,
+        colour: screen.colour,
+    };
+    if args.once || !screen.terminal {
+        let picture = picture(&source::load(global).await?, &view);
+        writeln!(out, "{}", picture.headline)?;
+        let widths = widths(&picture.rows);
+        writeln!(out, "{}", heads(&widths).trim_end())?;
+        for row in &picture.rows {
+            writeln!(out, "{}", plain(row, &widths).trim_end())?;
+        }
+        return Ok(Answer::Yes);
+    }
+    let live = Live::start(global).await?;
+    let mut terminal = ratatui::try_init().context("cannot use this terminal: try top -1")?;
+    let ended = show(&live, &mut view, &mut terminal).await;
+    ratatui::restore();
+    ended.map(|()| Answer::Yes)
+}
+
+async fn show(live: &Live, view: &mut View, terminal: &mut ratatui::DefaultTerminal) -> Result<()> {
+    let (send, mut keys) = mpsc::channel(16);
+    // It ends with the process: reading a terminal cannot be interrupted.
+    std::thread::spawn(move || {
+        while let Ok(event) = event::read() {
+            if send.blocking_send(event).is_err() {
+                return;
+            }
+        }
+    });
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    let mut shown = picture(&live.now(), view);
+    loop {
+        let mut height = 0;
+        terminal.draw(|frame| height = draw(frame, &shown, view))?;
+        tokio::select! {
+            _ = tick.tick() => {}
+            event = keys.recv() => match event {
+                Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
+                    if !view.obey(key, shown.rows.len(), height) {
+                        return Ok(());
+                    }
+                }
+                Some(_) => {}
+                None => return Ok(()),
+            },
+        }
+        shown = picture(&live.now(), view);
+    }
+}
+
+impl View {
+    /// Does what a key says; false to end.
+    fn obey(&mut self, key: KeyEvent, rows: usize, height: usize) -> bool {
+        let last = rows.saturating_sub(height);
+        match key.code {
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+            KeyCode::Enter | KeyCode::Esc if self.typing => self.typing = false,
+            KeyCode::Backspace if self.typing => drop(self.filter.pop()),
+            KeyCode::Char(letter) if self.typing => {
+                self.filter.push(letter);
+                self.first = 0;
+            }
+            KeyCode::Char('q') | KeyCode::Esc => return false,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Char('s') => {
+                self.sort = match self.sort {
+                    TopSort::Node => TopSort::Room,
+                    TopSort::Room => TopSort::Used,
+                    TopSort::Used => TopSort::Idle,
+                    TopSort::Idle => TopSort::Node,
+                };
+            }
+            KeyCode::Down | KeyCode::Char('j') => self.first += 1,
+            KeyCode::Up | KeyCode::Char('k') => self.first = self.first.saturating_sub(1),
+            KeyCode::PageDown | KeyCode::Char(' ') => self.first += height,
+            KeyCode::PageUp => self.first = self.first.saturating_sub(height),
+            KeyCode::Home => self.first = 0,
+            KeyCode::End => self.first = last,
+            _ => {}
+        }
+        self.first = self.first.min(last);
+        true
+    }
+}
+
+fn picture(cluster: &Cluster, view: &View) -> Picture {
+    let views = cluster.views();
+    let mut rows: Vec<Row> = views
+        .iter()
+        .flat_map(|node| node.cards.iter().map(|card| (&node.name, card)))
+        .map(|(node, card)| Row {
+            node: node.to_string(),
+            gpu: card.index,
+            model: card.model.clone(),
+            held: card.held,
+            used: used(card) + card.strangers,
+            room: room(card),
+            pods: printable(
+                &card
+                    .pods
+                    .iter()
+                    .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+                    .collect::<Vec<_>>()
+                    .join(" "),
+            ),
+            healthy: card.healthy,
+        })
+        .collect();
+    let sum = |of: fn(&Row) -> Mib| memory(rows.iter().map(of).sum());
+    let headline = format!(
+        "{} nodes, {} GPUs: {} requested, {} used, {} room; {} pods wait",
+        views.len(),
+        rows.len(),
+        sum(|row| row.held),
+        sum(|row| row.used),
+        sum(|row| row.room),
+        cluster.waiting().len()
+    );
+    if !view.filter.is_empty() {
+        rows.retain(|row| {
+            [&row.node, &row.model, &row.pods]
+                .iter()
+                .any(|text| text.contains(&view.filter))
+        });
+    }
+    let down = |amount: Mib| std::cmp::Reverse(amount);
+    match view.sort {
+        TopSort::Node => {}
+        TopSort::Room => rows.sort_by_key(|row| down(row.room)),
+        TopSort::Used => rows.sort_by_key(|row| down(row.used)),
+        TopSort::Idle => rows.sort_by_key(|row| down(row.held.minus(row.used))),
+    }
+    Picture { rows, headline }
+}
+
+/// Widths of the columns NODE and MODEL.
+fn widths(rows: &[Row]) -> (usize, usize) {
+    let widest = |of: fn(&Row) -> &str, head: &str| {
+        let width = rows
+            .iter()
+            .map(|row| of(row).chars().count())
+            .max()
+            .unwrap_or(0);
+        width.max(head.len()).min(40)
+    };
+    (
+        widest(|row| &row.node, "NODE"),
+        widest(|row| &row.model, "MODEL"),
+    )
+}
+
+fn heads(&(node, model): &(usize, usize)) -> String {
+    format!(
+        "{:node$}  GPU  {:model$}  {:20}  {:>9}  {:>7}  {:>7}  PODS",
+        "NODE", "MODEL", "", "REQUESTED", "USED", "ROOM"
+    )
+}
+
+/// A row's text before the bar, the bar, and what follows.
+fn parts(row: &Row, &(node, model): &(usize, usize)) -> [String; 3] {
+    let state = if row.healthy { "" } else { "(takes no pods) " };
+    let (held, used, room) = (memory(row.held), memory(row.used), memory(row.room));
+    [
+        format!(
+            "{:node$.node$}  {:>3}  {:model$.model$}  ",
+            row.node, row.gpu, row.model
+        ),
+        format!("{:20}", bar(row.held, row.used, row.room)),
+        format!("  {held:>9}  {used:>7}  {room:>7}  {state}{}", row.pods),
+    ]
+}
+
+fn plain(row: &Row, widths: &(usize, usize)) -> String {
+    parts(row, widths).concat()
+}
+
+/// Draws, and tells how many rows there is room for.
+fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
+    let areas = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Min(0),
+        Constraint::Length(1),
+    ]);
+    let [headline, head, body, foot] = areas.areas(frame.area());
+    let height = usize::from(body.height);
+    let widths = widths(&picture.rows);
+    let bold = Style::default().add_modifier(Modifier::BOLD);
+    let reversed = Style::default().add_modifier(Modifier::REVERSED);
+    frame.render_widget(
+        Paragraph::new(Span::styled(picture.headline.as_str(), bold)),
+        headline,
+    );
+    frame.render_widget(Paragraph::new(heads(&widths)).style(reversed), head);
+    let rows = picture.rows.iter().skip(view.first).take(height);
+    let lines = rows.map(|row| line(row, &widths, view.colour));
+    frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), body);
+    let last = (view.first + height).min(picture.rows.len());
+    let first = (view.first + 1).min(last);
+    let place = format!("{first}-{last} of {}", picture.rows.len());
+    let sort = format!("{:?}", view.sort).to_lowercase();
+    let status = if view.typing {
+        format!("filter: {}_   (Enter to end)", view.filter)
+    } else if view.filter.is_empty() {
+        format!("{place}  by {sort}  {HELP}")
+    } else {
+        format!("{place}  by {sort}  filter: {}  {HELP}", view.filter)
+    };
+    frame.render_widget(Paragraph::new(status).style(reversed), foot);
+    height
+}
+
+fn line(row: &Row, widths: &(usize, usize), colour: bool) -> Line<'static> {
+    let [before, bar, after] = parts(row, widths);
+    if !colour {
+        return Line::from(before + &bar + &after);
+    }
+    let style = |letter| match letter {
+        '#' => Style::default().fg(Color::Green),
+        '=' => Style::default().fg(Color::Yellow),
+        '+' => Style::default().fg(Color::Red),
+        _ => Style::default().fg(Color::DarkGray),
+    };
+    let text = if row.healthy {
+        Style::default()
+    } else {
+        Style::default().fg(Color::Red)
+    };
+    let mut spans = vec![Span::styled(before, text)];
+    spans.extend(
+        bar.chars()
+            .map(|letter| Span::styled(letter.to_string(), style(letter))),
+    );
+    spans.push(Span::styled(after, text));
+    Line::from(spans)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+    use crate::Args;
+
+    async fn cluster() -> Result<Cluster> {
+        let files = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster");
+        let args = Args::try_parse_from(["kubectl-gpustow", "--from", files, "nodes"])?;
+        source::load(&args.global).await
+    }
+
+    fn drawn(picture: &Picture, view: &View) -> Result<String> {
+        let mut terminal = Terminal::new(TestBackend::new(120, 8))?;
+        terminal.draw(|frame| _ = draw(frame, picture, view))?;
+        Ok(terminal.backend().to_string())
+    }
+
+    #[tokio::test]
+    async fn keys_move_sort_and_filter() -> Result<()> {
+        let cluster = cluster().await?;
+        let (sort, filter) = (TopSort::Node, String::new());
+        let mut view = View {
+            sort,
+            filter,
+            typing: false,
+            first: 0,
+            colour: false,
+        };
+        let press =
+            |view: &mut View, code| view.obey(KeyEvent::new(code, KeyModifiers::NONE), 11, 5);
+        assert!(press(&mut view, KeyCode::End));
+        let end = drawn(&picture(&cluster, &view), &view)?;
+        assert!(end.contains("t4-0") && !end.contains("a100-0 "), "{end}");
+        assert!(end.contains("7-11 of 11  by node"), "{end}");
+
+        press(&mut view, KeyCode::Home);
+        press(&mut view, KeyCode::Char('s'));
+        let by_room = drawn(&picture(&cluster, &view), &view)?;
+        let first = by_room.lines().nth(2).unwrap_or_default();
+        assert!(
+            first.contains("a100-1") && first.contains("79.5Gi"),
+            "{by_room}"
+        );
+
+        for letter in "/camera".chars() {
+            press(&mut view, KeyCode::Char(letter));
+        }
+        press(&mut view, KeyCode::Enter);
+        let camera = drawn(&picture(&cluster, &view), &view)?;
+        assert!(
+            camera.contains("1-1 of 1  by room  filter: camera"),
+            "{camera}"
+        );
+        assert!(camera.contains("#######=............"), "{camera}");
+        assert!(!press(&mut view, KeyCode::Char('q')));
+        Ok(())
+    }
+}

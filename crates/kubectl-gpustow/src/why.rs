@@ -1,0 +1,467 @@
+//! `why`: the verdict on one pod, refusals by reason, the nearest cards and what would free them.
+
+mod print;
+
+use anyhow::{Context as _, Result};
+use gpustow_api::PodFacts;
+use gpustow_ledger::{CardView, NodeView, PodShare};
+use gpustow_pack::{Choice, Cost, Mib};
+use k8s_openapi::api::core::v1::Pod;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+use crate::Answer;
+use crate::cluster::{Cluster, PodInfo};
+use crate::intree;
+use crate::lists::indices;
+use crate::output::{api_version, memory};
+
+/// Cards that are named.
+const NEAREST: usize = 5;
+
+/// What there is to say about one pod.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Why {
+    api_version: String,
+    kind: &'static str,
+    namespace: String,
+    pod: String,
+    /// `Waiting`, `Fits`, `Running`, `Gated` or `Invalid`.
+    pub(crate) verdict: Verdict,
+    /// One sentence.
+    pub(crate) summary: String,
+    /// What it asks for: per container.
+    asks: Vec<String>,
+    age_seconds: u64,
+    /// Where it is, or where it would go now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    place: Option<Place>,
+    /// Nodes that were looked at, by why they refuse.
+    refusals: Vec<Count>,
+    nearest: Vec<Near>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduler_said: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) enum Verdict {
+    #[default]
+    Waiting,
+    Fits,
+    Running,
+    Gated,
+    Invalid,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Place {
+    node: String,
+    gpus: Vec<PlaceGpu>,
+    /// Since the node's last report, by the clocks of two machines.
+    agent_age_seconds: Option<u64>,
+    /// Nodes that would do, and the place of this one among them, 1 for the best.
+    feasible_nodes: usize,
+    rank: usize,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PlaceGpu {
+    gpu: String,
+    requested_bytes: u64,
+    #[serde(skip)]
+    requested: Mib,
+    /// Room on the card once the pod is there.
+    room_bytes: u64,
+    #[serde(skip)]
+    room: Mib,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Count {
+    nodes: usize,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Near {
+    node: String,
+    gpu: u32,
+    gpu_uuid: String,
+    model: String,
+    room_bytes: u64,
+    lacks_bytes: u64,
+    #[serde(skip)]
+    room: Mib,
+    #[serde(skip)]
+    lacks: Mib,
+    healthy: bool,
+    /// Pods whose end would make the room; empty if none would.
+    freed_by: Vec<String>,
+}
+
+/// The nodes on which a pod would fit now, best first, and why the others refuse it.
+pub(crate) struct Trial<'a> {
+    pub(crate) fits: Vec<(&'a NodeView, Choice)>,
+    refusals: BTreeMap<&'static str, usize>,
+    /// Nodes that the extender would be asked about.
+    asked: Vec<&'a NodeView>,
+}
+
+/// Asks every node about a pod as kube-scheduler and the extender would.
+pub(crate) fn try_pod<'a>(
+    cluster: &Cluster,
+    views: &'a [NodeView],
+    pod: &Pod,
+    facts: &PodFacts,
+) -> Trial<'a> {
+    let mut trial = Trial {
+        fits: Vec::new(),
+        refusals: BTreeMap::new(),
+        asked: Vec::new(),
+    };
+    for view in views {
+        let node = cluster.nodes.get(&*view.name);
+        let refusal = node.and_then(|node| intree::refuses(node, pod));
+        let refusal = refusal.or_else(|| intree::lacks(&cluster.ledger, &view.name, facts));
+        let refused = match refusal {
+            Some(reason) => reason,
+            None => {
+                trial.asked.push(view);
+                match cluster.ledger.explain(facts, &view.name, cluster.now) {
+                    Ok(choice) => {
+                        trial.fits.push((view, choice));
+                        continue;
+                    }
+                    Err(reason) => reason.text(),
+                }
+            }
+        };
+        *trial.refusals.entry(refused).or_default() += 1;
+    }
+    let key = |(view, choice): &(&NodeView, Choice)| -> (Cost, String) {
+        (choice.cost, view.name.to_string())
+    };
+    trial.fits.sort_by_key(key);
+    trial
+}
+
+/// What there is to say about the pod with this UID.
+pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
+    let pod = cluster.pods.get(uid).context("the pod is gone")?.clone();
+    if pod.facts.node.is_none() {
+        return Ok(waiting(cluster, &pod.object, &pod.facts));
+    }
+    // The question it was when the pod was new: the cards without it.
+    let facts = (*pod.facts).clone();
+    let unbound = PodFacts {
+        node: None,
+        assignment: None,
+        ..facts.clone()
+    };
+    cluster.ledger.delete_pod(uid);
+    let views = cluster.views();
+    let trial = try_pod(cluster, &views, &pod.object, &unbound);
+    let why = running(cluster, &pod, &trial);
+    cluster.ledger.apply_pod(facts);
+    Ok(why)
+}
+
+fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
+    let request = facts.request.as_ref().ok();
+    let claims = request.iter().flat_map(|request| &request.claims);
+    let asks = facts
+        .containers
+        .iter()
+        .zip(claims)
+        .map(|(container, claim)| {
+            let gpus = match claim.gpus {
+                1 => String::new(),
+                gpus => format!(" on each of {gpus} GPUs"),
+            };
+            format!("{container}: {}{gpus}", memory(claim.mib))
+        });
+    let mut asks: Vec<String> = asks.collect();
+    if let Some(request) = request {
+        if request.exclusive {
+            asks.push("whole GPUs (exclusive)".to_owned());
+        }
+        if let Some(policy) = request.policy {
+            asks.push(format!("policy {policy}"));
+        }
+    }
+    Why {
+        api_version: api_version(),
+        kind,
+        namespace: facts.namespace.to_string(),
+        pod: facts.name.to_string(),
+        asks,
+        age_seconds: u64::try_from(cluster.wall.as_second() - facts.created).unwrap_or(0),
+        ..Why::default()
+    }
+}
+
+/// What there is to say about a pod that is not bound, or not even created.
+pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
+    let mut why = about(cluster, facts, "Why");
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let said = conditions
+        .filter(|it| it.type_ == "PodScheduled")
+        .find_map(|it| it.message.clone());
+    why.scheduler_said = said;
+    if let Err(bad) = &facts.request {
+        why.verdict = Verdict::Invalid;
+        why.summary = bad.to_string();
+        return why;
+    }
+    let views = cluster.views();
+    let trial = try_pod(cluster, &views, pod, facts);
+    why.refusals = counts(&trial);
+    if let Some((view, choice)) = trial.fits.first() {
+        let nodes = trial.fits.len();
+        why.verdict = Verdict::Fits;
+        why.summary = format!(
+            "It fits now on {nodes} of {} GPU nodes; the best is {}.",
+            views.len(),
+            view.name
+        );
+        why.place = Some(Place {
+            agent_age_seconds: cluster.report_age(&view.name),
+            ..place(view, choice, nodes)
+        });
+    } else {
+        why.verdict = Verdict::Waiting;
+        why.nearest = nearest(&trial, facts);
+        why.summary = verdict(&views, &trial);
+    }
+    if facts.gated {
+        why.verdict = Verdict::Gated;
+        why.summary = format!("Its scheduling gates hold it. {}", why.summary);
+    }
+    why
+}
+
+fn verdict(views: &[NodeView], trial: &Trial<'_>) -> String {
+    if views.is_empty() {
+        return "No node reports GPUs: are gpustow's agents running?".to_owned();
+    }
+    if trial.asked.is_empty() {
+        return format!(
+            "None of {} GPU nodes may be used: kube-scheduler's own filters refuse them.",
+            views.len()
+        );
+    }
+    let cards = || {
+        trial
+            .asked
+            .iter()
+            .flat_map(|view| &view.cards)
+            .filter(|card| card.healthy)
+    };
+    let sum: Mib = cards().map(|card| card.free).sum();
+    let largest = cards().map(|card| card.free).max().unwrap_or_default();
+    format!(
+        "It fits on none of {} GPU nodes. {} is free on {} GPUs there; the largest piece is {}.",
+        views.len(),
+        memory(sum),
+        cards().count(),
+        memory(largest)
+    )
+}
+
+fn counts(trial: &Trial<'_>) -> Vec<Count> {
+    let counts = trial.refusals.iter().map(|(reason, nodes)| Count {
+        nodes: *nodes,
+        reason,
+    });
+    let mut counts: Vec<_> = counts.collect();
+    counts.sort_by(|a, b| (b.nodes, a.reason).cmp(&(a.nodes, b.reason)));
+    counts
+}
+
+fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Place {
+    let gpus = choice.placement.charges.iter().filter_map(|&(index, mib)| {
+        let card = view.cards.get(index)?;
+        Some(place_gpu(card.index.to_string(), mib, card.free.minus(mib)))
+    });
+    Place {
+        node: view.name.to_string(),
+        agent_age_seconds: None,
+        gpus: gpus.collect(),
+        feasible_nodes,
+        rank: 1,
+    }
+}
+
+fn place_gpu(gpu: String, requested: Mib, room: Mib) -> PlaceGpu {
+    PlaceGpu {
+        gpu,
+        requested_bytes: requested.bytes(),
+        requested,
+        room_bytes: room.bytes(),
+        room,
+    }
+}
+
+fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
+    let facts = &pod.facts;
+    let mut why = about(cluster, facts, "Why");
+    why.verdict = Verdict::Running;
+    let node = facts.node.as_deref().unwrap_or_default();
+    let assignment = match &facts.assignment {
+        Some(Ok(assignment)) => assignment,
+        Some(Err(broken)) => {
+            why.verdict = Verdict::Invalid;
+            why.summary = format!("It is on {node}, and nobody can tell on which GPU: {broken}.");
+            return why;
+        }
+        None => {
+            why.verdict = Verdict::Invalid;
+            why.summary = format!(
+                "It is on {node} without a GPU: a scheduler that does not ask gpustow bound it. \
+                 Delete it and let {} place it.",
+                gpustow_api::names::SCHEDULER
+            );
+            return why;
+        }
+    };
+    let rank = trial
+        .fits
+        .iter()
+        .position(|(view, _)| *view.name == *node)
+        .map(|at| at + 1);
+    let views = cluster.views();
+    let view = views.iter().find(|view| *view.name == *node);
+    let gpus = assignment.charges.iter().map(|(uuid, mib)| {
+        let card = view.and_then(|view| view.cards.iter().find(|card| *card.uuid == **uuid));
+        let name = indices(cluster, Some(node), [&**uuid].into_iter()).join("");
+        place_gpu(
+            name,
+            *mib,
+            card.map_or(Mib::ZERO, |card| card.free.minus(*mib)),
+        )
+    });
+    let policy = match &facts.request {
+        Ok(request) => cluster.ledger.policy(request).name(),
+        Err(_) => "binpack",
+    };
+    let feasible = trial.fits.len();
+    why.summary = match (rank, trial.fits.first()) {
+        (Some(1), _) if feasible == 1 => {
+            format!("It is on {node}, now the only node that would take it.")
+        }
+        (Some(1), _) => format!(
+            "It is on {node}: by policy {policy} still the best of {feasible} nodes that would \
+             take it now."
+        ),
+        (Some(rank), Some((best, _))) => format!(
+            "It is on {node}, where policy {policy} put it. As things are now that is number \
+             {rank} of {feasible} nodes; {} would be the best.",
+            best.name
+        ),
+        _ => format!("It is on {node}, which would not take it now."),
+    };
+    why.place = Some(Place {
+        agent_age_seconds: cluster.report_age(node),
+        node: node.to_owned(),
+        gpus: gpus.collect(),
+        feasible_nodes: feasible,
+        rank: rank.unwrap_or(0),
+    });
+    why.refusals = counts(trial);
+    why
+}
+
+/// The cards that lack least. Memory is counted per card: what the largest asking container wants
+/// on one GPU.
+fn nearest(trial: &Trial<'_>, facts: &PodFacts) -> Vec<Near> {
+    let Ok(request) = &facts.request else {
+        return Vec::new();
+    };
+    let need = request
+        .claims
+        .iter()
+        .map(|claim| claim.mib)
+        .max()
+        .unwrap_or_default();
+    let cards = trial
+        .asked
+        .iter()
+        .flat_map(|view| view.cards.iter().map(|card| (*view, card)));
+    let mut near: Vec<(bool, Mib, &NodeView, &CardView)> = cards
+        .filter(|(_, card)| card.capacity >= need)
+        .map(|(view, card)| {
+            let target = if request.exclusive {
+                card.capacity
+            } else {
+                need
+            };
+            (!card.healthy, target.minus(card.free), view, card)
+        })
+        .collect();
+    near.sort_by_key(|(unhealthy, lacks, view, card)| {
+        (*unhealthy, *lacks, view.name.clone(), card.index)
+    });
+    near.truncate(NEAREST);
+    let near = near.into_iter().map(|(_, lacks, view, card)| Near {
+        node: view.name.to_string(),
+        gpu: card.index,
+        gpu_uuid: card.uuid.clone(),
+        model: card.model.clone(),
+        room_bytes: card.free.bytes(),
+        lacks_bytes: lacks.bytes(),
+        room: card.free,
+        lacks,
+        healthy: card.healthy,
+        freed_by: freed_by(&card.pods, lacks),
+    });
+    near.collect()
+}
+
+/// The fewest pods, and then the smallest, whose end would free `lacks`.
+fn freed_by(pods: &[PodShare], lacks: Mib) -> Vec<String> {
+    let takes = |pod: &PodShare| pod.charged.max(pod.used.unwrap_or_default());
+    let mut by_size: Vec<_> = pods.iter().collect();
+    by_size.sort_by_key(|pod| (takes(pod), pod.namespace.clone(), pod.name.clone()));
+    let name = |pod: &PodShare| format!("{}/{} ({})", pod.namespace, pod.name, memory(takes(pod)));
+    if lacks == Mib::ZERO {
+        return Vec::new();
+    }
+    if let Some(one) = by_size.iter().find(|pod| takes(pod) >= lacks) {
+        return vec![name(one)];
+    }
+    let (mut freed, mut names) = (Mib::ZERO, Vec::new());
+    for pod in by_size.iter().rev() {
+        freed = freed + takes(pod);
+        names.push(name(pod));
+        if freed >= lacks {
+            return names;
+        }
+    }
+    Vec::new()
+}
+
+impl Why {
+    /// Exit code of the question.
+    pub(crate) fn answer(&self) -> Answer {
+        match self.verdict {
+            Verdict::Fits | Verdict::Running => Answer::Yes,
+            Verdict::Waiting | Verdict::Gated | Verdict::Invalid => Answer::No,
+        }
+    }
+
+    /// The same about a pod that is not in the cluster.
+    pub(crate) fn into_fit(self) -> Self {
+        Self {
+            kind: "Fit",
+            ..self
+        }
+    }
+}

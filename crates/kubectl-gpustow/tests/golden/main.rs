@@ -1,0 +1,210 @@
+//! Every output of every command, byte by byte, on one cluster that has a bit of everything.
+//! `GPUSTOW_BLESS=1 cargo test -p kubectl-gpustow` writes what the commands print now.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser as _;
+use kubectl_gpustow::{Answer, Args, Screen, run};
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(path)
+}
+
+/// Runs a command on the files of `tests/cluster`.
+async fn output(command: &str, screen: Screen) -> Result<(Answer, String)> {
+    let from = here("cluster").display().to_string();
+    let words = ["kubectl-gpustow", "--from", &from];
+    let words = words.into_iter().chain(command.split_whitespace());
+    let mut out = Vec::new();
+    let answer = run(Args::try_parse_from(words)?, &mut out, screen).await?;
+    Ok((answer, String::from_utf8(out)?))
+}
+
+/// Compares what `command` prints with the file `golden/NAME`.
+async fn golden(name: &str, command: &str, answer: Answer) -> Result<()> {
+    golden_on(Screen::default(), name, command, answer).await
+}
+
+async fn golden_on(screen: Screen, name: &str, command: &str, wanted: Answer) -> Result<()> {
+    let (answer, printed) = output(command, screen).await?;
+    let file = here("golden").join(name);
+    if std::env::var_os("GPUSTOW_BLESS").is_some() {
+        fs::write(&file, &printed)?;
+    }
+    let golden = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    ensure!(
+        printed == golden,
+        "{command} prints\n{printed}\nand {} has\n{golden}",
+        file.display()
+    );
+    ensure!(answer == wanted, "{command} answers {answer:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn lists_are_printed_in_every_form() -> Result<()> {
+    for (command, plain) in [
+        ("nodes", Answer::Yes),
+        ("gpus", Answer::Yes),
+        ("pods -A", Answer::Yes),
+        ("report", Answer::Yes),
+        ("check", Answer::No),
+    ] {
+        for format in ["table", "wide", "json", "yaml", "csv", "name"] {
+            let name = command.split(' ').next().unwrap_or_default();
+            golden(
+                &format!("{name}.{format}"),
+                &format!("{command} -o {format}"),
+                plain,
+            )
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn lists_can_be_narrowed_and_ordered() -> Result<()> {
+    golden("gpus-of-node.txt", "gpus l4-0", Answer::Yes).await?;
+    golden(
+        "pods-of-namespace.txt",
+        "pods -n team-b --no-headers",
+        Answer::Yes,
+    )
+    .await?;
+    golden(
+        "pods-of-label.txt",
+        "pods -A -l team=vision,team!=search",
+        Answer::Yes,
+    )
+    .await?;
+    golden("nodes-by-room.txt", "nodes --sort-by -room", Answer::Yes).await?;
+    golden("gpus-by-used.txt", "gpus --sort-by usedBytes", Answer::Yes).await?;
+    golden("report-by-label.txt", "report --by team", Answer::Yes).await?;
+    golden("pods-none.txt", "pods -n nobody", Answer::Yes).await
+}
+
+#[tokio::test]
+async fn why_explains_pods_in_every_state() -> Result<()> {
+    for (pod, answer) in [
+        ("team-a/llm-0", Answer::Yes),
+        ("team-b/train", Answer::Yes),
+        ("team-a/large", Answer::No),
+        ("team-a/edge", Answer::No),
+        ("team-b/fits", Answer::Yes),
+        ("team-b/gated", Answer::No),
+        ("team-b/bad", Answer::No),
+        ("team-c/by-hand", Answer::No),
+    ] {
+        let name = pod.replace('/', "-");
+        golden(&format!("why-{name}.txt"), &format!("why {pod}"), answer).await?;
+    }
+    golden("why.json", "why large -n team-a -o json", Answer::No).await?;
+    golden("why.yaml", "why large -o yaml", Answer::No).await
+}
+
+#[tokio::test]
+async fn fit_answers_before_anything_is_created() -> Result<()> {
+    for (file, answer) in [
+        ("small", Answer::Yes),
+        ("job", Answer::Yes),
+        ("huge", Answer::No),
+    ] {
+        let path = here(&format!("pods/{file}.yaml"));
+        let command = format!("fit -f {}", path.display());
+        golden(&format!("fit-{file}.txt"), &command, answer).await?;
+        golden(
+            &format!("fit-{file}.json"),
+            &format!("{command} -o json"),
+            answer,
+        )
+        .await?;
+    }
+    let path = here("pods/no-gpu.yaml");
+    let error = output(&format!("fit -f {}", path.display()), Screen::default()).await;
+    let error = error
+        .err()
+        .context("a pod without a request has no answer")?;
+    assert!(
+        error
+            .to_string()
+            .contains("no container asks for GPU memory"),
+        "{error}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_terminal_gets_bars_and_colours() -> Result<()> {
+    let colour = Screen {
+        terminal: true,
+        colour: true,
+    };
+    golden_on(colour, "gpus-colour.txt", "gpus", Answer::Yes).await?;
+    let plain = Screen {
+        terminal: true,
+        colour: false,
+    };
+    golden_on(plain, "gpus-bars.txt", "gpus", Answer::Yes).await
+}
+
+#[tokio::test]
+async fn top_prints_once_where_nobody_looks() -> Result<()> {
+    golden("top.txt", "top -1", Answer::Yes).await?;
+    golden("top-idle.txt", "top --sort idle --filter a100", Answer::Yes).await
+}
+
+#[tokio::test]
+async fn words_are_completed_as_kubectl_reads_them() -> Result<()> {
+    golden("complete-command.txt", "__complete -- no", Answer::Yes).await?;
+    golden("complete-node.txt", "__complete -- gpus l4", Answer::Yes).await?;
+    golden("complete-pod.txt", "__complete -- why inf", Answer::Yes).await?;
+    golden("complete-flag.txt", "__complete -- pods --s", Answer::Yes).await?;
+    golden(
+        "complete-format.txt",
+        "__complete -- pods -o w",
+        Answer::Yes,
+    )
+    .await
+}
+
+#[tokio::test]
+async fn completion_is_installed_where_kubectl_looks() -> Result<()> {
+    let folder = std::env::temp_dir().join(format!("gpustow-completion-{}", std::process::id()));
+    fs::create_dir_all(&folder)?;
+    let command = format!("completion install --dir {}", folder.display());
+    let (_, path) = output(&command, Screen::default()).await?;
+    let script = fs::read_to_string(path.trim())?;
+    fs::remove_dir_all(&folder)?;
+    assert_eq!(
+        script,
+        "#!/bin/sh\nexec kubectl-gpustow __complete -- \"$@\"\n"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_answered_says_the_mend() -> Result<()> {
+    for (command, text) in [
+        ("gpus nowhere", "no GPU node nowhere"),
+        ("why nobody", "no pod nobody"),
+        (
+            "nodes --sort-by colour",
+            "no such column; there are NODE, MODEL",
+        ),
+        ("fit -f /nowhere.yaml", "/nowhere.yaml"),
+        ("why team-a/large -o csv", "prints text, json or yaml"),
+    ] {
+        let error = output(command, Screen::default()).await.err();
+        let error = format!(
+            "{:#}",
+            error.with_context(|| format!("{command} has an answer"))?
+        );
+        assert!(error.contains(text), "{command}: {error}");
+    }
+    Ok(())
+}
