@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use gpustow_api::names;
 use gpustow_ledger::Config;
@@ -47,7 +48,7 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_LEASE_NAME", default_value = names::EXTENDER)]
     pub lease_name: String,
 
-    /// Name of this replica in the Lease; by default the host name and a random part
+    /// Name of this replica in the Lease, unique among replicas; by default that of the host
     #[arg(long, env = "GPUSTOW_IDENTITY")]
     pub identity: Option<String>,
 
@@ -99,6 +100,26 @@ pub enum LogFormat {
 }
 
 impl Args {
+    /// Checks what the flags say together.
+    ///
+    /// # Errors
+    /// With the flags that contradict each other.
+    pub fn check(&self) -> Result<()> {
+        ensure!(
+            self.reservation_ttl > self.bind_timeout,
+            "--reservation-ttl must be more than --bind-timeout: a bind would outlive what it reserved"
+        );
+        ensure!(
+            self.slow_reservation_ttl >= self.reservation_ttl,
+            "--slow-reservation-ttl must be at least --reservation-ttl"
+        );
+        ensure!(
+            self.listen != self.health_listen,
+            "--listen and --health-listen are the same"
+        );
+        Ok(())
+    }
+
     /// The ledger's part of the settings.
     #[must_use]
     pub fn ledger(&self) -> Config {

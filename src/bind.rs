@@ -7,12 +7,14 @@ use dashmap::DashMap;
 use gpustow_api::{Assignment, BadRequest, PodFacts, names};
 use gpustow_ledger::{Ask, BindRefusal, Outcome};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use thiserror::Error;
 use tokio::time::{sleep, timeout};
 
 use crate::App;
+use crate::ask::{AskError, within};
 use crate::epoch::{EpochError, annotate};
 use crate::wire::ExtenderBindingArgs;
 
@@ -42,8 +44,8 @@ pub(crate) enum BindError {
     /// The pod got scheduling gates.
     #[error("the pod has scheduling gates")]
     Gated,
-    /// It changed again and again meanwhile.
-    #[error("the pod changed during every attempt to bind it")]
+    /// It changed again and again meanwhile, or time ran out.
+    #[error("the pod changed while it was being bound")]
     Changing,
     /// Its request cannot be read.
     #[error(transparent)]
@@ -54,9 +56,9 @@ pub(crate) enum BindError {
     /// This replica may not decide.
     #[error(transparent)]
     Epoch(#[from] EpochError),
-    /// The API server refused.
-    #[error("the API server refused: {0}")]
-    Api(#[source] Box<kube::Error>),
+    /// The API server refused, or could not be reached before anything was sent.
+    #[error(transparent)]
+    Ask(#[from] AskError),
 }
 
 impl BindError {
@@ -72,7 +74,7 @@ impl BindError {
             Self::Request(_) => "bad_pod",
             Self::Refused(_) => "no_fit",
             Self::Epoch(_) => "epoch",
-            Self::Api(_) => "api",
+            Self::Ask(_) => "api",
         }
     }
 }
@@ -98,17 +100,14 @@ impl Drop for UnderWay {
 }
 
 /// Binds the pod of `args`; answers within the deadline, and sees an unknown outcome through
-/// beyond it. `Ok` holds the pod and its assignment, none if it asks for no GPU memory.
+/// beyond it.
 ///
 /// # Errors
 /// With the text for the user. The ledger is right in every case.
-pub(crate) async fn bind(
-    app: &Arc<App>,
-    args: ExtenderBindingArgs,
-) -> Result<(Arc<PodFacts>, Option<Arc<Assignment>>), BindError> {
+pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<(), String> {
     let uid: Arc<str> = args.pod_uid.as_str().into();
     if app.binds.0.insert(uid.clone(), ()).is_some() {
-        return Err(BindError::UnderWay);
+        return tell(app, &args, Err(BindError::UnderWay));
     }
     let under_way = UnderWay(app.clone(), uid.clone());
     let deadline = Instant::now() + app.args.bind_timeout;
@@ -120,13 +119,44 @@ pub(crate) async fn bind(
             uid: &uid,
             deadline,
         };
-        attempt.run().await
+        tell(attempt.app, &args, attempt.run().await)
     });
     match timeout(app.args.bind_timeout, task).await {
-        Ok(done) => done.unwrap_or(Err(BindError::Unknown)),
-        Err(_) => Err(BindError::Unknown),
+        Ok(Ok(told)) => told,
+        Ok(Err(_)) | Err(_) => Err(format!("gpustow: {}", BindError::Unknown)),
     }
 }
+
+/// Says in log, Events and metrics what became of a bind; the error as kube-scheduler gets it.
+fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), String> {
+    let ExtenderBindingArgs {
+        pod_name: pod,
+        pod_namespace: namespace,
+        node,
+        ..
+    } = args;
+    match outcome {
+        Ok((_, None)) => tracing::info!(%namespace, %pod, %node, "bound without GPU memory"),
+        Ok((facts, Some(assignment))) => {
+            let gpus = assignment.charges.iter();
+            let gpus = gpus.map(|(uuid, mib)| format!("{mib} on {uuid}"));
+            let gpus = gpus.collect::<Vec<_>>().join(", ");
+            tracing::info!(%namespace, %pod, %node, %gpus, "bound");
+            app.events
+                .assigned(&facts, format!("assigned {gpus} of node {node}"));
+        }
+        Err(error) => {
+            let failures = &app.metrics.bind_failures;
+            failures.with_label_values(&[error.label()]).inc();
+            tracing::warn!(%namespace, %pod, %node, %error, "not bound");
+            return Err(format!("gpustow: {error}"));
+        }
+    }
+    Ok(())
+}
+
+/// The bound pod, and what it was assigned unless it asks for nothing.
+type Done = Result<(Arc<PodFacts>, Option<Arc<Assignment>>), BindError>;
 
 struct Attempt<'a> {
     app: &'a Arc<App>,
@@ -135,98 +165,109 @@ struct Attempt<'a> {
     deadline: Instant,
 }
 
-/// What a pod looks like when it is read back.
-enum Seen {
-    Unbound(Arc<PodFacts>),
-    Bound(Arc<PodFacts>),
-    Gone,
-}
-
 impl Attempt<'_> {
     fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.app.client.clone(), &self.args.pod_namespace)
     }
 
-    async fn run(&self) -> Result<(Arc<PodFacts>, Option<Arc<Assignment>>), BindError> {
+    async fn run(&self) -> Done {
         let known = self.app.ledger().pod(self.uid);
         let mut pod = match known {
             Some(pod) => pod,
-            None => match self.read().await.map_err(api)? {
-                Seen::Unbound(pod) | Seen::Bound(pod) => pod,
-                Seen::Gone => return Err(BindError::Gone),
-            },
+            None => self.read().await?.ok_or(BindError::Gone)?,
         };
-        let request = pod.request.clone()?;
-        if request.is_empty() {
-            self.send(&pod, None).await.map_err(api)?;
-            return Ok((pod, None));
+        let done = self.attempts(&mut pod).await;
+        if done.is_err() {
+            self.end(&pod, Outcome::Failed);
         }
-        let epoch = self.app.epoch().await?;
+        done.map(|assignment| (pod, assignment))
+    }
+
+    async fn attempts(
+        &self,
+        pod: &mut Arc<PodFacts>,
+    ) -> Result<Option<Arc<Assignment>>, BindError> {
         for _ in 0..ATTEMPTS {
-            self.bindable(&pod)?;
-            if pod.node.is_some() {
-                return self.already(pod);
+            if pod.node.is_some() || Instant::now() >= self.deadline {
+                break;
             }
-            if let Some(newer) = pod.epoch.filter(|newer| *newer > epoch) {
-                self.app.epoch.lost(epoch);
-                let holder = "a successor".to_owned();
-                return Err(EpochError::NotOurs {
-                    holder,
-                    epoch: newer,
-                }
-                .into());
-            }
-            let assignment = self.begin(&pod)?;
-            if let Err(lost) = self.app.epoch.confirm(epoch).await {
-                self.end(&pod, Outcome::Failed);
-                return Err(lost.into());
-            }
-            let sent = self.send(&pod, Some(&assignment)).await;
-            let seen = match sent {
+            let assignment = self.prepare(pod).await?;
+            let error = match self.send(pod, assignment.as_deref()).await {
                 Ok(()) => {
-                    self.end(&pod, Outcome::Bound);
-                    return Ok((pod, Some(assignment)));
+                    self.end(pod, Outcome::Bound);
+                    return Ok(assignment);
                 }
-                Err(error) if refused_for_good(&error) => {
-                    self.end(&pod, Outcome::Failed);
-                    return Err(api(error));
-                }
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                    self.settle(false).await
-                }
-                Err(error) => {
+                Err(error) => error,
+            };
+            let refused = match error.status() {
+                // Its state forbids it. That it was us who bound it is possible, too.
+                Some(404 | 409) => true,
+                Some(status @ 400..500) if status != 408 => return Err(error.into()),
+                _ => {
                     tracing::warn!(pod = %self.args.pod_name, %error, "bind: outcome unknown");
-                    self.settle(true).await
+                    false
                 }
             };
-            match seen {
-                Seen::Bound(bound) => {
-                    let ours = bound.node.as_deref() == Some(&self.args.node)
-                        && bound.assignment == Some(Ok(assignment.clone()));
-                    let outcome = if ours {
-                        Outcome::Bound
-                    } else {
-                        Outcome::Conflict
-                    };
-                    let now = self.app.now();
-                    self.app.ledger().read_back(PodFacts::clone(&bound), now);
-                    self.end(&pod, outcome);
-                    return self.already(bound);
-                }
-                Seen::Gone => {
-                    self.end(&pod, Outcome::Failed);
-                    return Err(BindError::Gone);
-                }
-                Seen::Unbound(fresh) => {
-                    self.end(&pod, Outcome::Conflict);
-                    pod = fresh;
-                }
+            let seen = self.settle(!refused).await.ok_or(BindError::Gone)?;
+            let bound = seen.node.as_deref() == Some(&self.args.node)
+                && seen.assignment == assignment.map(Ok);
+            if seen.node.is_some() {
+                let now = self.app.now();
+                self.app.ledger().read_back(PodFacts::clone(&seen), now);
             }
-            if Instant::now() >= self.deadline {
-                return Err(BindError::Unknown);
-            }
+            self.end(
+                pod,
+                if bound {
+                    Outcome::Bound
+                } else {
+                    Outcome::Conflict
+                },
+            );
+            *pod = seen;
         }
-        Err(BindError::Changing)
+        self.already(pod)
+    }
+
+    /// What to send for this copy of the pod: nothing if it asks for no GPU memory. From here on
+    /// its memory is held.
+    async fn prepare(&self, pod: &PodFacts) -> Result<Option<Arc<Assignment>>, BindError> {
+        if pod.deleting {
+            return Err(BindError::Deleting);
+        }
+        if pod.gated {
+            return Err(BindError::Gated);
+        }
+        if pod.request.clone()?.is_empty() {
+            return Ok(None);
+        }
+        let epoch = self.app.epoch().await?;
+        if let Some(newer) = pod.epoch.filter(|newer| *newer > epoch) {
+            // Names the other one, as a rule.
+            self.app.epoch.confirm(epoch).await?;
+            self.app.epoch.lost(epoch);
+            let holder = "another replica".to_owned();
+            let error = EpochError::NotOurs {
+                holder,
+                epoch: newer,
+            };
+            return Err(error.into());
+        }
+        let assignment = self.begin(pod)?;
+        self.app.epoch.confirm(epoch).await?;
+        Ok(Some(assignment))
+    }
+
+    /// The pod cannot be bound any more. A success if it is where it should be.
+    fn already(&self, pod: &PodFacts) -> Result<Option<Arc<Assignment>>, BindError> {
+        let Some(node) = pod.node.as_deref() else {
+            return Err(BindError::Changing);
+        };
+        let asks = pod.request.as_ref().map_or(true, |r| !r.is_empty());
+        match &pod.assignment {
+            Some(Ok(assignment)) if node == self.args.node => Ok(Some(assignment.clone())),
+            None if node == self.args.node && !asks => Ok(None),
+            _ => Err(BindError::Elsewhere(node.to_owned())),
+        }
     }
 
     fn begin(&self, pod: &PodFacts) -> Result<Arc<Assignment>, BindError> {
@@ -246,37 +287,7 @@ impl Attempt<'_> {
         self.app.wake.notify_one();
     }
 
-    /// Is this still a pod that may be bound?
-    fn bindable(&self, pod: &PodFacts) -> Result<(), BindError> {
-        match pod {
-            PodFacts { node: Some(_), .. } => Ok(()),
-            PodFacts { deleting: true, .. } => Err(BindError::Deleting),
-            PodFacts { gated: true, .. } => Err(BindError::Gated),
-            _ => Ok(()),
-        }
-        .inspect_err(|_| self.end(pod, Outcome::Failed))
-    }
-
-    /// The pod is bound: success if it is where it should be, with an assignment.
-    fn already(
-        &self,
-        pod: Arc<PodFacts>,
-    ) -> Result<(Arc<PodFacts>, Option<Arc<Assignment>>), BindError> {
-        let node = pod.node.as_deref().unwrap_or_default();
-        match &pod.assignment {
-            Some(Ok(assignment)) if node == self.args.node => {
-                let assignment = assignment.clone();
-                Ok((pod, Some(assignment)))
-            }
-            _ => Err(BindError::Elsewhere(node.to_owned())),
-        }
-    }
-
-    async fn send(
-        &self,
-        pod: &PodFacts,
-        assignment: Option<&Assignment>,
-    ) -> Result<(), kube::Error> {
+    async fn send(&self, pod: &PodFacts, assignment: Option<&Assignment>) -> Result<(), AskError> {
         let binding = Binding {
             metadata: ObjectMeta {
                 name: Some(self.args.pod_name.clone()),
@@ -300,36 +311,29 @@ impl Attempt<'_> {
             &params,
             &binding,
         );
-        match timeout(left, post).await {
-            Ok(answer) => answer.map(drop),
-            Err(_) => Err(kube::Error::Service("no answer in time".into())),
-        }
+        within(left, post).await.map(drop)
     }
 
-    async fn read(&self) -> Result<Seen, kube::Error> {
+    /// The pod as the API server has it, unless it is gone.
+    async fn read(&self) -> Result<Option<Arc<PodFacts>>, AskError> {
         let pods = self.pods();
-        match timeout(READ_TIMEOUT, pods.get_opt(&self.args.pod_name)).await {
-            Ok(pod) => Ok(self.seen(pod?)),
-            Err(_) => Err(kube::Error::Service("no answer in time".into())),
-        }
+        let pod = within(READ_TIMEOUT, pods.get_opt(&self.args.pod_name)).await?;
+        Ok(pod.and_then(|pod| self.facts(&pod)))
     }
 
-    fn seen(&self, pod: Option<Pod>) -> Seen {
-        let facts = pod.and_then(|pod| PodFacts::from_pod(&pod, &self.app.args.resource_name));
-        match facts.filter(|facts| facts.uid == *self.uid) {
-            None => Seen::Gone,
-            Some(facts) if facts.node.is_some() => Seen::Bound(Arc::new(facts)),
-            Some(facts) => Seen::Unbound(Arc::new(facts)),
-        }
+    /// Another pod under the same name is none of ours.
+    fn facts(&self, pod: &Pod) -> Option<Arc<PodFacts>> {
+        let facts = PodFacts::from_pod(pod, &self.app.args.resource_name);
+        facts.filter(|facts| facts.uid == *self.uid).map(Arc::new)
     }
 
     /// Reads the pod back until its state is certain, however long that takes. With `fence`, an
     /// unbound pod is patched, so that the Binding that may still be under way fails.
-    async fn settle(&self, fence: bool) -> Seen {
+    async fn settle(&self, fence: bool) -> Option<Arc<PodFacts>> {
         let mut pause = Duration::from_millis(50);
         loop {
             let seen = match self.read().await {
-                Ok(Seen::Unbound(pod)) if fence => self.fence(&pod).await,
+                Ok(Some(pod)) if fence && pod.node.is_none() => self.fence(&pod).await,
                 other => other,
             };
             match seen {
@@ -343,28 +347,11 @@ impl Attempt<'_> {
         }
     }
 
-    async fn fence(&self, pod: &PodFacts) -> Result<Seen, kube::Error> {
-        let mark = format!("{}-{}", self.app.identity, self.app.now().as_micros());
+    async fn fence(&self, pod: &PodFacts) -> Result<Option<Arc<PodFacts>>, AskError> {
+        let mark = format!("{} at {}", self.app.identity, Timestamp::now());
         let pods = self.pods();
-        match timeout(READ_TIMEOUT, annotate(&pods, pod, names::FENCE, &mark)).await {
-            Ok(Ok(pod)) => Ok(self.seen(Some(pod))),
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
-                self.read().await
-            }
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(kube::Error::Service("no answer in time".into())),
-        }
+        let patched = annotate(&pods, pod, names::FENCE, &mark);
+        let pod = within(READ_TIMEOUT, patched).await?;
+        Ok(self.facts(&pod))
     }
-}
-
-/// True if the API server refused the Binding for a reason that lies not in the pod's state.
-fn refused_for_good(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else {
-        return false;
-    };
-    (400..500).contains(&status.code) && !matches!(status.code, 404 | 408 | 409)
-}
-
-fn api(error: kube::Error) -> BindError {
-    BindError::Api(Box::new(error))
 }

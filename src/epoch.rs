@@ -4,7 +4,7 @@
 //! by kube-scheduler takes the next one. A predecessor that did not leave cleanly may still have a
 //! Binding on its way: every unbound pod that asks for GPU memory is patched with the new epoch,
 //! which moves its resourceVersion and so makes that Binding fail, before the pods are listed and
-//! the first reservation is made.
+//! the first reservation is made. It does not know how they are listed.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,12 +20,16 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+use crate::ask::{AskError, within};
+
 /// Patches of pods under way at once while fencing.
 const FENCE_WIDTH: usize = 32;
 /// Compare-and-swaps of the Lease tried in one takeover.
 const SWAPS: u32 = 4;
-/// For one look at the Lease.
-const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// For one request about the Lease or one pod.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// For a list of all pods, and for the ledger to take it in.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why this replica may not decide.
 #[derive(Debug, Error)]
@@ -43,24 +47,22 @@ pub(crate) enum EpochError {
     },
     /// The API server could not be asked.
     #[error("cannot settle with the API server who decides: {0}")]
-    Api(#[source] Box<kube::Error>),
-    /// It did not answer in time.
-    #[error("cannot settle with the API server who decides: no answer from it in time")]
-    Timeout,
-}
-
-impl From<kube::Error> for EpochError {
-    fn from(error: kube::Error) -> Self {
-        Self::Api(Box::new(error))
-    }
+    Ask(#[from] AskError),
+    /// A takeover takes its time.
+    #[error("taking over from another extender: reading the cluster's state")]
+    TakingOver,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// The epoch that we hold as far as we know.
     held: Option<u64>,
-    taken: Option<Instant>,
+    /// The last epoch that we wrote into the Lease, and when.
+    taken: Option<(u64, Instant)>,
 }
+
+/// Where holder and epoch of the Lease are to be told.
+type Answer = oneshot::Sender<Result<(String, u64), AskError>>;
 
 /// This replica's part in the succession of epochs.
 pub(crate) struct Epoch {
@@ -73,7 +75,7 @@ pub(crate) struct Epoch {
     state: Mutex<State>,
     /// Guards nothing but the takeover itself: one at a time.
     takeover: tokio::sync::Mutex<()>,
-    looks: mpsc::UnboundedSender<oneshot::Sender<Result<(String, u64), EpochError>>>,
+    looks: mpsc::UnboundedSender<Answer>,
 }
 
 /// What the flags say about the Lease.
@@ -127,81 +129,74 @@ impl Epoch {
         self.state().held
     }
 
-    /// The epoch in which this replica decides; takes the next one if it holds none. `relisted`
-    /// gets the pods as they are after a takeover, before anybody may decide by them.
+    /// The epoch in which this replica decides; takes the next one if it holds none. `relist` ends
+    /// when the ledger has the pods of a list that was asked for after it began.
     ///
     /// # Errors
     /// If another replica decides and this one may not relieve it yet, or the API server does not
     /// answer.
-    pub(crate) async fn ensure(
-        &self,
-        relisted: impl FnOnce(Vec<PodFacts>, Instant),
-    ) -> Result<u64, EpochError> {
-        if let Some(epoch) = self.held() {
-            return Ok(epoch);
-        }
+    pub(crate) async fn ensure(&self, relist: impl Future<Output = ()>) -> Result<u64, EpochError> {
         let _one = self.takeover.lock().await;
         if let Some(epoch) = self.held() {
             return Ok(epoch);
         }
-        let epoch = self.take(relisted).await?;
-        let mut state = self.state();
-        state.held = Some(epoch);
-        state.taken = Some(Instant::now());
-        Ok(epoch)
-    }
-
-    async fn take(&self, relisted: impl FnOnce(Vec<PodFacts>, Instant)) -> Result<u64, EpochError> {
         let (epoch, clean) = self.swap().await?;
         let fenced = if clean { 0 } else { self.fence(epoch).await? };
-        let began = Instant::now();
-        let pods = self.pods.list(&ListParams::default()).await?;
-        let facts = pods
-            .iter()
-            .filter_map(|pod| PodFacts::from_pod(pod, &self.resource));
-        relisted(facts.filter(|pod| !pod.released).collect(), began);
+        timeout(LIST_TIMEOUT, relist)
+            .await
+            .map_err(|_| AskError::Timeout)?;
+        self.state().held = Some(epoch);
         tracing::info!(epoch, identity = %self.identity, fenced, clean, "took over");
         Ok(epoch)
     }
 
+    /// Does the Lease name this replica, from an earlier life? Then nobody else will take over.
+    ///
+    /// # Errors
+    /// If the API server refuses or does not answer.
+    pub(crate) async fn is_inherited(&self) -> Result<bool, AskError> {
+        let lease = within(TIMEOUT, self.leases.get_opt(&self.name)).await?;
+        Ok(lease.is_some_and(|lease| holder(&lease).0 == self.identity))
+    }
+
     /// Moves the Lease to the next epoch. Also says whether its last holder left cleanly.
     async fn swap(&self) -> Result<(u64, bool), EpochError> {
-        let mut last = None;
         for _ in 0..SWAPS {
-            let written = match self.leases.get_opt(&self.name).await? {
+            let old = within(TIMEOUT, self.leases.get_opt(&self.name)).await?;
+            let params = PostParams::default();
+            let (epoch, clean, written) = match old {
                 None => {
                     let lease = self.lease(None, 1);
-                    self.leases
-                        .create(&PostParams::default(), &lease)
-                        .await
-                        .map(|_| (1, false))
+                    let create = self.leases.create(&params, &lease);
+                    (1, false, within(TIMEOUT, create).await)
                 }
                 Some(old) => {
                     let clean = left_cleanly(&old);
                     let (holder, epoch) = holder(&old);
-                    if !clean && holder != self.identity && self.took_lately() {
+                    if !clean && self.relieved_lately(epoch) {
                         return Err(EpochError::NotOurs { holder, epoch });
                     }
                     let lease = self.lease(old.metadata.resource_version, epoch + 1);
-                    let params = PostParams::default();
-                    let written = self.leases.replace(&self.name, &params, &lease).await;
-                    written.map(|_| (epoch + 1, clean))
+                    let replace = self.leases.replace(&self.name, &params, &lease);
+                    (epoch + 1, clean, within(TIMEOUT, replace).await)
                 }
             };
             match written {
-                Err(kube::Error::Api(status)) if status.code == 409 => {
-                    last = Some(kube::Error::Api(status));
+                Ok(_) => {
+                    self.state().taken = Some((epoch, Instant::now()));
+                    return Ok((epoch, clean));
                 }
-                other => return Ok(other?),
+                Err(error) if error.status() == Some(409) => {}
+                Err(error) => return Err(error.into()),
             }
         }
-        Err(last.map_or(EpochError::Timeout, EpochError::from))
+        Err(EpochError::TakingOver)
     }
 
-    fn took_lately(&self) -> bool {
-        self.state()
-            .taken
-            .is_some_and(|taken| taken.elapsed() < self.retake_after)
+    /// Did this replica take over just now, and does the Lease show that it was relieved since?
+    fn relieved_lately(&self, current: u64) -> bool {
+        let taken = self.state().taken;
+        taken.is_some_and(|(epoch, at)| epoch != current && at.elapsed() < self.retake_after)
     }
 
     fn lease(&self, resource_version: Option<String>, epoch: u64) -> Lease {
@@ -223,24 +218,43 @@ impl Epoch {
     /// and gated ones too: they could have been anything when that Binding was sent.
     async fn fence(&self, epoch: u64) -> Result<usize, EpochError> {
         let unbound = ListParams::default().fields("spec.nodeName=");
-        let pods = self.pods.list(&unbound).await?;
+        let pods = within(LIST_TIMEOUT, self.pods.list(&unbound)).await?;
         let asking = pods
             .iter()
             .filter_map(|pod| PodFacts::from_pod(pod, &self.resource));
         let asking = asking.filter(|pod| pod.request.as_ref().map_or(true, |r| !r.is_empty()));
-        let patches = asking.map(|pod| async move {
-            let (pods, epoch) = (self.pods_of(&pod), epoch.to_string());
-            match annotate(&pods, &pod, names::EPOCH, &epoch).await {
-                Ok(_) => Ok(1),
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(0),
-                Err(error) => Err(EpochError::from(error)),
-            }
-        });
-        let patches: Vec<_> = patches.collect();
+        let patches: Vec<_> = asking.map(|pod| self.fence_pod(pod, epoch)).collect();
         let patched = stream::iter(patches).buffer_unordered(FENCE_WIDTH);
         patched
             .try_fold(0, |sum, one| async move { Ok(sum + one) })
             .await
+    }
+
+    /// 1 for a pod that was patched, 0 for one that need not be.
+    async fn fence_pod(&self, pod: PodFacts, epoch: u64) -> Result<usize, EpochError> {
+        let (pods, epoch) = (self.pods_of(&pod), epoch.to_string());
+        for _ in 0..SWAPS {
+            let patched = within(TIMEOUT, annotate(&pods, &pod, names::EPOCH, &epoch)).await;
+            match patched {
+                Ok(_) => return Ok(1),
+                Err(error) if error.status() == Some(404) => return Ok(0),
+                // Full: then a Binding, which brings more of them, cannot be on its way.
+                Err(AskError::Refused(status))
+                    if status.code == 422 && status.message.contains("metadata.annotations") =>
+                {
+                    return Ok(0);
+                }
+                // Another pod of that name is younger than our epoch.
+                Err(error) if error.status() == Some(409) => {
+                    let now = within(TIMEOUT, pods.get_opt(&pod.name)).await?;
+                    if now.and_then(|now| now.metadata.uid).as_deref() != Some(&*pod.uid) {
+                        return Ok(0);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(EpochError::TakingOver)
     }
 
     fn pods_of(&self, pod: &PodFacts) -> Api<Pod> {
@@ -254,8 +268,8 @@ impl Epoch {
     /// If it is not, or nobody could tell.
     pub(crate) async fn confirm(&self, epoch: u64) -> Result<(), EpochError> {
         let (answer, answered) = oneshot::channel();
-        self.looks.send(answer).map_err(|_| EpochError::Timeout)?;
-        let (holder, current) = answered.await.map_err(|_| EpochError::Timeout)??;
+        self.looks.send(answer).map_err(|_| AskError::Timeout)?;
+        let (holder, current) = answered.await.map_err(|_| AskError::Timeout)??;
         if holder == self.identity && current == epoch {
             return Ok(());
         }
@@ -279,20 +293,18 @@ impl Epoch {
     ///
     /// # Errors
     /// If the API server refuses or does not answer.
-    pub(crate) async fn leave(&self) -> Result<(), EpochError> {
+    pub(crate) async fn leave(&self) -> Result<(), AskError> {
         let Some(epoch) = self.state().held.take() else {
             return Ok(());
         };
-        let lease = self.leases.get(&self.name).await?;
+        let mut lease = within(TIMEOUT, self.leases.get(&self.name)).await?;
         if holder(&lease) != (self.identity.clone(), epoch) {
             return Ok(());
         }
-        let mut left = lease;
-        let annotations = left.metadata.annotations.get_or_insert_default();
+        let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(names::LEFT_CLEANLY.to_owned(), "true".to_owned());
-        self.leases
-            .replace(&self.name, &PostParams::default(), &left)
-            .await?;
+        let params = PostParams::default();
+        within(TIMEOUT, self.leases.replace(&self.name, &params, &lease)).await?;
         tracing::info!(epoch, "left the epoch cleanly");
         Ok(())
     }
@@ -328,22 +340,21 @@ pub(crate) async fn annotate(
 async fn look_for_all(
     leases: Api<Lease>,
     name: String,
-    mut asked: mpsc::UnboundedReceiver<oneshot::Sender<Result<(String, u64), EpochError>>>,
+    mut asked: mpsc::UnboundedReceiver<Answer>,
 ) {
     while let Some(first) = asked.recv().await {
         let mut waiting = vec![first];
         while let Ok(next) = asked.try_recv() {
             waiting.push(next);
         }
-        let seen = timeout(LEASE_TIMEOUT, leases.get(&name)).await;
-        let mut seen = Some(match seen {
-            Ok(lease) => lease.map(|lease| holder(&lease)).map_err(EpochError::from),
-            Err(_) => Err(EpochError::Timeout),
-        });
+        let seen = within(TIMEOUT, leases.get_opt(&name)).await;
+        // A Lease that is gone is nobody's.
+        let seen = seen.map(|lease| lease.as_ref().map(holder).unwrap_or_default());
         for answer in waiting {
             let copy = match &seen {
-                Some(Ok(holder)) => Ok(holder.clone()),
-                _ => seen.take().unwrap_or(Err(EpochError::Timeout)),
+                Ok(seen) => Ok(seen.clone()),
+                Err(AskError::Refused(status)) => Err(AskError::Refused(status.clone())),
+                Err(_) => Err(AskError::Timeout),
             };
             // Whoever asked may have given up.
             let _ = answer.send(copy);

@@ -2,6 +2,7 @@
 //! made in `gpustow-ledger` and `gpustow-pack`.
 
 mod args;
+mod ask;
 mod bind;
 mod epoch;
 mod events;
@@ -18,12 +19,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use gpustow_api::names;
 use gpustow_ledger::Ledger;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 pub use args::{Args, LogFormat};
@@ -31,10 +33,12 @@ use bind::Binds;
 use epoch::{Epoch, EpochError};
 use events::Events;
 use metrics::Metrics;
-use watch::Ready;
+use watch::Lists;
 
 /// For binds under way at a shutdown, unknown outcomes included.
 const DRAIN: Duration = Duration::from_secs(20);
+/// Between two attempts to resume.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// Everything that handlers share.
 pub struct App {
@@ -43,7 +47,7 @@ pub struct App {
     client: Client,
     started: Instant,
     ledger: Mutex<Ledger>,
-    ready: Ready,
+    lists: Lists,
     draining: AtomicBool,
     epoch: Epoch,
     binds: Binds,
@@ -71,7 +75,7 @@ impl App {
             ledger: Mutex::new(Ledger::new(args.ledger())),
             metrics: Metrics::new().context("cannot set up the metrics")?,
             started: Instant::now(),
-            ready: Ready::default(),
+            lists: Lists::default(),
             draining: AtomicBool::new(false),
             binds: Binds::default(),
             wake: Notify::new(),
@@ -103,22 +107,24 @@ impl App {
         // Its own task: kube-scheduler hanging up must not end a takeover in the middle.
         let app = self.clone();
         let taking = tokio::spawn(async move {
-            let relisted = |pods, began: Instant| {
-                let began = began.saturating_duration_since(app.started);
-                app.ledger().reset_pods(pods, began);
+            let relist = async {
+                app.lists.pods.renew().await;
                 app.metrics.takeovers.inc();
             };
-            app.epoch.ensure(relisted).await
+            app.epoch.ensure(relist).await
         });
-        taking.await.unwrap_or(Err(EpochError::Timeout))
+        match timeout(self.args.bind_timeout, taking).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(_)) | Err(_) => Err(EpochError::TakingOver),
+        }
     }
 
     /// Is this replica in a position to decide? If not, the text says why.
     async fn may_decide(self: &Arc<Self>) -> Result<(), String> {
-        let missing = self.ready.missing();
         if self.is_draining() {
             return Err("gpustow is shutting down".to_owned());
         }
+        let missing = self.lists.missing();
         if !missing.is_empty() {
             return Err(format!("gpustow is still reading {}", missing.join(", ")));
         }
@@ -129,11 +135,10 @@ impl App {
     }
 }
 
+/// The host's name: a container that is restarted keeps it, and with it its place.
 fn default_identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let nonce = std::collections::hash_map::RandomState::new();
-    let nonce = std::hash::BuildHasher::hash_one(&nonce, std::process::id());
-    format!("{}-{:08x}", host.trim(), nonce & 0xffff_ffff)
+    format!("{}-{}", names::EXTENDER, host.trim())
 }
 
 /// A client that sends every request once: what to make of a failure is decided per request.
@@ -159,6 +164,7 @@ async fn client(args: &Args) -> Result<Client> {
 /// # Errors
 /// If it cannot start: bad flags, no API server, an address in use.
 pub async fn run(args: Args) -> Result<()> {
+    args.check()?;
     telemetry::init(&args)?;
     let client = client(&args).await?;
     let listen = |address, flag: &'static str| async move {
@@ -192,20 +198,55 @@ pub async fn serve(
     );
     watch::spawn(&app);
     tokio::spawn(wake::run(app.clone()));
+    tokio::spawn(resume(app.clone()));
     let health = axum::serve(health, routes::health(app.clone())).into_future();
     let health = tokio::spawn(health);
+    let (stopping, stopped) = oneshot::channel();
     let draining = app.clone();
-    axum::serve(verbs, routes::scheduler(app.clone()))
+    let verbs = axum::serve(verbs, routes::scheduler(app.clone()))
         .with_graceful_shutdown(async move {
             stop.await;
             tracing::info!(binds = draining.binds.count(), "shutting down");
             draining.draining.store(true, Ordering::Release);
+            // The receiver lives until verbs ends.
+            let _ = stopping.send(());
         })
-        .await
-        .context("serving kube-scheduler failed")?;
+        .into_future();
+    let overdue = async {
+        // Without a stop there is nothing to be late for.
+        match stopped.await {
+            Ok(()) => sleep(DRAIN).await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        served = verbs => served.context("serving kube-scheduler failed")?,
+        () = overdue => tracing::warn!("kube-scheduler holds a call open"),
+    }
     drain(&app).await;
     health.abort();
     Ok(())
+}
+
+/// A replica that was restarted takes its place again at once: pods may wait for room, and as long
+/// as kube-scheduler has nothing to ask, nobody would wake them.
+async fn resume(app: Arc<App>) {
+    app.lists.all_in().await;
+    loop {
+        let resumed = match app.epoch.is_inherited().await {
+            Ok(false) => return,
+            Ok(true) => app.epoch().await.map(drop),
+            Err(error) => Err(error.into()),
+        };
+        match resumed {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(
+                %error, namespace = %app.args.lease_namespace, lease = %app.args.lease_name,
+                "cannot take the epoch of an earlier life"
+            ),
+        }
+        sleep(RETRY).await;
+    }
 }
 
 async fn stop_signal() {
@@ -238,9 +279,7 @@ async fn drain(app: &App) {
         );
         return;
     }
-    match timeout(Duration::from_secs(5), app.epoch.leave()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "cannot mark the epoch as left"),
-        Err(_) => tracing::warn!("cannot mark the epoch as left: no answer from the API server"),
+    if let Err(error) = app.epoch.leave().await {
+        tracing::warn!(%error, "cannot mark the epoch as left; the successor will fence");
     }
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -19,10 +20,10 @@ use gpustow_api::facts::{
     Taints, has_soft_preferences, tolerates_prefer_no_schedule, uses_volumes_or_claims,
 };
 use gpustow_ledger::{Ask, Reason, Verdict};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::App;
-use crate::bind::{BindError, bind};
+use crate::bind::bind;
 use crate::metrics::Totals;
 use crate::preempt::preempt;
 use crate::wire::{
@@ -75,7 +76,17 @@ fn candidates<'a>(args: &'a ExtenderArgs<'_>) -> Result<Vec<&'a str>, String> {
     }
 }
 
-async fn on_filter(State(app): State<Arc<App>>, body: Bytes) -> Response {
+/// A call as it came in.
+type Body = Result<Bytes, BytesRejection>;
+
+/// Reads a call of `/verb`.
+fn read<'a, T: Deserialize<'a>>(verb: &str, body: &'a Body) -> Result<T, String> {
+    let body = body.as_ref().map_err(ToString::to_string);
+    body.and_then(|body| serde_json::from_slice(body).map_err(|error| error.to_string()))
+        .map_err(|error| format!("gpustow: cannot read the call of /{verb}: {error}"))
+}
+
+async fn on_filter(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
     let failed = |error: String| {
         app.metrics.answered("filter", false, began.elapsed());
@@ -85,16 +96,16 @@ async fn on_filter(State(app): State<Arc<App>>, body: Bytes) -> Response {
             ..ExtenderFilterResult::default()
         })
     };
-    let args: ExtenderArgs<'_> = match serde_json::from_slice(&body) {
+    let args: ExtenderArgs<'_> = match read("filter", &body) {
         Ok(args) => args,
-        Err(error) => return failed(format!("cannot read the call of /filter: {error}")),
+        Err(error) => return failed(error),
     };
     let names = match candidates(&args) {
         Ok(names) => names,
         Err(error) => return failed(error),
     };
     let Some(pod) = PodFacts::from_pod(&args.pod, &app.args.resource_name) else {
-        return failed("the pod has no UID".to_owned());
+        return failed("gpustow: the pod has no UID".to_owned());
     };
     let mut answer = ExtenderFilterResult::default();
     let text;
@@ -113,6 +124,7 @@ async fn on_filter(State(app): State<Arc<App>>, body: Bytes) -> Response {
         }
         Err(bad) => {
             text = bad.to_string();
+            tracing::info!(namespace = %pod.namespace, pod = %pod.name, error = text, "bad request");
             answer.node_names = Some(Vec::new());
             answer.failed_and_unresolvable_nodes =
                 names.iter().map(|name| (*name, text.as_str())).collect();
@@ -197,53 +209,54 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
     });
 }
 
-async fn on_prioritize(State(app): State<Arc<App>>, body: Bytes) -> Response {
+/// Answers zeros where it cannot tell: the protocol has no place for an error.
+async fn on_prioritize(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
-    let args: Result<ExtenderArgs<'_>, _> = serde_json::from_slice(&body);
-    let args = match args {
-        Ok(args) => args,
-        Err(error) => {
-            tracing::warn!(%error, "cannot read the call of /prioritize");
-            app.metrics.answered("prioritize", false, began.elapsed());
-            return json(&[(); 0]);
-        }
+    let args: Result<ExtenderArgs<'_>, _> = read("prioritize", &body);
+    let names = args.as_ref().map_err(String::clone).and_then(candidates);
+    let scores = match (&args, &names) {
+        (Ok(args), Ok(names)) => scores(&app, args, names).await,
+        (Err(error), _) | (_, Err(error)) => Err(error.clone()),
     };
-    let names = candidates(&args).unwrap_or_default();
-    let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name);
-    let asks = |pod: &PodFacts| {
-        pod.request
-            .as_ref()
-            .is_ok_and(|request| !request.is_empty())
-    };
-    let scores = match pod.filter(asks) {
-        Some(pod) if app.may_decide().await.is_ok() => {
-            let tolerates = |taints: &Taints| tolerates_prefer_no_schedule(&args.pod, taints);
-            let ask = Ask {
-                pod: &pod,
-                cooperative: true,
-                slow: false,
-                tolerates: &tolerates,
-            };
-            let now = app.now();
-            app.ledger().rank(&ask, &names, now)
-        }
-        _ => vec![0; names.len()],
-    };
+    app.metrics
+        .answered("prioritize", scores.is_ok(), began.elapsed());
+    let names = names.unwrap_or_default();
+    let scores = scores.unwrap_or_else(|error| {
+        tracing::warn!(%error, "prioritize failed: every node is given 0");
+        vec![0; names.len()]
+    });
     let scored = names.iter().zip(scores);
-    let answer: Vec<_> = scored
-        .map(|(host, score)| HostPriority { host, score })
-        .collect();
-    let response = json(&answer);
-    app.metrics.answered("prioritize", true, began.elapsed());
-    response
+    let answer = scored.map(|(host, score)| HostPriority { host, score });
+    json(&answer.collect::<Vec<_>>())
 }
 
-async fn on_preempt(State(app): State<Arc<App>>, body: Bytes) -> Response {
+async fn scores(
+    app: &Arc<App>,
+    args: &ExtenderArgs<'_>,
+    names: &[&str],
+) -> Result<Vec<i64>, String> {
+    let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name);
+    let asks = |pod: &PodFacts| pod.request.as_ref().is_ok_and(|r| !r.is_empty());
+    let Some(pod) = pod.filter(asks) else {
+        return Ok(vec![0; names.len()]);
+    };
+    app.may_decide().await?;
+    let tolerates = |taints: &Taints| tolerates_prefer_no_schedule(&args.pod, taints);
+    let ask = Ask {
+        pod: &pod,
+        cooperative: true,
+        slow: false,
+        tolerates: &tolerates,
+    };
+    let now = app.now();
+    Ok(app.ledger().rank(&ask, names, now))
+}
+
+async fn on_preempt(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
-    let args: Result<ExtenderPreemptionArgs, _> = serde_json::from_slice(&body);
-    let answer = match args {
+    let answer = match read::<ExtenderPreemptionArgs>("preempt", &body) {
         Ok(args) => preempt(&app, args).await,
-        Err(error) => Err(format!("cannot read the call of /preempt: {error}")),
+        Err(error) => Err(error),
     };
     app.metrics
         .answered("preempt", answer.is_ok(), began.elapsed());
@@ -253,59 +266,23 @@ async fn on_preempt(State(app): State<Arc<App>>, body: Bytes) -> Response {
     }))
 }
 
-async fn on_bind(State(app): State<Arc<App>>, body: Bytes) -> Response {
+async fn on_bind(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
-    let args: Result<ExtenderBindingArgs, _> = serde_json::from_slice(&body);
-    let error = match args {
-        Ok(args) if app.ready.missing().is_empty() => bound(&app, args).await.err(),
-        Ok(_) => Some("gpustow is still reading the cluster's state".to_owned()),
-        Err(error) => Some(format!("cannot read the call of /bind: {error}")),
+    let bound = match read::<ExtenderBindingArgs>("bind", &body) {
+        Ok(args) if app.lists.missing().is_empty() => bind(&app, args).await,
+        Ok(_) => Err("gpustow is still reading the cluster's state".to_owned()),
+        Err(error) => Err(error),
     };
     let took = began.elapsed();
-    app.metrics.answered("bind", error.is_none(), took);
+    app.metrics.answered("bind", bound.is_ok(), took);
     app.metrics.bind_seconds.observe(took.as_secs_f64());
     json(&ExtenderBindingResult {
-        error: error.unwrap_or_default(),
+        error: bound.err().unwrap_or_default(),
     })
 }
 
-/// Binds, and says so.
-async fn bound(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<(), String> {
-    let (namespace, name) = (args.pod_namespace.clone(), args.pod_name.clone());
-    let node = args.node.clone();
-    match bind(app, args).await {
-        Ok((_, None)) => {
-            tracing::info!(%namespace, pod = %name, %node, "bound without GPU memory");
-            Ok(())
-        }
-        Ok((pod, Some(assignment))) => {
-            let gpus = assignment
-                .charges
-                .iter()
-                .map(|(uuid, mib)| format!("{mib} on {uuid}"));
-            let gpus = gpus.collect::<Vec<_>>().join(", ");
-            tracing::info!(%namespace, pod = %name, %node, %gpus, "bound");
-            app.events
-                .assigned(&pod, format!("assigned {gpus} of node {node}"));
-            Ok(())
-        }
-        Err(error) => {
-            app.metrics
-                .bind_failures
-                .with_label_values(&[error.label()])
-                .inc();
-            tracing::warn!(%namespace, pod = %name, %node, %error, "not bound");
-            let hint = match &error {
-                BindError::Refused(_) => "; the pod is tried again",
-                _ => "",
-            };
-            Err(format!("gpustow: {error}{hint}"))
-        }
-    }
-}
-
 async fn on_readyz(State(app): State<Arc<App>>) -> Response {
-    let missing = app.ready.missing();
+    let missing = app.lists.missing();
     if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response()
     } else if missing.is_empty() {

@@ -13,6 +13,7 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::App;
+use crate::ask::within;
 
 /// Between two looks at the ledger, at least.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -20,6 +21,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_millis(500);
 /// Patches under way at once.
 const WIDTH: usize = 16;
+/// For one patch.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Wakes pods for as long as the process runs.
 pub(crate) async fn run(app: Arc<App>) {
@@ -28,16 +31,22 @@ pub(crate) async fn run(app: Arc<App>) {
         // Something happened, or reservations and pauses may have run out.
         let _ = timeout(IDLE, app.wake.notified()).await;
         let now = app.now();
-        let pods = app.ledger().wake(limit, now);
-        if app.epoch.held().is_some() && app.ready.missing().is_empty() {
-            let patches: Vec<_> = pods.iter().map(|pod| wake(&app, pod)).collect();
-            stream::iter(patches)
-                .buffer_unordered(WIDTH)
-                .collect::<()>()
-                .await;
-        }
-        if pods.len() == limit {
-            app.wake.notify_one();
+        match app.epoch.held() {
+            Some(epoch) if app.lists.missing().is_empty() => {
+                let pods = app.ledger().wake(limit, now);
+                // A replica that was relieved need not know it yet.
+                if !pods.is_empty() && app.epoch.confirm(epoch).await.is_ok() {
+                    let patches: Vec<_> = pods.iter().map(|pod| wake(&app, pod)).collect();
+                    stream::iter(patches)
+                        .buffer_unordered(WIDTH)
+                        .collect::<()>()
+                        .await;
+                }
+                if pods.len() == limit {
+                    app.wake.notify_one();
+                }
+            }
+            _ => app.ledger().expire(now),
         }
         sleep(PAUSE).await;
     }
@@ -45,7 +54,7 @@ pub(crate) async fn run(app: Arc<App>) {
 
 async fn wake(app: &App, pod: &PodFacts) {
     let pods = Api::<Pod>::namespaced(app.client.clone(), &pod.namespace);
-    let now = app.now();
+    let now = Timestamp::now();
     let patch = json!({
         "metadata": {"uid": &*pod.uid},
         "status": {"conditions": [{
@@ -53,20 +62,18 @@ async fn wake(app: &App, pod: &PodFacts) {
             "status": "True",
             "reason": "RoomAppeared",
             // Must differ from the last wake-up's, or nothing is written and nobody wakes.
-            "message": format!("GPU memory became free ({}-{})", app.identity, now.as_millis()),
-            "lastTransitionTime": Timestamp::now().to_string(),
+            "message": format!("GPU memory became free ({} at {now})", app.identity),
+            "lastTransitionTime": now.to_string(),
         }]},
     });
     let params = PatchParams::default();
-    match pods
-        .patch_status(&pod.name, &params, &Patch::Strategic(patch))
-        .await
-    {
+    let patch = Patch::Strategic(patch);
+    match within(TIMEOUT, pods.patch_status(&pod.name, &params, &patch)).await {
         Ok(_) => {
             app.metrics.woken.inc();
             tracing::info!(namespace = %pod.namespace, pod = %pod.name, "woke a waiting pod");
         }
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+        Err(error) if matches!(error.status(), Some(404 | 409)) => {}
         Err(error) => {
             tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
         }

@@ -16,6 +16,13 @@ const ANNOTATIONS_LIMIT: usize = 256 << 10;
 /// What stays free below that bound for annotations that come later, the agent's for example.
 const ANNOTATIONS_SPARE: usize = 16 << 10;
 
+/// The longest UUID that a GpuNode may report.
+const MAX_UUID: usize = 96;
+/// Bound on what one GPU of one container adds: its UUID four times, and what stands around it.
+const GPU_BYTES: usize = 4 * MAX_UUID + 80;
+/// Bound on what one container adds beside its GPUs and its name.
+const CONTAINER_BYTES: usize = 160;
+
 /// What a bound pod holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
@@ -161,17 +168,24 @@ impl Assignment {
         annotations
     }
 
-    /// True if the pod that bears `present` may bear [`Self::annotations`] too. The API server does
-    /// not check this when it binds and would refuse every later write to the pod.
+    /// True if a pod that bears `present` may bear an assignment too, on whatever node: its
+    /// containers are given by name and number of GPUs. The API server does not check this when it
+    /// binds and would refuse every later write to the pod.
     #[must_use]
-    pub fn fits_annotations(&self, present: &BTreeMap<String, String>) -> bool {
-        let added = self.annotations();
-        let kept = present.iter().filter(|(key, _)| !added.contains_key(*key));
-        let bytes: usize = kept
-            .chain(&added)
+    pub fn fits_beside<'a>(
+        present: &BTreeMap<String, String>,
+        containers: impl Iterator<Item = (&'a str, u32)>,
+    ) -> bool {
+        let present: usize = present
+            .iter()
             .map(|(key, value)| key.len() + value.len())
             .sum();
-        bytes <= ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE
+        let added: usize = containers
+            .map(|(name, gpus)| {
+                CONTAINER_BYTES + 3 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
+            })
+            .sum();
+        present.saturating_add(added) <= ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE
     }
 }
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
-use crate::{names, quantity};
+use crate::{Assignment, names, quantity};
 
 /// The most GPUs that one container may ask for.
 pub const MAX_GPUS: u32 = 64;
@@ -75,6 +75,16 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
             kind: *kind,
             gpus,
             mib,
+        });
+    }
+    let gpus = request.claims.iter().map(|claim| claim.gpus);
+    let names = asking.iter().map(|(_, _, name, _)| *name);
+    if !annotations.contains_key(names::ASSIGNMENT)
+        && !Assignment::fits_beside(annotations, names.zip(gpus))
+    {
+        return Err(BadRequest {
+            field: "metadata.annotations".to_owned(),
+            problem: "too large for the assignment to go in beside them: remove some".to_owned(),
         });
     }
     Ok((

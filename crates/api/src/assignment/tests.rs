@@ -104,13 +104,30 @@ fn what_cannot_be_used_says_why() {
 }
 
 #[test]
-fn annotations_are_bounded_together_with_the_pods_own() {
+fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
     let room = |bytes| BTreeMap::from([("k".to_owned(), "v".repeat(bytes))]);
-    assert!(sample().fits_annotations(&BTreeMap::new()));
-    assert!(sample().fits_annotations(&room(200 << 10)));
-    assert!(!sample().fits_annotations(&room(240 << 10)));
-    let replaced = BTreeMap::from([(names::ASSIGNMENT.to_owned(), "v".repeat(240 << 10))]);
-    assert!(sample().fits_annotations(&replaced));
+    for gpus in [1, 64] {
+        let uuids: Vec<Box<str>> = (0..gpus).map(|gpu| format!("{gpu:0>96}").into()).collect();
+        let longest = Assignment {
+            charges: uuids
+                .iter()
+                .map(|uuid| (uuid.clone(), Mib(u64::MAX)))
+                .collect(),
+            containers: vec![("c".repeat(53).into(), uuids)],
+        };
+        let added: usize = longest
+            .annotations()
+            .iter()
+            .map(|(k, v)| k.len() + v.len())
+            .sum();
+        let free = ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE;
+        let fits = |bytes| {
+            let container = [(&*longest.containers[0].0, gpus)];
+            Assignment::fits_beside(&room(bytes), container.into_iter())
+        };
+        assert!(!fits(free - added));
+        assert!(fits(200 << 10));
+    }
 }
 
 proptest! {

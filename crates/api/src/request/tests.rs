@@ -76,6 +76,25 @@ fn annotations_say_how_many_gpus_whether_whole_and_by_which_policy() {
 }
 
 #[test]
+fn the_assignment_must_have_room_among_the_annotations() {
+    let large = "v".repeat(240 << 10);
+    let spec = || json!({"containers": [asks("main", 4096)]});
+    let problem = read(&pod(json!({"k": large}), spec())).unwrap_err();
+    assert!(
+        problem.starts_with("metadata.annotations: too large"),
+        "{problem}"
+    );
+    assert!(read(&pod(json!({"k": large, names::ASSIGNMENT: "{}"}), spec())).is_ok());
+    assert!(
+        read(&pod(
+            json!({"k": large}),
+            json!({"containers": [{"name": "main"}]})
+        ))
+        .is_ok()
+    );
+}
+
+#[test]
 fn a_pod_that_asks_for_nothing_is_not_held_to_the_annotations() {
     for container in [
         json!({"name": "a"}),
