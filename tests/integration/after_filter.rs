@@ -55,7 +55,7 @@ async fn a_pod_ends_elsewhere_when_a_later_extender_refuses_our_node() -> Result
         after: Some(&after.to_string()),
         ..Setup::default()
     };
-    let _rig = Rig::start(&cluster, setup).await?;
+    let rig = Rig::start(&cluster, setup).await?;
     case.node("tight", &[8000]).create(&case.client).await?;
     case.node("wide", &[16000]).create(&case.client).await?;
     case.node("wider", &[24000]).create(&case.client).await?;
@@ -74,7 +74,7 @@ async fn a_pod_ends_elsewhere_when_a_later_extender_refuses_our_node() -> Result
         refusals.load(Ordering::Relaxed) > 0,
         "the tightest node was never offered"
     );
-    case.end().await
+    rig.end(case).await
 }
 
 /// Longer than a reservation lives that waits for nothing but its bind.
@@ -158,5 +158,5 @@ async fn a_reservation_outlives_a_volume_that_takes_a_minute() -> Result<()> {
     case.check().await?;
     delete(&case.client, &slow, 0).await?;
     wait_bound(&case.client, &rival, SOON).await?;
-    case.end().await
+    rig.end(case).await
 }

@@ -65,7 +65,7 @@ async fn init_containers_and_sidecars_are_charged_by_the_max_rule() -> Result<()
         placed(&case.client, pod).await?,
         [(case.uuid("n", 2), 11000)]
     );
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -92,7 +92,7 @@ async fn containers_share_a_card_where_they_fit_and_part_where_they_do_not() -> 
     // 7000 MiB are free, 3000 and 4000.
     let pod = case.pod("neither").gpu_mem(3500).container("second", 3500);
     refused(&case.client, pod, "not enough free memory on any one GPU").await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -119,5 +119,5 @@ async fn each_container_may_want_its_own_number_of_gpus() -> Result<()> {
         devices(&pod),
         BTreeMap::from([("main", large.as_str()), ("wide", &both)])
     );
-    case.end().await
+    rig.end(case).await
 }

@@ -46,7 +46,7 @@ async fn a_pod_bound_by_hand_holds_no_card_and_is_reported() -> Result<()> {
         placed(&case.client, pod).await?,
         [(case.uuid("n", 0), 10000)]
     );
-    case.end().await
+    rig.end(case).await
 }
 
 /// The series that counts pods which were bound around us.
@@ -70,7 +70,7 @@ async fn a_terminating_pod_holds_its_memory_until_its_containers_end() -> Result
     let ended = json!({"terminated": {"exitCode": 0}});
     set_containers(&case.client, &ending, "Running", ended).await?;
     wait_bound(&case.client, &next, SOON).await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn a_crash_looping_pod_holds_its_memory_and_one_that_has_ended_does_not() 
 
     set_phase(&case.client, &crashing, "Failed").await?;
     wait_bound(&case.client, &next, SOON).await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn a_pod_recreated_under_its_name_is_another_pod() -> Result<()> {
         case.check().await?;
         last = next;
     }
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -160,5 +160,5 @@ async fn a_node_may_come_back_with_other_cards() -> Result<()> {
         charges(&wait_bound(&case.client, &last, SOON).await?)?,
         card(2, 8000)
     );
-    case.end().await
+    rig.end(case).await
 }

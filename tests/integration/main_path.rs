@@ -20,5 +20,5 @@ async fn one_pod_is_bound_with_its_gpu_in_the_same_write() -> Result<()> {
     // Best fit: the smaller card.
     assert_eq!(*assignment.charges[0].0, *case.uuid("n", 1));
     assert_eq!(assignment.charges[0].1.0, 8192);
-    case.end().await
+    rig.end(case).await
 }

@@ -62,7 +62,7 @@ async fn a_burst_of_300_fills_20_nodes_and_one_more_waits_for_room() -> Result<(
         "one more on 20 full nodes: bound {:?} after a deletion",
         deleted.elapsed()
     );
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn a_request_larger_than_any_card_waits_for_a_larger_card() -> Result<()> 
     case.node("large", &[16000]).create(&case.client).await?;
     let pod = wait_bound(&case.client, &pod, SOON).await?;
     assert_eq!(charges(&pod)?, [(case.uuid("large", 0), 12000)]);
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn free_memory_in_pieces_is_not_enough() -> Result<()> {
     delete(&case.client, &second, 0).await?;
     let third = wait_bound(&case.client, &third, SOON).await?;
     assert_eq!(charges(&third)?, charges(&second)?);
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn two_and_four_gpus_of_a_pod_are_different_cards() -> Result<()> {
         "fewer GPUs than the pod asks for",
     )
     .await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn an_exclusive_pod_gets_a_whole_card_to_itself() -> Result<()> {
         "not enough free memory",
     )
     .await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn mixed_cards_are_filled_tightest_first() -> Result<()> {
         found,
         [card("a", 1), card("b", 0), card("a", 0), card("a", 0)]
     );
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -231,5 +231,5 @@ async fn a_pod_may_choose_its_policy() -> Result<()> {
 
     let on = |card| (case.uuid("n", card), 4000);
     assert_eq!(cards, [on(1), on(1), on(0), on(0), on(2)]);
-    case.end().await
+    rig.end(case).await
 }

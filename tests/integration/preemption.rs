@@ -1,8 +1,8 @@
 //! Pods of higher priority: whom they drive out, and whom not.
 
 use anyhow::{Result, ensure};
-use gpustow_testkit::builders::delete;
-use gpustow_testkit::{Case, PodBuilder, wait_bound, wait_gone};
+use gpustow_testkit::builders::{delete, set_running};
+use gpustow_testkit::{Case, PodBuilder, wait_bound, wait_condition, wait_gone};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use crate::support::{SOON, bound, charges, refused, rig};
+use crate::support::{SOON, bound, charges, node_of, refused, rig};
 
 /// Makes a PriorityClass for this case alone; a pod of it.
 async fn high(case: &Case, name: &str) -> Result<PodBuilder> {
@@ -61,7 +61,7 @@ async fn the_schedulers_own_victim_frees_the_card() -> Result<()> {
     wait_gone(&case.client, &young, SOON).await?;
     assert_eq!(charges(&high)?, charges(&young)?);
     assert_eq!(staying(&case).await?, ["high", "old"]);
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn victims_are_added_where_the_schedulers_own_free_no_card() -> Result<()>
 
     assert_eq!(charges(&high)?, [(cards[2].0.clone(), 10000)]);
     assert_eq!(staying(&case).await?, ["a-kept", "high"]);
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn nobody_is_evicted_where_no_eviction_frees_a_card() -> Result<()> {
         staying(&case).await?,
         ["a-high", "a-low", "b-high", "b-low", "more"]
     );
-    case.end().await
+    rig.end(case).await
 }
 
 /// kube-scheduler sees room by the node's sum, so that its own dry run finds no victim.
@@ -152,5 +152,36 @@ async fn fragmentation_alone_starts_no_preemption() -> Result<()> {
     assert_eq!(staying(&case).await?, ["a", "b", "high"]);
     delete(&case.client, &low, 0).await?;
     wait_bound(&case.client, &high, SOON).await?;
-    case.end().await
+    rig.end(case).await
+}
+
+#[tokio::test]
+async fn room_that_a_victim_leaves_is_kept_for_whom_it_left() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "nominated").await?;
+    case.node("n", &[10000]).create(&case.client).await?;
+    let slow = case.pod("slow").gpu_mem(10000);
+    let slow = slow.with(|spec| spec.termination_grace_period_seconds = Some(3600));
+    let slow = bound(&case.client, slow).await?;
+    set_running(&case.client, &slow).await?;
+    let high = high(&case, "high")
+        .await?
+        .gpu_mem(10000)
+        .create(&case.client)
+        .await?;
+    let nominated = |pod: Option<&Pod>| {
+        let status = pod.and_then(|pod| pod.status.as_ref());
+        status.is_some_and(|status| status.nominated_node_name.is_some())
+    };
+    wait_condition(&case.client, &high, "is nominated", SOON, nominated).await?;
+    let thief = refused(&case.client, case.pod("thief").gpu_mem(6000), "").await?;
+
+    delete(&case.client, &slow, 0).await?;
+
+    let high = wait_bound(&case.client, &high, SOON).await?;
+    assert_eq!(charges(&high)?, [(case.uuid("n", 0), 10000)]);
+    assert_eq!(staying(&case).await?, ["high", "thief"]);
+    let thief = case.pods().get(&thief.name_any()).await?;
+    assert_eq!(node_of(&thief), "");
+    rig.end(case).await
 }

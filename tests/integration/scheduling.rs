@@ -79,7 +79,7 @@ async fn preferred_node_affinity_outweighs_packing() -> Result<()> {
     assert_eq!(lands(&case, pod("b")?).await?, "wide");
     // What it prefers is full.
     assert_eq!(lands(&case, pod("c")?).await?, "tight");
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_soft_spread_is_kept_while_there_is_room() -> Result<()> {
     // Two on each; b is full then.
     on[..4].sort_unstable();
     assert_eq!(on, ["a", "a", "b", "b", "a", "a"]);
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn a_hard_spread_makes_a_pod_wait() -> Result<()> {
         "didn't match pod topology spread constraints",
     )
     .await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -156,7 +156,7 @@ async fn hard_affinity_and_anti_affinity_hold() -> Result<()> {
         "didn't match pod anti-affinity rules",
     )
     .await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn a_hard_taint_keeps_pods_off() -> Result<()> {
     assert_eq!(lands(&case, tolerating(pod("b"))).await?, "tight");
     assert_eq!(lands(&case, pod("c")).await?, "wide");
     refused(&case.client, pod("d"), "had untolerated taint").await?;
-    case.end().await
+    rig.end(case).await
 }
 
 #[tokio::test]
@@ -190,5 +190,5 @@ async fn a_soft_taint_ranks_a_node_last() -> Result<()> {
     assert_eq!(lands(&case, pod("b")).await?, "wide");
     assert_eq!(lands(&case, pod("c")).await?, "wide");
     assert_eq!(lands(&case, pod("d")).await?, "tight");
-    case.end().await
+    rig.end(case).await
 }

@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{Assignment, names};
 use gpustow_testkit::{
-    ApiProxy, ControlPlane, Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig,
-    eventually, shared, wait_bound, wait_refused,
+    ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, PodBuilder, Scheduler,
+    SchedulerConfig, eventually, held, shared, wait_bound, wait_refused,
 };
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Api, ListParams};
@@ -61,8 +61,11 @@ impl<'a> Rig<'a> {
         cluster.install_crd().await?;
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
-        let extender =
-            Extender::start(cluster, gpustow(), &through, ExtenderOptions::default()).await?;
+        let options = ExtenderOptions {
+            args: vec!["--metrics-per-gpu".to_owned()],
+            ..ExtenderOptions::default()
+        };
+        let extender = Extender::start(cluster, gpustow(), &through, options).await?;
         let mut config =
             SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?
                 .with_extender(&extender.url)?;
@@ -76,6 +79,21 @@ impl<'a> Rig<'a> {
             extender,
             _scheduler,
         })
+    }
+
+    /// Waits until the extender's ledger holds of the case's cards what the API server says and no
+    /// more, then ends the case.
+    pub(crate) async fn end(&self, case: Case) -> Result<()> {
+        let ours = format!("GPU-{}-", case.namespace);
+        eventually(SOON, "the ledger agrees with the API server", async || {
+            let mut ledger = self.extender.held().await?;
+            ledger.retain(|uuid, mib| uuid.starts_with(&ours) && *mib > 0);
+            let pods = held(&case.client, &case.namespace).await?;
+            ensure!(ledger == pods, "ledger {ledger:?}, API server {pods:?}");
+            Ok(())
+        })
+        .await?;
+        case.end().await
     }
 }
 

@@ -42,5 +42,5 @@ async fn a_waiting_pod_is_bound_though_the_extenders_watch_is_late() -> Result<(
         took[took.len() / 2],
         took[took.len() - 1]
     );
-    case.end().await
+    rig.end(case).await
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Error, Result, ensure};
 use gpustow_api::gpunode::GpuNode;
 use gpustow_api::{Assignment, names};
 use k8s_openapi::api::core::v1::{Container, Node, Pod};
@@ -59,6 +59,25 @@ pub async fn check_cluster(client: &Client, nodes: Option<&str>) -> Result<()> {
         wrong.join("\n")
     );
     Ok(())
+}
+
+/// What the pods of a namespace hold of each card, by UUID in MiB, as the API server says.
+pub async fn held(client: &Client, namespace: &str) -> Result<BTreeMap<String, u64>> {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let mut held = BTreeMap::new();
+    for pod in pods.list(&ListParams::default()).await?.items {
+        if node_of(&pod).is_none() || released(&pod) {
+            continue;
+        }
+        let assignment = assignment(&pod).map_err(Error::msg)?;
+        for (uuid, mib) in assignment
+            .into_iter()
+            .flat_map(|assignment| assignment.charges)
+        {
+            *held.entry(uuid.into_string()).or_default() += mib.0;
+        }
+    }
+    Ok(held)
 }
 
 fn check_node<'a>(

@@ -1,12 +1,16 @@
 //! The gpustow extender as a process.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::control_plane::ControlPlane;
 use crate::net::{free_port, get};
 use crate::process::{Launch, Process};
+
+/// The series per GPU of what its ledger holds, bytes.
+const HELD: &str = "gpustow_extender_gpu_memory_requested_bytes{";
 
 /// How to start an extender.
 #[derive(Clone, Debug, Default)]
@@ -82,5 +86,21 @@ impl Extender {
     /// Its metrics as it gives them.
     pub async fn metrics(&self) -> Result<String> {
         get(&self.health_url, "/metrics").await
+    }
+
+    /// What its ledger holds of each card, reservations included, by UUID in MiB. It must have been
+    /// started with `--metrics-per-gpu`.
+    pub async fn held(&self) -> Result<BTreeMap<String, u64>> {
+        let metrics = self.metrics().await?;
+        let series = metrics.lines().filter_map(|line| line.strip_prefix(HELD));
+        let one = |series: &str| {
+            let (_, rest) = series.split_once("gpu_uuid=\"")?;
+            let (uuid, rest) = rest.split_once('"')?;
+            let bytes: u64 = rest.rsplit_once(' ')?.1.parse().ok()?;
+            Some((uuid.to_owned(), bytes >> 20))
+        };
+        series
+            .map(|series| one(series).with_context(|| format!("{HELD}{series}")))
+            .collect()
     }
 }

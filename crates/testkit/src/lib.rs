@@ -18,7 +18,7 @@ mod wait;
 
 pub use builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
 pub use case::Case;
-pub use check::{BY_HAND, check_cluster};
+pub use check::{BY_HAND, check_cluster, held};
 pub use control_plane::{ControlPlane, Options, client};
 pub use extender::{Extender, ExtenderOptions};
 pub use process::{Launch, Process};
