@@ -1,5 +1,6 @@
 //! Commands and flags: kubectl's own where kubectl has one.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -131,6 +132,8 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// Live page on this machine, with your own rights
+    Ui(UiArgs),
     /// Let kubectl complete this command's words
     Completion(CompletionArgs),
     /// What kubectl calls to complete a word
@@ -164,6 +167,13 @@ pub(crate) enum TopSort {
     Used,
     /// Most requested and unused first.
     Idle,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct UiArgs {
+    /// Loopback address to listen on; port 0 for a free one
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS")]
+    pub(crate) listen: SocketAddr,
 }
 
 #[derive(Clone, Debug, clap::Args)]

@@ -14,7 +14,7 @@ use crate::output::Format;
 use crate::why;
 
 /// Answers for every pod of the file, each as if it were alone.
-pub(crate) async fn run(
+pub(crate) fn run(
     cluster: &Cluster,
     file: &Path,
     format: Format,

@@ -16,6 +16,7 @@ mod output;
 mod selector;
 mod source;
 mod top;
+mod ui;
 mod why;
 
 use std::io::Write;
@@ -45,6 +46,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
         Command::Completion(completion) => return completion::run(&completion, out),
         Command::Complete { words } => return completion::complete(&global, &words, out).await,
         Command::Top(top) => return top::run(&global, &top, out, screen).await,
+        Command::Ui(ui) => return ui::run(&global, &ui, out).await,
         _ => {}
     }
     let mut cluster = source::load(&global).await?;
@@ -69,8 +71,10 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             why.print(format, out)?;
             Ok(why.answer())
         }
-        Command::Fit { file, format } => fit::run(&cluster, &file, format, out).await,
+        Command::Fit { file, format } => fit::run(&cluster, &file, format, out),
         Command::Check { output } => check::run(&cluster).print(&output, screen, out),
-        Command::Completion(_) | Command::Complete { .. } | Command::Top(_) => Ok(Answer::Yes),
+        Command::Completion(_) | Command::Complete { .. } | Command::Top(_) | Command::Ui(_) => {
+            Ok(Answer::Yes)
+        }
     }
 }

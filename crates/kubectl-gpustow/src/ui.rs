@@ -1,0 +1,226 @@
+//! `ui`: the page, served on this machine alone with the user's own rights.
+//!
+//! Any program on this machine can connect, and any page in the user's browser can make it try:
+//! so the path holds a secret, the `Host` must be ours (a rebound DNS name is not), and the page
+//! may load and run nothing but these files.
+
+mod picture;
+
+use std::convert::Infallible;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router, middleware};
+use futures::{Stream, stream};
+use serde::Deserialize;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::args::{Global, Scope, UiArgs};
+use crate::live::Live;
+use crate::{Answer, why};
+use picture::{Picture, Seen};
+
+/// Pages that may be open at once.
+const CLIENTS: usize = 16;
+
+const HEADERS: [(header::HeaderName, &str); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+         img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+         require-trusted-types-for 'script'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+    (
+        header::HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
+    (
+        header::HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin",
+    ),
+];
+
+struct Page {
+    live: Live,
+    hosts: Vec<String>,
+    pictures: watch::Sender<Arc<Picture>>,
+    clients: Arc<Semaphore>,
+}
+
+/// Serves until Ctrl-C.
+pub(crate) async fn run(
+    global: &Global,
+    args: &UiArgs,
+    out: &mut (dyn Write + Send),
+) -> Result<Answer> {
+    ensure!(
+        args.listen.ip().is_loopback(),
+        "--listen {}: the page shows what you may see to whoever reaches it: give a loopback address",
+        args.listen
+    );
+    let live = Live::start(global).await?;
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("--listen {}", args.listen))?;
+    let address = listener.local_addr()?;
+    let port = address.port();
+    let picture = Arc::new(Picture::of(&live.now()));
+    let page = Arc::new(Page {
+        live,
+        hosts: ["127.0.0.1", "localhost", "[::1]"]
+            .map(|host| format!("{host}:{port}"))
+            .into(),
+        pictures: watch::channel(picture).0,
+        clients: Arc::new(Semaphore::new(CLIENTS)),
+    });
+    tokio::spawn(look(page.clone()));
+    let secret = format!("{:032x}", rand::random::<u128>());
+    writeln!(
+        out,
+        "http://{address}/{secret}/\nOpen it in a browser on this machine; Ctrl-C ends it."
+    )?;
+    out.flush()?;
+    let served = axum::serve(listener, router(page, &secret)).into_future();
+    tokio::select! {
+        ended = served => ended.context("serving the page failed")?,
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    Ok(Answer::Yes)
+}
+
+fn router(page: Arc<Page>, secret: &str) -> Router {
+    let file = |kind: &'static str, text: &'static str| {
+        get(async move || ([(header::CONTENT_TYPE, kind)], text))
+    };
+    Router::new()
+        .route(
+            &format!("/{secret}/"),
+            file("text/html; charset=utf-8", include_str!("ui/page.html")),
+        )
+        .route(
+            &format!("/{secret}/page.js"),
+            file("text/javascript", include_str!("ui/page.js")),
+        )
+        .route(
+            &format!("/{secret}/page.css"),
+            file("text/css", include_str!("ui/page.css")),
+        )
+        .route(&format!("/{secret}/events"), get(events))
+        .route(&format!("/{secret}/why"), get(explain))
+        .layer(from_fn_with_state(page.clone(), own_host))
+        .layer(middleware::map_response(harden))
+        .with_state(page)
+}
+
+/// A page of another site that has pointed its name at 127.0.0.1 still sends its own name.
+async fn own_host(State(page): State<Arc<Page>>, request: Request, next: Next) -> Response {
+    let host = request
+        .headers()
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    if host.is_some_and(|host| page.hosts.iter().any(|ours| ours == host)) {
+        next.run(request).await
+    } else {
+        (
+            StatusCode::BAD_REQUEST,
+            "this page is served to 127.0.0.1 and localhost alone",
+        )
+            .into_response()
+    }
+}
+
+async fn harden(mut response: Response) -> Response {
+    for (name, value) in HEADERS {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Takes a picture a second while somebody looks.
+async fn look(page: Arc<Page>) {
+    let mut tick = interval(Duration::from_secs(1));
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        if page.pictures.receiver_count() > 0 {
+            let picture = Picture::of(&page.live.now());
+            page.pictures.send_replace(Arc::new(picture));
+        }
+    }
+}
+
+/// Everything once, then what changed.
+async fn events(State(page): State<Arc<Page>>) -> Response {
+    let Ok(place) = page.clients.clone().try_acquire_owned() else {
+        let text = "too many pages are open: close one";
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    };
+    page.pictures
+        .send_replace(Arc::new(Picture::of(&page.live.now())));
+    let mut pictures = page.pictures.subscribe();
+    pictures.mark_changed();
+    let stream = stream::unfold((pictures, Seen::default(), place), next_event);
+    Sse::new(named(stream))
+        .keep_alive(KeepAlive::default())
+        .into_response()
+}
+
+fn named<S>(stream: S) -> impl Stream<Item = Result<Event, Infallible>> + Send
+where
+    S: Stream<Item = String> + Send,
+{
+    use futures::StreamExt as _;
+    stream.map(|data| Ok(Event::default().data(data)))
+}
+
+type Following = (
+    watch::Receiver<Arc<Picture>>,
+    Seen,
+    tokio::sync::OwnedSemaphorePermit,
+);
+
+async fn next_event((mut pictures, mut seen, place): Following) -> Option<(String, Following)> {
+    loop {
+        pictures.changed().await.ok()?;
+        let picture = pictures.borrow_and_update().clone();
+        if let Some(data) = seen.changes(&picture) {
+            return Some((data, (pictures, seen, place)));
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Question {
+    pod: String,
+}
+
+/// `why`, as the command answers it.
+async fn explain(State(page): State<Arc<Page>>, Query(question): Query<Question>) -> Response {
+    let mut cluster = page.live.now();
+    let scope = Scope {
+        namespace: None,
+        selector: None,
+    };
+    let found = cluster
+        .find(&scope, &question.pod)
+        .map(|pod| pod.facts.uid.clone());
+    match found.and_then(|uid| why::of(&mut cluster, &uid)) {
+        Ok(why) => Json(why).into_response(),
+        Err(error) => (StatusCode::NOT_FOUND, error.to_string()).into_response(),
+    }
+}

@@ -1,0 +1,144 @@
+//! What the page shows, as JSON that is built once for all pages: a text per node, so that what
+//! changed is found by comparing texts. Memory is in MiB.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpustow_ledger::{CardView, NodeView};
+use serde_json::{Value, json};
+
+use crate::args::Scope;
+use crate::cluster::{Cluster, SILENT_AFTER};
+use crate::lists::{groups, room, used};
+
+/// The cluster at one moment.
+pub(crate) struct Picture {
+    nodes: BTreeMap<String, Arc<str>>,
+    /// Waiting pods and teams.
+    rest: Arc<str>,
+}
+
+/// What one page has been sent.
+#[derive(Default)]
+pub(crate) struct Seen {
+    last: Option<Arc<Picture>>,
+}
+
+impl Picture {
+    /// The picture of `cluster`.
+    pub(crate) fn of(cluster: &Cluster) -> Self {
+        let views = cluster.views();
+        let nodes = views.iter().map(|view| {
+            let text: Arc<str> = node(cluster, view).to_string().into();
+            (view.name.to_string(), text)
+        });
+        let waiting: Vec<_> = cluster
+            .waiting()
+            .into_iter()
+            .map(|pod| {
+                let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
+                let mib = claims.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
+                json!({
+                    "pod": pod.full_name(),
+                    "mib": mib.fold(0, u64::saturating_add),
+                    "created": pod.facts.created,
+                    "said": pod.scheduler_said(),
+                })
+            })
+            .collect();
+        let everybody = Scope {
+            namespace: None,
+            selector: None,
+        };
+        let teams: Vec<_> = groups(cluster, &everybody, "namespace")
+            .into_iter()
+            .map(|row| {
+                json!({
+                    "team": row.group, "pods": row.pods, "waiting": row.waiting,
+                    "requested": row.requested.0, "used": row.used.0, "idle": row.idle.0,
+                })
+            })
+            .collect();
+        let rest = json!({ "waiting": waiting, "teams": teams })
+            .to_string()
+            .into();
+        Self {
+            nodes: nodes.collect(),
+            rest,
+        }
+    }
+}
+
+fn node(cluster: &Cluster, view: &NodeView) -> Value {
+    let report = cluster.reports.get(&*view.name);
+    let silent = view.stale
+        || cluster
+            .report_age(&view.name)
+            .is_some_and(|it| it > SILENT_AFTER);
+    let state = match (view.cards.is_empty(), silent) {
+        (true, _) => "no report",
+        (_, true) => "agent silent",
+        _ if !view.problems.is_empty() => "see kubectl gpustow check",
+        _ => "",
+    };
+    let reason = |card: &CardView| {
+        let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+        gpu.and_then(|gpu| gpu.reason.clone())
+            .unwrap_or_else(|| "unhealthy".to_owned())
+    };
+    let cards: Vec<_> = view
+        .cards
+        .iter()
+        .map(|card| {
+            let pods: Vec<_> = card
+                .pods
+                .iter()
+                .map(|pod| {
+                    json!([
+                        format!("{}/{}", pod.namespace, pod.name),
+                        pod.charged.0,
+                        pod.used.map(|it| it.0)
+                    ])
+                })
+                .collect();
+            json!({
+                "gpu": card.index, "model": card.model, "total": card.total.0,
+                "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
+                "room": room(card).0, "strangers": card.strangers.0, "pods": pods,
+                "sick": (!card.healthy).then(|| reason(card)),
+            })
+        })
+        .collect();
+    json!({ "state": state, "gpus": cards })
+}
+
+impl Seen {
+    /// What `picture` has that was not sent yet; everything at first.
+    pub(crate) fn changes(&mut self, picture: &Arc<Picture>) -> Option<String> {
+        let old = self.last.replace(picture.clone());
+        let is_new = |name: &String, text: &Arc<str>| {
+            old.as_ref()
+                .is_none_or(|old| old.nodes.get(name) != Some(text))
+        };
+        let changed = picture
+            .nodes
+            .iter()
+            .filter(|(name, text)| is_new(name, text));
+        let gone = old.iter().flat_map(|old| old.nodes.keys());
+        let gone = gone.filter(|name| !picture.nodes.contains_key(*name));
+        let null: Arc<str> = "null".into();
+        let nodes: Vec<String> = changed
+            .chain(gone.map(|name| (name, &null)))
+            .map(|(name, text)| format!("{}:{text}", Value::from(name.as_str())))
+            .collect();
+        let rest_is_new = old.as_ref().is_none_or(|old| old.rest != picture.rest);
+        if nodes.is_empty() && !rest_is_new {
+            return None;
+        }
+        let rest = if rest_is_new { &*picture.rest } else { "null" };
+        let (full, nodes) = (old.is_none(), nodes.join(","));
+        Some(format!(
+            "{{\"full\":{full},\"rest\":{rest},\"nodes\":{{{nodes}}}}}"
+        ))
+    }
+}
