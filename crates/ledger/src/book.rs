@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts};
-use gpustow_pack::{ModelId, PolicyKind, Request};
+use gpustow_pack::{ModelId, PolicyKind};
 use hashbrown::{HashMap, HashSet};
 
+use crate::answers::Answers;
 use crate::bind::Reservation;
 use crate::node::{Hold, Node, Report, Uid};
 use crate::wake::Waiting;
@@ -62,7 +63,7 @@ pub struct Ledger {
     /// Unbound pods by the node that kube-scheduler nominated for them.
     pub(crate) nominated: HashMap<Arc<str>, HashSet<Uid>>,
     pub(crate) waiting: Waiting,
-    pub(crate) classes: HashMap<(Arc<Request>, PolicyKind), usize>,
+    pub(crate) answers: Answers,
     pub(crate) models: Vec<String>,
 }
 
@@ -350,9 +351,13 @@ impl Ledger {
         };
         if node.is_empty() {
             self.nodes.remove(name);
-        } else if node.refresh() {
+            self.answers.gone(name);
+            return;
+        }
+        if node.refresh() {
             self.waiting.room_on(name);
         }
+        self.answers.changed(name, node.gate());
     }
 
     fn model_id(&mut self, model: &str) -> ModelId {

@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, fit};
+use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, cost, fit};
 
 use crate::Ledger;
+use crate::answers::{Class, Gate, Slot};
 use crate::node::Node;
-
-/// Request classes remembered per node; beyond that all are forgotten and learnt anew.
-const MAX_CLASSES: usize = 128;
 
 /// One pod's question.
 #[derive(Clone, Copy)]
@@ -145,8 +143,8 @@ impl Ledger {
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
         for &name in candidates {
             match self.cost(name, ask.pod, &request, class, now) {
-                Ok(cost) => {
-                    let (tried, tainted) = self.last_resort(name, ask);
+                Ok((cost, tainted)) => {
+                    let (tried, tainted) = self.last_resort(name, ask, tainted);
                     let key = (tried, tainted, cost, name);
                     match feasible.first_mut() {
                         Some(best) if decisive => *best = key.min(*best),
@@ -192,7 +190,7 @@ impl Ledger {
                 let node = self.nodes.get(*name)?;
                 let view = self.view_without(name, node, ask.pod, |uid| *uid == *ask.pod.uid);
                 let choice = fit(&view, &request, &self.policy(&request)).ok()?;
-                let (tried, tainted) = self.last_resort(name, ask);
+                let (tried, tainted) = self.last_resort(name, ask, true);
                 Some((tried, tainted, choice.cost, *name))
             })
             .collect();
@@ -214,56 +212,47 @@ impl Ledger {
         request.policy.unwrap_or(self.config.policy)
     }
 
-    pub(crate) fn class(&mut self, request: &Arc<Request>) -> usize {
-        let key = (request.clone(), self.policy(request));
-        if let Some(&class) = self.classes.get(&key) {
-            return class;
-        }
-        if self.classes.len() == MAX_CLASSES {
-            self.classes.clear();
-            self.nodes.values_mut().for_each(|node| node.scores.clear());
-        }
-        let class = self.classes.len();
-        self.classes.insert(key, class);
-        class
+    pub(crate) fn class(&mut self, request: &Arc<Request>) -> Class {
+        let policy = self.policy(request);
+        self.answers.class(request, policy)
     }
 
     /// Is the node in a state to be asked at all?
     pub(crate) fn check(&self, name: &str, now: Duration) -> Result<(), Reason> {
-        let report = self.nodes.get(name).and_then(|node| node.report.as_ref());
-        let report = report.ok_or(Reason::NoReport)?;
-        if now.saturating_sub(report.seen) > self.config.stale_after {
-            return Err(Reason::Stale);
-        }
-        Ok(())
+        self.enter(name, now).map(drop)
     }
 
-    /// What the node would cost, from memory if its view has not changed since.
+    fn enter(&self, name: &str, now: Duration) -> Result<(Slot, Gate), Reason> {
+        let (slot, gate) = self.answers.node(name).ok_or(Reason::NoReport)?;
+        let seen = gate.seen.ok_or(Reason::NoReport)?;
+        if now.saturating_sub(seen) > self.config.stale_after {
+            return Err(Reason::Stale);
+        }
+        Ok((slot, gate))
+    }
+
+    /// What the node would cost, from memory if its view has not changed since, and whether it has
+    /// soft taints.
     pub(crate) fn cost(
         &mut self,
         name: &str,
         pod: &PodFacts,
         request: &Request,
-        class: usize,
+        class: Class,
         now: Duration,
-    ) -> Result<Cost, Reason> {
+    ) -> Result<(Cost, bool), Reason> {
+        let (slot, gate) = self.enter(name, now)?;
         if !self.nominated.is_empty() && self.others_nominated(name, pod).next().is_some() {
-            self.check(name, now)?;
-            return self.choose(name, pod, request).map(|choice| choice.cost);
+            let choice = self.choose(name, pod, request)?;
+            return Ok((choice.cost, gate.tainted));
         }
         let policy = self.policy(request);
-        let node = self.nodes.get_mut(name).ok_or(Reason::NoReport)?;
-        let report = node.report.as_ref().ok_or(Reason::NoReport)?;
-        if now.saturating_sub(report.seen) > self.config.stale_after {
-            return Err(Reason::Stale);
-        }
-        if node.scores.len() <= class {
-            node.scores.resize(class + 1, None);
-        }
-        let Node { scores, view, .. } = node;
-        scores[class]
-            .get_or_insert_with(|| fit(view, request, &policy).map(|choice| choice.cost))
-            .map_err(Reason::Fit)
+        let nodes = &self.nodes;
+        let cost = self.answers.get_or(class, slot, || {
+            let node = nodes.get(name).ok_or(Refusal::NoRoom)?;
+            cost(&node.view, request, &policy)
+        });
+        cost.map(|cost| (cost, gate.tainted)).map_err(Reason::Fit)
     }
 
     /// The placement on one node, as [`Ledger::cost`] saw it.
@@ -344,16 +333,16 @@ impl Ledger {
     }
 
     /// Nodes to be taken last: refused by something after us for this pod; tainted against it.
-    fn last_resort(&self, name: &str, ask: &Ask<'_>) -> (bool, bool) {
-        let tried = !self.tried.is_empty()
-            && self
-                .tried
-                .get(&ask.pod.uid)
-                .is_some_and(|t| t.nodes.contains(name));
-        let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
-        let tainted = facts.is_some_and(|facts| {
-            !facts.prefer_no_schedule.is_empty() && !(ask.tolerates)(&facts.prefer_no_schedule)
-        });
+    fn last_resort(&self, name: &str, ask: &Ask<'_>, tainted: bool) -> (bool, bool) {
+        let tried = self.tried.get(&ask.pod.uid);
+        let tried = tried.is_some_and(|tried| tried.nodes.contains(name));
+        let tainted = tainted && {
+            let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
+            facts.is_some_and(|facts| {
+                let taints = &facts.prefer_no_schedule;
+                !taints.is_empty() && !(ask.tolerates)(taints)
+            })
+        };
         (tried, tainted)
     }
 }

@@ -17,6 +17,7 @@
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
 
+mod answers;
 mod bind;
 mod book;
 mod decide;

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts};
-use gpustow_pack::{Card, Cost, Mib, ModelId, NodeGpus, Refusal};
+use gpustow_pack::{Card, Mib, ModelId, NodeGpus};
 use hashbrown::HashMap;
+
+use crate::answers::Gate;
 
 /// A pod's UID.
 pub(crate) type Uid = Arc<str>;
@@ -88,8 +90,6 @@ pub(crate) struct Node {
     pub(crate) reserved: HashMap<Uid, Hold>,
     /// The view for a new pod; follows from the fields above.
     pub(crate) view: NodeGpus,
-    /// The view's answer per request class; empty when the view has changed since.
-    pub(crate) scores: Vec<Option<Result<Cost, Refusal>>>,
 }
 
 impl Node {
@@ -99,6 +99,15 @@ impl Node {
             && self.report.is_none()
             && self.bound.is_empty()
             && self.reserved.is_empty()
+    }
+
+    /// What every question needs to know first.
+    pub(crate) fn gate(&self) -> Gate {
+        let taints = self.facts.as_ref().map(|facts| &facts.prefer_no_schedule);
+        Gate {
+            seen: self.report.as_ref().map(|report| report.seen),
+            tainted: taints.is_some_and(|taints| !taints.is_empty()),
+        }
     }
 
     fn holds(&self) -> impl Iterator<Item = (&Uid, &Hold)> {
@@ -121,7 +130,6 @@ impl Node {
                 new.usable && (!old.usable || new.free > old.free || new.capacity > old.capacity)
             });
         self.view = view;
-        self.scores.clear();
         gained
     }
 

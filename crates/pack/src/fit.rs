@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Card, Cost, Mib, NodeGpus, Policy, Request};
+use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
 
 /// Search steps after which [`fit`] stops looking for a better placement. Pods that a person
 /// writes need far fewer; the bound is there for pods written to keep a scheduler busy.
@@ -87,9 +87,55 @@ impl std::error::Error for Refusal {}
 /// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
 /// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
 pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
+    if let Some(mib) = one_card(request) {
+        let (card, cost) = on_one_card(node, mib, policy)?;
+        let placement = Placement {
+            cards: vec![vec![card]],
+            charges: vec![(card, mib)],
+        };
+        return Ok(Choice { placement, cost });
+    }
     match Search::new(node, request, policy).run()? {
         Some(choice) => Ok(choice),
         None => Err(refusal(node, request)?),
+    }
+}
+
+/// The cost of what [`fit`] would choose.
+///
+/// # Errors
+/// As [`fit`].
+pub fn cost(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Cost, Refusal> {
+    match one_card(request) {
+        Some(mib) => on_one_card(node, mib, policy).map(|(_, cost)| cost),
+        None => fit(node, request, policy).map(|choice| choice.cost),
+    }
+}
+
+/// The MiB of a request of one container on one shared card: most pods, and no search.
+fn one_card(request: &Request) -> Option<Mib> {
+    match *request.claims {
+        [Claim { gpus: 1, mib, .. }] if !request.exclusive => Some(mib),
+        _ => None,
+    }
+}
+
+fn on_one_card(node: &NodeGpus, mib: Mib, policy: &dyn Policy) -> Result<(usize, Cost), Refusal> {
+    let mut best: Option<(Cost, usize)> = None;
+    for (index, card) in node.cards.iter().enumerate() {
+        let twin = index > 0 && node.cards[index - 1] == *card;
+        if card.usable && card.free >= mib && !twin {
+            let here = (policy.cost(node, &[(index, mib)]), index);
+            best = Some(best.map_or(here, |best| best.min(here)));
+        }
+    }
+    let any = |could: fn(&Card) -> Mib| node.cards.iter().any(|card| could(card) >= mib);
+    match best {
+        Some((cost, card)) => Ok((card, cost)),
+        None if node.cards.is_empty() => Err(Refusal::TooFewCards),
+        None if !any(|card| card.capacity) => Err(Refusal::TooLarge),
+        None if any(|card| card.free) => Err(Refusal::Unhealthy),
+        None => Err(Refusal::NoRoom),
     }
 }
 

@@ -13,6 +13,6 @@ pub mod policy;
 mod request;
 
 pub use card::{Card, Mib, ModelId, NodeGpus};
-pub use fit::{Choice, Placement, Refusal, fit};
+pub use fit::{Choice, Placement, Refusal, cost, fit};
 pub use policy::{Cost, Policy, PolicyKind};
 pub use request::{Claim, ClaimKind, Request};
