@@ -1,7 +1,7 @@
 //! The C functions, as the header of NVML declares them.
 #![allow(unsafe_code, non_snake_case, reason = "this is a C library")]
 
-use std::ffi::{CStr, c_char, c_uint, c_ulonglong};
+use std::ffi::{CStr, c_char, c_uint, c_ulong, c_ulonglong};
 use std::time::{Duration, Instant};
 
 use nvml_wrapper_sys::bindings::{
@@ -130,9 +130,14 @@ c! {
         let number = device(call, of, |_, gpu, _| gpu.minor.ok_or(NOT_SUPPORTED))?;
         unsafe { put(minor, number) }
     }
-    fn nvmlDeviceGetNumaNodeId(of: nvmlDevice_t, node: *mut c_uint) |call: &str| {
-        let number = device(call, of, |_, gpu, _| gpu.numa_node.ok_or(NOT_SUPPORTED))?;
-        unsafe { put(node, number) }
+    fn nvmlDeviceGetMemoryAffinity(
+        of: nvmlDevice_t, size: c_uint, nodes: *mut c_ulong, _scope: c_uint
+    ) |call: &str| {
+        let node = device(call, of, |_, gpu, _| gpu.numa_node.ok_or(NOT_SUPPORTED))?;
+        if size == 0 || node >= c_ulong::BITS {
+            return Err(INSUFFICIENT_SIZE);
+        }
+        unsafe { put(nodes, 1 << node) }
     }
     fn nvmlDeviceGetArchitecture(of: nvmlDevice_t, is: *mut nvmlDeviceArchitecture_t) |call: &str| {
         let number = device(call, of, |_, gpu, _| gpu.architecture.ok_or(NOT_SUPPORTED))?;

@@ -1,0 +1,306 @@
+//! The loop: samples, the node's pods and the node itself come in; reports, capacity,
+//! confirmations and Events go out.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use gpustow_api::gpunode::GpuNodeStatus;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use tokio::time::Instant;
+
+use crate::args::Args;
+use crate::capacity::Capacity;
+use crate::cluster::{Cluster, ClusterError, NodeView, labels};
+use crate::metrics::Metrics;
+use crate::notices::{Notice, Notices};
+use crate::podresources::{self, PodResourcesError};
+use crate::pods::{NodePod, NodePods};
+use crate::processes::Processes;
+use crate::sampler::{Sample, Sampler};
+use crate::state::State;
+
+/// Between two questions to the kubelet about `nvidia.com/gpu`.
+const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(10);
+/// Longest pause after writes that failed.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+
+/// What the health endpoints and the loop share.
+pub(crate) struct Shared {
+    pub(crate) metrics: Metrics,
+    /// A report was written and samples come in.
+    pub(crate) ready: AtomicBool,
+}
+
+/// The agent of one node.
+pub(crate) struct Agent {
+    args: Args,
+    cluster: Cluster,
+    shared: Arc<Shared>,
+    state: State,
+    processes: Processes,
+    capacity: Capacity,
+    notices: Notices,
+    pods: NodePods,
+    pods_listed: bool,
+    node: Option<NodeView>,
+    held: HashMap<String, String>,
+    owned: bool,
+    published: Option<GpuNodeStatus>,
+    heartbeat: Instant,
+    failures: u32,
+    next_write: Instant,
+}
+
+impl Agent {
+    pub(crate) fn new(
+        args: Args,
+        cluster: Cluster,
+        shared: Arc<Shared>,
+        before: Option<&GpuNodeStatus>,
+    ) -> Self {
+        Self {
+            state: State::new(args.settings(), before, Timestamp::now()),
+            processes: Processes::new(args.proc.clone()),
+            capacity: Capacity::new(args.shrink_after),
+            notices: Notices::new(args.silent_after),
+            pods: NodePods::default(),
+            pods_listed: false,
+            node: None,
+            held: HashMap::new(),
+            owned: false,
+            published: None,
+            heartbeat: Instant::now(),
+            failures: 0,
+            next_write: Instant::now(),
+            args,
+            cluster,
+            shared,
+        }
+    }
+
+    /// Runs for good. A watch or write that fails is tried again.
+    pub(crate) async fn run(mut self, sampler: &Sampler, node: &str) {
+        let client = || self.cluster.client.clone();
+        let on_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let mut pods = pin(watch(Api::<Pod>::all(client()), on_node).default_backoff());
+        let itself = watcher::Config::default().fields(&format!("metadata.name={node}"));
+        let mut nodes = pin(watch(Api::<Node>::all(client()), itself).default_backoff());
+        let mut listed = Vec::new();
+        let mut kubelet = tokio::time::interval(POD_RESOURCES_PERIOD);
+        loop {
+            tokio::select! {
+                sample = sampler.next() => self.sampled(sample).await,
+                Some(event) = pods.next() => self.pod(event, &mut listed),
+                Some(event) = nodes.next() => self.node(event),
+                _ = kubelet.tick() => self.ask_kubelet().await,
+            }
+        }
+    }
+
+    fn pod(&mut self, event: Result<Event<Pod>, watcher::Error>, listed: &mut Vec<NodePod>) {
+        let reduced = |pod: Pod| NodePod::from_pod(&pod, &self.args.resource_name);
+        match event {
+            Ok(Event::Apply(pod)) => reduced(pod)
+                .into_iter()
+                .for_each(|pod| self.pods.apply(pod)),
+            Ok(Event::Delete(pod)) => {
+                self.pods
+                    .delete(pod.metadata.uid.as_deref().unwrap_or_default());
+            }
+            Ok(Event::Init) => listed.clear(),
+            Ok(Event::InitApply(pod)) => listed.extend(reduced(pod)),
+            Ok(Event::InitDone) => {
+                self.pods = NodePods::new(std::mem::take(listed));
+                self.pods_listed = true;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the watch of this node's pods failed; it starts again")
+            }
+        }
+    }
+
+    fn node(&mut self, event: Result<Event<Node>, watcher::Error>) {
+        match event {
+            Ok(Event::Apply(node) | Event::InitApply(node)) => {
+                let view = NodeView::of(&node, &self.args.resource_name);
+                // A node that was deleted and came back has another identity.
+                let owner = |view: &NodeView| view.owner.as_ref().map(|owner| owner.uid.clone());
+                self.owned &= self.node.as_ref().and_then(owner) == owner(&view);
+                self.node = Some(view);
+            }
+            Ok(Event::Delete(_)) => self.node = None,
+            Ok(Event::Init | Event::InitDone) => {}
+            Err(error) => tracing::warn!(%error, "the watch of this node failed; it starts again"),
+        }
+    }
+
+    async fn ask_kubelet(&mut self) {
+        match podresources::held(&self.args.pod_resources).await {
+            Ok(held) => self.held = held,
+            // No kubelet, or a container that does not get its socket: known from the manifest.
+            Err(PodResourcesError::Socket(error)) => {
+                tracing::debug!(%error, "cannot reach the kubelet's PodResources socket");
+            }
+            Err(error) => {
+                self.shared
+                    .metrics
+                    .sample_errors
+                    .with_label_values(&["pod_resources"])
+                    .inc();
+                tracing::warn!(%error, "the kubelet does not say who holds whole GPUs");
+            }
+        }
+    }
+
+    async fn sampled(&mut self, sample: Sample) {
+        let metrics = &self.shared.metrics;
+        metrics.sample_seconds.observe(sample.took.as_secs_f64());
+        if let Err(error) = &sample.reading {
+            metrics.sample_errors.with_label_values(&["nvml"]).inc();
+            if self.state.error() != Some(error) {
+                tracing::warn!("{error}");
+            }
+        } else if self.state.error().is_some() {
+            tracing::info!("the cards can be read again");
+        }
+        // Without the pods, everything would be a stranger's.
+        if !self.pods_listed {
+            return;
+        }
+        let now = Timestamp::now();
+        let reading = sample.reading.as_ref();
+        let pids: HashSet<u32> = reading
+            .iter()
+            .flat_map(|reading| &reading.cards)
+            .flat_map(|card| card.processes.iter().flatten().map(|process| process.pid))
+            .collect();
+        self.processes.keep(&pids);
+        let processes = &mut self.processes;
+        let condemned = self.state.read(
+            reading,
+            &self.pods,
+            &self.held,
+            |pid| processes.who(pid),
+            now,
+        );
+        for fault in reading.iter().flat_map(|reading| &reading.faults) {
+            self.shared.metrics.fault(fault);
+            tracing::warn!(gpu = fault.uuid, kind = ?fault.kind, "the driver reported an error");
+        }
+        for uuid in &condemned {
+            tracing::warn!(gpu = uuid, "the card takes no new pods");
+        }
+        let driver = reading.ok().and_then(|reading| reading.driver.as_deref());
+        self.shared.metrics.sampled(driver, &self.state, &self.pods);
+        let notices = self.notices.look(&self.state, &self.pods, &condemned, now);
+        self.tell(notices).await;
+        if Instant::now() >= self.next_write {
+            let written = self.write(now).await;
+            self.settle(written);
+        }
+    }
+
+    /// The report, if it is due, and what the node says, if it is wrong.
+    async fn write(&mut self, now: Timestamp) -> Result<(), ClusterError> {
+        let Some(node) = self.node.clone() else {
+            return Ok(());
+        };
+        let mut status = self.state.status(&self.pods);
+        let is_news = self
+            .published
+            .as_ref()
+            .is_none_or(|published| self.state.is_news(published, &status, &self.pods));
+        if is_news || Instant::now() >= self.heartbeat {
+            if let (false, Some(owner)) = (self.owned, &node.owner) {
+                self.cluster.own(owner).await?;
+                self.owned = true;
+            }
+            status.heartbeat = Some(now.to_string());
+            if let Err(error) = self.cluster.report(&status).await {
+                self.owned = false;
+                return Err(error);
+            }
+            self.shared.metrics.published();
+            self.shared.ready.store(true, Ordering::Release);
+            self.heartbeat =
+                Instant::now() + self.args.heartbeat.mul_f64(rand::random_range(0.9..1.1));
+            self.published = Some(status.clone());
+        }
+        // An unreadable driver on a node that never had cards is no reason to write to the node.
+        let cards = self.state.capacity(now);
+        let wanted = labels(&status);
+        let capacity = self
+            .capacity
+            .decide(cards, self.pods.bound(), node.capacity, now);
+        if capacity.is_some() || wanted != node.labels {
+            let stale = node.labels.keys().filter(|key| !wanted.contains_key(*key));
+            self.cluster
+                .node(&self.args.resource_name, capacity, &wanted, stale)
+                .await?;
+            // Until the watch says so.
+            let capacity = capacity.or(node.capacity);
+            self.node = Some(NodeView {
+                capacity,
+                labels: wanted,
+                ..node
+            });
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, written: Result<(), ClusterError>) {
+        match written {
+            Ok(()) => self.failures = 0,
+            Err(error) => {
+                self.shared.metrics.write_errors.inc();
+                self.failures += 1;
+                let pause = Duration::from_secs(1 << self.failures.min(5)).min(MAX_PAUSE);
+                self.next_write = Instant::now() + pause;
+                tracing::warn!(%error, ?pause, "cannot write to the API server; trying again");
+            }
+        }
+    }
+
+    async fn tell(&mut self, notices: Vec<Notice>) {
+        for notice in notices {
+            let told = match notice {
+                Notice::Confirm { uid, devices } => match self.pods.get(&uid) {
+                    Some(pod) => {
+                        let told = self.cluster.confirm(pod, &devices).await;
+                        if told.is_ok() {
+                            // Until the watch says so.
+                            self.pods.apply(NodePod {
+                                confirmed: Some(devices),
+                                ..pod.clone()
+                            });
+                        }
+                        told
+                    }
+                    None => Ok(()),
+                },
+                Notice::Warn { uid, reason, note } => match self.pods.get(&uid) {
+                    Some(pod) => {
+                        tracing::info!(pod = %pod.facts.name, namespace = %pod.facts.namespace, reason, note);
+                        self.cluster.warn(pod, reason, note).await
+                    }
+                    None => Ok(()),
+                },
+            };
+            if let Err(error) = told {
+                self.shared.metrics.write_errors.inc();
+                tracing::warn!(%error, "cannot tell users about a pod");
+            }
+        }
+    }
+}
+
+fn pin<S: Stream>(stream: S) -> std::pin::Pin<Box<S>> {
+    Box::pin(stream)
+}

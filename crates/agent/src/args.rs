@@ -1,0 +1,153 @@
+//! What an operator may set. Every flag can be set by its environment variable too.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use gpustow_api::names;
+
+use crate::devices::Source;
+use crate::state::Settings;
+
+/// Tells gpustow what NVML shows of this node's GPUs.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpustow-agent", version)]
+pub struct Args {
+    /// Name of this node
+    #[arg(long, env = "NODE_NAME", required_unless_present = "once")]
+    pub node_name: Option<String>,
+
+    /// Where the cards are: nvml, or fake:FILE for cards that a file describes
+    #[arg(long, env = "GPUSTOW_DEVICES", default_value = "nvml", value_parser = Source::parse)]
+    pub devices: Source,
+
+    /// Directories in which libnvidia-ml.so.1 is looked for before the system's own
+    #[arg(
+        long,
+        env = "GPUSTOW_NVML_PATH",
+        value_delimiter = ':',
+        default_value = "/run/nvidia/driver/usr/lib64:/run/nvidia/driver/usr/lib/x86_64-linux-gnu:/run/nvidia/driver/usr/lib/aarch64-linux-gnu"
+    )]
+    pub nvml_path: Vec<PathBuf>,
+
+    /// The host's /proc
+    #[arg(long, env = "GPUSTOW_PROC", default_value = "/proc")]
+    pub proc: PathBuf,
+
+    /// The kubelet's PodResources socket, which tells of pods that hold nvidia.com/gpu
+    #[arg(
+        long,
+        env = "GPUSTOW_POD_RESOURCES",
+        default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )]
+    pub pod_resources: PathBuf,
+
+    /// Seconds between two looks at memory and processes
+    #[arg(long, env = "GPUSTOW_PERIOD", default_value = "1", value_parser = seconds)]
+    pub period: Duration,
+
+    /// Seconds between two looks at what hardly changes
+    #[arg(long, env = "GPUSTOW_REFRESH", default_value = "30", value_parser = seconds)]
+    pub refresh: Duration,
+
+    /// Seconds between two reports when nothing changes; the extender's --stale-after is three of
+    /// these
+    #[arg(long, env = "GPUSTOW_HEARTBEAT", default_value = "60", value_parser = seconds)]
+    pub heartbeat: Duration,
+
+    /// MiB of foreign memory whose coming or going is reported at once
+    #[arg(long, env = "GPUSTOW_THRESHOLD_MIB", default_value_t = 256)]
+    pub threshold_mib: u64,
+
+    /// MiB per card that no pod may hold
+    #[arg(long, env = "GPUSTOW_HEADROOM_MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=16_777_216))]
+    pub headroom_mib: u64,
+
+    /// MiB that a card offers which shares the host's memory and tells no size
+    #[arg(long, env = "GPUSTOW_UNIFIED_MEMORY_MIB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
+    pub unified_memory_mib: Option<u64>,
+
+    /// XIDs that are an application's fault and do not condemn a card
+    #[arg(
+        long,
+        env = "GPUSTOW_APPLICATION_XIDS",
+        value_delimiter = ',',
+        default_value = "13,31,43,45,68,109"
+    )]
+    pub application_xids: Vec<u64>,
+
+    /// Seconds that a card which failed takes no pods
+    #[arg(long, env = "GPUSTOW_PROBATION", default_value = "600", value_parser = seconds)]
+    pub probation: Duration,
+
+    /// Seconds before the node's capacity shrinks when there is less
+    #[arg(long, env = "GPUSTOW_SHRINK_AFTER", default_value = "60", value_parser = seconds)]
+    pub shrink_after: Duration,
+
+    /// Seconds after which a container without a process on its card is told of
+    #[arg(long, env = "GPUSTOW_SILENT_AFTER", default_value = "60", value_parser = seconds)]
+    pub silent_after: Duration,
+
+    /// Extended resource that pods ask for, in MiB
+    #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM)]
+    pub resource_name: String,
+
+    /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
+    #[arg(long, env = "GPUSTOW_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Address for /healthz, /readyz and /metrics
+    #[arg(long, env = "GPUSTOW_LISTEN", default_value = "0.0.0.0:32765")]
+    pub listen: SocketAddr,
+
+    /// Print what is seen, and end; needs no cluster
+    #[arg(long)]
+    pub once: bool,
+
+    /// How --once prints
+    #[arg(long, requires = "once", default_value = "text")]
+    pub output: Output,
+
+    /// What to log, as in `info` or `gpustow_agent=debug,kube=warn`
+    #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]
+    pub log: String,
+}
+
+/// Form of what --once prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+impl Args {
+    /// The part that decides what a report says.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            headroom_mib: self.headroom_mib,
+            unified_memory_mib: self.unified_memory_mib,
+            threshold_mib: self.threshold_mib,
+            application_xids: self
+                .application_xids
+                .iter()
+                .copied()
+                .collect::<BTreeSet<_>>(),
+            probation: self.probation,
+            forget_after: self.shrink_after,
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
+    let seconds = seconds.map_err(|_| "not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() && seconds <= 86_400.0 => Ok(duration),
+        _ => Err("must be more than 0 and at most 86400 seconds".to_owned()),
+    }
+}

@@ -1,0 +1,252 @@
+//! What the agent writes into the cluster, and how little it needs to know of its node for that.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
+use gpustow_api::names;
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, Patch, PatchParams};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Resource as _};
+use serde_json::json;
+use thiserror::Error;
+use tokio::time::timeout;
+
+use crate::pods::NodePod;
+
+/// Bound on every request. Whatever failed is tried again with the next sample.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The API server did not do what it was asked for.
+#[derive(Debug, Error)]
+pub enum ClusterError {
+    /// It refused, or could not be reached.
+    #[error("{0}")]
+    Api(#[from] kube::Error),
+    /// It did not answer.
+    #[error("the API server does not answer")]
+    Timeout,
+}
+
+/// What matters of the Node object.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeView {
+    /// Its owner reference for objects of its own.
+    pub owner: Option<OwnerReference>,
+    /// Its capacity of GPU memory in MiB, if it has that at all.
+    pub capacity: Option<u64>,
+    /// Our labels on it.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl NodeView {
+    /// Reduces a node.
+    #[must_use]
+    pub fn of(node: &Node, resource: &str) -> Self {
+        let capacity = node
+            .status
+            .as_ref()
+            .and_then(|status| status.capacity.as_ref()?.get(resource));
+        let labels = node.metadata.labels.iter().flatten();
+        let ours = [
+            names::GPU_MODEL_LABEL,
+            names::GPU_MEMORY_LABEL,
+            names::GPU_COUNT_LABEL,
+        ];
+        Self {
+            owner: node.owner_ref(&()),
+            // Nobody else writes it; what does not parse is written anew.
+            capacity: capacity.map(|amount| amount.0.parse().unwrap_or(0)),
+            labels: labels
+                .filter(|(key, _)| ours.contains(&key.as_str()))
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect(),
+        }
+    }
+}
+
+/// The labels that the node should bear.
+#[must_use]
+pub fn labels(status: &GpuNodeStatus) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    let Some(first) = status.gpus.first() else {
+        return labels;
+    };
+    labels.insert(
+        names::GPU_COUNT_LABEL.to_owned(),
+        status.gpus.len().to_string(),
+    );
+    if status.gpus.iter().all(|gpu| gpu.model == first.model)
+        && let Some(model) = label_value(&first.model)
+    {
+        labels.insert(names::GPU_MODEL_LABEL.to_owned(), model);
+    }
+    let bounds = status.gpus.iter().map(|gpu| {
+        gpu.total_mib
+            .saturating_sub(gpu.reserved_mib)
+            .saturating_sub(status.headroom_mib)
+    });
+    let smallest = bounds.min().unwrap_or_default();
+    labels.insert(names::GPU_MEMORY_LABEL.to_owned(), smallest.to_string());
+    labels
+}
+
+/// `NVIDIA H100 80GB HBM3` → `NVIDIA-H100-80GB-HBM3`.
+fn label_value(text: &str) -> Option<String> {
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || c == '.' {
+            c
+        } else {
+            '-'
+        }
+    };
+    let text: String = text.chars().take(63).map(plain).collect();
+    let text = text.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The API server, as one node's agent uses it.
+#[derive(Clone)]
+pub struct Cluster {
+    /// For the watches.
+    pub client: Client,
+    node: String,
+    recorder: Recorder,
+}
+
+async fn bounded<T>(
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, ClusterError> {
+    Ok(timeout(TIMEOUT, request)
+        .await
+        .map_err(|_| ClusterError::Timeout)??)
+}
+
+impl Cluster {
+    /// Writes as the agent of `node`.
+    #[must_use]
+    pub fn new(client: Client, node: &str) -> Self {
+        let reporter = Reporter {
+            controller: names::AGENT.to_owned(),
+            instance: Some(node.to_owned()),
+        };
+        let recorder = Recorder::new(client.clone(), reporter);
+        Self {
+            client,
+            node: node.to_owned(),
+            recorder,
+        }
+    }
+
+    /// The report as it is in the cluster.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be read; there being none is no error.
+    pub async fn reported(&self) -> Result<Option<GpuNodeStatus>, ClusterError> {
+        let api = Api::<GpuNode>::all(self.client.clone());
+        Ok(bounded(api.get_opt(&self.node))
+            .await?
+            .and_then(|node| node.status))
+    }
+
+    /// Makes the report's object, owned by the node.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be written.
+    pub async fn own(&self, owner: &OwnerReference) -> Result<(), ClusterError> {
+        let mut object = GpuNode::new(&self.node, GpuNodeSpec::default());
+        object.metadata.owner_references = Some(vec![owner.clone()]);
+        let api = Api::<GpuNode>::all(self.client.clone());
+        let params = PatchParams::apply(names::AGENT).force();
+        bounded(api.patch(&self.node, &params, &Patch::Apply(object))).await?;
+        Ok(())
+    }
+
+    /// Writes the report.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be written, for want of its object for example.
+    pub async fn report(&self, status: &GpuNodeStatus) -> Result<(), ClusterError> {
+        let mut object = GpuNode::new(&self.node, GpuNodeSpec::default());
+        object.status = Some(status.clone());
+        let api = Api::<GpuNode>::all(self.client.clone());
+        let params = PatchParams::apply(names::AGENT).force();
+        bounded(api.patch_status(&self.node, &params, &Patch::Apply(object))).await?;
+        Ok(())
+    }
+
+    /// Writes the node's capacity, if given, and its labels; those that it should not bear any more
+    /// are in `stale`.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if they cannot be written.
+    pub async fn node(
+        &self,
+        resource: &str,
+        capacity: Option<u64>,
+        labels: &BTreeMap<String, String>,
+        stale: impl Iterator<Item = &String>,
+    ) -> Result<(), ClusterError> {
+        let mut labels = json!(labels);
+        for key in stale {
+            labels[key] = json!(null);
+        }
+        let mut patch = json!({ "metadata": { "labels": labels } });
+        if let Some(mib) = capacity {
+            patch["status"] = json!({ "capacity": { resource: mib.to_string() } });
+        }
+        let api = Api::<Node>::all(self.client.clone());
+        bounded(api.patch_status(&self.node, &PatchParams::default(), &Patch::Merge(patch)))
+            .await?;
+        Ok(())
+    }
+
+    /// Writes on which devices the pod was seen.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be written, for example because another pod bears the name now.
+    pub async fn confirm(&self, pod: &NodePod, devices: &str) -> Result<(), ClusterError> {
+        let patch = json!({ "metadata": {
+            "uid": &*pod.facts.uid,
+            "annotations": { names::CONFIRMED: devices },
+        } });
+        let api = Api::<Pod>::namespaced(self.client.clone(), &pod.facts.namespace);
+        bounded(api.patch_status(
+            &pod.facts.name,
+            &PatchParams::default(),
+            &Patch::Merge(patch),
+        ))
+        .await?;
+        Ok(())
+    }
+
+    /// Tells users something about the pod.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be written.
+    pub async fn warn(
+        &self,
+        pod: &NodePod,
+        reason: &str,
+        note: String,
+    ) -> Result<(), ClusterError> {
+        let event = Event {
+            type_: EventType::Warning,
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: "Sampling".to_owned(),
+            secondary: None,
+        };
+        let reference = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.facts.namespace.to_string()),
+            name: Some(pod.facts.name.to_string()),
+            uid: Some(pod.facts.uid.to_string()),
+            ..ObjectReference::default()
+        };
+        bounded(self.recorder.publish(&event, &reference)).await
+    }
+}

@@ -1,0 +1,168 @@
+//! The cards of this machine, whoever tells of them.
+
+mod fake;
+mod nvml;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpustow_api::gpunode::Place;
+use serde::Serialize;
+use thiserror::Error;
+
+pub use fake::FakeDevices;
+pub use nvml::NvmlDevices;
+
+/// What one look at the cards showed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Reading {
+    /// Driver version, if it says.
+    pub driver: Option<String>,
+    /// Cards and MIG instances in NVML's order. A card that is divided is not among them.
+    pub cards: Vec<Card>,
+    /// What has gone wrong since the last look.
+    pub faults: Vec<Fault>,
+}
+
+/// A card or a MIG instance as it is now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Card {
+    /// NVML's UUID.
+    pub uuid: String,
+    /// NVML's index, of the card for an instance.
+    pub index: u32,
+    /// Model name.
+    pub model: String,
+    /// What is known of where and what it is.
+    pub place: Place,
+    /// Its memory; none if it does not tell.
+    pub memory: Option<Memory>,
+    /// Per cent of time in which a kernel ran.
+    pub utilization: Option<u32>,
+    /// Who uses it; none if it does not tell.
+    pub processes: Option<Vec<Process>>,
+    /// Why it does not answer, if so.
+    pub failure: Option<String>,
+}
+
+/// A card's memory in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// All of it.
+    pub total: u64,
+    /// What the driver keeps for itself.
+    pub reserved: u64,
+    /// What is in use beyond that.
+    pub used: u64,
+}
+
+/// A process that uses a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Process {
+    /// Its id on the host.
+    pub pid: u32,
+    /// Bytes; none if the driver cannot tell.
+    pub used: Option<u64>,
+}
+
+/// Something went wrong with a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Fault {
+    /// Its UUID; that of the whole card for a MIG instance's.
+    pub uuid: String,
+    /// What it was.
+    pub kind: FaultKind,
+}
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum FaultKind {
+    /// NVIDIA's error of this number.
+    Xid(u64),
+    /// A memory error that could not be corrected.
+    Ecc,
+}
+
+/// There are no cards to be seen.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum DeviceError {
+    /// The library is not there.
+    #[error(
+        "cannot load {library}: {problem}; is this a GPU node, and does the container get the driver's libraries?"
+    )]
+    Library {
+        /// What was to be loaded.
+        library: String,
+        /// Why it was not.
+        problem: String,
+    },
+    /// The library is there, the driver is not.
+    #[error("the NVIDIA driver is not loaded")]
+    DriverNotLoaded,
+    /// The driver does not answer.
+    #[error("the NVIDIA driver does not answer: {0}")]
+    Driver(String),
+    /// The file of `--devices fake:FILE` cannot be used.
+    #[error("--devices fake:{0}")]
+    Fake(String),
+}
+
+impl DeviceError {
+    /// One word for conditions and metrics.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Library { .. } => "LibraryMissing",
+            Self::DriverNotLoaded => "DriverNotLoaded",
+            Self::Driver(_) => "DriverFailed",
+            Self::Fake(_) => "FileUnreadable",
+        }
+    }
+}
+
+/// Somebody who knows the cards. Calls may block: keep them off the event loop.
+pub trait Devices: Send {
+    /// Looks again and again, and hands every reading to `each`, which decides on the pause. Ends
+    /// well when `each` says so, or when looking from scratch is better.
+    ///
+    /// # Errors
+    /// [`DeviceError`] if there is nothing to be seen any more.
+    fn watch(
+        &mut self,
+        each: &mut dyn FnMut(Reading) -> ControlFlow<()>,
+    ) -> Result<(), DeviceError>;
+}
+
+/// Where cards are looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// NVIDIA's library.
+    Nvml,
+    /// A file in the format of `fake-nvml`.
+    Fake(PathBuf),
+}
+
+impl Source {
+    /// `nvml` or `fake:FILE`.
+    ///
+    /// # Errors
+    /// A text that names both.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "nvml" => Ok(Self::Nvml),
+            Some(("fake", file)) if !file.is_empty() => Ok(Self::Fake(file.into())),
+            _ => Err("write nvml or fake:FILE".to_owned()),
+        }
+    }
+
+    /// Opens it. NVML is looked for in `dirs`, then where the system's loader looks; what hardly
+    /// changes is read anew after `refresh`.
+    #[must_use]
+    pub fn open(&self, dirs: Vec<PathBuf>, refresh: Duration) -> Box<dyn Devices> {
+        match self {
+            Self::Nvml => Box::new(NvmlDevices::new(dirs, refresh)),
+            Self::Fake(file) => Box::new(FakeDevices::new(file.clone())),
+        }
+    }
+}

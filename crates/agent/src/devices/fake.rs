@@ -1,0 +1,131 @@
+//! Cards out of a file.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use gpustow_api::gpunode::Place;
+use nvidia_ml::machine::{self, Followed};
+
+use super::{Card, DeviceError, Devices, Fault, FaultKind, Memory, Process, Reading};
+
+/// The cards that a file of `fake-nvml` describes, without a library in between.
+#[derive(Debug)]
+pub struct FakeDevices {
+    file: Followed,
+    seen: Option<usize>,
+}
+
+impl FakeDevices {
+    /// Follows this file.
+    #[must_use]
+    pub fn new(file: PathBuf) -> Self {
+        Self {
+            file: Followed::new(file),
+            seen: None,
+        }
+    }
+
+    fn read(&mut self) -> Result<Reading, DeviceError> {
+        let machine = self
+            .file
+            .now()
+            .map_err(|error| DeviceError::Fake(error.to_string()))?;
+        match machine.error {
+            0 => {}
+            9 => return Err(DeviceError::DriverNotLoaded),
+            code => return Err(DeviceError::Driver(format!("NVML's error {code}"))),
+        }
+        let seen = self
+            .seen
+            .replace(machine.events.len())
+            .unwrap_or(machine.events.len());
+        let fault = |event: &machine::Event| Fault {
+            uuid: event.gpu.clone(),
+            kind: event.xid.map_or(FaultKind::Ecc, FaultKind::Xid),
+        };
+        Ok(Reading {
+            driver: Some(machine.driver.clone()).filter(|driver| !driver.is_empty()),
+            cards: machine
+                .gpus
+                .iter()
+                .zip(0..)
+                .flat_map(|(gpu, index)| cards(gpu, index))
+                .collect(),
+            faults: machine.events.iter().skip(seen).map(fault).collect(),
+        })
+    }
+}
+
+impl Devices for FakeDevices {
+    fn watch(
+        &mut self,
+        each: &mut dyn FnMut(Reading) -> ControlFlow<()>,
+    ) -> Result<(), DeviceError> {
+        while each(self.read()?).is_continue() {}
+        Ok(())
+    }
+}
+
+fn cards(gpu: &machine::Gpu, index: u32) -> Vec<Card> {
+    let failure = (gpu.error != 0).then(|| format!("NVML's error {}", gpu.error));
+    let whole = Card {
+        uuid: gpu.uuid.clone(),
+        index,
+        model: gpu.name.clone(),
+        place: Place {
+            minor: gpu.minor,
+            pci_bus_id: Some(gpu.pci_bus_id.clone()).filter(|address| !address.is_empty()),
+            numa_node: gpu.numa_node,
+            ..Place::default()
+        },
+        memory: memory(
+            gpu.total_mib,
+            gpu.reserved_mib,
+            gpu.used_mib,
+            &gpu.processes,
+        ),
+        utilization: gpu.utilization,
+        processes: Some(processes(&gpu.processes)),
+        failure,
+    };
+    if gpu.mig.is_empty() {
+        return vec![whole];
+    }
+    let instance = |mig: &machine::Mig| Card {
+        uuid: mig.uuid.clone(),
+        place: Place {
+            parent: Some(gpu.uuid.clone()),
+            profile: Some(mig.profile.clone()),
+            ..whole.place.clone()
+        },
+        memory: memory(mig.total_mib, mig.reserved_mib, None, &mig.processes),
+        utilization: None,
+        processes: Some(processes(&mig.processes)),
+        ..whole.clone()
+    };
+    gpu.mig.iter().map(instance).collect()
+}
+
+fn memory(total: u64, reserved: u64, used: Option<u64>, by: &[machine::Process]) -> Option<Memory> {
+    let sum = || {
+        by.iter()
+            .filter_map(|process| process.used_mib)
+            .fold(0, u64::saturating_add)
+    };
+    let bytes = |mib: u64| mib.saturating_mul(1 << 20);
+    (total > 0).then(|| Memory {
+        total: bytes(total),
+        reserved: bytes(reserved),
+        used: bytes(used.unwrap_or_else(sum)),
+    })
+}
+
+fn processes(list: &[machine::Process]) -> Vec<Process> {
+    let bytes = |mib: u64| mib.saturating_mul(1 << 20);
+    list.iter()
+        .map(|process| Process {
+            pid: process.pid,
+            used: process.used_mib.map(bytes),
+        })
+        .collect()
+}

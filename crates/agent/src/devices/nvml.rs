@@ -1,0 +1,367 @@
+//! Cards as NVIDIA's library shows them. A call that the driver lacks leaves its field unknown.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gpustow_api::gpunode::{Near, Place};
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enum_wrappers::device::TopologyLevel;
+use nvml_wrapper::enums::device::{DeviceArchitecture, UsedGpuMemory};
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::{Device, Nvml};
+
+use super::{Card, DeviceError, Devices, Fault, FaultKind, Memory, Process, Reading};
+
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// More links than any card has.
+const MAX_NVLINKS: u32 = 36;
+/// A list of processes can grow between the question for its size and that for its entries.
+const TRIES: u32 = 3;
+
+/// The cards of the driver's library.
+#[derive(Debug)]
+pub struct NvmlDevices {
+    dirs: Vec<PathBuf>,
+    refresh: Duration,
+}
+
+impl NvmlDevices {
+    /// Looks for the library in `dirs` first; reads what hardly changes anew after `refresh`.
+    #[must_use]
+    pub fn new(dirs: Vec<PathBuf>, refresh: Duration) -> Self {
+        Self { dirs, refresh }
+    }
+
+    fn load(&self) -> Result<Nvml, DeviceError> {
+        let found = self
+            .dirs
+            .iter()
+            .map(|dir| dir.join(LIBRARY))
+            .find(|path| path.exists());
+        let path = found
+            .as_deref()
+            .map_or(OsStr::new(LIBRARY), |path| path.as_os_str());
+        let nvml = Nvml::builder()
+            .lib_path(path)
+            .init()
+            .map_err(|error| match error {
+                NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) => {
+                    let library = path.to_string_lossy().into_owned();
+                    // The loader's own words are in the source.
+                    let source = std::error::Error::source(&error).map(ToString::to_string);
+                    DeviceError::Library {
+                        library,
+                        problem: source.unwrap_or(error.to_string()),
+                    }
+                }
+                error => driver(error),
+            })?;
+        // The wrapper calls it on drop and panics if it is missing.
+        if let Err(error) = &nvml.lib().nvmlShutdown {
+            let problem = error.to_string();
+            std::mem::forget(nvml);
+            return Err(DeviceError::Library {
+                library: LIBRARY.to_owned(),
+                problem,
+            });
+        }
+        Ok(nvml)
+    }
+}
+
+impl Devices for NvmlDevices {
+    fn watch(
+        &mut self,
+        each: &mut dyn FnMut(Reading) -> ControlFlow<()>,
+    ) -> Result<(), DeviceError> {
+        let nvml = self.load()?;
+        let mut session = Session::new(&nvml)?;
+        loop {
+            if nvml.device_count().map_err(driver)? != session.count {
+                return Ok(());
+            }
+            let reading = session.read();
+            // A card that is lost stays lost until the library is opened again.
+            let lost = reading.cards.iter().any(|card| card.failure.is_some());
+            if each(reading).is_break() {
+                return Ok(());
+            }
+            if session.opened.elapsed() > self.refresh {
+                if lost {
+                    return Ok(());
+                }
+                session.refresh()?;
+            }
+        }
+    }
+}
+
+fn driver(error: NvmlError) -> DeviceError {
+    match error {
+        NvmlError::DriverNotLoaded => DeviceError::DriverNotLoaded,
+        error => DeviceError::Driver(error.to_string()),
+    }
+}
+
+/// The library while it works.
+struct Session<'a> {
+    nvml: &'a Nvml,
+    count: u32,
+    opened: Instant,
+    cards: Vec<(Device<'a>, Card)>,
+    /// One set per card: a card that refuses events would spoil a common one.
+    events: Vec<(String, EventSet<'a>)>,
+}
+
+impl<'a> Session<'a> {
+    fn new(nvml: &'a Nvml) -> Result<Self, DeviceError> {
+        let mut session = Self {
+            nvml,
+            count: 0,
+            opened: Instant::now(),
+            cards: Vec::new(),
+            events: Vec::new(),
+        };
+        session.refresh()?;
+        session.events = session.watch_events();
+        Ok(session)
+    }
+
+    /// Reads again what hardly changes.
+    fn refresh(&mut self) -> Result<(), DeviceError> {
+        self.opened = Instant::now();
+        self.count = self.nvml.device_count().map_err(driver)?;
+        self.cards.clear();
+        for index in 0..self.count {
+            match self.nvml.device_by_index(index) {
+                Ok(device) => self
+                    .cards
+                    .extend(fixed(self.nvml, device, index, self.count)),
+                Err(error) => tracing::debug!(index, %error, "cannot open the card"),
+            }
+        }
+        Ok(())
+    }
+
+    fn watch_events(&self) -> Vec<(String, EventSet<'a>)> {
+        // The wrapper calls it on drop and panics if it is missing.
+        if self.nvml.lib().nvmlEventSetFree.is_err() {
+            return Vec::new();
+        }
+        let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
+        let watch = |index| {
+            let device = self.nvml.device_by_index(index)?;
+            let uuid = device.uuid()?;
+            let types = device.supported_event_types()? & wanted;
+            let set = device.register_events(types, self.nvml.create_event_set()?);
+            set.map(|set| (uuid, set)).map_err(|error| error.error)
+        };
+        let set = |index| match watch(index) {
+            Ok(set) => Some(set),
+            Err(error) => {
+                tracing::warn!(index, %error, "the card reports no errors: its health is judged by its answers alone");
+                None
+            }
+        };
+        (0..self.count).filter_map(set).collect()
+    }
+
+    fn read(&self) -> Reading {
+        Reading {
+            driver: self.nvml.sys_driver_version().ok(),
+            cards: self
+                .cards
+                .iter()
+                .map(|(device, card)| now(device, card))
+                .collect(),
+            faults: self
+                .events
+                .iter()
+                .flat_map(|(uuid, set)| faults(uuid, set))
+                .collect(),
+        }
+    }
+}
+
+fn faults(uuid: &str, set: &EventSet<'_>) -> Vec<Fault> {
+    // Any other error than a timeout comes with a card that does not answer either.
+    std::iter::from_fn(|| set.wait(0).ok())
+        .take(64)
+        .filter_map(|event| {
+            let kind = match event.event_data {
+                Some(XidError::Value(xid)) => FaultKind::Xid(xid),
+                Some(XidError::Unknown) => FaultKind::Xid(999),
+                None if event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) => {
+                    FaultKind::Ecc
+                }
+                None => return None,
+            };
+            Some(Fault {
+                uuid: uuid.to_owned(),
+                kind,
+            })
+        })
+        .collect()
+}
+
+/// The card, or its MIG instances, with what hardly changes.
+fn fixed<'a>(nvml: &Nvml, device: Device<'a>, index: u32, count: u32) -> Vec<(Device<'a>, Card)> {
+    let uuid = match device.uuid() {
+        Ok(uuid) => uuid,
+        Err(error) => {
+            tracing::debug!(index, %error, "the card has no UUID");
+            return Vec::new();
+        }
+    };
+    let whole = Card {
+        uuid: uuid.clone(),
+        index,
+        model: device.name().unwrap_or_default(),
+        place: place(nvml, &device, index, count),
+        ..Card::default()
+    };
+    if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {
+        return vec![(device, whole)];
+    }
+    // Slots without an instance are in between.
+    let slots = device.mig_device_count().unwrap_or_default();
+    let instance = |slot| {
+        let instance = device.mig_device_by_index(slot).ok()?;
+        let name = instance.name().unwrap_or_default();
+        let card = Card {
+            uuid: instance.uuid().ok()?,
+            place: Place {
+                parent: Some(uuid.clone()),
+                profile: name
+                    .rsplit_once(" MIG ")
+                    .map(|(_, profile)| profile.to_owned()),
+                near: Vec::new(),
+                ..whole.place.clone()
+            },
+            ..whole.clone()
+        };
+        Some((instance, card))
+    };
+    (0..slots).filter_map(instance).collect()
+}
+
+fn place(nvml: &Nvml, device: &Device<'_>, index: u32, count: u32) -> Place {
+    let near = |other: u32| {
+        let path = device
+            .topology_common_ancestor(nvml.device_by_index(other).ok()?)
+            .ok()?;
+        let path = match path {
+            TopologyLevel::Internal | TopologyLevel::Single => "PIX",
+            TopologyLevel::Multiple => "PXB",
+            TopologyLevel::HostBridge => "PHB",
+            TopologyLevel::Node => "NODE",
+            TopologyLevel::System => "SYS",
+        };
+        Some(Near {
+            gpu: other,
+            path: path.to_owned(),
+        })
+    };
+    let mut near: Vec<_> = (0..count)
+        .filter(|&other| other != index)
+        .filter_map(near)
+        .collect();
+    let order = ["PIX", "PXB", "PHB", "NODE", "SYS"];
+    near.sort_by_key(|near| order.iter().position(|path| *path == near.path));
+    let links: Vec<bool> = (0..MAX_NVLINKS)
+        .map_while(|link| device.link_wrapper_for(link).is_active().ok())
+        .collect();
+    let nodes = device.memory_affinity(4, 0).unwrap_or_default();
+    let numa = (0..).zip(&nodes).find(|(_, word)| **word != 0);
+    Place {
+        minor: device.minor_number().ok(),
+        pci_bus_id: device.pci_info().ok().map(|pci| pci.bus_id),
+        architecture: match device.architecture() {
+            Ok(DeviceArchitecture::Unknown) | Err(_) => None,
+            Ok(architecture) => Some(format!("{architecture:?}")),
+        },
+        numa_node: numa.map(|(at, word): (u32, _)| at * 64 + word.trailing_zeros()),
+        nvlinks: u32::try_from(links.iter().filter(|up| **up).count())
+            .ok()
+            .filter(|_| !links.is_empty()),
+        near,
+        ..Place::default()
+    }
+}
+
+/// The card with what changes.
+fn now(device: &Device<'_>, fixed: &Card) -> Card {
+    let (memory, failure) = match device.memory_info() {
+        Ok(info) => {
+            let memory = Memory {
+                total: info.total,
+                reserved: info.reserved,
+                used: info.used,
+            };
+            (Some(memory), None)
+        }
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => (None, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    Card {
+        memory,
+        utilization: device
+            .utilization_rates()
+            .ok()
+            .map(|rates| rates.gpu.min(100)),
+        processes: processes(device, memory).ok(),
+        failure,
+        ..fixed.clone()
+    }
+}
+
+/// All processes of the card, each once. An error if the driver cannot tell or tells nonsense.
+fn processes(device: &Device<'_>, memory: Option<Memory>) -> Result<Vec<Process>, NvmlError> {
+    let compute = again(|| device.running_compute_processes())?;
+    let graphics = optional(again(|| device.running_graphics_processes()))?;
+    let mps = optional(again(|| device.mps_running_compute_processes()))?;
+    let mut used = BTreeMap::new();
+    for process in compute.into_iter().chain(graphics).chain(mps) {
+        let bytes = match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        // Some drivers of series 535 fill the list with rows of another size.
+        if process.pid == 0 || bytes > memory.map_or(bytes, |memory| Some(memory.total)) {
+            return Err(NvmlError::Unknown);
+        }
+        let known = used.entry(process.pid).or_insert(bytes);
+        *known = (*known).max(bytes);
+    }
+    Ok(used
+        .into_iter()
+        .map(|(pid, used)| Process { pid, used })
+        .collect())
+}
+
+fn again(
+    list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>,
+) -> Result<Vec<ProcessInfo>, NvmlError> {
+    let mut answer = list();
+    for _ in 1..TRIES {
+        match answer {
+            Err(NvmlError::InsufficientSize(_)) => answer = list(),
+            _ => break,
+        }
+    }
+    answer
+}
+
+/// Lists that not every card has.
+fn optional(list: Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
+    match list {
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
+        list => list,
+    }
+}

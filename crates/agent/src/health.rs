@@ -1,0 +1,80 @@
+//! Which cards take no new pods because they have failed, and when they do again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gpustow_api::gpunode::GpuNodeStatus;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::devices::{Fault, FaultKind};
+
+/// What a card has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Illness {
+    /// In words.
+    pub reason: String,
+    /// When it was last seen to fail.
+    pub since: Timestamp,
+}
+
+/// The cards' faults.
+#[derive(Clone, Debug)]
+pub struct Health {
+    application_xids: BTreeSet<u64>,
+    probation: Duration,
+    ill: BTreeMap<String, Illness>,
+}
+
+impl Health {
+    /// Errors of `application_xids` are an application's fault; any other condemns the card until
+    /// `probation` has passed without another.
+    #[must_use]
+    pub fn new(application_xids: BTreeSet<u64>, probation: Duration) -> Self {
+        Self {
+            application_xids,
+            probation,
+            ill: BTreeMap::new(),
+        }
+    }
+
+    /// Takes up what an earlier agent reported: a restart cures no card.
+    pub fn resume(&mut self, status: &GpuNodeStatus, now: Timestamp) {
+        for gpu in &status.gpus {
+            if let (Some(failed), Some(reason)) = (&gpu.failed, &gpu.reason) {
+                let since = failed.parse().unwrap_or(now).min(now);
+                self.ill.insert(
+                    gpu.uuid.clone(),
+                    Illness {
+                        reason: reason.clone(),
+                        since,
+                    },
+                );
+            }
+        }
+    }
+
+    /// Something went wrong. True if it condemns the card.
+    pub fn fault(&mut self, fault: &Fault, now: Timestamp) -> bool {
+        let reason = match fault.kind {
+            FaultKind::Xid(xid) if self.application_xids.contains(&xid) => return false,
+            FaultKind::Xid(xid) => format!("XID {xid}"),
+            FaultKind::Ecc => "uncorrectable memory error".to_owned(),
+        };
+        self.condemn(&fault.uuid, reason, now);
+        true
+    }
+
+    /// The card does not answer.
+    pub fn condemn(&mut self, uuid: &str, reason: String, now: Timestamp) {
+        self.ill
+            .insert(uuid.to_owned(), Illness { reason, since: now });
+    }
+
+    /// What the card has, or the card of which it is an instance.
+    #[must_use]
+    pub fn of(&self, uuid: &str, parent: Option<&str>, now: Timestamp) -> Option<&Illness> {
+        let illness = self.ill.get(uuid).or_else(|| self.ill.get(parent?))?;
+        let for_long = now.duration_since(illness.since).unsigned_abs() >= self.probation;
+        (!for_long).then_some(illness)
+    }
+}

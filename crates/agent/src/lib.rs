@@ -1,0 +1,168 @@
+//! The node agent: reads the cards of one node and tells the cluster whose memory is whose. What
+//! is decided is decided in [`state`], [`shares`], [`health`], [`capacity`] and [`notices`], without
+//! I/O; which pod goes where is none of its business.
+
+mod agent;
+pub mod args;
+pub mod capacity;
+pub mod cgroup;
+pub mod cluster;
+pub mod devices;
+pub mod health;
+pub mod metrics;
+pub mod notices;
+pub mod once;
+pub mod podresources;
+pub mod pods;
+pub mod processes;
+pub mod sampler;
+pub mod shares;
+pub mod state;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use agent::{Agent, Shared};
+pub use args::Args;
+use cluster::Cluster;
+use metrics::Metrics;
+use sampler::Sampler;
+
+/// Runs the agent until SIGTERM or SIGINT, or looks once.
+///
+/// # Errors
+/// If it cannot start: bad flags, no API server, an address in use; or if --once sees nothing.
+pub async fn run(args: Args) -> Result<()> {
+    if args.once {
+        println!("{}", once::once(&args)?.trim_end());
+        return Ok(());
+    }
+    let filter = EnvFilter::try_new(&args.log).with_context(|| {
+        format!(
+            "--log {:?}: use a form like info or gpustow_agent=debug",
+            args.log
+        )
+    })?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    log.try_init()
+        .map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))?;
+    let client = client(&args).await?;
+    let health = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("--listen {}", args.listen))?;
+    serve(args, client, health, stop_signal()).await
+}
+
+/// Does the agent's work and serves health and metrics on `health`, until `stop`. The addresses in
+/// `args` are not used.
+///
+/// # Errors
+/// If `args` name no node, or the system gives no thread.
+pub async fn serve(
+    args: Args,
+    client: Client,
+    health: TcpListener,
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
+    let node = args.node_name.clone().context("--node-name is missing")?;
+    let metrics = Metrics::new(&node).context("cannot set up the metrics")?;
+    let shared = Arc::new(Shared {
+        metrics,
+        ready: AtomicBool::new(false),
+    });
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");
+    let devices = args.devices.open(args.nvml_path.clone(), args.refresh);
+    let sampler = Sampler::start(devices, args.period).context("cannot start the sampler")?;
+    let health = axum::serve(health, routes(shared.clone())).into_future();
+    let work = async {
+        let cluster = Cluster::new(client, &node);
+        let before = loop {
+            match cluster.reported().await {
+                Ok(before) => break before,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read this node's GpuNode; trying again")
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        };
+        let agent = Agent::new(args, cluster, shared, before.as_ref());
+        agent.run(&sampler, &node).await;
+    };
+    tokio::select! {
+        () = stop => tracing::info!("shutting down"),
+        () = work => {}
+        served = health => served.context("serving health failed")?,
+    }
+    sampler.stop();
+    Ok(())
+}
+
+fn routes(shared: Arc<Shared>) -> Router {
+    let ready = shared.clone();
+    Router::new()
+        .route("/healthz", get(|| async { "ok" }))
+        .route(
+            "/readyz",
+            get(|| async move {
+                if ready.ready.load(Ordering::Acquire) {
+                    (StatusCode::OK, "ok")
+                } else {
+                    (StatusCode::SERVICE_UNAVAILABLE, "nothing reported yet")
+                }
+            }),
+        )
+        .route(
+            "/metrics",
+            get(|| async move {
+                let text = shared.metrics.text();
+                text.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+            }),
+        )
+}
+
+async fn client(args: &Args) -> Result<Client> {
+    let mut config = match &args.kubeconfig {
+        None => Config::infer().await.context(
+            "no way to the API server: give --kubeconfig FILE, or run in a pod with a ServiceAccount",
+        )?,
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)
+                .with_context(|| format!("--kubeconfig {}", path.display()))?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("--kubeconfig {}", path.display()))?
+        }
+    };
+    // Whatever fails is tried again with the next sample, from what is true then.
+    config.default_retry = false;
+    Client::try_from(config).context("cannot set up the client of the API server")
+}
+
+async fn stop_signal() {
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(error) => {
+                tracing::error!(%error, "cannot listen for SIGTERM");
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        () = terminated => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}

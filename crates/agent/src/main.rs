@@ -1,0 +1,16 @@
+//! `gpustow-agent`: tells gpustow what NVML shows of one node's GPUs.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match gpustow_agent::run(gpustow_agent::Args::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpustow-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! What Prometheus sees of the agent. Series of cards and pods are made at the scrape from what is
+//! there: a pod that is gone leaves none behind.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use gpustow_api::gpunode::Gpu;
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry,
+    TextEncoder,
+};
+
+use crate::devices::{Fault, FaultKind};
+use crate::pods::NodePods;
+use crate::state::{Seen, State};
+
+/// Seconds.
+const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
+
+/// The cards and pods of the last sample.
+#[derive(Debug, Default)]
+struct Snapshot {
+    driver: String,
+    cards: Vec<Seen>,
+    shares: Vec<Share>,
+    wrong_gpu: usize,
+}
+
+/// A container's memory on a card.
+#[derive(Debug)]
+struct Share {
+    uuid: String,
+    labels: [String; 3],
+    requested: Option<f64>,
+    used: f64,
+}
+
+/// The agent's series.
+pub struct Metrics {
+    node: String,
+    registry: Registry,
+    /// Time of a look at the cards.
+    pub sample_seconds: Histogram,
+    /// Looks that failed, by what failed.
+    pub sample_errors: IntCounterVec,
+    /// When the last report was written.
+    pub last_publish: Gauge,
+    /// Writes to the API server that failed.
+    pub write_errors: IntCounter,
+    xids: IntCounterVec,
+    snapshot: Mutex<Arc<Snapshot>>,
+}
+
+impl Metrics {
+    /// Nothing sampled yet.
+    ///
+    /// # Errors
+    /// If the registry refuses a series, which would be a mistake in this file.
+    pub fn new(node: &str) -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let sample_seconds = Histogram::with_opts(
+            HistogramOpts::new(
+                "gpustow_agent_sample_duration_seconds",
+                "Time of a look at the cards",
+            )
+            .buckets(BUCKETS.to_vec()),
+        )?;
+        let sample_errors = IntCounterVec::new(
+            Opts::new(
+                "gpustow_agent_sample_errors_total",
+                "Looks that failed, by what failed",
+            ),
+            &["source"],
+        )?;
+        for source in ["nvml", "pod_resources"] {
+            sample_errors.with_label_values(&[source]);
+        }
+        let last_publish = Gauge::new(
+            "gpustow_agent_last_publish_timestamp_seconds",
+            "When the last report was written",
+        )?;
+        let write_errors = IntCounter::new(
+            "gpustow_agent_write_errors_total",
+            "Writes to the API server that failed",
+        )?;
+        let xids = IntCounterVec::new(
+            Opts::new(
+                "gpustow_gpu_xid_errors_total",
+                "Errors that the driver reported, by NVIDIA's number; ecc is an uncorrectable memory error",
+            ),
+            &["node", "gpu_uuid", "xid"],
+        )?;
+        let info = GaugeVec::new(
+            Opts::new(
+                "gpustow_agent_build_info",
+                "Version of this binary; always 1",
+            ),
+            &["version"],
+        )?;
+        info.with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1.0);
+        registry.register(Box::new(sample_seconds.clone()))?;
+        registry.register(Box::new(sample_errors.clone()))?;
+        registry.register(Box::new(last_publish.clone()))?;
+        registry.register(Box::new(write_errors.clone()))?;
+        registry.register(Box::new(xids.clone()))?;
+        registry.register(Box::new(info))?;
+        Ok(Self {
+            node: node.to_owned(),
+            registry,
+            sample_seconds,
+            sample_errors,
+            last_publish,
+            write_errors,
+            xids,
+            snapshot: Mutex::default(),
+        })
+    }
+
+    /// Something went wrong with a card.
+    pub fn fault(&self, fault: &Fault) {
+        let xid = match fault.kind {
+            FaultKind::Xid(xid) => xid.to_string(),
+            FaultKind::Ecc => "ecc".to_owned(),
+        };
+        self.xids
+            .with_label_values(&[&self.node, &fault.uuid, &xid])
+            .inc();
+    }
+
+    /// A report was written.
+    pub fn published(&self) {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or(Duration::ZERO);
+        self.last_publish.set(now.as_secs_f64());
+    }
+
+    /// Remembers what the next scrapes show.
+    pub fn sampled(&self, driver: Option<&str>, state: &State, pods: &NodePods) {
+        let cards: Vec<Seen> = state.cards().cloned().collect();
+        let shares = cards.iter().flat_map(|seen| shares(seen, pods)).collect();
+        let wrong = |seen: &Seen| {
+            let uses = seen.gpu.pods.iter();
+            uses.filter(|share| {
+                pods.get(&share.uid)
+                    .is_some_and(|pod| pod.assigned(&seen.gpu.uuid) == 0)
+            })
+            .count()
+        };
+        let wrong_gpu = cards.iter().map(wrong).sum();
+        let driver = driver.unwrap_or_default().to_owned();
+        let snapshot = Arc::new(Snapshot {
+            driver,
+            cards,
+            shares,
+            wrong_gpu,
+        });
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+
+    /// Everything in Prometheus' text format.
+    ///
+    /// # Errors
+    /// If a series cannot be made, which would be a mistake in this file.
+    pub fn text(&self) -> Result<String, prometheus::Error> {
+        let snapshot = self
+            .snapshot
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let registry = Registry::new();
+        self.cards(&registry, &snapshot)?;
+        let mut families = self.registry.gather();
+        families.extend(registry.gather());
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&families, &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn cards(&self, registry: &Registry, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+        let gauge = |name: &str, help: &str, labels: &[&str]| {
+            let gauge = GaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok::<_, prometheus::Error>(gauge)
+        };
+        let info = gauge(
+            "gpustow_gpu_info",
+            "What a card is; always 1",
+            &[
+                "node",
+                "gpu_uuid",
+                "gpu",
+                "model",
+                "pci_bus_id",
+                "driver_version",
+                "mig_profile",
+            ],
+        )?;
+        let card = ["node", "gpu_uuid"];
+        let total = gauge(
+            "gpustow_gpu_memory_total_bytes",
+            "All memory of the card",
+            &card,
+        )?;
+        let reserved = gauge(
+            "gpustow_gpu_memory_reserved_bytes",
+            "What the driver keeps for itself",
+            &card,
+        )?;
+        let used = gauge(
+            "gpustow_gpu_memory_used_bytes",
+            "What is in use, by whomever",
+            &card,
+        )?;
+        let unattributed = gauge(
+            "gpustow_gpu_memory_unattributed_bytes",
+            "What is in use by other pods, by the host and by nobody who could be named",
+            &card,
+        )?;
+        let healthy = gauge("gpustow_gpu_healthy", "1 if the card takes new pods", &card)?;
+        for seen in &snapshot.cards {
+            let gpu: &Gpu = &seen.gpu;
+            let place = gpu.place.as_deref();
+            let text = |text: Option<&String>| text.cloned().unwrap_or_default();
+            let address = text(place.and_then(|place| place.pci_bus_id.as_ref()));
+            let profile = text(place.and_then(|place| place.profile.as_ref()));
+            let labels = [
+                &self.node,
+                &gpu.uuid,
+                &gpu.index.to_string(),
+                &gpu.model,
+                &address,
+                &snapshot.driver,
+                &profile,
+            ];
+            info.with_label_values(&labels).set(1.0);
+            let card = [&self.node, &gpu.uuid];
+            total.with_label_values(&card).set(bytes(gpu.total_mib));
+            reserved
+                .with_label_values(&card)
+                .set(bytes(gpu.reserved_mib));
+            used.with_label_values(&card).set(seen.used_bytes as f64);
+            unattributed
+                .with_label_values(&card)
+                .set(bytes(gpu.strangers_mib));
+            healthy
+                .with_label_values(&card)
+                .set(f64::from(u8::from(gpu.healthy)));
+        }
+        let pod = ["node", "gpu_uuid", "namespace", "pod", "container"];
+        let requested = gauge(
+            "gpustow_pod_gpu_memory_requested_bytes",
+            "What a container asked for on the card",
+            &pod,
+        )?;
+        let used = gauge(
+            "gpustow_pod_gpu_memory_used_bytes",
+            "What a container's processes use of the card",
+            &pod,
+        )?;
+        for share in &snapshot.shares {
+            let [namespace, pod, container] = &share.labels;
+            let labels = [&self.node, &share.uuid, namespace, pod, container];
+            used.with_label_values(&labels).set(share.used);
+            if let Some(bytes) = share.requested {
+                requested.with_label_values(&labels).set(bytes);
+            }
+        }
+        let wrong = gauge(
+            "gpustow_agent_pods_on_wrong_gpu",
+            "Pods seen on cards that are not theirs, by node",
+            &["node"],
+        )?;
+        wrong
+            .with_label_values(&[&self.node])
+            .set(snapshot.wrong_gpu as f64);
+        Ok(())
+    }
+}
+
+/// Containers that hold memory of the card, and containers that use it.
+fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
+    let uuid = &seen.gpu.uuid;
+    let mut shares = Vec::new();
+    for pod in pods.iter().filter(|pod| !pod.facts.released) {
+        let facts = &pod.facts;
+        let labels =
+            |container: &str| [&*facts.namespace, &*facts.name, container].map(str::to_owned);
+        let mut users: Vec<(&str, Option<f64>)> = Vec::new();
+        if let (Ok(request), Some(Ok(assignment))) = (&facts.request, &facts.assignment) {
+            for (name, claim) in facts.containers.iter().zip(&request.claims) {
+                let mine = assignment.containers.iter().any(|(container, uuids)| {
+                    container == name && uuids.iter().any(|card| **card == **uuid)
+                });
+                let mib = if request.exclusive {
+                    pod.assigned(uuid)
+                } else {
+                    claim.mib.0
+                };
+                users.extend(mine.then(|| (&**name, Some(bytes(mib)))));
+            }
+        }
+        let of_pod = seen
+            .used
+            .pods
+            .iter()
+            .filter(|((uid, _), _)| *uid == facts.uid);
+        for ((_, name), _) in of_pod.clone() {
+            if !users.iter().any(|(user, _)| *user == &**name) {
+                users.push((name, None));
+            }
+        }
+        for (container, requested) in users {
+            let used = of_pod.clone().find(|((_, name), _)| **name == *container);
+            shares.push(Share {
+                uuid: uuid.clone(),
+                labels: labels(container),
+                requested,
+                used: used.map_or(0.0, |(_, bytes)| *bytes as f64),
+            });
+        }
+    }
+    shares
+}
+
+fn bytes(mib: u64) -> f64 {
+    mib as f64 * 1_048_576.0
+}

@@ -1,0 +1,245 @@
+//! What users are told about their pods: on which cards they were really seen, and what is wrong.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::names;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::pods::{NodePod, NodePods};
+use crate::state::State;
+
+/// A pod that keeps using too much is told again after this long.
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// Something to write about a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The devices on which the pod was seen, as the annotation's value.
+    Confirm {
+        /// The pod's UID.
+        uid: Arc<str>,
+        /// Comma list of UUIDs.
+        devices: String,
+    },
+    /// An Event.
+    Warn {
+        /// The pod's UID.
+        uid: Arc<str>,
+        /// One word.
+        reason: &'static str,
+        /// A sentence.
+        note: String,
+    },
+}
+
+/// What was told already.
+#[derive(Debug)]
+pub struct Notices {
+    silent_after: Duration,
+    told: HashMap<(Arc<str>, String), Timestamp>,
+    seen_on: HashMap<Arc<str>, BTreeSet<String>>,
+    active: HashSet<(Arc<str>, Arc<str>)>,
+}
+
+impl Notices {
+    /// A container without a process on its card is told of after `silent_after`.
+    #[must_use]
+    pub fn new(silent_after: Duration) -> Self {
+        Self {
+            silent_after,
+            told: HashMap::new(),
+            seen_on: HashMap::new(),
+            active: HashSet::new(),
+        }
+    }
+
+    /// What there is to say now. `condemned` are the cards that have just failed.
+    pub fn look(
+        &mut self,
+        state: &State,
+        pods: &NodePods,
+        condemned: &[String],
+        now: Timestamp,
+    ) -> Vec<Notice> {
+        self.told.retain(|(uid, _), _| pods.get(uid).is_some());
+        self.seen_on.retain(|uid, _| pods.get(uid).is_some());
+        self.active.retain(|(uid, _)| pods.get(uid).is_some());
+        let mut notices = Vec::new();
+        for pod in pods.iter().filter(|pod| !pod.facts.released) {
+            let uid = &pod.facts.uid;
+            if pod.asks() && pod.facts.assignment.is_none() {
+                let note = format!(
+                    "Nothing says which GPU this pod may use: it was bound by something else than {}, or its annotation {} was lost. \
+                     Delete it and create it anew with schedulerName: {}.",
+                    names::EXTENDER,
+                    names::ASSIGNMENT,
+                    names::SCHEDULER
+                );
+                self.once(&mut notices, pod, "NoGpuAssignment", "", note, now);
+                continue;
+            }
+            self.confirm(&mut notices, state, pod, now);
+            if state.error().is_none() {
+                self.silent(&mut notices, state, pod, now);
+            }
+            for uuid in condemned {
+                let parts = state.cards().filter(|seen| {
+                    seen.gpu
+                        .place
+                        .as_ref()
+                        .is_some_and(|place| place.parent.as_ref() == Some(uuid))
+                });
+                let holds = parts
+                    .map(|seen| &seen.gpu.uuid)
+                    .chain([uuid])
+                    .any(|uuid| pod.assigned(uuid) > 0);
+                if holds {
+                    let reason = state.cards().find_map(|seen| {
+                        seen.gpu.reason.as_ref().filter(|_| seen.gpu.uuid == *uuid)
+                    });
+                    let reason = reason.map_or("it failed", String::as_str);
+                    let note = format!(
+                        "GPU {uuid} takes no new pods: {reason}. This pod is left alone: see whether it still works."
+                    );
+                    notices.push(Notice::Warn {
+                        uid: uid.clone(),
+                        reason: "GpuFailed",
+                        note,
+                    });
+                }
+            }
+        }
+        for over in state.over_users(pods) {
+            let note = format!(
+                "Uses {} MiB of GPU {} and asked for {}: ask for more, or limit the program's memory.",
+                over.used_mib, over.uuid, over.assigned_mib
+            );
+            if let Some(pod) = pods.get(&over.uid) {
+                self.again(&mut notices, pod, "OverGpuMemory", &over.uuid, note, now);
+            }
+        }
+        notices
+    }
+
+    /// The cards on which a process of the pod was ever seen.
+    fn confirm(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Timestamp) {
+        let uid = &pod.facts.uid;
+        let on = state
+            .cards()
+            .filter(|seen| seen.used.has(uid, None))
+            .map(|seen| &seen.gpu.uuid);
+        let on: BTreeSet<String> = on.cloned().collect();
+        if on.is_empty() {
+            return;
+        }
+        for uuid in on.iter().filter(|uuid| pod.assigned(uuid) == 0) {
+            let mine: Vec<&str> = pod.charges().map(|(uuid, _)| uuid).collect();
+            let note = format!(
+                "Runs on GPU {uuid}, which is not its own; its own is {}. See whether the NVIDIA container toolkit obeys {}.",
+                mine.join(", "),
+                names::VISIBLE_DEVICES
+            );
+            self.once(notices, pod, "WrongGpu", uuid, note, now);
+        }
+        let written = pod
+            .confirmed
+            .iter()
+            .flat_map(|text| text.split(','))
+            .map(str::to_owned);
+        let all = self
+            .seen_on
+            .entry(uid.clone())
+            .or_insert_with(|| written.collect());
+        let before = all.len();
+        all.extend(on);
+        let devices = all
+            .iter()
+            .map(String::as_str)
+            .filter(|uuid| !uuid.is_empty());
+        let devices = devices.collect::<Vec<_>>().join(",");
+        if all.len() > before || pod.confirmed.as_ref() != Some(&devices) {
+            notices.push(Notice::Confirm {
+                uid: uid.clone(),
+                devices,
+            });
+        }
+    }
+
+    fn silent(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Timestamp) {
+        let Some(Ok(assignment)) = &pod.facts.assignment else {
+            return;
+        };
+        let uid = &pod.facts.uid;
+        for (name, uuids) in &assignment.containers {
+            let Some(container) = pod
+                .containers
+                .iter()
+                .find(|container| *container.name == **name)
+            else {
+                continue;
+            };
+            let key = (uid.clone(), container.id.clone());
+            if state.cards().any(|seen| seen.used.has(uid, Some(name))) {
+                self.active.insert(key);
+                continue;
+            }
+            let since = container
+                .running_since
+                .map(|since| now.duration_since(since));
+            let long = since.is_some_and(|since| {
+                since.is_positive() && since.unsigned_abs() >= self.silent_after
+            });
+            if long && !self.active.contains(&key) && pod.confirmed.is_none() {
+                let note = format!(
+                    "Container {name} runs without a process on GPU {}. If it should use it: does its image have CUDA, is the NVIDIA \
+                     runtime used (runtimeClassName), and does the toolkit accept {} of unprivileged containers \
+                     (accept-nvidia-visible-devices-envvar-when-unprivileged)?",
+                    uuids.join(", "),
+                    names::VISIBLE_DEVICES
+                );
+                self.once(notices, pod, "NoGpuProcess", &container.id, note, now);
+            }
+        }
+    }
+
+    fn once(
+        &mut self,
+        to: &mut Vec<Notice>,
+        pod: &NodePod,
+        reason: &'static str,
+        of: &str,
+        note: String,
+        now: Timestamp,
+    ) {
+        let key = (pod.facts.uid.clone(), format!("{reason} {of}"));
+        if self.told.insert(key, now).is_none() {
+            to.push(Notice::Warn {
+                uid: pod.facts.uid.clone(),
+                reason,
+                note,
+            });
+        }
+    }
+
+    fn again(
+        &mut self,
+        to: &mut Vec<Notice>,
+        pod: &NodePod,
+        reason: &'static str,
+        of: &str,
+        note: String,
+        now: Timestamp,
+    ) {
+        let key = (pod.facts.uid.clone(), format!("{reason} {of}"));
+        let told = self
+            .told
+            .get(&key)
+            .map(|told| now.duration_since(*told).unsigned_abs());
+        if told.is_none_or(|age| age >= AGAIN) {
+            self.told.remove(&key);
+            self.once(to, pod, reason, of, note, now);
+        }
+    }
+}

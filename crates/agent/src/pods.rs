@@ -1,0 +1,169 @@
+//! The pods of this node, reduced to what the agent needs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gpustow_api::{PodFacts, names};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::jiff::Timestamp;
+
+/// Annotation by which the kubelet names a static pod's cgroup.
+const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";
+
+/// A pod of this node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodePod {
+    /// What scheduling knows of it.
+    pub facts: PodFacts,
+    /// The devices confirmed last.
+    pub confirmed: Option<String>,
+    /// The name that its cgroup bears: its UID but for static pods.
+    pub cgroup: Arc<str>,
+    /// Its containers that have an id.
+    pub containers: Vec<NodeContainer>,
+}
+
+/// A container of a pod of this node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeContainer {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its id, without the runtime's name.
+    pub id: Arc<str>,
+    /// Since when it runs, if it does.
+    pub running_since: Option<Timestamp>,
+}
+
+impl NodePod {
+    /// Reduces a pod; `None` for one without UID.
+    #[must_use]
+    pub fn from_pod(pod: &Pod, resource: &str) -> Option<Self> {
+        let facts = PodFacts::from_pod(pod, resource)?;
+        let annotation = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
+        let status = pod.status.as_ref();
+        let statuses = status.into_iter().flat_map(|status| {
+            [
+                &status.container_statuses,
+                &status.init_container_statuses,
+                &status.ephemeral_container_statuses,
+            ]
+        });
+        Some(Self {
+            confirmed: annotation(names::CONFIRMED),
+            cgroup: annotation(STATIC_POD_HASH).map_or_else(|| facts.uid.clone(), Arc::from),
+            containers: statuses
+                .flat_map(|list| list.iter().flatten())
+                .filter_map(container)
+                .collect(),
+            facts,
+        })
+    }
+
+    /// True if it asks for GPU memory.
+    #[must_use]
+    pub fn asks(&self) -> bool {
+        self.facts
+            .request
+            .as_ref()
+            .is_ok_and(|request| !request.claims.is_empty())
+    }
+
+    /// MiB that it may use of a card.
+    #[must_use]
+    pub fn assigned(&self, uuid: &str) -> u64 {
+        self.charges()
+            .find(|(card, _)| *card == uuid)
+            .map_or(0, |(_, mib)| mib)
+    }
+
+    /// The cards that it holds and the MiB on each; nothing once it has ended.
+    pub fn charges(&self) -> impl Iterator<Item = (&str, u64)> {
+        let assignment = self.facts.assignment.iter().flatten();
+        let held = assignment.filter(|_| !self.facts.released);
+        held.flat_map(|assignment| {
+            assignment
+                .charges
+                .iter()
+                .map(|(uuid, mib)| (&**uuid, mib.0))
+        })
+    }
+
+    /// The name of the container with this id.
+    #[must_use]
+    pub fn container(&self, id: &str) -> Option<&Arc<str>> {
+        self.containers
+            .iter()
+            .find(|container| *container.id == *id)
+            .map(|container| &container.name)
+    }
+}
+
+fn container(status: &ContainerStatus) -> Option<NodeContainer> {
+    let id = status.container_id.as_deref()?;
+    let running = status
+        .state
+        .as_ref()
+        .and_then(|state| state.running.as_ref());
+    Some(NodeContainer {
+        name: status.name.as_str().into(),
+        id: id.rsplit_once("://").map_or(id, |(_, id)| id).into(),
+        running_since: running
+            .and_then(|running| running.started_at.as_ref())
+            .map(|time| time.0),
+    })
+}
+
+/// The node's pods by UID.
+#[derive(Clone, Debug, Default)]
+pub struct NodePods {
+    by_uid: HashMap<Arc<str>, NodePod>,
+}
+
+impl NodePods {
+    /// These pods.
+    #[must_use]
+    pub fn new(pods: impl IntoIterator<Item = NodePod>) -> Self {
+        Self {
+            by_uid: pods
+                .into_iter()
+                .map(|pod| (pod.facts.uid.clone(), pod))
+                .collect(),
+        }
+    }
+
+    /// A pod is new or has changed.
+    pub fn apply(&mut self, pod: NodePod) {
+        self.by_uid.insert(pod.facts.uid.clone(), pod);
+    }
+
+    /// A pod is gone.
+    pub fn delete(&mut self, uid: &str) {
+        self.by_uid.remove(uid);
+    }
+
+    /// The pod of this UID.
+    #[must_use]
+    pub fn get(&self, uid: &str) -> Option<&NodePod> {
+        self.by_uid.get(uid)
+    }
+
+    /// The pod whose cgroup bears this name.
+    #[must_use]
+    pub fn of_cgroup(&self, name: &str) -> Option<&NodePod> {
+        self.get(name)
+            .or_else(|| self.iter().find(|pod| *pod.cgroup == *name))
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &NodePod> {
+        self.by_uid.values()
+    }
+
+    /// MiB assigned on this node.
+    #[must_use]
+    pub fn bound(&self) -> u64 {
+        self.iter()
+            .flat_map(NodePod::charges)
+            .fold(0, |sum, (_, mib)| sum.saturating_add(mib))
+    }
+}

@@ -1,0 +1,92 @@
+//! Whose memory a card's is: pure arithmetic over what NVML, `/proc` and the API server said.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::devices::Card;
+use crate::pods::{NodePod, NodePods};
+use crate::processes::Who;
+
+/// Bytes of one card by user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CardUse {
+    /// Pod UID and container name to bytes, for pods with an assignment. The name is empty for a
+    /// process whose container is not known yet.
+    pub pods: BTreeMap<(Arc<str>, Arc<str>), u64>,
+    /// Pods without an assignment.
+    pub other_pods: u64,
+    /// Processes of no pod.
+    pub host: u64,
+    /// In use by nobody who could be named.
+    pub unattributed: u64,
+    /// Processes that `/proc` does not show.
+    pub unseen: usize,
+    /// False if the driver does not say which processes use how much.
+    pub measured: bool,
+}
+
+impl CardUse {
+    /// Divides what is in use on `card`.
+    pub fn of(card: &Card, pods: &NodePods, mut who: impl FnMut(u32) -> Who) -> Self {
+        let mut is = Self {
+            measured: card.processes.is_some(),
+            ..Self::default()
+        };
+        let mut named = 0u64;
+        for process in card.processes.iter().flatten() {
+            let used = process.used.unwrap_or_default();
+            is.measured &= process.used.is_some();
+            match who(process.pid) {
+                Who::Gone => {
+                    is.unseen += 1;
+                    continue;
+                }
+                Who::Host => is.host = is.host.saturating_add(used),
+                Who::Pod(owner) => match pods.of_cgroup(&owner.pod).filter(|pod| holds(pod)) {
+                    None => is.other_pods = is.other_pods.saturating_add(used),
+                    Some(pod) => {
+                        let name = owner.container.and_then(|id| pod.container(&id).cloned());
+                        let key = (pod.facts.uid.clone(), name.unwrap_or_else(|| "".into()));
+                        let sum = is.pods.entry(key).or_default();
+                        *sum = sum.saturating_add(used);
+                    }
+                },
+            }
+            named = named.saturating_add(used);
+        }
+        let used = card.memory.map_or(named, |memory| memory.used);
+        is.unattributed = used.saturating_sub(named);
+        if !is.measured {
+            // What nobody measured may well be what these pods were promised.
+            let promised = pods.iter().map(|pod| {
+                pod.assigned(&card.uuid)
+                    .saturating_mul(1 << 20)
+                    .saturating_sub(is.pod(&pod.facts.uid))
+            });
+            let promised = promised.fold(0, u64::saturating_add);
+            is.unattributed = is.unattributed.saturating_sub(promised);
+        }
+        is
+    }
+
+    /// Bytes of all containers of a pod.
+    #[must_use]
+    pub fn pod(&self, uid: &str) -> u64 {
+        let shares = self.pods.iter().filter(|((pod, _), _)| **pod == *uid);
+        shares.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// True if a process of the pod, or of one container of it, is on the card.
+    #[must_use]
+    pub fn has(&self, uid: &str, container: Option<&str>) -> bool {
+        self.pods.keys().any(|(pod, name)| {
+            **pod == *uid
+                && container.is_none_or(|container| **name == *container || name.is_empty())
+        })
+    }
+}
+
+/// A pod whose assignment cannot be read is gpustow's all the same: it is charged for all it asks.
+fn holds(pod: &NodePod) -> bool {
+    pod.facts.assignment.is_some()
+}

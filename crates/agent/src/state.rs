@@ -1,0 +1,483 @@
+//! The agent's mind: from readings to what is to be reported. No I/O and no clock of its own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::{Condition, Gpu, GpuNodeStatus, PodUse, Summary};
+use gpustow_api::names;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::devices::{Card, DeviceError, Reading};
+use crate::health::Health;
+use crate::pods::NodePods;
+use crate::processes::Who;
+use crate::shares::CardUse;
+
+/// What an operator chose.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// MiB per card that no pod may hold.
+    pub headroom_mib: u64,
+    /// MiB that a card offers which shares the host's memory and tells no size.
+    pub unified_memory_mib: Option<u64>,
+    /// Changes of foreign memory below this wait for the heartbeat.
+    pub threshold_mib: u64,
+    /// XIDs that are an application's fault.
+    pub application_xids: BTreeSet<u64>,
+    /// How long a card that failed takes no pods.
+    pub probation: Duration,
+    /// How long a card that is not seen any more stays in the report.
+    pub forget_after: Duration,
+}
+
+/// A card and who uses it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// What the report says of it.
+    pub gpu: Gpu,
+    /// Bytes by user.
+    pub used: CardUse,
+    /// Bytes in use in all.
+    pub used_bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    seen: Seen,
+    when: Timestamp,
+    unattributed_before: u64,
+}
+
+/// Everything that the agent knows of its cards.
+#[derive(Debug)]
+pub struct State {
+    settings: Settings,
+    health: Health,
+    known: BTreeMap<String, Known>,
+    order: Vec<String>,
+    driver: Option<String>,
+    error: Option<DeviceError>,
+    unseen: bool,
+}
+
+impl State {
+    /// Knows nothing yet but what an earlier agent reported.
+    #[must_use]
+    pub fn new(settings: Settings, before: Option<&GpuNodeStatus>, now: Timestamp) -> Self {
+        let mut health = Health::new(settings.application_xids.clone(), settings.probation);
+        let mut known = BTreeMap::new();
+        let mut order = Vec::new();
+        if let Some(status) = before {
+            health.resume(status, now);
+            for gpu in &status.gpus {
+                let gpu = Gpu {
+                    pods: Vec::new(),
+                    ..gpu.clone()
+                };
+                let seen = Seen {
+                    gpu,
+                    used: CardUse::default(),
+                    used_bytes: 0,
+                };
+                order.push(seen.gpu.uuid.clone());
+                known.insert(
+                    seen.gpu.uuid.clone(),
+                    Known {
+                        seen,
+                        when: now,
+                        unattributed_before: 0,
+                    },
+                );
+            }
+        }
+        Self {
+            settings,
+            health,
+            known,
+            order,
+            driver: None,
+            error: None,
+            unseen: false,
+        }
+    }
+
+    /// The cards in the report's order, those that have gone missing included.
+    pub fn cards(&self) -> impl Iterator<Item = &Seen> {
+        self.order
+            .iter()
+            .filter_map(|uuid| Some(&self.known.get(uuid)?.seen))
+    }
+
+    /// Why nothing can be seen, if so.
+    #[must_use]
+    pub fn error(&self) -> Option<&DeviceError> {
+        self.error.as_ref()
+    }
+
+    /// MiB that pods may hold of a card.
+    fn bound(&self, gpu: &Gpu) -> u64 {
+        let kept = gpu.reserved_mib.saturating_add(self.settings.headroom_mib);
+        gpu.total_mib.saturating_sub(kept)
+    }
+
+    /// MiB that the node's cards hold, healthy or not: those that are there, or all that were there
+    /// when the driver last answered.
+    #[must_use]
+    pub fn capacity(&self, now: Timestamp) -> u64 {
+        let there = self
+            .known
+            .values()
+            .filter(|known| self.error.is_some() || known.when == now);
+        there
+            .map(|known| self.bound(&known.seen.gpu))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Takes in a reading. `held` are the cards that NVIDIA's own device plugin has given away, by
+    /// whom. The cards that this reading condemned are returned.
+    pub fn read(
+        &mut self,
+        reading: Result<&Reading, &DeviceError>,
+        pods: &NodePods,
+        held: &HashMap<String, String>,
+        mut who: impl FnMut(u32) -> Who,
+        now: Timestamp,
+    ) -> Vec<String> {
+        self.error = reading.err().cloned();
+        let mut condemned = Vec::new();
+        if let Ok(reading) = reading {
+            self.driver.clone_from(&reading.driver);
+            for fault in &reading.faults {
+                if self.health.fault(fault, now) {
+                    condemned.push(fault.uuid.clone());
+                }
+            }
+            self.order.clear();
+            let (mut unseen, mut shown) = (0, 0);
+            for card in &reading.cards {
+                if self.order.contains(&card.uuid) || !is_uuid(&card.uuid) {
+                    continue;
+                }
+                self.order.push(card.uuid.clone());
+                let used = CardUse::of(card, pods, &mut who);
+                unseen += used.unseen;
+                shown += card.processes.as_ref().map_or(0, Vec::len);
+                self.see(card, used, held, now, &mut condemned);
+            }
+            self.unseen = shown > 0 && unseen == shown;
+        }
+        self.miss(pods, now);
+        condemned
+    }
+
+    fn see(
+        &mut self,
+        card: &Card,
+        used: CardUse,
+        held: &HashMap<String, String>,
+        now: Timestamp,
+        condemned: &mut Vec<String>,
+    ) {
+        let before = self.known.get(&card.uuid);
+        if let Some(failure) = &card.failure {
+            if before.is_none_or(|known| known.seen.gpu.healthy) {
+                condemned.push(card.uuid.clone());
+            }
+            self.health.condemn(&card.uuid, failure.clone(), now);
+        }
+        let unified = card.memory.is_none() && card.failure.is_none();
+        let (total_mib, reserved_mib) = match (card.memory, before) {
+            (Some(memory), _) => {
+                let total = floor(memory.total);
+                // What is reserved rounds up, but never above what there is.
+                (total, ceil(memory.reserved).min(total))
+            }
+            (None, Some(known)) if !unified => {
+                (known.seen.gpu.total_mib, known.seen.gpu.reserved_mib)
+            }
+            _ => (self.settings.unified_memory_mib.unwrap_or(0), 0),
+        };
+        let illness = self
+            .health
+            .of(&card.uuid, card.place.parent.as_deref(), now);
+        let reason = illness
+            .map(|illness| illness.reason.clone())
+            .or_else(|| {
+                held.get(&card.uuid)
+                    .map(|pod| format!("held by pod {pod} through {}", names::NVIDIA_GPU))
+            })
+            .or_else(|| {
+                let no_size = unified && self.settings.unified_memory_mib.is_none();
+                no_size.then(|| "shares the host's memory: set --unified-memory-mib".to_owned())
+            });
+        let foreign = used.other_pods.saturating_add(used.host);
+        // A process that starts or ends shows in one figure before the other.
+        let lasting = before
+            .map_or(0, |known| known.unattributed_before)
+            .min(used.unattributed);
+        let mut shares: BTreeMap<Arc<str>, u64> = BTreeMap::new();
+        for ((uid, _), bytes) in &used.pods {
+            let sum = shares.entry(uid.clone()).or_default();
+            *sum = sum.saturating_add(*bytes);
+        }
+        let gpu = Gpu {
+            uuid: card.uuid.clone(),
+            index: card.index,
+            model: shortened(&card.model, 128),
+            total_mib,
+            reserved_mib,
+            healthy: reason.is_none(),
+            reason: reason.map(|reason| shortened(&reason, 256)),
+            pods: shares
+                .into_iter()
+                .map(|(uid, bytes)| PodUse {
+                    uid: uid.to_string(),
+                    used_mib: ceil(bytes),
+                })
+                .take(1024)
+                .collect(),
+            strangers_mib: ceil(foreign.saturating_add(lasting)),
+            other_pods_mib: ceil(used.other_pods),
+            host_mib: ceil(used.host),
+            utilization: card.utilization.map(|percent| percent.min(100)),
+            failed: illness.map(|illness| illness.since.to_string()),
+            place: Some(Box::new(card.place.clone())),
+        };
+        let unattributed_before = used.unattributed;
+        let used_bytes = card.memory.map_or(foreign, |memory| memory.used);
+        let seen = Seen {
+            gpu,
+            used,
+            used_bytes,
+        };
+        self.known.insert(
+            card.uuid.clone(),
+            Known {
+                seen,
+                when: now,
+                unattributed_before,
+            },
+        );
+    }
+
+    /// Cards that this reading did not show.
+    fn miss(&mut self, pods: &NodePods, now: Timestamp) {
+        let Self {
+            known,
+            order,
+            error,
+            settings,
+            ..
+        } = self;
+        known.retain(|uuid, card| {
+            let missing = now.duration_since(card.when).unsigned_abs();
+            let in_use = || pods.iter().any(|pod| pod.assigned(uuid) > 0);
+            card.when == now || error.is_some() || missing < settings.forget_after || in_use()
+        });
+        for (uuid, card) in known.iter_mut().filter(|(_, card)| card.when != now) {
+            let gpu = &mut card.seen.gpu;
+            let before = gpu.reason.take().filter(|_| !gpu.healthy);
+            let reason = match error {
+                Some(error) => error.to_string(),
+                None => before.unwrap_or_else(|| "not there any more".to_owned()),
+            };
+            (gpu.healthy, gpu.reason) = (false, Some(shortened(&reason, 256)));
+            if !order.contains(uuid) {
+                order.push(uuid.clone());
+            }
+        }
+    }
+
+    /// The report, without a heartbeat.
+    #[must_use]
+    pub fn status(&self, pods: &NodePods) -> GpuNodeStatus {
+        let gpus: Vec<Gpu> = self
+            .cards()
+            .map(|seen| seen.gpu.clone())
+            .take(256)
+            .collect();
+        let healthy = || gpus.iter().filter(|gpu| gpu.healthy);
+        let models: BTreeSet<&str> = gpus.iter().map(|gpu| gpu.model.as_str()).collect();
+        let models: Vec<&str> = models
+            .into_iter()
+            .filter(|model| !model.is_empty())
+            .collect();
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        GpuNodeStatus {
+            heartbeat: None,
+            driver: self.driver.as_deref().map(|driver| shortened(driver, 64)),
+            summary: Summary {
+                gpus: count(gpus.len()),
+                healthy: count(healthy().count()),
+                models: shortened(&models.join(","), 1024),
+                capacity_mib: healthy()
+                    .map(|gpu| self.bound(gpu))
+                    .fold(0, u64::saturating_add),
+                used_mib: ceil(
+                    self.cards()
+                        .map(|seen| seen.used_bytes)
+                        .fold(0, u64::saturating_add),
+                ),
+            },
+            headroom_mib: self.settings.headroom_mib,
+            conditions: self.conditions(pods),
+            gpus,
+        }
+    }
+
+    fn conditions(&self, pods: &NodePods) -> Vec<Condition> {
+        let is = |r#type: &str, status: bool, reason: &str, message: &str| Condition {
+            r#type: r#type.to_owned(),
+            status: if status { "True" } else { "False" }.to_owned(),
+            reason: reason.to_owned(),
+            message: shortened(message, 1024),
+        };
+        let ready = match &self.error {
+            Some(error) => is("Ready", false, error.reason(), &error.to_string()),
+            None if self.known.is_empty() => {
+                is("Ready", false, "NoGpus", "The driver shows no GPU.")
+            }
+            None => is("Ready", true, "Reading", "The cards are being read."),
+        };
+        let unmeasured = self
+            .cards()
+            .any(|seen| !seen.used.measured && seen.gpu.healthy);
+        let processes = if self.unseen {
+            let advice = "No GPU process is in /proc: run the agent with hostPID, or with --proc of the host.";
+            is("ProcessesReadable", false, "HostProcessesHidden", advice)
+        } else if unmeasured {
+            let advice = "The driver does not say what each process uses: memory within what a card's pods were \
+                          promised counts as theirs.";
+            is("ProcessesReadable", false, "NotMeasured", advice)
+        } else {
+            is(
+                "ProcessesReadable",
+                true,
+                "Measured",
+                "Memory is known per process.",
+            )
+        };
+        let over: BTreeSet<String> = self.over_users(pods).map(|over| over.pod).collect();
+        let within = if over.is_empty() {
+            is(
+                "PodsWithinRequest",
+                true,
+                "Within",
+                "No pod uses more than it asked for.",
+            )
+        } else {
+            let over: Vec<String> = over.into_iter().collect();
+            is("PodsWithinRequest", false, "OverRequest", &over.join(", "))
+        };
+        vec![ready, processes, within]
+    }
+
+    /// Pods that use more of a card than they asked for.
+    pub fn over_users<'a>(&'a self, pods: &'a NodePods) -> impl Iterator<Item = OverUse> + 'a {
+        self.cards().flat_map(move |seen| {
+            seen.gpu.pods.iter().filter_map(move |share| {
+                let pod = pods.get(&share.uid)?;
+                let assigned = pod.assigned(&seen.gpu.uuid);
+                // Zero: a card that is not its own, which is told otherwise.
+                (assigned > 0 && share.used_mib > assigned).then(|| OverUse {
+                    uid: pod.facts.uid.clone(),
+                    pod: format!("{}/{}", pod.facts.namespace, pod.facts.name),
+                    uuid: seen.gpu.uuid.clone(),
+                    used_mib: share.used_mib,
+                    assigned_mib: assigned,
+                })
+            })
+        })
+    }
+
+    /// True if `new` tells a scheduler something that it should not wait a heartbeat for.
+    #[must_use]
+    pub fn is_news(&self, old: &GpuNodeStatus, new: &GpuNodeStatus, pods: &NodePods) -> bool {
+        let taken = |gpu: &Gpu| {
+            let excess = gpu.pods.iter().map(|share| {
+                let assigned = pods
+                    .get(&share.uid)
+                    .map_or(0, |pod| pod.assigned(&gpu.uuid));
+                share.used_mib.saturating_sub(assigned)
+            });
+            excess.fold(gpu.strangers_mib, u64::saturating_add)
+        };
+        let same_users = |old: &Gpu, new: &Gpu| {
+            old.pods
+                .iter()
+                .map(|share| &share.uid)
+                .eq(new.pods.iter().map(|share| &share.uid))
+        };
+        let same_card = |old: &Gpu, new: &Gpu| {
+            let key = |gpu: &Gpu| {
+                (
+                    gpu.uuid.clone(),
+                    gpu.index,
+                    gpu.total_mib,
+                    gpu.reserved_mib,
+                    gpu.healthy,
+                    gpu.reason.clone(),
+                )
+            };
+            key(old) == key(new)
+                && same_users(old, new)
+                && taken(old).abs_diff(taken(new)) < self.settings.threshold_mib
+        };
+        let key = |status: &GpuNodeStatus| {
+            (
+                status.driver.clone(),
+                status.headroom_mib,
+                status.conditions.clone(),
+            )
+        };
+        key(old) != key(new)
+            || old.gpus.len() != new.gpus.len()
+            || !old
+                .gpus
+                .iter()
+                .zip(&new.gpus)
+                .all(|(old, new)| same_card(old, new))
+    }
+}
+
+/// A pod that uses more of a card than it asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverUse {
+    /// The pod's UID.
+    pub uid: Arc<str>,
+    /// Namespace and name.
+    pub pod: String,
+    /// The card.
+    pub uuid: String,
+    /// MiB in use.
+    pub used_mib: u64,
+    /// MiB that it may use.
+    pub assigned_mib: u64,
+}
+
+/// The API server refuses more.
+const MAX_MIB: u64 = 16_777_216;
+
+fn floor(bytes: u64) -> u64 {
+    (bytes >> 20).min(MAX_MIB)
+}
+
+fn ceil(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20).min(MAX_MIB)
+}
+
+/// The API server refuses others.
+fn is_uuid(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte);
+    let starts_well = text
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric());
+    starts_well && text.len() <= 96 && text.bytes().all(is_plain)
+}
+
+/// The API server refuses longer texts.
+fn shortened(text: &str, characters: usize) -> String {
+    text.chars().take(characters).collect()
+}

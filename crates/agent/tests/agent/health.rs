@@ -1,0 +1,166 @@
+//! Cards that fail and return.
+
+use gpustow_agent::state::State;
+use nvidia_ml::{Event, Gpu, Machine};
+
+use crate::support::{Host, at, h100, machine, pods, settings, state, status_of, take};
+
+/// What the report says of the first card.
+fn first(state: &State) -> (bool, Option<String>) {
+    let gpu = status_of(state, &pods(&[])).gpus.remove(0);
+    (gpu.healthy, gpu.reason)
+}
+
+fn reading(host: &Host, xid: u64) -> gpustow_agent::devices::Reading {
+    let mut reading = host.read().unwrap();
+    let kind = gpustow_agent::devices::FaultKind::Xid(xid);
+    reading.faults.push(gpustow_agent::devices::Fault {
+        uuid: "GPU-0".to_owned(),
+        kind,
+    });
+    reading
+}
+
+fn host() -> Host {
+    Host::new(&machine(vec![h100(0), h100(1)]))
+}
+
+#[test]
+fn a_fault_condemns_a_card_until_its_probation_is_over() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    let condemned = take(&mut state, Ok(reading(&host, 79)), &none, at(10), nobody);
+    assert_eq!(condemned, ["GPU-0"]);
+    assert_eq!(first(&state), (false, Some("XID 79".to_owned())));
+    assert!(
+        status_of(&state, &none).gpus[1].healthy,
+        "the other card is well"
+    );
+    host.sample(&mut state, &none, at(609));
+    assert!(!first(&state).0);
+    host.sample(&mut state, &none, at(610));
+    assert_eq!(first(&state), (true, None));
+}
+
+#[test]
+fn a_further_fault_begins_the_probation_anew() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    take(&mut state, Ok(reading(&host, 79)), &none, at(10), nobody);
+    take(&mut state, Ok(reading(&host, 74)), &none, at(600), nobody);
+    host.sample(&mut state, &none, at(1199));
+    assert_eq!(first(&state), (false, Some("XID 74".to_owned())));
+    host.sample(&mut state, &none, at(1200));
+    assert!(first(&state).0);
+}
+
+#[test]
+fn an_applications_fault_condemns_nothing() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    for xid in [13, 31, 43, 45, 68, 109] {
+        let nobody = |_| gpustow_agent::processes::Who::Gone;
+        assert!(take(&mut state, Ok(reading(&host, xid)), &none, at(1), nobody).is_empty());
+    }
+    assert!(first(&state).0);
+}
+
+#[test]
+fn a_restarted_agent_keeps_the_verdict() {
+    let (host, mut before, none) = (host(), state(), pods(&[]));
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    take(&mut before, Ok(reading(&host, 79)), &none, at(10), nobody);
+    let report = status_of(&before, &none);
+    let mut after = State::new(settings(), Some(&report), at(100));
+    host.sample(&mut after, &none, at(100));
+    assert_eq!(first(&after), (false, Some("XID 79".to_owned())));
+    host.sample(&mut after, &none, at(610));
+    assert!(first(&after).0);
+}
+
+#[test]
+fn a_fault_of_a_divided_card_condemns_its_instances() {
+    let part = |number: u32| nvidia_ml::Mig {
+        uuid: format!("MIG-{number}"),
+        total_mib: 9856,
+        ..nvidia_ml::Mig::default()
+    };
+    let host = Host::new(&machine(vec![Gpu {
+        mig: vec![part(1), part(2)],
+        ..h100(0)
+    }]));
+    let (mut state, none) = (state(), pods(&[]));
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    take(&mut state, Ok(reading(&host, 79)), &none, at(10), nobody);
+    let status = status_of(&state, &none);
+    assert!(status.gpus.iter().all(|gpu| !gpu.healthy), "{status:?}");
+    assert_eq!(status.summary.healthy, 0);
+}
+
+#[test]
+fn a_card_that_does_not_answer_keeps_its_size_and_returns() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    host.sample(&mut state, &none, at(0));
+    host.shows(&machine(vec![
+        Gpu {
+            error: 999,
+            ..h100(0)
+        },
+        h100(1),
+    ]));
+    // The library opens no card that does not answer.
+    host.sample(&mut state, &none, at(1));
+    let status = status_of(&state, &none);
+    let lost = status.gpus.iter().find(|gpu| gpu.uuid == "GPU-0").unwrap();
+    assert_eq!((lost.healthy, lost.total_mib), (false, 81_559));
+    assert_eq!(lost.reason.as_deref(), Some("not there any more"));
+    host.shows(&machine(vec![h100(0), h100(1)]));
+    host.sample(&mut state, &none, at(2));
+    assert!(first(&state).0);
+}
+
+#[test]
+fn without_a_driver_every_card_is_kept_and_takes_no_pods() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    host.sample(&mut state, &none, at(0));
+    let capacity = state.capacity(at(0));
+    host.shows(&Machine {
+        error: 9,
+        ..machine(Vec::new())
+    });
+    host.sample(&mut state, &none, at(1000));
+    let status = status_of(&state, &none);
+    assert_eq!((status.summary.gpus, status.summary.healthy), (2, 0));
+    assert_eq!(
+        status.gpus[0].reason.as_deref(),
+        Some("the NVIDIA driver is not loaded")
+    );
+    assert_eq!(status.conditions[0].reason, "DriverNotLoaded");
+    assert_eq!(
+        state.capacity(at(1000)),
+        capacity,
+        "no driver is no smaller hardware"
+    );
+    // It comes back with an error of its own kind under way.
+    let mut back = machine(vec![h100(0), h100(1)]);
+    back.events.push(Event {
+        gpu: "GPU-0".to_owned(),
+        xid: Some(79),
+    });
+    host.shows(&back);
+    host.sample(&mut state, &none, at(1001));
+    assert_eq!(status_of(&state, &none).summary.healthy, 2);
+}
+
+#[test]
+fn a_card_taken_out_is_forgotten_unless_a_pod_holds_it() {
+    let (host, mut state) = (host(), state());
+    let holder = pods(&[crate::support::pod(&[("GPU-0", 100)])]);
+    host.sample(&mut state, &holder, at(0));
+    host.shows(&machine(vec![h100(1)]));
+    host.sample(&mut state, &holder, at(1));
+    assert_eq!(state.capacity(at(1)), 81_559 - 480);
+    host.sample(&mut state, &holder, at(1000));
+    assert_eq!(status_of(&state, &holder).summary.gpus, 2);
+    host.sample(&mut state, &pods(&[]), at(1001));
+    assert_eq!(status_of(&state, &pods(&[])).summary.gpus, 1);
+}

@@ -1,0 +1,182 @@
+//! What users are told, and how often.
+
+use std::time::Duration;
+
+use gpustow_agent::notices::{Notice, Notices};
+use gpustow_agent::pods::NodePods;
+use gpustow_agent::state::State;
+use k8s_openapi::api::core::v1::Pod;
+use nvidia_ml::{Event, Gpu};
+
+use crate::support::{Host, UID, at, cgroup_of, h100, machine, pod, pods, process, state};
+
+struct Scene {
+    host: Host,
+    state: State,
+    notices: Notices,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let host = Host::new(&machine(vec![h100(0), h100(1)]));
+        host.process(1, &cgroup_of(UID));
+        Self {
+            host,
+            state: state(),
+            notices: Notices::new(Duration::from_secs(60)),
+        }
+    }
+
+    /// The pod's process uses these MiB of the two cards.
+    fn uses(&self, first: u64, second: u64) {
+        let card = |index: u32, mib: u64| Gpu {
+            processes: (mib > 0).then(|| process(1, mib)).into_iter().collect(),
+            ..h100(index)
+        };
+        self.host
+            .shows(&machine(vec![card(0, first), card(1, second)]));
+    }
+
+    fn look(&mut self, pods: &NodePods, second: i64) -> Vec<Notice> {
+        let condemned = self.host.sample(&mut self.state, pods, at(second));
+        self.notices.look(&self.state, pods, &condemned, at(second))
+    }
+
+    fn reasons(&mut self, pods: &NodePods, second: i64) -> Vec<&'static str> {
+        let notices = self.look(pods, second);
+        let reason = |notice: &Notice| match notice {
+            Notice::Confirm { .. } => "Confirm",
+            Notice::Warn { reason, .. } => reason,
+        };
+        notices.iter().map(reason).collect()
+    }
+}
+
+fn confirmed(mut pod: Pod, devices: &str) -> NodePods {
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(gpustow_api::names::CONFIRMED.to_owned(), devices.to_owned());
+    pods(&[pod])
+}
+
+#[test]
+fn a_pod_is_confirmed_once_and_again_when_it_is_seen_elsewhere() {
+    let mut scene = Scene::new();
+    let mine = || pod(&[("GPU-0", 100), ("GPU-1", 100)]);
+    assert_eq!(scene.look(&pods(&[mine()]), 1), [], "no process yet");
+    scene.uses(50, 0);
+    let confirm = |devices: &str| Notice::Confirm {
+        uid: UID.into(),
+        devices: devices.to_owned(),
+    };
+    assert_eq!(scene.look(&pods(&[mine()]), 2), [confirm("GPU-0")]);
+    assert_eq!(scene.look(&confirmed(mine(), "GPU-0"), 3), []);
+    scene.uses(50, 50);
+    assert_eq!(
+        scene.look(&confirmed(mine(), "GPU-0"), 4),
+        [confirm("GPU-0,GPU-1")]
+    );
+    scene.uses(0, 50);
+    assert_eq!(
+        scene.look(&confirmed(mine(), "GPU-0,GPU-1"), 5),
+        [],
+        "an idle card stays confirmed"
+    );
+    // Another agent takes over from the annotation.
+    scene.notices = Notices::new(Duration::from_secs(60));
+    assert_eq!(scene.look(&confirmed(mine(), "GPU-0,GPU-1"), 6), []);
+}
+
+#[test]
+fn a_pod_on_a_card_that_is_not_its_own_is_told_once() {
+    let mut scene = Scene::new();
+    scene.uses(0, 50);
+    let mine = pods(&[pod(&[("GPU-0", 100)])]);
+    let notices = scene.look(&mine, 1);
+    let Notice::Warn { reason, note, .. } = &notices[0] else {
+        panic!("{notices:?}")
+    };
+    assert_eq!(*reason, "WrongGpu");
+    assert!(
+        note.contains("GPU-1, which is not its own; its own is GPU-0"),
+        "{note}"
+    );
+    assert_eq!(scene.reasons(&mine, 2), ["Confirm"]);
+}
+
+#[test]
+fn a_pod_that_uses_too_much_is_told_and_not_every_second() {
+    let mut scene = Scene::new();
+    let mine = confirmed(pod(&[("GPU-0", 100)]), "GPU-0");
+    scene.uses(100, 0);
+    assert_eq!(scene.look(&mine, 0), []);
+    scene.uses(101, 0);
+    let told = (1..=1300).filter(|second| !scene.reasons(&mine, *second).is_empty());
+    assert_eq!(told.collect::<Vec<_>>(), [1, 601, 1201]);
+}
+
+#[test]
+fn a_container_without_a_process_is_told_of_once_after_a_minute() {
+    let mut scene = Scene::new();
+    let mine = pods(&[pod(&[("GPU-0", 100)])]);
+    let told: Vec<i64> = (0..200)
+        .filter(|second| !scene.look(&mine, *second).is_empty())
+        .collect();
+    assert_eq!(told, [60]);
+}
+
+#[test]
+fn a_container_that_had_a_process_may_rest() {
+    let mut scene = Scene::new();
+    scene.uses(50, 0);
+    let mine = pods(&[pod(&[("GPU-0", 100)])]);
+    assert_eq!(scene.reasons(&mine, 1), ["Confirm"]);
+    scene.uses(0, 0);
+    assert_eq!(scene.reasons(&mine, 1000), [""; 0]);
+}
+
+#[test]
+fn a_pod_without_an_assignment_is_told_what_to_do() {
+    let mut scene = Scene::new();
+    let mut stray = pod(&[]);
+    stray.metadata.annotations = None;
+    let stray = pods(&[stray]);
+    assert_eq!(scene.reasons(&stray, 1), ["NoGpuAssignment"]);
+    assert_eq!(scene.reasons(&stray, 2), [""; 0]);
+}
+
+#[test]
+fn pods_on_a_card_that_fails_are_told() {
+    let scene = Scene::new();
+    let mine = confirmed(pod(&[("GPU-0", 100)]), "GPU-0");
+    let mut notices = Notices::new(Duration::from_secs(6000));
+    let mut state = state();
+    let (mut looks, mut told) = (0, Vec::new());
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    gpustow_agent::devices::Devices::watch(&mut scene.host.devices(), &mut |reading| {
+        let condemned = crate::support::take(&mut state, Ok(reading), &mine, at(looks), nobody);
+        told.push(notices.look(&state, &mine, &condemned, at(looks)));
+        let mut failing = machine(vec![h100(0), h100(1)]);
+        failing.events.push(Event {
+            gpu: "GPU-0".to_owned(),
+            xid: Some(79),
+        });
+        scene.host.shows(&failing);
+        looks += 1;
+        if looks == 3 {
+            std::ops::ControlFlow::Break(())
+        } else {
+            std::ops::ControlFlow::Continue(())
+        }
+    })
+    .unwrap();
+    let Notice::Warn {
+        reason: "GpuFailed",
+        note,
+        ..
+    } = &told[1][0]
+    else {
+        panic!("{told:?}")
+    };
+    assert!(note.contains("XID 79"), "{note}");
+    assert_eq!((told[0].len(), told[1].len(), told[2].len()), (0, 1, 0));
+}

@@ -1,0 +1,271 @@
+//! Whose memory a report says it is, and when it is worth a write.
+
+use gpustow_agent::devices::Reading;
+use gpustow_agent::processes::Who;
+use gpustow_agent::state::State;
+use gpustow_api::gpunode::{GpuNodeStatus, PodUse};
+use gpustow_api::names;
+use nvidia_ml::{Gpu, Process};
+use serde_json::json;
+
+use crate::support::{
+    Host, UID, at, cgroup_of, h100, machine, pod, pods, process, settings, state, status_of, take,
+};
+
+const OTHER: &str = "ffffffff-4d5e-6f70-8192-a3b4c5d6e7f8";
+
+#[test]
+fn each_mib_has_one_user() {
+    let gpu = Gpu {
+        processes: vec![
+            process(1, 1000),
+            process(2, 200),
+            process(3, 30),
+            process(4, 4),
+            process(5, 5),
+        ],
+        used_mib: Some(2000),
+        ..h100(0)
+    };
+    let host = Host::new(&machine(vec![gpu]));
+    host.process(1, &cgroup_of(UID));
+    host.process(2, &cgroup_of(UID));
+    host.process(3, &cgroup_of(OTHER));
+    host.process(4, "0::/system.slice/x.service");
+    let (mut state, pods) = (state(), pods(&[pod(&[("GPU-0", 4096)])]));
+    host.sample(&mut state, &pods, at(0));
+    let gpu = &status_of(&state, &pods).gpus[0];
+    assert_eq!(
+        gpu.pods,
+        [PodUse {
+            uid: UID.to_owned(),
+            used_mib: 1200
+        }]
+    );
+    assert_eq!((gpu.other_pods_mib, gpu.host_mib), (30, 4));
+    assert_eq!(
+        gpu.strangers_mib, 34,
+        "what nobody owns may be a process that is starting"
+    );
+    host.sample(&mut state, &pods, at(1));
+    assert_eq!(
+        status_of(&state, &pods).gpus[0].strangers_mib,
+        34 + (2000 - 1234)
+    );
+    let seen = state.cards().next().unwrap();
+    assert_eq!(seen.used.pod(UID), 1200 << 20);
+    assert!(seen.used.has(UID, Some("main")) && !seen.used.has(UID, Some("other")));
+}
+
+#[test]
+fn a_static_pods_processes_are_its_own() {
+    let hash = "0f1a2b3c4d5e6f708192a3b4c5d6e7f8";
+    let mut mirror = pod(&[("GPU-0", 4096)]);
+    mirror.metadata.uid = Some(OTHER.to_owned());
+    let annotations = mirror.metadata.annotations.get_or_insert_default();
+    annotations.insert("kubernetes.io/config.hash".to_owned(), hash.to_owned());
+    let host = Host::new(&machine(vec![Gpu {
+        processes: vec![process(1, 10)],
+        ..h100(0)
+    }]));
+    host.process(1, &cgroup_of(hash));
+    let (mut state, pods) = (state(), pods(&[mirror]));
+    host.sample(&mut state, &pods, at(0));
+    assert_eq!(status_of(&state, &pods).gpus[0].pods[0].uid, OTHER);
+}
+
+#[test]
+fn what_the_driver_does_not_measure_is_first_the_pods_own() {
+    let unmeasured = Process {
+        used_mib: None,
+        ..process(1, 0)
+    };
+    let gpu = Gpu {
+        processes: vec![unmeasured],
+        used_mib: Some(5000),
+        ..h100(0)
+    };
+    let host = Host::new(&machine(vec![gpu]));
+    host.process(1, &cgroup_of(UID));
+    let (mut state, pods) = (state(), pods(&[pod(&[("GPU-0", 4096)])]));
+    host.sample(&mut state, &pods, at(0));
+    host.sample(&mut state, &pods, at(1));
+    let status = status_of(&state, &pods);
+    assert_eq!(status.gpus[0].strangers_mib, 5000 - 4096);
+    assert_eq!(status.conditions[1].reason, "NotMeasured");
+}
+
+#[test]
+fn processes_that_cannot_be_seen_are_strangers_and_told() {
+    let host = Host::new(&machine(vec![Gpu {
+        processes: vec![process(1, 700)],
+        ..h100(0)
+    }]));
+    let (mut state, none) = (state(), pods(&[]));
+    host.sample(&mut state, &none, at(0));
+    host.sample(&mut state, &none, at(1));
+    let status = status_of(&state, &none);
+    assert_eq!(status.gpus[0].strangers_mib, 700);
+    assert_eq!(status.conditions[1].reason, "HostProcessesHidden");
+}
+
+#[test]
+fn an_instance_of_unified_memory_takes_pods_once_its_size_is_set() {
+    let mut shown = machine(vec![h100(0)]);
+    shown.unsupported = vec!["nvmlDeviceGetMemoryInfo_v2".to_owned()];
+    let host = Host::new(&shown);
+    let (mut state, none) = (state(), pods(&[]));
+    host.sample(&mut state, &none, at(0));
+    let gpu = status_of(&state, &none).gpus.remove(0);
+    assert_eq!((gpu.total_mib, gpu.healthy), (0, false));
+    assert!(gpu.reason.unwrap().contains("--unified-memory-mib"));
+    let settings = gpustow_agent::state::Settings {
+        unified_memory_mib: Some(100_000),
+        ..settings()
+    };
+    let mut state = State::new(settings, None, at(0));
+    host.sample(&mut state, &none, at(0));
+    let gpu = status_of(&state, &none).gpus.remove(0);
+    assert_eq!((gpu.total_mib, gpu.healthy), (100_000, true));
+}
+
+#[test]
+fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
+    let host = Host::new(&machine(vec![h100(0)]));
+    let (mut state, none) = (state(), pods(&[]));
+    let held = [("GPU-0".to_owned(), "team/whole".to_owned())].into();
+    state.read(host.read().as_ref(), &none, &held, |_| Who::Gone, at(0));
+    let gpu = status_of(&state, &none).gpus.remove(0);
+    assert_eq!(
+        gpu.reason,
+        Some(format!(
+            "held by pod team/whole through {}",
+            names::NVIDIA_GPU
+        ))
+    );
+    assert_eq!(state.capacity(at(0)), 81_079);
+    host.sample(&mut state, &none, at(1));
+    assert!(status_of(&state, &none).gpus[0].healthy);
+}
+
+#[test]
+fn news_is_what_a_scheduler_must_know() {
+    let holder = pods(&[pod(&[("GPU-0", 1000)])]);
+    let with = |state: &mut State, own: u64, foreign: u64| -> GpuNodeStatus {
+        let processes = vec![process(1, own), process(2, foreign)];
+        let host = Host::new(&machine(vec![Gpu {
+            processes,
+            ..h100(0)
+        }]));
+        host.process(1, &cgroup_of(UID));
+        host.process(2, "0::/init.scope");
+        host.sample(state, &holder, at(0));
+        status_of(state, &holder)
+    };
+    let mut state = state();
+    let base = with(&mut state, 500, 100);
+    for (own, foreign, news, why) in [
+        (500, 100, false, "nothing"),
+        (900, 100, false, "a pod within its request"),
+        (500, 355, false, "a little"),
+        (500, 356, true, "a stranger"),
+        (1256, 100, true, "a pod beyond its request"),
+    ] {
+        let now = with(&mut state, own, foreign);
+        assert_eq!(state.is_news(&base, &now, &holder), news, "{why}");
+        assert_eq!(state.is_news(&now, &base, &holder), news, "{why}, and back");
+    }
+    let over = with(&mut state, 1001, 100);
+    assert!(
+        state.is_news(&base, &over, &holder),
+        "the condition changes"
+    );
+    assert_eq!(over.conditions[2].reason, "OverRequest");
+    assert_eq!(over.conditions[2].message, "team/p");
+}
+
+#[test]
+fn nothing_that_a_driver_says_is_refused_by_the_api_server() {
+    let long = "x".repeat(5000);
+    let mut gpus = vec![
+        Gpu {
+            name: long.clone(),
+            total_mib: 1 << 43,
+            reserved_mib: 1 << 43,
+            used_mib: Some(1 << 43),
+            utilization: Some(4_000_000),
+            ..h100(0)
+        },
+        h100(0),
+        Gpu {
+            uuid: "a,b".to_owned(),
+            ..h100(1)
+        },
+        Gpu {
+            uuid: String::new(),
+            ..h100(1)
+        },
+        Gpu {
+            uuid: "ü".repeat(20),
+            ..h100(1)
+        },
+    ];
+    gpus[0].processes = vec![process(1, 1 << 42)];
+    let host = Host::new(&machine(gpus));
+    let (mut state, none) = (state(), pods(&[]));
+    for second in 0..3 {
+        host.sample(&mut state, &none, at(second));
+    }
+    let status = status_of(&state, &none);
+    assert_eq!(status.gpus.len(), 1, "no UUID twice, none that is none");
+    let gpu = &status.gpus[0];
+    let mib = [gpu.total_mib, gpu.reserved_mib, gpu.strangers_mib];
+    assert!(mib.iter().all(|mib| *mib <= 16_777_216), "{mib:?}");
+    assert!(gpu.reserved_mib <= gpu.total_mib && gpu.model.len() <= 128);
+    assert!(gpu.utilization.is_none_or(|percent| percent <= 100));
+}
+
+#[test]
+fn a_capture_of_real_hardware_has_the_capacity_that_it_should() {
+    // Totals and reserves as real drivers told them.
+    let captured = [(15_360, 448), (46_068, 609), (81_559, 480), (284_208, 947)];
+    let gpus = captured
+        .iter()
+        .zip(0..)
+        .map(|(&(total_mib, reserved_mib), index)| Gpu {
+            total_mib,
+            reserved_mib,
+            ..h100(index)
+        });
+    let host = Host::new(&machine(gpus.collect()));
+    let settings = gpustow_agent::state::Settings {
+        headroom_mib: 512,
+        ..settings()
+    };
+    let (mut state, none) = (State::new(settings, None, at(0)), pods(&[]));
+    host.sample(&mut state, &none, at(0));
+    let bounds: Vec<u64> = captured
+        .iter()
+        .map(|(total, reserved)| total - reserved - 512)
+        .collect();
+    let status = status_of(&state, &none);
+    assert_eq!(state.capacity(at(0)), bounds.iter().sum::<u64>());
+    assert_eq!(status.summary.capacity_mib, bounds.iter().sum::<u64>());
+    assert_eq!(status.headroom_mib, 512);
+}
+
+#[test]
+fn a_report_is_plain_json_without_what_is_unknown() {
+    let (mut state, none) = (state(), pods(&[]));
+    let reading = Reading {
+        cards: vec![gpustow_agent::devices::Card {
+            uuid: "GPU-0".to_owned(),
+            ..Default::default()
+        }],
+        ..Reading::default()
+    };
+    take(&mut state, Ok(reading), &none, at(0), |_| Who::Gone);
+    let gpu = json!(status_of(&state, &none).gpus[0]);
+    assert_eq!(gpu["place"], json!({}));
+    assert_eq!(gpu.get("utilization"), None);
+}
