@@ -1,0 +1,13 @@
+//! `make demo`: pods being packed, in the terminal.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use gpustow_sim::demo::{Args, run};
+
+fn main() -> ExitCode {
+    run(&Args::parse()).unwrap_or_else(|error| {
+        eprintln!("demo: {error:#}");
+        ExitCode::FAILURE
+    })
+}

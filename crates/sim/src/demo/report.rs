@@ -1,0 +1,163 @@
+//! Figures in words: a row per policy, and the summary.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use gpustow_pack::PolicyKind;
+
+use super::Args;
+use super::picture::Picture;
+use super::workload::RAMP;
+use super::world::{Tally, World};
+
+/// What one policy has come to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Row {
+    pub(crate) policy: PolicyKind,
+    pub(crate) tally: Tally,
+    pub(crate) running: usize,
+    pub(crate) waiting: usize,
+    /// Share of all GPU memory that is promised now, 0 to 1.
+    pub(crate) allocated: f64,
+    pub(crate) mean_wait: Duration,
+    pub(crate) filter: Quantiles,
+    pub(crate) bind: Quantiles,
+}
+
+/// Median and 99th percentile.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Quantiles(Duration, Duration);
+
+impl Quantiles {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let at = |hundredths: usize| {
+            let last = times.len().saturating_sub(1);
+            times
+                .get(last * hundredths / 100)
+                .copied()
+                .unwrap_or_default()
+        };
+        Self(at(50), at(99))
+    }
+
+    fn text(self) -> String {
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        format!("{:.2} / {:.2} ms", ms(self.0), ms(self.1))
+    }
+}
+
+impl Row {
+    /// Looks at a world at virtual time `now`.
+    pub(crate) fn of(world: &World, now: Duration) -> Self {
+        let picture = Picture::of(&world.store);
+        let mut tally = world.tally().clone();
+        tally.broken += picture.over_committed() + picture.lost;
+        let (filter, bind) = {
+            let latencies = world
+                .latencies
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            (latencies.filter.clone(), latencies.bind.clone())
+        };
+        Self {
+            policy: world.policy,
+            running: picture.running,
+            waiting: picture.waiting.len(),
+            allocated: picture.allocated(),
+            mean_wait: tally.mean_wait(now),
+            filter: Quantiles::of(filter),
+            bind: Quantiles::of(bind),
+            tally,
+        }
+    }
+
+    /// No card was over-committed and every pod is accounted for.
+    pub(crate) fn is_sound(&self) -> bool {
+        let tally = &self.tally;
+        tally.broken == 0 && tally.arrived == tally.finished + self.running + self.waiting
+    }
+}
+
+/// Hours and minutes.
+pub(crate) fn clock(time: Duration) -> String {
+    let minutes = time.as_secs() / 60;
+    format!("{:02}:{:02}", minutes / 60, minutes % 60)
+}
+
+/// A heading and a line per policy; the first is the one that is shown.
+pub(crate) fn table(rows: &[Row]) -> Vec<String> {
+    let heading = [
+        "policy",
+        "allocated",
+        "waiting",
+        "mean wait",
+        "filter p50 / p99",
+        "bind p50 / p99",
+    ];
+    let line = |cells: [&str; 6]| {
+        let [policy, allocated, waiting, wait, filter, bind] = cells;
+        format!("{policy:12}{allocated:>10}{waiting:>9}{wait:>11}{filter:>20}{bind:>20}")
+    };
+    let mut lines = vec![line(heading)];
+    for row in rows {
+        let mean = row.tally.mean_allocated();
+        let mean = mean.map_or("-".to_owned(), |mean| format!("{:.1} %", mean * 100.0));
+        lines.push(line([
+            row.policy.name(),
+            &mean,
+            &row.waiting.to_string(),
+            &format!("{:.1} min", row.mean_wait.as_secs_f64() / 60.0),
+            &row.filter.text(),
+            &row.bind.text(),
+        ]));
+    }
+    lines
+}
+
+/// What stays on the terminal.
+pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> String {
+    let mut lines = Vec::new();
+    let mut say = |line: String| lines.push(line);
+    let Args {
+        seed, nodes, pods, ..
+    } = args;
+    let passed = clock(now);
+    say(format!(
+        "gpustow demo: {passed} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n"
+    ));
+    table(rows).into_iter().for_each(&mut say);
+    say(format!(
+        "\nallocated: GPU memory promised to pods, mean from {} on. waiting: at the end. Waits are in\n\
+         simulated time; filter and bind are real, over HTTP.\n",
+        clock(RAMP)
+    ));
+    for row in rows {
+        let Row {
+            policy,
+            running,
+            waiting,
+            tally,
+            ..
+        } = row;
+        let Tally {
+            arrived, finished, ..
+        } = tally;
+        say(format!(
+            "{policy}: {arrived} pods arrived, {finished} finished, {running} running, {waiting} waiting"
+        ));
+    }
+    if rows.iter().all(Row::is_sound) {
+        say("No card was over-committed, no pod was lost.".to_owned());
+    } else {
+        for row in rows.iter().filter(|row| !row.is_sound()) {
+            let broken = row.tally.broken;
+            say(format!(
+                "BROKEN under {}: over-committed cards or lost pods were seen {broken} times, or the \
+                 pods above do not add up. Please report this.",
+                row.policy
+            ));
+        }
+    }
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,358 @@
+//! As much of kube-scheduler as the demo needs: a queue by priority and age, the node-sum check,
+//! and the calls of an extender over HTTP. A refused pod sleeps until room is announced on it. It
+//! schedules one pod at a time and waits for the bind, where kube-scheduler goes on to the next.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use axum::http::Request;
+use gpustow_api::{NodeFacts, PodFacts, names};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Client;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::store::{Store, key_of};
+use super::workload::prefers;
+
+/// Before a pod is tried again whose bind failed, or an extender that answered with an error.
+const BACKOFF: Duration = Duration::from_millis(50);
+
+/// How long the extender took to answer, as kube-scheduler sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Latencies {
+    pub(crate) filter: Vec<Duration>,
+    pub(crate) bind: Vec<Duration>,
+}
+
+/// kube-scheduler's side of the extender protocol.
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Call<'a> {
+    pod: &'a Value,
+    nodes: Option<()>,
+    node_names: &'a [String],
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Filtered {
+    node_names: Option<Vec<String>>,
+    error: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Priority {
+    host: String,
+    score: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Bound {
+    error: String,
+}
+
+/// What kube-scheduler sums up: thousandths of a core, MiB of host memory, MiB of GPU memory.
+#[derive(Clone, Copy, Default)]
+struct Sums([u64; 3]);
+
+impl Sums {
+    fn of(pod: &PodFacts) -> Self {
+        let request = pod.request.as_deref().ok();
+        request.map_or(Self::default(), |request| {
+            let claims = request.claims.iter();
+            let mib = claims
+                .map(|claim| claim.mib.0 * u64::from(claim.gpus))
+                .sum();
+            Self([request.cpu_milli, request.ram.0, mib])
+        })
+    }
+
+    fn take(&mut self, part: Self) {
+        self.0
+            .iter_mut()
+            .zip(part.0)
+            .for_each(|(sum, part)| *sum = sum.saturating_sub(part));
+    }
+
+    fn give(&mut self, part: Self) {
+        self.0
+            .iter_mut()
+            .zip(part.0)
+            .for_each(|(sum, part)| *sum += part);
+    }
+
+    fn holds(&self, part: Self) -> bool {
+        self.0.iter().zip(part.0).all(|(sum, part)| *sum >= part)
+    }
+}
+
+/// A node and what its sums have free.
+struct NodeInfo {
+    object: Arc<Value>,
+    name: Arc<str>,
+    free: Sums,
+}
+
+/// A pod and how it looked last.
+struct PodInfo {
+    object: Arc<Value>,
+    facts: PodFacts,
+}
+
+/// The scheduler's state.
+pub(crate) struct Scheduler {
+    store: Arc<Store>,
+    extender: Client,
+    latencies: Arc<Mutex<Latencies>>,
+    nodes: Vec<NodeInfo>,
+    /// By UID, all that exist.
+    pods: BTreeMap<String, PodInfo>,
+    /// Priority and UID, which counts upwards: the oldest first.
+    queue: BTreeSet<(Reverse<i32>, String)>,
+    /// UID, and whether the sums of the nodes refused it rather than the extender.
+    asleep: BTreeMap<String, bool>,
+    seen: u64,
+}
+
+impl Scheduler {
+    /// One that will schedule the pods of `store` on the nodes that it has now.
+    ///
+    /// # Errors
+    /// If a node cannot be read.
+    pub(crate) fn new(
+        store: Arc<Store>,
+        extender: Client,
+        latencies: Arc<Mutex<Latencies>>,
+    ) -> Result<Self> {
+        let (seen, nodes) = store.list("nodes");
+        let nodes = nodes.into_iter().map(|object| {
+            let node = Node::deserialize(&*object).context("a node")?;
+            let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
+            let gpu_mem = allocatable.and_then(|list| list.get(names::GPU_MEM));
+            let gpu_mem = gpu_mem.map_or(Ok(0), |amount| amount.0.parse())?;
+            let facts = NodeFacts::from_node(&node);
+            Ok(NodeInfo {
+                free: Sums([facts.cpu_milli, facts.ram.0, gpu_mem]),
+                name: facts.name,
+                object,
+            })
+        });
+        Ok(Self {
+            nodes: nodes.collect::<Result<_>>()?,
+            store,
+            extender,
+            latencies,
+            pods: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            asleep: BTreeMap::new(),
+            seen,
+        })
+    }
+
+    /// Schedules until it is dropped.
+    ///
+    /// # Errors
+    /// If the extender cannot be reached or talks nonsense.
+    pub(crate) async fn run(mut self) -> Result<()> {
+        let mut changed = self.store.subscribe();
+        loop {
+            changed.borrow_and_update();
+            self.observe()?;
+            match self.queue.pop_first() {
+                Some((_, uid)) => self.schedule(&uid).await?,
+                None => changed.changed().await?,
+            }
+        }
+    }
+
+    /// Takes in what was written since the last look.
+    fn observe(&mut self) -> Result<()> {
+        let changes = self.store.since(self.seen);
+        let changes = changes.map_err(|refused| anyhow::anyhow!(refused.message))?;
+        for change in changes {
+            self.seen = change.version;
+            if change.resource != "pods" {
+                continue;
+            }
+            match (&change.old, &change.new) {
+                (old, Some(new)) => {
+                    let pod = Pod::deserialize(&**new).context("a pod")?;
+                    let facts = PodFacts::from_pod(&pod, names::GPU_MEM).context("no UID")?;
+                    let uid = facts.uid.to_string();
+                    let sums = Sums::of(&facts);
+                    let node = facts.node.clone();
+                    let object = new.clone();
+                    let before = self.pods.insert(uid.clone(), PodInfo { object, facts });
+                    if let Some(node) = node {
+                        self.asleep.remove(&uid);
+                        if before.is_none_or(|before| before.facts.node.is_none()) {
+                            self.free_of(&node, |free| free.take(sums));
+                        }
+                    } else if old.is_none() || room(old.as_deref()) != room(Some(new)) {
+                        self.wake(&uid);
+                    }
+                }
+                (Some(old), None) => {
+                    let uid = old["metadata"]["uid"].as_str().unwrap_or_default();
+                    self.asleep.remove(uid);
+                    let gone = self.pods.remove(uid).map(|gone| gone.facts);
+                    let Some((node, gone)) = gone.and_then(|it| Some((it.node.clone()?, it)))
+                    else {
+                        continue;
+                    };
+                    self.free_of(&node, |free| free.give(Sums::of(&gone)));
+                    self.wake_by_sums();
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn free_of(&mut self, node: &str, change: impl FnOnce(&mut Sums)) {
+        let mut nodes = self.nodes.iter_mut();
+        if let Some(node) = nodes.find(|it| *it.name == *node) {
+            change(&mut node.free);
+        }
+    }
+
+    /// Room was given back: kube-scheduler tries those again that the sums refused and do no more.
+    fn wake_by_sums(&mut self) {
+        let by_sums = self.asleep.iter().filter(|(_, by_sums)| **by_sums);
+        let fits = |uid: &&String| {
+            let pod = self.pods.get(*uid);
+            pod.is_some_and(|pod| !self.candidates(&pod.facts).is_empty())
+        };
+        let uids: Vec<String> = by_sums.map(|(uid, _)| uid).filter(fits).cloned().collect();
+        uids.iter().for_each(|uid| self.wake(uid));
+    }
+
+    fn wake(&mut self, uid: &str) {
+        self.asleep.remove(uid);
+        if let Some(PodInfo { facts, .. }) = self.pods.get(uid) {
+            self.queue.insert((Reverse(facts.priority), uid.to_owned()));
+        }
+    }
+
+    async fn schedule(&mut self, uid: &str) -> Result<()> {
+        let Some(PodInfo { object, facts }) = self.pods.get(uid) else {
+            return Ok(());
+        };
+        let object = object.clone();
+        if facts.node.is_some() {
+            return Ok(());
+        }
+        let candidates = self.candidates(facts);
+        if candidates.is_empty() {
+            self.sleep(uid, &object, true);
+            return Ok(());
+        }
+        let call = Call {
+            pod: &object,
+            nodes: None,
+            node_names: &candidates,
+        };
+        let began = Instant::now();
+        let filtered: Filtered = self.post("/filter", &call).await?;
+        self.took(began, |latencies| &mut latencies.filter);
+        let nodes = filtered.node_names.unwrap_or_default();
+        if !filtered.error.is_empty() {
+            sleep(BACKOFF).await;
+            self.wake(uid);
+            return Ok(());
+        }
+        let node = match nodes.as_slice() {
+            [] => {
+                self.sleep(uid, &object, false);
+                return Ok(());
+            }
+            [one] => one.clone(),
+            several => self.best(&object, several).await?,
+        };
+        let binding = json!({
+            "PodName": object["metadata"]["name"],
+            "PodNamespace": object["metadata"]["namespace"],
+            "PodUID": uid,
+            "Node": node,
+        });
+        let began = Instant::now();
+        let bound: Bound = self.post("/bind", &binding).await?;
+        self.took(began, |latencies| &mut latencies.bind);
+        if !bound.error.is_empty() {
+            sleep(BACKOFF).await;
+            self.wake(uid);
+        }
+        Ok(())
+    }
+
+    /// The nodes whose sums have room: what NodeResourcesFit lets through.
+    fn candidates(&self, pod: &PodFacts) -> Vec<String> {
+        let sums = Sums::of(pod);
+        let fitting = self.nodes.iter().filter(|node| node.free.holds(sums));
+        fitting.map(|node| node.name.to_string()).collect()
+    }
+
+    /// The best node by the extender's scores, tenfold as kube-scheduler counts them, and by the
+    /// pod's own preference at the weight that NodeAffinity has there.
+    async fn best(&self, pod: &Value, nodes: &[String]) -> Result<String> {
+        let call = Call {
+            pod,
+            nodes: None,
+            node_names: nodes,
+        };
+        let priorities: Vec<Priority> = self.post("/prioritize", &call).await?;
+        let best = priorities.into_iter().max_by_key(|priority| {
+            let mut nodes = self.nodes.iter();
+            let node = nodes.find(|node| *node.name == *priority.host);
+            let preferred = node.is_some_and(|node| prefers(pod, &node.object));
+            (
+                priority.score * 10 + i64::from(preferred) * 200,
+                Reverse(priority.host.clone()),
+            )
+        });
+        Ok(best.context("/prioritize named no node")?.host)
+    }
+
+    /// Says in the pod that it fits nowhere, as kube-scheduler does, and lets it wait.
+    fn sleep(&mut self, uid: &str, pod: &Value, by_sums: bool) {
+        self.asleep.insert(uid.to_owned(), by_sums);
+        let refused =
+            json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+        let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": refused}});
+        // It may be gone; the next look tells.
+        let _ = self.store.patch_status(key_of("pods", pod), &patch, true);
+    }
+
+    fn took(&self, began: Instant, of: impl FnOnce(&mut Latencies) -> &mut Vec<Duration>) {
+        let mut latencies = self
+            .latencies
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        of(&mut latencies).push(began.elapsed());
+    }
+
+    async fn post<T: DeserializeOwned>(&self, verb: &str, body: &impl Serialize) -> Result<T> {
+        let request = Request::post(verb)
+            .header("Content-Type", "application/json")
+            .body(serde_json::to_vec(body)?)?;
+        let answer = self.extender.request(request).await;
+        answer.with_context(|| format!("the extender's {verb}"))
+    }
+}
+
+/// The message of the condition by which the extender announces room.
+fn room(pod: Option<&Value>) -> Option<&Value> {
+    let conditions = pod?.pointer("/status/conditions")?.as_array()?;
+    let mut conditions = conditions.iter();
+    conditions
+        .find(|condition| condition["type"] == names::ROOM_CONDITION)?
+        .get("message")
+}

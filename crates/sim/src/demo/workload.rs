@@ -1,0 +1,279 @@
+//! What happens in the demo, drawn from a seed: the nodes with their cards, and which pod comes
+//! when and runs for how long. Time is virtual.
+
+use std::time::Duration;
+
+use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeSpec, GpuNodeStatus};
+use gpustow_api::names;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde_json::{Value, json};
+
+/// Virtual time from the first pod to the end.
+pub(crate) const SPAN: Duration = Duration::from_secs(12 * 3600);
+/// The cluster fills during this part of it.
+pub(crate) const RAMP: Duration = Duration::from_secs(2 * 3600);
+/// Part of the pods that come while it fills.
+const RAMP_PODS: f64 = 0.35;
+/// Σ MiB × run time of the pods ÷ Σ MiB × time of the cards: more than fits.
+const LOAD: f64 = 1.05;
+/// Namespace of the pods.
+pub(crate) const NAMESPACE: &str = "demo";
+/// The node label that notebooks prefer a value of.
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// What nodes are like.
+#[derive(Clone, Copy)]
+struct Hardware {
+    cores: u32,
+    /// Of host memory.
+    gib: u32,
+    /// Model and MiB of each.
+    cards: &'static [(&'static str, u64)],
+}
+
+/// In turn.
+const NODES: [Hardware; 3] = [
+    Hardware {
+        cores: 128,
+        gib: 1024,
+        cards: &[("H100 80 GiB", 81_920); 8],
+    },
+    Hardware {
+        cores: 48,
+        gib: 256,
+        cards: &[("L4 24 GiB", 24_576); 4],
+    },
+    Hardware {
+        cores: 64,
+        gib: 384,
+        cards: &[
+            ("L40S 48 GiB", 49_152),
+            ("L40S 48 GiB", 49_152),
+            ("T4 16 GiB", 16_384),
+            ("T4 16 GiB", 16_384),
+        ],
+    },
+];
+
+/// What pods are like.
+struct Kind {
+    name: &'static str,
+    /// Of how many in a hundred.
+    share: u32,
+    /// GiB per card, both ends included.
+    gib: (u64, u64),
+    gpus: u64,
+    exclusive: bool,
+    /// States a preference among nodes, so that /prioritize decides.
+    prefers: bool,
+    priority: i32,
+}
+
+const fn kind(name: &'static str, share: u32, gib: (u64, u64), gpus: u64) -> Kind {
+    Kind {
+        name,
+        share,
+        gib,
+        gpus,
+        exclusive: false,
+        prefers: false,
+        priority: 0,
+    }
+}
+
+const KINDS: [Kind; 7] = [
+    kind("embed", 22, (3, 6), 1),
+    kind("chat", 26, (10, 16), 1),
+    kind("vision", 14, (18, 24), 1),
+    kind("llm", 14, (36, 46), 1),
+    kind("train", 8, (20, 40), 2),
+    Kind {
+        prefers: true,
+        ..kind("notebook", 12, (4, 8), 1)
+    },
+    Kind {
+        exclusive: true,
+        priority: 10,
+        ..kind("batch", 4, (64, 80), 1)
+    },
+];
+
+/// One pod to come.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Arrival {
+    pub(crate) name: String,
+    /// When it is created.
+    pub(crate) at: Duration,
+    /// From bound to gone.
+    pub(crate) runs_for: Duration,
+    /// The Pod as a user writes it.
+    pub(crate) pod: Value,
+}
+
+/// Nodes and pods.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Workload {
+    /// Each a Node and its GpuNode.
+    pub(crate) nodes: Vec<(Value, Value)>,
+    /// In the order in which they come.
+    pub(crate) pods: Vec<Arrival>,
+    /// Cards of all nodes.
+    pub(crate) gpus: usize,
+}
+
+impl Workload {
+    /// The same for the same arguments.
+    pub(crate) fn new(seed: u64, nodes: usize, pods: usize) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let hardware = || NODES.iter().cycle().take(nodes);
+        let cards = || hardware().flat_map(|node| node.cards);
+        let capacity: u64 = cards().map(|(_, mib)| mib).sum();
+        let mut times: Vec<Duration> = (0..pods)
+            .map(|_| match random.random_bool(RAMP_PODS) {
+                true => RAMP.mul_f64(random.random()),
+                false => RAMP + (SPAN - RAMP).mul_f64(random.random()),
+            })
+            .collect();
+        times.sort_unstable();
+        let mut demand = 0.0;
+        let mut drawn: Vec<Arrival> = times
+            .into_iter()
+            .zip(0..)
+            .map(|(at, number)| {
+                let (arrival, mib) = arrival(&mut random, number, at);
+                demand += arrival.runs_for.mul_f64(mib).as_secs_f64();
+                arrival
+            })
+            .collect();
+        // Run times are drawn around one second; now they get the length that makes the load.
+        let offered = SPAN.mul_f64(LOAD).as_secs_f64() * capacity as f64;
+        for arrival in &mut drawn {
+            let run = arrival.runs_for.as_secs_f64() * offered / demand;
+            arrival.runs_for = Duration::from_secs_f64(run.min(SPAN.as_secs_f64()));
+        }
+        Self {
+            nodes: hardware().enumerate().map(|(n, it)| node(n, *it)).collect(),
+            pods: drawn,
+            gpus: cards().count(),
+        }
+    }
+}
+
+/// A pod, and the MiB that it holds.
+fn arrival(random: &mut StdRng, number: usize, at: Duration) -> (Arrival, f64) {
+    let mut draw = random.random_range(0..KINDS.iter().map(|kind| kind.share).sum());
+    let kind = KINDS.iter().find(|kind| {
+        let found = draw < kind.share;
+        draw = draw.saturating_sub(kind.share);
+        found
+    });
+    let kind = kind.unwrap_or(&KINDS[0]);
+    let gib = random.random_range(kind.gib.0..=kind.gib.1);
+    let mib = gib * 1024 * kind.gpus;
+    let name = format!("{}-{number:03}", kind.name);
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "annotations": {}},
+        "spec": {
+            "schedulerName": names::SCHEDULER,
+            "priority": kind.priority,
+            "containers": [{
+                "name": "main",
+                "resources": {
+                    "requests": {"cpu": "2", "memory": "8Gi"},
+                    "limits": {names::GPU_MEM: mib.to_string()},
+                },
+            }],
+        },
+    });
+    if kind.gpus > 1 {
+        pod["metadata"]["annotations"][names::GPU_COUNT] = kind.gpus.to_string().into();
+    }
+    if kind.exclusive {
+        pod["metadata"]["annotations"][names::EXCLUSIVE] = "true".into();
+    }
+    if kind.prefers {
+        let zone = if random.random() { "a" } else { "b" };
+        let term = json!({"key": ZONE, "operator": "In", "values": [zone]});
+        let term = json!({"weight": 1, "preference": {"matchExpressions": [term]}});
+        let soft = "preferredDuringSchedulingIgnoredDuringExecution";
+        pod["spec"]["affinity"] = json!({"nodeAffinity": {soft: [term]}});
+    }
+    let unit: f64 = random.random();
+    let arrival = Arrival {
+        name,
+        at,
+        // Exponential, without its tails.
+        runs_for: Duration::from_secs_f64((-(1.0 - unit).ln()).clamp(0.1, 3.0)),
+        pod,
+    };
+    let held = if kind.exclusive { 81_920 } else { mib };
+    (arrival, held as f64)
+}
+
+fn node(number: usize, Hardware { cores, gib, cards }: Hardware) -> (Value, Value) {
+    let name = format!("node-{number}");
+    let sum: u64 = cards.iter().map(|(_, mib)| mib).sum();
+    let zone = if number.is_multiple_of(2) { "a" } else { "b" };
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {ZONE: zone}},
+        "status": {"allocatable": {
+            "cpu": cores.to_string(), "memory": format!("{gib}Gi"), "pods": "110",
+            names::GPU_MEM: sum.to_string(),
+        }},
+    });
+    let gpus = cards
+        .iter()
+        .zip(0..)
+        .map(|(&(model, total_mib), index)| Gpu {
+            uuid: format!("GPU-{number}-{index}"),
+            index,
+            model: model.to_owned(),
+            total_mib,
+            healthy: true,
+            ..Gpu::default()
+        });
+    let mut report = GpuNode::new(&name, GpuNodeSpec::default());
+    report.status = Some(GpuNodeStatus {
+        gpus: gpus.collect(),
+        ..GpuNodeStatus::default()
+    });
+    (node, json!(report))
+}
+
+/// True if the pod prefers the zone that the node is in.
+pub(crate) fn prefers(pod: &Value, node: &Value) -> bool {
+    let wanted = pod.pointer(
+        "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution/0\
+         /preference/matchExpressions/0/values/0",
+    );
+    let labels = node.pointer("/metadata/labels");
+    wanted.is_some() && labels.and_then(|labels| labels.get(ZONE)) == wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_workload() {
+        let one = Workload::new(7, 6, 50);
+        assert_eq!(one, Workload::new(7, 6, 50));
+        assert_ne!(one, Workload::new(8, 6, 50));
+    }
+
+    #[test]
+    fn pods_come_in_order_within_the_span() {
+        let workload = Workload::new(1, 3, 200);
+        assert_eq!((workload.pods.len(), workload.gpus), (200, 16));
+        assert!(workload.pods.is_sorted_by_key(|pod| pod.at));
+        assert!(
+            workload
+                .pods
+                .iter()
+                .all(|pod| pod.at <= SPAN && pod.runs_for <= SPAN)
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//! gpustow without a cluster: the demo.
+
+pub mod demo;
