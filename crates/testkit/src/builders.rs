@@ -1,6 +1,6 @@
 //! Nodes with GPUs and pods, as few words as a test needs, and what a kubelet would say of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeSpec, GpuNodeStatus, Summary};
@@ -143,12 +143,15 @@ impl GpuNodeBuilder {
         api.patch(&name, &params, &Patch::Apply(&object)).await?;
 
         let healthy = self.status.gpus.iter().filter(|gpu| gpu.healthy);
+        let models = self.status.gpus.iter().map(|gpu| gpu.model.as_str());
+        let models: Vec<&str> = BTreeSet::from_iter(models).into_iter().collect();
         let count = |n: usize| u32::try_from(n).context("cards on a node");
         let status = GpuNodeStatus {
             heartbeat: Some(Timestamp::now().to_string()),
             summary: Summary {
                 gpus: count(self.status.gpus.len())?,
                 healthy: count(healthy.clone().count())?,
+                models: models.join(", "),
                 capacity_mib: healthy.map(|gpu| bound(gpu, &self.status)).sum(),
                 ..Summary::default()
             },

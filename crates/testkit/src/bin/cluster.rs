@@ -1,0 +1,299 @@
+//! A real control plane with gpustow and simulated GPU nodes, to try things on until Ctrl-C.
+//!
+//! The API server, the controllers, both kube-schedulers and the extender are real. Nodes, kubelets
+//! and agents are not: this program creates the nodes, reports on their GPUs, and calls bound pods
+//! running. No container ever starts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use futures::StreamExt as _;
+use gpustow_api::{Assignment, names};
+use gpustow_testkit::builders::set_running;
+use gpustow_testkit::{
+    ControlPlane, Extender, ExtenderOptions, GpuNodeBuilder, Options, Scheduler, SchedulerConfig,
+    eventually, gpu_node, pod,
+};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Client, ResourceExt as _};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Between two reports of a node; the extender calls one stale after three minutes.
+const HEARTBEAT: Duration = Duration::from_secs(30);
+/// Bound on things that take seconds.
+const SOON: Duration = Duration::from_secs(60);
+/// Start a real control plane with gpustow and simulated GPU nodes; Ctrl-C ends it.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Nodes: 8 GPUs of 80 GiB, 4 of 24 GiB, 2 of 48 and 2 of 16 GiB, in turn
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    nodes: u16,
+    /// The extender's binary
+    #[arg(long, default_value = "target/debug/gpustow")]
+    gpustow: PathBuf,
+    /// Folder of manifests and scheduler-config
+    #[arg(long, default_value = ".")]
+    repository: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let args = Args::parse();
+    ensure!(
+        args.gpustow.exists(),
+        "no {}: cargo build --bin gpustow",
+        args.gpustow.display()
+    );
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    // Dropped, and so ended, in any case: nothing of it outlives this function.
+    tokio::select! {
+        ended = run(&args) => ended?,
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    println!("\nThe cluster is gone.");
+    Ok(())
+}
+
+async fn run(args: &Args) -> Result<()> {
+    println!("Starting the control plane ...");
+    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let client = cluster.admin()?;
+    install(args, &cluster, &client).await?;
+    let nodes: Vec<GpuNodeBuilder> = (0..args.nodes).map(node).collect();
+    for node in &nodes {
+        node.create(&client).await?;
+    }
+
+    let kubeconfig = cluster
+        .kubeconfig(names::NAMESPACE, names::SCHEDULER, None)
+        .await?;
+    let options = ExtenderOptions::default();
+    let extender = Extender::start(&cluster, &args.gpustow, &kubeconfig, options).await?;
+    let file = args
+        .repository
+        .join("scheduler-config/gpustow-scheduler.yaml");
+    let ours = SchedulerConfig::load(&file)?.with_extender(&extender.url)?;
+    let _ours = Scheduler::start(&cluster, ours, &kubeconfig).await?;
+    let default = SchedulerConfig::parse(
+        "{apiVersion: kubescheduler.config.k8s.io/v1, kind: KubeSchedulerConfiguration}",
+    )?;
+    let _default = Scheduler::start(&cluster, default, cluster.admin_kubeconfig()).await?;
+
+    welcome(args, &cluster, &extender);
+    tokio::try_join!(report(&client, &nodes), kubelets(&client))?;
+    Ok(())
+}
+
+/// Applies the manifests, without the Deployment's pods: there is nothing to run them.
+async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result<()> {
+    println!("Installing gpustow ...");
+    let base = args.repository.join("manifests/base");
+    let base = base.to_str().context("path of the repository")?;
+    cluster
+        .kubectl(&["apply", "--server-side", "-k", base])
+        .await?;
+    let deployment = format!("deployment/{}", names::SCHEDULER);
+    let namespace = format!("--namespace={}", names::NAMESPACE);
+    cluster
+        .kubectl(&["scale", "--replicas=0", &deployment, &namespace])
+        .await?;
+    let served = async || cluster.kubectl(&["get", "gpunodes"]).await;
+    eventually(SOON, "GpuNodes are served", served).await?;
+    let probe = pod("default", "probe").scheduler("default-scheduler");
+    let probe = probe.gpu_mem(1).build();
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    eventually(SOON, "the admission policies are in force", async || {
+        let pods = Api::<Pod>::namespaced(client.clone(), "default");
+        let pod = pods.create(&dry_run, &probe).await?;
+        let scheduler = pod.spec.and_then(|spec| spec.scheduler_name);
+        ensure!(
+            scheduler.as_deref() == Some(names::SCHEDULER),
+            "not sent to our scheduler"
+        );
+        Ok(())
+    })
+    .await
+}
+
+fn node(number: u16) -> GpuNodeBuilder {
+    let (l40s, t4) = (("NVIDIA L40S", 49_152), ("Tesla T4", 16_384));
+    let (cores, memory, cards) = match number % 3 {
+        0 => ("128", "1Ti", vec![("NVIDIA H100 80GB HBM3", 81_920); 8]),
+        1 => ("48", "256Gi", vec![("NVIDIA L4", 24_576); 4]),
+        _ => ("64", "384Gi", vec![l40s, l40s, t4, t4]),
+    };
+    let name = format!("gpu-node-{number}");
+    let uuids: Vec<String> = (0..cards.len())
+        .map(|card| format!("GPU-{number:04}-{card}"))
+        .collect();
+    let sizes = uuids.iter().zip(&cards);
+    let sizes: Vec<(&str, u64)> = sizes.map(|(uuid, card)| (&**uuid, card.1)).collect();
+    gpu_node(&name, cores, memory, &sizes)
+        .label("kubernetes.io/hostname", &name)
+        .with_status(|status| {
+            for (gpu, (model, _)) in status.gpus.iter_mut().zip(cards) {
+                gpu.model = model.to_owned();
+            }
+        })
+}
+
+fn welcome(args: &Args, cluster: &ControlPlane, extender: &Extender) {
+    let examples = args.repository.join("manifests/examples");
+    let examples = examples.display();
+    println!(
+        "
+The cluster is ready: {} nodes with simulated GPUs. In another terminal:
+
+  export KUBECONFIG={}
+  export PATH={}:$PATH
+
+  kubectl get gpunodes
+  kubectl apply -f {examples}/inference-pod.yaml
+  kubectl apply -f {examples}/
+  kubectl get pods -o wide
+  kubectl describe pod inference
+  kubectl scale deployment triton --replicas=200     # more than fit: some wait
+  curl -s {}/metrics | grep gpustow_cluster
+
+No container starts: pods are called Running as soon as they have a node.
+Logs are in {}. Ctrl-C ends all of it.
+",
+        args.nodes,
+        cluster.admin_kubeconfig().display(),
+        cluster.bin().display(),
+        extender.health_url,
+        cluster.dir().display(),
+    );
+}
+
+/// The agents: reports that never change but for their heartbeat.
+async fn report(client: &Client, nodes: &[GpuNodeBuilder]) -> Result<()> {
+    let mut beat = interval(HEARTBEAT);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        beat.tick().await;
+        for node in nodes {
+            if let Err(error) = node.report(client).await {
+                println!("! no report of {}: {error:#}", node.node.name_any());
+            }
+        }
+    }
+}
+
+/// What was said last of a pod, by UID.
+type Said = BTreeMap<String, String>;
+
+/// The kubelets: bound pods run, and deleted ones end. Says what happens to every pod.
+async fn kubelets(client: &Client) -> Result<()> {
+    let pods = watcher(Api::<Pod>::all(client.clone()), watcher::Config::default());
+    let mut events = std::pin::pin!(pods.default_backoff());
+    let mut said = Said::new();
+    let mut started = BTreeSet::new();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
+                tell(&mut said, &pod);
+                if let Err(error) = run_pod(client, &pod, &mut started).await {
+                    println!("! {}: {error:#}", full_name(&pod));
+                }
+            }
+            Ok(watcher::Event::Delete(pod)) => {
+                let uid = pod.uid().unwrap_or_default();
+                started.remove(&uid);
+                if said.remove(&uid).is_some() {
+                    println!("{:40} gone", full_name(&pod));
+                }
+            }
+            Ok(watcher::Event::Init | watcher::Event::InitDone) => {}
+            Err(error) => println!("! the watch of pods failed and starts again: {error}"),
+        }
+    }
+    Ok(())
+}
+
+async fn run_pod(client: &Client, pod: &Pod, started: &mut BTreeSet<String>) -> Result<()> {
+    let spec = pod.spec.as_ref().context("pod without a spec")?;
+    if spec.node_name.is_none() {
+        return Ok(());
+    }
+    let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    let name = pod.name_any();
+    if pod.metadata.deletion_timestamp.is_some() {
+        let now = DeleteParams::default().grace_period(0);
+        return match pods.delete(&name, &now).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            other => Ok(other.map(drop)?),
+        };
+    }
+    if !started.insert(pod.uid().unwrap_or_default()) {
+        return Ok(());
+    }
+    set_running(client, pod).await?;
+    let ready = [
+        "PodReadyToStartContainers",
+        "Initialized",
+        "ContainersReady",
+        "Ready",
+    ];
+    let ready = ready.map(|kind| json!({"type": kind, "status": "True"}));
+    let status = json!({"status": {
+        "startTime": Timestamp::now().to_string(),
+        "conditions": ready,
+    }});
+    let patch = Patch::Strategic(status);
+    pods.patch_status(&name, &PatchParams::default(), &patch)
+        .await?;
+    Ok(())
+}
+
+/// One line when a pod gets its place, or the reason why it waits.
+fn tell(said: &mut Said, pod: &Pod) {
+    let text = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
+        Some(node) => match pod.annotations().get(names::ASSIGNMENT) {
+            Some(assignment) => match Assignment::decode(assignment) {
+                Ok(assignment) => {
+                    let gpus = assignment.charges.iter();
+                    let gpus = gpus.map(|(uuid, mib)| format!("{mib} on {uuid}"));
+                    format!("on {node}: {}", gpus.collect::<Vec<_>>().join(", "))
+                }
+                Err(broken) => format!("on {node}: {broken}"),
+            },
+            None => format!("on {node}"),
+        },
+        None => match waits(pod) {
+            Some(reason) => format!("waits: {reason}"),
+            None => return,
+        },
+    };
+    let uid = pod.uid().unwrap_or_default();
+    if said.get(&uid) != Some(&text) {
+        println!("{:40} {text}", full_name(pod));
+        said.insert(uid, text);
+    }
+}
+
+fn waits(pod: &Pod) -> Option<&str> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let scheduled = conditions.iter().find(|it| it.type_ == "PodScheduled")?;
+    // What follows the first sentence is about preemption.
+    let message = scheduled.message.as_deref().unwrap_or("no reason");
+    (scheduled.status == "False").then(|| message.split(". ").next().unwrap_or(message))
+}
+
+fn full_name(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
