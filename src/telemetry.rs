@@ -1,5 +1,7 @@
 //! Where log lines go.
 
+use std::io::IsTerminal;
+
 use anyhow::{Context, Result};
 use tracing_subscriber::EnvFilter;
 
@@ -18,6 +20,7 @@ pub(crate) fn init(args: &Args) -> Result<()> {
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     let started = match args.log_format {
         LogFormat::Text => log.try_init(),

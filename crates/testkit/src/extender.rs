@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use hyper::Request;
+use hyper::header::CONTENT_TYPE;
+use serde_json::Value;
 
 use crate::control_plane::ControlPlane;
-use crate::net::{free_port, get};
+use crate::net::{free_port, get, send};
 use crate::process::{Launch, Process};
 
 /// The series per GPU of what its ledger holds, bytes.
@@ -81,6 +84,22 @@ impl Extender {
             .until_ready(async || get(&self.health_url, "/readyz").await)
             .await?;
         Ok(())
+    }
+
+    /// The status with which it says whether it is ready.
+    pub async fn ready(&self) -> Result<u16> {
+        Ok(send(&self.health_url, Request::get("/readyz"), Vec::new())
+            .await?
+            .0)
+    }
+
+    /// Calls a verb as kube-scheduler does; status and body of the answer.
+    pub async fn call(&self, verb: &str, body: impl Into<Vec<u8>>) -> Result<(u16, Value)> {
+        let call = Request::post(format!("/{verb}")).header(CONTENT_TYPE, "application/json");
+        let (status, answer) = send(&self.url, call, body.into()).await?;
+        let answer = serde_json::from_slice(&answer)
+            .with_context(|| format!("answer of /{verb}: {}", String::from_utf8_lossy(&answer)))?;
+        Ok((status, answer))
     }
 
     /// Its metrics as it gives them.

@@ -5,6 +5,10 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::http::request::Builder;
+use kube::client::Body;
 use kube::{Client, Config};
 
 /// A port of 127.0.0.1 that nobody listens on. Never the same twice, and below the range from
@@ -22,9 +26,20 @@ pub(crate) fn free_port() -> Result<u16> {
 /// The body that the server at `url` answers for `path` with; an error unless the status is a success. Certificates are not
 /// checked: these are our own children on the loopback interface.
 pub(crate) async fn get(url: &str, path: &str) -> Result<String> {
+    let request = hyper::Request::get(path).body(Vec::new())?;
+    Ok(to(url)?.request_text(request).await?)
+}
+
+/// Status and body of the answer to any request.
+pub(crate) async fn send(url: &str, request: Builder, body: Vec<u8>) -> Result<(u16, Bytes)> {
+    let answer = to(url)?.send(request.body(Body::from(body))?).await?;
+    let status = answer.status().as_u16();
+    Ok((status, answer.into_body().collect().await?.to_bytes()))
+}
+
+fn to(url: &str) -> Result<Client> {
     let mut config = Config::new(url.parse()?);
     config.accept_invalid_certs = true;
     config.default_retry = false;
-    let request = hyper::Request::get(path).body(Vec::new())?;
-    Ok(Client::try_from(config)?.request_text(request).await?)
+    Ok(Client::try_from(config)?)
 }

@@ -1,0 +1,195 @@
+//! What the cases of faults share: a control plane that they use in turn, replicas of the extender
+//! with a proxy each between them and the API server, and calls as kube-scheduler makes them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use gpustow_api::names;
+use gpustow_testkit::{
+    Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, Rule, Scheduler,
+    SchedulerConfig, eventually, held,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, MutexGuard, OnceCell};
+
+use crate::install::install;
+use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
+
+/// The control plane, for one case at a time: of two extenders on it, the second relieves the first.
+pub(crate) struct Turn {
+    pub(crate) cluster: &'static ControlPlane,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Waits for the turn.
+pub(crate) async fn turn() -> Result<Turn> {
+    static TURN: Mutex<()> = Mutex::const_new(());
+    static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
+    let _turn = TURN.lock().await;
+    let cluster = CLUSTER.get_or_try_init(control_plane).await?;
+    Ok(Turn { cluster, _turn })
+}
+
+/// A control plane with gpustow installed.
+pub(crate) async fn control_plane() -> Result<ControlPlane> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    install(&cluster, "manifests/base").await?;
+    Ok(cluster)
+}
+
+/// An extender and the way from it to the API server.
+pub(crate) struct Replica {
+    pub(crate) proxy: ApiProxy,
+    pub(crate) extender: Extender,
+}
+
+impl Replica {
+    /// Starts one.
+    pub(crate) async fn start(
+        cluster: &ControlPlane,
+        identity: &str,
+        args: &[&str],
+    ) -> Result<Replica> {
+        let proxy = ApiProxy::start(cluster).await?;
+        let kubeconfig = cluster
+            .kubeconfig(SYSTEM, ACCOUNT, Some(proxy.url()))
+            .await?;
+        let mut options = ExtenderOptions::default();
+        options.args.push("--metrics-per-gpu".to_owned());
+        options.args.push(format!("--identity={identity}"));
+        options.args.extend(args.iter().map(ToString::to_string));
+        let extender = Extender::start(cluster, gpustow(), &kubeconfig, options).await?;
+        Ok(Replica { proxy, extender })
+    }
+
+    /// Starts a kube-scheduler that calls it.
+    pub(crate) async fn scheduler(&self, cluster: &ControlPlane) -> Result<Scheduler> {
+        let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?
+            .with_extender(&self.extender.url)?;
+        let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+        Scheduler::start(cluster, config, &kubeconfig).await
+    }
+
+    /// SIGKILL and a new life.
+    pub(crate) async fn restart(&self) -> Result<()> {
+        self.extender.process.restart()?;
+        self.extender.wait_ready().await
+    }
+
+    /// Calls a verb; an answer with an `Error` is one.
+    pub(crate) async fn call(&self, verb: &str, body: &Value) -> Result<Value> {
+        let (status, answer) = self.extender.call(verb, body.to_string()).await?;
+        ensure!(status == 200, "/{verb}: status {status}");
+        match answer["Error"].as_str() {
+            Some(error) if !error.is_empty() => bail!("{error}"),
+            _ => Ok(answer),
+        }
+    }
+
+    /// `/filter` for one node; an error if it does not pass.
+    pub(crate) async fn filter(&self, pod: &Pod, node: &str) -> Result<()> {
+        let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [node] });
+        let answer = self.call("filter", &body).await?;
+        ensure!(answer["NodeNames"] == json!([node]), "refused: {answer}");
+        Ok(())
+    }
+
+    /// `/bind`.
+    pub(crate) async fn bind(&self, pod: &Pod, node: &str) -> Result<()> {
+        let body = json!({
+            "PodName": pod.name_any(),
+            "PodNamespace": pod.namespace(),
+            "PodUID": pod.uid(),
+            "Node": node,
+        });
+        self.call("bind", &body).await.map(drop)
+    }
+
+    /// `/filter`, then `/bind`. A filter is answered with an error until the watches have told of
+    /// what the case made just now.
+    pub(crate) async fn place(&self, pod: &Pod, node: &str) -> Result<()> {
+        self.until_fits(pod, node).await?;
+        self.bind(pod, node).await
+    }
+
+    /// `/filter` until the node passes.
+    pub(crate) async fn until_fits(&self, pod: &Pod, node: &str) -> Result<()> {
+        let what = format!("{} fits on {node}", pod.name_any());
+        eventually(SOON, &what, async || self.filter(pod, node).await).await
+    }
+
+    /// Does something to the first Binding of the pod that comes by.
+    pub(crate) fn on_first_bind(&self, pod: &Pod, action: Action) -> Result<Rule> {
+        let namespace = pod.namespace().context("pod without a namespace")?;
+        let name = pod.name_any();
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
+        let met = AtomicBool::new(false);
+        let first = move || !met.swap(true, Ordering::SeqCst);
+        let rule = self.proxy.rule(
+            move |method, uri| method.as_str() == "POST" && uri.path() == path && first(),
+            action,
+        );
+        Ok(rule)
+    }
+
+    /// How often it took over.
+    pub(crate) async fn takeovers(&self) -> Result<u64> {
+        let metrics = self.extender.metrics().await?;
+        let counter = |line: &str| Some(line.strip_prefix("gpustow_takeovers_total ")?.to_owned());
+        let count = metrics
+            .lines()
+            .find_map(counter)
+            .context("no such counter")?;
+        Ok(count.parse()?)
+    }
+
+    /// Waits until its ledger holds what the API server says, and checks the case's cards.
+    pub(crate) async fn settled(&self, case: &Case) -> Result<()> {
+        self.has_no_reservation().await?;
+        let ours = format!("GPU-{}-", case.namespace);
+        eventually(SOON, "the ledger agrees with the API server", async || {
+            let mut ledger = self.extender.held().await?;
+            ledger.retain(|uuid, mib| uuid.starts_with(&ours) && *mib > 0);
+            let pods = held(&case.client, &case.namespace).await?;
+            ensure!(ledger == pods, "ledger {ledger:?}, API server {pods:?}");
+            Ok(())
+        })
+        .await?;
+        case.check().await
+    }
+
+    /// Waits until it holds nothing back for pods that are not bound.
+    pub(crate) async fn has_no_reservation(&self) -> Result<()> {
+        eventually(SOON, "no reservation is left", async || {
+            let metrics = self.extender.metrics().await?;
+            let counts = metrics
+                .lines()
+                .filter(|line| line.starts_with("gpustow_reservations{"));
+            let left: Vec<_> = counts.filter(|line| !line.ends_with(" 0")).collect();
+            ensure!(left.is_empty(), "{left:?}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// The pod as it is now.
+pub(crate) async fn now(case: &Case, pod: &Pod) -> Result<Pod> {
+    Ok(case.pods().get(&pod.name_any()).await?)
+}
+
+/// The epoch that was written into an unbound pod.
+pub(crate) fn epoch(pod: &Pod) -> Option<&str> {
+    pod.annotations().get(names::EPOCH).map(String::as_str)
+}
+
+/// Deletes the case's pods.
+pub(crate) async fn clear(case: &Case) -> Result<()> {
+    let at_once = kube::api::DeleteParams::default().grace_period(0);
+    case.pods()
+        .delete_collection(&at_once, &kube::api::ListParams::default())
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! Who decides: a replica that was killed, frozen or relieved never gives a card away twice, however
+//! late its last Binding arrives.
+
+use anyhow::{Context as _, Result};
+use gpustow_testkit::{Action, Case, wait_bound, wait_refused};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, PostParams};
+
+use crate::fault_rig::{Replica, clear, now, turn};
+use crate::support::{SOON, SYSTEM, node_of, rounds};
+
+const CARD: u64 = 8192;
+
+fn error<T>(outcome: Result<T>) -> Result<String> {
+    Ok(format!("{:#}", outcome.err().context("that should fail")?))
+}
+
+#[tokio::test]
+async fn a_binding_that_arrives_after_a_takeover_fails() -> Result<()> {
+    let turn = turn().await?;
+    let mut first = Replica::start(turn.cluster, "first", &[]).await?;
+    let mut second = Replica::start(turn.cluster, "second", &[]).await?;
+    let case = Case::new(turn.cluster, "late").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    for round in 0..rounds()? {
+        let name = |what: &str| format!("{what}{round}");
+        let late = case
+            .pod(&name("late"))
+            .gpu_mem(CARD)
+            .create(&case.client)
+            .await?;
+        let other = case
+            .pod(&name("other"))
+            .gpu_mem(CARD)
+            .create(&case.client)
+            .await?;
+        first.until_fits(&late, &n).await?;
+        let rule = first.on_first_bind(&late, Action::Hold)?;
+        let takeover = async {
+            rule.seen(1, SOON).await?;
+            first.extender.process.kill9();
+            second.place(&other, &n).await?;
+            rule.release();
+            rule.answered(1, SOON).await
+        };
+        let (bind, takeover) = tokio::join!(first.bind(&late, &n), takeover);
+        takeover?;
+        assert!(bind.is_err());
+
+        assert_eq!(node_of(&now(&case, &other).await?), n);
+        assert_eq!(node_of(&now(&case, &late).await?), "");
+        second.settled(&case).await?;
+        clear(&case).await?;
+        first.restart().await?;
+        std::mem::swap(&mut first, &mut second);
+    }
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_replica_that_thaws_gives_up_and_comes_back_when_its_successor_has_left() -> Result<()> {
+    let turn = turn().await?;
+    let frozen = Replica::start(turn.cluster, "frozen", &[]).await?;
+    let successor = Replica::start(turn.cluster, "successor", &[]).await?;
+    let case = Case::new(turn.cluster, "frozen").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    for round in 0..rounds()? {
+        let name = |what: &str| format!("{what}{round}");
+        let loser = case
+            .pod(&name("loser"))
+            .gpu_mem(CARD)
+            .create(&case.client)
+            .await?;
+        let winner = case
+            .pod(&name("winner"))
+            .gpu_mem(CARD)
+            .create(&case.client)
+            .await?;
+        frozen.until_fits(&loser, &n).await?;
+        frozen.extender.process.stop()?;
+        successor.place(&winner, &n).await?;
+        let newer = case
+            .pod(&name("newer"))
+            .gpu_mem(CARD)
+            .create(&case.client)
+            .await?;
+        frozen.extender.process.cont()?;
+
+        let told = error(frozen.bind(&loser, &n).await)?;
+        assert!(told.contains("successor"), "{told}");
+        // It relieved somebody less than a minute ago.
+        let told = error(frozen.filter(&newer, &n).await)?;
+        assert!(
+            told.contains("successor") && told.contains("point both"),
+            "{told}"
+        );
+        case.check().await?;
+
+        successor.extender.process.term()?;
+        successor.extender.process.wait_exit(SOON).await?;
+        case.pods()
+            .delete(&winner.name_any(), &DeleteParams::default())
+            .await?;
+        frozen.place(&newer, &n).await?;
+        frozen.settled(&case).await?;
+        clear(&case).await?;
+        frozen.restart().await?;
+        successor.restart().await?;
+    }
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_deletes_is_taken_anew() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "alone", &[]).await?;
+    let case = Case::new(turn.cluster, "lease").await?;
+    case.node("n", &[2 * CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    let before = case
+        .pod("before")
+        .gpu_mem(CARD)
+        .create(&case.client)
+        .await?;
+    replica.place(&before, &n).await?;
+    let leases = Api::<Lease>::namespaced(case.client.clone(), SYSTEM);
+    leases
+        .delete("gpustow-extender", &DeleteParams::default())
+        .await?;
+
+    let after = case.pod("after").gpu_mem(CARD).create(&case.client).await?;
+    replica.until_fits(&after, &n).await?;
+    error(replica.bind(&after, &n).await)?;
+    replica.place(&after, &n).await?;
+    replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_pair_takes_over_from_a_killed_one_whose_binding_is_still_under_way() -> Result<()> {
+    let turn = turn().await?;
+    let case = Case::new(turn.cluster, "pair").await?;
+    let mut high = PriorityClass::default();
+    high.metadata.name = Some(case.namespace.clone());
+    high.value = 1000;
+    Api::all(case.client.clone())
+        .create(&PostParams::default(), &high)
+        .await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+
+    let killed = Replica::start(turn.cluster, "killed", &[]).await?;
+    let its_scheduler = killed.scheduler(turn.cluster).await?;
+    let late = case.pod("late").gpu_mem(CARD).build();
+    let rule = killed.on_first_bind(&late, Action::Hold)?;
+    let late = case.pods().create(&PostParams::default(), &late).await?;
+    rule.seen(1, SOON).await?;
+    its_scheduler.process.kill9();
+    killed.extender.process.kill9();
+
+    let urgent = case
+        .pod("urgent")
+        .gpu_mem(CARD)
+        .priority_class(&case.namespace);
+    let urgent = urgent.create(&case.client).await?;
+    let successor = Replica::start(turn.cluster, "heir", &[]).await?;
+    let _scheduler = successor.scheduler(turn.cluster).await?;
+    wait_bound(&case.client, &urgent, SOON).await?;
+    wait_refused(&case.client, &late, "", SOON).await?;
+    rule.release();
+    rule.answered(1, SOON).await?;
+
+    assert_eq!(node_of(&now(&case, &late).await?), "");
+    case.check().await?;
+    case.pods()
+        .delete("urgent", &DeleteParams::default())
+        .await?;
+    wait_bound(&case.client, &late, SOON).await?;
+    successor.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_frozen_pair_thaws_beside_the_one_that_took_over() -> Result<()> {
+    let turn = turn().await?;
+    let case = Case::new(turn.cluster, "thaw").await?;
+    case.node("n", &[CARD, CARD]).create(&case.client).await?;
+    let create = async |name: &str| case.pod(name).gpu_mem(CARD / 4).create(&case.client).await;
+
+    let frozen = Replica::start(turn.cluster, "icy", &["--retake-after=1"]).await?;
+    let its_scheduler = frozen.scheduler(turn.cluster).await?;
+    wait_bound(&case.client, &create("first").await?, SOON).await?;
+    its_scheduler.process.stop()?;
+    frozen.extender.process.stop()?;
+    let mut pods = vec![create("while-frozen").await?];
+    let other = Replica::start(turn.cluster, "warm", &["--retake-after=1"]).await?;
+    let _scheduler = other.scheduler(turn.cluster).await?;
+    wait_bound(&case.client, &pods[0], SOON).await?;
+    for i in 0..3 {
+        pods.push(create(&format!("new{i}")).await?);
+    }
+    frozen.extender.process.cont()?;
+    its_scheduler.process.cont()?;
+    for i in 0..3 {
+        pods.push(create(&format!("newer{i}")).await?);
+    }
+    for pod in &pods {
+        wait_bound(&case.client, pod, 2 * SOON).await?;
+    }
+    frozen.settled(&case).await?;
+    other.settled(&case).await?;
+    case.end().await
+}

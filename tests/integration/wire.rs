@@ -1,0 +1,256 @@
+//! kube-scheduler's protocol to the letter, against an extender that watches a real API server: what
+//! upstream's own tests send, and what nobody should.
+
+use anyhow::{Context as _, Result};
+use gpustow_api::names;
+use gpustow_testkit::Case;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::fault_rig::{Replica, now, turn};
+use crate::support::node_of;
+
+const CARD: u64 = 8192;
+/// Upstream's, and a UID, which every pod of a scheduler has.
+const POD: &str =
+    r#"{"metadata":{"name":"podname","uid":"u"},"spec":{"containers":null},"status":{}}"#;
+
+/// The same with keys in lower case, as Go's decoder would take it.
+fn lower(text: &str) -> String {
+    let keys = [
+        "Pod",
+        "Nodes",
+        "NodeNames",
+        "PodName",
+        "PodNamespace",
+        "PodUID",
+        "Node",
+        "Pods",
+        "UID",
+        "NodeNameToMetaVictims",
+        "NodeNameToVictims",
+        "NumPDBViolations",
+    ];
+    keys.into_iter().fold(text.to_owned(), |text, key| {
+        text.replace(
+            &format!("\"{key}\":"),
+            &format!("\"{}\":", key.to_lowercase()),
+        )
+    })
+}
+
+async fn answer(replica: &Replica, verb: &str, body: impl Into<Vec<u8>>) -> Result<Value> {
+    let (status, answer) = replica.extender.call(verb, body).await?;
+    assert_eq!(status, 200, "/{verb}");
+    Ok(answer)
+}
+
+#[tokio::test]
+async fn what_upstreams_own_tests_send_is_understood_in_either_case() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "fixtures", &[]).await?;
+    let args = format!(
+        r#"{{"Pod":{POD},"Nodes":{{"metadata":{{}},"items":[{{"metadata":{{"name":"node1"}}}}]}},"NodeNames":["node1"]}}"#
+    );
+    let bind = r#"{"PodName":"mypodname","PodNamespace":"mypodnamespace","PodUID":"mypoduid","Node":"mynode"}"#;
+    let victims = r#"{"foo":{"Pods":[{"UID":"myuid"}],"NumPDBViolations":1}}"#;
+    let preempt =
+        format!(r#"{{"Pod":{POD},"NodeNameToVictims":null,"NodeNameToMetaVictims":{victims}}}"#);
+    for form in [str::to_owned, lower] {
+        let filtered = json!({
+            "Nodes": null, "NodeNames": ["node1"], "FailedNodes": null,
+            "FailedAndUnresolvableNodes": {}, "Error": "",
+        });
+        assert_eq!(answer(&replica, "filter", form(&args)).await?, filtered);
+        let scores = json!([{ "Host": "node1", "Score": 0 }]);
+        assert_eq!(answer(&replica, "prioritize", form(&args)).await?, scores);
+        let gone = json!({ "Error": "gpustow: the pod is gone" });
+        assert_eq!(answer(&replica, "bind", form(bind)).await?, gone);
+        let kept: Value = serde_json::from_str(victims)?;
+        let kept = json!({ "NodeNameToMetaVictims": kept });
+        assert_eq!(answer(&replica, "preempt", form(&preempt)).await?, kept);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn rubbish_is_answered_with_what_each_verb_has_for_failures() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "rubbish", &[]).await?;
+    let deep = "[".repeat(100_000);
+    let nested = format!(r#"{{"Pod":{POD},"x":{deep}"#);
+    let bodies: [&[u8]; 9] = [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        br#"{"Pod":null}"#,
+        br#"{"Pod":1,"NodeNames":{}}"#,
+        b"\xff\xfe",
+        deep.as_bytes(),
+        nested.as_bytes(),
+    ];
+    for body in bodies {
+        for verb in ["filter", "bind"] {
+            let answer = answer(&replica, verb, body).await?;
+            let error = answer["Error"].as_str().context("no Error")?;
+            assert!(error.starts_with("gpustow: "), "/{verb}: {error}");
+        }
+        assert_eq!(answer(&replica, "prioritize", body).await?, json!([]));
+        let none = json!({ "NodeNameToMetaVictims": {} });
+        assert_eq!(answer(&replica, "preempt", body).await?, none);
+    }
+    replica.has_no_reservation().await
+}
+
+#[tokio::test]
+async fn lists_may_be_null_or_many_mib_long_or_name_nodes_that_nobody_knows() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "lists", &[]).await?;
+    let pod = |mib: u64| {
+        let limits = json!({ names::GPU_MEM: mib.to_string() });
+        json!({
+            "metadata": { "name": "p", "namespace": "default", "uid": format!("u{mib}") },
+            "spec": { "containers": [{ "name": "main", "resources": { "limits": limits } }] },
+        })
+    };
+    let filter = async |pod: Value, names: Value, nodes: Value| {
+        let body = json!({ "Pod": pod, "NodeNames": names, "Nodes": nodes });
+        answer(&replica, "filter", body.to_string()).await
+    };
+    let none = filter(pod(1), Value::Null, Value::Null).await?;
+    assert_eq!(
+        (&none["NodeNames"], &none["Error"]),
+        (&json!([]), &json!(""))
+    );
+
+    let whole = json!({ "items": [{ "metadata": { "name": "n" } }] });
+    let error = filter(pod(1), Value::Null, whole.clone()).await?;
+    let error = error["Error"].as_str().unwrap_or_default();
+    assert!(error.contains("nodeCacheCapable: true"), "{error}");
+    let body = json!({ "Pod": pod(1), "NodeNames": null, "Nodes": whole }).to_string();
+    assert_eq!(answer(&replica, "prioritize", body).await?, json!([]));
+    let victims = json!({ "n": { "Pods": [pod(2)], "NumPDBViolations": 0 } });
+    let body = json!({ "Pod": pod(1), "NodeNameToVictims": victims }).to_string();
+    let nowhere = json!({ "NodeNameToMetaVictims": {} });
+    assert_eq!(answer(&replica, "preempt", body).await?, nowhere);
+
+    let names: Vec<String> = (0..200_000)
+        .map(|i| format!("node-of-a-long-name-{i:0>40}"))
+        .collect();
+    let zero = filter(pod(0), json!(names), Value::Null).await?;
+    assert_eq!(zero["NodeNames"], json!(names));
+    let unknown = filter(pod(1), json!(names), Value::Null).await?;
+    assert_eq!(unknown["NodeNames"], json!([]));
+    let refused = &unknown["FailedAndUnresolvableNodes"];
+    assert_eq!(refused.as_object().map(|map| map.len()), Some(names.len()));
+    assert_eq!(
+        refused[&names[7]],
+        json!("no GPU report from a gpustow agent")
+    );
+    replica.has_no_reservation().await
+}
+
+#[tokio::test]
+async fn a_pod_that_asks_for_zero_is_bound_without_an_assignment() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "zero", &[]).await?;
+    let case = Case::new(turn.cluster, "zero").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    let pod = case.pod("p").gpu_mem(0).create(&case.client).await?;
+    replica.filter(&pod, &n).await?;
+    replica.bind(&pod, &n).await?;
+    replica.bind(&pod, &n).await?;
+    let bound = now(&case, &pod).await?;
+    assert_eq!(node_of(&bound), n);
+    assert!(!bound.annotations().contains_key(names::ASSIGNMENT));
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "conflicts", &[]).await?;
+    let case = Case::new(turn.cluster, "conflicts").await?;
+    for name in ["n", "other"] {
+        case.node(name, &[CARD; 4]).create(&case.client).await?;
+    }
+    let (n, other) = (case.node_name("n"), case.node_name("other"));
+    let refused = async |pod: &_, node: &str, text: &str| -> Result<()> {
+        let error = replica
+            .bind(pod, node)
+            .await
+            .err()
+            .context("bound")?
+            .to_string();
+        assert!(error.contains(text), "{error}");
+        replica.settled(&case).await
+    };
+
+    let bound = case.pod("bound").gpu_mem(CARD).create(&case.client).await?;
+    replica.place(&bound, &n).await?;
+    // Asked twice, it is the same bind.
+    replica.bind(&bound, &n).await?;
+    refused(&bound, &other, &format!("bound to node {n} already")).await?;
+
+    let first = case.pod("again").gpu_mem(CARD).create(&case.client).await?;
+    replica.until_fits(&first, &n).await?;
+    case.pods()
+        .delete("again", &DeleteParams::default().grace_period(0))
+        .await?;
+    let second = case.pod("again").gpu_mem(CARD).create(&case.client).await?;
+    refused(&first, &n, "the pod is gone").await?;
+    replica.place(&second, &n).await?;
+
+    let gated = case.pod("gated").gpu_mem(CARD).with(|spec| {
+        let gate = k8s_openapi::api::core::v1::PodSchedulingGate {
+            name: "test/gate".into(),
+        };
+        spec.scheduling_gates = Some(vec![gate]);
+    });
+    let gated = gated.create(&case.client).await?;
+    refused(&gated, &n, "scheduling gates").await?;
+
+    let leaving = case
+        .pod("leaving")
+        .gpu_mem(CARD)
+        .create(&case.client)
+        .await?;
+    replica.until_fits(&leaving, &n).await?;
+    let finalizer = |list: Value| Patch::Merge(json!({ "metadata": { "finalizers": list } }));
+    let hold = finalizer(json!(["test/hold"]));
+    case.pods()
+        .patch("leaving", &PatchParams::default(), &hold)
+        .await?;
+    case.pods()
+        .delete("leaving", &DeleteParams::default().grace_period(0))
+        .await?;
+    refused(&leaving, &n, "being deleted").await?;
+    let free = finalizer(Value::Null);
+    case.pods()
+        .patch("leaving", &PatchParams::default(), &free)
+        .await?;
+
+    let large = case
+        .pod("large")
+        .gpu_mem(2 * CARD)
+        .create(&case.client)
+        .await?;
+    refused(&large, &n, "no GPU as large").await?;
+
+    let note = "v".repeat(245 << 10);
+    let wordy = case.pod("wordy").gpu_mem(CARD).annotation("note", &note);
+    let wordy = wordy.create(&case.client).await?;
+    let body = json!({ "Pod": wordy, "NodeNames": [n] }).to_string();
+    let answer = answer(&replica, "filter", body).await?;
+    let reason = &answer["FailedAndUnresolvableNodes"][&n];
+    let reason = reason.as_str().context("not refused")?;
+    assert!(
+        reason.starts_with("metadata.annotations: too large"),
+        "{reason}"
+    );
+    refused(&wordy, &n, "metadata.annotations: too large").await?;
+    case.end().await
+}
