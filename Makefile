@@ -26,6 +26,14 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 test: control-plane ## Run every test, those on the real control plane included
 	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
 
+.PHONY: test-page
+test-page: ## Test the page of kubectl gpustow ui in headless Chromium
+	@tests/page/run.sh
+
+.PHONY: screenshots
+screenshots: ## Take the page's pictures in docs/images anew
+	@tests/page/run.sh --screenshots docs/images
+
 .PHONY: soak
 soak: ## The same with the repeated cases 200 times
 	@$(MAKE) --no-print-directory test ROUNDS=200
@@ -44,7 +52,7 @@ generate: ## Write the generated manifests
 	$(RUN) --package gpustow-api
 
 .PHONY: ci
-ci: fmt clippy doc deny generated test ## Everything that must hold before a change lands
+ci: fmt clippy doc deny generated test test-page ## Everything that must hold before a change lands
 
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)

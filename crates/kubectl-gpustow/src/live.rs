@@ -1,8 +1,9 @@
 //! A cluster that follows watches, for `top` and `ui`.
 
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use futures::{Stream, StreamExt as _};
@@ -21,7 +22,7 @@ use crate::source;
 pub(crate) struct Live {
     cluster: Arc<Mutex<Cluster>>,
     started: Instant,
-    /// Files do not move.
+    /// Files have a time of their own.
     still: bool,
 }
 
@@ -36,7 +37,9 @@ impl Live {
             started: Instant::now(),
             still,
         };
-        if !still {
+        if let Some(path) = &global.from {
+            live.reread(path.clone(), global.resource_name.clone());
+        } else {
             let (client, _) = source::client(global).await?;
             live.follow(
                 watched(Api::<Pod>::all(client.clone())),
@@ -74,6 +77,26 @@ impl Live {
             cluster.wall = Timestamp::now();
         }
         cluster
+    }
+
+    /// Files may be written anew.
+    fn reread(&self, path: PathBuf, resource: String) {
+        let live = self.clone();
+        tokio::spawn(async move {
+            let mut tick = tokio::time::interval(Duration::from_secs(1));
+            let mut last = source::written(&path);
+            loop {
+                tick.tick().await;
+                let written = source::written(&path);
+                // One that is half written is read again.
+                if written != last
+                    && let Ok(cluster) = source::read(&path, &resource)
+                {
+                    *live.now() = cluster;
+                    last = written;
+                }
+            }
+        });
     }
 
     fn follow<K>(

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::{GpuNode, names};
@@ -22,11 +23,10 @@ const CHUNK: u32 = 500;
 
 /// Lists everything once.
 pub(crate) async fn load(global: &Global) -> Result<Cluster> {
-    let mut cluster = Cluster::new(&global.resource_name);
     if let Some(path) = &global.from {
-        read(path, &mut cluster)?;
-        return Ok(cluster);
+        return read(path, &global.resource_name);
     }
+    let mut cluster = Cluster::new(&global.resource_name);
     let (client, namespace) = client(global).await?;
     cluster.namespace = Some(namespace);
     let configs = Api::namespaced(client.clone(), names::NAMESPACE);
@@ -102,28 +102,49 @@ fn explained(error: kube::Error, what: &str) -> anyhow::Error {
     anyhow::Error::new(error).context(format!("cannot list {what}{mend}"))
 }
 
-/// Reads a file, or all JSON and YAML files of a folder.
-fn read(path: &Path, cluster: &mut Cluster) -> Result<()> {
-    let mut files = vec![path.to_owned()];
-    if path.is_dir() {
-        let known = |path: &PathBuf| {
-            path.extension()
-                .is_some_and(|it| it == "json" || it == "yaml" || it == "yml")
-        };
-        let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
-        let paths: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
-        files = paths?.into_iter().filter(known).collect();
-        files.sort();
+/// When a file, or the youngest of a folder, was written last.
+pub(crate) fn written(path: &Path) -> Option<SystemTime> {
+    let files = files(path).ok()?;
+    let times = files
+        .iter()
+        .filter_map(|file| fs::metadata(file).ok()?.modified().ok());
+    times.max()
+}
+
+/// The file, or all JSON and YAML files of the folder.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
     }
+    let known = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|it| it == "json" || it == "yaml" || it == "yml")
+    };
+    let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
+    let paths: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut files: Vec<_> = paths?.into_iter().filter(known).collect();
+    files.sort();
     ensure!(
         !files.is_empty(),
         "{}: no JSON or YAML file in it",
         path.display()
     );
+    Ok(files)
+}
+
+/// Reads a file, or all JSON and YAML files of a folder.
+pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster> {
+    let mut cluster = Cluster::new(resource);
     let mut objects = Objects::default();
-    for file in &files {
+    for file in &files(path)? {
         let name = || file.display().to_string();
         let text = fs::read_to_string(file).with_context(name)?;
+        if file.extension().is_some_and(|it| it == "json") {
+            objects
+                .add(serde_json::from_str(&text).with_context(name)?)
+                .with_context(name)?;
+            continue;
+        }
         for document in serde_yaml::Deserializer::from_str(&text) {
             objects
                 .add(Value::deserialize(document).with_context(name)?)
@@ -144,7 +165,7 @@ fn read(path: &Path, cluster: &mut Cluster) -> Result<()> {
     cluster.reset_gpunodes(objects.gpunodes);
     cluster.reset_pods(objects.pods);
     cluster.configs = Some(objects.configs);
-    Ok(())
+    Ok(cluster)
 }
 
 #[derive(Default)]

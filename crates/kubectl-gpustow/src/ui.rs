@@ -118,6 +118,10 @@ fn router(page: Arc<Page>, secret: &str) -> Router {
             &format!("/{secret}/page.css"),
             file("text/css", include_str!("ui/page.css")),
         )
+        .route(
+            &format!("/{secret}/icon.svg"),
+            file("image/svg+xml", include_str!("ui/icon.svg")),
+        )
         .route(&format!("/{secret}/events"), get(events))
         .route(&format!("/{secret}/why"), get(explain))
         .layer(from_fn_with_state(page.clone(), own_host))

@@ -1,6 +1,6 @@
 // The page: one EventSource, one picture of the cluster, text only. Memory comes in MiB.
 
-const nodes = new Map(); // name -> { data, search, element }
+const nodes = new Map(); // name -> { name, data, search, element, filled }
 let rest = { waiting: [], teams: [] };
 let tab = "gpus";
 let page = 0;
@@ -30,9 +30,9 @@ function age(seconds) {
 
 // Pods of one namespace share a colour; the name is always there as well.
 function colour(pod) {
-  let hash = 0;
-  for (const letter of pod.split("/", 1)[0]) hash = (hash * 31 + letter.codePointAt(0)) >>> 0;
-  return `c${hash % 8}`;
+  let hash = 2166136261;
+  for (const letter of pod.split("/", 1)[0]) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619) >>> 0;
+  return `c${(((hash >>> 13) ^ hash) >>> 0) % 8}`;
 }
 
 const percent = (part, whole) => `${Math.min(100, (100 * part) / Math.max(1, whole))}%`;
@@ -75,15 +75,28 @@ function bar(gpu) {
   return bar;
 }
 
-function drawNode(name, data) {
-  const section = make("section", "node");
-  section.tabIndex = -1;
-  const title = make("h2", "", name);
-  title.id = `node-${name}`;
-  section.setAttribute("aria-labelledby", title.id);
+// A node is filled when it comes near the screen: 40,000 GPUs are too many elements at once.
+const near = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    const node = nodes.get(target.dataset.name);
+    if (isIntersecting && node && !node.filled) fill(node);
+  }
+}, { rootMargin: "600px" });
+
+function shell(name) {
+  const element = make("section", "node");
+  element.tabIndex = -1;
+  element.dataset.name = name;
+  element.setAttribute("aria-label", `Node ${name}`);
+  near.observe(element);
+  return element;
+}
+
+function fill(node) {
+  const { name, data, element } = node;
   const head = make("div");
   const room = data.gpus.reduce((sum, gpu) => sum + gpu.room, 0);
-  head.append(title, make("span", "sub", `${data.gpus.length} GPUs, room ${memory(room)}`));
+  head.append(make("h2", "", name), make("span", "sub", `${data.gpus.length} GPUs, room ${memory(room)}`));
   if (data.state) head.append(make("span", "note", `⚠ ${data.state}`));
   const list = make("div");
   for (const gpu of data.gpus) {
@@ -95,8 +108,8 @@ function drawNode(name, data) {
     line.append(label, bar(gpu), state);
     list.append(line);
   }
-  section.append(head, list);
-  return section;
+  element.replaceChildren(head, list);
+  node.filled = true;
 }
 
 const isBad = (data) => data.state !== "" || data.gpus.some((gpu) => gpu.sick);
@@ -121,6 +134,7 @@ function filter() {
 function receive(update) {
   if (update.full) {
     nodes.clear();
+    near.disconnect();
     $("nodes").replaceChildren();
   }
   if (update.rest) rest = update.rest;
@@ -132,17 +146,16 @@ function receive(update) {
       nodes.delete(name);
       continue;
     }
-    const element = drawNode(name, data);
     const pods = data.gpus.flatMap((gpu) => [gpu.model, ...gpu.pods.map(([pod]) => pod)]);
-    nodes.set(name, { data, element, search: [name, ...pods].join(" ").toLowerCase() });
-    if (old) {
-      const focused = document.activeElement === old.element;
-      element.tabIndex = old.element.tabIndex;
-      old.element.replaceWith(element);
-      if (focused) element.focus();
-    } else {
-      fresh.push(element);
-    }
+    const node = old ?? { name, element: shell(name), filled: false };
+    node.data = data;
+    node.search = [name, ...pods].join(" ").toLowerCase();
+    const height = `${data.gpus.length * 34 + 10}px`;
+    node.element.style.minHeight = height;
+    node.element.style.containIntrinsicSize = `auto ${height}`;
+    nodes.set(name, node);
+    if (!old) fresh.push(node.element);
+    else if (old.filled) fill(old);
   }
   $("nodes").append(...fresh);
   if (!update.full && fresh.length) {

@@ -1,0 +1,226 @@
+// The page in a real browser: what it shows, what it asks for, what it lets hostile names do.
+// node page.mjs PROGRAM BROWSER [--screenshots FOLDER]
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { createRequire } from "node:module";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { connect, createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { chromium } from "playwright-core";
+import { HOSTILE, cluster, hostile, pod } from "./cluster.mjs";
+
+const [program, browserPath, option, folder] = process.argv.slice(2);
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const scratch = mkdtempSync(join(tmpdir(), "gpustow-page-"));
+const running = [];
+
+/// Starts `kubectl gpustow ui` on a made-up cluster; its address and the file it reads.
+async function serve(made) {
+  const file = join(scratch, `cluster-${running.length}.json`);
+  writeFileSync(file, JSON.stringify(made));
+  const child = spawn(program, ["--from", file, "ui"], { stdio: ["ignore", "pipe", "inherit"] });
+  running.push(child);
+  const lines = createInterface({ input: child.stdout });
+  for await (const line of lines) return { url: line, file };
+  throw new Error("kubectl-gpustow ui ended without an address");
+}
+
+const launch = (args = []) => chromium.launch({ executablePath: browserPath, args: ["--no-sandbox", ...args] });
+const browser = await launch();
+
+/// A page that fails on console errors and on requests to anybody else.
+async function open(url, { scheme = "light", width = 1400 } = {}) {
+  const context = await browser.newContext({ colorScheme: scheme, viewport: { width, height: 900 } });
+  const page = await context.newPage();
+  const wrong = [];
+  page.on("pageerror", (error) => wrong.push(String(error)));
+  page.on("console", (message) => {
+    if (message.type() === "error") wrong.push(message.text());
+  });
+  const { origin } = new URL(url);
+  page.on("request", (request) => {
+    if (new URL(request.url()).origin !== origin) wrong.push(`foreign request: ${request.url()}`);
+  });
+  await page.goto(url);
+  await page.waitForFunction(() => document.getElementById("status").textContent === "Live");
+  return { page, wrong, context };
+}
+
+async function accessible(page, what) {
+  // Through the debugger: the page's own policy lets no foreign script in, which is the point.
+  const session = await page.context().newCDPSession(page);
+  const run = (expression) => session.send("Runtime.evaluate", { expression, awaitPromise: true, returnByValue: true });
+  await run(axe);
+  const { result } = await run("axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => JSON.stringify(violations))");
+  const violations = JSON.parse(result.value);
+  const found = violations.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => `${id}: ${html} ${failureSummary}`));
+  assert.deepEqual(found, [], `axe: ${what}`);
+}
+
+const visible = (page) => page.locator("section.node:visible").count();
+
+const cases = {
+  async "every tab is accessible in light and dark"() {
+    const { url } = await serve(cluster(6, true));
+    for (const scheme of ["light", "dark"]) {
+      const { page, wrong, context } = await open(url, { scheme });
+      for (const tab of ["GPUs", "Table", "Waiting", "Teams"]) {
+        await page.getByRole("tab", { name: tab }).click();
+        await accessible(page, `${tab}, ${scheme}`);
+      }
+      assert.deepEqual(wrong, []);
+      await context.close();
+    }
+  },
+
+  async "filters are in the URL and keys do everything"() {
+    const { url } = await serve(cluster(6, true));
+    const { page, wrong, context } = await open(url);
+    assert.equal(await visible(page), 6);
+    await page.keyboard.press("/");
+    await page.keyboard.type("gpu-0003");
+    assert.equal(await visible(page), 1);
+    assert.ok(page.url().endsWith("?q=gpu-0003"), page.url());
+    await page.reload();
+    await page.waitForFunction(() => document.querySelectorAll("section.node:not([hidden])").length === 1);
+    await page.locator("#q").fill("");
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("ArrowDown");
+    await page.keyboard.press("ArrowDown");
+    const focused = () => page.evaluate(() => document.activeElement.dataset.name);
+    assert.equal(await focused(), "gpu-0001");
+    await page.keyboard.press("3");
+    assert.equal(await page.getByRole("tab", { name: "Waiting" }).getAttribute("aria-selected"), "true");
+    await page.getByRole("button", { name: "Why does" }).first().press("Enter");
+    await page.waitForSelector("pre");
+    assert.match(await page.locator("pre").first().textContent(), /lacks/);
+    await page.keyboard.press("2");
+    assert.ok((await page.locator("#table tbody tr").count()) > 6);
+    await page.keyboard.press("4");
+    assert.ok((await page.locator("#teams tbody tr").count()) > 3);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "hostile names are text"() {
+    const { url } = await serve(hostile());
+    const { page, wrong, context } = await open(url);
+    for (const key of ["1", "2", "3", "4"]) {
+      await page.keyboard.press(key);
+      assert.equal(await page.locator("img").count(), 0);
+      assert.ok((await page.locator("main").textContent()).includes(HOSTILE), `tab ${key}`);
+    }
+    await page.keyboard.press("3");
+    await page.getByRole("button", { name: "javascript:alert(1)" }).click();
+    await page.waitForSelector("pre");
+    assert.equal(await page.evaluate(() => window.hostile), undefined);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "changes arrive by themselves"() {
+    const made = cluster(3, 2);
+    const { url, file } = await serve(made);
+    const { page, wrong, context } = await open(url);
+    const uuid = made.items.find(({ kind }) => kind === "GpuNode").status.gpus[0].uuid;
+    made.items.push(pod("news", "arrived", 1024, { node: "gpu-0000", uuid }));
+    made.items = made.items.filter(({ metadata }) => metadata.name !== "gpu-0002");
+    made.items = made.items.filter(({ spec }) => spec.nodeName !== "gpu-0002");
+    writeFileSync(file, JSON.stringify(made));
+    await page.waitForSelector("[aria-label*='news/arrived']");
+    await page.waitForFunction(() => document.querySelectorAll("section.node").length === 2);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "a broken connection is made again"() {
+    const { url } = await serve(cluster(3, 2));
+    const { port } = new URL(url);
+    const sockets = new Set();
+    const between = createServer((near) => {
+      const far = connect(port, "127.0.0.1");
+      for (const [from, to] of [[near, far], [far, near]]) {
+        sockets.add(from);
+        from.on("error", () => {}).on("close", () => to.destroy()).pipe(to);
+      }
+    });
+    await new Promise((ready) => between.listen(0, "127.0.0.1", ready));
+    const rule = `MAP localhost:${port} 127.0.0.1:${between.address().port}`;
+    const other = await launch([`--host-resolver-rules=${rule}`]);
+    const page = await other.newPage();
+    const status = (text) => page.waitForFunction((text) => document.getElementById("status").textContent.startsWith(text), text);
+    await page.goto(url.replace("127.0.0.1", "localhost"));
+    await status("Live");
+    for (const socket of sockets) socket.destroy();
+    await status("Not connected");
+    await status("Live");
+    assert.equal(await visible(page), 3);
+    await other.close();
+    between.close();
+  },
+
+  async "5,000 nodes with 8 GPUs each are painted"() {
+    const { url } = await serve(cluster(5000, 8));
+    const context = await browser.newContext({ viewport: { width: 1400, height: 900 } });
+    const page = await context.newPage();
+    await page.addInitScript(() => {
+      const first = EventSource.prototype;
+      const set = Object.getOwnPropertyDescriptor(first, "onmessage").set;
+      Object.defineProperty(first, "onmessage", { set(handler) {
+        set.call(this, (event) => {
+          const began = performance.now();
+          handler(event);
+          requestAnimationFrame(() => setTimeout(() => { window.painted ??= performance.now() - began; }));
+        });
+      } });
+    });
+    await page.goto(url);
+    await page.waitForFunction(() => window.painted !== undefined, undefined, { timeout: 120_000 });
+    assert.equal(await page.locator("section.node").count(), 5_000);
+    const last = page.locator("section.node").last();
+    await last.scrollIntoViewIfNeeded();
+    await last.locator(".gpu").nth(7).waitFor();
+    const painted = await page.evaluate(() => Math.round(window.painted));
+    console.log(`      painted ${painted} ms after the first event`);
+    await context.close();
+  },
+};
+
+async function screenshots(folder) {
+  const { url } = await serve(cluster(9, true));
+  for (const [name, tab, scheme] of [["page", "GPUs", "light"], ["page-dark", "GPUs", "dark"], ["page-waiting", "Waiting", "light"]]) {
+    const { page, context } = await open(url, { scheme });
+    await page.getByRole("tab", { name: tab }).click();
+    if (tab === "Waiting") {
+      await page.getByRole("button", { name: "Why does" }).first().click();
+      await page.waitForSelector("pre");
+    }
+    await page.screenshot({ path: join(folder, `${name}.png`) });
+    await context.close();
+  }
+}
+
+let failed = 0;
+try {
+  if (option === "--screenshots") {
+    await screenshots(folder);
+  } else {
+    for (const [name, check] of Object.entries(cases)) {
+      try {
+        await check();
+        console.log(`ok    ${name}`);
+      } catch (error) {
+        failed += 1;
+        console.log(`FAIL  ${name}\n${error.stack}`);
+      }
+    }
+  }
+} finally {
+  await browser.close();
+  for (const child of running) child.kill();
+  rmSync(scratch, { recursive: true });
+}
+process.exit(failed ? 1 : 0);
