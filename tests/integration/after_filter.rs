@@ -139,9 +139,12 @@ async fn a_reservation_outlives_a_volume_that_takes_a_minute() -> Result<()> {
     );
     let reason = "not enough free memory on any one GPU";
     let rival = refused(&case.client, case.pod("rival").gpu_mem(8000), reason).await?;
-    // The provisioner takes its time. The rival would take the card if it could.
+    // The provisioner takes its time. Whoever is asked for meanwhile, or only then, would take the
+    // card if it could.
     let early = wait_bound(&case.client, &rival, SLOW).await;
     assert!(early.is_err(), "the reservation did not last");
+    let late = refused(&case.client, case.pod("late").gpu_mem(8000), reason).await?;
+    delete(&case.client, &late, 0).await?;
     let volume = object(
         "PersistentVolume",
         json!({
