@@ -1,0 +1,174 @@
+//! What the extender's part of a scheduling cycle costs, without a cluster. `make bench` runs it.
+//!
+//! Criterion gives means with their spread; the p50 and p99 of `/filter`, which kube-scheduler
+//! waits for in its single loop, are printed after it from every single call.
+
+#![allow(
+    clippy::expect_used,
+    reason = "a bench that cannot make its world has to stop"
+)]
+
+mod load;
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{BatchSize, Criterion, Throughput};
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Ask, Ledger};
+use load::{NOW, Pods, facts, half_full, settle};
+use serde_json::{Value, json};
+
+use gpustow::wire::{ExtenderArgs, ExtenderFilterResult};
+
+/// Cluster sizes in nodes of 8 cards.
+const SIZES: [usize; 3] = [100, 1_000, 5_000];
+/// Calls whose quantiles are printed.
+const CALLS: usize = 2_000;
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args().sample_size(20);
+    filter(&mut criterion);
+    settling(&mut criterion);
+    watch(&mut criterion);
+    criterion.final_summary();
+    println!(
+        "\n/filter on the server's side, body to body, {CALLS} calls, the view changing between them"
+    );
+    println!(
+        "{:>8} {:>10} {:>10} {:>10}",
+        "nodes", "p50 µs", "p99 µs", "max µs"
+    );
+    for nodes in SIZES {
+        let mut world = World::new(nodes);
+        let mut took: Vec<Duration> = (0..CALLS).map(|_| world.call()).collect();
+        took.sort_unstable();
+        let micros = |index: usize| took.get(index).map_or(f64::NAN, |t| t.as_secs_f64() * 1e6);
+        let (p50, p99, max) = (
+            micros(CALLS / 2),
+            micros(CALLS * 99 / 100),
+            micros(CALLS - 1),
+        );
+        println!("{nodes:>8} {p50:>10.0} {p99:>10.0} {max:>10.0}");
+    }
+}
+
+/// A cluster that is half full and stays so: every call binds a pod, and the oldest one ends.
+struct World {
+    ledger: Ledger,
+    names: Vec<String>,
+    bound: std::collections::VecDeque<std::sync::Arc<PodFacts>>,
+    pods: Pods,
+}
+
+impl World {
+    fn new(nodes: usize) -> Self {
+        let mut pods = Pods::new(42);
+        let (ledger, names, bound) = half_full(nodes, &mut pods);
+        Self {
+            ledger,
+            names,
+            bound: bound.into(),
+            pods,
+        }
+    }
+
+    fn body(&mut self) -> (Value, Vec<u8>) {
+        let pod = self.pods.json();
+        let body = json!({"Pod": pod, "Nodes": null, "NodeNames": self.names});
+        (pod, body.to_string().into_bytes())
+    }
+
+    /// One call of `/filter`, then the view changes. Only the call is timed.
+    fn call(&mut self) -> Duration {
+        let (pod, body) = self.body();
+        let began = Instant::now();
+        let (chosen, answer) = answer(&mut self.ledger, &body);
+        let took = began.elapsed();
+        black_box(answer);
+        if let Some(node) = chosen {
+            let pod = facts(pod);
+            settle(&mut self.ledger, &pod, &node);
+            self.bound.push_back(pod.into());
+        }
+        if let Some(oldest) = self.bound.pop_front() {
+            self.ledger.delete_pod(&oldest.uid);
+        }
+        took
+    }
+}
+
+/// What the route does between two reads of the socket.
+fn answer(ledger: &mut Ledger, body: &[u8]) -> (Option<String>, Vec<u8>) {
+    let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a call of /filter");
+    let pod = PodFacts::from_pod(&args.pod, gpustow_api::names::GPU_MEM).expect("a UID");
+    let names: Vec<&str> = args
+        .node_names
+        .iter()
+        .flatten()
+        .map(|name| &*name.0)
+        .collect();
+    let ask = Ask {
+        pod: &pod,
+        cooperative: false,
+        slow: false,
+        tolerates: &|_| true,
+    };
+    let verdict = ledger.filter(&ask, &names, NOW);
+    let chosen = verdict.nodes.first().map(|name| (*name).to_owned());
+    let refused = verdict.refused.into_iter();
+    let answer = ExtenderFilterResult {
+        node_names: Some(verdict.nodes),
+        failed_and_unresolvable_nodes: refused.map(|(n, reason)| (n, reason.text())).collect(),
+        ..ExtenderFilterResult::default()
+    };
+    (chosen, serde_json::to_vec(&answer).expect("JSON"))
+}
+
+fn filter(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("filter");
+    for nodes in SIZES {
+        let mut world = World::new(nodes);
+        group.throughput(Throughput::Elements(nodes as u64));
+        group.bench_function(format!("{nodes}_nodes"), |bencher| {
+            bencher.iter_custom(|calls| (0..calls).map(|_| world.call()).sum());
+        });
+    }
+    group.finish();
+}
+
+fn settling(criterion: &mut Criterion) {
+    let mut world = World::new(1_000);
+    criterion.bench_function("reserve_and_settle", |bencher| {
+        bencher.iter_custom(|count| {
+            let mut took = Duration::ZERO;
+            for _ in 0..count {
+                let pod = world.pods.facts();
+                let node = world.names[world.names.len() - 1].clone();
+                let began = Instant::now();
+                black_box(load::bind(&mut world.ledger, &pod, &node));
+                took += began.elapsed();
+                world.ledger.delete_pod(&pod.uid);
+            }
+            took
+        });
+    });
+}
+
+fn watch(criterion: &mut Criterion) {
+    let mut world = World::new(5_000);
+    let busy: Vec<PodFacts> = world.bound.iter().map(|pod| PodFacts::clone(pod)).collect();
+    let known = |ledger: &Ledger, pod: &PodFacts| ledger.pod(&pod.uid).map(|pod| (*pod).clone());
+    let busy: Vec<_> = busy
+        .iter()
+        .filter_map(|pod| known(&world.ledger, pod))
+        .collect();
+    let mut next = busy.iter().cycle();
+    criterion.bench_function("apply_pod_event", |bencher| {
+        bencher.iter_batched(
+            || next.next().expect("bound pods").clone(),
+            |pod| world.ledger.apply_pod(pod),
+            BatchSize::SmallInput,
+        );
+    });
+}

@@ -1,0 +1,179 @@
+//! A seeded cluster and a seeded mix of pods for the benches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
+use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_ledger::{Ask, Config, Ledger, Outcome};
+use gpustow_pack::Mib;
+use k8s_openapi::api::core::v1::Pod;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde_json::{Value, json};
+
+/// Cards of each node.
+pub(crate) const CARDS: usize = 8;
+/// MiB of each card.
+pub(crate) const CARD_MIB: u64 = 81_920;
+/// What pods ask for: MiB over all their GPUs, and on how many GPUs.
+const MIX: [(u64, u32); 10] = [
+    (2_048, 1),
+    (4_096, 1),
+    (8_192, 1),
+    (10_240, 1),
+    (12_288, 1),
+    (16_384, 1),
+    (20_480, 1),
+    (40_960, 1),
+    (81_920, 2),
+    (163_840, 2),
+];
+
+/// Nothing a bench does takes long on this clock.
+pub(crate) const NOW: Duration = Duration::from_secs(1);
+
+/// Name of a node.
+pub(crate) fn node_name(index: usize) -> String {
+    format!("gpu-node-{index:05}.pool-a.example.internal")
+}
+
+/// The report of a node's agent.
+pub(crate) fn gpunode(node: usize) -> GpuNodeStatus {
+    let gpus = (0..CARDS).map(|card| Gpu {
+        uuid: format!("GPU-{node:08x}-0000-4000-8000-{card:012x}"),
+        index: u32::try_from(card).unwrap_or(u32::MAX),
+        model: "NVIDIA H100 80GB HBM3".to_owned(),
+        total_mib: CARD_MIB,
+        healthy: true,
+        ..Gpu::default()
+    });
+    GpuNodeStatus {
+        gpus: gpus.collect(),
+        ..GpuNodeStatus::default()
+    }
+}
+
+/// Pods without end, drawn from the mix.
+pub(crate) struct Pods {
+    rng: SmallRng,
+    next: u64,
+}
+
+impl Pods {
+    /// The same pods for the same seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            rng: SmallRng::seed_from_u64(seed),
+            next: 0,
+        }
+    }
+
+    /// The next pod as kube-scheduler sends it.
+    pub(crate) fn json(&mut self) -> Value {
+        let (mib, gpus) = MIX
+            .get(self.rng.random_range(0..MIX.len()))
+            .copied()
+            .unwrap_or((1, 1));
+        let cpu = [500, 1_000, 2_000, 4_000]
+            .get(self.rng.random_range(0..4_usize))
+            .copied();
+        self.next += 1;
+        json!({
+            "metadata": {
+                "uid": format!("{:08x}-0000-4000-8000-000000000000", self.next),
+                "name": format!("model-server-{}", self.next),
+                "namespace": "team-a",
+                "resourceVersion": self.next.to_string(),
+                "creationTimestamp": "2026-11-21T08:00:00Z",
+                "labels": {"app": "model-server"},
+                "annotations": {"gpustow.dev/gpu-count": gpus.to_string()},
+            },
+            "spec": {
+                "schedulerName": "gpustow-scheduler",
+                "containers": [{
+                    "name": "main",
+                    "image": "registry.example/model-server:1",
+                    "resources": {
+                        "limits": {"gpustow.dev/gpu-mem": mib.to_string()},
+                        "requests": {
+                            "gpustow.dev/gpu-mem": mib.to_string(),
+                            "cpu": format!("{}m", cpu.unwrap_or(500)),
+                            "memory": "8Gi",
+                        },
+                    },
+                }],
+            },
+            "status": {"phase": "Pending"},
+        })
+    }
+
+    /// The next pod, read.
+    pub(crate) fn facts(&mut self) -> PodFacts {
+        facts(self.json())
+    }
+}
+
+/// A pod's facts.
+pub(crate) fn facts(pod: Value) -> PodFacts {
+    let pod: Pod = serde_json::from_value(pod).expect("a pod");
+    PodFacts::from_pod(&pod, gpustow_api::names::GPU_MEM).expect("a UID")
+}
+
+/// A ledger of `nodes` nodes with half of all cards in use, and the names of the nodes.
+pub(crate) fn half_full(
+    nodes: usize,
+    pods: &mut Pods,
+) -> (Ledger, Vec<String>, Vec<Arc<PodFacts>>) {
+    let mut ledger = Ledger::new(Config::default());
+    let names: Vec<String> = (0..nodes).map(node_name).collect();
+    for (index, name) in names.iter().enumerate() {
+        ledger.apply_node(NodeFacts {
+            name: name.as_str().into(),
+            cpu_milli: 192_000,
+            ram: Mib(1 << 20),
+            ..NodeFacts::default()
+        });
+        ledger.apply_gpunode(name, gpunode(index), NOW);
+    }
+    // Packed in name order, so that half of the nodes, and so half of the cards, stay empty.
+    let mut bound = Vec::new();
+    let mut node = 0;
+    while let Some(name) = names.get(node).filter(|_| node < nodes / 2) {
+        let pod = pods.facts();
+        match bind(&mut ledger, &pod, name) {
+            true => bound.push(Arc::new(pod)),
+            false => node += 1,
+        }
+    }
+    (ledger, names, bound)
+}
+
+/// Takes a pod through filter and bind on one node.
+pub(crate) fn bind(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> bool {
+    let ask = Ask {
+        pod,
+        cooperative: false,
+        slow: false,
+        tolerates: &|_| true,
+    };
+    if ledger.filter(&ask, &[node], NOW).nodes.is_empty() {
+        return false;
+    }
+    settle(ledger, pod, node)
+}
+
+/// Binds a pod that has its reservation.
+pub(crate) fn settle(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> bool {
+    let ask = Ask {
+        pod,
+        cooperative: false,
+        slow: false,
+        tolerates: &|_| true,
+    };
+    let bound = ledger.begin_bind(&ask, node, NOW).is_ok();
+    if bound {
+        ledger.end_bind(pod, Outcome::Bound, NOW);
+    }
+    bound
+}

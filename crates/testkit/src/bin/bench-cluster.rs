@@ -1,0 +1,325 @@
+//! Pods per second through the real kube-scheduler, without and with gpustow, in turn in one run.
+//!
+//! A round creates its pods while no scheduler runs, starts one, and times the binds of the
+//! backlog from the first to the last; then it creates pods at a steady pace and takes the time
+//! from creation to bound.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpustow_testkit::{
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, ListParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::time::{interval, timeout};
+
+/// Requests at once.
+const WIDTH: usize = 32;
+/// Cards of a node and their size in MiB.
+const CARDS: [u64; 8] = [81_920; 8];
+/// What pods ask for, in turn.
+const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
+
+/// Time the real kube-scheduler without and with gpustow.
+#[derive(Parser)]
+struct Args {
+    /// Nodes with 8 cards each; several sizes are run one after the other
+    #[arg(long, value_delimiter = ',', default_value = "1000")]
+    nodes: Vec<usize>,
+    /// Pods of a round's backlog
+    #[arg(long, default_value_t = 1000)]
+    pods: usize,
+    /// Pods of a round's steady part, ten a second
+    #[arg(long, default_value_t = 50)]
+    paced: usize,
+    /// Rounds of each way
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Leave out the scheduler at its adaptive default of nodes to score
+    #[arg(long)]
+    skip_adaptive: bool,
+    /// The extender's binary
+    #[arg(long, default_value = "target/release/gpustow")]
+    gpustow: PathBuf,
+    /// Folder of manifests and scheduler-config
+    #[arg(long, default_value = ".")]
+    repository: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Without,
+    With,
+    Adaptive,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Without => "scheduler alone, 100 % of nodes",
+            Self::With => "with gpustow, 100 % of nodes",
+            Self::Adaptive => "scheduler alone, adaptive",
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let args = Args::parse();
+    ensure!(
+        args.gpustow.exists(),
+        "no {}: cargo build --release --bin gpustow",
+        args.gpustow.display()
+    );
+    for &nodes in &args.nodes {
+        bench(&args, nodes).await?;
+    }
+    Ok(())
+}
+
+async fn bench(args: &Args, nodes: usize) -> Result<()> {
+    eprintln!("{nodes} nodes: starting the control plane");
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let core = args.repository.join("manifests/base");
+    cluster
+        .kubectl(&["apply", "-k", &core.display().to_string()])
+        .await?;
+    let case = Case::new(&cluster, "bench").await?;
+    let made = stream::iter(0..nodes).map(|node| {
+        let case = &case;
+        async move {
+            case.node(&format!("n{node:05}"), &CARDS)
+                .create(&case.client)
+                .await
+        }
+    });
+    made.buffer_unordered(WIDTH)
+        .try_for_each(|_| async { Ok(()) })
+        .await?;
+    let mut ways = vec![Way::Without, Way::With];
+    if !args.skip_adaptive {
+        ways.push(Way::Adaptive);
+    }
+    let mut results: HashMap<&str, Vec<Round>> = HashMap::new();
+    for round in 0..args.rounds {
+        // Not always the same one first.
+        ways.rotate_left(usize::from(round > 0));
+        for &way in &ways {
+            let result = run(args, &cluster, &case, way)
+                .await
+                .with_context(|| way.name())?;
+            eprintln!(
+                "round {round}, {}: {:.1} pods/s, bound after {:.0} ms (p50), {:.0} ms (p99)",
+                way.name(),
+                result.rate,
+                result.p50,
+                result.p99
+            );
+            results.entry(way.name()).or_default().push(result);
+        }
+    }
+    report(nodes, args, &results);
+    Ok(())
+}
+
+/// One round's figures.
+struct Round {
+    /// Pods per second.
+    rate: f64,
+    /// Milliseconds from creation to bound.
+    p50: f64,
+    p99: f64,
+    /// Bind calls that the extender refused.
+    conflicts: f64,
+}
+
+async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Result<Round> {
+    let kubeconfig = cluster
+        .kubeconfig("gpustow-system", "gpustow-scheduler", None)
+        .await?;
+    let file = args
+        .repository
+        .join("scheduler-config/gpustow-scheduler.yaml");
+    let mut config = SchedulerConfig::load(&file)?
+        .with("clientConnection.qps", 5000)?
+        .with("clientConnection.burst", 5000)?;
+    let extender = match way {
+        Way::With => {
+            let fresh = ["--stale-after=86400".to_owned(), "--log=warn".to_owned()];
+            let options = ExtenderOptions {
+                args: fresh.to_vec(),
+                ..ExtenderOptions::default()
+            };
+            Some(Extender::start(cluster, &args.gpustow, &kubeconfig, options).await?)
+        }
+        _ => None,
+    };
+    config = match &extender {
+        Some(extender) => config.with_extender(&extender.url)?,
+        None => config.with("extenders", Vec::<String>::new())?,
+    };
+    if way == Way::Adaptive {
+        config = config.with("profiles.0.percentageOfNodesToScore", 0)?;
+    }
+
+    let watched = watcher(case.pods(), watcher::Config::default());
+    let mut bound = std::pin::pin!(watched.default_backoff().applied_objects());
+    create(case, "backlog", args.pods).await?;
+    let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+    let mut times = HashMap::new();
+    let (mut first, mut last) = (None, Instant::now());
+    while times.len() < args.pods {
+        let pod = next_bound(&mut bound).await?;
+        last = Instant::now();
+        first.get_or_insert(last);
+        times.insert(pod, last);
+    }
+    let took = last.duration_since(first.unwrap_or(last));
+    let rate = (args.pods - 1) as f64 / took.as_secs_f64();
+
+    let mut created = HashMap::new();
+    let mut waits = Vec::new();
+    let mut next = 0;
+    let mut pace = interval(Duration::from_millis(100));
+    while waits.len() < args.paced {
+        tokio::select! {
+            _ = pace.tick(), if next < args.paced => {
+                let name = format!("paced-{next}");
+                created.insert(name.clone(), Instant::now());
+                pod(case, &name, next).create(&case.client).await?;
+                next += 1;
+            }
+            pod = next_bound(&mut bound) => {
+                if let Some(at) = created.remove(&pod?) {
+                    waits.push(at.elapsed().as_secs_f64() * 1e3);
+                }
+            }
+        }
+    }
+    waits.sort_by(f64::total_cmp);
+    let conflicts = match &extender {
+        Some(extender) => sum_of(&extender.metrics().await?, "gpustow_bind_failures_total"),
+        None => 0.0,
+    };
+    scheduler.process.kill9();
+    if way == Way::With {
+        case.check().await?;
+    }
+    let now = DeleteParams::default().grace_period(0);
+    case.pods()
+        .delete_collection(&now, &ListParams::default())
+        .await?;
+    while !Api::<Pod>::all(case.client.clone())
+        .list(&ListParams::default().limit(1))
+        .await?
+        .items
+        .is_empty()
+    {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(Round {
+        rate,
+        p50: quantile(&waits, 0.5),
+        p99: quantile(&waits, 0.99),
+        conflicts,
+    })
+}
+
+async fn create(case: &Case, name: &str, count: usize) -> Result<()> {
+    let made = stream::iter(0..count).map(|index| async move {
+        pod(case, &format!("{name}-{index}"), index)
+            .create(&case.client)
+            .await
+    });
+    made.buffer_unordered(WIDTH)
+        .try_for_each(|_| async { Ok(()) })
+        .await
+}
+
+fn pod(case: &Case, name: &str, index: usize) -> gpustow_testkit::PodBuilder {
+    let mib = REQUESTS
+        .get(index % REQUESTS.len())
+        .copied()
+        .unwrap_or(4_096);
+    case.pod(name).gpu_mem(mib).requests("cpu", "100m")
+}
+
+async fn next_bound(
+    pods: &mut (impl futures::Stream<Item = Result<Pod, watcher::Error>> + Unpin),
+) -> Result<String> {
+    loop {
+        let next = timeout(Duration::from_secs(120), pods.next()).await;
+        let pod = next
+            .context("no pod was bound for two minutes")?
+            .context("the watch ended")??;
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+        if node.is_some() {
+            return Ok(pod.name_any());
+        }
+    }
+}
+
+fn sum_of(exposition: &str, series: &str) -> f64 {
+    let lines = exposition.lines().filter(|line| line.starts_with(series));
+    lines
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum()
+}
+
+fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    sorted
+        .get((last as f64 * q).round() as usize)
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+fn report(nodes: usize, args: &Args, results: &HashMap<&str, Vec<Round>>) {
+    println!(
+        "\n{nodes} nodes × {} GPUs, {} pods, {} rounds in turn",
+        CARDS.len(),
+        args.pods,
+        args.rounds
+    );
+    println!(
+        "{:34} {:>22} {:>22} {:>9} {:>9} {:>9}",
+        "", "pods/s (min..max)", "ratio (min..max)", "p50 ms", "p99 ms", "conflicts"
+    );
+    let median = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        (
+            quantile(&values, 0.5),
+            quantile(&values, 0.0),
+            quantile(&values, 1.0),
+        )
+    };
+    let base = results.get(Way::Without.name());
+    for way in [Way::Without, Way::With, Way::Adaptive] {
+        let Some(rounds) = results.get(way.name()) else {
+            continue;
+        };
+        let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
+        let ratios = rounds
+            .iter()
+            .zip(base.into_iter().flatten())
+            .map(|(a, b)| a.rate / b.rate);
+        let (rate, slow, fast) = of(|round| round.rate);
+        let (ratio, low, high) = median(ratios.collect());
+        println!(
+            "{:34} {:>22} {:>22} {:>9.0} {:>9.0} {:>9.0}",
+            way.name(),
+            format!("{rate:.1} ({slow:.1}..{fast:.1})"),
+            format!("{ratio:.2} ({low:.2}..{high:.2})"),
+            of(|round| round.p50).0,
+            of(|round| round.p99).0,
+            of(|round| round.conflicts).0,
+        );
+    }
+}
