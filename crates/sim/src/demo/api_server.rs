@@ -13,7 +13,7 @@ use futures::{Stream, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::store::{Change, Key, Preconditions, Refused, Store};
+use super::store::{Change, Key, Preconditions, Refused, Store, merge};
 
 /// The routes over `store`.
 pub(crate) fn router(store: Arc<Store>) -> Router {
@@ -244,7 +244,11 @@ async fn create_lease(
     Path((_, _, namespace)): Path<(String, String, String)>,
     Json(mut lease): Json<Value>,
 ) -> Result<(StatusCode, Json<Value>), Refused> {
-    lease["metadata"]["namespace"] = namespace.into();
+    merge(
+        &mut lease,
+        &json!({"metadata": {"namespace": namespace}}),
+        false,
+    );
     let lease = store.create("leases", lease)?;
     Ok((StatusCode::CREATED, Json(Value::clone(&lease))))
 }
@@ -256,8 +260,11 @@ async fn replace_lease(
 ) -> Result<Json<Value>, Refused> {
     let key = ("leases".to_owned(), namespace, name);
     let lease = store.update(key, &Preconditions::of(&new), |lease| {
-        lease["spec"] = new["spec"].clone();
-        lease["metadata"]["annotations"] = new["metadata"]["annotations"].clone();
+        let kept = json!({
+            "metadata": {"annotations": new.pointer("/metadata/annotations")},
+            "spec": new.get("spec"),
+        });
+        merge(lease, &kept, false);
         Ok(())
     })?;
     Ok(Json(Value::clone(&lease)))

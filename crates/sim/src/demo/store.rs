@@ -121,8 +121,9 @@ impl Store {
             return Err(refused(StatusCode::CONFLICT, message));
         }
         let uid = format!("00000000-0000-4000-8000-{:012x}", state.version + 1);
-        object["metadata"]["uid"] = uid.into();
-        object["metadata"]["creationTimestamp"] = Timestamp::now().to_string().into();
+        let created = Timestamp::now().to_string();
+        let given = json!({"metadata": {"uid": uid, "creationTimestamp": created}});
+        merge(&mut object, &given, false);
         Ok(self.write(&mut state, key, None, object))
     }
 
@@ -267,7 +268,12 @@ impl Store {
         old: Option<Arc<Value>>,
         mut new: Value,
     ) -> Arc<Value> {
-        new["metadata"]["resourceVersion"] = (state.version + 1).to_string().into();
+        let version = (state.version + 1).to_string();
+        merge(
+            &mut new,
+            &json!({"metadata": {"resourceVersion": version}}),
+            false,
+        );
         let new = Arc::new(new);
         state.objects.insert(key.clone(), new.clone());
         self.log(state, key.0, old, Some(new.clone()));
@@ -320,7 +326,7 @@ pub(crate) fn key_of(resource: &str, object: &Value) -> Key {
 }
 
 /// JSON merge patch (RFC 7396), with lists of conditions merged by type if `strategic`.
-fn merge(target: &mut Value, patch: &Value, strategic: bool) {
+pub(crate) fn merge(target: &mut Value, patch: &Value, strategic: bool) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
         return;
