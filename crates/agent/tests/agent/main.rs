@@ -1,7 +1,11 @@
 //! The agent on `fake-nvml`, loaded as it loads the real library, and its decisions on what it
 //! reads there.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod health;
 mod library;
