@@ -47,6 +47,11 @@ bench-cluster: control-plane ## Pods per second through the real kube-scheduler,
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --release --package gpustow-testkit --bin bench-cluster -- $(ARGS)
 
+.PHONY: bench-server
+bench-server: control-plane ## Memory of the extender with a full cluster, and /filter over loopback HTTP
+	$(CARGO) build --locked --release --bin gpustow
+	$(RUN) --release --package gpustow-testkit --bin bench-server -- $(ARGS)
+
 .PHONY: generate
 generate: ## Write the generated manifests
 	$(RUN) --package gpustow-api
