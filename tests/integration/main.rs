@@ -2,6 +2,7 @@
 //! on. One cluster serves all cases that can share it.
 
 mod after_filter;
+mod cli;
 mod containers;
 mod doors;
 mod fault_rig;

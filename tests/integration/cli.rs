@@ -1,0 +1,137 @@
+//! `kubectl gpustow` on a real cluster, with the right to read and no other.
+
+use anyhow::{Context as _, Result};
+use clap::Parser as _;
+use gpustow_api::{Assignment, names};
+use gpustow_testkit::{Case, wait_bound, wait_refused};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::api::{Api, DeleteParams, PostParams};
+use kubectl_gpustow::{Answer, Args, Screen, run};
+use serde_json::{Value, json};
+
+use crate::support::{SOON, rig};
+
+/// A reader's kubeconfig, and what it asks.
+struct Reader {
+    kubeconfig: String,
+    binding: String,
+}
+
+impl Reader {
+    async fn new(case: &Case) -> Result<Self> {
+        let (client, namespace) = (case.client.clone(), &case.namespace);
+        let mut account = ServiceAccount::default();
+        account.metadata.name = Some("reader".to_owned());
+        Api::namespaced(client.clone(), namespace)
+            .create(&PostParams::default(), &account)
+            .await?;
+        let binding: ClusterRoleBinding = serde_json::from_value(json!({
+            "metadata": { "name": format!("{namespace}-reader") },
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gpustow-viewer" },
+            "subjects": [{ "kind": "ServiceAccount", "name": "reader", "namespace": namespace }],
+        }))?;
+        let binding = Api::all(client)
+            .create(&PostParams::default(), &binding)
+            .await?;
+        let kubeconfig = rig().await?.cluster.kubeconfig(namespace, "reader", None);
+        Ok(Self {
+            kubeconfig: kubeconfig.await?.display().to_string(),
+            binding: binding.metadata.name.context("a binding without a name")?,
+        })
+    }
+
+    async fn ask(&self, words: &[&str]) -> Result<(Answer, String)> {
+        let program = ["kubectl-gpustow", "--kubeconfig", &self.kubeconfig];
+        let args = Args::try_parse_from(program.iter().chain(words))?;
+        let mut out = Vec::new();
+        let answer = run(args, &mut out, Screen::default()).await?;
+        Ok((answer, String::from_utf8(out)?))
+    }
+}
+
+#[tokio::test]
+async fn a_reader_is_told_what_the_extender_then_does() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "cli").await?;
+    case.node("n", &[24576, 16384]).create(&case.client).await?;
+    let reader = Reader::new(&case).await?;
+    let ours = format!("--namespace={}", case.namespace);
+
+    // Before it exists: fit names the GPU that the extender then takes.
+    let pod = case.pod("p").gpu_mem(8192);
+    let file = std::env::temp_dir().join(format!("{}.json", case.namespace));
+    std::fs::write(&file, typed(&pod.clone().build())?)?;
+    let path = file.display().to_string();
+    let (answer, fit) = reader.ask(&["fit", "-f", &path, "-o", "json"]).await?;
+    std::fs::remove_file(&file)?;
+    assert_eq!(answer, Answer::Yes);
+    let fit: Value = serde_json::from_str(&fit)?;
+    assert_eq!(fit["place"]["node"], case.node_name("n"));
+    assert_eq!(fit["place"]["gpus"][0]["gpu"], "1", "{fit}");
+    let bound = wait_bound(&case.client, &pod.create(&case.client).await?, SOON).await?;
+    let annotations = bound.metadata.annotations.unwrap_or_default();
+    let assignment = Assignment::decode(&annotations[names::ASSIGNMENT])?;
+    assert_eq!(*assignment.charges[0].0, *case.uuid("n", 1));
+
+    let (_, pods) = reader.ask(&["pods", &ours, "-o", "json"]).await?;
+    let pods: Value = serde_json::from_str(&pods)?;
+    assert_eq!(pods["items"][0]["requestedBytes"], 8192_u64 << 20);
+    assert_eq!(pods["items"][0]["gpus"][0], "1");
+    let (answer, why) = reader.ask(&["why", "p", &ours]).await?;
+    assert!(
+        answer == Answer::Yes && why.contains("the only node"),
+        "{why}"
+    );
+
+    // 9000 MiB are left in sum and on no card.
+    let large = case
+        .pod("large")
+        .gpu_mem(20000)
+        .create(&case.client)
+        .await?;
+    wait_bound(&case.client, &large, SOON).await?;
+    let waits = case.pod("waits").gpu_mem(9000).create(&case.client).await?;
+    wait_refused(&case.client, &waits, "free memory", SOON).await?;
+    let (answer, why) = reader.ask(&["why", "waits", &ours, "-o", "json"]).await?;
+    let why: Value = serde_json::from_str(&why)?;
+    assert_eq!((answer, &why["verdict"]), (Answer::No, &json!("Waiting")));
+    assert_eq!(why["nearest"][0]["lacksBytes"], (9000 - 8192_u64) << 20);
+    assert_eq!(
+        why["nearest"][0]["freedBy"],
+        json!([format!("{}/p (8Gi)", case.namespace)])
+    );
+
+    Api::<ClusterRoleBinding>::all(case.client.clone())
+        .delete(&reader.binding, &DeleteParams::default())
+        .await?;
+    case.end().await
+}
+
+/// A manifest bears its kind.
+fn typed(pod: &k8s_openapi::api::core::v1::Pod) -> Result<String> {
+    let mut pod = serde_json::to_value(pod)?;
+    pod["kind"] = json!("Pod");
+    Ok(pod.to_string())
+}
+
+#[tokio::test]
+async fn without_rights_it_says_which_are_missing() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "cli-denied").await?;
+    let mut account = ServiceAccount::default();
+    account.metadata.name = Some("nobody".to_owned());
+    Api::namespaced(case.client.clone(), &case.namespace)
+        .create(&PostParams::default(), &account)
+        .await?;
+    let kubeconfig = rig
+        .cluster
+        .kubeconfig(&case.namespace, "nobody", None)
+        .await?;
+    let path = kubeconfig.display().to_string();
+    let args = Args::try_parse_from(["kubectl-gpustow", "--kubeconfig", &path, "nodes"])?;
+    let error = run(args, &mut Vec::new(), Screen::default()).await.err();
+    let error = format!("{:#}", error.context("nobody may list nodes")?);
+    assert!(error.contains("ClusterRole gpustow-viewer"), "{error}");
+    case.end().await
+}
