@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = resource_name)]
     pub resource_name: String,
 
-    /// Packing policy for pods that name none: binpack, spread or first-fit
+    /// Packing policy for pods that name none: tight, binpack, spread or first-fit
     #[arg(long, env = "GPUSTOW_POLICY", default_value_t, value_parser = PolicyKind::from_str)]
     pub policy: PolicyKind,
 

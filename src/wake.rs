@@ -19,6 +19,8 @@ use crate::ask::within;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Between two looks when nothing happens.
 const IDLE: Duration = Duration::from_millis(500);
+/// The mix of requests is learnt anew after this long, in case it changed at constant numbers.
+const LEARN_EVERY: Duration = Duration::from_secs(60);
 /// Patches under way at once.
 const WIDTH: usize = 16;
 /// For one patch.
@@ -27,7 +29,12 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// Wakes pods for as long as the process runs.
 pub(crate) async fn run(app: Arc<App>) {
     let limit = (app.args.wake_rate as usize * PAUSE.as_millis() as usize / 1000).max(1);
+    let mut learnt = app.now();
     loop {
+        if app.now().saturating_sub(learnt) > LEARN_EVERY {
+            learnt = app.now();
+            app.ledger().learn();
+        }
         // Something happened, or reservations and pauses may have run out.
         let _ = timeout(IDLE, app.wake.notified()).await;
         let now = app.now();

@@ -5,7 +5,8 @@ use std::sync::{Arc, LazyLock};
 
 use gpustow_pack::{Mib, Request};
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, Node, NodeAffinity, Pod, PodAffinity, PodAntiAffinity, PodSpec, PodStatus,
+    ContainerStatus, Node, NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity,
+    PodSpec, PodStatus,
 };
 
 use crate::assignment::{Assignment, BrokenAssignment};
@@ -43,6 +44,9 @@ pub struct PodFacts {
     pub request: Result<Arc<Request>, BadRequest>,
     /// Container names, one per claim of the request.
     pub containers: Arc<[Box<str>]>,
+    /// The card models, as node labels name them, that its node selector and required affinity
+    /// allow; empty for any.
+    pub models: Arc<[Box<str>]>,
     /// The assignment in the annotations, if there is one.
     pub assignment: Option<Result<Arc<Assignment>, BrokenAssignment>>,
     /// The epoch annotation: replicas with an older epoch may not bind this copy.
@@ -107,6 +111,7 @@ impl PodFacts {
             } else {
                 containers.into()
             },
+            models: spec.map_or_else(|| NO_CONTAINERS.clone(), models),
             assignment: annotation(names::ASSIGNMENT)
                 .map(|text| Assignment::decode(text).map(Arc::new)),
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
@@ -221,6 +226,41 @@ pub fn uses_volumes_or_claims(pod: &Pod) -> bool {
                 volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()
             })
     })
+}
+
+/// The models that `spec` is bound to, in order.
+fn models(spec: &PodSpec) -> Arc<[Box<str>]> {
+    let key = names::GPU_PRODUCT;
+    let selected = spec
+        .node_selector
+        .as_ref()
+        .and_then(|selector| selector.get(key));
+    let required = spec.affinity.as_ref().and_then(|affinity| {
+        affinity
+            .node_affinity
+            .as_ref()?
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let of_term = |term: &NodeSelectorTerm| {
+        let expressions = term.match_expressions.iter().flatten();
+        let mut ins = expressions.filter(|e| e.key == key && e.operator == "In");
+        ins.next()?.values.clone()
+    };
+    let models: BTreeSet<Box<str>> = match (selected, required) {
+        (Some(model), _) => [model.as_str().into()].into(),
+        (None, Some(required)) => {
+            let terms: Option<Vec<_>> = required.node_selector_terms.iter().map(of_term).collect();
+            terms
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(String::into_boxed_str)
+                .collect()
+        }
+        (None, None) => return NO_CONTAINERS.clone(),
+    };
+    models.into_iter().collect()
 }
 
 fn shared(request: Request) -> Arc<Request> {

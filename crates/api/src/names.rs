@@ -8,6 +8,9 @@ pub const VERSION: &str = "v1alpha1";
 pub const GPU_MEM: &str = "gpustow.dev/gpu-mem";
 /// NVIDIA's own device plugin's resource, which must not be mixed with ours in one container.
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
+/// The node label that says which model the cards are: GPU feature discovery sets it, and pods
+/// select by it. Blanks of the model's name are dashes there.
+pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 
 /// Set by users: number of GPUs over which each asking container's MiB are split evenly.
 pub const GPU_COUNT: &str = "gpustow.dev/gpu-count";

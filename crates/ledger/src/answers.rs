@@ -8,7 +8,7 @@ use gpustow_pack::{Cost, PolicyKind, Refusal, Request};
 use hashbrown::HashMap;
 
 /// Request classes remembered; beyond that all are forgotten and learnt anew.
-const MAX_CLASSES: usize = 128;
+const MAX_CLASSES: usize = 256;
 
 /// A node's place in the tables.
 pub(crate) type Slot = usize;

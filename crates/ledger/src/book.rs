@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts};
-use gpustow_pack::{ModelId, PolicyKind};
+use gpustow_pack::{ModelId, PolicyKind, Tight};
 use hashbrown::{HashMap, HashSet};
 
 use crate::answers::Answers;
@@ -65,6 +65,12 @@ pub struct Ledger {
     pub(crate) waiting: Waiting,
     pub(crate) answers: Answers,
     pub(crate) models: Vec<String>,
+    pub(crate) tight: Tight,
+    /// Pods that ask for GPU memory and have not released it, now and when `tight` was learnt.
+    pub(crate) asking: usize,
+    pub(crate) learnt: usize,
+    /// Decisions since scarcity was looked at.
+    pub(crate) since_look: usize,
 }
 
 /// What went wrong with a pod's earlier attempts.
@@ -138,6 +144,8 @@ impl Ledger {
             unseen,
         };
         let old = self.pods.insert(uid.clone(), known);
+        self.asking += usize::from(asks(&pod));
+        self.asking -= usize::from(old.as_ref().is_some_and(|old| asks(&old.facts)));
         self.index_nomination(old.as_ref().map(|old| &*old.facts), Some(&pod));
         let ended = pod.node.is_some() || pod.released;
         let was_held = match ended {
@@ -179,6 +187,7 @@ impl Ledger {
     /// A pod is gone.
     pub fn delete_pod(&mut self, uid: &str) {
         if let Some(Known { facts, .. }) = self.pods.remove(uid) {
+            self.asking -= usize::from(asks(&facts));
             self.index_nomination(Some(&facts), None);
             if let Some(name) = &facts.node
                 && let Some(node) = self.nodes.get_mut(name)
@@ -368,4 +377,10 @@ impl Ledger {
         });
         ModelId(u16::try_from(index).unwrap_or(u16::MAX))
     }
+}
+
+/// True if the pod asks for GPU memory and has not released it.
+pub(crate) fn asks(pod: &PodFacts) -> bool {
+    let request = pod.request.as_ref();
+    !pod.released && request.is_ok_and(|request| !request.is_empty())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, cost, fit};
+use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, cost};
 
 use crate::Ledger;
 use crate::answers::{Class, Gate, Slot};
@@ -138,6 +138,7 @@ impl Ledger {
         }
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::new();
+        self.learn_if_due();
         let class = self.class(&request);
         let tried = self.tried.get(uid);
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
@@ -189,7 +190,7 @@ impl Ledger {
                 self.check(name, now).ok()?;
                 let node = self.nodes.get(*name)?;
                 let view = self.view_without(name, node, ask.pod, |uid| *uid == *ask.pod.uid);
-                let choice = fit(&view, &request, &self.policy(&request)).ok()?;
+                let choice = self.fit(&view, &request).ok()?;
                 let (tried, tainted) = self.last_resort(name, ask, true);
                 Some((tried, tainted, choice.cost, *name))
             })
@@ -246,11 +247,11 @@ impl Ledger {
             let choice = self.choose(name, pod, request)?;
             return Ok((choice.cost, gate.tainted));
         }
-        let policy = self.policy(request);
+        let policy = self.policy(request).with(&self.tight);
         let nodes = &self.nodes;
         let cost = self.answers.get_or(class, slot, || {
             let node = nodes.get(name).ok_or(Refusal::NoRoom)?;
-            cost(&node.view, request, &policy)
+            cost(&node.view, request, policy)
         });
         cost.map(|cost| (cost, gate.tainted)).map_err(Reason::Fit)
     }
@@ -263,10 +264,9 @@ impl Ledger {
         request: &Request,
     ) -> Result<Choice, Reason> {
         let node = self.nodes.get(name).ok_or(Reason::NoReport)?;
-        let policy = self.policy(request);
-        let choice = fit(&node.view, request, &policy).map_err(Reason::Fit)?;
+        let choice = self.fit(&node.view, request).map_err(Reason::Fit)?;
         match self.beside_nominated(name, node, pod, |_| false) {
-            Some(view) => fit(&view, request, &policy).map_err(|_| Reason::Nominated),
+            Some(view) => self.fit(&view, request).map_err(|_| Reason::Nominated),
             None => Ok(choice),
         }
     }
@@ -305,7 +305,7 @@ impl Ledger {
             let Ok(request) = &other.request else {
                 continue;
             };
-            let Ok(choice) = fit(&later, request, &self.policy(request)) else {
+            let Ok(choice) = self.fit(&later, request) else {
                 continue;
             };
             for (card, mib) in choice.placement.charges {

@@ -22,6 +22,7 @@ mod bind;
 mod book;
 mod decide;
 mod explain;
+mod learn;
 mod node;
 mod preempt;
 mod snapshot;

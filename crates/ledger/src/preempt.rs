@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::fit;
 use hashbrown::HashSet;
 
 use crate::Ledger;
@@ -55,7 +54,7 @@ impl Ledger {
         let fits = |gone: &HashSet<Arc<str>>| {
             let gone = |uid: &str| *uid == *ask.pod.uid || gone.contains(uid);
             let view = self.view_without(name, node, ask.pod, gone);
-            fit(&view, request, &self.policy(request)).is_ok()
+            self.fit(&view, request).is_ok()
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().cloned().collect();
         if fits(&gone) {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{NodeGpus, Request, fit};
+use gpustow_pack::{NodeGpus, Request};
 use hashbrown::{HashMap, HashSet};
 
 use crate::Ledger;
@@ -313,7 +313,6 @@ impl Ledger {
     ) -> Option<Arc<str>> {
         let request = pod.request.as_ref().ok()?;
         let class = self.class(request);
-        let policy = self.policy(request);
         for name in nodes {
             if self.cost(name, pod, request, class, now).is_err() {
                 continue;
@@ -322,7 +321,7 @@ impl Ledger {
                 continue;
             };
             let view = scratch.get(name).unwrap_or(&node.view);
-            let Ok(choice) = fit(view, request, &policy) else {
+            let Ok(choice) = self.fit(view, request) else {
                 continue;
             };
             let view = scratch

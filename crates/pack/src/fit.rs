@@ -6,7 +6,7 @@ use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
 
 /// Search steps after which [`fit`] stops looking for a better placement. Pods that a person
 /// writes need far fewer; the bound is there for pods written to keep a scheduler busy.
-const MAX_STEPS: u32 = 20_000;
+const MAX_STEPS: u32 = 5_000;
 
 /// Where the containers of a pod go on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,13 +87,14 @@ impl std::error::Error for Refusal {}
 /// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
 /// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
 pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
-    if let Some(mib) = one_card(request) {
-        let (card, cost) = on_one_card(node, mib, policy)?;
-        let placement = Placement {
-            cards: vec![vec![card]],
-            charges: vec![(card, mib)],
-        };
-        return Ok(Choice { placement, cost });
+    if let Some(claim) = on_one_card(request) {
+        let (card, charge, cost) = fit_one(node, request, claim, policy)?;
+        let cards = vec![vec![card]];
+        let charges = vec![(card, charge)];
+        return Ok(Choice {
+            placement: Placement { cards, charges },
+            cost,
+        });
     }
     match Search::new(node, request, policy).run()? {
         Some(choice) => Ok(choice),
@@ -101,42 +102,62 @@ pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Ch
     }
 }
 
-/// The cost of what [`fit`] would choose.
+/// The cost of what [`fit`] would answer.
 ///
 /// # Errors
 /// As [`fit`].
 pub fn cost(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Cost, Refusal> {
-    match one_card(request) {
-        Some(mib) => on_one_card(node, mib, policy).map(|(_, cost)| cost),
+    match on_one_card(request) {
+        Some(claim) => fit_one(node, request, claim, policy).map(|(.., cost)| cost),
         None => fit(node, request, policy).map(|choice| choice.cost),
     }
 }
 
-/// The MiB of a request of one container on one shared card: most pods, and no search.
-fn one_card(request: &Request) -> Option<Mib> {
-    match *request.claims {
-        [Claim { gpus: 1, mib, .. }] if !request.exclusive => Some(mib),
+/// The only claim of a request that takes one card, as nearly all do.
+fn on_one_card(request: &Request) -> Option<&Claim> {
+    match request.claims.as_slice() {
+        [claim] if claim.gpus == 1 => Some(claim),
         _ => None,
     }
 }
 
-fn on_one_card(node: &NodeGpus, mib: Mib, policy: &dyn Policy) -> Result<(usize, Cost), Refusal> {
-    let mut best: Option<(Cost, usize)> = None;
+/// The search for a request that takes one card, and what it is charged there.
+fn fit_one(
+    node: &NodeGpus,
+    request: &Request,
+    claim: &Claim,
+    policy: &dyn Policy,
+) -> Result<(usize, Mib, Cost), Refusal> {
+    let fits = |card: &Card| match request.exclusive {
+        true => card.free == card.capacity && claim.mib <= card.capacity,
+        false => claim.mib <= card.free,
+    };
+    let mut best: Option<(usize, Mib, Cost)> = None;
     for (index, card) in node.cards.iter().enumerate() {
-        let twin = index > 0 && node.cards[index - 1] == *card;
-        if card.usable && card.free >= mib && !twin {
-            let here = (policy.cost(node, &[(index, mib)]), index);
-            best = Some(best.map_or(here, |best| best.min(here)));
+        if !card.usable || !fits(card) || node.cards[..index].contains(card) {
+            continue;
+        }
+        let charge = if request.exclusive {
+            card.capacity
+        } else {
+            claim.mib
+        };
+        let cost = Cost {
+            cards: 1,
+            policy: policy.cost(node, request, &[(index, charge)]),
+        };
+        if best.is_none_or(|(.., lowest)| cost < lowest) {
+            best = Some((index, charge, cost));
         }
     }
-    let any = |could: fn(&Card) -> Mib| node.cards.iter().any(|card| could(card) >= mib);
-    match best {
-        Some((cost, card)) => Ok((card, cost)),
-        None if node.cards.is_empty() => Err(Refusal::TooFewCards),
-        None if !any(|card| card.capacity) => Err(Refusal::TooLarge),
-        None if any(|card| card.free) => Err(Refusal::Unhealthy),
-        None => Err(Refusal::NoRoom),
-    }
+    let any = |is: &dyn Fn(&Card) -> bool| node.cards.iter().any(is);
+    best.ok_or_else(|| match request.exclusive {
+        _ if node.cards.is_empty() => Refusal::TooFewCards,
+        _ if !any(&|card| claim.mib <= card.capacity) => Refusal::TooLarge,
+        _ if any(&fits) => Refusal::Unhealthy,
+        true => Refusal::NoWholeCard,
+        false => Refusal::NoRoom,
+    })
 }
 
 /// Why nothing fits, from the most lasting reason to the most passing; an error if that cannot be
@@ -182,8 +203,7 @@ struct Search<'a> {
     policy: &'a dyn Policy,
     /// Chosen cards of the claims placed so far.
     chosen: Vec<Vec<usize>>,
-    /// Number of used cards, and the choice.
-    best: Option<(usize, Choice)>,
+    best: Option<Choice>,
     steps: u32,
     first_only: bool,
 }
@@ -207,7 +227,7 @@ impl<'a> Search<'a> {
         self.place(0);
         match self.best {
             None if self.steps > MAX_STEPS => Err(Refusal::TooComplex),
-            best => Ok(best.map(|(_, choice)| choice)),
+            best => Ok(best),
         }
     }
 
@@ -236,11 +256,27 @@ impl<'a> Search<'a> {
                 continue;
             }
             self.chosen[claim].push(card);
-            if self.charge(card).is_some() {
+            if !self.spread_too_wide() && self.charge(card).is_some() {
                 self.choose(claim, card + 1);
             }
             self.chosen[claim].pop();
         }
+    }
+
+    fn is_used(&self, card: usize) -> bool {
+        self.chosen.iter().any(|cards| cards.contains(&card))
+    }
+
+    /// True if the cards chosen so far are more than the best placement has.
+    fn spread_too_wide(&self) -> bool {
+        let used = || {
+            (0..self.node.cards.len())
+                .filter(|&card| self.is_used(card))
+                .count()
+        };
+        self.best
+            .as_ref()
+            .is_some_and(|best| used() > best.cost.cards as usize)
     }
 
     fn done(&self) -> bool {
@@ -277,25 +313,22 @@ impl<'a> Search<'a> {
     }
 
     fn consider(&mut self) {
-        let used = |card: &usize| self.chosen.iter().any(|cards| cards.contains(card));
         let charges: Option<Vec<_>> = (0..self.node.cards.len())
-            .filter(used)
+            .filter(|&card| self.is_used(card))
             .map(|card| Some((card, self.charge(card)?)))
             .collect();
         let Some(charges) = charges else { return };
-        let cost = self.policy.cost(self.node, &charges);
-        let key = (charges.len(), cost);
+        let cost = Cost {
+            cards: u32::try_from(charges.len()).unwrap_or(u32::MAX),
+            policy: self.policy.cost(self.node, self.request, &charges),
+        };
         // Placements come in order of card indices: an equal one later never replaces one before.
-        if self
-            .best
-            .as_ref()
-            .is_none_or(|(cards, best)| key < (*cards, best.cost))
-        {
+        if self.best.as_ref().is_none_or(|best| cost < best.cost) {
             let placement = Placement {
                 cards: self.chosen.clone(),
                 charges,
             };
-            self.best = Some((key.0, Choice { placement, cost }));
+            self.best = Some(Choice { placement, cost });
         }
     }
 }

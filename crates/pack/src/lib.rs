@@ -14,5 +14,5 @@ mod request;
 
 pub use card::{Card, Mib, ModelId, NodeGpus};
 pub use fit::{Choice, Placement, Refusal, cost, fit};
-pub use policy::{Cost, Policy, PolicyKind};
+pub use policy::{Class, Cost, Policy, PolicyKind, Tight};
 pub use request::{Claim, ClaimKind, Request};

@@ -89,6 +89,7 @@ fn filled(template: &str) -> String {
         .join(", ");
     [
         ("ASKS", asks.as_str()),
+        ("DEFAULT_POLICY", PolicyKind::default().name()),
         ("POLICIES", &format!("[{policies}]")),
         ("MAX_GPUS", &request::MAX_GPUS.to_string()),
         (

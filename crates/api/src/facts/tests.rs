@@ -58,6 +58,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
                 ..Request::default()
             })),
             containers: Arc::from(["c".into()]),
+            models: Arc::from([]),
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
             deleting: false,
@@ -291,4 +292,27 @@ fn volumes_to_be_provisioned_and_claims_take_time() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn the_models_that_a_pod_is_bound_to_are_read_from_selector_and_affinity() {
+    let models = |spec: Value| facts(json!({"metadata": {"uid": "u"}, "spec": spec})).models;
+    let term = |models: &[&str]| {
+        json!({"matchExpressions": [
+            {"key": "zone", "operator": "Exists"},
+            {"key": names::GPU_PRODUCT, "operator": "In", "values": models},
+        ]})
+    };
+    let required = |terms: &[Value]| {
+        let terms = json!({"nodeSelectorTerms": terms});
+        let key = "requiredDuringSchedulingIgnoredDuringExecution";
+        json!({"containers": [], "affinity": {"nodeAffinity": {key: terms}}})
+    };
+    let selector = json!({"containers": [], "nodeSelector": {names::GPU_PRODUCT: "Tesla-T4"}});
+    assert_eq!(*models(selector), ["Tesla-T4".into()]);
+    let either = required(&[term(&["B", "A"]), term(&["B"])]);
+    assert_eq!(*models(either), ["A".into(), "B".into()]);
+    let free = required(&[term(&["A"]), json!({"matchFields": []})]);
+    assert!(models(free).is_empty());
+    assert!(models(json!({"containers": []})).is_empty());
 }

@@ -152,7 +152,7 @@ fn a_bad_request_names_the_field_and_the_mend() {
         (
             json!({names::POLICY: "best"}),
             one("1"),
-            "metadata.annotations[gpustow.dev/policy]: unknown policy \"best\": use one of binpack spread first-fit",
+            "metadata.annotations[gpustow.dev/policy]: unknown policy \"best\": use one of tight binpack spread first-fit",
         ),
         (
             json!({}),

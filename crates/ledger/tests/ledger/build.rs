@@ -42,6 +42,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
             ..Request::default()
         })),
         containers,
+        models: Arc::from([]),
         assignment: None,
         epoch: None,
         deleting: false,

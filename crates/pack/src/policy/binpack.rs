@@ -1,5 +1,5 @@
-use super::{Cost, Policy, cost_of};
-use crate::{Mib, NodeGpus};
+use super::{Policy, cost_of};
+use crate::{Mib, NodeGpus, Request};
 
 /// Best fit: the cost is what stays free on the chosen cards, so that full cards get fuller and
 /// empty ones stay whole for large requests.
@@ -7,11 +7,11 @@ use crate::{Mib, NodeGpus};
 pub struct Binpack;
 
 impl Policy for Binpack {
-    fn cost(&self, node: &NodeGpus, charges: &[(usize, Mib)]) -> Cost {
+    fn cost(&self, node: &NodeGpus, _request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
         let left = charges
             .iter()
             .map(|&(card, mib)| node.cards[card].free.minus(mib))
             .sum();
-        Cost(cost_of(left), cost_of(node.free()))
+        (cost_of(left), cost_of(node.free()))
     }
 }

@@ -1,12 +1,12 @@
-use super::{Cost, Policy};
-use crate::{Mib, NodeGpus};
+use super::Policy;
+use crate::{Mib, NodeGpus, Request};
 
 /// Every place costs the same: the order of names and indices decides.
 #[derive(Clone, Copy, Debug)]
 pub struct FirstFit;
 
 impl Policy for FirstFit {
-    fn cost(&self, _node: &NodeGpus, _charges: &[(usize, Mib)]) -> Cost {
-        Cost(0, 0)
+    fn cost(&self, _node: &NodeGpus, _request: &Request, _charges: &[(usize, Mib)]) -> (i64, i64) {
+        (0, 0)
     }
 }

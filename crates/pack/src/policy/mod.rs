@@ -3,32 +3,41 @@
 mod binpack;
 mod first_fit;
 mod spread;
+mod tight;
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Mib, NodeGpus};
+use crate::{Mib, NodeGpus, Request};
 
 pub use binpack::Binpack;
 pub use first_fit::FirstFit;
 pub use spread::Spread;
+pub use tight::{Class, Tight};
 
-/// What a placement costs: the lowest wins, on a node and between nodes. The second number breaks
-/// ties of the first; what is still equal is decided by card index, then by node name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cost(pub i64, pub i64);
+/// What a placement costs: the lowest wins, on a node and between nodes. Fewer cards come first;
+/// what is equal here is decided by card index, then by node name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cost {
+    /// Cards that the pod uses: its containers share a card where they fit.
+    pub cards: u32,
+    /// What the policy says; the second number breaks ties of the first.
+    pub policy: (i64, i64),
+}
 
 /// A rule that says how good a placement is.
 pub trait Policy {
     /// The cost of putting `charges` (card index, MiB; ascending, each card once) on `node`.
-    fn cost(&self, node: &NodeGpus, charges: &[(usize, Mib)]) -> Cost;
+    fn cost(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> (i64, i64);
 }
 
 /// The policies by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
-    /// Least memory left over on the chosen cards.
+    /// What destroys the least of what other pods could use.
     #[default]
+    Tight,
+    /// Least memory left over on the chosen cards.
     Binpack,
     /// Least share of the chosen cards in use.
     Spread,
@@ -38,25 +47,27 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// Every policy.
-    pub const ALL: [Self; 3] = [Self::Binpack, Self::Spread, Self::FirstFit];
+    pub const ALL: [Self; 4] = [Self::Tight, Self::Binpack, Self::Spread, Self::FirstFit];
 
     /// The name that flags and annotations use.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Tight => "tight",
             Self::Binpack => "binpack",
             Self::Spread => "spread",
             Self::FirstFit => "first-fit",
         }
     }
-}
 
-impl Policy for PolicyKind {
-    fn cost(&self, node: &NodeGpus, charges: &[(usize, Mib)]) -> Cost {
+    /// The policy; `tight` is what [`Tight`] has learnt.
+    #[must_use]
+    pub fn with(self, tight: &Tight) -> &dyn Policy {
         match self {
-            Self::Binpack => Binpack.cost(node, charges),
-            Self::Spread => Spread.cost(node, charges),
-            Self::FirstFit => FirstFit.cost(node, charges),
+            Self::Tight => tight,
+            Self::Binpack => &Binpack,
+            Self::Spread => &Spread,
+            Self::FirstFit => &FirstFit,
         }
     }
 }

@@ -1,5 +1,5 @@
-use super::{Cost, Policy, cost_of};
-use crate::{Mib, NodeGpus};
+use super::{Policy, cost_of};
+use crate::{Mib, NodeGpus, Request};
 
 /// Worst fit: the cost is the share of the chosen cards in use afterwards, in millionths summed
 /// over the cards, so that pods have as few neighbours as possible.
@@ -7,12 +7,12 @@ use crate::{Mib, NodeGpus};
 pub struct Spread;
 
 impl Policy for Spread {
-    fn cost(&self, node: &NodeGpus, charges: &[(usize, Mib)]) -> Cost {
+    fn cost(&self, node: &NodeGpus, _request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
         let in_use = charges.iter().map(|&(card, mib)| {
             let card = &node.cards[card];
             let used = card.capacity.minus(card.free) + mib;
             Mib(used.0.saturating_mul(1_000_000) / card.capacity.0.max(1))
         });
-        Cost(cost_of(in_use.sum()), -cost_of(node.free()))
+        (cost_of(in_use.sum()), -cost_of(node.free()))
     }
 }

@@ -1,7 +1,8 @@
 //! Cases that a reader can check by hand, and requests nobody should write.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request, fit,
+    Card, Claim, ClaimKind, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request, Tight, fit,
+    policy::{Binpack, FirstFit},
 };
 
 /// A node of `(capacity, free)` cards.
@@ -48,7 +49,8 @@ fn check(
     policy: PolicyKind,
     expected: Result<&[&[usize]], Refusal>,
 ) {
-    let cards = fit(node, request, &policy).map(|choice| choice.placement.cards);
+    let cards =
+        fit(node, request, policy.with(&Tight::default())).map(|choice| choice.placement.cards);
     assert_eq!(
         cards,
         expected.map(|cards| cards.iter().map(|c| c.to_vec()).collect())
@@ -84,7 +86,7 @@ fn containers_share_a_card_where_they_fit() {
 #[test]
 fn an_init_container_hands_its_memory_on() {
     let node = node(&[(40, 40)]);
-    let placed = fit(&node, &pod(&[init(40), main(1, 25)]), &PolicyKind::Binpack).unwrap();
+    let placed = fit(&node, &pod(&[init(40), main(1, 25)]), &Binpack).unwrap();
     assert_eq!(placed.placement.charges, [(0, Mib(40))]);
     let sidecar = Claim {
         kind: ClaimKind::Sidecar,
@@ -111,7 +113,7 @@ fn an_exclusive_pod_is_charged_whole_free_cards() {
         ..pod(&[main(1, 30)])
     };
     let node = node(&[(80, 79), (80, 80), (40, 40)]);
-    let placed = fit(&node, &pod, &PolicyKind::FirstFit).unwrap();
+    let placed = fit(&node, &pod, &FirstFit).unwrap();
     assert_eq!(placed.placement.charges, [(1, Mib(80))]);
 }
 
@@ -143,7 +145,15 @@ fn refusals_name_the_most_lasting_reason() {
 
 #[test]
 fn between_nodes_binpack_likes_the_fuller_and_spread_the_emptier() {
-    let cost = |node: &NodeGpus, policy| fit(node, &pod(&[main(1, 10)]), &policy).unwrap().cost;
+    let cost = |node: &NodeGpus, policy| {
+        fit(
+            node,
+            &pod(&[main(1, 10)]),
+            PolicyKind::with(policy, &Tight::default()),
+        )
+        .unwrap()
+        .cost
+    };
     let (fuller, emptier) = (node(&[(40, 20)]), node(&[(40, 40)]));
     assert!(cost(&fuller, PolicyKind::Binpack) < cost(&emptier, PolicyKind::Binpack));
     assert!(cost(&emptier, PolicyKind::Spread) < cost(&fuller, PolicyKind::Spread));
@@ -196,7 +206,7 @@ fn the_search_gives_up_beyond_its_bound() {
         Err(Refusal::TooComplex),
     );
     let easy = pod(&[main(8, 10); 10]);
-    assert!(fit(&node(&cards), &easy, &PolicyKind::Binpack).is_ok());
+    assert!(fit(&node(&cards), &easy, &Binpack).is_ok());
 }
 
 /// The node is searched quickly, as most of its cards are full; were they empty, the search would
@@ -221,6 +231,6 @@ fn policies_are_found_by_name() {
     let unknown = "best".parse::<PolicyKind>().unwrap_err().to_string();
     assert_eq!(
         unknown,
-        "unknown policy \"best\": use one of binpack spread first-fit"
+        "unknown policy \"best\": use one of tight binpack spread first-fit"
     );
 }

@@ -5,3 +5,4 @@ mod cases;
 mod layout;
 mod oracle;
 mod properties;
+mod tight;

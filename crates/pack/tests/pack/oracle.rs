@@ -3,7 +3,7 @@
 //! promise.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Mib, NodeGpus, Placement, PolicyKind, Refusal, Request,
+    Card, Claim, ClaimKind, Mib, NodeGpus, Placement, Policy, PolicyKind, Refusal, Request, Tight,
 };
 
 /// Card indices of every claim.
@@ -14,6 +14,7 @@ pub(crate) fn answer(
     node: &NodeGpus,
     request: &Request,
     policy: PolicyKind,
+    tight: &Tight,
 ) -> Result<Placement, Refusal> {
     let assignments = assignments(node.cards.len(), &request.claims);
     let legal = |node: &NodeGpus| -> Vec<Placement> {
@@ -25,7 +26,10 @@ pub(crate) fn answer(
     let best = legal(node).into_iter().min_by_key(|placement| {
         (
             placement.charges.len(),
-            cost(node, &placement.charges, policy),
+            match policy {
+                PolicyKind::Tight => tight.cost(node, request, &placement.charges),
+                _ => (cost(node, &placement.charges, policy), 0),
+            },
             placement.cards.clone(),
         )
     });
@@ -135,14 +139,14 @@ fn life(claims: &[Claim]) -> Vec<Vec<usize>> {
 }
 
 /// What the policies say of themselves, as far as it tells placements on one node apart.
-fn cost(node: &NodeGpus, charges: &[(usize, Mib)], policy: PolicyKind) -> u64 {
+fn cost(node: &NodeGpus, charges: &[(usize, Mib)], policy: PolicyKind) -> i64 {
     let of_card = |&(card, Mib(charge)): &(usize, Mib)| {
         let Card { capacity, free, .. } = node.cards[card];
         match policy {
             PolicyKind::Binpack => free.0 - charge,
             PolicyKind::Spread => (capacity.0 - free.0 + charge) * 1_000_000 / capacity.0,
-            PolicyKind::FirstFit => 0,
+            PolicyKind::Tight | PolicyKind::FirstFit => 0,
         }
     };
-    charges.iter().map(of_card).sum()
+    i64::try_from(charges.iter().map(of_card).sum::<u64>()).unwrap()
 }

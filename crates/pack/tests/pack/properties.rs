@@ -1,7 +1,7 @@
 //! `fit` against the oracle, on small nodes where twins, ties and tight fits are common.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Mib, ModelId, NodeGpus, Policy, PolicyKind, Request, fit,
+    Card, Claim, ClaimKind, Class, Mib, ModelId, NodeGpus, PolicyKind, Request, Tight, cost, fit,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -53,27 +53,37 @@ fn request() -> impl Strategy<Value = Request> {
     })
 }
 
+/// The policy after it has seen some pods on some nodes.
+fn tight() -> impl Strategy<Value = Tight> {
+    (vec((request(), 1..20_usize), 0..6), vec(node(), 1..4)).prop_map(|(mix, nodes)| {
+        let class = |(request, pods): &(Request, usize)| Class::of(request, Vec::new(), *pods);
+        Tight::learn(&mix.iter().map(class).collect::<Vec<_>>(), nodes.iter())
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     /// A placement is the best of the legal ones, a refusal means that there is none and says why.
     #[test]
     fn fit_answers_what_trying_everything_answers(
-        node in node(), request in request(), policy in select(PolicyKind::ALL.to_vec()),
+        node in node(), request in request(), kind in select(PolicyKind::ALL.to_vec()),
+        tight in tight(),
     ) {
-        let choice = fit(&node, &request, &policy);
-        prop_assert_eq!(&choice, &fit(&node, &request, &policy));
-        if let Ok(choice) = &choice {
-            prop_assert_eq!(choice.cost, policy.cost(&node, &choice.placement.charges));
-        }
+        let policy = kind.with(&tight);
+        let choice = fit(&node, &request, policy);
+        prop_assert_eq!(&choice, &fit(&node, &request, policy));
+        let costs = choice.as_ref().map(|choice| choice.cost).map_err(|refusal| *refusal);
+        prop_assert_eq!(costs, cost(&node, &request, policy));
         let placement = choice.map(|choice| choice.placement);
-        prop_assert_eq!(placement, oracle::answer(&node, &request, policy));
+        prop_assert_eq!(placement, oracle::answer(&node, &request, kind, &tight));
     }
 
     /// Legality does not depend on the policy.
     #[test]
     fn policies_agree_on_what_fits(node in node(), request in request()) {
-        let refusals = PolicyKind::ALL.map(|policy| fit(&node, &request, &policy).err());
+        let tight = Tight::default();
+        let refusals = PolicyKind::ALL.map(|kind| fit(&node, &request, kind.with(&tight)).err());
         prop_assert!(refusals.iter().all(|refusal| *refusal == refusals[0]), "{:?}", refusals);
     }
 }

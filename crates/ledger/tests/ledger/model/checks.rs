@@ -75,6 +75,8 @@ impl World {
         require(ours == theirs, || {
             format!("history {ours:#?}\nlists {theirs:#?}")
         })?;
+        self.ledger.learn();
+        rebuilt.learn();
         for (gpus, size) in [(1, 1), (1, 4), (1, 7), (1, 10), (1, 16), (2, 5)] {
             for priority in [0, 2] {
                 let mut probe = asking("probe", &[(gpus, size)]);

@@ -1,0 +1,208 @@
+//! Tight: put a pod where it spoils the least of what other pods could use.
+//!
+//! The policy knows which requests the cluster sees (a mix of [`Class`]es) and counts as waste
+//! what is free on a node but not expected to be used: pieces of cards that no combination of
+//! requests fills, cards whose node is short of CPU or host memory. A placement costs the waste
+//! that it adds, and more where it takes what is scarce. docs/packing.md has the formula and what
+//! each part is worth. It does not know time, names, or what comes next.
+
+mod mix;
+mod pieces;
+mod prices;
+mod scarcity;
+
+use std::collections::BTreeSet;
+
+use super::Policy;
+use crate::{Card, Mib, NodeGpus, Request};
+use pieces::Pieces;
+use scarcity::{Bound, SLACK, Wide};
+
+pub use mix::Class;
+
+/// Costs are counted in sixteenths of a MiB.
+const SCALE: f64 = 16.0;
+/// Card sizes that are told apart; a card of another size is taken for the nearest.
+const MAX_SIZES: usize = 16;
+/// The weight of free memory whose node has no CPU, or no host memory, left to use it with.
+const STRANDED: f64 = 0.5;
+/// What a place for a pod of several cards is worth beyond its memory, where such places are
+/// scarce.
+const RESERVE: f64 = 0.1;
+
+/// The policy with what it has learnt. The default has learnt nothing and takes every free MiB
+/// for useful.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tight {
+    /// By size of card.
+    pieces: Vec<Pieces>,
+    wide: Vec<Wide>,
+    bound: Vec<Bound>,
+    /// Thousandths of a core per MiB of GPU memory asked for.
+    cpu: f64,
+    /// MiB of host memory per MiB of GPU memory asked for.
+    ram: f64,
+    /// MiB that a pod asks for on average.
+    mean: f64,
+    /// Premium on each MiB by model.
+    premiums: Vec<f64>,
+}
+
+impl Tight {
+    /// Learns from the pods there are, `mix`, on these nodes; then [`Tight::look`]s at them.
+    #[must_use]
+    pub fn learn<'a>(mix: &[Class], nodes: impl Iterator<Item = &'a NodeGpus> + Clone) -> Self {
+        let mut sizes = BTreeSet::new();
+        let (mut whole, mut cards) = (0.0, 0_u32);
+        for card in nodes.clone().flat_map(|node| &node.cards) {
+            whole += card.capacity.0 as f64;
+            cards += 1;
+            sizes.insert(card.capacity.0);
+        }
+        let sizes = sizes.iter().step_by(sizes.len().div_ceil(MAX_SIZES).max(1));
+        let whole = whole / f64::from(cards.max(1));
+        let pods: usize = mix.iter().map(|class| class.pods).sum();
+        let asked: f64 = mix.iter().map(|class| class.asked(whole)).sum();
+        let per_mib = |of: fn(&Class) -> u64| -> f64 {
+            let all = mix.iter().map(|class| of(class) as f64 * class.pods as f64);
+            all.sum::<f64>() / asked.max(1.0)
+        };
+        let mut tight = Self {
+            pieces: sizes.map(|&size| Pieces::new(size, mix)).collect(),
+            wide: scarcity::wide(mix),
+            bound: scarcity::bound(mix, whole),
+            cpu: per_mib(|class| class.cpu_milli),
+            ram: per_mib(|class| class.ram.0),
+            mean: asked / pods.max(1) as f64,
+            premiums: Vec::new(),
+        };
+        tight.look(nodes);
+        tight
+    }
+
+    /// Looks anew at what is scarce on these nodes. True if that changes any cost.
+    pub fn look<'a>(&mut self, nodes: impl Iterator<Item = &'a NodeGpus>) -> bool {
+        let before = (self.wide.clone(), self.premiums.clone());
+        self.premiums = scarcity::look(&mut self.wide, &self.bound, self.mean, nodes);
+        before.0 != self.wide || before.1 != self.premiums
+    }
+
+    fn pieces(&self, capacity: u64) -> Option<&Pieces> {
+        self.pieces
+            .iter()
+            .min_by_key(|pieces| pieces.capacity.abs_diff(capacity))
+    }
+
+    /// Free memory that CPU and host memory are too short to use, in MiB.
+    fn stranded(&self, room: &Room) -> f64 {
+        let short = |free: u64, per_mib: f64| {
+            let plenty = SLACK * per_mib * room.useful;
+            let short = if plenty > 0.0 {
+                1.0 - free as f64 / plenty
+            } else {
+                0.0
+            };
+            short.max(0.0) * short.max(0.0)
+        };
+        STRANDED * room.useful * (short(room.cpu, self.cpu) + short(room.ram, self.ram))
+    }
+
+    /// What the scarcest places on the node are worth, in MiB.
+    fn reserve(&self, room: &Room) -> f64 {
+        if room.whole_cards < 2 {
+            return 0.0;
+        }
+        let card = room.whole / f64::from(room.whole_cards);
+        let scarce = self.wide.iter().filter(|wide| wide.scarcity > 0.0);
+        let worth = scarce.map(|wide| {
+            let places = wide.places(room.whole_cards, room.cpu) as f64;
+            wide.scarcity * card * f64::from(wide.gpus) * places
+        });
+        RESERVE * worth.fold(0.0, f64::max)
+    }
+}
+
+/// What is free on a node, as far as it is of use.
+#[derive(Clone, Copy)]
+struct Room {
+    cpu: u64,
+    ram: u64,
+    /// MiB in pieces that are worth something.
+    useful: f64,
+    /// MiB on cards that are wholly free.
+    whole: f64,
+    whole_cards: u32,
+}
+
+impl Room {
+    /// Counts a card in, or out if `sign` is negative.
+    fn count(&mut self, card: &Card, free: u64, pieces: &Pieces, sign: f64) {
+        self.useful += sign * pieces.useful(free);
+        if free == card.capacity.0 {
+            self.whole += sign * free as f64;
+            self.whole_cards = match sign > 0.0 {
+                true => self.whole_cards + 1,
+                false => self.whole_cards.saturating_sub(1),
+            };
+        }
+    }
+}
+
+impl Policy for Tight {
+    fn cost(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
+        let mut before = Room {
+            cpu: node.cpu_free_milli,
+            ram: node.ram_free.0,
+            useful: 0.0,
+            whole: 0.0,
+            whole_cards: 0,
+        };
+        let mut free = 0_u64;
+        let mut pieces = None;
+        for card in node
+            .cards
+            .iter()
+            .filter(|card| card.usable && card.capacity > Mib::ZERO)
+        {
+            free = free.saturating_add(card.free.0);
+            let known = pieces.filter(|known: &&Pieces| known.capacity == card.capacity.0);
+            pieces = known.or_else(|| self.pieces(card.capacity.0));
+            if let Some(pieces) = pieces {
+                before.count(card, card.free.0, pieces, 1.0);
+            }
+        }
+        let mut after = Room {
+            cpu: before.cpu.saturating_sub(request.cpu_milli),
+            ram: before.ram.saturating_sub(request.ram.0),
+            ..before
+        };
+        let asked = if request.exclusive {
+            request.held(|_| true)
+        } else {
+            Mib(u64::MAX)
+        };
+        let (mut cost, mut tightness) = (0.0, free);
+        for &(index, charge) in charges {
+            let card = &node.cards[index];
+            let left = card.free.minus(charge).0;
+            tightness = tightness.saturating_add(left);
+            if let Some(pieces) = self.pieces(card.capacity.0) {
+                cost += pieces.waste(left) - pieces.waste(card.free.0);
+                after.count(card, card.free.0, pieces, -1.0);
+                after.count(card, left, pieces, 1.0);
+            }
+            let premium = self
+                .premiums
+                .get(usize::from(card.model.0))
+                .copied()
+                .unwrap_or(0.0);
+            cost += charge.0 as f64 * premium + charge.minus(asked).0 as f64;
+        }
+        cost += self.stranded(&after) - self.stranded(&before);
+        cost += self.reserve(&before) - self.reserve(&after);
+        (
+            (cost * SCALE).round() as i64,
+            super::cost_of(Mib(tightness)),
+        )
+    }
+}

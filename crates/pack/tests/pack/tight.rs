@@ -1,0 +1,129 @@
+//! What `tight` prefers, in cases that a reader can check by hand.
+
+use gpustow_pack::{
+    Card, Claim, ClaimKind, Class, Cost, Mib, ModelId, NodeGpus, PolicyKind, Request, Tight, cost,
+    fit,
+};
+
+fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
+    let card = |&(capacity, free): &(u64, u64)| Card {
+        capacity: Mib(capacity),
+        free: Mib(free),
+        model: ModelId(0),
+        usable: true,
+    };
+    NodeGpus {
+        cards: cards.iter().map(card).collect(),
+        cpu_free_milli: cpu,
+        ram_free: Mib(1 << 20),
+    }
+}
+
+fn pod(gpus: u32, mib: u64, cpu_milli: u64) -> Request {
+    let kind = ClaimKind::Main;
+    let claims = vec![Claim {
+        kind,
+        gpus,
+        mib: Mib(mib),
+    }];
+    Request {
+        claims,
+        cpu_milli,
+        ..Request::default()
+    }
+}
+
+/// The policy on `nodes` after these pods.
+fn learn(mix: &[(Request, usize)], nodes: &[NodeGpus]) -> Tight {
+    let class = |(request, pods): &(Request, usize)| Class::of(request, Vec::new(), *pods);
+    Tight::learn(&mix.iter().map(class).collect::<Vec<_>>(), nodes.iter())
+}
+
+fn on(node: &NodeGpus, request: &Request, tight: &Tight) -> Cost {
+    cost(node, request, PolicyKind::Tight.with(tight)).unwrap()
+}
+
+#[test]
+fn a_piece_is_used_by_the_pod_that_fills_it() {
+    let mix = [
+        (pod(1, 600, 0), 10),
+        (pod(1, 400, 0), 10),
+        (pod(1, 250, 0), 1),
+    ];
+    let node = node(&[(1000, 1000), (1000, 400), (1000, 600)], 0);
+    let tight = learn(&mix, std::slice::from_ref(&node));
+    let card = |mib| {
+        let choice = fit(&node, &pod(1, mib, 0), PolicyKind::Tight.with(&tight)).unwrap();
+        choice.placement.charges[0].0
+    };
+    assert_eq!((card(600), card(400)), (2, 1));
+}
+
+#[test]
+fn a_pod_that_asks_for_little_cpu_goes_where_little_is_left() {
+    let mix = [(pod(1, 500, 8000), 10), (pod(1, 500, 1000), 10)];
+    let (poor, rich) = (node(&[(1000, 1000)], 9_000), node(&[(1000, 1000)], 64_000));
+    let tight = learn(&mix, &[poor.clone(), rich.clone()]);
+    let (light, heavy) = (pod(1, 500, 1000), pod(1, 500, 8000));
+    assert!(on(&poor, &light, &tight) < on(&rich, &light, &tight));
+    assert!(on(&rich, &heavy, &tight) < on(&poor, &heavy, &tight));
+}
+
+#[test]
+fn scarce_places_for_several_cards_are_left_alone() {
+    let mix = [(pod(1, 1000, 0), 50), (pod(2, 1000, 0), 50)];
+    let (whole, broken) = (
+        node(&[(1000, 1000); 2], 0),
+        node(&[(1000, 1000), (1000, 0)], 0),
+    );
+    let tight = learn(&mix, &[whole.clone(), broken.clone()]);
+    let single = pod(1, 1000, 0);
+    assert!(on(&broken, &single, &tight) < on(&whole, &single, &tight));
+}
+
+#[test]
+fn a_model_that_others_are_bound_to_costs_more() {
+    let any = node(&[(1000, 1000)], 0);
+    let mut scarce = any.clone();
+    scarce.cards[0].model = ModelId(1);
+    let bound = Class::of(&pod(1, 1000, 0), vec![ModelId(1)], 10);
+    let free = Class::of(&pod(1, 1000, 0), Vec::new(), 10);
+    let nodes = [any.clone(), scarce.clone()];
+    let tight = Tight::learn(&[bound, free.clone()], nodes.iter());
+    assert!(on(&any, &pod(1, 1000, 0), &tight) < on(&scarce, &pod(1, 1000, 0), &tight));
+    let nobody_bound = Tight::learn(&[free], nodes.iter());
+    let costs = nodes
+        .each_ref()
+        .map(|node| on(node, &pod(1, 1000, 0), &nobody_bound));
+    assert_eq!(costs[0], costs[1]);
+}
+
+#[test]
+fn a_whole_card_is_the_smallest_that_does() {
+    let whole = Request {
+        exclusive: true,
+        ..pod(1, 700, 0)
+    };
+    let node = node(&[(2000, 2000), (800, 800), (600, 600)], 0);
+    let tight = learn(
+        &[(whole.clone(), 5), (pod(1, 200, 0), 5)],
+        std::slice::from_ref(&node),
+    );
+    let choice = fit(&node, &whole, PolicyKind::Tight.with(&tight)).unwrap();
+    assert_eq!(choice.placement.charges, [(1, Mib(800))]);
+}
+
+#[test]
+fn the_order_of_nodes_teaches_nothing() {
+    let mix = [
+        (pod(1, 300, 4000), 7),
+        (pod(1, 450, 2000), 5),
+        (pod(2, 800, 9000), 1),
+    ];
+    let mut nodes: Vec<NodeGpus> = (1..40)
+        .map(|size| node(&[(size * 100, size * 60); 3], size * 1000))
+        .collect();
+    let tight = learn(&mix, &nodes);
+    nodes.reverse();
+    assert_eq!(tight, learn(&mix, &nodes));
+}
