@@ -265,7 +265,8 @@ async fn the_api_server_stops_for_ten_seconds_under_load() -> Result<()> {
         .gpu_mem(CARD / 8)
         .create(&case.client)
         .await?;
-    wait_refused(&case.client, &more, "", SOON).await?;
+    // kube-scheduler's own watch comes back with a backoff of up to half a minute.
+    wait_refused(&case.client, &more, "", outage).await?;
     let first = case.pods().get("p0").await?;
     delete(&case.client, &first, 0).await?;
     wait_bound(&case.client, &more, SOON).await?;
