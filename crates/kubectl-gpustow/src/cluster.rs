@@ -130,6 +130,7 @@ impl Cluster {
         let facts = pods.iter().filter_map(|pod| self.facts(pod)).collect();
         self.ledger.reset_pods(facts, self.now);
         pods.into_iter().for_each(|pod| self.apply_pod(pod));
+        self.ledger.learn();
     }
 
     pub(crate) fn apply_node(&mut self, mut node: Node) {
