@@ -270,7 +270,7 @@ fn sum_of(exposition: &str, series: &str) -> f64 {
     let lines = exposition.lines().filter(|line| line.starts_with(series));
     lines
         .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-        .sum()
+        .fold(0.0, |sum, value| sum + value)
 }
 
 fn quantile(sorted: &[f64], q: f64) -> f64 {
