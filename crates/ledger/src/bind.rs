@@ -159,8 +159,10 @@ impl Ledger {
             .is_some_and(|held| held.binds > 0)
     }
 
-    /// Ends reservations whose bind never came: something after us refused their nodes.
+    /// Ends reservations whose bind never came, because something after us refused their nodes, and
+    /// claims whose time is over.
     pub fn expire(&mut self, now: Duration) {
+        self.expire_claims(now);
         let late = self
             .reservations
             .iter()

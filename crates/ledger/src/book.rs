@@ -12,6 +12,7 @@ use hashbrown::{HashMap, HashSet};
 use crate::answers::Answers;
 use crate::bind::Reservation;
 use crate::node::{Hold, Node, Report, Uid};
+use crate::nominated::Claim;
 use crate::wake::Waiting;
 
 /// What an operator may tune.
@@ -29,6 +30,8 @@ pub struct Config {
     /// A woken pod that still waits and still fits is woken again after this long, then after
     /// twice as long, up to 32 times.
     pub wake_again_after: Duration,
+    /// How long a nominated pod that was refused keeps its room after its nomination is cleared.
+    pub claim_ttl: Duration,
 }
 
 impl Default for Config {
@@ -39,6 +42,7 @@ impl Default for Config {
             reservation_ttl: Duration::from_secs(30),
             slow_reservation_ttl: Duration::from_secs(660),
             wake_again_after: Duration::from_secs(2),
+            claim_ttl: Duration::from_secs(5),
         }
     }
 }
@@ -60,8 +64,9 @@ pub struct Ledger {
     pub(crate) reservations: HashMap<Uid, Reservation>,
     /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
     pub(crate) tried: HashMap<Uid, Tried>,
-    /// Unbound pods by the node that kube-scheduler nominated for them.
+    /// Unbound pods by the node that kube-scheduler nominated for them, or where they have a claim.
     pub(crate) nominated: HashMap<Arc<str>, HashSet<Uid>>,
+    pub(crate) claims: HashMap<Uid, Claim>,
     pub(crate) waiting: Waiting,
     pub(crate) answers: Answers,
     pub(crate) models: Vec<String>,
@@ -215,55 +220,6 @@ impl Ledger {
         let (pods, reservations) = (&self.pods, &self.reservations);
         self.tried
             .retain(|uid, _| pods.contains_key(uid) || reservations.contains_key(uid));
-    }
-
-    /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
-    /// their victims are leaving, make room for others.
-    fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
-        fn place(pod: &PodFacts) -> Option<&Arc<str>> {
-            let unbound = pod.node.is_none() && !pod.released;
-            pod.nominated.as_ref().filter(|_| unbound)
-        }
-        let key = |pod: &PodFacts| (place(pod).cloned(), pod.gated, pod.deleting);
-        if old.map(key) == new.map(key) && old.is_some() {
-            return;
-        }
-        for node in old
-            .into_iter()
-            .chain(new)
-            .filter_map(|pod| pod.node.as_ref())
-        {
-            if self.nominated.contains_key(node) {
-                self.waiting.room_on(node);
-            }
-        }
-        if let Some(pod) = old
-            && let Some(node) = place(pod)
-            && let Some(pods) = self.nominated.get_mut(node)
-        {
-            pods.remove(&pod.uid);
-            if pods.is_empty() {
-                self.nominated.remove(node);
-            }
-            self.waiting.room_on(node);
-        }
-        if let Some(pod) = new
-            && let Some(node) = place(pod)
-        {
-            let pods = self.nominated.entry(node.clone()).or_default();
-            pods.insert(pod.uid.clone());
-        }
-    }
-
-    /// A pod reserves: what it was nominated for is free.
-    pub(crate) fn nomination_changed(&mut self, uid: &str) {
-        let nominated = self
-            .pods
-            .get(uid)
-            .and_then(|known| known.facts.nominated.clone());
-        if let Some(node) = nominated {
-            self.waiting.room_on(&node);
-        }
     }
 
     /// A node as a watch shows it.

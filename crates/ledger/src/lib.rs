@@ -24,6 +24,7 @@ mod decide;
 mod explain;
 mod learn;
 mod node;
+mod nominated;
 mod preempt;
 mod snapshot;
 mod wake;

@@ -146,6 +146,7 @@ impl Ledger {
 
     /// A pod that was refused just now.
     pub(crate) fn wait_refused(&mut self, pod: &PodFacts, now: Duration) {
+        self.claim(pod, now);
         self.wait(pod);
         if let Some(wait) = self.waiting.pods.get_mut(&pod.uid) {
             wait.promised = None;
@@ -210,6 +211,7 @@ impl Ledger {
             .filter_map(|request| Some((self.waiting.after(request, None)?, request.clone())))
             .collect();
         while let Some((place, request)) = heads.pop_first() {
+            let mut refused = false;
             if let Some(pod) = self.asleep(&place.2) {
                 if let Some(node) = self.promised(&pod.uid, now) {
                     if nodes.contains(&node) {
@@ -220,18 +222,29 @@ impl Ledger {
                 } else if let Some(node) = self.takes(&pod, &nodes, scratch, now) {
                     self.promise(&pod.uid, node, now);
                     woken.push(pod);
-                } else if pod.nominated.is_none() {
-                    // Those behind it are refused too; not so behind one that is nominated.
-                    continue;
+                } else {
+                    refused = true;
                 }
             }
-            if let Some(next) = self.waiting.after(&request, Some(&place)) {
+            let next = match refused {
+                true => self.next_nominated(&request, &place),
+                false => self.waiting.after(&request, Some(&place)),
+            };
+            if let Some(next) = next {
                 heads.insert(next, request);
             }
         }
         for node in &nodes {
             self.waiting.gained.remove(node);
         }
+    }
+
+    /// The next pod of a queue that room is kept for: it may fit where one before it does not.
+    fn next_nominated(&self, request: &Arc<Request>, place: &Place) -> Option<Place> {
+        let nominated = self.nominated.values().flatten();
+        let waits = nominated.filter_map(|uid| self.waiting.pods.get(uid));
+        let behind = waits.filter(|wait| wait.request == *request && wait.place > *place);
+        behind.map(|wait| &wait.place).min().cloned()
     }
 
     /// Tries one queue whose time has come against the whole cluster.

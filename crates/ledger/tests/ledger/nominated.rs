@@ -1,7 +1,7 @@
 //! Pods that preempt hold the room they wait for.
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::Reason;
+use gpustow_ledger::{Ledger, Outcome, Reason};
 
 use crate::build::{ask, at, bound, choose, ledger, pod};
 
@@ -78,4 +78,125 @@ fn a_preemptor_makes_room_beside_those_nominated_before_it() {
     let victims = ledger.preempt(&ask(&second), "a", &[], &|_| false, at(0));
     let uids = victims.map(|victims| victims.uids);
     assert_eq!(uids, Some(vec!["low".into()]));
+}
+
+/// A ledger where `first` was refused before the watch told that its victim, 100 of 100 MiB, was
+/// gone. Its nomination is cleared, and `rival` waits for the same room.
+fn refused_too_early() -> Ledger {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let victim = PodFacts {
+        deleting: true,
+        ..bound("victim", "a", "a-0", 100)
+    };
+    ledger.apply_pod(victim);
+    ledger.apply_pod(pod("rival", 60));
+    let first = nominated("first", 80, 5);
+    ledger.apply_pod(first.clone());
+    assert!(choose(&mut ledger, &pod("rival", 60), &["a"], at(0)).is_empty());
+    assert!(choose(&mut ledger, &first, &["a"], at(0)).is_empty());
+    ledger.delete_pod("victim");
+    ledger.apply_pod(with_priority("first", 80, 5));
+    ledger
+}
+
+fn woken(ledger: &mut Ledger, second: u64) -> Vec<String> {
+    let woken = ledger.wake(9, at(second));
+    woken.iter().map(|pod| pod.uid.to_string()).collect()
+}
+
+#[test]
+fn a_preemptor_that_asks_before_we_see_its_victim_go_gets_its_room() {
+    let mut ledger = refused_too_early();
+    assert_eq!(woken(&mut ledger, 1), ["first"]);
+    let rival = pod("rival", 60);
+    let refused = ledger.filter(&ask(&rival), &["a"], at(1)).refused;
+    assert_eq!(refused, [("a", Reason::Nominated)]);
+    assert!(ledger.begin_bind(&ask(&rival), "a", at(1)).is_err());
+    assert_eq!(choose(&mut ledger, &pod("small", 20), &["a"], at(1)), ["a"]);
+    let first = with_priority("first", 80, 5);
+    assert_eq!(choose(&mut ledger, &first, &["a"], at(1)), ["a"]);
+}
+
+#[test]
+fn a_claim_known_only_from_the_question_counts_too() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("victim", "a", "a-0", 100));
+    ledger.apply_pod(with_priority("first", 80, 5));
+    assert!(choose(&mut ledger, &nominated("first", 80, 5), &["a"], at(0)).is_empty());
+    ledger.delete_pod("victim");
+    assert!(choose(&mut ledger, &pod("rival", 60), &["a"], at(4)).is_empty());
+    assert_eq!(choose(&mut ledger, &pod("rival", 60), &["a"], at(5)), ["a"]);
+}
+
+#[test]
+fn a_claim_ends_by_time_and_wakes_those_behind_it() {
+    let mut ledger = refused_too_early();
+    assert_eq!(woken(&mut ledger, 1), ["first"]);
+    // Something else keeps it from asking again.
+    ledger.apply_pod(PodFacts {
+        gated: true,
+        ..with_priority("first", 80, 5)
+    });
+    assert_eq!(woken(&mut ledger, 1), ["rival"]);
+    ledger.apply_pod(with_priority("first", 80, 5));
+    let rival = pod("rival", 60);
+    assert!(choose(&mut ledger, &rival, &["a"], at(4)).is_empty());
+    assert!(woken(&mut ledger, 4).is_empty());
+    assert_eq!(woken(&mut ledger, 5), ["rival"]);
+    assert_eq!(choose(&mut ledger, &rival, &["a"], at(5)), ["a"]);
+}
+
+#[test]
+fn a_claim_lasts_as_long_as_the_nomination_and_then_some() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("victim", "a", "a-0", 100));
+    let first = nominated("first", 80, 5);
+    ledger.apply_pod(first.clone());
+    assert!(choose(&mut ledger, &first, &["a"], at(0)).is_empty());
+    ledger.expire(at(60));
+    ledger.delete_pod("victim");
+    ledger.apply_pod(with_priority("first", 80, 5));
+    assert!(choose(&mut ledger, &pod("rival", 60), &["a"], at(64)).is_empty());
+    assert_eq!(
+        choose(&mut ledger, &pod("rival", 60), &["a"], at(65)),
+        ["a"]
+    );
+}
+
+#[test]
+fn a_claim_ends_with_a_reservation_a_bind_a_deletion_or_another_nomination() {
+    let first = with_priority("first", 80, 5);
+    let ends: [fn(&mut Ledger, &PodFacts); 5] = [
+        |ledger, first| {
+            assert_eq!(choose(ledger, first, &["a"], at(1)), ["a"]);
+            ledger.begin_bind(&ask(first), "a", at(1)).expect("it fits");
+            ledger.end_bind(first, Outcome::Failed, at(1));
+        },
+        |ledger, _| ledger.apply_pod(bound("first", "b", "b-0", 80)),
+        |ledger, _| ledger.delete_pod("first"),
+        |ledger, _| ledger.reset_pods(vec![pod("rival", 60)], at(1)),
+        |ledger, first| {
+            ledger.apply_pod(PodFacts {
+                nominated: Some("b".into()),
+                ..first.clone()
+            });
+        },
+    ];
+    for end in ends {
+        let mut ledger = refused_too_early();
+        end(&mut ledger, &first);
+        assert_eq!(choose(&mut ledger, &pod("rival", 60), &["a"], at(1)), ["a"]);
+    }
+}
+
+#[test]
+fn an_older_equal_does_not_hide_the_pod_with_the_claim() {
+    let mut ledger = refused_too_early();
+    let older = PodFacts {
+        created: -1,
+        waiting: true,
+        ..with_priority("older", 80, 5)
+    };
+    ledger.apply_pod(older);
+    assert_eq!(woken(&mut ledger, 1), ["first"]);
 }

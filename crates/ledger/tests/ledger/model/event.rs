@@ -91,6 +91,7 @@ pub(super) enum Event {
     Ungate {
         pod: usize,
     },
+    /// kube-scheduler nominates a node for a pod, or clears that.
     Nominate {
         pod: usize,
         node: usize,

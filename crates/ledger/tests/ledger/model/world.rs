@@ -200,8 +200,8 @@ impl World {
             }
             Event::Ungate { .. } => self.server.write(index, |pod| pod.gated = false),
             Event::Nominate { node, .. } if unbound => {
-                self.server
-                    .write(index, |pod| pod.nominated = Some(NODES[node % 3].into()));
+                let nominated = NODES.get(node % 4).map(|name| (*name).into());
+                self.server.write(index, |pod| pod.nominated = nominated);
             }
             Event::Terminate { .. } if unbound => self.server.remove(index),
             Event::Terminate { .. } => self.server.write(index, |pod| pod.deleting = true),
