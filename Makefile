@@ -23,7 +23,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
 
 .PHONY: test
-test: control-plane ## Run every test, those on the real control plane included
+test: control-plane prometheus ## Run every test, those on the real control plane included
 	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
 
 .PHONY: test-page
@@ -53,7 +53,8 @@ bench-server: control-plane ## Memory of the extender with a full cluster, and /
 	$(RUN) --release --package gpustow-testkit --bin bench-server -- $(ARGS)
 
 .PHONY: generate
-generate: ## Write the generated manifests
+generate: ## Write the generated manifests and the dashboard
+	$(RUN) --example dashboard >target/dashboard.json && mv target/dashboard.json manifests/dashboards/gpustow.json
 	$(RUN) --package gpustow-api
 
 .PHONY: ci
@@ -62,6 +63,10 @@ ci: fmt clippy doc deny generated test test-page ## Everything that must hold be
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)
 	@tests/control-plane/build.sh >/dev/null
+
+.PHONY: prometheus
+prometheus: ## Build the Prometheus that the tests run (once)
+	@tests/prometheus/build.sh >/dev/null
 
 .PHONY: fmt
 fmt: ## Check the formatting

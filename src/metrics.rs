@@ -1,11 +1,14 @@
 //! What Prometheus sees of the extender. Sums over the cluster are taken from the ledger at the
 //! scrape; nothing here grows with the cluster unless `--metrics-per-gpu` asks for it.
 
+mod demand;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_ledger::{NodeView, Problem, Reason};
-use gpustow_pack::Mib;
+use gpustow_pack::{Mib, Request};
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
     IntGaugeVec, Opts, Registry, TextEncoder,
@@ -44,8 +47,8 @@ pub(crate) struct Totals<'a> {
     pub(crate) nodes: &'a [NodeView],
     /// Reservations without and with a bind under way.
     pub(crate) reservations: (usize, usize),
-    /// Pods that wait for room.
-    pub(crate) waiting: usize,
+    /// What the pods that wait for room ask for.
+    pub(crate) waiting: Vec<Arc<Request>>,
     /// Export each card too.
     pub(crate) per_gpu: bool,
 }
@@ -194,15 +197,11 @@ fn cluster(registry: &Registry, totals: &Totals<'_>) -> Result<(), prometheus::E
     reservations
         .with_label_values(&["binding"])
         .set(count(totals.reservations.1));
-    let waiting = gauges(
+    demand::demand(
         registry,
-        "gpustow_waiting_pods",
-        "Pods refused for want of room",
-        &[],
+        totals.nodes,
+        totals.waiting.iter().map(|it| &**it),
     )?;
-    waiting
-        .with_label_values::<&str>(&[])
-        .set(count(totals.waiting));
 
     let problems = gauges(
         registry,

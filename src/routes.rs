@@ -300,7 +300,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
         (
             ledger.snapshot(now),
             ledger.reservations(),
-            ledger.waiting(),
+            ledger.waiting_requests().collect(),
         )
     };
     let per_gpu = app.args.metrics_per_gpu;

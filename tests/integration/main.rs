@@ -12,6 +12,7 @@ mod install;
 mod lifecycle;
 mod main_path;
 mod manifests;
+mod observability;
 mod packing;
 mod policies;
 mod preemption;

@@ -130,6 +130,11 @@ impl Ledger {
         self.waiting.pods.len()
     }
 
+    /// What the waiting pods ask for, one entry per pod.
+    pub fn waiting_requests(&self) -> impl Iterator<Item = Arc<Request>> {
+        self.waiting.pods.values().map(|wait| wait.request.clone())
+    }
+
     /// Does this pod wait for room?
     #[must_use]
     pub fn is_waiting(&self, uid: &str) -> bool {

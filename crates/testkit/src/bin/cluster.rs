@@ -162,6 +162,7 @@ The cluster is ready: {} nodes with simulated GPUs. In another terminal:
   export PATH={}:$PATH
 
   kubectl get gpunodes
+  cargo run --package kubectl-gpustow -- ui           # every GPU with its pods, in a browser
   kubectl apply -f {examples}/inference-pod.yaml
   kubectl apply -f {examples}/
   kubectl get pods -o wide
