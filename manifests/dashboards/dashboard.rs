@@ -14,7 +14,7 @@ const CARD: &str = r#"{node=~"$node"}"#;
 const MODEL: &str = r#"{model=~"$model"}"#;
 
 /// The dashboard in Grafana's classic JSON. Top to bottom: broken? full? wasted?
-pub fn dashboard() -> Value {
+pub(crate) fn dashboard() -> Value {
     let mut board = Board::default();
     stats(&mut board);
     demand(&mut board);
