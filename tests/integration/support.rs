@@ -62,7 +62,11 @@ impl<'a> Rig<'a> {
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
         let options = ExtenderOptions {
-            args: vec!["--metrics-per-gpu".to_owned()],
+            args: vec![
+                "--metrics-per-gpu".to_owned(),
+                // What `tight` does depends on the mix of requests, and so on the other cases.
+                "--policy=binpack".to_owned(),
+            ],
             ..ExtenderOptions::default()
         };
         let extender = Extender::start(cluster, gpustow(), &through, options).await?;
