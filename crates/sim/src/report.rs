@@ -1,0 +1,166 @@
+//! Runs of several seeds as one table or one JSON document.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::replay::Run;
+
+/// Levels of arrivals, in percent of the cards, that tables show.
+pub const LEVELS: [u32; 5] = [90, 95, 100, 115, 130];
+
+/// A mean over seeds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Mean {
+    /// The mean.
+    pub mean: f64,
+    /// Standard deviation between seeds.
+    pub sd: f64,
+    /// Half the width of the 95 % confidence interval of the mean (Student's t).
+    pub ci95: f64,
+}
+
+/// Student's t, two-sided 95 %, by degrees of freedom from one on.
+const STUDENT: [f64; 12] = [
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18,
+];
+
+impl Mean {
+    /// The mean of these values; all zero if there are none.
+    #[must_use]
+    pub fn of(values: &[f64]) -> Self {
+        let n = values.len().max(1) as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        let sd = (squares / (n - 1.0).max(1.0)).sqrt();
+        let t = match values.len() {
+            0 | 1 => 0.0,
+            count => STUDENT.get(count - 2).copied().unwrap_or(2.0),
+        };
+        Self {
+            mean,
+            sd,
+            ci95: t * sd / n.sqrt(),
+        }
+    }
+}
+
+/// Demand that found no place.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Unplaced {
+    /// Mean number of pods.
+    pub pods: f64,
+    /// Mean of the GPUs they asked for.
+    pub gpus: f64,
+}
+
+/// One policy over all seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Allocated, in percent of all cards, by percent of arrivals.
+    pub allocation_pct: BTreeMap<u32, Mean>,
+    /// Of no use to the mix, in percent of what is free, likewise.
+    pub fragmentation_pct: BTreeMap<u32, Mean>,
+    /// Demand turned away, in percent of all cards.
+    pub unplaced_pct: Mean,
+    /// The same by what was asked for.
+    pub unplaced: BTreeMap<&'static str, Unplaced>,
+    /// Percent of arrivals at the first pod that was turned away; 0 where none was.
+    pub first_rejection_pct: Mean,
+    /// Decision time in microseconds by quantile, over all decisions of all seeds.
+    pub decision_us: BTreeMap<&'static str, f64>,
+}
+
+impl Summary {
+    /// The summary of the runs of one policy.
+    #[must_use]
+    pub fn of(runs: &[Run]) -> Self {
+        let mean = |value: &dyn Fn(&Run) -> Option<f64>| {
+            Mean::of(&runs.iter().filter_map(value).collect::<Vec<_>>())
+        };
+        let levels = |of: &dyn Fn(&Run) -> BTreeMap<u32, f64>| -> BTreeMap<u32, Mean> {
+            let maps: Vec<_> = runs.iter().map(of).collect();
+            let all: Vec<u32> = maps
+                .first()
+                .map_or_else(Vec::new, |m| m.keys().copied().collect());
+            let shown = all.into_iter().filter(|level| level % 5 == 0);
+            let at = |level| -> Vec<f64> {
+                maps.iter()
+                    .filter_map(|map| map.get(&level).copied())
+                    .collect()
+            };
+            shown.map(|level| (level, Mean::of(&at(level)))).collect()
+        };
+        let mut unplaced: BTreeMap<&'static str, Unplaced> = BTreeMap::new();
+        for (kind, (pods, milli)) in runs.iter().flat_map(|run| &run.unplaced) {
+            let sum = unplaced.entry(kind).or_insert(Unplaced {
+                pods: 0.0,
+                gpus: 0.0,
+            });
+            sum.pods += *pods as f64 / runs.len() as f64;
+            sum.gpus += *milli as f64 / 1000.0 / runs.len() as f64;
+        }
+        let mut times: Vec<u64> = runs
+            .iter()
+            .flat_map(|run| &run.decision_ns)
+            .copied()
+            .collect();
+        times.sort_unstable();
+        let quantile = |share: f64| {
+            let index = (share * times.len() as f64) as usize;
+            times
+                .get(index.min(times.len().saturating_sub(1)))
+                .map_or(0.0, |ns| *ns as f64 / 1e3)
+        };
+        Self {
+            allocation_pct: levels(&|run| run.allocated.clone()),
+            fragmentation_pct: levels(&|run| run.fragmented.clone()),
+            unplaced_pct: mean(&|run| Some(run.unplaced_pct)),
+            unplaced,
+            first_rejection_pct: mean(&|run| run.first_rejection),
+            decision_us: [("p50", quantile(0.5)), ("p99", quantile(0.99))].into(),
+        }
+    }
+}
+
+/// The summaries as a table, one policy per line.
+#[must_use]
+pub fn table(summaries: &[(&str, Summary)]) -> String {
+    let mut text = format!("{:<16}", "policy");
+    for level in LEVELS {
+        text += &format!("{:>16}", format!("alloc@{level}"));
+    }
+    text += &format!(
+        "{:>16}{:>12}{:>9}{:>9}{:>9}{:>10}{:>10}\n",
+        "unplaced %", "1st refusal", "frag@80", "frag@90", "frag@100", "p50 us", "p99 us"
+    );
+    for (name, summary) in summaries {
+        text += &format!("{name:<16}");
+        for level in LEVELS {
+            let shown = summary.allocation_pct.get(&level);
+            let shown = shown.map(|mean| format!("{:.2} ±{:.2}", mean.mean, mean.ci95));
+            text += &format!("{:>16}", shown.unwrap_or_default());
+        }
+        let unplaced = summary.unplaced_pct;
+        text += &format!(
+            "{:>16}",
+            format!("{:.2} ±{:.2}", unplaced.mean, unplaced.ci95)
+        );
+        text += &format!("{:>12.1}", summary.first_rejection_pct.mean);
+        for level in [80, 90, 100] {
+            let mean = summary
+                .fragmentation_pct
+                .get(&level)
+                .map_or(0.0, |mean| mean.mean);
+            text += &format!("{mean:>9.1}");
+        }
+        for quantile in ["p50", "p99"] {
+            text += &format!(
+                "{:>10.1}",
+                summary.decision_us.get(quantile).unwrap_or(&0.0)
+            );
+        }
+        text.push('\n');
+    }
+    text
+}

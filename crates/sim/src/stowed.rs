@@ -1,0 +1,169 @@
+//! gpustow's own policies in a replay: the ledger decides, as it does in the extender.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
+use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_ledger::{Ask, Config, Ledger, Outcome};
+use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
+
+use crate::hosts::{Host, Job, Models};
+use crate::replay::{Placed, Placer};
+
+/// Nothing in a replay depends on time: reports do not grow stale, reservations do not expire.
+const NOW: Duration = Duration::ZERO;
+
+/// A ledger that thinks it has a cluster.
+#[derive(Debug)]
+pub struct Stowed {
+    ledger: Ledger,
+    names: Vec<Arc<str>>,
+    /// One request per class of job.
+    requests: Vec<Option<Arc<Request>>>,
+    containers: Arc<[Box<str>]>,
+    no_models: Arc<[Box<str>]>,
+    /// Cards of different size: pods that want whole cards are exclusive.
+    exclusive: bool,
+}
+
+impl Stowed {
+    /// A ledger over these hosts, whose names are in their order.
+    #[must_use]
+    pub fn new(hosts: &[Host], policy: PolicyKind) -> Self {
+        let mut ledger = Ledger::new(Config {
+            policy,
+            ..Config::default()
+        });
+        let names: Vec<Arc<str>> = (0..hosts.len())
+            .map(|at| format!("{at:05}").into())
+            .collect();
+        for (name, host) in names.iter().zip(hosts) {
+            ledger.apply_node(NodeFacts {
+                name: name.clone(),
+                cpu_milli: host.cpu,
+                ram: Mib(host.ram),
+                prefer_no_schedule: Vec::new(),
+            });
+            let gpu = |index: usize| Gpu {
+                uuid: index.to_string(),
+                model: model_name(host.model.trailing_zeros()),
+                total_mib: host.card,
+                healthy: true,
+                ..Gpu::default()
+            };
+            let gpus = (0..host.left.len()).map(gpu).collect();
+            let status = GpuNodeStatus {
+                gpus,
+                ..GpuNodeStatus::default()
+            };
+            ledger.apply_gpunode(name, status, NOW);
+        }
+        Self {
+            ledger,
+            names,
+            requests: Vec::new(),
+            containers: Arc::from([Box::from("main")]),
+            no_models: Arc::from([]),
+            exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
+        }
+    }
+
+    fn request(&mut self, job: &Job) -> Arc<Request> {
+        if self.requests.len() <= job.class {
+            self.requests.resize(job.class + 1, None);
+        }
+        let exclusive = self.exclusive && job.whole();
+        let request = || {
+            let claim = Claim {
+                kind: ClaimKind::Main,
+                gpus: u32::try_from(job.gpus).unwrap_or(u32::MAX),
+                mib: Mib(job.units),
+            };
+            Arc::new(Request {
+                claims: if job.gpus > 0 {
+                    vec![claim]
+                } else {
+                    Vec::new()
+                },
+                exclusive,
+                policy: None,
+                cpu_milli: job.cpu,
+                ram: Mib(job.ram),
+            })
+        };
+        self.requests[job.class].get_or_insert_with(request).clone()
+    }
+
+    fn models(&self, job: &Job) -> Arc<[Box<str>]> {
+        if job.models == Models::MAX {
+            return self.no_models.clone();
+        }
+        let bits = (0..Models::BITS).filter(|bit| job.models >> bit & 1 == 1);
+        bits.map(|bit| model_name(bit).into()).collect()
+    }
+
+    fn pod(&mut self, id: usize, job: &Job) -> PodFacts {
+        let text: Arc<str> = id.to_string().into();
+        PodFacts {
+            uid: text.clone(),
+            namespace: "replay".into(),
+            name: text,
+            resource_version: "1".into(),
+            created: i64::try_from(id).unwrap_or(i64::MAX),
+            node: None,
+            scheduler: "gpustow-scheduler".into(),
+            priority: 0,
+            nominated: None,
+            request: Ok(self.request(job)),
+            containers: if job.gpus > 0 {
+                self.containers.clone()
+            } else {
+                Arc::from([])
+            },
+            models: self.models(job),
+            assignment: None,
+            epoch: None,
+            deleting: false,
+            gated: false,
+            released: false,
+            waiting: false,
+        }
+    }
+}
+
+fn model_name(index: u32) -> String {
+    format!("model-{index}")
+}
+
+impl Placer for Stowed {
+    fn place(&mut self, hosts: &[Host], job: &Job, id: usize) -> Option<Placed> {
+        let pod = self.pod(id, job);
+        self.ledger.apply_pod(pod.clone());
+        let names = self.names.iter().zip(hosts);
+        let candidates: Vec<&str> = names
+            .filter(|(_, host)| host.admits(job))
+            .map(|(name, _)| &**name)
+            .collect();
+        let ask = Ask {
+            pod: &pod,
+            cooperative: false,
+            slow: false,
+            tolerates: &|_| true,
+        };
+        let node = *self.ledger.filter(&ask, &candidates, NOW).nodes.first()?;
+        let assignment = self.ledger.begin_bind(&ask, node, NOW).ok()?;
+        let cards = assignment
+            .charges
+            .iter()
+            .filter_map(|(uuid, _)| uuid.parse().ok())
+            .collect();
+        let host = node.parse().ok()?;
+        self.ledger.end_bind(&pod, Outcome::Bound, NOW);
+        Some(Placed { host, cards })
+    }
+
+    fn left(&mut self, id: usize, _job: &Job, _placed: &Placed) {
+        self.ledger.delete_pod(&id.to_string());
+    }
+}
