@@ -215,10 +215,14 @@ fn krews_entry_keeps_the_rules_of_its_index() -> Result<()> {
     let text = fs::read_to_string(here("../../../.krew.yaml"))?;
     let text = text.lines().filter(|line| !line.contains("addURIAndSha"));
     let entry: serde_json::Value = serde_yaml::from_str(&text.collect::<Vec<_>>().join("\n"))?;
-    let short = entry["spec"]["shortDescription"].as_str().context("no shortDescription")?;
+    let short = entry["spec"]["shortDescription"]
+        .as_str()
+        .context("no shortDescription")?;
     ensure!(short.len() <= 50 && !short.ends_with('.'), "{short}");
     assert_eq!(entry["metadata"]["name"], "gpustow");
-    let platforms = entry["spec"]["platforms"].as_array().context("no platforms")?;
+    let platforms = entry["spec"]["platforms"]
+        .as_array()
+        .context("no platforms")?;
     ensure!(platforms.iter().all(|it| it["bin"] == "kubectl-gpustow"));
     Ok(())
 }
