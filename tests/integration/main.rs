@@ -2,6 +2,8 @@
 //! on. One cluster serves all cases that can share it.
 
 mod after_filter;
+mod agent;
+mod agent_token;
 mod cli;
 mod containers;
 mod doors;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
-use gpustow_api::names;
+use gpustow_api::{names, quantity};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, Patch, PatchParams};
@@ -57,8 +57,7 @@ impl NodeView {
         ];
         Self {
             owner: node.owner_ref(&()),
-            // Nobody else writes it; what does not parse is written anew.
-            capacity: capacity.map(|amount| amount.0.parse().unwrap_or(0)),
+            capacity: capacity.map(|amount| quantity::rounded_up(amount, 1)),
             labels: labels
                 .filter(|(key, _)| ours.contains(&key.as_str()))
                 .map(|(key, value)| (key.clone(), value.clone()))

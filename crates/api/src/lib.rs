@@ -5,7 +5,7 @@ pub mod assignment;
 pub mod facts;
 pub mod gpunode;
 pub mod names;
-mod quantity;
+pub mod quantity;
 pub mod request;
 
 pub use assignment::{Assignment, BrokenAssignment};

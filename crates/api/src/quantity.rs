@@ -15,7 +15,7 @@ pub(crate) fn whole(quantity: &Quantity) -> Option<u64> {
 
 /// `quantity` in units of `1 / per` (`per` divides a billion), rounded up; zero for what is no
 /// quantity or is negative.
-pub(crate) fn rounded_up(quantity: &Quantity, per: i128) -> u64 {
+pub fn rounded_up(quantity: &Quantity, per: i128) -> u64 {
     let step = UNIT / per;
     let billionths = billionths(&quantity.0).unwrap_or(0).max(0);
     u64::try_from(billionths / step + i128::from(billionths % step != 0)).unwrap_or(u64::MAX)

@@ -1,0 +1,370 @@
+//! The node agent on `fake-nvml`, in a cluster: what it writes, what it may not write, and what
+//! kube-scheduler makes of it.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser as _;
+use gpustow_agent::Args;
+use gpustow_api::gpunode::{Gpu, GpuNode};
+use gpustow_api::{names, quantity};
+use gpustow_testkit::builders::set_running;
+use gpustow_testkit::{Case, ControlPlane, eventually, wait_bound};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::{Client, Config, ResourceExt as _};
+use nvidia_ml::machine::{self, Machine, Process};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::agent_token::{agent_client, policy_holds};
+use crate::support::{SOON, event, node_of, refused, rig, rounds};
+
+/// A node of a case with an agent, and a driver that does as the test says.
+struct AgentNode {
+    name: String,
+    client: Client,
+    dir: tempfile::TempDir,
+    machine: Machine,
+    metrics: String,
+    agent: JoinHandle<Result<()>>,
+}
+
+impl AgentNode {
+    /// A node without capacity, one card of 80000 MiB of which 1000 are the driver's, and an agent
+    /// with the token that its kubelet would give it.
+    async fn start(cluster: &ControlPlane, case: &Case) -> Result<Self> {
+        policy_holds(cluster).await?;
+        let name = case.node_name("n");
+        let node = case.node("n", &[]).node;
+        Api::<Node>::all(case.client.clone())
+            .create(&PostParams::default(), &node)
+            .await?;
+        let dir = tempfile::tempdir()?;
+        let built = std::env::current_exe()?.with_file_name("libnvidia_ml.so");
+        std::fs::copy(built, dir.path().join("libnvidia-ml.so.1"))?;
+        let gpu = machine::Gpu {
+            uuid: case.uuid("n", 0),
+            name: "NVIDIA H100 80GB HBM3".to_owned(),
+            total_mib: 80_000,
+            reserved_mib: 1000,
+            ..machine::Gpu::default()
+        };
+        let machine = Machine {
+            driver: "580.1".to_owned(),
+            gpus: vec![gpu],
+            ..Machine::default()
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let metrics = listener.local_addr()?.to_string();
+        let agent = tokio::spawn(async { Ok(()) });
+        let client = case.client.clone();
+        let mut node = Self {
+            name,
+            client,
+            dir,
+            machine,
+            metrics,
+            agent,
+        };
+        node.shows()?;
+        node.agent = node.launch(cluster, listener).await?;
+        Ok(node)
+    }
+
+    async fn launch(
+        &self,
+        cluster: &ControlPlane,
+        listener: TcpListener,
+    ) -> Result<JoinHandle<Result<()>>> {
+        let path = |path: PathBuf| path.display().to_string();
+        let args = Args::try_parse_from([
+            "gpustow-agent",
+            "--node-name",
+            &self.name,
+            "--nvml-path",
+            &path(self.dir.path().into()),
+            "--proc",
+            &path(self.dir.path().join("proc")),
+            "--pod-resources",
+            &path(self.dir.path().join("kubelet.sock")),
+        ])?;
+        let client = agent_client(cluster, &self.name).await?;
+        Ok(tokio::spawn(gpustow_agent::serve(
+            args,
+            client,
+            listener,
+            std::future::pending(),
+        )))
+    }
+
+    fn shows(&self) -> Result<()> {
+        Ok(self
+            .machine
+            .write(&self.dir.path().join("fake-nvml.yaml"))?)
+    }
+
+    /// From now on these processes, with their cgroups, use the card.
+    fn runs(&mut self, processes: &[(u32, u64, String)]) -> Result<()> {
+        self.machine.gpus[0].processes.clear();
+        for (pid, mib, cgroup) in processes {
+            let dir = self.dir.path().join("proc").join(pid.to_string());
+            std::fs::create_dir_all(&dir)?;
+            std::fs::write(
+                dir.join("stat"),
+                format!("{pid} (x) S {}7 0", "0 ".repeat(18)),
+            )?;
+            std::fs::write(dir.join("cgroup"), cgroup)?;
+            let process = Process {
+                pid: *pid,
+                used_mib: Some(*mib),
+                ..Process::default()
+            };
+            self.machine.gpus[0].processes.push(process);
+        }
+        self.shows()
+    }
+
+    async fn node(&self) -> Result<Node> {
+        Ok(Api::all(self.client.clone()).get(&self.name).await?)
+    }
+
+    /// Waits until the node says that it has this capacity.
+    async fn capacity(&self, mib: u64) -> Result<()> {
+        let what = format!("capacity of {mib} MiB");
+        eventually(SOON, &what, async || {
+            let status = self.node().await?.status.unwrap_or_default();
+            let capacity = status.capacity.unwrap_or_default();
+            let seen = capacity.get(names::GPU_MEM);
+            // 79000 is stored as 79k.
+            let amount = seen.map(|amount| quantity::rounded_up(amount, 1));
+            ensure!(amount == Some(mib), "{seen:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Writes a resource of the node as its kubelet would.
+    async fn kubelet_writes(&self, list: &str, mib: u64) -> Result<()> {
+        let patch = json!({ "status": { list: { names::GPU_MEM: mib.to_string() } } });
+        let nodes = Api::<Node>::all(self.client.clone());
+        nodes
+            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
+        Ok(())
+    }
+
+    /// Waits until the report says of the card what `is` accepts.
+    async fn card(&self, what: &str, is: impl Fn(&Gpu) -> bool) -> Result<GpuNode> {
+        let api = Api::<GpuNode>::all(self.client.clone());
+        eventually(SOON, what, async || {
+            let node = api.get(&self.name).await?;
+            let gpus = node
+                .status
+                .as_ref()
+                .map(|status| &status.gpus[..])
+                .unwrap_or_default();
+            ensure!(gpus.first().is_some_and(&is), "{gpus:?}");
+            Ok(node)
+        })
+        .await
+    }
+
+    async fn metric(&self, name: &str, labels: &[&str], value: &str) -> Result<()> {
+        let what = format!("{name} is {value}");
+        eventually(SOON, &what, async || {
+            let config = Config::new(format!("http://{}", self.metrics).parse()?);
+            let request = kube::api::Request::new("/metrics").list(&Default::default())?;
+            let text = Client::try_from(config)?.request_text(request).await?;
+            let mut lines = text.lines().filter(|line| line.starts_with(name));
+            let line = lines.find(|line| labels.iter().all(|label| line.contains(label)));
+            let line = line.with_context(|| format!("no such series in\n{text}"))?;
+            ensure!(line.ends_with(&format!(" {value}")), "{line}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn end(self) {
+        self.agent.abort();
+        // The GpuNode goes with its node, by its owner reference.
+        let _ = self.agent.await;
+    }
+}
+
+fn cgroup_of(pod: &Pod) -> Result<String> {
+    let uid = pod.uid().context("a pod without UID")?;
+    Ok(format!(
+        "0::/kubepods/besteffort/pod{uid}/{}",
+        "ab".repeat(32)
+    ))
+}
+
+#[tokio::test]
+async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "agent").await?;
+    let mut node = AgentNode::start(rig.cluster, &case).await?;
+    let uuid = case.uuid("n", 0);
+
+    node.capacity(79_000).await?;
+    let report = node.card("the report", |gpu| gpu.healthy).await?;
+    let owners = report.owner_references();
+    assert_eq!(
+        (owners[0].kind.as_str(), owners[0].name.as_str()),
+        ("Node", node.name.as_str())
+    );
+    let labels = node.node().await?.labels().clone();
+    assert_eq!(labels[names::GPU_MODEL_LABEL], "NVIDIA-H100-80GB-HBM3");
+    assert_eq!(
+        (
+            &*labels[names::GPU_MEMORY_LABEL],
+            &*labels[names::GPU_COUNT_LABEL]
+        ),
+        ("79000", "1")
+    );
+
+    node.kubelet_writes("allocatable", 79_000).await?;
+    let pod = case.pod("p").gpu_mem(8000).create(&case.client).await?;
+    let pod = wait_bound(&case.client, &pod, SOON).await?;
+    assert_eq!(node_of(&pod), node.name);
+    set_running(&case.client, &pod).await?;
+    node.runs(&[
+        (7, 8500, cgroup_of(&pod)?),
+        (8, 100, "0::/init.scope".to_owned()),
+    ])?;
+
+    let pods = case.pods();
+    eventually(SOON, "the pod is confirmed", async || {
+        let pod = pods.get("p").await?;
+        let confirmed = pod.annotations().get(names::CONFIRMED);
+        ensure!(confirmed == Some(&uuid), "{confirmed:?}");
+        Ok(())
+    })
+    .await?;
+    let uses = |gpu: &Gpu| gpu.pods.first().is_some_and(|share| share.used_mib == 8500);
+    let report = node.card("the pod's memory", uses).await?;
+    let status = report.status.context("no status")?;
+    assert_eq!(
+        (status.gpus[0].strangers_mib, status.gpus[0].host_mib),
+        (100, 100)
+    );
+    assert_eq!(status.conditions[2].reason, "OverRequest");
+    let note = event(&case.client, &pod, "OverGpuMemory").await?;
+    ensure!(
+        note.contains("Uses 8500 MiB") && note.contains("asked for 8000"),
+        "{note}"
+    );
+    let labels = [&*uuid, &*case.namespace, "pod=\"p\""];
+    let used = (8500u64 << 20).to_string();
+    node.metric("gpustow_pod_gpu_memory_used_bytes", &labels, &used)
+        .await?;
+    let asked = (8000u64 << 20).to_string();
+    node.metric("gpustow_pod_gpu_memory_requested_bytes", &labels, &asked)
+        .await?;
+
+    // The card fails: the pod is told, and the next pod is not put there.
+    node.machine.events.push(machine::Event {
+        gpu: uuid.clone(),
+        xid: Some(79),
+    });
+    node.shows()?;
+    node.card("the card is condemned", |gpu| !gpu.healthy)
+        .await?;
+    let note = event(&case.client, &pod, "GpuFailed").await?;
+    ensure!(note.contains("XID 79"), "{note}");
+    node.metric("gpustow_gpu_xid_errors_total", &[&uuid, "xid=\"79\""], "1")
+        .await?;
+    refused(&case.client, case.pod("q").gpu_mem(1), "unhealthy").await?;
+    node.end().await;
+    rig.end(case).await
+}
+
+#[tokio::test]
+async fn the_capacity_that_a_kubelet_zeroed_comes_back() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "zeroed").await?;
+    let mut node = AgentNode::start(rig.cluster, &case).await?;
+    node.capacity(79_000).await?;
+    node.kubelet_writes("capacity", 0).await?;
+    node.capacity(79_000).await?;
+    // Without a driver the hardware is still the same.
+    node.machine.error = 9;
+    node.shows()?;
+    let report = node.card("no driver", |gpu| !gpu.healthy).await?;
+    let conditions = report.status.context("no status")?.conditions;
+    assert_eq!(conditions[0].reason, "DriverNotLoaded");
+    node.kubelet_writes("capacity", 0).await?;
+    node.capacity(79_000).await?;
+    // A further card counts at once.
+    node.machine.error = 0;
+    let second = machine::Gpu {
+        uuid: case.uuid("n", 1),
+        ..node.machine.gpus[0].clone()
+    };
+    node.machine.gpus.push(second);
+    node.shows()?;
+    node.capacity(158_000).await?;
+    node.end().await;
+    rig.end(case).await
+}
+
+/// Nothing of Kubernetes changes when the stranger goes: only the agent sees it.
+#[tokio::test]
+async fn a_strangers_process_that_ends_binds_a_waiting_pod() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "stranger").await?;
+    let mut node = AgentNode::start(rig.cluster, &case).await?;
+    node.capacity(79_000).await?;
+    node.kubelet_writes("allocatable", 79_000).await?;
+    let mut took = Vec::new();
+    for round in 0..rounds()? {
+        node.runs(&[(9, 40_000, "0::/user.slice".to_owned())])?;
+        node.card("the stranger", |gpu| gpu.strangers_mib == 40_000)
+            .await?;
+        let pod = case.pod(&format!("p{round}")).gpu_mem(60_000);
+        let pod = refused(&case.client, pod, "any one GPU").await?;
+        node.runs(&[])?;
+        let gone = Instant::now();
+        wait_bound(&case.client, &pod, SOON).await?;
+        took.push(gone.elapsed());
+        gpustow_testkit::builders::delete(&case.client, &pod, 0).await?;
+    }
+    took.sort_unstable();
+    println!(
+        "memory freed → waiting pod bound, 1 s sampling, {} rounds: median {:?}, worst {:?}",
+        took.len(),
+        took[took.len() / 2],
+        took[took.len() - 1]
+    );
+    node.end().await;
+    rig.end(case).await
+}
+
+/// Longer than a sample and shorter than a heartbeat.
+#[tokio::test]
+async fn an_agent_that_has_nothing_to_say_writes_nothing() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "idle").await?;
+    let mut node = AgentNode::start(rig.cluster, &case).await?;
+    node.capacity(79_000).await?;
+    let before = node.card("the report", |gpu| gpu.healthy).await?;
+    // Samples go on: utilization and a little memory are no news.
+    for step in 0..5 {
+        node.machine.gpus[0].utilization = Some(step * 7);
+        node.runs(&[(9, u64::from(step) * 20, "0::/user.slice".to_owned())])?;
+        let used = (u64::from(step) * 20) << 20;
+        let uuid = case.uuid("n", 0);
+        node.metric("gpustow_gpu_memory_used_bytes", &[&uuid], &used.to_string())
+            .await?;
+    }
+    let after = node.card("the report", |gpu| gpu.healthy).await?;
+    assert_eq!(
+        before.metadata.resource_version,
+        after.metadata.resource_version
+    );
+    node.end().await;
+    rig.end(case).await
+}
