@@ -63,7 +63,7 @@ fn screen(width: u16, height: u16) -> String {
 #[test]
 fn every_card_is_a_bar_of_pods() {
     let expected = "\
-gpustow  binpack  03:25 of 12:00 h  63.8 % allocated                      4 running, 2 waiting, 0 finished
+gpustow  tight  03:25 of 12:00 h  63.8 % allocated                        4 running, 2 waiting, 0 finished
 q: stop and sum up
 node-0  2 × H100 80 GiB                               node-1  1 × L40S 48 GiB, 1 × T4 16 GiB
  0 [aaaaaaaaaaaaaaaaaaaabbbbbbbbbb..........]  75 %    0 [ddd.....................................]   6 %
