@@ -6,6 +6,7 @@ mod agent;
 mod agent_token;
 mod cli;
 mod containers;
+mod dashboard;
 mod doors;
 mod fault_rig;
 mod faults;

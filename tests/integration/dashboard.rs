@@ -1,0 +1,206 @@
+//! The dashboard: its shape, and every query of it on a real Prometheus that scrapes a real
+//! extender. The agents' series are recorded ones.
+
+use std::collections::BTreeSet;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use axum::Router;
+use axum::http::header;
+use axum::routing::get;
+use gpustow_testkit::{Case, eventually};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, Command};
+
+use crate::observability::bin;
+use crate::support::{SOON, bound, refused, repository, rig};
+
+#[path = "../../manifests/dashboards/dashboard.rs"]
+mod generator;
+
+/// What a classic dashboard may hold.
+const KINDS: [&str; 6] = [
+    "barchart",
+    "heatmap",
+    "stat",
+    "state-timeline",
+    "table",
+    "timeseries",
+];
+
+fn panels() -> Vec<Value> {
+    let board = generator::dashboard();
+    board["panels"].as_array().cloned().unwrap_or_default()
+}
+
+#[test]
+fn the_committed_dashboard_is_the_generated_one() -> Result<()> {
+    let file = repository("manifests/dashboards/gpustow.json");
+    let committed: Value = serde_json::from_str(&std::fs::read_to_string(file)?)?;
+    ensure!(
+        committed == generator::dashboard(),
+        "run: cargo run --example dashboard > manifests/dashboards/gpustow.json"
+    );
+    Ok(())
+}
+
+#[test]
+fn every_panel_says_what_it_shows_and_in_which_unit() -> Result<()> {
+    let mut cells = BTreeSet::new();
+    for panel in panels() {
+        let title = panel["title"].as_str().unwrap_or_default();
+        let full = |text: &Value| text.as_str().is_some_and(|text| !text.is_empty());
+        ensure!(
+            full(&panel["title"]) && full(&panel["description"]),
+            "{title}: no description"
+        );
+        ensure!(
+            full(&panel["fieldConfig"]["defaults"]["unit"]),
+            "{title}: no unit"
+        );
+        ensure!(
+            KINDS.iter().any(|kind| panel["type"] == *kind),
+            "{title}: unknown type"
+        );
+        ensure!(
+            panel["datasource"]["uid"] == "${datasource}",
+            "{title}: a fixed data source"
+        );
+        let at = |key: &str| panel["gridPos"][key].as_u64().context("a place");
+        for x in at("x")?..at("x")? + at("w")? {
+            for y in at("y")?..at("y")? + at("h")? {
+                ensure!(
+                    x < 24 && cells.insert((x, y)),
+                    "{title} lies on another panel"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A Prometheus that scrapes an extender and recorded agents.
+struct Prometheus {
+    address: String,
+    _child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    async fn start(extender: &str) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let agents = listener.local_addr()?.to_string();
+        let samples = include_str!("../prometheus/agent.prom");
+        let agent = Router::new().route(
+            "/metrics",
+            get(async move || {
+                (
+                    [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
+                    samples,
+                )
+            }),
+        );
+        tokio::spawn(async move { axum::serve(listener, agent).await });
+
+        let folder = tempfile::tempdir()?;
+        let config = folder.path().join("prometheus.yml");
+        let scrape = |job: &str, target: &str| json!({ "job_name": job, "static_configs": [{ "targets": [target] }] });
+        let extender = extender.trim_start_matches("http://").trim_end_matches('/');
+        let settings = json!({
+            "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
+            "rule_files": [repository("manifests/alerts/gpustow.rules.yaml")],
+            "scrape_configs": [scrape("gpustow-extender", extender), scrape("gpustow-agent", &agents)],
+        });
+        std::fs::write(&config, settings.to_string())?;
+        let mut child = Command::new(bin().await?.join("prometheus"))
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                folder.path().join("data").display()
+            ))
+            .arg("--web.listen-address=127.0.0.1:0")
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let mut lines = BufReader::new(child.stderr.take().context("no log")?).lines();
+        let address = loop {
+            let line = lines
+                .next_line()
+                .await?
+                .context("Prometheus ended at once")?;
+            if line.contains("Listening on")
+                && let Some((_, address)) = line.split_once("address=")
+            {
+                break address.to_owned();
+            }
+        };
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(Self {
+            address,
+            _child: child,
+            _folder: folder,
+        })
+    }
+
+    /// The answer to one expression; an error unless it has a series and no complaint.
+    async fn ask(&self, expr: &str) -> Result<()> {
+        let query: String = expr.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let mut stream = TcpStream::connect(&self.address).await?;
+        let request = format!("GET /api/v1/query?query={query} HTTP/1.0\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let (_, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+        let body: Value = serde_json::from_str(body).with_context(|| answer.clone())?;
+        ensure!(body["status"] == "success", "{expr}: {body}");
+        for complaint in ["warnings", "infos"] {
+            ensure!(body[complaint].is_null(), "{expr}: {body}");
+        }
+        let result = body["data"]["result"].as_array();
+        ensure!(
+            result.is_some_and(|series| !series.is_empty()),
+            "{expr}: no series"
+        );
+        Ok(())
+    }
+}
+
+fn substituted(expr: &str) -> String {
+    let mut expr = expr.to_owned();
+    for (variable, value) in [
+        ("$__rate_interval", "1m"),
+        ("$__range_s", "3600"),
+        ("$__range", "1h"),
+        ("$node", ".*"),
+        ("$model", ".*"),
+        ("$namespace", ".*"),
+        ("$job", ".*"),
+    ] {
+        expr = expr.replace(variable, value);
+    }
+    expr
+}
+
+#[tokio::test]
+async fn every_query_of_the_dashboard_is_answered_by_a_real_prometheus() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "dashboard").await?;
+    case.node("n", &[24576]).create(&case.client).await?;
+    bound(&case.client, case.pod("fits").gpu_mem(16384)).await?;
+    refused(&case.client, case.pod("waits").gpu_mem(16384), "").await?;
+    let prometheus = Prometheus::start(&rig.extender.health_url).await?;
+    let mut asked = 0;
+    for panel in panels() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expr = substituted(target["expr"].as_str().context("an expression")?);
+            ensure!(!expr.contains('$'), "{expr}: an unknown variable");
+            let what = panel["title"].to_string();
+            eventually(SOON, &what, async || prometheus.ask(&expr).await).await?;
+            asked += 1;
+        }
+    }
+    ensure!(asked > 20, "{asked} queries");
+    case.end().await
+}
