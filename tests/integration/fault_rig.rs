@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{
     Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, Rule, Scheduler,
-    SchedulerConfig, eventually, held,
+    SchedulerConfig, eventually,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::install::install;
-use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
+use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, ledger_agrees, repository};
 
 /// The control plane, for one case at a time: of two extenders on it, the second relieves the first.
 pub(crate) struct Turn {
@@ -148,15 +148,7 @@ impl Replica {
     /// Waits until its ledger holds what the API server says, and checks the case's cards.
     pub(crate) async fn settled(&self, case: &Case) -> Result<()> {
         self.has_no_reservation().await?;
-        let ours = format!("GPU-{}-", case.namespace);
-        eventually(SOON, "the ledger agrees with the API server", async || {
-            let mut ledger = self.extender.held().await?;
-            ledger.retain(|uuid, mib| uuid.starts_with(&ours) && *mib > 0);
-            let pods = held(&case.client, &case.namespace).await?;
-            ensure!(ledger == pods, "ledger {ledger:?}, API server {pods:?}");
-            Ok(())
-        })
-        .await?;
+        ledger_agrees(&self.extender, case).await?;
         case.check().await
     }
 

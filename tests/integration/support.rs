@@ -85,20 +85,24 @@ impl<'a> Rig<'a> {
         })
     }
 
-    /// Waits until the extender's ledger holds of the case's cards what the API server says and no
-    /// more, then ends the case.
+    /// Waits until [`ledger_agrees`], then ends the case.
     pub(crate) async fn end(&self, case: Case) -> Result<()> {
-        let ours = format!("GPU-{}-", case.namespace);
-        eventually(SOON, "the ledger agrees with the API server", async || {
-            let mut ledger = self.extender.held().await?;
-            ledger.retain(|uuid, mib| uuid.starts_with(&ours) && *mib > 0);
-            let pods = held(&case.client, &case.namespace).await?;
-            ensure!(ledger == pods, "ledger {ledger:?}, API server {pods:?}");
-            Ok(())
-        })
-        .await?;
+        ledger_agrees(&self.extender, &case).await?;
         case.end().await
     }
+}
+
+/// Waits until the extender's ledger holds of the case's cards what the API server says and no more.
+pub(crate) async fn ledger_agrees(extender: &Extender, case: &Case) -> Result<()> {
+    let ours = format!("GPU-{}-", case.namespace);
+    eventually(SOON, "the ledger agrees with the API server", async || {
+        let mut ledger = extender.held().await?;
+        ledger.retain(|uuid, mib| uuid.starts_with(&ours) && *mib > 0);
+        let pods = held(&case.client, &case.namespace).await?;
+        ensure!(ledger == pods, "ledger {ledger:?}, API server {pods:?}");
+        Ok(())
+    })
+    .await
 }
 
 /// The rig that cases share which leave extender, scheduler and API server alone.

@@ -175,14 +175,10 @@ impl Ledger {
         }
         changed.dedup();
         changed.iter().for_each(|name| self.touch(name));
-        let asks = pod
-            .request
-            .as_ref()
-            .is_ok_and(|request| !request.is_empty());
         if ended {
             self.tried.remove(&uid);
         }
-        if ended || pod.gated || pod.deleting || !asks {
+        if ended || pod.gated || pod.deleting || !asks(&pod) {
             self.waiting.remove(&uid);
         } else if pod.waiting {
             self.wait(&pod);
