@@ -12,8 +12,8 @@ use crate::support::{SOON, assignment, node_of, rounds};
 
 const CARD: u64 = 8192;
 
-fn all_bound(pods: &[Pod]) -> bool {
-    pods.iter().all(|pod| !node_of(pod).is_empty())
+fn count_bound(pods: &[Pod]) -> usize {
+    pods.iter().filter(|pod| !node_of(pod).is_empty()).count()
 }
 
 #[tokio::test]
@@ -115,6 +115,33 @@ async fn killed_after_the_post_the_next_life_counts_the_pod() -> Result<()> {
         replica.bind(&pod, &n).await?;
         let refused = replica.filter(&late, &n).await;
         assert!(refused.is_err(), "the same card twice");
+        replica.settled(&case).await?;
+        clear(&case).await?;
+    }
+    case.end().await
+}
+
+#[tokio::test]
+async fn killed_at_any_moment_under_kube_scheduler_all_pods_are_bound_once() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "mortal", &[]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "mortal").await?;
+    for node in ["n", "m"] {
+        case.node(node, &[CARD; 4]).create(&case.client).await?;
+    }
+    let exactly_all = 16;
+    for round in 0..rounds()? {
+        for i in 0..exactly_all {
+            let pod = case.pod(&format!("p{round}-{i}")).gpu_mem(CARD / 2);
+            pod.create(&case.client).await?;
+        }
+        let before = round % exactly_all;
+        let reached = |pods: &[Pod]| count_bound(pods) >= before;
+        wait_pods(&case.client, &case.namespace, "it is time", SOON, reached).await?;
+        replica.restart().await?;
+        let bound = |pods: &[Pod]| count_bound(pods) == exactly_all;
+        wait_pods(&case.client, &case.namespace, "all are bound", SOON, bound).await?;
         replica.settled(&case).await?;
         clear(&case).await?;
     }
@@ -229,7 +256,8 @@ async fn the_api_server_stops_for_ten_seconds_under_load() -> Result<()> {
             .create(&case.client)
             .await?;
     }
-    let some_bound = |pods: &[Pod]| pods.iter().any(|pod| !node_of(pod).is_empty());
+    let some_bound = |pods: &[Pod]| count_bound(pods) > 0;
+    let all_bound = |pods: &[Pod]| count_bound(pods) == pods.len();
     wait_pods(
         &case.client,
         &case.namespace,

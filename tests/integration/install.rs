@@ -22,14 +22,18 @@ pub(crate) async fn installed() -> Result<&'static ControlPlane> {
         .await
 }
 
-/// Applies a kustomization of the repository, warnings forbidden, and waits until GpuNodes are
-/// served and the policies in force.
+/// Applies a kustomization of the repository, warnings forbidden, and waits until it is [`in_force`].
 pub(crate) async fn install(cluster: &ControlPlane, kustomization: &str) -> Result<()> {
     let path = repository(kustomization);
     let path = path.to_str().context("path of the repository")?;
     cluster
         .kubectl(&["apply", "--server-side", "--warnings-as-errors", "-k", path])
         .await?;
+    in_force(cluster).await
+}
+
+/// Waits until GpuNodes are served and the policies in force.
+pub(crate) async fn in_force(cluster: &ControlPlane) -> Result<()> {
     let client = cluster.admin()?;
     let mutating = cluster
         .kubectl(&["get", "mutatingadmissionpolicies", "--output=name"])

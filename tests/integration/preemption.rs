@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
-use crate::support::{SOON, bound, charges, refused, rig};
+use crate::support::{SOON, bound, charges, node_of, refused, rig};
 
 /// A pod of a priority that is there from the start: admission sees a new class only after a while.
 fn high(case: &Case, name: &str) -> PodBuilder {
@@ -164,11 +164,14 @@ async fn room_that_a_victim_leaves_goes_to_whom_it_left_for() -> Result<()> {
     };
     wait_condition(&case.client, &high, "is nominated", SOON, nominated).await?;
     // Of lower priority, it waits for the same room.
-    refused(&case.client, case.pod("rival").gpu_mem(6000), "").await?;
+    let rival = refused(&case.client, case.pod("rival").gpu_mem(6000), "").await?;
 
     delete(&case.client, &slow, 0).await?;
 
     let high = wait_bound(&case.client, &high, SOON).await?;
     assert_eq!(charges(&high)?, [(case.uuid("n", 0), 10000)]);
+    assert_eq!(staying(&case).await?, ["high", "rival"]);
+    let rival = case.pods().get(&rival.name_any()).await?;
+    assert_eq!(node_of(&rival), "");
     rig.end(case).await
 }

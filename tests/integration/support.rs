@@ -15,6 +15,8 @@ use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::OnceCell;
 
+use crate::install::in_force;
+
 /// Bound on waits that end at once when all is well.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
@@ -58,7 +60,7 @@ impl<'a> Rig<'a> {
         cluster
             .kubectl(&["apply", "-k", &base.display().to_string()])
             .await?;
-        cluster.install_crd().await?;
+        in_force(cluster).await?;
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
         let options = ExtenderOptions {

@@ -1,14 +1,17 @@
 //! Who decides: a replica that was killed, frozen or relieved never gives a card away twice, however
 //! late its last Binding arrives.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use gpustow_testkit::{Action, Case, wait_bound, wait_refused};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, PostParams};
+use tokio::time::{Instant, sleep_until};
 
-use crate::fault_rig::{Replica, clear, now, turn};
+use crate::fault_rig::{Replica, clear, control_plane, now, turn};
 use crate::support::{SOON, SYSTEM, node_of, rounds};
 
 const CARD: u64 = 8192;
@@ -142,8 +145,10 @@ async fn a_lease_that_somebody_deletes_is_taken_anew() -> Result<()> {
 
 #[tokio::test]
 async fn a_pair_takes_over_from_a_killed_one_whose_binding_is_still_under_way() -> Result<()> {
-    let turn = turn().await?;
-    let case = Case::new(turn.cluster, "pair").await?;
+    // For longer than anybody waits for an answer: a cluster of its own, so that nobody else waits.
+    let held = Duration::from_secs(60);
+    let cluster = control_plane().await?;
+    let case = Case::new(&cluster, "pair").await?;
     let mut high = PriorityClass::default();
     high.metadata.name = Some(case.namespace.clone());
     high.value = 1000;
@@ -152,12 +157,13 @@ async fn a_pair_takes_over_from_a_killed_one_whose_binding_is_still_under_way() 
         .await?;
     case.node("n", &[CARD]).create(&case.client).await?;
 
-    let killed = Replica::start(turn.cluster, "killed", &[]).await?;
-    let its_scheduler = killed.scheduler(turn.cluster).await?;
+    let killed = Replica::start(&cluster, "killed", &[]).await?;
+    let its_scheduler = killed.scheduler(&cluster).await?;
     let late = case.pod("late").gpu_mem(CARD).build();
     let rule = killed.on_first_bind(&late, Action::Hold)?;
     let late = case.pods().create(&PostParams::default(), &late).await?;
     rule.seen(1, SOON).await?;
+    let arrives = Instant::now() + held;
     its_scheduler.process.kill9();
     killed.extender.process.kill9();
 
@@ -166,10 +172,12 @@ async fn a_pair_takes_over_from_a_killed_one_whose_binding_is_still_under_way() 
         .gpu_mem(CARD)
         .priority_class(&case.namespace);
     let urgent = urgent.create(&case.client).await?;
-    let successor = Replica::start(turn.cluster, "heir", &[]).await?;
-    let _scheduler = successor.scheduler(turn.cluster).await?;
+    let successor = Replica::start(&cluster, "heir", &[]).await?;
+    let _scheduler = successor.scheduler(&cluster).await?;
     wait_bound(&case.client, &urgent, SOON).await?;
     wait_refused(&case.client, &late, "", SOON).await?;
+    sleep_until(arrives).await;
+    assert_eq!(node_of(&now(&case, &late).await?), "");
     rule.release();
     rule.answered(1, SOON).await?;
 
