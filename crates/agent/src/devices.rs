@@ -3,11 +3,12 @@
 mod fake;
 mod nvml;
 
+use std::cmp::Reverse;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpustow_api::gpunode::Place;
+use gpustow_api::gpunode::{Near, Place};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -165,4 +166,31 @@ impl Source {
             Self::Fake(file) => Box::new(FakeDevices::new(file.clone())),
         }
     }
+}
+
+/// Paths through PCIe and the host in `nvidia-smi topo`'s words, nearest first.
+const LEVELS: [&str; 5] = ["PIX", "PXB", "PHB", "NODE", "SYS"];
+
+/// What connects a card to another one.
+struct Path {
+    /// The other's index.
+    gpu: u32,
+    /// NVLinks between the two.
+    nvlinks: usize,
+    /// The path beside them, one of [`LEVELS`].
+    level: &'static str,
+}
+
+/// The best paths, nearest first.
+fn nearest_first(mut paths: Vec<Path>) -> Vec<Near> {
+    let level = |path: &Path| LEVELS.iter().position(|level| *level == path.level);
+    paths.sort_by_key(|path| (Reverse(path.nvlinks), level(path), path.gpu));
+    let near = paths.into_iter().map(|path| Near {
+        gpu: path.gpu,
+        path: match path.nvlinks {
+            0 => path.level.to_owned(),
+            links => format!("NV{links}"),
+        },
+    });
+    near.collect()
 }

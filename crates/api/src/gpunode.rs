@@ -185,7 +185,7 @@ pub struct Place {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvlinks: Option<u32>,
     /// What connects it to every other card of the node, by index, in `nvidia-smi topo`'s words:
-    /// PIX, PXB, PHB, NODE or SYS, nearest first.
+    /// NV and the number of NVLinks, PIX, PXB, PHB, NODE or SYS, nearest first.
     #[schemars(length(max = 256))]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<Near>,

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlDeviceArchitecture_t, nvmlEnableState_t, nvmlEventData_t, nvmlEventSet_t,
-    nvmlEventTypeDoubleBitEccError, nvmlEventTypeXidCriticalError, nvmlGpuTopologyLevel_t,
+    nvmlEventTypeDoubleBitEccError, nvmlEventTypeXidCriticalError,
+    nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_NVLINK as P2P_NVLINK, nvmlGpuP2PCapsIndex_t,
+    nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED as P2P_NOT_SUPPORTED,
+    nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK as P2P_OK, nvmlGpuP2PStatus_t, nvmlGpuTopologyLevel_t,
     nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
     nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH as VERSION_MISMATCH,
     nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as INSUFFICIENT_SIZE,
@@ -17,14 +20,36 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_t as Return, nvmlUtilization_t,
 };
 
-use crate::machine::{Gpu, Kind, Mig, Process};
+use crate::machine::{FAR, Gpu, Kind, Mig, Process};
 use crate::state::{EventSet, Handle, state, sum};
 
 /// NVML's "value not available".
 const NOT_AVAILABLE: u64 = u64::MAX;
 const NO_INSTANCE: u32 = u32::MAX;
-/// NVML_TOPOLOGY_SYSTEM: nothing nearer than the whole system connects two cards.
-const FAR: u32 = 50;
+
+/// What NVML tells of a PCI address.
+fn pci_info(address: &str) -> Result<nvmlPciInfo_t, Return> {
+    let mut parts = address.split([':', '.']);
+    let mut part = || {
+        parts
+            .next()
+            .and_then(|part| c_uint::from_str_radix(part, 16).ok())
+            .ok_or(NOT_SUPPORTED)
+    };
+    let mut info = nvmlPciInfo_t {
+        busIdLegacy: [0; 16],
+        domain: part()?,
+        bus: part()?,
+        device: part()?,
+        pciDeviceId: 0,
+        pciSubSystemId: 0,
+        busId: [0; 32],
+    };
+    for (to, from) in info.busId.iter_mut().take(31).zip(address.bytes()) {
+        *to = from as c_char;
+    }
+    Ok(info)
+}
 
 fn done(result: Result<(), Return>) -> Return {
     result.err().unwrap_or(SUCCESS)
@@ -145,22 +170,7 @@ c! {
     }
     fn nvmlDeviceGetPciInfo_v3(of: nvmlDevice_t, pci: *mut nvmlPciInfo_t) |call: &str| {
         let address = device(call, of, |_, gpu, _| Ok(gpu.pci_bus_id.clone()))?;
-        let mut parts = address.split([':', '.']);
-        let mut part = || {
-            parts.next().and_then(|part| c_uint::from_str_radix(part, 16).ok()).ok_or(NOT_SUPPORTED)
-        };
-        let mut info = nvmlPciInfo_t {
-            busIdLegacy: [0; 16],
-            domain: part()?,
-            bus: part()?,
-            device: part()?,
-            pciDeviceId: 0,
-            pciSubSystemId: 0,
-            busId: [0; 32],
-        };
-        for (to, from) in info.busId.iter_mut().take(31).zip(address.bytes()) {
-            *to = from as c_char;
-        }
+        let info = pci_info(&address)?;
         unsafe { put(pci, info) }
     }
     fn nvmlDeviceGetMemoryInfo_v2(of: nvmlDevice_t, memory: *mut nvmlMemory_v2_t) |call: &str| {
@@ -263,6 +273,41 @@ c! {
             links => Ok(nvmlEnableState_t::from(link < links)),
         })?;
         unsafe { put(active, up) }
+    }
+    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+        of: nvmlDevice_t, link: c_uint, pci: *mut nvmlPciInfo_t
+    ) |call: &str| {
+        // What lies beyond the links to cards is a switch, of which the file does not tell.
+        let other = device(call, of, |_, gpu, _| {
+            let mut first = 0;
+            let near = gpu.near.iter().find(|near| {
+                first += near.nvlinks.unwrap_or(0);
+                link < first
+            });
+            near.map(|near| near.gpu as usize).ok_or(NOT_SUPPORTED)
+        })?;
+        let address = state(|state| -> Result<String, Return> {
+            let gpu = state.machine(call)?.gpus.get(other).ok_or(NOT_FOUND)?;
+            Ok(gpu.pci_bus_id.clone())
+        })?;
+        unsafe { put(pci, pci_info(&address)?) }
+    }
+    fn nvmlDeviceGetP2PStatus(
+        one: nvmlDevice_t, other: nvmlDevice_t, by: nvmlGpuP2PCapsIndex_t,
+        is: *mut nvmlGpuP2PStatus_t
+    ) |call: &str| {
+        if by != P2P_NVLINK {
+            return Err(NOT_SUPPORTED);
+        }
+        let other = device(call, other, |handle, _, _| Ok(handle.gpu))?;
+        let status = device(call, one, |_, gpu, _| {
+            let mut near = gpu.near.iter().filter(|near| near.nvlinks.is_some());
+            Ok(match near.any(|near| near.gpu as usize == other) {
+                true => P2P_OK,
+                false => P2P_NOT_SUPPORTED,
+            })
+        })?;
+        unsafe { put(is, status) }
     }
     fn nvmlDeviceGetSupportedEventTypes(of: nvmlDevice_t, types: *mut c_ulonglong) |call: &str| {
         device(call, of, |_, _, _| Ok(()))?;

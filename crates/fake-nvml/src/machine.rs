@@ -115,7 +115,13 @@ pub struct Near {
     pub gpu: u32,
     /// NVML's level: 10 one PCIe switch, 20 several, 30 one host bridge, 40 one NUMA node.
     pub level: u32,
+    /// NVLinks between the two, in the order of link numbers; 0 if all of them go through
+    /// switches, none if no NVLink joins the two.
+    pub nvlinks: Option<u32>,
 }
+
+/// NVML's level when nothing nearer than the whole system connects two cards.
+pub const FAR: u32 = 50;
 
 /// Something that happened to a card.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -3,10 +3,13 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use gpustow_api::gpunode::Place;
+use gpustow_api::gpunode::{Near, Place};
 use nvidia_ml::machine::{self, Followed};
 
-use super::{Card, DeviceError, Devices, Fault, FaultKind, Memory, Process, Reading};
+use super::{
+    Card, DeviceError, Devices, Fault, FaultKind, LEVELS, Memory, Path, Process, Reading,
+    nearest_first,
+};
 
 /// The cards that a file of `fake-nvml` describes, without a library in between.
 #[derive(Debug)]
@@ -39,6 +42,7 @@ impl FakeDevices {
             .seen
             .replace(machine.events.len())
             .unwrap_or(machine.events.len());
+        let count = machine.gpus.len();
         let fault = |event: &machine::Event| Fault {
             uuid: event.gpu.clone(),
             kind: event.xid.map_or(FaultKind::Ecc, FaultKind::Xid),
@@ -49,7 +53,7 @@ impl FakeDevices {
                 .gpus
                 .iter()
                 .zip(0..)
-                .flat_map(|(gpu, index)| cards(gpu, index))
+                .flat_map(|(gpu, index)| cards(gpu, index, count))
                 .collect(),
             faults: machine.events.iter().skip(seen).map(fault).collect(),
         })
@@ -66,7 +70,7 @@ impl Devices for FakeDevices {
     }
 }
 
-fn cards(gpu: &machine::Gpu, index: u32) -> Vec<Card> {
+fn cards(gpu: &machine::Gpu, index: u32, count: usize) -> Vec<Card> {
     let failure = (gpu.error != 0).then(|| format!("NVML's error {}", gpu.error));
     let whole = Card {
         uuid: gpu.uuid.clone(),
@@ -76,6 +80,7 @@ fn cards(gpu: &machine::Gpu, index: u32) -> Vec<Card> {
             minor: gpu.minor,
             pci_bus_id: Some(gpu.pci_bus_id.clone()).filter(|address| !address.is_empty()),
             numa_node: gpu.numa_node,
+            near: near(gpu, index, count),
             ..Place::default()
         },
         memory: memory(
@@ -96,6 +101,7 @@ fn cards(gpu: &machine::Gpu, index: u32) -> Vec<Card> {
         place: Place {
             parent: Some(gpu.uuid.clone()),
             profile: Some(mig.profile.clone()),
+            near: Vec::new(),
             ..whole.place.clone()
         },
         memory: memory(mig.total_mib, mig.reserved_mib, None, &mig.processes),
@@ -104,6 +110,35 @@ fn cards(gpu: &machine::Gpu, index: u32) -> Vec<Card> {
         ..whole.clone()
     };
     gpu.mig.iter().map(instance).collect()
+}
+
+/// Paths to the other cards, if the file tells of any.
+fn near(gpu: &machine::Gpu, index: u32, count: usize) -> Vec<Near> {
+    if gpu.near.is_empty() {
+        return Vec::new();
+    }
+    let others = (0..).take(count).filter(|&other| other != index);
+    let paths = others.map(|other| {
+        let near = gpu.near.iter().find(|near| near.gpu == other);
+        let nvlinks = match near.and_then(|near| near.nvlinks) {
+            None => 0,
+            Some(0) => gpu.nvlinks,
+            Some(direct) => direct,
+        };
+        let level = match near.map_or(machine::FAR, |near| near.level) {
+            0..=10 => 0,
+            11..=20 => 1,
+            21..=30 => 2,
+            31..=40 => 3,
+            41.. => 4,
+        };
+        Path {
+            gpu: other,
+            nvlinks: nvlinks as usize,
+            level: LEVELS[level],
+        }
+    });
+    nearest_first(paths.collect())
 }
 
 fn memory(total: u64, reserved: u64, used: Option<u64>, by: &[machine::Process]) -> Option<Memory> {

@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use gpustow_api::gpunode::{Near, Place};
+use gpustow_api::gpunode::Place;
 use nvml_wrapper::bitmasks::event::EventTypes;
-use nvml_wrapper::enum_wrappers::device::TopologyLevel;
+use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::enums::device::{DeviceArchitecture, UsedGpuMemory};
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
@@ -16,7 +16,9 @@ use nvml_wrapper::event::EventSet;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
-use super::{Card, DeviceError, Devices, Fault, FaultKind, Memory, Process, Reading};
+use super::{
+    Card, DeviceError, Devices, Fault, FaultKind, Memory, Path, Process, Reading, nearest_first,
+};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// More links than any card has.
@@ -252,31 +254,27 @@ fn fixed<'a>(nvml: &Nvml, device: Device<'a>, index: u32, count: u32) -> Vec<(De
 }
 
 fn place(nvml: &Nvml, device: &Device<'_>, index: u32, count: u32) -> Place {
-    let near = |other: u32| {
-        let path = device
-            .topology_common_ancestor(nvml.device_by_index(other).ok()?)
-            .ok()?;
-        let path = match path {
-            TopologyLevel::Internal | TopologyLevel::Single => "PIX",
-            TopologyLevel::Multiple => "PXB",
-            TopologyLevel::HostBridge => "PHB",
-            TopologyLevel::Node => "NODE",
-            TopologyLevel::System => "SYS",
-        };
-        Some(Near {
-            gpu: other,
-            path: path.to_owned(),
-        })
-    };
-    let mut near: Vec<_> = (0..count)
-        .filter(|&other| other != index)
-        .filter_map(near)
-        .collect();
-    let order = ["PIX", "PXB", "PHB", "NODE", "SYS"];
-    near.sort_by_key(|near| order.iter().position(|path| *path == near.path));
     let links: Vec<bool> = (0..MAX_NVLINKS)
         .map_while(|link| device.link_wrapper_for(link).is_active().ok())
         .collect();
+    let paths = (0..count)
+        .filter(|&other| other != index)
+        .filter_map(|gpu| {
+            let other = nvml.device_by_index(gpu).ok()?;
+            let nvlinks = nvlinks_to(device, &other, &links);
+            let level = match device.topology_common_ancestor(other).ok()? {
+                TopologyLevel::Internal | TopologyLevel::Single => "PIX",
+                TopologyLevel::Multiple => "PXB",
+                TopologyLevel::HostBridge => "PHB",
+                TopologyLevel::Node => "NODE",
+                TopologyLevel::System => "SYS",
+            };
+            Some(Path {
+                gpu,
+                nvlinks,
+                level,
+            })
+        });
     let nodes = device.memory_affinity(4, 0).unwrap_or_default();
     let numa = (0..).zip(&nodes).find(|(_, word)| **word != 0);
     Place {
@@ -287,11 +285,30 @@ fn place(nvml: &Nvml, device: &Device<'_>, index: u32, count: u32) -> Place {
             Ok(architecture) => Some(format!("{architecture:?}")),
         },
         numa_node: numa.map(|(at, word): (u32, _)| at * 64 + word.trailing_zeros()),
+        near: nearest_first(paths.collect()),
         nvlinks: u32::try_from(links.iter().filter(|up| **up).count())
             .ok()
             .filter(|_| !links.is_empty()),
-        near,
         ..Place::default()
+    }
+}
+
+/// How many NVLinks join the card to `other`: those that end there or, through switches, all
+/// that are up.
+fn nvlinks_to(device: &Device<'_>, other: &Device<'_>, links: &[bool]) -> usize {
+    let joined = device.p2p_status(other, P2pCapabilitiesIndex::NvLink);
+    if !joined.is_ok_and(|status| status == P2pStatus::Ok) {
+        return 0;
+    }
+    let address = other.pci_info().ok().map(|pci| pci.bus_id);
+    let ends_there = |link: u32| {
+        let remote = device.link_wrapper_for(link).remote_pci_info().ok();
+        remote.is_some_and(|remote| Some(remote.bus_id) == address)
+    };
+    let up = || (0..).zip(links).filter(|(_, up)| **up);
+    match up().filter(|(link, _)| ends_there(*link)).count() {
+        0 => up().count(),
+        direct => direct,
     }
 }
 

@@ -15,7 +15,11 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn every_field_of_a_card_is_read() {
-    let near = vec![nvidia_ml::Near { gpu: 2, level: 10 }];
+    let near = vec![nvidia_ml::Near {
+        gpu: 2,
+        level: 10,
+        nvlinks: None,
+    }];
     let mut first = Gpu {
         near,
         processes: vec![process(41, 1000), process(42, 24)],
@@ -57,6 +61,47 @@ fn every_field_of_a_card_is_read() {
     });
     assert_eq!(card.processes.as_deref(), Some(&processes[..]));
     assert_eq!(card.failure, None);
+}
+
+/// Pairs joined directly, and all cards joined through switches.
+#[test]
+fn cards_joined_by_nvlink_are_nearer_than_any_other_path() {
+    let joined = |gpu, level, nvlinks| nvidia_ml::Near {
+        gpu,
+        level,
+        nvlinks,
+    };
+    let paths = |near: Vec<nvidia_ml::Near>| {
+        let first = Gpu {
+            near,
+            nvlinks: 12,
+            ..h100(0)
+        };
+        let host = Host::new(&machine(vec![first, h100(1), h100(2), h100(3)]));
+        let words = |card: &gpustow_agent::devices::Card| -> Vec<String> {
+            let near = card.place.near.iter();
+            near.map(|near| format!("{} {}", near.gpu, near.path))
+                .collect()
+        };
+        let mut direct = Vec::new();
+        FakeDevices::new(host.file())
+            .watch(&mut |reading| {
+                direct = words(&reading.cards[0]);
+                ControlFlow::Break(())
+            })
+            .unwrap();
+        let loaded = words(&host.read().unwrap().cards[0]);
+        assert_eq!(direct, loaded, "with the library and without it");
+        loaded
+    };
+    let direct = vec![
+        joined(1, 10, None),
+        joined(2, 40, Some(4)),
+        joined(3, 50, Some(8)),
+    ];
+    assert_eq!(paths(direct), ["3 NV8", "2 NV4", "1 PIX"]);
+    let switched = vec![joined(1, 10, Some(0)), joined(2, 50, Some(0))];
+    assert_eq!(paths(switched), ["1 NV12", "2 NV12", "3 SYS"]);
 }
 
 #[test]
