@@ -4,6 +4,7 @@
 pub mod assignment;
 pub mod facts;
 pub mod gpunode;
+mod links;
 pub mod names;
 pub mod quantity;
 pub mod request;

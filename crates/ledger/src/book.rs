@@ -262,12 +262,14 @@ impl Ledger {
         {
             let stale_after = self.config.stale_after;
             let was_stale = |old: Report| now.saturating_sub(old.seen) > stale_after;
+            let links = status.links();
             if node
                 .report
                 .replace(Report {
                     status,
                     seen: now,
                     models,
+                    links,
                 })
                 .is_some_and(was_stale)
             {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts};
-use gpustow_pack::{Card, Mib, ModelId, NodeGpus};
+use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus};
 use hashbrown::HashMap;
 
 use crate::answers::Gate;
@@ -79,6 +79,7 @@ pub(crate) struct Report {
     pub(crate) status: GpuNodeStatus,
     pub(crate) seen: Duration,
     pub(crate) models: Vec<ModelId>,
+    pub(crate) links: Option<Arc<Links>>,
 }
 
 /// A node and everything on it.
@@ -193,6 +194,7 @@ impl Node {
             cards,
             cpu_free_milli: cpu_all.saturating_sub(cpu),
             ram_free: ram_all.minus(holds().map(|hold| hold.ram).sum()),
+            links: self.report.as_ref().and_then(|report| report.links.clone()),
         }
     }
 

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::iter::Sum;
 use std::ops::Add;
+use std::sync::Arc;
+
+use crate::Links;
 
 /// An amount of GPU or host memory in whole MiB (2²⁰ bytes). Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +73,8 @@ pub struct NodeGpus {
     pub cpu_free_milli: u64,
     /// Free host memory.
     pub ram_free: Mib,
+    /// How close the cards are to each other; none if nobody knows.
+    pub links: Option<Arc<Links>>,
 }
 
 impl NodeGpus {

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use crate::links::closest;
 use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
 
 /// Search steps after which [`fit`] stops looking for a better placement. Pods that a person
 /// writes need far fewer; the bound is there for pods written to keep a scheduler busy.
-const MAX_STEPS: u32 = 5_000;
+pub(crate) const MAX_STEPS: u32 = 5_000;
 
 /// Where the containers of a pod go on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,26 +81,33 @@ impl std::error::Error for Refusal {}
 /// The best placement of `request` on `node` under `policy`, or why there is none.
 ///
 /// Best is: fewest cards for the pod as a whole (its containers share a card where they fit), then
-/// lowest [`Cost`], then lowest card indices, container by container. A search that reaches its
-/// bound answers with the best placement it has seen.
+/// the least that the policy says, then lowest card indices, container by container. Then, where
+/// [`NodeGpus::links`] are known, cards are exchanged for others in the same state: those closest
+/// to each other, then those whose loss breaks the fewest close groups of whole free cards, then
+/// those with the lowest indices. A search that reaches its bound answers with the best placement
+/// it has seen.
 ///
 /// # Errors
 /// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
 /// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
 pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
-    if let Some(claim) = on_one_card(request) {
-        let (card, charge, cost) = fit_one(node, request, claim, policy)?;
-        let cards = vec![vec![card]];
-        let charges = vec![(card, charge)];
-        return Ok(Choice {
-            placement: Placement { cards, charges },
-            cost,
-        });
+    let found = match on_one_card(request) {
+        Some(claim) => {
+            let (card, charge, cost) = fit_one(node, request, claim, policy)?;
+            let cards = vec![vec![card]];
+            let charges = vec![(card, charge)];
+            let placement = Placement { cards, charges };
+            Some(Choice { placement, cost })
+        }
+        None => Search::new(node, request, policy).run()?,
+    };
+    let Some(mut choice) = found else {
+        return Err(refusal(node, request)?);
+    };
+    if policy.heeds_links() {
+        closest(node, &mut choice);
     }
-    match Search::new(node, request, policy).run()? {
-        Some(choice) => Ok(choice),
-        None => Err(refusal(node, request)?),
-    }
+    Ok(choice)
 }
 
 /// The cost of what [`fit`] would answer.
@@ -145,6 +153,7 @@ fn fit_one(
         let cost = Cost {
             cards: 1,
             policy: policy.cost(node, request, &[(index, charge)]),
+            apart: 0,
         };
         if best.is_none_or(|(.., lowest)| cost < lowest) {
             best = Some((index, charge, cost));
@@ -171,6 +180,7 @@ fn refusal(node: &NodeGpus, request: &Request) -> Result<Refusal, Refusal> {
         };
         let node = NodeGpus {
             cards: node.cards.iter().map(healthy).collect(),
+            links: None,
             ..*node
         };
         let mut search = Search::new(&node, request, &crate::policy::FirstFit);
@@ -321,6 +331,7 @@ impl<'a> Search<'a> {
         let cost = Cost {
             cards: u32::try_from(charges.len()).unwrap_or(u32::MAX),
             policy: self.policy.cost(self.node, self.request, &charges),
+            apart: 0,
         };
         // Placements come in order of card indices: an equal one later never replaces one before.
         if self.best.as_ref().is_none_or(|best| cost < best.cost) {

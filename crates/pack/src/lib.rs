@@ -9,10 +9,12 @@
 
 mod card;
 mod fit;
+mod links;
 pub mod policy;
 mod request;
 
 pub use card::{Card, Mib, ModelId, NodeGpus};
 pub use fit::{Choice, Placement, Refusal, cost, fit};
+pub use links::{Link, Links};
 pub use policy::{Class, Cost, Policy, PolicyKind, Tight};
 pub use request::{Claim, ClaimKind, Request};

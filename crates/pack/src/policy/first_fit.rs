@@ -9,4 +9,8 @@ impl Policy for FirstFit {
     fn cost(&self, _node: &NodeGpus, _request: &Request, _charges: &[(usize, Mib)]) -> (i64, i64) {
         (0, 0)
     }
+
+    fn heeds_links(&self) -> bool {
+        false
+    }
 }

@@ -15,20 +15,28 @@ pub use first_fit::FirstFit;
 pub use spread::Spread;
 pub use tight::{Class, Tight};
 
-/// What a placement costs: the lowest wins, on a node and between nodes. Fewer cards come first;
-/// what is equal here is decided by card index, then by node name.
+/// What a placement costs: the lowest wins, on a node and between nodes. Fewer cards come first, then
+/// what the policy says, then how close the cards are; what is equal here is decided by card index,
+/// then by node name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Cards that the pod uses: its containers share a card where they fit.
     pub cards: u32,
     /// What the policy says; the second number breaks ties of the first.
     pub policy: (i64, i64),
+    /// How far the pod's cards are from each other, from [`crate::Links`]; 0 for one card.
+    pub apart: u32,
 }
 
 /// A rule that says how good a placement is.
 pub trait Policy {
     /// The cost of putting `charges` (card index, MiB; ascending, each card once) on `node`.
     fn cost(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> (i64, i64);
+
+    /// Whether links decide where this rule leaves a choice.
+    fn heeds_links(&self) -> bool {
+        true
+    }
 }
 
 /// The policies by name.

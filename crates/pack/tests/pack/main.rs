@@ -5,6 +5,7 @@
 
 mod cases;
 mod layout;
+mod links;
 mod oracle;
 mod properties;
 mod tight;

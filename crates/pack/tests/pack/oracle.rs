@@ -3,7 +3,8 @@
 //! promise.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Mib, NodeGpus, Placement, Policy, PolicyKind, Refusal, Request, Tight,
+    Card, Claim, ClaimKind, Link, Mib, NodeGpus, Placement, Policy, PolicyKind, Refusal, Request,
+    Tight,
 };
 
 /// Card indices of every claim.
@@ -34,7 +35,15 @@ pub(crate) fn answer(
         )
     });
     if let Some(best) = best {
-        return Ok(best);
+        if node.links.is_none() || policy == PolicyKind::FirstFit {
+            return Ok(best);
+        }
+        let roles = roles(node, &best);
+        let alike = legal(node)
+            .into_iter()
+            .filter(|other| self::roles(node, other) == roles);
+        let key = |other: &Placement| (apart(node, other), lost(node, other), other.cards.clone());
+        return Ok(alike.min_by_key(key).unwrap());
     }
     let healthy = with_cards(node, |card| Card {
         usable: true,
@@ -64,8 +73,76 @@ pub(crate) fn answer(
 fn with_cards(node: &NodeGpus, change: impl Fn(&Card) -> Card) -> NodeGpus {
     NodeGpus {
         cards: node.cards.iter().map(change).collect(),
-        ..*node
+        ..node.clone()
     }
+}
+
+/// In what state the chosen cards are, and which claims hold each, whatever their places.
+fn roles(node: &NodeGpus, placement: &Placement) -> Vec<String> {
+    let role = |&(card, _): &(usize, Mib)| {
+        let held = placement.cards.iter().map(|cards| cards.contains(&card));
+        format!("{:?} {:?}", node.cards[card], held.collect::<Vec<_>>())
+    };
+    let mut roles: Vec<String> = placement.charges.iter().map(role).collect();
+    roles.sort();
+    roles
+}
+
+/// The distance between two cards, by the table in docs/packing.md.
+fn distance(node: &NodeGpus, one: usize, other: usize) -> u32 {
+    match node
+        .links
+        .as_ref()
+        .and_then(|links| links.slowest(&[one, other]))
+    {
+        Some(Link::NvLink(links)) => 40 - u32::from(links),
+        Some(Link::PcieSwitch) => 50,
+        Some(Link::PcieSwitches) => 60,
+        None => 65,
+        Some(Link::HostBridge) => 70,
+        Some(Link::NumaNode) => 80,
+        Some(Link::System) => 90,
+    }
+}
+
+/// The largest distance between the pod's cards, and their sum with those inside a container.
+pub(crate) fn apart(node: &NodeGpus, placement: &Placement) -> (u32, u32) {
+    let pairs = |cards: Vec<usize>| -> Vec<u32> {
+        let below = |&one: &usize| cards.iter().map(move |&other| (one, other));
+        let pairs = cards.iter().flat_map(below);
+        pairs
+            .filter(|(one, other)| one < other)
+            .map(|(one, other)| distance(node, one, other))
+            .collect()
+    };
+    let pod = pairs(placement.charges.iter().map(|&(card, _)| card).collect());
+    let inside = placement.cards.iter().cloned().flat_map(pairs).sum::<u32>();
+    (
+        pod.iter().copied().max().unwrap_or(0),
+        pod.iter().sum::<u32>() + inside,
+    )
+}
+
+/// How close the cards that stay wholly free were to the wholly free ones that are taken.
+fn lost(node: &NodeGpus, placement: &Placement) -> u32 {
+    let taken = |card: usize| placement.charges.iter().any(|&(it, _)| it == card);
+    let whole = |card: usize| {
+        let Card {
+            capacity,
+            free,
+            usable,
+            ..
+        } = node.cards[card];
+        usable && free == capacity
+    };
+    let cards = 0..node.cards.len();
+    let broken = cards.clone().filter(|&card| taken(card) && whole(card));
+    broken
+        .map(|one| -> u32 {
+            let stay = cards.clone().filter(|&card| !taken(card) && whole(card));
+            stay.map(|other| 90 - distance(node, one, other)).sum()
+        })
+        .sum()
 }
 
 /// Every choice of cards for every claim, legal or not.

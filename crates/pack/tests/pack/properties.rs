@@ -1,7 +1,8 @@
 //! `fit` against the oracle, on small nodes where twins, ties and tight fits are common.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Class, Mib, ModelId, NodeGpus, PolicyKind, Request, Tight, cost, fit,
+    Card, Claim, ClaimKind, Class, Link, Links, Mib, ModelId, NodeGpus, PolicyKind, Request, Tight,
+    cost, fit,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -32,7 +33,31 @@ fn node() -> impl Strategy<Value = NodeGpus> {
             cards,
             cpu_free_milli: 8_000,
             ram_free: Mib(65_536),
+            links: None,
         })
+    })
+}
+
+/// The same with up to seven cards of two kinds and links between them, of which some are unknown.
+fn linked() -> impl Strategy<Value = NodeGpus> {
+    let link = select(vec![
+        None,
+        Some(Link::NvLink(4)),
+        Some(Link::NvLink(12)),
+        Some(Link::PcieSwitch),
+        Some(Link::PcieSwitches),
+        Some(Link::HostBridge),
+        Some(Link::NumaNode),
+        Some(Link::System),
+    ]);
+    let cards = vec(card(), 1..=2).prop_flat_map(|kinds| vec(select(kinds), 1..=7));
+    (cards, vec(link, 49)).prop_map(|(cards, links)| NodeGpus {
+        links: Links::new(cards.len(), |one, other| {
+            links[one.min(other) * 7 + one.max(other)]
+        }),
+        cards,
+        cpu_free_milli: 8_000,
+        ram_free: Mib(65_536),
     })
 }
 
@@ -75,6 +100,27 @@ proptest! {
         prop_assert_eq!(&choice, &fit(&node, &request, policy));
         let costs = choice.as_ref().map(|choice| choice.cost).map_err(|refusal| *refusal);
         prop_assert_eq!(costs, cost(&node, &request, policy));
+        let placement = choice.map(|choice| choice.placement);
+        prop_assert_eq!(placement, oracle::answer(&node, &request, kind, &tight));
+    }
+
+    /// The same where links between the cards are known; what is refused does not depend on them.
+    #[test]
+    fn the_closest_cards_are_those_of_trying_everything(
+        node in linked(), request in request(), kind in select(PolicyKind::ALL.to_vec()),
+        tight in tight(),
+    ) {
+        let policy = kind.with(&tight);
+        let choice = fit(&node, &request, policy);
+        let costs = choice.as_ref().map(|choice| choice.cost).map_err(|refusal| *refusal);
+        prop_assert_eq!(costs, cost(&node, &request, policy));
+        if let Ok(choice) = &choice && node.links.is_some() && kind != PolicyKind::FirstFit {
+            let (worst, sum) = oracle::apart(&node, &choice.placement);
+            prop_assert_eq!(choice.cost.apart, worst << 24 | sum);
+        }
+        let blind = NodeGpus { links: None, ..node.clone() };
+        let without = fit(&blind, &request, policy).map(|choice| choice.cost.policy);
+        prop_assert_eq!(choice.as_ref().map(|choice| choice.cost.policy), without.as_ref().copied());
         let placement = choice.map(|choice| choice.placement);
         prop_assert_eq!(placement, oracle::answer(&node, &request, kind, &tight));
     }
