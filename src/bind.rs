@@ -137,13 +137,17 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Stri
     } = args;
     match outcome {
         Ok((_, None)) => tracing::info!(%namespace, %pod, %node, "bound without GPU memory"),
-        Ok((facts, Some(assignment))) => {
+        Ok((facts, Some((assignment, because)))) => {
             let gpus = assignment.charges.iter();
             let gpus = gpus.map(|(uuid, mib)| format!("{mib} on {uuid}"));
             let gpus = gpus.collect::<Vec<_>>().join(", ");
             tracing::info!(%namespace, %pod, %node, %gpus, "bound");
+            let because = match because.as_str() {
+                "" => because,
+                because => format!(". {because}"),
+            };
             app.events
-                .assigned(&facts, format!("assigned {gpus} of node {node}"));
+                .assigned(&facts, format!("assigned {gpus} of node {node}{because}"));
         }
         Err(error) => {
             let failures = &app.metrics.bind_failures;
@@ -156,7 +160,10 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Stri
 }
 
 /// The bound pod, and what it was assigned unless it asks for nothing.
-type Done = Result<(Arc<PodFacts>, Option<Arc<Assignment>>), BindError>;
+type Done = Result<(Arc<PodFacts>, Option<Assigned>), BindError>;
+
+/// What a pod was assigned, and a sentence on why; empty if somebody else assigned it.
+type Assigned = (Arc<Assignment>, String);
 
 struct Attempt<'a> {
     app: &'a Arc<App>,
@@ -180,22 +187,20 @@ impl Attempt<'_> {
         if done.is_err() {
             self.end(&pod, Outcome::Failed);
         }
-        done.map(|assignment| (pod, assignment))
+        done.map(|assigned| (pod, assigned))
     }
 
-    async fn attempts(
-        &self,
-        pod: &mut Arc<PodFacts>,
-    ) -> Result<Option<Arc<Assignment>>, BindError> {
+    async fn attempts(&self, pod: &mut Arc<PodFacts>) -> Result<Option<Assigned>, BindError> {
         for _ in 0..ATTEMPTS {
             if pod.node.is_some() || Instant::now() >= self.deadline {
                 break;
             }
-            let assignment = self.prepare(pod).await?;
+            let assigned = self.prepare(pod).await?;
+            let assignment = assigned.as_ref().map(|(assignment, _)| assignment.clone());
             let error = match self.send(pod, assignment.as_deref()).await {
                 Ok(()) => {
                     self.end(pod, Outcome::Bound);
-                    return Ok(assignment);
+                    return Ok(assigned);
                 }
                 Err(error) => error,
             };
@@ -230,7 +235,7 @@ impl Attempt<'_> {
 
     /// What to send for this copy of the pod: nothing if it asks for no GPU memory. From here on
     /// its memory is held.
-    async fn prepare(&self, pod: &PodFacts) -> Result<Option<Arc<Assignment>>, BindError> {
+    async fn prepare(&self, pod: &PodFacts) -> Result<Option<Assigned>, BindError> {
         if pod.deleting {
             return Err(BindError::Deleting);
         }
@@ -252,25 +257,27 @@ impl Attempt<'_> {
             };
             return Err(error.into());
         }
-        let assignment = self.begin(pod)?;
+        let assigned = self.begin(pod)?;
         self.app.epoch.confirm(epoch).await?;
-        Ok(Some(assignment))
+        Ok(Some(assigned))
     }
 
     /// The pod cannot be bound any more. A success if it is where it should be.
-    fn already(&self, pod: &PodFacts) -> Result<Option<Arc<Assignment>>, BindError> {
+    fn already(&self, pod: &PodFacts) -> Result<Option<Assigned>, BindError> {
         let Some(node) = pod.node.as_deref() else {
             return Err(BindError::Changing);
         };
         let asks = pod.request.as_ref().map_or(true, |r| !r.is_empty());
         match &pod.assignment {
-            Some(Ok(assignment)) if node == self.args.node => Ok(Some(assignment.clone())),
+            Some(Ok(assignment)) if node == self.args.node => {
+                Ok(Some((assignment.clone(), String::new())))
+            }
             None if node == self.args.node && !asks => Ok(None),
             _ => Err(BindError::Elsewhere(node.to_owned())),
         }
     }
 
-    fn begin(&self, pod: &PodFacts) -> Result<Arc<Assignment>, BindError> {
+    fn begin(&self, pod: &PodFacts) -> Result<Assigned, BindError> {
         let ask = Ask {
             pod,
             cooperative: false,
@@ -278,7 +285,10 @@ impl Attempt<'_> {
             tolerates: &|_| true,
         };
         let now = self.app.now();
-        Ok(self.app.ledger().begin_bind(&ask, &self.args.node, now)?)
+        let mut ledger = self.app.ledger();
+        let assignment = ledger.begin_bind(&ask, &self.args.node, now)?;
+        let because = ledger.reserved_because(&pod.uid).unwrap_or_default();
+        Ok((assignment, because.to_owned()))
     }
 
     fn end(&self, pod: &PodFacts, outcome: Outcome) {

@@ -16,6 +16,8 @@ const QUEUE: usize = 1024;
 const AGAIN: Duration = Duration::from_secs(300);
 /// Refusals remembered; beyond that all are forgotten.
 const MEMORY: usize = 20_000;
+/// Bytes of a note that the API server takes.
+const NOTE: usize = 1024;
 
 /// Sends Events without making anybody wait.
 pub(crate) struct Events {
@@ -73,7 +75,8 @@ impl Events {
         );
     }
 
-    fn send(&self, pod: &PodFacts, type_: EventType, reason: &str, action: &str, note: String) {
+    fn send(&self, pod: &PodFacts, type_: EventType, reason: &str, action: &str, mut note: String) {
+        note.truncate(note.floor_char_boundary(NOTE));
         let event = Event {
             type_,
             reason: reason.to_owned(),

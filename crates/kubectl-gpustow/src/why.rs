@@ -64,6 +64,9 @@ struct Place {
     /// Nodes that would do, and the place of this one among them, 1 for the best.
     feasible_nodes: usize,
     rank: usize,
+    /// What speaks for these GPUs by the books as they are now, without the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    because: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -234,6 +237,9 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         );
         why.place = Some(Place {
             agent_age_seconds: cluster.report_age(&view.name),
+            because: cluster
+                .ledger
+                .speaks_for(facts, &view.name, &choice.placement.charges),
             ..place(view, choice, nodes)
         });
     } else {
@@ -297,6 +303,7 @@ fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Place {
         gpus: gpus.collect(),
         feasible_nodes,
         rank: 1,
+        because: None,
     }
 }
 
@@ -368,12 +375,25 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
         ),
         _ => format!("It is on {node}, which would not take it now."),
     };
+    let index = |uuid: &str| {
+        let cards = &view.as_ref()?.cards;
+        cards.iter().position(|card| *card.uuid == *uuid)
+    };
+    let charges = assignment.charges.iter();
+    let charges: Option<Vec<_>> = charges
+        .map(|(uuid, mib)| Some((index(uuid)?, *mib)))
+        .collect();
+    let because = charges.and_then(|mut charges| {
+        charges.sort_unstable();
+        cluster.ledger.speaks_for(facts, node, &charges)
+    });
     why.place = Some(Place {
         agent_age_seconds: cluster.report_age(node),
         node: node.to_owned(),
         gpus: gpus.collect(),
         feasible_nodes: feasible,
         rank: rank.unwrap_or(0),
+        because,
     });
     why.refusals = counts(trial);
     why

@@ -21,6 +21,8 @@ pub(crate) struct Reservation {
     /// Bindings that were sent or are about to be and whose outcome is not known; while there are
     /// any, the reservation stays.
     pub(crate) binds: u32,
+    /// What spoke for it when it was chosen, for people.
+    pub(crate) because: Box<str>,
 }
 
 /// How a bind ended.
@@ -151,6 +153,12 @@ impl Ledger {
         }
     }
 
+    /// One sentence on why this pod's reservation is where it is.
+    #[must_use]
+    pub fn reserved_because(&self, uid: &str) -> Option<&str> {
+        self.reservations.get(uid).map(|held| &*held.because)
+    }
+
     /// True while a bind of this pod has no known outcome.
     #[must_use]
     pub fn is_binding(&self, uid: &str) -> bool {
@@ -219,6 +227,7 @@ impl Ledger {
             ram: request.ram,
         };
         let assignment = Arc::new(assignment);
+        let because = self.because(&node.view, request, &choice.placement.charges);
         let ttl = match ask.slow {
             true => self.config.slow_reservation_ttl,
             false => self.config.reservation_ttl,
@@ -228,6 +237,7 @@ impl Ledger {
             assignment,
             deadline: now + ttl,
             binds: 0,
+            because: because.into(),
         };
         self.reservations.insert(uid.clone(), held);
         if let Some(node) = self.nodes.get_mut(name) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Choice, Mib, Refusal};
+use gpustow_pack::{Choice, Mib, NodeGpus, Refusal, Request, because};
 
 use crate::{Ledger, Reason};
 
@@ -19,6 +19,30 @@ impl Ledger {
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         self.choose(node, pod, request)
+    }
+
+    /// One sentence on what speaks for these charges (card index as in
+    /// [`crate::NodeView::cards`], MiB) on a node as it is now; the pod itself must not be in the
+    /// books. None if the node has no such cards or the request is unreadable.
+    #[must_use]
+    pub fn speaks_for(
+        &self,
+        pod: &PodFacts,
+        node: &str,
+        charges: &[(usize, Mib)],
+    ) -> Option<String> {
+        let request = pod.request.as_ref().ok()?;
+        let sentence = self.because(&self.nodes.get(node)?.view, request, charges);
+        Some(sentence).filter(|sentence| !sentence.is_empty())
+    }
+
+    pub(crate) fn because(
+        &self,
+        view: &NodeGpus,
+        request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> String {
+        because(view, request, charges, self.policy(request), &self.tight)
     }
 
     /// CPU in thousandths of a core and host memory that the pods on a node leave free.

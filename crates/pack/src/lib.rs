@@ -7,12 +7,14 @@
 //! All memory is in whole MiB ([`Mib`]); all comparisons are on integers; every tie is broken by
 //! a written order, so that the same view and request always give the same placement.
 
+mod because;
 mod card;
 mod fit;
 mod links;
 pub mod policy;
 mod request;
 
+pub use because::because;
 pub use card::{Card, Mib, ModelId, NodeGpus};
 pub use fit::{Choice, Placement, Refusal, cost, fit};
 pub use links::{Link, Links};

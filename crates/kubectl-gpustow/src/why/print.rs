@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 use gpustow_pack::Mib;
 
-use super::{Count, Why};
+use super::{Count, Verdict, Why};
 use crate::cluster::SILENT_AFTER;
 use crate::output::{Format, age, memory, printable, write_value};
 
@@ -41,6 +41,13 @@ impl Why {
                     "  {} GPU {}: {held}, which leaves {room}",
                     place.node, gpu.gpu
                 )?;
+            }
+            if let Some(because) = &place.because {
+                let when = match self.verdict {
+                    Verdict::Running => "As things are now without it, by policy ",
+                    _ => "By policy ",
+                };
+                writeln!(out, "  {when}{}", printable(because))?;
             }
             if let Some(silent) = place.agent_age_seconds.filter(|age| *age > SILENT_AFTER) {
                 let silent = age(silent);

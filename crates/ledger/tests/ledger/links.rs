@@ -1,7 +1,7 @@
-//! From the paths that an agent reports to the cards that a pod gets.
+//! From the paths that an agent reports to the cards that a pod gets, and the sentence on why.
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, Near, Place};
-use gpustow_ledger::Ledger;
+use gpustow_ledger::{Ledger, Outcome};
 use gpustow_pack::Mib;
 
 use crate::build::{ask, asking, at, bound, card, choose, ledger, report};
@@ -41,6 +41,15 @@ fn a_pod_of_two_gpus_gets_a_linked_pair() {
     let assignment = ledger.begin_bind(&ask(&pod), "a", at(1)).unwrap();
     let charges = ["a-1", "a-2"].map(|uuid| (uuid.into(), Mib(60)));
     assert_eq!(assignment.charges, charges);
+    assert_eq!(
+        ledger.reserved_because("p"),
+        Some(
+            "tight (spoil the least for others): it spoils 88 MiB in pieces of little use; 80 of 200 \
+             MiB stay free on its 2 GPUs, joined by NVLink"
+        )
+    );
+    ledger.end_bind(&pod, Outcome::Bound, at(1));
+    assert_eq!(ledger.reserved_because("p"), None);
 }
 
 #[test]
@@ -63,4 +72,18 @@ fn of_two_equal_nodes_the_linked_one_takes_the_pod_of_two() {
     assert_eq!(choose(&mut ledger, &single, &["a", "b"], at(1)), ["a"]);
     ledger.delete_pod("s");
     assert_eq!(choose(&mut ledger, &pair, &["a", "b"], at(1)), ["b"]);
+}
+
+#[test]
+fn the_sentence_is_about_the_cards_that_are_named() {
+    let ledger = one_node();
+    let pod = asking("p", &[(2, 60)]);
+    let said = |cards: [usize; 2]| ledger.speaks_for(&pod, "a", &cards.map(|card| (card, Mib(60))));
+    assert!(said([0, 3]).unwrap().ends_with("joined by NVLink"));
+    assert!(
+        said([0, 1])
+            .unwrap()
+            .ends_with("joined by the link between NUMA nodes")
+    );
+    assert_eq!(said([0, 9]), None, "no such card");
 }

@@ -68,6 +68,17 @@ impl PolicyKind {
         }
     }
 
+    /// What it goes by, in a few words.
+    #[must_use]
+    pub fn rule(self) -> &'static str {
+        match self {
+            Self::Tight => "spoil the least for others",
+            Self::Binpack => "leave the least free",
+            Self::Spread => "have the fewest neighbours",
+            Self::FirstFit => "the first with room",
+        }
+    }
+
     /// The policy; `tight` is what [`Tight`] has learnt.
     #[must_use]
     pub fn with(self, tight: &Tight) -> &dyn Policy {

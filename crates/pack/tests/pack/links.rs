@@ -7,7 +7,7 @@ use gpustow_pack::{
 };
 
 /// A node of cards of 80 MiB with so much free; pairs that `near` does not list are far apart.
-fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
+pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
     let card = |&free: &u64| Card {
         capacity: Mib(80),
         free: Mib(free),
@@ -27,7 +27,7 @@ fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
     }
 }
 
-fn pod(claims: &[(u32, u64)]) -> Request {
+pub(crate) fn pod(claims: &[(u32, u64)]) -> Request {
     let claim = |&(gpus, mib): &(u32, u64)| Claim {
         kind: ClaimKind::Main,
         gpus,

@@ -148,8 +148,21 @@ impl Room {
     }
 }
 
-impl Policy for Tight {
-    fn cost(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
+/// What a placement costs, in MiB.
+#[derive(Default)]
+struct Terms {
+    pieces: f64,
+    stranded: f64,
+    reserve: f64,
+    premium: f64,
+    /// Charged beyond what was asked.
+    surplus: f64,
+    /// Free memory on the node and, once more, on the chosen cards.
+    tightness: u64,
+}
+
+impl Tight {
+    fn terms(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> Terms {
         let mut before = Room {
             cpu: node.cpu_free_milli,
             ram: node.ram_free.0,
@@ -181,13 +194,16 @@ impl Policy for Tight {
         } else {
             Mib(u64::MAX)
         };
-        let (mut cost, mut tightness) = (0.0, free);
+        let mut terms = Terms {
+            tightness: free,
+            ..Terms::default()
+        };
         for &(index, charge) in charges {
             let card = &node.cards[index];
             let left = card.free.minus(charge).0;
-            tightness = tightness.saturating_add(left);
+            terms.tightness = terms.tightness.saturating_add(left);
             if let Some(pieces) = self.pieces(card.capacity.0) {
-                cost += pieces.waste(left) - pieces.waste(card.free.0);
+                terms.pieces += pieces.waste(left) - pieces.waste(card.free.0);
                 after.count(card, card.free.0, pieces, -1.0);
                 after.count(card, left, pieces, 1.0);
             }
@@ -196,13 +212,57 @@ impl Policy for Tight {
                 .get(usize::from(card.model.0))
                 .copied()
                 .unwrap_or(0.0);
-            cost += charge.0 as f64 * premium + charge.minus(asked).0 as f64;
+            terms.premium += charge.0 as f64 * premium;
+            terms.surplus += charge.minus(asked).0 as f64;
         }
-        cost += self.stranded(&after) - self.stranded(&before);
-        cost += self.reserve(&before) - self.reserve(&after);
+        terms.stranded = self.stranded(&after) - self.stranded(&before);
+        terms.reserve = self.reserve(&before) - self.reserve(&after);
+        terms
+    }
+
+    /// What a placement spoils, in words.
+    pub(crate) fn found(
+        &self,
+        node: &NodeGpus,
+        request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> String {
+        let terms = self.terms(node, request, charges);
+        let parts = [
+            (terms.pieces, "in pieces of little use"),
+            (terms.stranded, "short of CPU or host memory"),
+            (terms.reserve, "for want of places for several GPUs"),
+            (terms.premium, "as the model is scarce"),
+            (terms.surplus, "beyond what was asked"),
+        ];
+        let parts = parts.map(|(mib, what)| (mib.round() as i64, what));
+        let told: Vec<_> = parts.iter().filter(|(mib, _)| *mib != 0).collect();
+        let sum = told
+            .iter()
+            .fold(0_i64, |sum, (mib, _)| sum.saturating_add(*mib));
+        let parts = match told.as_slice() {
+            [] => return "it spoils nothing".to_owned(),
+            [(_, what)] if sum > 0 => format!(" {what}"),
+            [_] => String::new(),
+            several => {
+                let parts = several.iter().map(|(mib, what)| format!("{mib} {what}"));
+                format!(" ({})", parts.collect::<Vec<_>>().join(", "))
+            }
+        };
+        match sum < 0 {
+            true => format!("it makes {} MiB useful again{parts}", sum.saturating_neg()),
+            false => format!("it spoils {sum} MiB{parts}"),
+        }
+    }
+}
+
+impl Policy for Tight {
+    fn cost(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
+        let terms = self.terms(node, request, charges);
+        let cost = terms.pieces + terms.premium + terms.surplus + terms.stranded + terms.reserve;
         (
             (cost * SCALE).round() as i64,
-            super::cost_of(Mib(tightness)),
+            super::cost_of(Mib(terms.tightness)),
         )
     }
 }
