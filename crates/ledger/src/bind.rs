@@ -171,12 +171,18 @@ impl Ledger {
     /// claims whose time is over.
     pub fn expire(&mut self, now: Duration) {
         self.expire_claims(now);
-        let late = self
-            .reservations
-            .iter()
-            .filter(|(_, held)| held.binds == 0 && held.deadline <= now)
-            .map(|(uid, held)| (uid.clone(), held.node.clone()))
-            .collect::<Vec<_>>();
+        if now < self.earliest {
+            return;
+        }
+        self.earliest = Duration::MAX;
+        let mut late = Vec::new();
+        // One with a bind under way ends with it.
+        for (uid, held) in self.reservations.iter().filter(|(_, held)| held.binds == 0) {
+            match held.deadline <= now {
+                true => late.push((uid.clone(), held.node.clone())),
+                false => self.earliest = self.earliest.min(held.deadline),
+            }
+        }
         for (uid, node) in late {
             self.drop_reservation(&uid);
             match self.pods.get(&uid) {
@@ -239,6 +245,7 @@ impl Ledger {
             binds: 0,
             because: because.into(),
         };
+        self.earliest = self.earliest.min(held.deadline);
         self.reservations.insert(uid.clone(), held);
         if let Some(node) = self.nodes.get_mut(name) {
             node.reserved.insert(uid.clone(), hold);

@@ -62,6 +62,8 @@ pub struct Ledger {
     pub(crate) nodes: HashMap<Arc<str>, Node>,
     pub(crate) pods: HashMap<Uid, Known>,
     pub(crate) reservations: HashMap<Uid, Reservation>,
+    /// No reservation without a bind under way ends before this.
+    pub(crate) earliest: Duration,
     /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
     pub(crate) tried: HashMap<Uid, Tried>,
     /// Unbound pods by the node that kube-scheduler nominated for them, or where they have a claim.
