@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::answers::Answers;
 use crate::bind::Reservation;
+use crate::learn::Demand;
 use crate::node::{Hold, Node, Report, Uid};
 use crate::nominated::Claim;
 use crate::wake::Waiting;
@@ -73,8 +74,8 @@ pub struct Ledger {
     pub(crate) answers: Answers,
     pub(crate) models: Vec<String>,
     pub(crate) tight: Tight,
-    /// Pods that ask for GPU memory and have not released it, now and when `tight` was learnt.
-    pub(crate) asking: usize,
+    pub(crate) demand: Demand,
+    /// Pods that asked for GPU memory when `tight` was learnt.
     pub(crate) learnt: usize,
     /// Decisions since scarcity was looked at.
     pub(crate) since_look: usize,
@@ -151,8 +152,8 @@ impl Ledger {
             unseen,
         };
         let old = self.pods.insert(uid.clone(), known);
-        self.asking += usize::from(asks(&pod));
-        self.asking -= usize::from(old.as_ref().is_some_and(|old| asks(&old.facts)));
+        self.demand
+            .moved(old.as_ref().map(|old| &*old.facts), Some(&pod));
         self.index_nomination(old.as_ref().map(|old| &*old.facts), Some(&pod));
         let ended = pod.node.is_some() || pod.released;
         let was_held = match ended {
@@ -190,7 +191,7 @@ impl Ledger {
     /// A pod is gone.
     pub fn delete_pod(&mut self, uid: &str) {
         if let Some(Known { facts, .. }) = self.pods.remove(uid) {
-            self.asking -= usize::from(asks(&facts));
+            self.demand.moved(Some(&facts), None);
             self.index_nomination(Some(&facts), None);
             if let Some(name) = &facts.node
                 && let Some(node) = self.nodes.get_mut(name)
@@ -311,18 +312,19 @@ impl Ledger {
 
     /// Recomputes a node after a change and notes room that appeared.
     pub(crate) fn touch(&mut self, name: &str) {
-        let Some(node) = self.nodes.get_mut(name) else {
+        let Some((name, node)) = self.nodes.get_key_value_mut(name) else {
             return;
         };
         if node.is_empty() {
-            self.nodes.remove(name);
-            self.answers.gone(name);
+            let name = name.clone();
+            self.nodes.remove(&name);
+            self.answers.gone(&name);
             return;
         }
         if node.refresh() {
             self.waiting.room_on(name);
         }
-        self.answers.changed(name, node.gate());
+        self.answers.changed(name, node.gate(), &mut node.view);
     }
 
     fn model_id(&mut self, model: &str) -> ModelId {

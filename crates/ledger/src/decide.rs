@@ -140,12 +140,16 @@ impl Ledger {
         let mut refused = Vec::new();
         self.learn_if_due();
         let class = self.class(&request);
-        let tried = self.tried.get(uid);
+        let tried = self.tried.get(uid).cloned();
+        let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
-        for &name in candidates {
-            match self.cost(name, ask.pod, &request, class, now) {
+        let slots = self.answers.slots_of(candidates);
+        for (&name, slot) in candidates.iter().zip(slots) {
+            let cost = slot.ok_or(Reason::NoReport);
+            match cost.and_then(|slot| self.cost(slot, name, ask.pod, &request, class, now)) {
                 Ok((cost, tainted)) => {
-                    let (tried, tainted) = self.last_resort(name, ask, tainted);
+                    let tainted = tainted && self.is_averse(name, ask);
+                    let tried = tried.is_some_and(|tried| tried.nodes.contains(name));
                     let key = (tried, tainted, cost, name);
                     match feasible.first_mut() {
                         Some(best) if decisive => *best = key.min(*best),
@@ -184,6 +188,7 @@ impl Ledger {
         let Ok(request) = ask.pod.request.clone() else {
             return vec![0; nodes.len()];
         };
+        let tried = self.tried.get(&ask.pod.uid);
         let keys: Vec<Option<Key<'_>>> = nodes
             .iter()
             .map(|name| {
@@ -191,8 +196,8 @@ impl Ledger {
                 let node = self.nodes.get(*name)?;
                 let view = self.view_without(name, node, ask.pod, |uid| *uid == *ask.pod.uid);
                 let choice = self.fit(&view, &request).ok()?;
-                let (tried, tainted) = self.last_resort(name, ask, true);
-                Some((tried, tainted, choice.cost, *name))
+                let tried = tried.is_some_and(|tried| tried.nodes.contains(*name));
+                Some((tried, self.is_averse(name, ask), choice.cost, *name))
             })
             .collect();
         let mut order: Vec<_> = keys.iter().flatten().collect();
@@ -220,39 +225,38 @@ impl Ledger {
 
     /// Is the node in a state to be asked at all?
     pub(crate) fn check(&self, name: &str, now: Duration) -> Result<(), Reason> {
-        self.enter(name, now).map(drop)
+        let slot = self.answers.slot(name).ok_or(Reason::NoReport)?;
+        self.enter(slot, now).map(drop)
     }
 
-    fn enter(&self, name: &str, now: Duration) -> Result<(Slot, Gate), Reason> {
-        let (slot, gate) = self.answers.node(name).ok_or(Reason::NoReport)?;
+    fn enter(&self, slot: Slot, now: Duration) -> Result<Gate, Reason> {
+        let gate = self.answers.gate(slot);
         let seen = gate.seen.ok_or(Reason::NoReport)?;
         if now.saturating_sub(seen) > self.config.stale_after {
             return Err(Reason::Stale);
         }
-        Ok((slot, gate))
+        Ok(gate)
     }
 
-    /// What the node would cost, from memory if its view has not changed since, and whether it has
-    /// soft taints.
+    /// What the node would cost, from memory if such a node was asked about before, and whether it
+    /// has soft taints.
     pub(crate) fn cost(
         &mut self,
+        slot: Slot,
         name: &str,
         pod: &PodFacts,
         request: &Request,
         class: Class,
         now: Duration,
     ) -> Result<(Cost, bool), Reason> {
-        let (slot, gate) = self.enter(name, now)?;
+        let gate = self.enter(slot, now)?;
         if !self.nominated.is_empty() && self.others_nominated(name, pod).next().is_some() {
             let choice = self.choose(name, pod, request)?;
             return Ok((choice.cost, gate.tainted));
         }
         let policy = self.policy(request).with(&self.tight);
-        let nodes = &self.nodes;
-        let cost = self.answers.get_or(class, slot, || {
-            let node = nodes.get(name).ok_or(Refusal::NoRoom)?;
-            cost(&node.view, request, policy)
-        });
+        let found = |view: &NodeGpus| cost(view, request, policy);
+        let cost = self.answers.get_or(class, slot, found);
         cost.map(|cost| (cost, gate.tainted)).map_err(Reason::Fit)
     }
 
@@ -332,17 +336,12 @@ impl Ledger {
             .unwrap_or_else(|| node.view_of(|uid| !gone(uid)))
     }
 
-    /// Nodes to be taken last: refused by something after us for this pod; tainted against it.
-    fn last_resort(&self, name: &str, ask: &Ask<'_>, tainted: bool) -> (bool, bool) {
-        let tried = self.tried.get(&ask.pod.uid);
-        let tried = tried.is_some_and(|tried| tried.nodes.contains(name));
-        let tainted = tainted && {
-            let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
-            facts.is_some_and(|facts| {
-                let taints = &facts.prefer_no_schedule;
-                !taints.is_empty() && !(ask.tolerates)(taints)
-            })
-        };
-        (tried, tainted)
+    /// Does the node have soft taints that the pod does not tolerate?
+    fn is_averse(&self, name: &str, ask: &Ask<'_>) -> bool {
+        let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
+        facts.is_some_and(|facts| {
+            let taints = &facts.prefer_no_schedule;
+            !taints.is_empty() && !(ask.tolerates)(taints)
+        })
     }
 }

@@ -90,7 +90,7 @@ pub(crate) struct Node {
     pub(crate) bound: HashMap<Uid, Hold>,
     pub(crate) reserved: HashMap<Uid, Hold>,
     /// The view for a new pod; follows from the fields above.
-    pub(crate) view: NodeGpus,
+    pub(crate) view: Arc<NodeGpus>,
 }
 
 impl Node {
@@ -130,7 +130,9 @@ impl Node {
             || view.cards.iter().zip(&self.view.cards).any(|(new, old)| {
                 new.usable && (!old.usable || new.free > old.free || new.capacity > old.capacity)
             });
-        self.view = view;
+        if view != *self.view {
+            self.view = Arc::new(view);
+        }
         gained
     }
 

@@ -275,7 +275,7 @@ impl Ledger {
     pub fn largest_free<'n>(&self, names: &[&'n str]) -> Option<(&'n str, usize, Mib)> {
         let views = names
             .iter()
-            .filter_map(|name| Some((*name, &self.nodes.get(*name)?.view)));
+            .filter_map(|name| Some((*name, &*self.nodes.get(*name)?.view)));
         let cards = views.flat_map(|(name, view)| {
             let usable = view
                 .cards

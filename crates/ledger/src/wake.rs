@@ -332,19 +332,22 @@ impl Ledger {
         let request = pod.request.as_ref().ok()?;
         let class = self.class(request);
         for name in nodes {
-            if self.cost(name, pod, request, class, now).is_err() {
+            let Some(slot) = self.answers.slot(name) else {
+                continue;
+            };
+            if self.cost(slot, name, pod, request, class, now).is_err() {
                 continue;
             }
             let Some(node) = self.nodes.get(name) else {
                 continue;
             };
-            let view = scratch.get(name).unwrap_or(&node.view);
+            let view = scratch.get(name).unwrap_or(&*node.view);
             let Ok(choice) = self.fit(view, request) else {
                 continue;
             };
             let view = scratch
                 .entry(name.clone())
-                .or_insert_with(|| node.view.clone());
+                .or_insert_with(|| NodeGpus::clone(&node.view));
             for (card, mib) in choice.placement.charges {
                 view.cards[card].free = view.cards[card].free.minus(mib);
             }

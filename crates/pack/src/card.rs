@@ -52,7 +52,7 @@ impl fmt::Display for Mib {
 pub struct ModelId(pub u16);
 
 /// One physical GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Card {
     /// What pods may hold in all: total − reserved by the driver − headroom.
     pub capacity: Mib,
@@ -65,7 +65,7 @@ pub struct Card {
 }
 
 /// The cards of one node and what is left of its other resources.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NodeGpus {
     /// Cards in NVML index order.
     pub cards: Vec<Card>,

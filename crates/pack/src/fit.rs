@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::links::closest;
+use crate::policy::Survey;
 use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
 
 /// Search steps after which [`fit`] stops looking for a better placement. Pods that a person
@@ -141,10 +142,13 @@ fn fit_one(
         false => claim.mib <= card.free,
     };
     let mut best: Option<(usize, Mib, Cost)> = None;
+    let mut survey = None;
     for (index, card) in node.cards.iter().enumerate() {
-        if !card.usable || !fits(card) || node.cards[..index].contains(card) {
+        // Of cards that cannot be told apart the first wins; here only neighbours are.
+        if !card.usable || !fits(card) || index > 0 && node.cards[index - 1] == *card {
             continue;
         }
+        let survey = survey.get_or_insert_with(|| policy.survey(node));
         let charge = if request.exclusive {
             card.capacity
         } else {
@@ -152,7 +156,7 @@ fn fit_one(
         };
         let cost = Cost {
             cards: 1,
-            policy: policy.cost(node, request, &[(index, charge)]),
+            policy: policy.cost(node, survey, request, &[(index, charge)]),
             apart: 0,
         };
         if best.is_none_or(|(.., lowest)| cost < lowest) {
@@ -211,6 +215,7 @@ struct Search<'a> {
     node: &'a NodeGpus,
     request: &'a Request,
     policy: &'a dyn Policy,
+    survey: Survey,
     /// Chosen cards of the claims placed so far.
     chosen: Vec<Vec<usize>>,
     best: Option<Choice>,
@@ -225,6 +230,7 @@ impl<'a> Search<'a> {
             node,
             request,
             policy,
+            survey: policy.survey(node),
             chosen,
             best: None,
             steps: 0,
@@ -330,7 +336,9 @@ impl<'a> Search<'a> {
         let Some(charges) = charges else { return };
         let cost = Cost {
             cards: u32::try_from(charges.len()).unwrap_or(u32::MAX),
-            policy: self.policy.cost(self.node, self.request, &charges),
+            policy: self
+                .policy
+                .cost(self.node, &self.survey, self.request, &charges),
             apart: 0,
         };
         // Placements come in order of card indices: an equal one later never replaces one before.

@@ -64,7 +64,7 @@ impl Link {
 }
 
 /// The distances between the cards of one node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Links {
     cards: usize,
     /// Row by row.

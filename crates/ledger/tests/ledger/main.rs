@@ -9,4 +9,5 @@ mod model;
 mod nominated;
 mod preempt;
 mod reports;
+mod rescan;
 mod wake;

@@ -1,4 +1,4 @@
-use super::{Policy, cost_of};
+use super::{Policy, Survey, cost_of};
 use crate::{Mib, NodeGpus, Request};
 
 /// Best fit: the cost is what stays free on the chosen cards, so that full cards get fuller and
@@ -7,11 +7,17 @@ use crate::{Mib, NodeGpus, Request};
 pub struct Binpack;
 
 impl Policy for Binpack {
-    fn cost(&self, node: &NodeGpus, _request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
+    fn cost(
+        &self,
+        node: &NodeGpus,
+        survey: &Survey,
+        _request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> (i64, i64) {
         let left = charges
             .iter()
             .map(|&(card, mib)| node.cards[card].free.minus(mib))
             .sum();
-        (cost_of(left), cost_of(node.free()))
+        (cost_of(left), cost_of(survey.free))
     }
 }

@@ -1,4 +1,4 @@
-use super::Policy;
+use super::{Policy, Survey};
 use crate::{Mib, NodeGpus, Request};
 
 /// Every place costs the same: the order of names and indices decides.
@@ -6,7 +6,13 @@ use crate::{Mib, NodeGpus, Request};
 pub struct FirstFit;
 
 impl Policy for FirstFit {
-    fn cost(&self, _node: &NodeGpus, _request: &Request, _charges: &[(usize, Mib)]) -> (i64, i64) {
+    fn cost(
+        &self,
+        _node: &NodeGpus,
+        _survey: &Survey,
+        _request: &Request,
+        _charges: &[(usize, Mib)],
+    ) -> (i64, i64) {
         (0, 0)
     }
 

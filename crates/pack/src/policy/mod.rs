@@ -28,10 +28,33 @@ pub struct Cost {
     pub apart: u32,
 }
 
+/// What a policy sees of a node before anything is put there: the same for all placements on it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Survey {
+    /// Free MiB on all usable cards.
+    free: Mib,
+    tight: tight::Before,
+}
+
 /// A rule that says how good a placement is.
 pub trait Policy {
-    /// The cost of putting `charges` (card index, MiB; ascending, each card once) on `node`.
-    fn cost(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> (i64, i64);
+    /// Looks at a node once, for all the placements on it that are to be compared.
+    fn survey(&self, node: &NodeGpus) -> Survey {
+        Survey {
+            free: node.free(),
+            tight: tight::Before::default(),
+        }
+    }
+
+    /// The cost of putting `charges` (card index, MiB; ascending, each card once) on `node`, which
+    /// [`Policy::survey`] saw.
+    fn cost(
+        &self,
+        node: &NodeGpus,
+        survey: &Survey,
+        request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> (i64, i64);
 
     /// Whether links decide where this rule leaves a choice.
     fn heeds_links(&self) -> bool {

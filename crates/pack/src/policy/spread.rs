@@ -1,4 +1,4 @@
-use super::{Policy, cost_of};
+use super::{Policy, Survey, cost_of};
 use crate::{Mib, NodeGpus, Request};
 
 /// Worst fit: the cost is the share of the chosen cards in use afterwards, in millionths summed
@@ -7,12 +7,18 @@ use crate::{Mib, NodeGpus, Request};
 pub struct Spread;
 
 impl Policy for Spread {
-    fn cost(&self, node: &NodeGpus, _request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
+    fn cost(
+        &self,
+        node: &NodeGpus,
+        survey: &Survey,
+        _request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> (i64, i64) {
         let in_use = charges.iter().map(|&(card, mib)| {
             let card = &node.cards[card];
             let used = card.capacity.minus(card.free) + mib;
             Mib(used.0.saturating_mul(1_000_000) / card.capacity.0.max(1))
         });
-        (cost_of(in_use.sum()), -cost_of(node.free()))
+        (cost_of(in_use.sum()), -cost_of(survey.free))
     }
 }

@@ -41,7 +41,7 @@ fn tight_names_what_it_spoils() {
         ..pod(&[(1, 60)])
     };
     let mix = [Class::of(&request, Vec::new(), 10)];
-    let tight = Tight::learn(&mix, std::iter::once(&node));
+    let tight = Tight::learn(&mix, std::iter::once((&node, 1)));
     assert_eq!(
         sentence(&node, &request, PolicyKind::Tight, &tight),
         "tight (spoil the least for others): it spoils 21 MiB (22 in pieces of little use, -1 short \

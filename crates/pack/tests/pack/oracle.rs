@@ -28,7 +28,9 @@ pub(crate) fn answer(
         (
             placement.charges.len(),
             match policy {
-                PolicyKind::Tight => tight.cost(node, request, &placement.charges),
+                PolicyKind::Tight => {
+                    tight.cost(node, &tight.survey(node), request, &placement.charges)
+                }
                 _ => (cost(node, &placement.charges, policy), 0),
             },
             placement.cards.clone(),

@@ -82,7 +82,10 @@ fn request() -> impl Strategy<Value = Request> {
 fn tight() -> impl Strategy<Value = Tight> {
     (vec((request(), 1..20_usize), 0..6), vec(node(), 1..4)).prop_map(|(mix, nodes)| {
         let class = |(request, pods): &(Request, usize)| Class::of(request, Vec::new(), *pods);
-        Tight::learn(&mix.iter().map(class).collect::<Vec<_>>(), nodes.iter())
+        Tight::learn(
+            &mix.iter().map(class).collect::<Vec<_>>(),
+            nodes.iter().map(|node| (node, 1)),
+        )
     })
 }
 

@@ -37,7 +37,10 @@ fn pod(gpus: u32, mib: u64, cpu_milli: u64) -> Request {
 /// The policy on `nodes` after these pods.
 fn learn(mix: &[(Request, usize)], nodes: &[NodeGpus]) -> Tight {
     let class = |(request, pods): &(Request, usize)| Class::of(request, Vec::new(), *pods);
-    Tight::learn(&mix.iter().map(class).collect::<Vec<_>>(), nodes.iter())
+    Tight::learn(
+        &mix.iter().map(class).collect::<Vec<_>>(),
+        nodes.iter().map(|node| (node, 1)),
+    )
 }
 
 fn on(node: &NodeGpus, request: &Request, tight: &Tight) -> Cost {
@@ -90,9 +93,9 @@ fn a_model_that_others_are_bound_to_costs_more() {
     let bound = Class::of(&pod(1, 1000, 0), vec![ModelId(1)], 10);
     let free = Class::of(&pod(1, 1000, 0), Vec::new(), 10);
     let nodes = [any.clone(), scarce.clone()];
-    let tight = Tight::learn(&[bound, free.clone()], nodes.iter());
+    let tight = Tight::learn(&[bound, free.clone()], nodes.iter().map(|node| (node, 1)));
     assert!(on(&any, &pod(1, 1000, 0), &tight) < on(&scarce, &pod(1, 1000, 0), &tight));
-    let nobody_bound = Tight::learn(&[free], nodes.iter());
+    let nobody_bound = Tight::learn(&[free], nodes.iter().map(|node| (node, 1)));
     let costs = nodes
         .each_ref()
         .map(|node| on(node, &pod(1, 1000, 0), &nobody_bound));

@@ -10,7 +10,8 @@ mod world;
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
-use event::{Event, Random};
+use event::Event;
+pub(crate) use event::Random;
 use world::World;
 
 const HISTORIES: u64 = 100_000;

@@ -13,7 +13,7 @@ mod scarcity;
 
 use std::collections::BTreeSet;
 
-use super::Policy;
+use super::{Policy, Survey};
 use crate::{Card, Mib, NodeGpus, Request};
 use pieces::Pieces;
 use scarcity::{Bound, SLACK, Wide};
@@ -49,15 +49,21 @@ pub struct Tight {
 }
 
 impl Tight {
-    /// Learns from the pods there are, `mix`, on these nodes; then [`Tight::look`]s at them.
+    /// Learns from the pods there are, `mix`, on these nodes, each kind of node with their number;
+    /// then [`Tight::look`]s at them.
     #[must_use]
-    pub fn learn<'a>(mix: &[Class], nodes: impl Iterator<Item = &'a NodeGpus> + Clone) -> Self {
+    pub fn learn<'a>(
+        mix: &[Class],
+        nodes: impl Iterator<Item = (&'a NodeGpus, u32)> + Clone,
+    ) -> Self {
         let mut sizes = BTreeSet::new();
         let (mut whole, mut cards) = (0.0, 0_u32);
-        for card in nodes.clone().flat_map(|node| &node.cards) {
-            whole += card.capacity.0 as f64;
-            cards += 1;
-            sizes.insert(card.capacity.0);
+        for (node, count) in nodes.clone() {
+            for card in &node.cards {
+                whole += card.capacity.0 as f64 * f64::from(count);
+                cards += count;
+                sizes.insert(card.capacity.0);
+            }
         }
         let sizes = sizes.iter().step_by(sizes.len().div_ceil(MAX_SIZES).max(1));
         let whole = whole / f64::from(cards.max(1));
@@ -81,7 +87,7 @@ impl Tight {
     }
 
     /// Looks anew at what is scarce on these nodes. True if that changes any cost.
-    pub fn look<'a>(&mut self, nodes: impl Iterator<Item = &'a NodeGpus>) -> bool {
+    pub fn look<'a>(&mut self, nodes: impl Iterator<Item = (&'a NodeGpus, u32)>) -> bool {
         let before = (self.wide.clone(), self.premiums.clone());
         self.premiums = scarcity::look(&mut self.wide, &self.bound, self.mean, nodes);
         before.0 != self.wide || before.1 != self.premiums
@@ -123,7 +129,7 @@ impl Tight {
 }
 
 /// What is free on a node, as far as it is of use.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Room {
     cpu: u64,
     ram: u64,
@@ -158,36 +164,30 @@ struct Terms {
     /// Charged beyond what was asked.
     surplus: f64,
     /// Free memory on the node and, once more, on the chosen cards.
-    tightness: u64,
+    tightness: Mib,
+}
+
+/// A node as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Before {
+    room: Room,
+    stranded: f64,
+    reserve: f64,
 }
 
 impl Tight {
-    fn terms(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> Terms {
-        let mut before = Room {
-            cpu: node.cpu_free_milli,
-            ram: node.ram_free.0,
-            useful: 0.0,
-            whole: 0.0,
-            whole_cards: 0,
-        };
-        let mut free = 0_u64;
-        let mut pieces = None;
-        for card in node
-            .cards
-            .iter()
-            .filter(|card| card.usable && card.capacity > Mib::ZERO)
-        {
-            free = free.saturating_add(card.free.0);
-            let known = pieces.filter(|known: &&Pieces| known.capacity == card.capacity.0);
-            pieces = known.or_else(|| self.pieces(card.capacity.0));
-            if let Some(pieces) = pieces {
-                before.count(card, card.free.0, pieces, 1.0);
-            }
-        }
+    fn terms(
+        &self,
+        node: &NodeGpus,
+        survey: &Survey,
+        request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> Terms {
+        let before = &survey.tight;
         let mut after = Room {
-            cpu: before.cpu.saturating_sub(request.cpu_milli),
-            ram: before.ram.saturating_sub(request.ram.0),
-            ..before
+            cpu: before.room.cpu.saturating_sub(request.cpu_milli),
+            ram: before.room.ram.saturating_sub(request.ram.0),
+            ..before.room
         };
         let asked = if request.exclusive {
             request.held(|_| true)
@@ -195,17 +195,17 @@ impl Tight {
             Mib(u64::MAX)
         };
         let mut terms = Terms {
-            tightness: free,
+            tightness: survey.free,
             ..Terms::default()
         };
         for &(index, charge) in charges {
             let card = &node.cards[index];
-            let left = card.free.minus(charge).0;
-            terms.tightness = terms.tightness.saturating_add(left);
+            let left = card.free.minus(charge);
+            terms.tightness = terms.tightness + left;
             if let Some(pieces) = self.pieces(card.capacity.0) {
-                terms.pieces += pieces.waste(left) - pieces.waste(card.free.0);
+                terms.pieces += pieces.waste(left.0) - pieces.waste(card.free.0);
                 after.count(card, card.free.0, pieces, -1.0);
-                after.count(card, left, pieces, 1.0);
+                after.count(card, left.0, pieces, 1.0);
             }
             let premium = self
                 .premiums
@@ -215,8 +215,8 @@ impl Tight {
             terms.premium += charge.0 as f64 * premium;
             terms.surplus += charge.minus(asked).0 as f64;
         }
-        terms.stranded = self.stranded(&after) - self.stranded(&before);
-        terms.reserve = self.reserve(&before) - self.reserve(&after);
+        terms.stranded = self.stranded(&after) - before.stranded;
+        terms.reserve = before.reserve - self.reserve(&after);
         terms
     }
 
@@ -227,7 +227,7 @@ impl Tight {
         request: &Request,
         charges: &[(usize, Mib)],
     ) -> String {
-        let terms = self.terms(node, request, charges);
+        let terms = self.terms(node, &self.survey(node), request, charges);
         let parts = [
             (terms.pieces, "in pieces of little use"),
             (terms.stranded, "short of CPU or host memory"),
@@ -257,12 +257,46 @@ impl Tight {
 }
 
 impl Policy for Tight {
-    fn cost(&self, node: &NodeGpus, request: &Request, charges: &[(usize, Mib)]) -> (i64, i64) {
-        let terms = self.terms(node, request, charges);
+    fn survey(&self, node: &NodeGpus) -> Survey {
+        let mut room = Room {
+            cpu: node.cpu_free_milli,
+            ram: node.ram_free.0,
+            ..Room::default()
+        };
+        let mut free = Mib::ZERO;
+        let mut pieces = None;
+        for card in node
+            .cards
+            .iter()
+            .filter(|card| card.usable && card.capacity > Mib::ZERO)
+        {
+            free = free + card.free;
+            let known = pieces.filter(|known: &&Pieces| known.capacity == card.capacity.0);
+            pieces = known.or_else(|| self.pieces(card.capacity.0));
+            if let Some(pieces) = pieces {
+                room.count(card, card.free.0, pieces, 1.0);
+            }
+        }
+        let tight = Before {
+            room,
+            stranded: self.stranded(&room),
+            reserve: self.reserve(&room),
+        };
+        Survey { free, tight }
+    }
+
+    fn cost(
+        &self,
+        node: &NodeGpus,
+        survey: &Survey,
+        request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> (i64, i64) {
+        let terms = self.terms(node, survey, request, charges);
         let cost = terms.pieces + terms.premium + terms.surplus + terms.stranded + terms.reserve;
         (
             (cost * SCALE).round() as i64,
-            super::cost_of(Mib(terms.tightness)),
+            super::cost_of(terms.tightness),
         )
     }
 }

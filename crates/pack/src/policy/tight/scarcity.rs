@@ -101,22 +101,27 @@ pub(super) fn look<'a>(
     wide: &mut [Wide],
     bound: &[Bound],
     mean: f64,
-    nodes: impl Iterator<Item = &'a NodeGpus>,
+    nodes: impl Iterator<Item = (&'a NodeGpus, u32)>,
 ) -> Vec<f64> {
     let mut places = vec![Room::default(); wide.len()];
     let mut models: Vec<Room> = Vec::new();
-    for node in nodes {
+    for (node, count) in nodes {
+        let count = f64::from(count);
         let is_whole = |card: &&Card| card.usable && card.free == card.capacity;
         let whole = u32::try_from(node.cards.iter().filter(is_whole).count()).unwrap_or(0);
         for (places, wide) in places.iter_mut().zip(&*wide) {
-            places.free += wide.places(whole, node.cpu_free_milli) as f64;
-            places.all += f64::from(u8::from(node.cards.len() >= wide.gpus as usize));
+            places.free += wide.places(whole, node.cpu_free_milli) as f64 * count;
+            places.all += f64::from(u8::from(node.cards.len() >= wide.gpus as usize)) * count;
         }
         for card in &node.cards {
             let model = usize::from(card.model.0);
             models.resize(models.len().max(model + 1), Room::default());
-            models[model].free += if card.usable { card.free.0 as f64 } else { 0.0 };
-            models[model].all += card.capacity.0 as f64;
+            models[model].free += if card.usable {
+                card.free.0 as f64 * count
+            } else {
+                0.0
+            };
+            models[model].all += card.capacity.0 as f64 * count;
         }
     }
     let free: f64 = models.iter().map(|model| model.free).sum();

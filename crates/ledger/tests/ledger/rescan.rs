@@ -1,0 +1,133 @@
+//! What filter remembers between calls never shows: it chooses what a look at every node chooses.
+
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_api::gpunode::Gpu;
+use gpustow_ledger::{Ledger, Outcome};
+use gpustow_pack::Mib;
+
+use crate::build::{ask, asking, at, card, exclusive, ledger, node, report};
+use crate::model::Random;
+
+const NODES: u64 = 20;
+const STEPS: u64 = 150;
+const CLUSTERS: u64 = 200;
+
+fn name(index: u64) -> String {
+    format!("n{index:02}")
+}
+
+/// One of a few dozen requests, some of pods that are bound to a model.
+fn wish(random: &mut Random, uid: &str) -> PodFacts {
+    let size = [10, 20, 30, 50, 90, 100][random.below(6) as usize];
+    let mut pod = match random.below(4) {
+        0 => asking(uid, &[(2, size)]),
+        1 => asking(uid, &[(1, size), (1, 10)]),
+        _ => asking(uid, &[(1, size)]),
+    };
+    if let Ok(request) = &mut pod.request {
+        let mut changed = (**request).clone();
+        changed.cpu_milli = 1000 * random.below(3);
+        changed.ram = Mib(1024);
+        *request = changed.into();
+    }
+    if random.below(5) == 0 {
+        pod.models = [["A", "B"][random.below(2) as usize].into()].into();
+    }
+    match random.below(6) {
+        0 => exclusive(pod),
+        _ => pod,
+    }
+}
+
+fn cards(random: &mut Random, node: &str) -> Vec<Gpu> {
+    let count = random.below(5);
+    let gpu = |index| Gpu {
+        model: ["A", "B"][random.below(2) as usize].into(),
+        healthy: random.below(12) > 0,
+        strangers_mib: [0, 0, 0, 15][random.below(4) as usize],
+        ..card(
+            &format!("{node}-{index}"),
+            [80, 100][random.below(2) as usize],
+        )
+    };
+    (0..count).map(gpu).collect()
+}
+
+/// Asks for a pod that is forgotten again, and looks at every node for the same pod.
+fn compare(ledger: &mut Ledger, random: &mut Random, now: Duration) {
+    let mut names: Vec<String> = (0..NODES).map(name).collect();
+    names.rotate_left(random.below(NODES) as usize);
+    names.truncate(1 + random.below(NODES) as usize);
+    if random.below(2) == 0 {
+        let (a, b) = (random.below(64) as usize, random.below(64) as usize);
+        let len = names.len();
+        names.swap(a % len, b % len);
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let probe = wish(random, "probe");
+    let verdict = ledger.filter(&ask(&probe), &names, now);
+    ledger.delete_pod("probe");
+    let looked = names
+        .iter()
+        .map(|name| (*name, ledger.explain(&probe, name, now)));
+    let (fit, refused): (Vec<_>, Vec<_>) = looked.partition(|(_, answer)| answer.is_ok());
+    let best = fit
+        .into_iter()
+        .filter_map(|(name, answer)| Some((answer.ok()?.cost, name)))
+        .min();
+    assert_eq!(verdict.nodes.first(), best.map(|(_, name)| name).as_ref());
+    let refused: Vec<_> = refused
+        .into_iter()
+        .filter_map(|(name, answer)| Some((name, answer.err()?)))
+        .collect();
+    assert_eq!(verdict.refused, refused);
+}
+
+fn history(seed: u64) {
+    let random = &mut Random(seed);
+    let mut ledger = ledger(&[]);
+    for index in 0..NODES {
+        ledger.apply_node(node(&name(index)));
+        let cards = cards(random, &name(index));
+        ledger.apply_gpunode(&name(index), report(&cards), at(0));
+    }
+    let mut pods: Vec<PodFacts> = Vec::new();
+    for step in 0..STEPS {
+        let now = at(step / 10);
+        let on = name(random.below(NODES));
+        match random.below(10) {
+            0..6 => {
+                let pod = wish(random, &format!("p{step}"));
+                ledger.apply_pod(pod.clone());
+                let names: Vec<String> = (0..NODES).map(name).collect();
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let chosen = ledger.filter(&ask(&pod), &names, now).nodes;
+                if let Some(node) = chosen.first()
+                    && ledger.begin_bind(&ask(&pod), node, now).is_ok()
+                {
+                    ledger.end_bind(&pod, Outcome::Bound, now);
+                    pods.push(pod);
+                }
+            }
+            6 | 7 if !pods.is_empty() => {
+                let gone = pods.swap_remove(random.below(pods.len() as u64) as usize);
+                ledger.delete_pod(&gone.uid);
+            }
+            8 => {
+                let cards = cards(random, &on);
+                ledger.apply_gpunode(&on, report(&cards), now);
+            }
+            9 if random.below(4) == 0 => ledger.delete_gpunode(&on),
+            9 if random.below(4) == 0 => ledger.learn(),
+            _ => {}
+        }
+        compare(&mut ledger, random, now);
+    }
+}
+
+#[test]
+fn what_filter_remembers_equals_a_full_rescan() {
+    (0..CLUSTERS).for_each(history);
+}
