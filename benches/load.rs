@@ -58,6 +58,8 @@ pub(crate) fn gpunode(node: usize) -> GpuNodeStatus {
 pub(crate) struct Pods {
     rng: SmallRng,
     next: u64,
+    /// No two ask for the same.
+    unique: bool,
 }
 
 impl Pods {
@@ -66,7 +68,13 @@ impl Pods {
         Self {
             rng: SmallRng::seed_from_u64(seed),
             next: 0,
+            unique: false,
         }
+    }
+
+    /// From here on no two pods ask for the same.
+    pub(crate) fn make_unique(&mut self) {
+        self.unique = true;
     }
 
     /// The next pod as kube-scheduler sends it.
@@ -77,7 +85,7 @@ impl Pods {
             .unwrap_or((1, 1));
         let cpu = [500, 1_000, 2_000, 4_000]
             .get(self.rng.random_range(0..4_usize))
-            .copied();
+            .map_or(500, |cpu| cpu + u64::from(self.unique) * self.next);
         self.next += 1;
         json!({
             "metadata": {
@@ -98,7 +106,7 @@ impl Pods {
                         "limits": {"gpustow.dev/gpu-mem": mib.to_string()},
                         "requests": {
                             "gpustow.dev/gpu-mem": mib.to_string(),
-                            "cpu": format!("{}m", cpu.unwrap_or(500)),
+                            "cpu": format!("{cpu}m"),
                             "memory": "8Gi",
                         },
                     },

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::links::closest;
 use crate::policy::Survey;
+use crate::several::{self, fit_several};
 use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
 
 /// Search steps after which [`fit`] stops looking for a better placement. Pods that a person
@@ -92,11 +93,15 @@ impl std::error::Error for Refusal {}
 /// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
 /// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
 pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
-    let found = match on_one_card(request) {
+    let found = match only_claim(request) {
         Some(claim) => {
-            let (card, charge, cost) = fit_one(node, request, claim, policy)?;
-            let cards = vec![vec![card]];
-            let charges = vec![(card, charge)];
+            let (charges, cost) = if claim.gpus == 1 {
+                let (card, charge, cost) = fit_one(node, request, claim, policy)?;
+                (vec![(card, charge)], cost)
+            } else {
+                fit_several(node, request, claim, policy)?
+            };
+            let cards = vec![charges.iter().map(|&(card, _)| card).collect()];
             let placement = Placement { cards, charges };
             Some(Choice { placement, cost })
         }
@@ -116,16 +121,18 @@ pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Ch
 /// # Errors
 /// As [`fit`].
 pub fn cost(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Cost, Refusal> {
-    match on_one_card(request) {
-        Some(claim) => fit_one(node, request, claim, policy).map(|(.., cost)| cost),
-        None => fit(node, request, policy).map(|choice| choice.cost),
+    match only_claim(request) {
+        Some(claim) if claim.gpus == 1 => {
+            fit_one(node, request, claim, policy).map(|(.., cost)| cost)
+        }
+        _ => fit(node, request, policy).map(|choice| choice.cost),
     }
 }
 
-/// The only claim of a request that takes one card, as nearly all do.
-fn on_one_card(request: &Request) -> Option<&Claim> {
+/// The claim of a request that has only one, as nearly all have.
+fn only_claim(request: &Request) -> Option<&Claim> {
     match request.claims.as_slice() {
-        [claim] if claim.gpus == 1 => Some(claim),
+        [claim] if claim.gpus > 0 => Some(claim),
         _ => None,
     }
 }
@@ -163,14 +170,7 @@ fn fit_one(
             best = Some((index, charge, cost));
         }
     }
-    let any = |is: &dyn Fn(&Card) -> bool| node.cards.iter().any(is);
-    best.ok_or_else(|| match request.exclusive {
-        _ if node.cards.is_empty() => Refusal::TooFewCards,
-        _ if !any(&|card| claim.mib <= card.capacity) => Refusal::TooLarge,
-        _ if any(&fits) => Refusal::Unhealthy,
-        true => Refusal::NoWholeCard,
-        false => Refusal::NoRoom,
-    })
+    best.ok_or_else(|| several::refusal(node, request, claim))
 }
 
 /// Why nothing fits, from the most lasting reason to the most passing; an error if that cannot be

@@ -13,6 +13,7 @@ mod fit;
 mod links;
 pub mod policy;
 mod request;
+mod several;
 
 pub use because::because;
 pub use card::{Card, Mib, ModelId, NodeGpus};
