@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use axum::serve::ListenerExt;
 use gpustow_api::names;
 use gpustow_ledger::Ledger;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -203,6 +204,11 @@ pub async fn serve(
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();
     let draining = app.clone();
+    let verbs = verbs.tap_io(|connection| {
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "answers to kube-scheduler may be held back by the kernel");
+        }
+    });
     let verbs = axum::serve(verbs, routes::scheduler(app.clone()))
         .with_graceful_shutdown(async move {
             stop.await;
