@@ -9,9 +9,14 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
-/// Events that wait to be sent; more are dropped.
-const QUEUE: usize = 1024;
+/// Events of one kind that wait to be sent; more are dropped.
+const QUEUE: usize = 4096;
+/// So many Events are sent at once, then so many a second: an Event costs the API server about as
+/// much as a Binding, and binds come first.
+const BURST: f64 = 100.0;
+const RATE: f64 = 20.0;
 /// The same refusal of the same pod is told again after this long.
 const AGAIN: Duration = Duration::from_secs(300);
 /// Refusals remembered; beyond that all are forgotten.
@@ -19,9 +24,14 @@ const MEMORY: usize = 20_000;
 /// Bytes of a note that the API server takes.
 const NOTE: usize = 1024;
 
+/// An Event and the pod that it is about.
+type Message = (Event, ObjectReference);
+
 /// Sends Events without making anybody wait.
 pub(crate) struct Events {
-    queue: mpsc::Sender<(Event, ObjectReference)>,
+    /// Refusals go before assignments: the pod itself shows those.
+    refusals: mpsc::Sender<Message>,
+    assignments: mpsc::Sender<Message>,
     /// By pod UID: what kind of refusal was told last, and when.
     told: DashMap<Arc<str>, (u64, Instant)>,
 }
@@ -30,21 +40,32 @@ impl Events {
     /// Starts sending.
     #[must_use]
     pub(crate) fn start(client: Client, identity: &str) -> Self {
-        let (queue, mut queued) = mpsc::channel::<(Event, ObjectReference)>(QUEUE);
+        let (refusals, mut refused) = mpsc::channel::<Message>(QUEUE);
+        let (assignments, mut assigned) = mpsc::channel::<Message>(QUEUE);
         let reporter = Reporter {
             controller: names::EXTENDER.to_owned(),
             instance: Some(identity.to_owned()),
         };
         let recorder = Recorder::new(client, reporter);
         tokio::spawn(async move {
-            while let Some((event, pod)) = queued.recv().await {
+            let mut pace = Pace::new();
+            loop {
+                pace.wait().await;
+                let next = tokio::select! {
+                    biased;
+                    next = refused.recv() => next,
+                    next = assigned.recv() => next,
+                };
+                let Some((event, pod)) = next else { break };
+                pace.taken();
                 if let Err(error) = recorder.publish(&event, &pod).await {
                     tracing::debug!(%error, "cannot write an Event");
                 }
             }
         });
         Self {
-            queue,
+            refusals,
+            assignments,
             told: DashMap::new(),
         }
     }
@@ -52,7 +73,8 @@ impl Events {
     /// The pod got its cards.
     pub(crate) fn assigned(&self, pod: &PodFacts, note: String) {
         self.told.remove(&pod.uid);
-        self.send(pod, EventType::Normal, "GpuAssigned", "Binding", note);
+        let event = event(EventType::Normal, "GpuAssigned", "Binding", note);
+        send(&self.assignments, pod, event);
     }
 
     /// The pod fits nowhere. `kind` tells one refusal from another; the note is only made if it is
@@ -66,34 +88,63 @@ impl Events {
             self.told.clear();
         }
         self.told.insert(pod.uid.clone(), (kind, Instant::now()));
-        self.send(
-            pod,
-            EventType::Warning,
-            "GpuMemoryUnavailable",
-            "Scheduling",
-            note(),
-        );
+        let (reason, action) = ("GpuMemoryUnavailable", "Scheduling");
+        let event = event(EventType::Warning, reason, action, note());
+        send(&self.refusals, pod, event);
+    }
+}
+
+fn event(type_: EventType, reason: &str, action: &str, mut note: String) -> Event {
+    note.truncate(note.floor_char_boundary(NOTE));
+    Event {
+        type_,
+        reason: reason.to_owned(),
+        note: Some(note),
+        action: action.to_owned(),
+        secondary: None,
+    }
+}
+
+fn send(queue: &mpsc::Sender<Message>, pod: &PodFacts, event: Event) {
+    let reference = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(pod.namespace.to_string()),
+        name: Some(pod.name.to_string()),
+        uid: Some(pod.uid.to_string()),
+        ..ObjectReference::default()
+    };
+    if queue.try_send((event, reference)).is_err() {
+        tracing::debug!(pod = %pod.name, "too many Events: one was dropped");
+    }
+}
+
+/// A token bucket.
+struct Pace {
+    tokens: f64,
+    since: Instant,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self {
+            tokens: BURST,
+            since: Instant::now(),
+        }
     }
 
-    fn send(&self, pod: &PodFacts, type_: EventType, reason: &str, action: &str, mut note: String) {
-        note.truncate(note.floor_char_boundary(NOTE));
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: action.to_owned(),
-            secondary: None,
-        };
-        let reference = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(pod.namespace.to_string()),
-            name: Some(pod.name.to_string()),
-            uid: Some(pod.uid.to_string()),
-            ..ObjectReference::default()
-        };
-        if self.queue.try_send((event, reference)).is_err() {
-            tracing::debug!(pod = %pod.name, "too many Events: one was dropped");
+    /// Waits until there is a token.
+    async fn wait(&mut self) {
+        let now = Instant::now();
+        let new = now.duration_since(self.since).as_secs_f64() * RATE;
+        self.tokens = (self.tokens + new).min(BURST);
+        self.since = now;
+        if self.tokens < 1.0 {
+            sleep(Duration::from_secs_f64((1.0 - self.tokens) / RATE)).await;
         }
+    }
+
+    fn taken(&mut self) {
+        self.tokens -= 1.0;
     }
 }
