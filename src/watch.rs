@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, NodeFacts, PodFacts};
+use gpustow_api::{GpuNode, NodeFacts, PodFacts, Shared};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -100,7 +100,12 @@ pub(crate) fn spawn(app: &Arc<App>) {
         watcher(Api::<Pod>::all(client.clone()), config)
     };
     let resource = app.args.resource_name.clone();
-    let facts = move |pod: Pod| PodFacts::from_pod(&pod, &resource);
+    let mut shared = Shared::default();
+    let facts = move |pod: Pod| {
+        let mut facts = PodFacts::from_pod(&pod, &resource)?;
+        shared.share(&mut facts);
+        Some(facts)
+    };
     let change = |app: &App, change| match change {
         Change::Apply(pod) => app.ledger().apply_pod(pod),
         Change::Delete(pod) => app.ledger().delete_pod(&pod.uid),
@@ -148,7 +153,7 @@ async fn follow<K, F, S>(
     app: Arc<App>,
     list: Arc<List>,
     watch: impl Fn() -> S + Send,
-    facts: impl Fn(K) -> Option<F> + Send,
+    mut facts: impl FnMut(K) -> Option<F> + Send,
     change: impl Fn(&App, Change<F>) + Send,
 ) where
     S: Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send,

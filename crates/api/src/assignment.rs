@@ -24,7 +24,7 @@ const GPU_BYTES: usize = 4 * MAX_UUID + 80;
 const CONTAINER_BYTES: usize = 160;
 
 /// What a bound pod holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Assignment {
     /// GPU UUID and the MiB charged on it, each GPU once.
     pub charges: Vec<(Box<str>, Mib)>,

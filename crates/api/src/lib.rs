@@ -8,8 +8,10 @@ mod links;
 pub mod names;
 pub mod quantity;
 pub mod request;
+mod share;
 
 pub use assignment::{Assignment, BrokenAssignment};
 pub use facts::{NodeFacts, PodFacts};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use request::{BadRequest, request};
+pub use share::Shared;

@@ -226,13 +226,13 @@ impl Ledger {
         else {
             return;
         };
+        let assignment = Arc::new(assignment);
         let hold = Hold {
-            charges: Charges::Cards(assignment.charges.clone()),
+            charges: Charges::Assigned(Some(assignment.clone())),
             exclusive: request.exclusive,
             cpu_milli: request.cpu_milli,
             ram: request.ram,
         };
-        let assignment = Arc::new(assignment);
         let because = self.because(&node.view, request, &choice.placement.charges);
         let ttl = match ask.slow {
             true => self.config.slow_reservation_ttl,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus};
 use hashbrown::HashMap;
 
@@ -26,19 +26,20 @@ pub(crate) struct Hold {
 /// On which cards a pod holds memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Charges {
-    /// On these, by GPU UUID.
-    Cards(Vec<(Box<str>, Mib)>),
+    /// As it says; nowhere if there is none.
+    Assigned(Option<Arc<Assignment>>),
     /// Nobody can tell: its assignment is unreadable. Charged on every card.
     Everywhere(Mib),
 }
 
 impl Charges {
-    pub(crate) const NONE: Self = Self::Cards(Vec::new());
+    pub(crate) const NONE: Self = Self::Assigned(None);
 
     pub(crate) fn on(&self, uuid: &str) -> Mib {
         match self {
-            Self::Cards(cards) => cards
+            Self::Assigned(assignment) => assignment
                 .iter()
+                .flat_map(|assignment| &assignment.charges)
                 .filter(|(card, _)| **card == *uuid)
                 .map(|&(_, mib)| mib)
                 .sum(),
@@ -55,7 +56,7 @@ impl Hold {
         let charges = match &pod.assignment {
             _ if pod.released => Charges::NONE,
             None => Charges::NONE,
-            Some(Ok(assignment)) => Charges::Cards(assignment.charges.clone()),
+            Some(Ok(assignment)) => Charges::Assigned(Some(assignment.clone())),
             Some(Err(_)) => Charges::Everywhere(request.map_or(Mib(u64::MAX), |request| {
                 request.claims.iter().map(|claim| claim.mib).sum()
             })),

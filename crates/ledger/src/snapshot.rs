@@ -221,17 +221,14 @@ impl Ledger {
                 }
                 _ => {}
             }
-            if let (Charges::Cards(cards), Some(report)) = (&hold.charges, &node.report) {
+            if let (Charges::Assigned(Some(held)), Some(report)) = (&hold.charges, &node.report) {
                 let has = |uuid: &str| report.status.gpus.iter().any(|gpu| *gpu.uuid == *uuid);
-                problems.extend(
-                    cards
-                        .iter()
-                        .filter(|(uuid, _)| !has(uuid))
-                        .map(|(uuid, _)| Problem::CardGone {
-                            pod: pod(),
-                            uuid: uuid.to_string(),
-                        }),
-                );
+                problems.extend(held.charges.iter().filter(|(uuid, _)| !has(uuid)).map(
+                    |(uuid, _)| Problem::CardGone {
+                        pod: pod(),
+                        uuid: uuid.to_string(),
+                    },
+                ));
             }
         }
         for (index, card) in node.view.cards.iter().enumerate() {

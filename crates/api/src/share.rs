@@ -1,0 +1,89 @@
+//! Pods are many and much alike: what they have in common is kept once.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use gpustow_pack::Request;
+
+use crate::{Assignment, PodFacts};
+
+/// What nobody uses any more is looked for after so many new values, or as many as there are.
+const SWEEP: usize = 1024;
+
+/// What pods have in common.
+#[derive(Debug, Default)]
+pub struct Shared {
+    texts: Known<str>,
+    lists: Known<[Box<str>]>,
+    requests: Known<Request>,
+    assignments: Known<Assignment>,
+}
+
+impl Shared {
+    /// Replaces what another pod has too by that pod's copy.
+    pub fn share(&mut self, pod: &mut PodFacts) {
+        self.texts.share(&mut pod.namespace);
+        for node in [&mut pod.node, &mut pod.nominated].into_iter().flatten() {
+            self.texts.share(node);
+        }
+        self.lists.share(&mut pod.containers);
+        self.lists.share(&mut pod.models);
+        if let Ok(request) = &mut pod.request {
+            self.requests.share(request);
+        }
+        if let Some(Ok(assignment)) = &mut pod.assignment {
+            self.assignments.share(assignment);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Known<T: ?Sized> {
+    values: HashSet<Arc<T>>,
+    /// New ones until those that nobody uses are looked for.
+    left: usize,
+}
+
+impl<T: ?Sized> Default for Known<T> {
+    fn default() -> Self {
+        Self {
+            values: HashSet::new(),
+            left: SWEEP,
+        }
+    }
+}
+
+impl<T: ?Sized + Eq + Hash> Known<T> {
+    fn share(&mut self, value: &mut Arc<T>) {
+        if let Some(known) = self.values.get(&**value) {
+            value.clone_from(known);
+            return;
+        }
+        if self.left == 0 {
+            self.values.retain(|value| Arc::strong_count(value) > 1);
+            self.left = self.values.len().max(SWEEP);
+        }
+        self.left -= 1;
+        self.values.insert(value.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_equal_is_kept_once_and_what_nobody_uses_is_dropped() {
+        let mut known = Known::<str>::default();
+        let (mut a, mut b): (Arc<str>, Arc<str>) = ("node".into(), "node".into());
+        known.share(&mut a);
+        known.share(&mut b);
+        assert!(Arc::ptr_eq(&a, &b));
+        for index in 0..10 * SWEEP {
+            known.share(&mut index.to_string().into());
+        }
+        assert!(known.values.len() <= 2 * SWEEP);
+        assert!(known.values.contains("node"));
+    }
+}
