@@ -117,6 +117,19 @@ impl Process {
         .await
     }
 
+    /// CPU that it has used so far, in seconds.
+    pub fn cpu(&self) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
+        // The name, in parentheses, may have blanks.
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let mut ticks = 0.0;
+        for field in fields.split_whitespace().skip(11).take(2) {
+            ticks += field.parse::<f64>()?;
+        }
+        // USER_HZ is 100 wherever Linux runs.
+        Ok(ticks / 100.0)
+    }
+
     /// All that it has written so far.
     pub fn read_log(&self) -> Result<String> {
         let bytes = std::fs::read(self.log())?;

@@ -2,7 +2,8 @@
 //!
 //! A round creates its pods while no scheduler runs, starts one, and times the binds of the
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
-//! from creation to bound.
+//! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
+//! that kube-scheduler tries again and again, and timed from its creation on.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -42,6 +43,12 @@ struct Args {
     /// Rounds of each way
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Measure what so many pods cost that wait because they fit on no card
+    #[arg(long, default_value_t = 0)]
+    waiting: usize,
+    /// Values of podMaxBackoffSeconds to compare with --waiting
+    #[arg(long, value_delimiter = ',', default_value = "2,10")]
+    backoffs: Vec<u32>,
     /// Leave out the scheduler at its adaptive default of nodes to score
     #[arg(long)]
     skip_adaptive: bool,
@@ -53,19 +60,37 @@ struct Args {
     repository: PathBuf,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Way {
     Without,
     With,
     Adaptive,
+    /// With the extender and so many pods that wait, at this podMaxBackoffSeconds.
+    Beside(usize, u32),
 }
 
 impl Way {
-    fn name(self) -> &'static str {
+    fn name(self) -> String {
         match self {
-            Self::Without => "scheduler alone, 100 % of nodes",
-            Self::With => "with gpustow, 100 % of nodes",
-            Self::Adaptive => "scheduler alone, adaptive",
+            Self::Without => "scheduler alone, 100 % of nodes".to_owned(),
+            Self::With => "with gpustow, 100 % of nodes".to_owned(),
+            Self::Adaptive => "scheduler alone, adaptive".to_owned(),
+            Self::Beside(waiting, backoff) => {
+                format!("{waiting} pods wait, max. backoff {backoff} s")
+            }
+        }
+    }
+
+    /// Those to run, the one that others are compared with first.
+    fn all(args: &Args) -> Vec<Self> {
+        match (args.waiting, args.skip_adaptive) {
+            (0, true) => vec![Self::Without, Self::With],
+            (0, false) => vec![Self::Without, Self::With, Self::Adaptive],
+            (waiting, _) => {
+                let first = args.backoffs.first().copied().unwrap_or(2);
+                let beside = args.backoffs.iter().map(|&b| Self::Beside(waiting, b));
+                [Self::Beside(0, first)].into_iter().chain(beside).collect()
+            }
         }
     }
 }
@@ -103,11 +128,8 @@ async fn bench(args: &Args, nodes: usize) -> Result<()> {
     made.buffer_unordered(WIDTH)
         .try_for_each(|_| async { Ok(()) })
         .await?;
-    let mut ways = vec![Way::Without, Way::With];
-    if !args.skip_adaptive {
-        ways.push(Way::Adaptive);
-    }
-    let mut results: HashMap<&str, Vec<Round>> = HashMap::new();
+    let mut ways = Way::all(args);
+    let mut results: HashMap<Way, Vec<Round>> = HashMap::new();
     for round in 0..args.rounds {
         // Not always the same one first.
         ways.rotate_left(usize::from(round > 0));
@@ -122,7 +144,7 @@ async fn bench(args: &Args, nodes: usize) -> Result<()> {
                 result.p50,
                 result.p99
             );
-            results.entry(way.name()).or_default().push(result);
+            results.entry(way).or_default().push(result);
         }
     }
     report(nodes, args, &results);
@@ -138,6 +160,32 @@ struct Round {
     p99: f64,
     /// Bind calls that the extender refused.
     conflicts: f64,
+    /// Calls of /filter per pod.
+    calls: f64,
+    /// CPU per pod of the backlog in ms: scheduler, API server and etcd, extender.
+    cpu: [f64; 3],
+}
+
+/// CPU used so far, as in [`Round::cpu`], in seconds.
+fn cpu(
+    cluster: &ControlPlane,
+    scheduler: &Scheduler,
+    extender: Option<&Extender>,
+) -> Result<[f64; 3]> {
+    Ok([
+        scheduler.process.cpu()?,
+        cluster.api_server.cpu()? + cluster.etcd.cpu()?,
+        extender.map_or(Ok(0.0), |extender| extender.process.cpu())?,
+    ])
+}
+
+/// Calls of /filter so far.
+async fn filter_calls(extender: Option<&Extender>) -> Result<f64> {
+    let Some(extender) = extender else {
+        return Ok(0.0);
+    };
+    let series = r#"gpustow_request_duration_seconds_count{result="ok",verb="filter"}"#;
+    Ok(sum_of(&extender.metrics().await?, series))
 }
 
 async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Result<Round> {
@@ -151,7 +199,7 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         .with("clientConnection.qps", 5000)?
         .with("clientConnection.burst", 5000)?;
     let extender = match way {
-        Way::With => {
+        Way::With | Way::Beside(..) => {
             let fresh = ["--stale-after=86400".to_owned(), "--log=warn".to_owned()];
             let options = ExtenderOptions {
                 args: fresh.to_vec(),
@@ -165,16 +213,33 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         Some(extender) => config.with_extender(&extender.url)?,
         None => config.with("extenders", Vec::<String>::new())?,
     };
-    if way == Way::Adaptive {
-        config = config.with("profiles.0.percentageOfNodesToScore", 0)?;
-    }
+    config = match way {
+        Way::Adaptive => config.with("profiles.0.percentageOfNodesToScore", 0)?,
+        Way::Beside(_, backoff) => config.with("podMaxBackoffSeconds", backoff)?,
+        Way::Without | Way::With => config,
+    };
 
     let watched = watcher(case.pods(), watcher::Config::default());
     let mut bound = std::pin::pin!(watched.default_backoff().applied_objects());
-    create(case, "backlog", args.pods).await?;
-    let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+    let (scheduler, mut first) = match way {
+        Way::Beside(waiting, _) => {
+            let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+            wait_in_vain(case, waiting).await?;
+            (scheduler, Some(Instant::now()))
+        }
+        _ => {
+            create(case, "backlog", args.pods).await?;
+            let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+            (scheduler, None)
+        }
+    };
+    let before = cpu(cluster, &scheduler, extender.as_ref())?;
+    let calls = filter_calls(extender.as_ref()).await?;
+    if let Way::Beside(..) = way {
+        create(case, "backlog", args.pods).await?;
+    }
     let mut times = HashMap::new();
-    let (mut first, mut last) = (None, Instant::now());
+    let mut last = Instant::now();
     while times.len() < args.pods {
         let pod = next_bound(&mut bound).await?;
         last = Instant::now();
@@ -183,6 +248,9 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     }
     let took = last.duration_since(first.unwrap_or(last));
     let rate = (args.pods - 1) as f64 / took.as_secs_f64();
+    let after = cpu(cluster, &scheduler, extender.as_ref())?;
+    let calls = filter_calls(extender.as_ref()).await? - calls;
+    let per_pod = |at: usize| (after[at] - before[at]) * 1e3 / args.pods as f64;
 
     let mut created = HashMap::new();
     let mut waits = Vec::new();
@@ -229,7 +297,33 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         p50: quantile(&waits, 0.5),
         p99: quantile(&waits, 0.99),
         conflicts,
+        calls: calls / args.pods as f64,
+        cpu: [per_pod(0), per_pod(1), per_pod(2)],
     })
+}
+
+/// Creates pods that fit on no card and waits until kube-scheduler has refused each.
+async fn wait_in_vain(case: &Case, count: usize) -> Result<()> {
+    // A node's cards together have as much: only the extender refuses it.
+    let mib = CARDS[0] + 1_024;
+    let made = stream::iter(0..count).map(|index| async move {
+        let pod = case.pod(&format!("large-{index}")).gpu_mem(mib);
+        pod.create(&case.client).await
+    });
+    made.buffer_unordered(WIDTH)
+        .try_for_each(|_| async { Ok(()) })
+        .await?;
+    loop {
+        let pods = case.pods().list(&ListParams::default()).await?;
+        let refused = |pod: &&Pod| {
+            let status = pod.status.as_ref();
+            status.is_some_and(|status| status.conditions.iter().flatten().next().is_some())
+        };
+        if pods.items.iter().filter(refused).count() >= count {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 async fn create(case: &Case, name: &str, count: usize) -> Result<()> {
@@ -281,7 +375,7 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-fn report(nodes: usize, args: &Args, results: &HashMap<&str, Vec<Round>>) {
+fn report(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) {
     println!(
         "\n{nodes} nodes × {} GPUs, {} pods, {} rounds in turn",
         CARDS.len(),
@@ -289,8 +383,15 @@ fn report(nodes: usize, args: &Args, results: &HashMap<&str, Vec<Round>>) {
         args.rounds
     );
     println!(
-        "{:34} {:>22} {:>22} {:>9} {:>9} {:>9}",
-        "", "pods/s (min..max)", "ratio (min..max)", "p50 ms", "p99 ms", "conflicts"
+        "{:34} {:>22} {:>18} {:>7} {:>7} {:>9} {:>12} {:>26}",
+        "",
+        "pods/s (min..max)",
+        "ratio (min..max)",
+        "p50 ms",
+        "p99 ms",
+        "conflicts",
+        "filters/pod",
+        "CPU ms/pod: sched,API,ext"
     );
     let median = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
@@ -300,9 +401,10 @@ fn report(nodes: usize, args: &Args, results: &HashMap<&str, Vec<Round>>) {
             quantile(&values, 1.0),
         )
     };
-    let base = results.get(Way::Without.name());
-    for way in [Way::Without, Way::With, Way::Adaptive] {
-        let Some(rounds) = results.get(way.name()) else {
+    let ways = Way::all(args);
+    let base = ways.first().and_then(|first| results.get(first));
+    for way in ways {
+        let Some(rounds) = results.get(&way) else {
             continue;
         };
         let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
@@ -313,13 +415,20 @@ fn report(nodes: usize, args: &Args, results: &HashMap<&str, Vec<Round>>) {
         let (rate, slow, fast) = of(|round| round.rate);
         let (ratio, low, high) = median(ratios.collect());
         println!(
-            "{:34} {:>22} {:>22} {:>9.0} {:>9.0} {:>9.0}",
+            "{:34} {:>22} {:>18} {:>7.0} {:>7.0} {:>9.0} {:>12.1} {:>26}",
             way.name(),
             format!("{rate:.1} ({slow:.1}..{fast:.1})"),
             format!("{ratio:.2} ({low:.2}..{high:.2})"),
             of(|round| round.p50).0,
             of(|round| round.p99).0,
             of(|round| round.conflicts).0,
+            of(|round| round.calls).0,
+            format!(
+                "{:.1} {:.1} {:.1}",
+                of(|round| round.cpu[0]).0,
+                of(|round| round.cpu[1]).0,
+                of(|round| round.cpu[2]).0
+            ),
         );
     }
 }
