@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
-use gpustow_api::names;
 use kube::core::Selector;
 
 use crate::cluster::Cluster;
 use crate::output::{Format, Output};
 use crate::selector;
+use crate::source::Source;
 
 /// See which pods sit on which GPU, and why a pod waits.
 #[derive(Clone, Debug, Parser)]
@@ -25,15 +25,8 @@ pub struct Args {
 /// Where to ask and for what.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Global {
-    /// kubeconfig file; without it $KUBECONFIG or ~/.kube/config
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) context: Option<String>,
-    /// User to act as
-    #[arg(long = "as", global = true, value_name = "USER")]
-    pub(crate) impersonate: Option<String>,
+    #[command(flatten)]
+    pub(crate) source: Source,
     /// Namespace; without it the context's own
     #[arg(short, long, global = true, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
@@ -43,13 +36,6 @@ pub(crate) struct Global {
     /// Pods with these labels, as in kubectl
     #[arg(short = 'l', long, global = true, value_name = "LABELS", value_parser = selector::parse)]
     pub(crate) selector: Option<Selector>,
-    /// Read `kubectl get nodes,gpunodes,pods -A -o json` from a file, or all such files of a
-    /// folder, instead of a cluster
-    #[arg(long, global = true, value_name = "PATH")]
-    pub(crate) from: Option<PathBuf>,
-    /// Extended resource that pods ask for
-    #[arg(long, global = true, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM)]
-    pub(crate) resource_name: String,
 }
 
 /// The pods that a command is about.

@@ -92,7 +92,7 @@ pub(crate) async fn complete(
 
 /// Names in the cluster; none if it cannot be asked.
 async fn names(global: &Global, command: &str) -> Result<Vec<(String, String)>> {
-    let cluster = source::load(global).await?;
+    let cluster = source::load(&global.source).await?;
     let scope = global.scope(&cluster)?;
     Ok(match command {
         "gpus" => cluster

@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{
 use kube::ResourceExt as _;
 
 /// Why the node is not asked about, if it is not.
-pub(crate) fn refuses(node: &Node, pod: &Pod) -> Option<&'static str> {
+#[must_use]
+pub fn refuses(node: &Node, pod: &Pod) -> Option<&'static str> {
     let spec = pod.spec.as_ref()?;
     let node_spec = node.spec.as_ref();
     if node_spec.is_some_and(|node| node.unschedulable == Some(true)) {
@@ -25,7 +26,8 @@ pub(crate) fn refuses(node: &Node, pod: &Pod) -> Option<&'static str> {
 }
 
 /// Why the node has no CPU or RAM for the pod, if it has none.
-pub(crate) fn lacks(ledger: &Ledger, node: &str, pod: &PodFacts) -> Option<&'static str> {
+#[must_use]
+pub fn lacks(ledger: &Ledger, node: &str, pod: &PodFacts) -> Option<&'static str> {
     let request = pod.request.as_ref().ok()?;
     let (cpu_milli, ram) = ledger.left(node)?;
     if request.cpu_milli > cpu_milli {

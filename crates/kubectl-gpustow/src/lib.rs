@@ -9,7 +9,7 @@ mod check;
 mod cluster;
 mod completion;
 mod fit;
-mod intree;
+pub mod intree;
 mod lists;
 mod live;
 mod output;
@@ -26,6 +26,7 @@ use anyhow::Result;
 pub use args::Args;
 use args::Command;
 pub use output::Screen;
+pub use source::{Lists, Source};
 
 /// What a command found, as its exit code says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
         Command::Ui(ui) => return ui::run(&global, &ui, out).await,
         _ => {}
     }
-    let mut cluster = source::load(&global).await?;
+    let mut cluster = source::load(&global.source).await?;
     let scope = global.scope(&cluster)?;
     match command {
         Command::Nodes { output } => lists::nodes(&cluster).print(&output, screen, out),

@@ -29,18 +29,18 @@ pub(crate) struct Live {
 impl Live {
     /// Lists once, so that errors are seen at once, then follows watches until the process ends.
     pub(crate) async fn start(global: &Global) -> Result<Self> {
-        let cluster = source::load(global).await?;
-        let still = global.from.is_some();
+        let cluster = source::load(&global.source).await?;
+        let still = global.source.from.is_some();
         let cluster = Arc::new(Mutex::new(cluster));
         let live = Self {
             cluster,
             started: Instant::now(),
             still,
         };
-        if let Some(path) = &global.from {
-            live.reread(path.clone(), global.resource_name.clone());
+        if let Some(path) = &global.source.from {
+            live.reread(path.clone(), global.source.resource_name.clone());
         } else {
-            let (client, _) = source::client(global).await?;
+            let (client, _) = global.source.client().await?;
             live.follow(
                 watched(Api::<Pod>::all(client.clone())),
                 |cluster, change| match change {

@@ -15,58 +15,126 @@ use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::args::Global;
 use crate::cluster::Cluster;
 
 /// Objects per answer of a List, as kubectl asks for them.
 const CHUNK: u32 = 500;
 
-/// Lists everything once.
-pub(crate) async fn load(global: &Global) -> Result<Cluster> {
-    if let Some(path) = &global.from {
-        return read(path, &global.resource_name);
-    }
-    let mut cluster = Cluster::new(&global.resource_name);
-    let (client, namespace) = client(global).await?;
-    cluster.namespace = Some(namespace);
-    let configs = Api::namespaced(client.clone(), names::NAMESPACE);
-    let (nodes, gpunodes, pods, configs) = tokio::join!(
-        list(Api::<Node>::all(client.clone()), "nodes"),
-        list(Api::<GpuNode>::all(client.clone()), "gpunodes"),
-        list(Api::<Pod>::all(client.clone()), "pods"),
-        list(configs, "configmaps"),
-    );
-    cluster.reset_nodes(nodes?);
-    cluster.reset_gpunodes(gpunodes?);
-    cluster.reset_pods(pods?);
-    cluster.configs = configs.ok();
-    cluster.wall = Timestamp::now();
-    Ok(cluster)
+/// Flags that say where a cluster's objects come from.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Source {
+    /// kubeconfig file; without it $KUBECONFIG or ~/.kube/config
+    #[arg(long, global = true, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig
+    #[arg(long, global = true, value_name = "NAME")]
+    context: Option<String>,
+    /// User to act as
+    #[arg(long = "as", global = true, value_name = "USER")]
+    impersonate: Option<String>,
+    /// Read `kubectl get nodes,gpunodes,pods -A -o json` from a file, or all such files of a
+    /// folder, instead of a cluster
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(crate) from: Option<PathBuf>,
+    /// Extended resource that pods ask for
+    #[arg(long, global = true, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM)]
+    pub resource_name: String,
 }
 
-/// A client with the user's own rights, and the namespace of the context.
-pub(crate) async fn client(global: &Global) -> Result<(Client, String)> {
-    let options = KubeConfigOptions {
-        context: global.context.clone(),
-        ..Default::default()
-    };
-    let mut config = match &global.kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("--kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &options).await
+/// A cluster's objects, as they were listed.
+#[derive(Debug, Default)]
+pub struct Lists {
+    /// Every Node.
+    pub nodes: Vec<Node>,
+    /// Every GpuNode.
+    pub gpunodes: Vec<GpuNode>,
+    /// Every Pod.
+    pub pods: Vec<Pod>,
+    /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
+    pub(crate) configs: Option<Vec<ConfigMap>>,
+    /// The namespace of the context, if there is one.
+    pub(crate) namespace: Option<String>,
+}
+
+impl Source {
+    /// Lists everything once.
+    ///
+    /// # Errors
+    /// If the cluster cannot be reached, its objects not be listed, or a file not be read.
+    pub async fn lists(&self) -> Result<Lists> {
+        if let Some(path) = &self.from {
+            return read_lists(path);
         }
-        None => Config::from_kubeconfig(&options).await,
+        let (client, namespace) = self.client().await?;
+        let configs = Api::namespaced(client.clone(), names::NAMESPACE);
+        let (nodes, gpunodes, pods, configs) = tokio::join!(
+            list(Api::<Node>::all(client.clone()), "nodes"),
+            list(Api::<GpuNode>::all(client.clone()), "gpunodes"),
+            list(Api::<Pod>::all(client.clone()), "pods"),
+            list(configs, "configmaps"),
+        );
+        Ok(Lists {
+            nodes: nodes?,
+            gpunodes: gpunodes?,
+            pods: pods?,
+            configs: configs.ok(),
+            namespace: Some(namespace),
+        })
     }
-    .context("no way to the cluster: does `kubectl get nodes` work?")?;
-    if global.impersonate.is_some() {
-        config.auth_info.impersonate = global.impersonate.clone();
+
+    /// A client with the user's own rights, and the namespace of the context.
+    pub(crate) async fn client(&self) -> Result<(Client, String)> {
+        let options = KubeConfigOptions {
+            context: self.context.clone(),
+            ..Default::default()
+        };
+        let mut config = match &self.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path)
+                    .with_context(|| format!("--kubeconfig {}", path.display()))?;
+                Config::from_custom_kubeconfig(file, &options).await
+            }
+            None => Config::from_kubeconfig(&options).await,
+        }
+        .context("no way to the cluster: does `kubectl get nodes` work?")?;
+        if self.impersonate.is_some() {
+            config.auth_info.impersonate = self.impersonate.clone();
+        }
+        let namespace = config.default_namespace.clone();
+        Ok((
+            Client::try_from(config).context("cannot set up the client")?,
+            namespace,
+        ))
     }
-    let namespace = config.default_namespace.clone();
-    Ok((
-        Client::try_from(config).context("cannot set up the client")?,
-        namespace,
-    ))
+}
+
+/// The cluster that `source` shows.
+pub(crate) async fn load(source: &Source) -> Result<Cluster> {
+    let lists = source.lists().await?;
+    Ok(cluster(lists, &source.resource_name))
+}
+
+/// Reads a file, or all JSON and YAML files of a folder.
+pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster> {
+    Ok(cluster(read_lists(path)?, resource))
+}
+
+fn cluster(lists: Lists, resource: &str) -> Cluster {
+    let mut cluster = Cluster::new(resource);
+    if lists.namespace.is_none() {
+        // The files' own time: ages do not depend on when they are read.
+        let heartbeats = lists.gpunodes.iter().filter_map(|node| {
+            let heartbeat = node.status.as_ref()?.heartbeat.as_ref()?;
+            heartbeat.parse::<Timestamp>().ok()
+        });
+        cluster.wall = heartbeats.max().unwrap_or(cluster.wall);
+    }
+    cluster.namespace = lists.namespace;
+    cluster.reset_nodes(lists.nodes);
+    cluster.reset_gpunodes(lists.gpunodes);
+    cluster.reset_pods(lists.pods);
+    cluster.configs = lists.configs;
+    cluster
 }
 
 async fn list<K>(api: Api<K>, what: &'static str) -> Result<Vec<K>>
@@ -132,51 +200,30 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads a file, or all JSON and YAML files of a folder.
-pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster> {
-    let mut cluster = Cluster::new(resource);
-    let mut objects = Objects::default();
+fn read_lists(path: &Path) -> Result<Lists> {
+    let mut lists = Lists {
+        configs: Some(Vec::new()),
+        ..Lists::default()
+    };
     for file in &files(path)? {
         let name = || file.display().to_string();
         let text = fs::read_to_string(file).with_context(name)?;
         if file.extension().is_some_and(|it| it == "json") {
-            objects
+            lists
                 .add(serde_json::from_str(&text).with_context(name)?)
                 .with_context(name)?;
             continue;
         }
         for document in serde_yaml::Deserializer::from_str(&text) {
-            objects
+            lists
                 .add(Value::deserialize(document).with_context(name)?)
                 .with_context(name)?;
         }
     }
-    // The files' own time: ages do not depend on when they are read.
-    let heartbeats = objects.gpunodes.iter().filter_map(|node| {
-        node.status
-            .as_ref()?
-            .heartbeat
-            .as_ref()?
-            .parse::<Timestamp>()
-            .ok()
-    });
-    cluster.wall = heartbeats.max().unwrap_or_else(Timestamp::now);
-    cluster.reset_nodes(objects.nodes);
-    cluster.reset_gpunodes(objects.gpunodes);
-    cluster.reset_pods(objects.pods);
-    cluster.configs = Some(objects.configs);
-    Ok(cluster)
+    Ok(lists)
 }
 
-#[derive(Default)]
-struct Objects {
-    nodes: Vec<Node>,
-    gpunodes: Vec<GpuNode>,
-    pods: Vec<Pod>,
-    configs: Vec<ConfigMap>,
-}
-
-impl Objects {
+impl Lists {
     fn add(&mut self, mut object: Value) -> Result<()> {
         if let Some(Value::Array(items)) = object.get_mut("items").map(Value::take) {
             return items.into_iter().try_for_each(|item| self.add(item));
@@ -190,7 +237,10 @@ impl Objects {
             "Node" => self.nodes.push(serde_json::from_value(object)?),
             "GpuNode" => self.gpunodes.push(serde_json::from_value(object)?),
             "Pod" => self.pods.push(serde_json::from_value(object)?),
-            "ConfigMap" => self.configs.push(serde_json::from_value(object)?),
+            "ConfigMap" => {
+                let config = serde_json::from_value(object)?;
+                self.configs.get_or_insert_default().push(config);
+            }
             "" => bail!("an object without a kind"),
             _ => {}
         }

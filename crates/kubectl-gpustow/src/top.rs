@@ -64,7 +64,7 @@ pub(crate) async fn run(
         colour: screen.colour,
     };
     if args.once || !screen.terminal {
-        let picture = picture(&source::load(global).await?, &view);
+        let picture = picture(&source::load(&global.source).await?, &view);
         writeln!(out, "{}", picture.headline)?;
         let widths = widths(&picture.rows);
         writeln!(out, "{}", heads(&widths).trim_end())?;
@@ -310,7 +310,7 @@ mod tests {
     async fn cluster() -> Result<Cluster> {
         let files = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster");
         let args = Args::try_parse_from(["kubectl-gpustow", "--from", files, "nodes"])?;
-        source::load(&args.global).await
+        source::load(&args.global.source).await
     }
 
     fn drawn(picture: &Picture, view: &View) -> Result<String> {
