@@ -39,9 +39,9 @@ soak: ## The same with the repeated cases 200 times
 	@$(MAKE) --no-print-directory test ROUNDS=200
 
 .PHONY: bench
-bench: ## Benchmark the decision and the routes; with OPENB=DIR (openb trace) packing against others
+bench: ## Benchmark the decision and the routes, and packing against others (OPENB=DIR: on the openb trace too)
 	$(CARGO) bench --locked --bench '*'
-	$(if $(OPENB),$(RUN) --release --package gpustow-sim --bin gpustow-sim -- bench --openb '$(OPENB)')
+	$(RUN) --release --package gpustow-sim --bin gpustow-sim -- bench $(if $(OPENB),--openb '$(OPENB)')
 
 .PHONY: bench-cluster
 bench-cluster: control-plane ## Pods per second through the real kube-scheduler, with and without the extender

@@ -90,7 +90,13 @@ pub struct Workload {
     pub hosts: Vec<Host>,
     /// The jobs of the trace in the order of their names.
     pub jobs: Vec<Job>,
+    mode: Mode,
+    models: Vec<String>,
+    classes: HashMap<Class, usize>,
 }
+
+/// What tells classes of jobs apart: CPU, host memory, GPUs, thousandths, models.
+type Class = (u64, u64, usize, u64, Models);
 
 /// One experiment: hosts in the order that ties are broken in, and jobs in the order of arrival.
 #[derive(Clone, Debug)]
@@ -106,15 +112,14 @@ impl Workload {
     ///
     /// # Errors
     /// If a model's size is not known, or there are too many models.
-    pub fn new(mut nodes: Vec<TraceNode>, mut pods: Vec<TracePod>, mode: Mode) -> Result<Self> {
+    pub fn new(mut nodes: Vec<TraceNode>, pods: Vec<TracePod>, mode: Mode) -> Result<Self> {
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        pods.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut models: Vec<&str> = Vec::new();
+        let mut models: Vec<String> = Vec::new();
         let mut hosts = Vec::new();
         for node in &nodes {
             let known = models.iter().position(|model| *model == node.model);
             let index = known.unwrap_or_else(|| {
-                models.push(&node.model);
+                models.push(node.model.clone());
                 models.len() - 1
             });
             if index >= Models::BITS as usize {
@@ -135,8 +140,28 @@ impl Workload {
                 left: vec![card; node.gpus],
             });
         }
-        let mut classes = HashMap::new();
-        let jobs = pods.iter().map(|pod| {
+        let mut workload = Self {
+            hosts,
+            jobs: Vec::new(),
+            mode,
+            models,
+            classes: HashMap::new(),
+        };
+        workload.jobs = workload.read(pods);
+        Ok(workload)
+    }
+
+    /// The jobs of a pod list, in the order of their names.
+    #[must_use]
+    pub fn read(&mut self, mut pods: Vec<TracePod>) -> Vec<Job> {
+        pods.sort_by(|a, b| a.name.cmp(&b.name));
+        let Self {
+            mode,
+            models,
+            classes,
+            ..
+        } = self;
+        let job = |pod: &TracePod| {
             let bit = |model: &String| models.iter().position(|known| known == model);
             let bits = pod.models.iter().filter_map(bit);
             let bound = bits.fold(0, |set: Models, bit| set | 1 << bit);
@@ -157,9 +182,8 @@ impl Workload {
             let key = (job.cpu, job.ram, job.gpus, job.milli, job.models);
             job.class = *classes.entry(key).or_insert(next);
             job
-        });
-        let jobs = jobs.collect();
-        Ok(Self { hosts, jobs })
+        };
+        pods.iter().map(job).collect()
     }
 
     /// Number of cards.

@@ -1,12 +1,14 @@
 //! One workload through one policy: pods come one by one, and what fits nowhere is dropped.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 
 use crate::baselines::{Choice, Fragmentation, TargetMix};
 use crate::hosts::{Host, Job};
+use crate::progress::Progress;
 use crate::protocol::Workload;
 
 /// Where a policy puts a pod.
@@ -24,8 +26,11 @@ pub trait Placer {
     /// the answer implies.
     fn place(&mut self, hosts: &[Host], job: &Job, id: usize) -> Option<Placed>;
 
-    /// The pod `id`, which was placed, is gone.
+    /// The pod `id`, which was placed, is gone. The hosts are as they are afterwards.
     fn left(&mut self, id: usize, job: &Job, placed: &Placed);
+
+    /// A minute has gone by.
+    fn tick(&mut self) {}
 }
 
 /// What one run showed. All percentages are of the cluster's cards.
@@ -58,11 +63,16 @@ pub fn kind(job: &Job) -> &'static str {
     }
 }
 
-/// Replays the experiment of `seed`.
+/// Replays the experiment of `seed`; `None` if it was stopped on the way.
 ///
 /// # Errors
 /// If the policy breaks the books: more on a card, or on a host, than there is.
-pub fn replay(workload: &Workload, choice: Choice, seed: u64) -> Result<Run> {
+pub fn replay(
+    workload: &Workload,
+    choice: Choice,
+    seed: u64,
+    progress: &mut Progress,
+) -> Result<Option<Run>> {
     let experiment = workload.experiment(seed);
     let mut hosts = experiment.hosts;
     let mut placer = choice.placer(&hosts, &workload.jobs, seed);
@@ -72,7 +82,12 @@ pub fn replay(workload: &Workload, choice: Choice, seed: u64) -> Result<Run> {
     let (mut arrived, mut used, mut idle, mut unplaced) = (0, 0, cards, 0);
     let mut run = Run::default();
     let mut buckets: BTreeMap<u32, (f64, f64, u32)> = BTreeMap::new();
+    let pods = experiment.arrivals.len();
     for (id, job) in experiment.arrivals.iter().enumerate() {
+        let what = || format!("{choice}, seed {seed}");
+        if !progress.goes_on(what, id as f64 / pods as f64) {
+            return Ok(None);
+        }
         arrived += job.demand();
         let begun = Instant::now();
         let placed = placer.place(&hosts, job, id);
@@ -107,5 +122,20 @@ pub fn replay(workload: &Workload, choice: Choice, seed: u64) -> Result<Run> {
     }
     run.unplaced_pct = 100.0 * unplaced as f64 / cards;
     run.decision_ns.sort_unstable();
-    Ok(run)
+    progress.done();
+    Ok(Some(run))
+}
+
+/// Replays the experiments of all seeds, or of those that Ctrl-C lets.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_all(
+    workload: &Workload,
+    choice: Choice,
+    seeds: RangeInclusive<u64>,
+    progress: &mut Progress,
+) -> Result<Vec<Run>> {
+    let runs = seeds.map(|seed| replay(workload, choice, seed, progress).transpose());
+    runs.map_while(|run| run).collect()
 }

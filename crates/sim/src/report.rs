@@ -57,6 +57,8 @@ pub struct Unplaced {
 /// One policy over all seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
+    /// Seeds that were run to their end.
+    pub runs: usize,
     /// Allocated, in percent of all cards, by percent of arrivals.
     pub allocation_pct: BTreeMap<u32, Mean>,
     /// Of no use to the mix, in percent of what is free, likewise.
@@ -113,6 +115,7 @@ impl Summary {
                 .map_or(0.0, |ns| *ns as f64 / 1e3)
         };
         Self {
+            runs: runs.len(),
             allocation_pct: levels(&|run| run.allocated.clone()),
             fragmentation_pct: levels(&|run| run.fragmented.clone()),
             unplaced_pct: mean(&|run| Some(run.unplaced_pct)),

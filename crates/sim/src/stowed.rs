@@ -166,4 +166,8 @@ impl Placer for Stowed {
     fn left(&mut self, id: usize, _job: &Job, _placed: &Placed) {
         self.ledger.delete_pod(&id.to_string());
     }
+
+    fn tick(&mut self) {
+        self.ledger.learn();
+    }
 }

@@ -1,56 +1,28 @@
 //! Exact results on a small workload that is the same everywhere.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use gpustow_pack::PolicyKind;
 use gpustow_sim::baselines::Choice;
+use gpustow_sim::churn::{Lifetimes, Plan, churn};
+use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::{Mode, Workload};
-use gpustow_sim::random::Random;
 use gpustow_sim::replay::{Run, replay};
-use gpustow_sim::trace::{TraceNode, TracePod};
+use gpustow_sim::synthetic;
 
-/// 48 nodes of three kinds and 700 pods: shares of six sizes, whole cards, some of several, some
-/// bound to a model, some without GPUs.
 fn workload(mode: Mode) -> Result<Workload> {
-    let mut random = Random::new(7);
-    let kinds = [("G2", 8, 96_000), ("T4", 2, 64_000), ("V100M32", 4, 48_000)];
-    let nodes = (0..48).map(|index| {
-        let (model, gpus, cpu_milli) = kinds[index % 3];
-        TraceNode {
-            name: format!("node-{index:02}"),
-            cpu_milli,
-            ram_mib: 400_000,
-            gpus,
-            model: model.to_owned(),
-        }
-    });
-    let pods = (0..700).map(|index| {
-        let (gpus, gpu_milli) = match random.below(20) {
-            0..2 => (0, 0),
-            2..8 => (1, [110, 230, 320, 470, 650, 810][random.below(6)]),
-            8..19 => (1, 1000),
-            _ => ([2, 4, 8][random.below(3)], 1000),
-        };
-        let bound = gpus == 1 && random.below(10) == 0;
-        TracePod {
-            name: format!("pod-{index:03}"),
-            cpu_milli: [2000, 6000, 12_000][random.below(3)] * gpus.max(1) as u64,
-            ram_mib: 8192,
-            gpus,
-            gpu_milli,
-            models: if bound {
-                vec!["T4".to_owned()]
-            } else {
-                Vec::new()
-            },
-        }
-    });
-    Workload::new(nodes.collect(), pods.collect(), mode)
+    Workload::new(synthetic::nodes(synthetic::NODES), synthetic::pods(), mode)
+}
+
+/// The run of a seed, which nothing interrupts.
+fn replayed(workload: &Workload, choice: Choice, seed: u64) -> Result<Run> {
+    replay(workload, choice, seed, &mut Progress::silent())?.context("stopped")
 }
 
 fn results(mode: Mode) -> Result<Vec<(&'static str, u64)>> {
     let workload = workload(mode)?;
     let unplaced = |run: Run| run.unplaced.values().map(|(_, milli)| milli).sum();
     Choice::all()
-        .map(|choice| Ok((choice.name(), unplaced(replay(&workload, choice, 42)?))))
+        .map(|choice| Ok((choice.name(), unplaced(replayed(&workload, choice, 42)?))))
         .collect()
 }
 
@@ -109,9 +81,47 @@ fn in_mib_every_policy_turns_away_exactly_this() -> Result<()> {
 fn a_run_is_the_same_again() -> Result<()> {
     let workload = workload(Mode::Units)?;
     for choice in Choice::all() {
-        let run = |seed| replay(&workload, choice, seed).map(|run| run.allocated);
+        let run = |seed| replayed(&workload, choice, seed).map(|run| run.allocated);
         assert_eq!(run(42)?, run(42)?, "{choice}");
         assert_ne!(run(42)?, run(43)?, "{choice}");
     }
+    Ok(())
+}
+
+/// Thousandths of percent allocated, and of a minute that a pod waits on average, with a load of 95 %
+/// and of 105 %.
+#[test]
+fn with_departures_every_policy_shows_exactly_this() -> Result<()> {
+    let mut plan = Plan {
+        workload: workload(Mode::Units)?,
+        then: None,
+        hosts: synthetic::NODES,
+        load: 0.0,
+        lifetimes: Lifetimes::Exponential,
+    };
+    let mut results = Vec::new();
+    for choice in [
+        Choice::BestFit,
+        Choice::Fgd,
+        Choice::Own(PolicyKind::FirstFit),
+        Choice::Own(PolicyKind::Tight),
+    ] {
+        let mut of = |load| -> Result<_> {
+            plan.load = load;
+            let run = churn(&plan, choice, 42, &mut Progress::silent())?.context("stopped")?;
+            let waits: Vec<f64> = run.waits.into_values().flatten().collect();
+            let wait = waits.iter().sum::<f64>() / waits.len() as f64;
+            let thousandths = |value: f64| (1000.0 * value).round() as u64;
+            Ok((thousandths(run.allocated), thousandths(wait)))
+        };
+        results.push((choice.name(), of(0.95)?, of(1.05)?));
+    }
+    let expected = [
+        ("bestfit", (87_221, 480), (93_475, 2639)),
+        ("fgd", (86_371, 645), (91_484, 2653)),
+        ("first-fit", (88_023, 708), (92_100, 2855)),
+        ("tight", (86_105, 903), (91_519, 2524)),
+    ];
+    assert_eq!(results, expected);
     Ok(())
 }

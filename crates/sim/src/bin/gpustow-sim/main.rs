@@ -1,0 +1,89 @@
+//! Replays workloads through gpustow's decisions and through others'.
+
+mod churn;
+mod replay;
+mod whatif;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, ValueEnum};
+use gpustow_sim::bench::bench;
+use gpustow_sim::progress::{INTERRUPTED, Progress, stop_at_ctrl_c};
+use gpustow_sim::trace::{self, TraceNode, TracePod};
+
+/// Replay workloads through gpustow's packing policies and through others'.
+///
+/// Long runs tell their progress on stderr. Ctrl-C prints what is done and ends with code 130.
+#[derive(Parser)]
+#[command(name = "gpustow-sim", version)]
+enum Command {
+    /// Replay a trace by the protocol of the FGD paper: arrivals only, what does not fit is dropped
+    Replay(replay::Args),
+    /// Let pods come, wait, run and go at a given load: waiting time and waste by policy
+    Churn(churn::Args),
+    /// Place a cluster's own pods anew, under other policies and with more or fewer nodes
+    #[command(name = "whatif")]
+    WhatIf(whatif::Args),
+    /// Compare every policy on a synthetic list, and with --openb on every pod list of that trace;
+    /// fails where gpustow's are worse than committed or others differ from what was published
+    Bench(Bench),
+}
+
+/// How to print.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    Table,
+    /// For programs
+    Json,
+}
+
+#[derive(Args)]
+struct Bench {
+    /// Folder with the openb trace's node list and pod lists, and fgd_published_means.csv
+    #[arg(long, value_name = "DIR")]
+    openb: Option<PathBuf>,
+    /// Seeds: one, or the first and last of a range
+    #[arg(long, default_value = "42..51", value_parser = seeds)]
+    seeds: (u64, u64),
+}
+
+fn seeds(text: &str) -> Result<(u64, u64), String> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let number = |text: &str| {
+        text.parse()
+            .map_err(|_| format!("{text:?} is not a number"))
+    };
+    let (first, last) = (number(first)?, number(last)?);
+    if first > last {
+        return Err(format!("{first} is after {last}"));
+    }
+    Ok((first, last))
+}
+
+fn read_nodes(path: &Path) -> Result<Vec<TraceNode>> {
+    trace::nodes(&trace::read(path)?).with_context(|| path.display().to_string())
+}
+
+fn read_pods(path: &Path) -> Result<Vec<TracePod>> {
+    trace::pods(&trace::read(path)?).with_context(|| path.display().to_string())
+}
+
+fn main() -> Result<ExitCode> {
+    let command = Command::parse();
+    stop_at_ctrl_c()?;
+    match command {
+        Command::Replay(args) => replay::run(&args)?,
+        Command::Churn(args) => churn::run(&args)?,
+        Command::WhatIf(args) => whatif::run(&args)?,
+        Command::Bench(args) => bench(args.openb.as_deref(), args.seeds.0..=args.seeds.1)?,
+    }
+    Ok(if Progress::stopped() {
+        eprintln!("interrupted: this is what was done until then");
+        INTERRUPTED.into()
+    } else {
+        ExitCode::SUCCESS
+    })
+}

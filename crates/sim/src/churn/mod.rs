@@ -1,0 +1,302 @@
+//! A cluster in use: pods come, wait if they must, run, and go. What fits nowhere waits, and is
+//! tried again in the order of arrival whenever a pod ends, as kube-scheduler does with pods of
+//! equal priority. It does not know policies.
+
+mod lifetimes;
+mod report;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::ops::RangeInclusive;
+
+use anyhow::{Result, bail};
+
+use crate::baselines::Choice;
+use crate::hosts::{Host, Job};
+use crate::progress::Progress;
+use crate::protocol::Workload;
+use crate::random::Random;
+use crate::replay::{Placed, Placer, kind};
+
+pub use lifetimes::Lifetimes;
+use lifetimes::MEAN_MS;
+pub use report::{ChurnSummary, churn_table};
+
+/// Mean run times that go by before anything is measured, and that are measured.
+const WARM: u64 = 2;
+const MEASURED: u64 = 6;
+/// Milliseconds of a minute.
+const MINUTE: u64 = 60_000;
+
+/// What comes at which rate.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Hosts and the pods that are drawn from.
+    pub workload: Workload,
+    /// The pods that are drawn from in the second half of what is measured, if they change.
+    pub then: Option<Vec<Job>>,
+    /// So many of the hosts, drawn by seed; all if there are fewer.
+    pub hosts: usize,
+    /// GPUs asked for, times how long, relative to those there are.
+    pub load: f64,
+    /// How long pods run.
+    pub lifetimes: Lifetimes,
+}
+
+/// What one run showed over the time measured. Percentages are of the cluster's cards.
+#[derive(Clone, Debug, Default)]
+pub struct ChurnRun {
+    /// Mean of what pods hold, each card counted as one.
+    pub allocated: f64,
+    /// Mean of what pods that wait ask for.
+    pub waiting: f64,
+    /// Mean of what is free while as much or more waits.
+    pub wasted: f64,
+    /// Demand that did not start at once, in percent of the demand that came.
+    pub delayed: f64,
+    /// Minutes that each pod with a GPU waited (so far, at the end), ascending, by [`kind`].
+    pub waits: BTreeMap<&'static str, Vec<f64>>,
+}
+
+/// One pod's life.
+struct Life {
+    job: Job,
+    came: u64,
+    runs_for: u64,
+    placed: Option<Placed>,
+}
+
+/// A cluster at work.
+struct World {
+    hosts: Vec<Host>,
+    placer: Box<dyn Placer>,
+    choice: Choice,
+    lives: Vec<Life>,
+    waiting: BTreeSet<usize>,
+    ends: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Thousandths of cards held, and asked for by pods that wait.
+    held: u64,
+    wanted: u64,
+    run: ChurnRun,
+    since: u64,
+    now: u64,
+    cards: u64,
+}
+
+/// Thousandths of cards that a job takes there.
+fn share(host: &Host, job: &Job) -> u64 {
+    job.gpus as u64 * host.charge(job) * 1000 / host.card.max(1)
+}
+
+impl World {
+    /// Counts the time that has passed since the last event.
+    fn pass(&mut self, until: u64) {
+        let from = self.now.max(self.since);
+        if until > from {
+            let time = (until - from) as f64;
+            let free = self.cards.saturating_sub(self.held);
+            self.run.allocated += time * self.held as f64;
+            self.run.waiting += time * self.wanted as f64;
+            self.run.wasted += time * free.min(self.wanted) as f64;
+        }
+        for _ in self.now / MINUTE..until / MINUTE {
+            self.placer.tick();
+        }
+        self.now = until;
+    }
+
+    /// Tries to start a pod.
+    fn start(&mut self, id: usize) -> Result<bool> {
+        let Life { job, runs_for, .. } = &self.lives[id];
+        let Some(placed) = self.placer.place(&self.hosts, job, id) else {
+            return Ok(false);
+        };
+        let host = self.hosts.get_mut(placed.host);
+        if !host.is_some_and(|host| host.take(job, &placed.cards)) {
+            let choice = self.choice;
+            bail!("{choice} put pod {id} where it does not fit: {job:?} on {placed:?}");
+        }
+        self.held += share(&self.hosts[placed.host], job);
+        self.ends.push(Reverse((self.now + runs_for, id)));
+        self.lives[id].placed = Some(placed);
+        Ok(true)
+    }
+
+    fn come(&mut self, job: Job, runs_for: u64) -> Result<()> {
+        let id = self.lives.len();
+        let (demand, kind) = (job.demand(), kind(&job));
+        self.lives.push(Life {
+            job,
+            came: self.now,
+            runs_for,
+            placed: None,
+        });
+        if self.start(id)? {
+            self.waited(id, kind, 0);
+        } else {
+            self.wanted += demand;
+            self.waiting.insert(id);
+            if self.now >= self.since {
+                self.run.delayed += demand as f64;
+            }
+        }
+        Ok(())
+    }
+
+    fn go(&mut self, id: usize) -> Result<()> {
+        let Life { job, placed, .. } = &self.lives[id];
+        let Some(placed) = placed else { return Ok(()) };
+        let at = placed.host;
+        self.hosts[at].give_back(job, &placed.cards);
+        self.held -= share(&self.hosts[at], job);
+        self.placer.left(id, job, placed);
+        // Nothing that waits fitted anywhere: room has appeared on this host alone.
+        let hopeful = |id: &usize| self.hosts[at].fits(&self.lives[*id].job);
+        let hopeful: Vec<usize> = self.waiting.iter().copied().filter(hopeful).collect();
+        for id in hopeful {
+            if self.hosts[at].fits(&self.lives[id].job) && self.start(id)? {
+                self.waiting.remove(&id);
+                let job = &self.lives[id].job;
+                self.wanted -= job.demand();
+                self.waited(id, kind(job), self.now - self.lives[id].came);
+            }
+        }
+        Ok(())
+    }
+
+    fn waited(&mut self, id: usize, kind: &'static str, time: u64) {
+        let life = &self.lives[id];
+        if life.came >= self.since && life.job.gpus > 0 {
+            let minutes = time as f64 / MINUTE as f64;
+            self.run.waits.entry(kind).or_default().push(minutes);
+        }
+    }
+}
+
+/// What is drawn from, and how far apart pods come on average.
+struct Source<'a> {
+    jobs: Vec<&'a Job>,
+    gap: f64,
+}
+
+impl<'a> Source<'a> {
+    fn new(jobs: &'a [Job], hosts: &[Host], load: f64, cards: u64) -> Result<Self> {
+        // What does not fit the empty cluster would wait for ever, under every policy.
+        let possible = |job: &&Job| hosts.iter().any(|host| host.fits(job));
+        let jobs: Vec<&Job> = jobs.iter().filter(possible).collect();
+        let demand: u64 = jobs.iter().map(|job| job.demand()).sum();
+        if demand == 0 {
+            bail!("no pod of the list asks for GPUs that these nodes have");
+        }
+        let mean = demand as f64 / jobs.len() as f64;
+        let gap = mean * MEAN_MS as f64 / (load * cards as f64);
+        Ok(Self { jobs, gap })
+    }
+
+    fn draw(&self, random: &mut Random) -> Job {
+        self.jobs[random.below(self.jobs.len())].clone()
+    }
+}
+
+/// Runs the plan with the seed; `None` if it was stopped on the way.
+///
+/// # Errors
+/// If the policy breaks the books, or no pod of the list fits the hosts.
+pub fn churn(
+    plan: &Plan,
+    choice: Choice,
+    seed: u64,
+    progress: &mut Progress,
+) -> Result<Option<ChurnRun>> {
+    let mut random = Random::new(seed);
+    let mut hosts = plan.workload.hosts.clone();
+    random.shuffle(&mut hosts);
+    hosts.truncate(plan.hosts.max(1));
+    let cards = 1000 * hosts.iter().map(|host| host.left.len() as u64).sum::<u64>();
+    let first = Source::new(&plan.workload.jobs, &hosts, plan.load, cards)?;
+    let second = match &plan.then {
+        Some(jobs) => Some(Source::new(jobs, &hosts, plan.load, cards)?),
+        None => None,
+    };
+    let second = second.as_ref().unwrap_or(&first);
+    let known = [&plan.workload.jobs[..], plan.then.as_deref().unwrap_or(&[])].concat();
+    let (since, end) = (WARM * MEAN_MS, (WARM + MEASURED) * MEAN_MS);
+    let change = since + (end - since) / 2;
+    let mut world = World {
+        placer: choice.placer(&hosts, &known, seed),
+        hosts,
+        choice,
+        lives: Vec::new(),
+        waiting: BTreeSet::new(),
+        ends: BinaryHeap::new(),
+        held: 0,
+        wanted: 0,
+        run: ChurnRun::default(),
+        since,
+        now: 0,
+        cards,
+    };
+    // What is there at the start is what a cluster of this load would hold, part of its life spent.
+    let mut demand = 0;
+    while (demand as f64) < plan.load * cards as f64 {
+        let job = first.draw(&mut random);
+        demand += job.demand();
+        world.come(job, plan.lifetimes.rest(&mut random))?;
+    }
+    let mut next = 0;
+    while world.now < end {
+        let what = || format!("load {}, {choice}, seed {seed}", plan.load);
+        if !progress.goes_on(what, world.now as f64 / end as f64) {
+            return Ok(None);
+        }
+        if world
+            .ends
+            .peek()
+            .is_some_and(|Reverse((at, _))| *at <= next.min(end))
+        {
+            if let Some(Reverse((at, id))) = world.ends.pop() {
+                world.pass(at);
+                world.go(id)?;
+            }
+            continue;
+        }
+        world.pass(next.min(end));
+        let source = if world.now < change { &first } else { second };
+        if world.now < end && next > 0 {
+            let job = source.draw(&mut random);
+            world.come(job, plan.lifetimes.whole(&mut random))?;
+        }
+        next = world.now + (source.gap * random.exponential()).round().max(1.0) as u64;
+    }
+    for id in std::mem::take(&mut world.waiting) {
+        let (kind, waited) = (kind(&world.lives[id].job), end - world.lives[id].came);
+        world.waited(id, kind, waited);
+    }
+    let lives = world.lives.iter().filter(|life| life.came >= since);
+    let came: u64 = lives.map(|life| life.job.demand()).sum();
+    progress.done();
+    let mut run = world.run;
+    let scale = 100.0 / (cards as f64 * (end - since) as f64);
+    for sum in [&mut run.allocated, &mut run.waiting, &mut run.wasted] {
+        *sum *= scale;
+    }
+    for waits in run.waits.values_mut() {
+        waits.sort_by(f64::total_cmp);
+    }
+    run.delayed = 100.0 * run.delayed / came.max(1) as f64;
+    Ok(Some(run))
+}
+
+/// Runs the plan with all seeds, or with those that Ctrl-C lets.
+///
+/// # Errors
+/// As [`churn`].
+pub fn churn_all(
+    plan: &Plan,
+    choice: Choice,
+    seeds: RangeInclusive<u64>,
+    progress: &mut Progress,
+) -> Result<Vec<ChurnRun>> {
+    let runs = seeds.map(|seed| churn(plan, choice, seed, progress).transpose());
+    runs.map_while(|run| run).collect()
+}

@@ -1,0 +1,119 @@
+//! Runs of several seeds as one table or one JSON document.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::ChurnRun;
+use crate::report::Mean;
+
+/// One policy at one load over all seeds. Percentages are of the cluster's cards.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChurnSummary {
+    /// Seeds that were run to their end.
+    pub runs: usize,
+    /// Held by pods.
+    pub allocation_pct: Mean,
+    /// Asked for by pods that wait.
+    pub waiting_pct: Mean,
+    /// Free while as much or more waits.
+    pub waste_pct: Mean,
+    /// Demand that did not start at once, in percent of all that came.
+    pub delayed_pct: Mean,
+    /// Minutes that a pod waits, where pods run for an hour on average: mean, p50, p99 and max.
+    pub wait_minutes: BTreeMap<&'static str, Mean>,
+    /// The mean by what was asked for.
+    pub wait_minutes_by_kind: BTreeMap<&'static str, Mean>,
+    /// Allocation, waste and mean wait of each seed, to compare policies seed by seed.
+    pub per_seed: Vec<[f64; 3]>,
+}
+
+fn mean(waits: &[f64]) -> f64 {
+    waits.iter().sum::<f64>() / waits.len().max(1) as f64
+}
+
+fn quantile(waits: &[f64], share: f64) -> f64 {
+    let index = (share * waits.len() as f64) as usize;
+    let last = waits.len().saturating_sub(1);
+    waits.get(index.min(last)).copied().unwrap_or(0.0)
+}
+
+impl ChurnSummary {
+    /// The summary of the runs of one policy.
+    #[must_use]
+    pub fn of(runs: &[ChurnRun]) -> Self {
+        let over = |value: &dyn Fn(&ChurnRun) -> f64| {
+            Mean::of(&runs.iter().map(value).collect::<Vec<_>>())
+        };
+        let all: Vec<Vec<f64>> = runs
+            .iter()
+            .map(|run| {
+                let mut all: Vec<f64> = run.waits.values().flatten().copied().collect();
+                all.sort_by(f64::total_cmp);
+                all
+            })
+            .collect();
+        let waits = |value: &dyn Fn(&[f64]) -> f64| {
+            Mean::of(&all.iter().map(|all| value(all)).collect::<Vec<_>>())
+        };
+        let mut kinds: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+        for (kind, waits) in runs.iter().flat_map(|run| &run.waits) {
+            kinds.entry(kind).or_default().push(mean(waits));
+        }
+        let per_seed = runs.iter().zip(&all);
+        Self {
+            runs: runs.len(),
+            allocation_pct: over(&|run| run.allocated),
+            waiting_pct: over(&|run| run.waiting),
+            waste_pct: over(&|run| run.wasted),
+            delayed_pct: over(&|run| run.delayed),
+            wait_minutes: [
+                ("mean", waits(&mean)),
+                ("p50", waits(&|all| quantile(all, 0.5))),
+                ("p99", waits(&|all| quantile(all, 0.99))),
+                ("max", waits(&|all| quantile(all, 1.0))),
+            ]
+            .into(),
+            wait_minutes_by_kind: kinds
+                .into_iter()
+                .map(|(kind, means)| (kind, Mean::of(&means)))
+                .collect(),
+            per_seed: per_seed
+                .map(|(run, all)| [run.allocated, run.wasted, mean(all)])
+                .collect(),
+        }
+    }
+}
+
+/// The summaries as a table, one load and policy per line.
+#[must_use]
+pub fn churn_table(summaries: &[(f64, &str, ChurnSummary)]) -> String {
+    let heads = ["alloc %", "waste %", "waiting %", "delayed %"];
+    let waits = ["mean", "p50", "p99", "max"];
+    let mut text = format!("{:>5} {:<16}", "load", "policy");
+    for head in heads {
+        text += &format!("{head:>14}");
+    }
+    for head in waits {
+        text += &format!("{:>15}", format!("wait {head}, min"));
+    }
+    text.push('\n');
+    let shown = |mean: &Mean| format!("{:.2} ±{:.2}", mean.mean, mean.ci95);
+    for (load, name, summary) in summaries {
+        text += &format!("{load:>5} {name:<16}");
+        for mean in [
+            &summary.allocation_pct,
+            &summary.waste_pct,
+            &summary.waiting_pct,
+            &summary.delayed_pct,
+        ] {
+            text += &format!("{:>14}", shown(mean));
+        }
+        for wait in waits {
+            let mean = summary.wait_minutes.get(wait).map(shown);
+            text += &format!("{:>15}", mean.unwrap_or_default());
+        }
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,210 @@
+//! `gpustow-sim` as its users run it. `GPUSTOW_BLESS=1 cargo test -p gpustow-sim --test cli` writes
+//! what `whatif` prints now.
+
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_sim::synthetic;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn sim(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpustow-sim"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn printed(output: Output) -> Result<String> {
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {error}", output.status);
+    ensure!(error.is_empty(), "{error}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// An empty folder for one test.
+fn folder(name: &str) -> Result<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+/// The synthetic list as the files that users pass.
+fn lists(folder: &Path) -> Result<[String; 2]> {
+    let mut nodes = "sn,cpu_milli,memory_mib,gpu,model\n".to_owned();
+    for node in synthetic::nodes(synthetic::NODES) {
+        let (name, cpu, ram) = (node.name, node.cpu_milli, node.ram_mib);
+        nodes += &format!("{name},{cpu},{ram},{},{}\n", node.gpus, node.model);
+    }
+    let mut pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n".to_owned();
+    for pod in synthetic::pods() {
+        let (name, cpu, ram) = (pod.name, pod.cpu_milli, pod.ram_mib);
+        let models = pod.models.join("|");
+        pods += &format!(
+            "{name},{cpu},{ram},{},{},{models}\n",
+            pod.gpus, pod.gpu_milli
+        );
+    }
+    let write = |name: &str, text: String| -> Result<String> {
+        let path = folder.join(name);
+        fs::write(&path, text)?;
+        Ok(path.display().to_string())
+    };
+    Ok([write("nodes.csv", nodes)?, write("pods.csv", pods)?])
+}
+
+fn golden(name: &str, args: &[&str]) -> Result<()> {
+    let from = here("../kubectl-gpustow/tests/cluster")
+        .display()
+        .to_string();
+    let text = printed(sim(&["whatif", "--from", &from]).args(args).output()?)?;
+    let file = here("tests/golden").join(name);
+    if std::env::var_os("GPUSTOW_BLESS").is_some() {
+        fs::write(&file, &text)?;
+    }
+    let golden = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    ensure!(
+        text == golden,
+        "{args:?} prints\n{text}\nand {name} has\n{golden}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_cluster_is_placed_anew() -> Result<()> {
+    golden("same.txt", &["--policy=tight,binpack,spread"])?;
+    golden("same.json", &["--output=json"])?;
+    golden("more.txt", &["--add-nodes=1:l4-1", "--add-nodes=1"])?;
+    golden("fewer.txt", &["--remove-nodes=1", "--policy=tight,binpack"])
+}
+
+#[test]
+fn what_cannot_be_changed_is_refused() -> Result<()> {
+    let from = here("../kubectl-gpustow/tests/cluster")
+        .display()
+        .to_string();
+    for (args, wanted) in [
+        ("--add-nodes=2:nobody", "no GPU node nobody"),
+        ("--remove-nodes=9", "no GPU node would be left"),
+        ("--add-nodes=many", "neither N nor N:NODE"),
+    ] {
+        let output = sim(&["whatif", "--from", &from, args]).output()?;
+        let error = String::from_utf8(output.stderr)?;
+        assert!(
+            !output.status.success() && error.contains(wanted),
+            "{args}: {error}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_replay_is_drawn() -> Result<()> {
+    let folder = folder("drawn")?;
+    let [nodes, pods] = lists(&folder)?;
+    let plot = folder.join("plot.svg");
+    let file = plot.display().to_string();
+    let args = [
+        "replay", "--nodes", &nodes, "--pods", &pods, "--plot", &file,
+    ];
+    let args = [
+        &args[..],
+        &["--policy=tight,fgd", "--seeds=42..43", "--output=json"],
+    ]
+    .concat();
+    let json: Value = serde_json::from_str(&printed(sim(&args).output()?)?)?;
+    assert_eq!(json["policies"]["tight"]["runs"], 2);
+    assert_eq!(json["complete"], true);
+    let mean = &json["policies"]["tight"]["allocation_pct"]["130"]["mean"];
+    let mean = format!("{:.2}", mean.as_f64().context("no mean")?);
+    let svg = fs::read_to_string(&plot)?;
+    assert!(
+        svg.starts_with("<svg ") && svg.ends_with("</svg>\n"),
+        "{svg}"
+    );
+    assert_eq!(svg.matches("<polyline").count(), 2);
+    assert!(
+        svg.contains(">tight</text>") && svg.contains(&mean),
+        "{svg}"
+    );
+    Ok(())
+}
+
+#[test]
+fn an_interrupted_run_prints_what_it_has_and_leaves_no_half_file() -> Result<()> {
+    let folder = folder("interrupted")?;
+    let [nodes, pods] = lists(&folder)?;
+    let plot = folder.join("plot.svg");
+    let file = plot.display().to_string();
+    let args = [
+        "replay", "--nodes", &nodes, "--pods", &pods, "--plot", &file,
+    ];
+    let mut child = sim(&args)
+        .args(["--seeds=1..1000000", "--output=json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // Its threads' names show when it listens for signals.
+    let id = child.id();
+    let listens = || -> Result<bool> {
+        let mut tasks = fs::read_dir(format!("/proc/{id}/task"))?;
+        Ok(tasks.any(|task| {
+            let name = task.and_then(|task| fs::read_to_string(task.path().join("comm")));
+            name.is_ok_and(|name| name.trim() == "ctrl-c")
+        }))
+    };
+    while !listens()? {
+        std::thread::yield_now();
+    }
+    kill(Pid::from_raw(i32::try_from(id)?), Signal::SIGINT)?;
+    let (mut out, mut error) = (String::new(), String::new());
+    child
+        .stdout
+        .take()
+        .context("no stdout")?
+        .read_to_string(&mut out)?;
+    child
+        .stderr
+        .take()
+        .context("no stderr")?
+        .read_to_string(&mut error)?;
+    assert_eq!(child.wait()?.code(), Some(130), "{error}");
+    assert!(error.contains("interrupted"), "{error}");
+    let json: Value = serde_json::from_str(&out)?;
+    assert_eq!(json["complete"], false);
+    assert!(fs::read_to_string(&plot)?.ends_with("</svg>\n"));
+    assert_eq!(fs::read_dir(&folder)?.count(), 3);
+    Ok(())
+}
+
+#[test]
+fn pods_come_and_go_at_any_load() -> Result<()> {
+    let args = [
+        "churn",
+        "--load=0.5,1.05",
+        "--seeds=1..2",
+        "--nodes-count=9",
+    ];
+    let more = [
+        "--policy=tight,bestfit",
+        "--lifetimes=log-normal",
+        "--output=json",
+    ];
+    let json: Value = serde_json::from_str(&printed(sim(&args).args(more).output()?)?)?;
+    for policy in ["tight", "bestfit"] {
+        let of = |load: &str, key: &str| json["loads"][load][policy][key]["mean"].as_f64();
+        assert!(of("0.5", "allocation_pct") < of("1.05", "allocation_pct"));
+        assert!(of("0.5", "waiting_pct") < of("1.05", "waiting_pct"));
+    }
+    Ok(())
+}
