@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
+use gpustow_api::manifests::is_extended_resource;
 use gpustow_api::names;
 use gpustow_ledger::Config;
 use gpustow_pack::PolicyKind;
@@ -142,15 +143,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Kubernetes' rule for extended resources (`IsExtendedResourceName`).
 fn resource_name(name: &str) -> Result<String, String> {
-    let Some((prefix, _)) = name.split_once('/') else {
-        return Err("an extended resource has a prefix, as in example.com/gpu-mem".to_owned());
-    };
-    if prefix.ends_with("kubernetes.io") || name.starts_with("requests.") {
-        return Err(format!(
-            "Kubernetes keeps {name} for itself: choose another name"
-        ));
-    }
+    is_extended_resource(name)?;
     Ok(name.to_owned())
 }

@@ -1,6 +1,7 @@
 //! gpustow on a real control plane: the unmodified kube-scheduler, the extender as a process, RBAC
 //! on. One cluster serves all cases that can share it.
 
+mod admission_options;
 mod after_filter;
 mod agent;
 mod agent_token;

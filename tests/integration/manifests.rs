@@ -165,6 +165,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GPU_COUNT_LABEL,
         names::GPU_MEMORY_LABEL,
         names::GPU_MODEL_LABEL,
+        names::GUARD_LABEL,
         names::MANAGED_LABEL,
         "gpunodes.gpustow.dev",
     ];

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::install::{install, installed, try_create};
 use crate::support::SOON;
 
-fn pod(annotations: Value, spec: Value) -> Result<Pod> {
+pub(crate) fn pod(annotations: Value, spec: Value) -> Result<Pod> {
     let mut pod = json!({"metadata": {"name": "p", "annotations": annotations}, "spec": spec});
     for list in ["initContainers", "containers"] {
         for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
@@ -23,21 +23,21 @@ fn pod(annotations: Value, spec: Value) -> Result<Pod> {
     Ok(serde_json::from_value(pod)?)
 }
 
-fn asks(name: &str, mib: &str) -> Value {
+pub(crate) fn asks(name: &str, mib: &str) -> Value {
     json!({"name": name, "resources": {"limits": {names::GPU_MEM: mib}}})
 }
 
-fn with(mut container: Value, key: &str, value: Value) -> Value {
+pub(crate) fn with(mut container: Value, key: &str, value: Value) -> Value {
     container[key] = value;
     container
 }
 
-fn own_env(value: &str) -> Value {
+pub(crate) fn own_env(value: &str) -> Value {
     json!([{"name": names::VISIBLE_DEVICES, "value": value}])
 }
 
 /// The device variables of every container: its own word, or the annotation that it reads.
-fn devices(pod: &Pod) -> Vec<(String, Vec<String>)> {
+pub(crate) fn devices(pod: &Pod) -> Vec<(String, Vec<String>)> {
     let of = |container: &Container| {
         let ours = container
             .env
@@ -64,7 +64,7 @@ fn devices(pod: &Pod) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-fn path_of(container: &str) -> String {
+pub(crate) fn path_of(container: &str) -> String {
     format!("metadata.annotations['{}{container}']", names::DEVICES_OF)
 }
 
@@ -72,7 +72,7 @@ fn scheduler(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.scheduler_name.as_deref()
 }
 
-async fn refusal(client: &Client, pod: &Pod) -> Result<String> {
+pub(crate) async fn refusal(client: &Client, pod: &Pod) -> Result<String> {
     match try_create(client, pod).await {
         Ok(_) => anyhow::bail!("admitted: {}", serde_json::to_string(pod)?),
         Err(kube::Error::Api(status)) => Ok(status.message),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use gpustow_api::manifests::is_extended_resource;
 use gpustow_api::names;
 
 use crate::devices::Source;
@@ -91,7 +92,7 @@ pub struct Args {
     pub silent_after: Duration,
 
     /// Extended resource that pods ask for, in MiB
-    #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM)]
+    #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = resource_name)]
     pub resource_name: String,
 
     /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
@@ -150,4 +151,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(duration) if !duration.is_zero() && seconds <= 86_400.0 => Ok(duration),
         _ => Err("must be more than 0 and at most 86400 seconds".to_owned()),
     }
+}
+
+fn resource_name(name: &str) -> Result<String, String> {
+    is_extended_resource(name)?;
+    Ok(name.to_owned())
 }

@@ -5,6 +5,7 @@ pub mod assignment;
 pub mod facts;
 pub mod gpunode;
 mod links;
+pub mod manifests;
 pub mod names;
 pub mod quantity;
 pub mod request;

@@ -28,6 +28,8 @@ pub const ASSIGNMENT: &str = "gpustow.dev/assignment";
 pub const DEVICES_OF: &str = "devices.gpustow.dev/";
 /// Written by the extender in the Binding for NVIDIA's NRI plugin: CDI device names.
 pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
+/// What every annotation begins with by which NVIDIA's NRI plugin gives devices to containers.
+pub const CDI_DOMAIN: &str = "nvidia.cdi.k8s.io";
 /// Vendor and class of NVIDIA's CDI devices.
 pub const CDI_KIND: &str = "nvidia.com/gpu";
 /// Written by the agent: the devices on which NVML really saw the pod.
@@ -54,8 +56,13 @@ pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
 /// Node label written by the agent: number of cards.
 pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 
+/// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
+pub const GUARD_LABEL: &str = "gpustow.dev/guard";
+
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Environment variable by which it chooses the driver's libraries.
+pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
 /// Namespace of everything that the manifests install.
 pub const NAMESPACE: &str = "gpustow-system";
