@@ -50,6 +50,13 @@ impl AgentNode {
             name: "NVIDIA H100 80GB HBM3".to_owned(),
             total_mib: 80_000,
             reserved_mib: 1000,
+            numa_node: Some(1),
+            nvlinks: 18,
+            near: vec![machine::Near {
+                gpu: 1,
+                level: 20,
+                nvlinks: None,
+            }],
             ..machine::Gpu::default()
         };
         let machine = Machine {
@@ -230,6 +237,9 @@ async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Resu
     let pod = case.pod("p").gpu_mem(8000).create(&case.client).await?;
     let pod = wait_bound(&case.client, &pod, SOON).await?;
     assert_eq!(node_of(&pod), node.name);
+    // For nodes on which the toolkit ignores the environment.
+    let cdi = pod.annotations().get("nvidia.cdi.k8s.io/container.main");
+    assert_eq!(cdi, Some(&format!("nvidia.com/gpu={uuid}")));
     set_running(&case.client, &pod).await?;
     node.runs(&[
         (7, 8500, cgroup_of(&pod)?),
@@ -307,6 +317,18 @@ async fn the_capacity_that_a_kubelet_zeroed_comes_back() -> Result<()> {
     node.machine.gpus.push(second);
     node.shows()?;
     node.capacity(158_000).await?;
+    let near = |gpu: &Gpu| {
+        gpu.place
+            .as_ref()
+            .is_some_and(|place| !place.near.is_empty())
+    };
+    let report = node.card("the way between the cards", near).await?;
+    let place = report
+        .status
+        .and_then(|status| status.gpus[0].place.clone());
+    let place = place.context("no place")?;
+    assert_eq!((place.near[0].gpu, &*place.near[0].path), (1, "PXB"));
+    assert_eq!((place.numa_node, place.nvlinks), (Some(1), Some(18)));
     node.end().await;
     rig.end(case).await
 }

@@ -199,12 +199,13 @@ impl Agent {
         }
         let driver = reading.ok().and_then(|reading| reading.driver.as_deref());
         self.shared.metrics.sampled(driver, &self.state, &self.pods);
-        let notices = self.notices.look(&self.state, &self.pods, &condemned, now);
-        self.tell(notices).await;
+        // First what schedulers wait for, then what people read.
         if Instant::now() >= self.next_write {
             let written = self.write(now).await;
             self.settle(written);
         }
+        let notices = self.notices.look(&self.state, &self.pods, &condemned, now);
+        self.tell(notices).await;
     }
 
     /// The report, if it is due, and what the node says, if it is wrong.

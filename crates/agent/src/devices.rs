@@ -104,6 +104,11 @@ pub enum DeviceError {
     /// The driver does not answer.
     #[error("the NVIDIA driver does not answer: {0}")]
     Driver(String),
+    /// The driver tells this process a limit instead of the card's size.
+    #[error(
+        "this agent is under a limit of GPU memory, {0}: run it without one, or the driver shows it the limit instead of the card"
+    )]
+    Limited(String),
     /// The file of `--devices fake:FILE` cannot be used.
     #[error("--devices fake:{0}")]
     Fake(String),
@@ -117,6 +122,7 @@ impl DeviceError {
             Self::Library { .. } => "LibraryMissing",
             Self::DriverNotLoaded => "DriverNotLoaded",
             Self::Driver(_) => "DriverFailed",
+            Self::Limited(_) => "UnderGpuLimit",
             Self::Fake(_) => "FileUnreadable",
         }
     }

@@ -9,6 +9,7 @@ pub mod cgroup;
 pub mod cluster;
 pub mod devices;
 pub mod health;
+mod limited;
 pub mod metrics;
 pub mod notices;
 pub mod once;

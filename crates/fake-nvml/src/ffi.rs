@@ -430,3 +430,28 @@ unsafe fn processes(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use nvml_wrapper_sys::bindings::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED as UNINITIALIZED;
+
+    use super::*;
+
+    #[test]
+    fn a_structure_of_another_version_is_refused() {
+        let mut memory = nvmlMemory_v2_t {
+            version: 1 << 24,
+            total: 7,
+            reserved: 7,
+            free: 7,
+            used: 7,
+        };
+        let first = pointer(Handle { gpu: 0, mig: None });
+        let call = |to| unsafe { nvmlDeviceGetMemoryInfo_v2(first, to) };
+        assert_eq!(call(&mut memory), VERSION_MISMATCH);
+        assert_eq!(memory.total, 7);
+        assert_eq!(call(std::ptr::null_mut()), INVALID_ARGUMENT);
+        memory.version = (size_of::<nvmlMemory_v2_t>() as c_uint) | 2 << 24;
+        assert_eq!(call(&mut memory), UNINITIALIZED, "nobody called nvmlInit");
+    }
+}

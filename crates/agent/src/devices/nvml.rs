@@ -19,6 +19,7 @@ use nvml_wrapper::{Device, Nvml};
 use super::{
     Card, DeviceError, Devices, Fault, FaultKind, Memory, Path, Process, Reading, nearest_first,
 };
+use crate::limited::own_limit;
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// More links than any card has.
@@ -82,6 +83,9 @@ impl Devices for NvmlDevices {
         &mut self,
         each: &mut dyn FnMut(Reading) -> ControlFlow<()>,
     ) -> Result<(), DeviceError> {
+        if let Some(limit) = own_limit() {
+            return Err(DeviceError::Limited(limit));
+        }
         let nvml = self.load()?;
         let mut session = Session::new(&nvml)?;
         loop {

@@ -1,5 +1,6 @@
 //! Cards that fail and return.
 
+use clap::Parser as _;
 use gpustow_agent::state::State;
 use nvidia_ml::{Event, Gpu, Machine};
 
@@ -62,6 +63,86 @@ fn an_applications_fault_condemns_nothing() {
         assert!(take(&mut state, Ok(reading(&host, xid)), &none, at(1), nobody).is_empty());
     }
     assert!(first(&state).0);
+}
+
+#[test]
+fn which_xids_are_an_applications_is_the_operators_choice() {
+    let args = [
+        "gpustow-agent",
+        "--once",
+        "--application-xids=79,140",
+        "--probation=60",
+    ];
+    let args = gpustow_agent::Args::try_parse_from(args).unwrap();
+    let (host, none) = (host(), pods(&[]));
+    let mut state = State::new(args.settings(), None, at(0));
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    for xid in [79, 140] {
+        assert!(take(&mut state, Ok(reading(&host, xid)), &none, at(1), nobody).is_empty());
+    }
+    take(&mut state, Ok(reading(&host, 31)), &none, at(2), nobody);
+    assert_eq!(first(&state), (false, Some("XID 31".to_owned())));
+    host.sample(&mut state, &none, at(61));
+    assert!(!first(&state).0);
+    host.sample(&mut state, &none, at(62));
+    assert!(first(&state).0, "after the probation that was chosen");
+}
+
+#[test]
+fn a_memory_error_that_cannot_be_corrected_condemns() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    let mut reading = host.read().unwrap();
+    reading.faults.push(gpustow_agent::devices::Fault {
+        uuid: "GPU-0".to_owned(),
+        kind: gpustow_agent::devices::FaultKind::Ecc,
+    });
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    assert_eq!(
+        take(&mut state, Ok(reading), &none, at(1), nobody),
+        ["GPU-0"]
+    );
+    let reason = "uncorrectable memory error".to_owned();
+    assert_eq!(first(&state), (false, Some(reason)));
+}
+
+/// Each way in which a node can be without cards is a condition, and passes by itself.
+#[test]
+fn every_state_of_the_driver_is_a_condition_and_passes() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    let library = host.dir.path().join("libnvidia-ml.so.1");
+    let aside = host.dir.path().join("aside");
+    let with_error = |error| Machine {
+        error,
+        ..machine(vec![h100(0), h100(1)])
+    };
+    let well = machine(vec![h100(0), h100(1)]);
+    let ready = |state: &State| {
+        let conditions = status_of(state, &pods(&[])).conditions;
+        let ready = conditions
+            .into_iter()
+            .find(|it| it.r#type == "Ready")
+            .unwrap();
+        (ready.status, ready.reason)
+    };
+    let mut second = 0;
+    let mut sees = |shown: &Machine, reason: &str| {
+        host.shows(shown);
+        second += 1;
+        host.sample(&mut state, &none, at(second));
+        let status = if reason == "Reading" { "True" } else { "False" };
+        assert_eq!(ready(&state), (status.to_owned(), reason.to_owned()));
+    };
+    sees(&machine(Vec::new()), "NoGpus");
+    sees(&well, "Reading");
+    sees(&with_error(9), "DriverNotLoaded");
+    sees(&well, "Reading");
+    sees(&with_error(18), "DriverFailed");
+    sees(&well, "Reading");
+    std::fs::rename(&library, &aside).unwrap();
+    std::fs::write(&library, "not a library").unwrap();
+    sees(&well, "LibraryMissing");
+    std::fs::rename(&aside, &library).unwrap();
+    sees(&well, "Reading");
 }
 
 #[test]

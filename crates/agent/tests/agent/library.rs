@@ -408,3 +408,47 @@ fn the_file_without_the_library_shows_the_same_memory() {
     assert_eq!(key(&direct), key(&loaded));
     assert_eq!(direct.driver, loaded.driver);
 }
+
+#[test]
+fn what_hardly_changes_is_read_again_after_the_refresh() {
+    let host = Host::new(&machine(vec![h100(0)]));
+    let names = |refresh: Duration| {
+        host.shows(&machine(vec![h100(0)]));
+        let mut devices = NvmlDevices::new(vec![host.dir.path().to_owned()], refresh);
+        let mut names = Vec::new();
+        let each = &mut |reading: gpustow_agent::devices::Reading| {
+            names.push(reading.cards[0].model.clone());
+            let name = "renamed".to_owned();
+            host.shows(&machine(vec![Gpu { name, ..h100(0) }]));
+            if names.len() == 3 {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        devices.watch(each).unwrap();
+        names.pop().unwrap()
+    };
+    assert_eq!(names(Duration::ZERO), "renamed");
+    assert_eq!(names(Duration::from_secs(3600)), "NVIDIA H100 80GB HBM3");
+}
+
+#[test]
+fn the_file_may_be_json() {
+    let host = Host::new(&machine(Vec::new()));
+    let text = r#"{"driver": "1", "gpus": [{"uuid": "GPU-7", "totalMiB": 100, "usedMiB": 5}]}"#;
+    std::fs::write(host.file(), text).unwrap();
+    let mut seen = Vec::new();
+    FakeDevices::new(host.file())
+        .watch(&mut |reading| {
+            seen.push(reading);
+            ControlFlow::Break(())
+        })
+        .unwrap();
+    assert_eq!(seen[0].cards[0].uuid, "GPU-7");
+    assert_eq!(
+        seen[0].cards[0].memory.map(|memory| memory.used),
+        Some(5 * MIB)
+    );
+    assert_eq!(host.read().unwrap().cards[0].uuid, "GPU-7");
+}

@@ -9,6 +9,7 @@
 
 mod health;
 mod library;
+mod manners;
 mod notices;
 mod podresources;
 mod report;
