@@ -1,21 +1,18 @@
 //! An agent's token: what the admission policy and RBAC let it write, and nothing else.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use gpustow_api::gpunode::GpuNode;
 use gpustow_api::names;
-use gpustow_testkit::{Case, ControlPlane, eventually};
-use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Node, ServiceAccount};
-use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, ResourceExt as _};
+use gpustow_testkit::{Case, ControlPlane, client, eventually};
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::support::{SOON, rig};
 
 /// Waits until the agents' policy is in force.
 pub(crate) async fn policy_holds(cluster: &ControlPlane) -> Result<()> {
-    let client = agent_client_of(cluster, None).await?;
+    let client = unbound_client(cluster).await?;
     eventually(SOON, "the agents' policy is in force", async || {
         let nodes = Api::<GpuNode>::all(client.clone());
         let dry = PatchParams::apply(names::AGENT).dry_run();
@@ -32,31 +29,13 @@ pub(crate) async fn policy_holds(cluster: &ControlPlane) -> Result<()> {
 
 /// A client with the token that the kubelet of this node gives to its agent.
 pub(crate) async fn agent_client(cluster: &ControlPlane, node: &str) -> Result<Client> {
-    agent_client_of(cluster, Some(node)).await
+    client(&cluster.agent_kubeconfig(node).await?).await
 }
 
-async fn agent_client_of(cluster: &ControlPlane, node: Option<&str>) -> Result<Client> {
-    let admin = cluster.admin()?;
-    let mut request = TokenRequest::default();
-    if let Some(name) = node {
-        let node = Api::<Node>::all(admin.clone()).get(name).await?;
-        request.spec.bound_object_ref = Some(serde_json::from_value(json!({
-            "kind": "Node", "apiVersion": "v1", "name": name, "uid": node.uid(),
-        }))?);
-    }
-    let accounts = Api::<ServiceAccount>::namespaced(admin, names::NAMESPACE);
-    let answer = accounts
-        .create_token_request(names::AGENT, &PostParams::default(), &request)
-        .await?;
-    let token = answer
-        .status
-        .context("TokenRequest without a status")?
-        .token;
-    let file = Kubeconfig::read_from(cluster.admin_kubeconfig())?;
-    let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
-    config.auth_info = serde_json::from_value(json!({ "token": token }))?;
-    config.default_retry = false;
-    Ok(Client::try_from(config)?)
+/// A client with a token of an agent's that names no node.
+async fn unbound_client(cluster: &ControlPlane) -> Result<Client> {
+    let kubeconfig = cluster.kubeconfig(names::NAMESPACE, names::AGENT, None);
+    client(&kubeconfig.await?).await
 }
 
 /// One agent's token against everything that is another's.
@@ -232,7 +211,7 @@ async fn an_agent_may_write_what_is_its_nodes_and_nothing_else() -> Result<()> {
         let answer = send(&client, verb, &path, &body).await?;
         ensure!(answer.is_none() == allowed, "{verb} {path}: {answer:?}");
     }
-    let unbound = agent_client_of(rig.cluster, None).await?;
+    let unbound = unbound_client(rig.cluster).await?;
     let path = format!("{gpunodes}/{mine}/status");
     let answer = send(
         &unbound,

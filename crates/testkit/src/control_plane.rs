@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::GpuNode;
-use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::ServiceAccount;
+use gpustow_api::{GpuNode, names};
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Node, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -192,8 +192,19 @@ impl ControlPlane {
 
     /// A token for a ServiceAccount that exists, good for a day.
     pub async fn token(&self, namespace: &str, service_account: &str) -> Result<String> {
+        self.bound_token(namespace, service_account, None).await
+    }
+
+    /// The same, bound to an object: the API server sees both in every request.
+    async fn bound_token(
+        &self,
+        namespace: &str,
+        service_account: &str,
+        to: Option<BoundObjectReference>,
+    ) -> Result<String> {
         let accounts = Api::<ServiceAccount>::namespaced(self.admin()?, namespace);
         let spec = TokenRequestSpec {
+            bound_object_ref: to,
             expiration_seconds: Some(86_400),
             ..Default::default()
         };
@@ -219,13 +230,31 @@ impl ControlPlane {
         service_account: &str,
         server: Option<&str>,
     ) -> Result<PathBuf> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let token = self.token(namespace, service_account).await?;
+        self.write_kubeconfig(service_account, server, &token)
+    }
+
+    /// A kubeconfig for the agent of a node that exists, with the token that its kubelet would give
+    /// it.
+    pub async fn agent_kubeconfig(&self, node: &str) -> Result<PathBuf> {
+        let object = Api::<Node>::all(self.admin()?).get(node).await?;
+        let node = BoundObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: object.metadata.name,
+            uid: object.metadata.uid,
+        };
+        let token = self
+            .bound_token(names::NAMESPACE, names::AGENT, Some(node))
+            .await?;
+        self.write_kubeconfig(names::AGENT, None, &token)
+    }
+
+    fn write_kubeconfig(&self, who: &str, server: Option<&str>, token: &str) -> Result<PathBuf> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = self
-            .dir
-            .join(format!("{namespace}-{service_account}-{number}.kubeconfig"));
-        write_kubeconfig(&path, server.unwrap_or(&self.url), &ca(&self.dir), &token)?;
+        let path = self.dir.join(format!("{who}-{number}.kubeconfig"));
+        write_kubeconfig(&path, server.unwrap_or(&self.url), &ca(&self.dir), token)?;
         Ok(path)
     }
 

@@ -4,6 +4,7 @@
 //!
 //! Everything listens on 127.0.0.1 and dies with the test process.
 
+mod agent;
 pub mod builders;
 mod case;
 mod check;
@@ -16,6 +17,7 @@ mod scheduler;
 mod shared;
 mod wait;
 
+pub use agent::Agent;
 pub use builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
 pub use case::Case;
 pub use check::{BY_HAND, check_cluster, held};

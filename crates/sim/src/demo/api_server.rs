@@ -1,10 +1,10 @@
-//! The simulated API server's HTTP: as much of Kubernetes' API as the extender calls.
+//! The simulated API server's HTTP: as much of Kubernetes' API as extender and agents call.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{Json, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -28,6 +28,15 @@ pub(crate) fn router(store: Arc<Store>) -> Router {
         .route(
             "/api/v1/namespaces/{namespace}/pods/{name}/status",
             patch(patch_status),
+        )
+        .route("/api/v1/nodes/{name}/status", patch(patch_node_status))
+        .route(
+            "/apis/{group}/{version}/gpunodes/{name}",
+            get(get_gpunode).patch(apply_gpunode),
+        )
+        .route(
+            "/apis/{group}/{version}/gpunodes/{name}/status",
+            patch(apply_gpunode_status),
         )
         .route(
             "/apis/{group}/{version}/namespaces/{namespace}/leases",
@@ -215,17 +224,93 @@ async fn patch_status(
     State(store): State<Arc<Store>>,
     Path(pod): Path<(String, String)>,
     headers: HeaderMap,
-    body: axum::body::Bytes,
+    body: Bytes,
 ) -> Result<Json<Value>, Refused> {
-    let patch: Value = serde_json::from_slice(&body).map_err(|error| Refused {
-        code: StatusCode::BAD_REQUEST,
-        message: error.to_string(),
-    })?;
+    let patch = json_of(&body)?;
     let strategic = headers
         .get(header::CONTENT_TYPE)
         .is_some_and(|kind| kind == "application/strategic-merge-patch+json");
     let pod = store.patch_status(pod_key(pod), &patch, strategic)?;
     Ok(Json(Value::clone(&pod)))
+}
+
+/// A patch, whatever its content type is called.
+fn json_of(body: &Bytes) -> Result<Value, Refused> {
+    serde_json::from_slice(body).map_err(|error| Refused {
+        code: StatusCode::BAD_REQUEST,
+        message: error.to_string(),
+    })
+}
+
+/// The node's kubelet is here too: what a node has, its pods may have.
+async fn patch_node_status(
+    State(store): State<Arc<Store>>,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Result<Json<Value>, Refused> {
+    let patch = json_of(&body)?;
+    let capacity = patch.pointer("/status/capacity").unwrap_or(&Value::Null);
+    let allowed = json!({
+        "metadata": {"labels": patch.pointer("/metadata/labels").unwrap_or(&json!({}))},
+        "status": if capacity.is_null() {
+            json!({})
+        } else {
+            json!({"capacity": capacity, "allocatable": capacity})
+        },
+    });
+    let key = ("nodes".to_owned(), String::new(), name);
+    let node = store.update(key, &Preconditions::of(&patch), |node| {
+        merge(node, &allowed, false);
+        Ok(())
+    })?;
+    Ok(Json(Value::clone(&node)))
+}
+
+/// Group, version, name.
+type GpuNodePath = Path<(String, String, String)>;
+
+fn gpunode_key(Path((_, _, name)): GpuNodePath) -> Key {
+    ("gpunodes".to_owned(), String::new(), name)
+}
+
+async fn get_gpunode(
+    State(store): State<Arc<Store>>,
+    path: GpuNodePath,
+) -> Result<Json<Value>, Refused> {
+    Ok(Json(Value::clone(&*store.get(&gpunode_key(path))?)))
+}
+
+/// Server-side apply by the object's only writer: makes it if there is none.
+async fn apply_gpunode(
+    State(store): State<Arc<Store>>,
+    path: GpuNodePath,
+    body: Bytes,
+) -> Result<Json<Value>, Refused> {
+    let mut object = json_of(&body)?;
+    merge(&mut object, &json!({"status": null}), false);
+    let key = gpunode_key(path);
+    let object = match store.get(&key) {
+        Err(_) => store.create("gpunodes", object)?,
+        Ok(_) => store.update(key, &Preconditions::default(), |node| {
+            merge(node, &object, false);
+            Ok(())
+        })?,
+    };
+    Ok(Json(Value::clone(&object)))
+}
+
+async fn apply_gpunode_status(
+    State(store): State<Arc<Store>>,
+    path: GpuNodePath,
+    body: Bytes,
+) -> Result<Json<Value>, Refused> {
+    let status = json_of(&body)?.get("status").cloned();
+    let key = gpunode_key(path);
+    let node = store.update(key, &Preconditions::default(), |node| {
+        node["status"] = status.unwrap_or_default();
+        Ok(())
+    })?;
+    Ok(Json(Value::clone(&node)))
 }
 
 /// Group, version, namespace, name.

@@ -1,6 +1,7 @@
-//! A simulated cluster in the terminal: the real extender over real HTTP, with a simulated API
-//! server, scheduler and kubelets around it, and pods that come and go. The same pods go through
-//! one such cluster per policy at the same time; one of them is shown.
+//! A simulated cluster in the terminal: the real extender over real HTTP and the real agents on
+//! simulated cards, with a simulated API server, scheduler and kubelets around them, and pods that
+//! come and go. The same pods go through one such cluster per policy at the same time; one of them
+//! is shown.
 
 mod api_server;
 mod picture;
@@ -31,8 +32,9 @@ use world::{Clock, World};
 
 /// Watch pods being packed onto the GPUs of a simulated cluster.
 ///
-/// The extender is the real one and is called over HTTP; API server, scheduler and kubelets are
-/// simulated. Twelve hours pass; every policy gets the same pods, one of them is shown.
+/// The extender is the real one and is called over HTTP, and so are the nodes' agents, on cards out
+/// of files; API server, scheduler and kubelets are simulated. Twelve hours pass; every policy gets
+/// the same pods, one of them is shown.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "demo", version)]
 pub struct Args {
@@ -41,7 +43,7 @@ pub struct Args {
     pub seed: u64,
 
     /// Nodes: 8 GPUs of 80 GiB, 4 of 24 GiB, 2 of 48 and 2 of 16 GiB, in turn
-    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=500))]
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=30))]
     pub nodes: u16,
 
     /// Pods that come within the twelve hours; the fewer, the longer each runs
@@ -80,13 +82,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 async fn play(args: &Args) -> Result<ExitCode> {
     let pods = usize::try_from(args.pods)?;
     let workload = Arc::new(Workload::new(args.seed, args.nodes.into(), pods));
+    let cards = tempfile::tempdir().context("cannot make a folder for the cards")?;
     let mut policies = PolicyKind::ALL.to_vec();
     policies.sort_by_key(|policy| *policy != args.policy);
     let mut worlds = Vec::new();
     let mut schedulers = Vec::new();
     for policy in policies {
         let world = Arc::new(World::new(policy, workload.clone())?);
-        schedulers.push((world.clone(), world.start().await?));
+        schedulers.push((world.clone(), world.start(cards.path()).await?));
         worlds.push(world);
     }
     let clock = Clock {

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gpustow_api::names;
+use nvidia_ml::{Gpu, Machine};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
@@ -114,8 +114,8 @@ pub(crate) struct Arrival {
 /// Nodes and pods.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Workload {
-    /// Each a Node and its GpuNode.
-    pub(crate) nodes: Vec<(Value, Value)>,
+    /// Nodes, and what a driver would say of their cards.
+    pub(crate) nodes: Vec<(Value, Machine)>,
     /// In the order in which they come.
     pub(crate) pods: Vec<Arrival>,
     /// Cards of all nodes.
@@ -212,35 +212,27 @@ fn arrival(random: &mut StdRng, number: usize, at: Duration) -> (Arrival, f64) {
     (arrival, held as f64)
 }
 
-fn node(number: usize, Hardware { cores, gib, cards }: Hardware) -> (Value, Value) {
-    let name = format!("node-{number}");
-    let sum: u64 = cards.iter().map(|(_, mib)| mib).sum();
+fn node(number: usize, Hardware { cores, gib, cards }: Hardware) -> (Value, Machine) {
     let zone = if number.is_multiple_of(2) { "a" } else { "b" };
     let node = json!({
         "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": name, "labels": {ZONE: zone}},
+        "metadata": {"name": format!("node-{number}"), "labels": {ZONE: zone}},
         "status": {"allocatable": {
             "cpu": cores.to_string(), "memory": format!("{gib}Gi"), "pods": "110",
-            names::GPU_MEM: sum.to_string(),
         }},
     });
-    let gpus = cards
-        .iter()
-        .zip(0..)
-        .map(|(&(model, total_mib), index)| Gpu {
-            uuid: format!("GPU-{number}-{index}"),
-            index,
-            model: model.to_owned(),
-            total_mib,
-            healthy: true,
-            ..Gpu::default()
-        });
-    let mut report = GpuNode::new(&name, GpuNodeSpec::default());
-    report.status = Some(GpuNodeStatus {
-        gpus: gpus.collect(),
-        ..GpuNodeStatus::default()
+    let gpus = cards.iter().zip(0..);
+    let gpus = gpus.map(|(&(model, total_mib), index): (_, u32)| Gpu {
+        uuid: format!("GPU-{number}-{index}"),
+        name: model.to_owned(),
+        total_mib,
+        ..Gpu::default()
     });
-    (node, json!(report))
+    let machine = Machine {
+        gpus: gpus.collect(),
+        ..Machine::default()
+    };
+    (node, machine)
 }
 
 /// True if the pod prefers the zone that the node is in.

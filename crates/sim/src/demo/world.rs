@@ -1,16 +1,18 @@
-//! One simulated cluster under one policy: API server, extender, scheduler, and a hand that creates
-//! pods, runs them as kubelets would, and removes them when their time is over.
+//! One simulated cluster under one policy: API server, agents, extender, scheduler, and a hand that
+//! creates pods, runs them as kubelets would, and removes them when their time is over.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::future::pending;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use axum::http::Request;
 use clap::Parser as _;
+use gpustow_api::names;
 use gpustow_pack::PolicyKind;
 use kube::{Client, Config};
 use serde_json::{Value, json};
@@ -23,7 +25,7 @@ use super::scheduler::{Latencies, Scheduler};
 use super::store::{Change, Key, Refused, Store};
 use super::workload::{NAMESPACE, RAMP, SPAN, Workload};
 
-/// Bound on the extender's start.
+/// Bound on the start of the agents, and on the extender's.
 const START: Duration = Duration::from_secs(20);
 
 /// Virtual time: runs `speed` times as fast as real time.
@@ -100,9 +102,8 @@ impl World {
     /// If two nodes have one name, which is a mistake in the workload.
     pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>) -> Result<Self> {
         let store = Store::new();
-        for (node, report) in &workload.nodes {
+        for (node, _) in &workload.nodes {
             store.create("nodes", node.clone()).map_err(error)?;
-            store.create("gpunodes", report.clone()).map_err(error)?;
         }
         Ok(Self {
             policy,
@@ -117,22 +118,20 @@ impl World {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the API server and the extender, and returns when it is ready: a scheduler to run.
+    /// Starts the API server, the agents with their cards in files below `cards`, and the extender,
+    /// and returns when all are ready: a scheduler to run.
     ///
     /// # Errors
     /// If they do not start.
-    pub(crate) async fn start(&self) -> Result<Scheduler> {
+    pub(crate) async fn start(&self, cards: &Path) -> Result<Scheduler> {
         let (api, api_address) = listen().await?;
         tokio::spawn(axum::serve(api, router(self.store.clone())).into_future());
+        let api = client(api_address)?;
+        self.start_agents(&api, cards).await?;
         let (verbs, address) = listen().await?;
         let (health, health_address) = listen().await?;
-        let args = gpustow::Args::try_parse_from([
-            "gpustow",
-            &format!("--policy={}", self.policy),
-            // Nobody reports on the cards again.
-            "--stale-after=86400",
-        ])?;
-        let api = client(api_address)?;
+        let args =
+            gpustow::Args::try_parse_from(["gpustow", &format!("--policy={}", self.policy)])?;
         // If it ends, the scheduler's next call fails.
         tokio::spawn(gpustow::serve(args, api, verbs, health, pending()));
         let health = client(health_address)?;
@@ -149,6 +148,46 @@ impl World {
         let ready = timeout(START, ready).await;
         ready.context("the extender does not become ready")??;
         Scheduler::new(self.store.clone(), client(address)?, self.latencies.clone())
+    }
+
+    /// An agent per node; returns when each has reported and its node has that capacity.
+    async fn start_agents(&self, api: &Client, cards: &Path) -> Result<()> {
+        for (node, machine) in &self.workload.nodes {
+            let name = node["metadata"]["name"].as_str().context("no name")?;
+            let file = cards.join(format!("{}-{name}.yaml", self.policy));
+            machine.write(&file)?;
+            let args = gpustow_agent::Args::try_parse_from([
+                "gpustow-agent",
+                &format!("--node-name={name}"),
+                &format!("--devices=fake:{}", file.display()),
+                &format!("--pod-resources={}", cards.join("no-kubelet").display()),
+            ])?;
+            let (health, _) = listen().await?;
+            let agent = gpustow_agent::serve(args, api.clone(), health, pending());
+            tokio::spawn(agent);
+        }
+        let mut changed = self.store.subscribe();
+        let reported = async {
+            while !self.has_cards() {
+                changed.changed().await?;
+            }
+            anyhow::Ok(())
+        };
+        let reported = timeout(START, reported).await;
+        reported.context("the agents do not report")?
+    }
+
+    fn has_cards(&self) -> bool {
+        let reports = self.store.list("gpunodes").1;
+        let has_report = |report: &Arc<Value>| report.get("status").is_some();
+        let nodes = self.store.list("nodes").1;
+        let has_memory = |node: &Arc<Value>| {
+            let allocatable = node.pointer("/status/allocatable");
+            allocatable.is_some_and(|list| list.get(names::GPU_MEM).is_some())
+        };
+        reports.len() == nodes.len()
+            && reports.iter().all(has_report)
+            && nodes.iter().all(has_memory)
     }
 
     /// Lets the workload happen, to its end.

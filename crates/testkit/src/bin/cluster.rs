@@ -1,11 +1,11 @@
 //! A real control plane with gpustow and simulated GPU nodes, to try things on until Ctrl-C.
 //!
-//! The API server, the controllers, both kube-schedulers and the extender are real. Nodes, kubelets
-//! and agents are not: this program creates the nodes, reports on their GPUs, and calls bound pods
-//! running. No container ever starts.
+//! The API server, the controllers, both kube-schedulers, the extender and the nodes' agents are
+//! real. Nodes, kubelets and GPUs are not: this program creates the nodes, writes the files in which
+//! the agents look for their cards, and calls bound pods running. No container ever starts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,32 +14,35 @@ use futures::StreamExt as _;
 use gpustow_api::{Assignment, names};
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
-    ControlPlane, Extender, ExtenderOptions, GpuNodeBuilder, Options, Scheduler, SchedulerConfig,
+    Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
     eventually, gpu_node, pod,
 };
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
+use nvidia_ml::Machine;
+use nvidia_ml::machine::Gpu;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{MissedTickBehavior, interval};
 
-/// Between two reports of a node; the extender calls one stale after three minutes.
-const HEARTBEAT: Duration = Duration::from_secs(30);
 /// Bound on things that take seconds.
 const SOON: Duration = Duration::from_secs(60);
+
 /// Start a real control plane with gpustow and simulated GPU nodes; Ctrl-C ends it.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Nodes: 8 GPUs of 80 GiB, 4 of 24 GiB, 2 of 48 and 2 of 16 GiB, in turn
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    /// Nodes, each with an agent: 8 GPUs of 80 GiB, 4 of 24 GiB, 2 of 48 and 2 of 16 GiB, in turn
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=50))]
     nodes: u16,
     /// The extender's binary
     #[arg(long, default_value = "target/debug/gpustow")]
     gpustow: PathBuf,
+    /// The agent's binary
+    #[arg(long, default_value = "target/debug/gpustow-agent")]
+    agent: PathBuf,
     /// Folder of manifests and scheduler-config
     #[arg(long, default_value = ".")]
     repository: PathBuf,
@@ -48,11 +51,13 @@ struct Args {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    ensure!(
-        args.gpustow.exists(),
-        "no {}: cargo build --bin gpustow",
-        args.gpustow.display()
-    );
+    for program in [&args.gpustow, &args.agent] {
+        ensure!(
+            program.exists(),
+            "no {}: cargo build --package gpustow --package gpustow-agent --bins",
+            program.display()
+        );
+    }
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     // Dropped, and so ended, in any case: nothing of it outlives this function.
@@ -70,9 +75,11 @@ async fn run(args: &Args) -> Result<()> {
     let cluster = ControlPlane::start(Options { controllers: true }).await?;
     let client = cluster.admin()?;
     install(args, &cluster, &client).await?;
-    let nodes: Vec<GpuNodeBuilder> = (0..args.nodes).map(node).collect();
-    for node in &nodes {
-        node.create(&client).await?;
+    let folder = cluster.dir().join("gpus");
+    std::fs::create_dir(&folder)?;
+    let mut agents = Vec::new();
+    for number in 0..args.nodes {
+        agents.push(node(args, &cluster, &client, &folder, number).await?);
     }
 
     let kubeconfig = cluster
@@ -90,8 +97,14 @@ async fn run(args: &Args) -> Result<()> {
     )?;
     let _default = Scheduler::start(&cluster, default, cluster.admin_kubeconfig()).await?;
 
-    welcome(args, &cluster, &extender);
-    tokio::try_join!(report(&client, &nodes), kubelets(&client))?;
+    let ready = async {
+        for agent in &agents {
+            agent.wait_ready().await?;
+        }
+        welcome(args, &cluster, &extender, &folder);
+        anyhow::Ok(())
+    };
+    tokio::try_join!(ready, resources(&client), kubelets(&client))?;
     Ok(())
 }
 
@@ -129,7 +142,14 @@ async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result
     .await
 }
 
-fn node(number: u16) -> GpuNodeBuilder {
+/// A node, the file that says which cards it has, and its agent.
+async fn node(
+    args: &Args,
+    cluster: &ControlPlane,
+    client: &Client,
+    folder: &Path,
+    number: u16,
+) -> Result<Agent> {
     let (l40s, t4) = (("NVIDIA L40S", 49_152), ("Tesla T4", 16_384));
     let (cores, memory, cards) = match number % 3 {
         0 => ("128", "1Ti", vec![("NVIDIA H100 80GB HBM3", 81_920); 8]),
@@ -137,21 +157,37 @@ fn node(number: u16) -> GpuNodeBuilder {
         _ => ("64", "384Gi", vec![l40s, l40s, t4, t4]),
     };
     let name = format!("gpu-node-{number}");
-    let uuids: Vec<String> = (0..cards.len())
-        .map(|card| format!("GPU-{number:04}-{card}"))
-        .collect();
-    let sizes = uuids.iter().zip(&cards);
-    let sizes: Vec<(&str, u64)> = sizes.map(|(uuid, card)| (&**uuid, card.1)).collect();
-    gpu_node(&name, cores, memory, &sizes)
+    let mut node = gpu_node(&name, cores, memory, &[])
         .label("kubernetes.io/hostname", &name)
-        .with_status(|status| {
-            for (gpu, (model, _)) in status.gpus.iter_mut().zip(cards) {
-                gpu.model = model.to_owned();
-            }
-        })
+        .node;
+    if let Some(status) = &mut node.status {
+        status.allocatable = status.capacity.clone();
+    }
+    let nodes = Api::<Node>::all(client.clone());
+    nodes.create(&PostParams::default(), &node).await?;
+
+    let gpus = cards
+        .into_iter()
+        .zip(0..)
+        .map(|((model, total_mib), index)| Gpu {
+            uuid: format!("GPU-{number:04}-{index}"),
+            name: model.to_owned(),
+            minor: Some(index),
+            total_mib,
+            ..Gpu::default()
+        });
+    let machine = Machine {
+        driver: "simulated".to_owned(),
+        gpus: gpus.collect(),
+        ..Machine::default()
+    };
+    let file = folder.join(format!("{name}.yaml"));
+    machine.write(&file)?;
+    let devices = format!("fake:{}", file.display());
+    Agent::start(cluster, &args.agent, &name, &devices, &[]).await
 }
 
-fn welcome(args: &Args, cluster: &ControlPlane, extender: &Extender) {
+fn welcome(args: &Args, cluster: &ControlPlane, extender: &Extender, folder: &Path) {
     let examples = args.repository.join("manifests/examples");
     let examples = examples.display();
     println!(
@@ -170,6 +206,10 @@ The cluster is ready: {} nodes with simulated GPUs. In another terminal:
   kubectl scale deployment triton --replicas=200     # more than fit: some wait
   curl -s {}/metrics | grep gpustow_cluster
 
+The nodes' agents are real and look for their cards in {}.
+Change a file there, and the cluster sees it within seconds: `usedMiB: 40000` at a card is a
+stranger's memory, `error: 15` a card that fell off the bus.
+
 No container starts: pods are called Running as soon as they have a node.
 Logs are in {}. Ctrl-C ends all of it.
 ",
@@ -177,22 +217,40 @@ Logs are in {}. Ctrl-C ends all of it.
         cluster.admin_kubeconfig().display(),
         cluster.bin().display(),
         extender.health_url,
+        folder.display(),
         cluster.dir().display(),
     );
 }
 
-/// The agents: reports that never change but for their heartbeat.
-async fn report(client: &Client, nodes: &[GpuNodeBuilder]) -> Result<()> {
-    let mut beat = interval(HEARTBEAT);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        beat.tick().await;
-        for node in nodes {
-            if let Err(error) = node.report(client).await {
-                println!("! no report of {}: {error:#}", node.node.name_any());
+/// The kubelets: what a node has of GPU memory, its pods may have.
+async fn resources(client: &Client) -> Result<()> {
+    let api = Api::<Node>::all(client.clone());
+    let nodes = watcher(api.clone(), watcher::Config::default());
+    let mut events = std::pin::pin!(nodes.default_backoff());
+    while let Some(event) = events.next().await {
+        let node = match event {
+            Ok(watcher::Event::Apply(node) | watcher::Event::InitApply(node)) => node,
+            Ok(_) => continue,
+            Err(error) => {
+                println!("! the watch of nodes failed and starts again: {error}");
+                continue;
             }
+        };
+        let status = node.status.clone().unwrap_or_default();
+        let capacity = status.capacity.unwrap_or_default();
+        let allocatable = status.allocatable.unwrap_or_default();
+        if capacity.get(names::GPU_MEM) == allocatable.get(names::GPU_MEM) {
+            continue;
+        }
+        let mib = capacity.get(names::GPU_MEM);
+        let patch = json!({ "status": { "allocatable": { names::GPU_MEM: mib } } });
+        let patch = Patch::Merge(patch);
+        let (name, params) = (node.name_any(), PatchParams::default());
+        if let Err(error) = api.patch_status(&name, &params, &patch).await {
+            println!("! {name}: {error}");
         }
     }
+    Ok(())
 }
 
 /// What was said last of a pod, by UID.
