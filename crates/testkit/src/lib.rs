@@ -23,6 +23,7 @@ pub use case::Case;
 pub use check::{BY_HAND, check_cluster, held};
 pub use control_plane::{ControlPlane, Options, client};
 pub use extender::{Extender, ExtenderOptions};
+pub use net::{free_port, get};
 pub use process::{Launch, Process};
 pub use proxy::{Action, ApiProxy, Rule};
 pub use scheduler::{Scheduler, SchedulerConfig};

@@ -13,7 +13,7 @@ use kube::{Client, Config};
 
 /// A port of 127.0.0.1 that nobody listens on. Never the same twice, and below the range from
 /// which the system takes ports for outgoing connections, so that it stays free until it is used.
-pub(crate) fn free_port() -> Result<u16> {
+pub fn free_port() -> Result<u16> {
     static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     let taken = taken.get_or_insert_default();
@@ -25,7 +25,7 @@ pub(crate) fn free_port() -> Result<u16> {
 
 /// The body that the server at `url` answers for `path` with; an error unless the status is a success. Certificates are not
 /// checked: these are our own children on the loopback interface.
-pub(crate) async fn get(url: &str, path: &str) -> Result<String> {
+pub async fn get(url: &str, path: &str) -> Result<String> {
     let request = hyper::Request::get(path).body(Vec::new())?;
     Ok(to(url)?.request_text(request).await?)
 }
