@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, names, request};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
 
@@ -15,6 +15,8 @@ const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";
 pub struct NodePod {
     /// What scheduling knows of it.
     pub facts: PodFacts,
+    /// MiB that its kubelet counts for it, assigned or not.
+    pub requested: u64,
     /// The devices confirmed last.
     pub confirmed: Option<String>,
     /// The name that its cgroup bears: its UID but for static pods.
@@ -48,7 +50,9 @@ impl NodePod {
                 &status.ephemeral_container_statuses,
             ]
         });
+        let spec = pod.spec.as_ref();
         Some(Self {
+            requested: spec.map_or(0, |spec| request::effective(spec, resource, 1)),
             confirmed: annotation(names::CONFIRMED),
             cgroup: annotation(STATIC_POD_HASH).map_or_else(|| facts.uid.clone(), Arc::from),
             containers: statuses
@@ -159,11 +163,15 @@ impl NodePods {
         self.by_uid.values()
     }
 
-    /// MiB assigned on this node.
+    /// MiB that pods of this node hold: what they were assigned or, where it is more, what their
+    /// kubelet counts. A pod that was bound by hand has no assignment.
     #[must_use]
     pub fn bound(&self) -> u64 {
-        self.iter()
-            .flat_map(NodePod::charges)
-            .fold(0, |sum, (_, mib)| sum.saturating_add(mib))
+        let held = |pod: &NodePod| {
+            let charged = pod.charges().map(|(_, mib)| mib);
+            charged.fold(0, u64::saturating_add).max(pod.requested)
+        };
+        let pods = self.iter().filter(|pod| !pod.facts.released);
+        pods.map(held).fold(0, u64::saturating_add)
     }
 }

@@ -226,7 +226,8 @@ fn policy(value: &str) -> Result<PolicyKind, String> {
 /// The pod's request for `resource` by Kubernetes' own rule, in units of `1 / per`: what the pod
 /// as a whole states, else regular containers and sidecars together or an init container with the
 /// sidecars before it, whichever is more; and the overhead.
-fn effective(spec: &PodSpec, resource: &str, per: i128) -> u64 {
+#[must_use]
+pub fn effective(spec: &PodSpec, resource: &str, per: i128) -> u64 {
     let amount = |list: Option<&BTreeMap<String, Quantity>>| {
         Some(quantity::rounded_up(list?.get(resource)?, per))
     };

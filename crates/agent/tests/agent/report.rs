@@ -5,6 +5,8 @@ use gpustow_agent::processes::Who;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::{GpuNodeStatus, PodUse};
 use gpustow_api::names;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nvidia_ml::{Gpu, Process};
 use serde_json::json;
 
@@ -268,4 +270,28 @@ fn a_report_is_plain_json_without_what_is_unknown() {
     let gpu = json!(status_of(&state, &none).gpus[0]);
     assert_eq!(gpu["place"], json!({}));
     assert_eq!(gpu.get("utilization"), None);
+}
+
+#[test]
+fn what_a_kubelet_counts_is_bound_whether_it_was_assigned_or_not() {
+    let asks = |mut pod: Pod, mib: u64| {
+        let containers = &mut pod.spec.as_mut().unwrap().containers;
+        let resources = containers[0].resources.as_mut().unwrap();
+        let amount = (names::GPU_MEM.to_owned(), Quantity(mib.to_string()));
+        resources.requests = Some([amount].into());
+        pod
+    };
+    let ended = |mut pod: Pod| {
+        pod.status.as_mut().unwrap().phase = Some("Failed".to_owned());
+        pod
+    };
+    let cases = [
+        (asks(pod(&[("GPU-0", 300)]), 300), 300, "assigned"),
+        (asks(pod(&[("GPU-0", 1000)]), 300), 1000, "a whole card"),
+        (asks(pod(&[]), 300), 300, "bound by hand"),
+        (ended(asks(pod(&[]), 300)), 0, "it has ended"),
+    ];
+    for (pod, bound, why) in cases {
+        assert_eq!(pods(&[pod]).bound(), bound, "{why}");
+    }
 }
