@@ -26,6 +26,13 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 test: control-plane prometheus ## Run every test, those on the real control plane included
 	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
 
+.PHONY: test-node
+test-node: ## Test a real kubelet with containers (root; apt-get install -y containerd runc)
+	@tests/node/image.sh >/dev/null
+	@tests/control-plane/build.sh >/dev/null
+	$(CARGO) build --locked --package gpustow-agent --bin gpustow-agent
+	$(CARGO) test --locked --test node -- --test-threads 1
+
 .PHONY: test-page
 test-page: ## Test the page of kubectl gpustow ui in headless Chromium
 	@tests/page/run.sh
@@ -59,7 +66,7 @@ generate: ## Write the generated manifests and the dashboard
 	$(RUN) --package gpustow-api
 
 .PHONY: ci
-ci: fmt clippy doc deny generated test test-page ## Everything that must hold before a change lands
+ci: fmt clippy doc deny generated test test-node test-page ## Everything that must hold before a change lands
 
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)
@@ -76,6 +83,7 @@ fmt: ## Check the formatting
 .PHONY: clippy
 clippy: ## Check the lints
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --test node --locked -- -D warnings
 
 .PHONY: doc
 doc: ## Check that the documentation builds
