@@ -60,6 +60,11 @@ bench-server: control-plane ## Memory of the extender with a full cluster, and /
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --release --package gpustow-testkit --bin bench-server -- $(ARGS)
 
+.PHONY: bench-agent
+bench-agent: control-plane ## What the agent costs its node, and how soon its report decides
+	$(CARGO) build --locked --release --package gpustow --package gpustow-agent --package gpustow-fake-nvml
+	$(RUN) --release --package gpustow-testkit --bin bench-agent -- $(ARGS)
+
 .PHONY: generate
 generate: ## Write the generated manifests and the dashboard
 	$(RUN) --example dashboard >target/dashboard.json && mv target/dashboard.json manifests/dashboards/gpustow.json
