@@ -6,7 +6,7 @@ CARGO := cargo
 RUN := $(CARGO) run --locked --quiet
 # How often the cases that look for races are repeated.
 ROUNDS := 20
-# Arguments for demo, cluster and bench-cluster: make demo ARGS="--seed 7 --nodes 12"
+# Arguments for demo, cluster and the benches: make demo ARGS="--seed 7 --nodes 12"
 ARGS :=
 
 .PHONY: help
@@ -47,7 +47,7 @@ soak: ## The same with the repeated cases 200 times
 
 .PHONY: bench
 bench: ## Benchmark the decision and the routes, and packing against others (OPENB=DIR: on the openb trace too)
-	$(CARGO) bench --locked --bench '*'
+	$(CARGO) bench --locked --bench '*' -- $(ARGS)
 	$(RUN) --release --package gpustow-sim --bin gpustow-sim -- bench $(if $(OPENB),--openb '$(OPENB)')
 
 .PHONY: bench-cluster

@@ -32,6 +32,13 @@ fn main() {
     settling(&mut criterion);
     watch(&mut criterion);
     criterion.final_summary();
+    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    if filter.is_none_or(|filter| filter.starts_with("filter")) {
+        quantiles();
+    }
+}
+
+fn quantiles() {
     println!(
         "\n/filter on the server's side, body to body, {CALLS} calls, the view changing between them"
     );

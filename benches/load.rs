@@ -38,10 +38,15 @@ pub(crate) fn node_name(index: usize) -> String {
     format!("gpu-node-{index:05}.pool-a.example.internal")
 }
 
+/// UUID of a node's card.
+pub(crate) fn uuid(node: usize, card: usize) -> String {
+    format!("GPU-{node:08x}-0000-4000-8000-{card:012x}")
+}
+
 /// The report of a node's agent.
-pub(crate) fn gpunode(node: usize) -> GpuNodeStatus {
-    let gpus = (0..CARDS).map(|card| Gpu {
-        uuid: format!("GPU-{node:08x}-0000-4000-8000-{card:012x}"),
+pub(crate) fn gpunode(node: usize, cards: usize) -> GpuNodeStatus {
+    let gpus = (0..cards).map(|card| Gpu {
+        uuid: uuid(node, card),
         index: u32::try_from(card).unwrap_or(u32::MAX),
         model: "NVIDIA H100 80GB HBM3".to_owned(),
         total_mib: CARD_MIB,
@@ -128,11 +133,8 @@ pub(crate) fn facts(pod: Value) -> PodFacts {
     PodFacts::from_pod(&pod, gpustow_api::names::GPU_MEM).expect("a UID")
 }
 
-/// A ledger of `nodes` nodes with half of all cards in use, and the names of the nodes.
-pub(crate) fn half_full(
-    nodes: usize,
-    pods: &mut Pods,
-) -> (Ledger, Vec<String>, Vec<Arc<PodFacts>>) {
+/// A ledger of `nodes` nodes without pods, and the names of the nodes.
+pub(crate) fn empty(nodes: usize, cards: usize) -> (Ledger, Vec<String>) {
     let mut ledger = Ledger::new(Config::default());
     let names: Vec<String> = (0..nodes).map(node_name).collect();
     for (index, name) in names.iter().enumerate() {
@@ -142,8 +144,17 @@ pub(crate) fn half_full(
             ram: Mib(1 << 20),
             ..NodeFacts::default()
         });
-        ledger.apply_gpunode(name, gpunode(index), NOW);
+        ledger.apply_gpunode(name, gpunode(index, cards), NOW);
     }
+    (ledger, names)
+}
+
+/// A ledger of `nodes` nodes with half of all cards in use, and the names of the nodes.
+pub(crate) fn half_full(
+    nodes: usize,
+    pods: &mut Pods,
+) -> (Ledger, Vec<String>, Vec<Arc<PodFacts>>) {
+    let (mut ledger, names) = empty(nodes, CARDS);
     // Packed in name order, so that half of the nodes, and so half of the cards, stay empty.
     let mut bound = Vec::new();
     let mut node = 0;
@@ -159,16 +170,19 @@ pub(crate) fn half_full(
 
 /// Takes a pod through filter and bind on one node.
 pub(crate) fn bind(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> bool {
+    bind_anywhere(ledger, pod, &[node])
+}
+
+/// Takes a pod through filter among these nodes, and bind.
+pub(crate) fn bind_anywhere(ledger: &mut Ledger, pod: &PodFacts, nodes: &[&str]) -> bool {
     let ask = Ask {
         pod,
         cooperative: false,
         slow: false,
         tolerates: &|_| true,
     };
-    if ledger.filter(&ask, &[node], NOW).nodes.is_empty() {
-        return false;
-    }
-    settle(ledger, pod, node)
+    let chosen = ledger.filter(&ask, nodes, NOW).nodes;
+    chosen.first().is_some_and(|node| settle(ledger, pod, node))
 }
 
 /// Binds a pod that has its reservation.
