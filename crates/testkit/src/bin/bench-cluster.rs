@@ -184,7 +184,7 @@ async fn filter_calls(extender: Option<&Extender>) -> Result<f64> {
     let Some(extender) = extender else {
         return Ok(0.0);
     };
-    let series = r#"gpustow_request_duration_seconds_count{result="ok",verb="filter"}"#;
+    let series = r#"gpustow_extender_request_duration_seconds_count{result="ok",verb="filter"}"#;
     Ok(sum_of(&extender.metrics().await?, series))
 }
 
