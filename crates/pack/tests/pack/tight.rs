@@ -86,6 +86,40 @@ fn scarce_places_for_several_cards_are_left_alone() {
 }
 
 #[test]
+fn what_is_nearly_a_place_for_several_cards_is_left_alone() {
+    let mix = [(pod(1, 1000, 0), 50), (pod(4, 1000, 0), 50)];
+    let free = |whole: usize| {
+        let cards: Vec<_> = (0..4)
+            .map(|at| (1000, 1000 * u64::from(at < whole)))
+            .collect();
+        node(&cards, 0)
+    };
+    let (nearly, hardly) = (free(3), free(1));
+    let tight = learn(&mix, &[nearly.clone(), hardly.clone()]);
+    let single = pod(1, 1000, 0);
+    assert!(on(&hardly, &single, &tight) < on(&nearly, &single, &tight));
+}
+
+#[test]
+fn a_large_card_is_kept_for_those_who_need_one() {
+    let small = node(&[(1000, 1000)], 0);
+    let large = node(&[(4000, 4000)], 0);
+    let nodes = [small.clone(), large.clone()];
+    let light = pod(1, 500, 0);
+    let whole = Request {
+        exclusive: true,
+        ..pod(1, 3000, 0)
+    };
+    for needs_it in [pod(1, 3000, 0), whole] {
+        let tight = learn(&[(light.clone(), 20), (needs_it, 5)], &nodes);
+        assert!(on(&small, &light, &tight) < on(&large, &light, &tight));
+        // What is left over beside a large pod is of no use to the next.
+        let rest = node(&[(4000, 1000)], 0);
+        assert!(on(&rest, &light, &tight) < on(&large, &light, &tight));
+    }
+}
+
+#[test]
 fn a_model_that_others_are_bound_to_costs_more() {
     let any = node(&[(1000, 1000)], 0);
     let mut scarce = any.clone();

@@ -44,8 +44,6 @@ pub struct Tight {
     ram: f64,
     /// MiB that a pod asks for on average.
     mean: f64,
-    /// Premium on each MiB by model.
-    premiums: Vec<f64>,
 }
 
 impl Tight {
@@ -65,7 +63,11 @@ impl Tight {
                 sizes.insert(card.capacity.0);
             }
         }
-        let sizes = sizes.iter().step_by(sizes.len().div_ceil(MAX_SIZES).max(1));
+        let sizes: Vec<u64> = sizes
+            .iter()
+            .step_by(sizes.len().div_ceil(MAX_SIZES).max(1))
+            .copied()
+            .collect();
         let whole = whole / f64::from(cards.max(1));
         let pods: usize = mix.iter().map(|class| class.pods).sum();
         let asked: f64 = mix.iter().map(|class| class.asked(whole)).sum();
@@ -74,13 +76,12 @@ impl Tight {
             all.sum::<f64>() / asked.max(1.0)
         };
         let mut tight = Self {
-            pieces: sizes.map(|&size| Pieces::new(size, mix)).collect(),
+            pieces: sizes.iter().map(|&size| Pieces::new(size, mix)).collect(),
             wide: scarcity::wide(mix),
-            bound: scarcity::bound(mix, whole),
+            bound: scarcity::bound(mix, whole, &sizes),
             cpu: per_mib(|class| class.cpu_milli),
             ram: per_mib(|class| class.ram.0),
             mean: asked / pods.max(1) as f64,
-            premiums: Vec::new(),
         };
         tight.look(nodes);
         tight
@@ -88,9 +89,9 @@ impl Tight {
 
     /// Looks anew at what is scarce on these nodes. True if that changes any cost.
     pub fn look<'a>(&mut self, nodes: impl Iterator<Item = (&'a NodeGpus, u32)>) -> bool {
-        let before = (self.wide.clone(), self.premiums.clone());
-        self.premiums = scarcity::look(&mut self.wide, &self.bound, self.mean, nodes);
-        before.0 != self.wide || before.1 != self.premiums
+        let before = (self.wide.clone(), self.bound.clone());
+        scarcity::look(&mut self.wide, &mut self.bound, self.mean, nodes);
+        before.0 != self.wide || before.1 != self.bound
     }
 
     fn pieces(&self, capacity: u64) -> Option<&Pieces> {
@@ -115,13 +116,13 @@ impl Tight {
 
     /// What the scarcest places on the node are worth, in MiB.
     fn reserve(&self, room: &Room) -> f64 {
-        if room.whole_cards < 2 {
+        if room.whole_cards == 0 {
             return 0.0;
         }
         let card = room.whole / f64::from(room.whole_cards);
         let scarce = self.wide.iter().filter(|wide| wide.scarcity > 0.0);
         let worth = scarce.map(|wide| {
-            let places = wide.places(room.whole_cards, room.cpu) as f64;
+            let places = wide.hope(room.whole_cards, room.cpu);
             wide.scarcity * card * f64::from(wide.gpus) * places
         });
         RESERVE * worth.fold(0.0, f64::max)
@@ -207,12 +208,15 @@ impl Tight {
                 after.count(card, card.free.0, pieces, -1.0);
                 after.count(card, left.0, pieces, 1.0);
             }
-            let premium = self
-                .premiums
-                .get(usize::from(card.model.0))
-                .copied()
-                .unwrap_or(0.0);
-            terms.premium += charge.0 as f64 * premium;
+            let then = Card {
+                free: left,
+                ..*card
+            };
+            let lost = self
+                .bound
+                .iter()
+                .map(|bound| bound.worth(card) - bound.worth(&then));
+            terms.premium += lost.fold(0.0, f64::max);
             terms.surplus += charge.minus(asked).0 as f64;
         }
         terms.stranded = self.stranded(&after) - before.stranded;
@@ -232,7 +236,7 @@ impl Tight {
             (terms.pieces, "in pieces of little use"),
             (terms.stranded, "short of CPU or host memory"),
             (terms.reserve, "for want of places for several GPUs"),
-            (terms.premium, "as the model is scarce"),
+            (terms.premium, "as such GPUs are scarce"),
             (terms.surplus, "beyond what was asked"),
         ];
         let parts = parts.map(|(mib, what)| (mib.round() as i64, what));

@@ -1,4 +1,5 @@
-//! What the cluster is short of: whole cards side by side, and models that pods are bound to.
+//! What the cluster is short of: whole cards side by side, cards of models that pods are bound to,
+//! and cards as large as some pods need.
 
 use super::Class;
 use crate::{Card, ModelId, NodeGpus};
@@ -7,8 +8,10 @@ use crate::{Card, ModelId, NodeGpus};
 pub(super) const SLACK: f64 = 1.3;
 /// Share of the cluster that is worth keeping whatever is expected: expectations are means.
 const SPARE: f64 = 0.1;
-/// The most that a MiB of a scarce model costs beyond itself.
-const MODEL: f64 = 0.5;
+/// The most that a MiB of scarce cards costs beyond itself.
+const PREMIUM: f64 = 0.5;
+/// What a place that is all but there is worth beside one that is.
+const PART: f64 = 0.5;
 /// Scarcity is told in so many steps, so that costs, which callers remember, seldom change.
 const STEPS: f64 = 8.0;
 
@@ -24,6 +27,18 @@ pub(super) struct Wide {
 }
 
 impl Wide {
+    /// The same with a part of a place counted as well, by its square: nodes that are nearly a place
+    /// are kept, and nodes that are far from it are filled.
+    pub(super) fn hope(&self, whole_cards: u32, cpu: u64) -> f64 {
+        let by_cpu = match self.cpu_milli {
+            0 => f64::INFINITY,
+            asked => cpu as f64 / asked as f64,
+        };
+        let places = (f64::from(whole_cards) / f64::from(self.gpus)).min(by_cpu);
+        let part = places.fract();
+        places.floor() + PART * part * part
+    }
+
     /// How many such pods would find a place beside each other.
     pub(super) fn places(&self, whole_cards: u32, cpu: u64) -> u64 {
         let by_cpu = cpu.checked_div(self.cpu_milli).unwrap_or(u64::MAX);
@@ -49,29 +64,88 @@ pub(super) fn wide(mix: &[Class]) -> Vec<Wide> {
     wide.collect()
 }
 
-/// Models that some pods are bound to.
+/// Cards that some pods cannot do without: of certain models, or so large.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bound {
+    /// Empty for any.
     models: Vec<ModelId>,
-    /// Share of all demand that is bound to these models or to some of them.
+    /// MiB of the smallest card that does.
+    size: u64,
+    /// MiB of the smallest piece that does.
+    piece: u64,
+    /// Only wholly free cards do.
+    whole: bool,
+    /// Share of all demand that is bound to these cards or to some of them.
     share: f64,
+    /// What each MiB on them costs beyond itself.
+    pub(super) premium: f64,
 }
 
-/// The sets of models that pods are bound to.
-pub(super) fn bound(mix: &[Class], whole: f64) -> Vec<Bound> {
+impl Bound {
+    /// Could such a pod use the card as it is?
+    pub(super) fn has(&self, card: &Card) -> bool {
+        card.capacity.0 >= self.size
+            && card.free.0
+                >= if self.whole {
+                    card.capacity.0
+                } else {
+                    self.piece
+                }
+            && self.would_have(card)
+    }
+
+    /// What the card is worth to such pods beyond its memory, in MiB.
+    pub(super) fn worth(&self, card: &Card) -> f64 {
+        match self.premium > 0.0 && self.has(card) {
+            true => self.premium * card.free.0 as f64,
+            false => 0.0,
+        }
+    }
+
+    /// Could it use the card if that were free?
+    fn would_have(&self, card: &Card) -> bool {
+        card.capacity.0 >= self.size
+            && (self.models.is_empty() || self.models.contains(&card.model))
+    }
+}
+
+/// The sets of cards that pods are bound to, on cards of these `sizes` (ascending).
+pub(super) fn bound(mix: &[Class], whole: f64, sizes: &[u64]) -> Vec<Bound> {
     let asked: f64 = mix.iter().map(|class| class.asked(whole)).sum();
-    let mut sets: Vec<&Vec<ModelId>> = mix.iter().map(|class| &class.models).collect();
+    // A size that every card has binds nobody.
+    let smallest = sizes.first().copied().unwrap_or(0);
+    let size = |class: &Class| {
+        let fits = sizes.iter().find(|size| **size >= class.mib.0);
+        fits.copied().filter(|size| *size > smallest).unwrap_or(0)
+    };
+    let mut sets: Vec<(&[ModelId], u64, bool)> = mix
+        .iter()
+        .filter(|class| class.gpus > 0)
+        .map(|class| {
+            let size = size(class);
+            (&class.models[..], size, class.exclusive && size > 0)
+        })
+        .filter(|(models, size, _)| !models.is_empty() || *size > 0)
+        .collect();
     sets.sort_unstable();
     sets.dedup();
-    let sets = sets.into_iter().filter(|models| !models.is_empty());
-    let bound = sets.map(|models| {
-        let within = mix.iter().filter(|class| {
-            !class.models.is_empty() && class.models.iter().all(|model| models.contains(model))
-        });
-        let within: f64 = within.map(|class| class.asked(whole)).sum();
+    let bound = sets.into_iter().map(|(models, least, whole_card)| {
+        let is_within = |class: &&Class| {
+            let narrower = models.is_empty()
+                || !class.models.is_empty()
+                    && class.models.iter().all(|model| models.contains(model));
+            narrower && size(class) >= least && (class.exclusive || !whole_card)
+        };
+        let within = || mix.iter().filter(is_within);
+        let share: f64 = within().map(|class| class.asked(whole)).sum();
+        let pieces = within().filter(|_| least > 0).map(|class| class.mib.0);
         Bound {
-            models: models.clone(),
-            share: within / asked.max(1.0),
+            models: models.to_vec(),
+            size: least,
+            piece: pieces.min().unwrap_or(0),
+            whole: whole_card,
+            share: share / asked.max(1.0),
+            premium: 0.0,
         }
     });
     bound.collect()
@@ -95,16 +169,17 @@ struct Room {
     all: f64,
 }
 
-/// Sets the scarcity of places for `wide` pods, whose mean request is `mean` MiB, and gives the
-/// premium on each MiB by model.
+/// Sets the scarcity of places for `wide` pods, whose mean request is `mean` MiB, and the premium on
+/// what others are `bound` to.
 pub(super) fn look<'a>(
     wide: &mut [Wide],
-    bound: &[Bound],
+    bound: &mut [Bound],
     mean: f64,
     nodes: impl Iterator<Item = (&'a NodeGpus, u32)>,
-) -> Vec<f64> {
+) {
     let mut places = vec![Room::default(); wide.len()];
-    let mut models: Vec<Room> = Vec::new();
+    let mut cards = vec![Room::default(); bound.len()];
+    let mut free = 0.0;
     for (node, count) in nodes {
         let count = f64::from(count);
         let is_whole = |card: &&Card| card.usable && card.free == card.capacity;
@@ -114,31 +189,25 @@ pub(super) fn look<'a>(
             places.all += f64::from(u8::from(node.cards.len() >= wide.gpus as usize)) * count;
         }
         for card in &node.cards {
-            let model = usize::from(card.model.0);
-            models.resize(models.len().max(model + 1), Room::default());
-            models[model].free += if card.usable {
+            let usable = if card.usable {
                 card.free.0 as f64 * count
             } else {
                 0.0
             };
-            models[model].all += card.capacity.0 as f64 * count;
+            free += usable;
+            for (room, bound) in cards.iter_mut().zip(&*bound) {
+                if bound.would_have(card) {
+                    room.all += card.capacity.0 as f64 * count;
+                    room.free += if bound.has(card) { usable } else { 0.0 };
+                }
+            }
         }
     }
-    let free: f64 = models.iter().map(|model| model.free).sum();
     let to_come = free / mean.max(1.0);
     for (places, wide) in places.iter().zip(wide) {
         wide.scarcity = scarcity(places.free, wide.share * to_come, places.all);
     }
-    let mut premiums = vec![0.0_f64; models.len()];
-    for Bound { models: set, share } in bound {
-        let set = || {
-            set.iter()
-                .map(|model| usize::from(model.0))
-                .filter(|&m| m < models.len())
-        };
-        let sum = |of: fn(&Room) -> f64| -> f64 { set().map(|model| of(&models[model])).sum() };
-        let premium = MODEL * scarcity(sum(|room| room.free), share * free, sum(|room| room.all));
-        set().for_each(|model| premiums[model] = premiums[model].max(premium));
+    for (room, bound) in cards.iter().zip(bound) {
+        bound.premium = PREMIUM * scarcity(room.free, bound.share * free, room.all);
     }
-    premiums
 }
