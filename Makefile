@@ -67,7 +67,7 @@ bench-agent: control-plane ## What the agent costs its node, and how soon its re
 
 .PHONY: generate
 generate: ## Write the generated manifests and the dashboard
-	$(RUN) --example dashboard >target/dashboard.json && mv target/dashboard.json manifests/dashboards/gpustow.json
+	$(RUN) --example dashboard
 	$(RUN) --package gpustow-api
 
 .PHONY: ci
@@ -95,8 +95,9 @@ doc: ## Check that the documentation builds
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 .PHONY: generated
-generated: ## Check that the generated manifests are up to date
+generated: ## Check that the generated manifests and the dashboard are up to date
 	$(RUN) --package gpustow-api -- --check
+	$(RUN) --example dashboard -- --check
 
 .PHONY: deny
 deny: $(DENY) ## Check licences, sources and duplicates of the dependencies, and advisories if reachable

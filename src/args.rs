@@ -11,6 +11,9 @@ use gpustow_api::manifests::is_extended_resource;
 use gpustow_api::names;
 use gpustow_ledger::Config;
 use gpustow_pack::PolicyKind;
+use gpustow_serve::MetricsArgs;
+
+use crate::metrics::Size;
 
 /// kube-scheduler extender that packs pods onto physical GPUs by memory.
 #[derive(Clone, Debug, Parser)]
@@ -81,6 +84,14 @@ pub struct Args {
     /// Export one series per GPU and pod share as well; the agents do that by default
     #[arg(long, env = "GPUSTOW_METRICS_PER_GPU")]
     pub metrics_per_gpu: bool,
+
+    /// Sizes of the pods that gpustow_placeable_pods counts, each on one GPU
+    #[arg(long, env = "GPUSTOW_METRICS_SIZES", value_delimiter = ',', default_value = "4Gi,8Gi,16Gi,32Gi", value_parser = Size::from_str)]
+    pub metrics_sizes: Vec<Size>,
+
+    /// How health and metrics are served.
+    #[command(flatten)]
+    pub serving: MetricsArgs,
 
     /// What to log, as in `info` or `gpustow=debug,kube=warn`
     #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]

@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use crate::App;
 use crate::ask::{AskError, within};
 use crate::epoch::{EpochError, annotate};
+use crate::failure::Failure;
 use crate::wire::ExtenderBindingArgs;
 
 /// Bindings sent for one call, resends for a changed pod included.
@@ -62,19 +63,32 @@ pub(crate) enum BindError {
 }
 
 impl BindError {
+    /// Every value of the `reason` label.
+    pub(crate) const LABELS: [&'static str; 9] = [
+        "unknown_outcome",
+        "bound_elsewhere",
+        "gone",
+        "gated",
+        "changed",
+        "bad_pod",
+        "no_fit",
+        "epoch",
+        "api",
+    ];
+
     /// The value of the `reason` label.
     #[must_use]
     pub(crate) fn label(&self) -> &'static str {
         match self {
-            Self::UnderWay | Self::Unknown => "unknown_outcome",
-            Self::Elsewhere(_) => "bound_elsewhere",
-            Self::Gone | Self::Deleting => "gone",
-            Self::Gated => "gated",
-            Self::Changing => "changed",
-            Self::Request(_) => "bad_pod",
-            Self::Refused(_) => "no_fit",
-            Self::Epoch(_) => "epoch",
-            Self::Ask(_) => "api",
+            Self::UnderWay | Self::Unknown => Self::LABELS[0],
+            Self::Elsewhere(_) => Self::LABELS[1],
+            Self::Gone | Self::Deleting => Self::LABELS[2],
+            Self::Gated => Self::LABELS[3],
+            Self::Changing => Self::LABELS[4],
+            Self::Request(_) => Self::LABELS[5],
+            Self::Refused(_) => Self::LABELS[6],
+            Self::Epoch(_) => Self::LABELS[7],
+            Self::Ask(_) => Self::LABELS[8],
         }
     }
 }
@@ -104,7 +118,7 @@ impl Drop for UnderWay {
 ///
 /// # Errors
 /// With the text for the user. The ledger is right in every case.
-pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<(), String> {
+pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<(), Failure> {
     let uid: Arc<str> = args.pod_uid.as_str().into();
     if app.binds.0.insert(uid.clone(), ()).is_some() {
         return tell(app, &args, Err(BindError::UnderWay));
@@ -123,12 +137,12 @@ pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<()
     });
     match timeout(app.args.bind_timeout, task).await {
         Ok(Ok(told)) => told,
-        Ok(Err(_)) | Err(_) => Err(format!("gpustow: {}", BindError::Unknown)),
+        Ok(Err(_)) | Err(_) => Err(BindError::Unknown.into()),
     }
 }
 
 /// Says in log, Events and metrics what became of a bind; the error as kube-scheduler gets it.
-fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), String> {
+fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Failure> {
     let ExtenderBindingArgs {
         pod_name: pod,
         pod_namespace: namespace,
@@ -153,7 +167,7 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Stri
             let failures = &app.metrics.bind_failures;
             failures.with_label_values(&[error.label()]).inc();
             tracing::warn!(%namespace, %pod, %node, %error, "not bound");
-            return Err(format!("gpustow: {error}"));
+            return Err(error.into());
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ mod ask;
 mod bind;
 mod epoch;
 mod events;
+mod failure;
 mod metrics;
 mod preempt;
 mod routes;
@@ -33,6 +34,7 @@ pub use args::{Args, LogFormat};
 use bind::Binds;
 use epoch::{Epoch, EpochError};
 use events::Events;
+use failure::{ErrorKind, Failure};
 use metrics::Metrics;
 use watch::Lists;
 
@@ -74,7 +76,8 @@ impl App {
         Ok(Arc::new(Self {
             events: Events::start(client.clone(), &identity),
             ledger: Mutex::new(Ledger::new(args.ledger())),
-            metrics: Metrics::new().context("cannot set up the metrics")?,
+            metrics: Metrics::new(args.metrics_sizes.clone())
+                .context("cannot set up the metrics")?,
             started: Instant::now(),
             lists: Lists::default(),
             draining: AtomicBool::new(false),
@@ -121,18 +124,22 @@ impl App {
     }
 
     /// Is this replica in a position to decide? If not, the text says why.
-    async fn may_decide(self: &Arc<Self>) -> Result<(), String> {
+    async fn may_decide(self: &Arc<Self>) -> Result<(), Failure> {
         if self.is_draining() {
-            return Err("gpustow is shutting down".to_owned());
+            return Err(Failure::new(
+                ErrorKind::Internal,
+                "gpustow is shutting down",
+            ));
         }
         let missing = self.lists.missing();
         if !missing.is_empty() {
-            return Err(format!("gpustow is still reading {}", missing.join(", ")));
+            let text = format!("gpustow is still reading {}", missing.join(", "));
+            return Err(Failure::new(ErrorKind::Internal, text));
         }
         self.epoch()
             .await
             .map(drop)
-            .map_err(|error| format!("gpustow: {error}"))
+            .map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))
     }
 }
 
@@ -190,6 +197,7 @@ pub async fn serve(
     health: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
+    let tls = args.serving.tls()?;
     let app = App::new(args, client)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
@@ -200,7 +208,7 @@ pub async fn serve(
     watch::spawn(&app);
     tokio::spawn(wake::run(app.clone()));
     tokio::spawn(resume(app.clone()));
-    let health = axum::serve(health, routes::health(app.clone())).into_future();
+    let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();
     let draining = app.clone();

@@ -1,36 +1,39 @@
 //! What Prometheus sees of the extender. Sums over the cluster are taken from the ledger at the
 //! scrape; nothing here grows with the cluster unless `--metrics-per-gpu` asks for it.
 
+mod cluster;
 mod demand;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpustow_ledger::{NodeView, Problem, Reason};
-use gpustow_pack::{Mib, Request};
+use gpustow_ledger::{NodeView, Reason};
+use gpustow_pack::Request;
+use gpustow_serve::BUCKETS;
+use prometheus::proto::MetricFamily;
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
 };
 
-/// Seconds. The borders hold the targets (0.3 ms, 1 ms): classic quantiles are exact only there.
-const BUCKETS: [f64; 16] = [
-    0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.000_75, 0.001, 0.001_5, 0.002_5, 0.005, 0.01,
-    0.05, 0.1, 0.5, 2.0, 10.0,
-];
+use crate::bind::BindError;
+use crate::failure::ErrorKind;
+
+pub(crate) use demand::Size;
 
 /// kube-scheduler's verbs.
-pub(crate) const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
+const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
 
 /// The extender's own series.
 pub(crate) struct Metrics {
     registry: Registry,
-    /// Duration of requests by verb and result.
-    pub(crate) requests: HistogramVec,
+    sizes: Vec<Size>,
+    requests: HistogramVec,
+    errors: IntCounterVec,
     /// Filter calls that placed nothing, by the reason of most nodes.
     pub(crate) refusals: IntCounterVec,
-    /// Bind calls that did not bind, by reason.
+    /// Bind calls.
+    pub(crate) binds: IntCounter,
+    /// Those that did not bind, by reason.
     pub(crate) bind_failures: IntCounterVec,
     /// From the bind call to its outcome.
     pub(crate) bind_seconds: Histogram,
@@ -42,49 +45,60 @@ pub(crate) struct Metrics {
 }
 
 /// What is taken from the ledger at a scrape.
-pub(crate) struct Totals<'a> {
+pub(crate) struct Totals {
     /// Every node with GPUs.
-    pub(crate) nodes: &'a [NodeView],
+    pub(crate) nodes: Vec<NodeView>,
     /// Reservations without and with a bind under way.
     pub(crate) reservations: (usize, usize),
+    /// Reservations that ended without a bind.
+    pub(crate) expirations: u64,
     /// What the pods that wait for room ask for.
     pub(crate) waiting: Vec<Arc<Request>>,
+    /// When the oldest of them was created, in seconds since 1970.
+    pub(crate) oldest: Option<i64>,
     /// Export each card too.
     pub(crate) per_gpu: bool,
 }
 
 impl Metrics {
-    /// Registers every series.
+    /// Registers every series. Pods of these `sizes` are counted as placeable.
     ///
     /// # Errors
     /// If two series clash, which is a mistake in this file.
-    pub(crate) fn new() -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(sizes: Vec<Size>) -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
+        let buckets =
+            |name: &str, help: &str| HistogramOpts::new(name, help).buckets(BUCKETS.into());
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            IntCounterVec::new(Opts::new(name, help), labels)
+        };
         let requests = HistogramVec::new(
-            HistogramOpts::new(
+            buckets(
                 "gpustow_extender_request_duration_seconds",
-                "Time to answer kube-scheduler, by verb and result",
-            )
-            .buckets(BUCKETS.to_vec()),
-            &["verb", "result"],
+                "Time to answer kube-scheduler, by verb",
+            ),
+            &["verb"],
+        )?;
+        let errors = counters(
+            "gpustow_extender_request_errors_total",
+            "Calls of kube-scheduler that were not served, by verb and kind of error",
+            &["verb", "error"],
         )?;
         let refusals = counters(
             "gpustow_extender_refusals_total",
             "Filter calls that placed nothing, by most common reason",
-            "reason",
+            &["reason"],
         )?;
+        let binds = IntCounter::new("gpustow_binds_total", "Bind calls")?;
         let bind_failures = counters(
             "gpustow_bind_failures_total",
             "Bind calls that did not bind, by reason",
-            "reason",
+            &["reason"],
         )?;
-        let bind_seconds = Histogram::with_opts(
-            HistogramOpts::new(
-                "gpustow_bind_duration_seconds",
-                "Time of bind calls, POST included",
-            )
-            .buckets(BUCKETS.to_vec()),
-        )?;
+        let bind_seconds = Histogram::with_opts(buckets(
+            "gpustow_bind_duration_seconds",
+            "Time of bind calls, POST included",
+        ))?;
         let woken = IntCounter::new(
             "gpustow_wakeups_total",
             "Waiting pods told that room appeared",
@@ -98,28 +112,33 @@ impl Metrics {
             ),
             &["resource"],
         )?;
-        let info = IntGaugeVec::new(
-            Opts::new("gpustow_build_info", "Version of this binary; always 1"),
-            &["version"],
-        )?;
-        info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         for verb in VERBS {
-            requests.with_label_values(&[verb, "ok"]);
-            requests.with_label_values(&[verb, "error"]);
+            requests.with_label_values(&[verb]);
+            for error in ErrorKind::ALL {
+                errors.with_label_values(&[verb, error.label()]);
+            }
         }
         Reason::all().for_each(|reason| drop(refusals.with_label_values(&[reason.label()])));
+        for reason in BindError::LABELS {
+            bind_failures.with_label_values(&[reason]);
+        }
         registry.register(Box::new(requests.clone()))?;
+        registry.register(Box::new(errors.clone()))?;
         registry.register(Box::new(refusals.clone()))?;
+        registry.register(Box::new(binds.clone()))?;
         registry.register(Box::new(bind_failures.clone()))?;
         registry.register(Box::new(bind_seconds.clone()))?;
         registry.register(Box::new(woken.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
         registry.register(Box::new(watch_events.clone()))?;
-        registry.register(Box::new(info))?;
+        gpustow_serve::about(&registry, "gpustow_build_info")?;
         Ok(Self {
             registry,
+            sizes,
             requests,
+            errors,
             refusals,
+            binds,
             bind_failures,
             bind_seconds,
             woken,
@@ -128,12 +147,14 @@ impl Metrics {
         })
     }
 
-    /// A request was answered.
-    pub(crate) fn answered(&self, verb: &str, ok: bool, took: Duration) {
-        let result = if ok { "ok" } else { "error" };
-        self.requests
-            .with_label_values(&[verb, result])
-            .observe(took.as_secs_f64());
+    /// A request was answered, or was not served for this reason.
+    pub(crate) fn answered(&self, verb: &str, error: Option<ErrorKind>, took: Duration) {
+        let took = took.as_secs_f64();
+        self.requests.with_label_values(&[verb]).observe(took);
+        if let Some(error) = error {
+            let errors = &self.errors;
+            errors.with_label_values(&[verb, error.label()]).inc();
+        }
     }
 
     /// A watch delivered something.
@@ -146,154 +167,16 @@ impl Metrics {
             .set(now.as_secs_f64());
     }
 
-    /// The exposition, in Prometheus' text format.
+    /// Every series at this moment.
     ///
     /// # Errors
-    /// If a series cannot be encoded.
-    pub(crate) fn render(&self, totals: &Totals<'_>) -> Result<String, prometheus::Error> {
+    /// If two series clash, which is a mistake in these files.
+    pub(crate) fn gather(&self, totals: &Totals) -> Result<Vec<MetricFamily>, prometheus::Error> {
         let scrape = Registry::new();
-        cluster(&scrape, totals)?;
-        if totals.per_gpu {
-            per_gpu(&scrape, totals.nodes)?;
-        }
+        cluster::cluster(&scrape, totals)?;
+        demand::demand(&scrape, totals, &self.sizes)?;
         let mut families = self.registry.gather();
         families.extend(scrape.gather());
-        let mut text = Vec::new();
-        TextEncoder::new().encode(&families, &mut text)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        Ok(families)
     }
-}
-
-fn counters(name: &str, help: &str, label: &str) -> Result<IntCounterVec, prometheus::Error> {
-    IntCounterVec::new(Opts::new(name, help), &[label])
-}
-
-fn gauges(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    labels: &[&str],
-) -> Result<IntGaugeVec, prometheus::Error> {
-    let gauges = IntGaugeVec::new(Opts::new(name, help), labels)?;
-    registry.register(Box::new(gauges.clone()))?;
-    Ok(gauges)
-}
-
-fn bytes(mib: Mib) -> i64 {
-    i64::try_from(mib.bytes()).unwrap_or(i64::MAX)
-}
-
-fn cluster(registry: &Registry, totals: &Totals<'_>) -> Result<(), prometheus::Error> {
-    let reservations = gauges(
-        registry,
-        "gpustow_reservations",
-        "Pods between filter and bound",
-        &["state"],
-    )?;
-    let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    reservations
-        .with_label_values(&["reserved"])
-        .set(count(totals.reservations.0));
-    reservations
-        .with_label_values(&["binding"])
-        .set(count(totals.reservations.1));
-    demand::demand(
-        registry,
-        totals.nodes,
-        totals.waiting.iter().map(|it| &**it),
-    )?;
-
-    let problems = gauges(
-        registry,
-        "gpustow_problems",
-        "What needs a person's attention, as `kubectl gpustow` names it",
-        &["kind"],
-    )?;
-    for kind in Problem::LABELS {
-        problems.with_label_values(&[kind]).set(0);
-    }
-    for problem in totals.nodes.iter().flat_map(|node| &node.problems) {
-        problems.with_label_values(&[problem.label()]).inc();
-    }
-
-    let gpus = gauges(
-        registry,
-        "gpustow_gpus",
-        "GPUs by model and state",
-        &["model", "state"],
-    )?;
-    let memory = |what: &str, help: &str| {
-        gauges(
-            registry,
-            &format!("gpustow_cluster_memory_{what}_bytes"),
-            help,
-            &["model"],
-        )
-    };
-    let capacity = memory("capacity", "GPU memory that pods may hold")?;
-    let requested = memory("requested", "GPU memory promised to pods")?;
-    let room = memory("room", "GPU memory that new pods may take")?;
-    let strangers = memory("unattributed", "GPU memory used outside of gpustow's pods")?;
-    let mut sums: BTreeMap<&str, [Mib; 4]> = BTreeMap::new();
-    for node in totals.nodes {
-        for card in &node.cards {
-            let state = match (node.stale, card.healthy) {
-                (true, _) => "stale",
-                (false, true) => "ready",
-                (false, false) => "unhealthy",
-            };
-            gpus.with_label_values(&[card.model.as_str(), state]).inc();
-            let free = if state == "ready" {
-                card.free
-            } else {
-                Mib::ZERO
-            };
-            let sum = sums.entry(&card.model).or_default();
-            let amounts = [card.capacity, card.held, free, card.strangers];
-            sum.iter_mut()
-                .zip(amounts)
-                .for_each(|(sum, amount)| *sum = *sum + amount);
-        }
-    }
-    for (model, sum) in sums {
-        for (gauge, amount) in [&capacity, &requested, &room, &strangers]
-            .into_iter()
-            .zip(sum)
-        {
-            gauge.with_label_values(&[model]).set(bytes(amount));
-        }
-    }
-    Ok(())
-}
-
-fn per_gpu(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
-    let labels = ["node", "gpu_uuid", "gpu", "model"];
-    let gauge = |what: &str, help: &str| {
-        gauges(
-            registry,
-            &format!("gpustow_extender_gpu_memory_{what}_bytes"),
-            help,
-            &labels,
-        )
-    };
-    let capacity = gauge("capacity", "GPU memory that pods may hold on this GPU")?;
-    let requested = gauge("requested", "GPU memory promised to pods on this GPU")?;
-    let room = gauge("room", "GPU memory that new pods may take on this GPU")?;
-    for node in nodes {
-        for card in &node.cards {
-            let index = card.index.to_string();
-            let labels = [
-                &*node.name,
-                card.uuid.as_str(),
-                index.as_str(),
-                card.model.as_str(),
-            ];
-            capacity
-                .with_label_values(&labels)
-                .set(bytes(card.capacity));
-            requested.with_label_values(&labels).set(bytes(card.held));
-            room.with_label_values(&labels).set(bytes(card.free));
-        }
-    }
-    Ok(())
 }

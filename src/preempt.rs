@@ -13,6 +13,7 @@ use kube::core::{Selector, SelectorExt};
 use kube::{Api, ResourceExt};
 
 use crate::App;
+use crate::failure::{ErrorKind, Failure};
 use crate::wire::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod};
 
 /// The candidate nodes on which the pod fits once its victims are gone. Never a node without a
@@ -23,12 +24,17 @@ use crate::wire::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod};
 pub(crate) async fn preempt(
     app: &Arc<App>,
     args: ExtenderPreemptionArgs,
-) -> Result<ExtenderPreemptionResult, String> {
+) -> Result<ExtenderPreemptionResult, Failure> {
     if args.has_full_victims {
-        return Err("kube-scheduler sends whole pods: set nodeCacheCapable: true".to_owned());
+        return Err(Failure::new(
+            ErrorKind::Decode,
+            "kube-scheduler sends whole pods: set nodeCacheCapable: true",
+        ));
     }
-    let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name).ok_or("the pod has no UID")?;
-    let request = pod.request.as_ref().map_err(ToString::to_string)?;
+    let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name)
+        .ok_or_else(|| Failure::new(ErrorKind::Decode, "the pod has no UID"))?;
+    let request = pod.request.as_ref();
+    let request = request.map_err(|bad| Failure::of_pod(bad.to_string()))?;
     if request.is_empty() {
         return Ok(ExtenderPreemptionResult {
             node_name_to_meta_victims: args.victims,
@@ -47,7 +53,8 @@ pub(crate) async fn preempt(
         };
         if !added.uids.is_empty() {
             let protected = protected(app, &node).await.map_err(|error| {
-                format!("cannot read disruption budgets for node {node}: {error}")
+                let text = format!("cannot read disruption budgets for node {node}: {error}");
+                Failure::new(ErrorKind::Api, text)
             })?;
             match self::added(app, &pod, &node, &uids, &protected) {
                 Some(better) => added = better,

@@ -20,10 +20,12 @@ use gpustow_api::facts::{
     Taints, has_soft_preferences, tolerates_prefer_no_schedule, uses_volumes_or_claims,
 };
 use gpustow_ledger::{Ask, Reason, Verdict};
+use gpustow_serve::exposition;
 use serde::{Deserialize, Serialize};
 
 use crate::App;
 use crate::bind::bind;
+use crate::failure::{ErrorKind, Failure};
 use crate::metrics::Totals;
 use crate::preempt::preempt;
 use crate::wire::{
@@ -47,15 +49,20 @@ pub(crate) fn scheduler(app: Arc<App>) -> Router {
 
 /// Health, metrics, version.
 pub(crate) fn health(app: Arc<App>) -> Router {
+    let metrics = Router::new().route("/metrics", get(on_metrics));
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(on_readyz))
-        .route("/metrics", get(on_metrics))
         .route(
             "/version",
             get(|| async { concat!(env!("CARGO_PKG_VERSION"), "\n") }),
         )
-        .with_state(app)
+        .with_state(app.clone())
+        .merge(
+            app.args
+                .serving
+                .guarded(metrics.with_state(app.clone()), &app.client),
+        )
 }
 
 fn json(answer: &impl Serialize) -> Response {
@@ -66,12 +73,12 @@ fn json(answer: &impl Serialize) -> Response {
 }
 
 /// Names of candidate nodes, or what is wrong with the call.
-fn candidates<'a>(args: &'a ExtenderArgs<'_>) -> Result<Vec<&'a str>, String> {
+fn candidates<'a>(args: &'a ExtenderArgs<'_>) -> Result<Vec<&'a str>, Failure> {
     match &args.node_names {
-        None if args.has_nodes => Err(
-            "kube-scheduler sends whole Node objects: set nodeCacheCapable: true for this extender"
-                .to_owned(),
-        ),
+        None if args.has_nodes => Err(Failure::new(
+            ErrorKind::Decode,
+            "kube-scheduler sends whole Node objects: set nodeCacheCapable: true for this extender",
+        )),
         names => Ok(names.iter().flatten().map(|name| &*name.0).collect()),
     }
 }
@@ -80,21 +87,25 @@ fn candidates<'a>(args: &'a ExtenderArgs<'_>) -> Result<Vec<&'a str>, String> {
 type Body = Result<Bytes, BytesRejection>;
 
 /// Reads a call of `/verb`.
-fn read<'a, T: Deserialize<'a>>(verb: &str, body: &'a Body) -> Result<T, String> {
+fn read<'a, T: Deserialize<'a>>(verb: &str, body: &'a Body) -> Result<T, Failure> {
     let body = body.as_ref().map_err(ToString::to_string);
     // One look at all of it is much faster than one at each of thousands of names.
     body.and_then(|body| std::str::from_utf8(body).map_err(|error| error.to_string()))
         .and_then(|body| serde_json::from_str(body).map_err(|error| error.to_string()))
-        .map_err(|error| format!("gpustow: cannot read the call of /{verb}: {error}"))
+        .map_err(|error| {
+            let text = format!("gpustow: cannot read the call of /{verb}: {error}");
+            Failure::new(ErrorKind::Decode, text)
+        })
 }
 
 async fn on_filter(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
-    let failed = |error: String| {
-        app.metrics.answered("filter", false, began.elapsed());
-        tracing::warn!(%error, "filter failed");
+    let failed = |failure: Failure| {
+        app.metrics
+            .answered("filter", failure.kind, began.elapsed());
+        tracing::warn!(error = failure.text, "filter failed");
         json(&ExtenderFilterResult {
-            error,
+            error: failure.text,
             ..ExtenderFilterResult::default()
         })
     };
@@ -107,7 +118,10 @@ async fn on_filter(State(app): State<Arc<App>>, body: Body) -> Response {
         Err(error) => return failed(error),
     };
     let Some(pod) = PodFacts::from_pod(&args.pod, &app.args.resource_name) else {
-        return failed("gpustow: the pod has no UID".to_owned());
+        return failed(Failure::new(
+            ErrorKind::Decode,
+            "gpustow: the pod has no UID",
+        ));
     };
     let mut answer = ExtenderFilterResult::default();
     let text;
@@ -135,7 +149,7 @@ async fn on_filter(State(app): State<Arc<App>>, body: Body) -> Response {
         }
     }
     let response = json(&answer);
-    app.metrics.answered("filter", true, began.elapsed());
+    app.metrics.answered("filter", None, began.elapsed());
     response
 }
 
@@ -216,17 +230,28 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
 /// Answers zeros where it cannot tell: the protocol has no place for an error.
 async fn on_prioritize(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
-    let args: Result<ExtenderArgs<'_>, _> = read("prioritize", &body);
-    let names = args.as_ref().map_err(String::clone).and_then(candidates);
-    let scores = match (&args, &names) {
-        (Ok(args), Ok(names)) => scores(&app, args, names).await,
-        (Err(error), _) | (_, Err(error)) => Err(error.clone()),
+    let args: ExtenderArgs<'_>;
+    let mut names = Vec::new();
+    let scores = match read("prioritize", &body) {
+        Err(failure) => Err(failure),
+        Ok(read) => {
+            args = read;
+            match candidates(&args) {
+                Err(failure) => Err(failure),
+                Ok(given) => {
+                    names = given;
+                    scores(&app, &args, &names).await
+                }
+            }
+        }
     };
-    app.metrics
-        .answered("prioritize", scores.is_ok(), began.elapsed());
-    let names = names.unwrap_or_default();
-    let scores = scores.unwrap_or_else(|error| {
-        tracing::warn!(%error, "prioritize failed: every node is given 0");
+    let error = scores.as_ref().err().and_then(|failure| failure.kind);
+    app.metrics.answered("prioritize", error, began.elapsed());
+    let scores = scores.unwrap_or_else(|failure| {
+        tracing::warn!(
+            error = failure.text,
+            "prioritize failed: every node is given 0"
+        );
         vec![0; names.len()]
     });
     let scored = names.iter().zip(scores);
@@ -238,7 +263,7 @@ async fn scores(
     app: &Arc<App>,
     args: &ExtenderArgs<'_>,
     names: &[&str],
-) -> Result<Vec<i64>, String> {
+) -> Result<Vec<i64>, Failure> {
     let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name);
     let asks = |pod: &PodFacts| pod.request.as_ref().is_ok_and(|r| !r.is_empty());
     let Some(pod) = pod.filter(asks) else {
@@ -262,10 +287,10 @@ async fn on_preempt(State(app): State<Arc<App>>, body: Body) -> Response {
         Ok(args) => preempt(&app, args).await,
         Err(error) => Err(error),
     };
-    app.metrics
-        .answered("preempt", answer.is_ok(), began.elapsed());
-    json(&answer.unwrap_or_else(|error| {
-        tracing::warn!(%error, "preempt failed: no node offered");
+    let error = answer.as_ref().err().and_then(|failure| failure.kind);
+    app.metrics.answered("preempt", error, began.elapsed());
+    json(&answer.unwrap_or_else(|failure| {
+        tracing::warn!(error = failure.text, "preempt failed: no node offered");
         ExtenderPreemptionResult::default()
     }))
 }
@@ -274,14 +299,19 @@ async fn on_bind(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
     let bound = match read::<ExtenderBindingArgs>("bind", &body) {
         Ok(args) if app.lists.missing().is_empty() => bind(&app, args).await,
-        Ok(_) => Err("gpustow is still reading the cluster's state".to_owned()),
-        Err(error) => Err(error),
+        Ok(_) => {
+            let text = "gpustow is still reading the cluster's state";
+            Err(Failure::new(ErrorKind::Internal, text))
+        }
+        Err(failure) => Err(failure),
     };
     let took = began.elapsed();
-    app.metrics.answered("bind", bound.is_ok(), took);
+    let error = bound.as_ref().err().and_then(|failure| failure.kind);
+    app.metrics.answered("bind", error, took);
+    app.metrics.binds.inc();
     app.metrics.bind_seconds.observe(took.as_secs_f64());
     json(&ExtenderBindingResult {
-        error: bound.err().unwrap_or_default(),
+        error: bound.err().map(|failure| failure.text).unwrap_or_default(),
     })
 }
 
@@ -299,29 +329,19 @@ async fn on_readyz(State(app): State<Arc<App>>) -> Response {
 
 async fn on_metrics(State(app): State<Arc<App>>) -> Response {
     let now = app.now();
-    let (nodes, reservations, waiting) = {
+    let totals = {
         let ledger = app.ledger();
-        (
-            ledger.snapshot(now),
-            ledger.reservations(),
-            ledger.waiting_requests().collect(),
-        )
+        Totals {
+            nodes: ledger.snapshot(now),
+            reservations: ledger.reservations(),
+            expirations: ledger.expirations(),
+            waiting: ledger.waiting_requests().collect(),
+            oldest: ledger.oldest_waiting(),
+            per_gpu: app.args.metrics_per_gpu,
+        }
     };
-    let per_gpu = app.args.metrics_per_gpu;
-    match app.metrics.render(&Totals {
-        nodes: &nodes,
-        reservations,
-        waiting,
-        per_gpu,
-    }) {
-        Ok(text) => (
-            [(
-                header::CONTENT_TYPE,
-                "text/plain; version=0.0.4; charset=utf-8",
-            )],
-            text,
-        )
-            .into_response(),
+    match app.metrics.gather(&totals) {
+        Ok(families) => exposition(&families),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

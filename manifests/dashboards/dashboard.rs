@@ -1,17 +1,38 @@
-//! Writes the Grafana dashboard: `cargo run --example dashboard > manifests/dashboards/gpustow.json`.
+//! Writes the Grafana dashboard, or with `--check` says whether the committed one is up to date.
 
 use serde_json::{Value, json};
 
+const FILE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/manifests/dashboards/gpustow.json"
+);
+const RUNBOOKS: &str = "https://github.com/gpustow/gpustow/blob/main/docs/runbooks";
+
 // A test includes this file as a module and leaves this function aside.
 #[allow(dead_code)]
-fn main() {
-    println!("{:#}", dashboard());
+fn main() -> std::process::ExitCode {
+    let text = format!("{:#}\n", dashboard());
+    let written = match std::env::args().nth(1).as_deref() {
+        None => std::fs::write(FILE, text).map_err(|error| error.to_string()),
+        Some("--check") if std::fs::read_to_string(FILE).is_ok_and(|old| old == text) => Ok(()),
+        Some("--check") => Err("is stale: run `make generate`".to_owned()),
+        Some(_) => Err("usage: dashboard [--check]".to_owned()),
+    };
+    match written {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{FILE}: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
 }
 
-const GPU: &str = r#"{node=~"$node"} * on (node, gpu_uuid) group_left (gpu, model) gpustow_gpu_info{model=~"$model"}"#;
-const POD: &str = r#"{node=~"$node",namespace=~"$namespace"}"#;
-const CARD: &str = r#"{node=~"$node"}"#;
-const MODEL: &str = r#"{model=~"$model"}"#;
+const GPU: &str = r#"{cluster=~"$cluster",node=~"$node"} * on (cluster, node, gpu_uuid) group_left (gpu, model) gpustow_gpu_info{model=~"$model"}"#;
+const POD: &str = r#"{cluster=~"$cluster",node=~"$node",namespace=~"$namespace"}"#;
+const CARD: &str = r#"{cluster=~"$cluster",node=~"$node"}"#;
+const MODEL: &str = r#"{cluster=~"$cluster",model=~"$model"}"#;
+const CLUSTER: &str = r#"{cluster=~"$cluster"}"#;
+const JOB: &str = r#"{cluster=~"$cluster",job=~"$job"}"#;
 
 /// The dashboard in Grafana's classic JSON. Top to bottom: broken? full? wasted?
 pub(crate) fn dashboard() -> Value {
@@ -85,85 +106,79 @@ fn panel(
     })
 }
 
+/// Adds links to the pages that say what to do.
+fn see(mut panel: Value, alerts: &[&str]) -> Value {
+    let link = |alert: &&str| json!({ "title": alert, "url": format!("{RUNBOOKS}/{alert}.md"), "targetBlank": true });
+    panel["links"] = alerts.iter().map(link).collect();
+    panel
+}
+
+/// The number at the top, red from `alarm` on.
+fn stat(title: &str, description: &str, unit: &str, expr: &str, alarm: Option<f64>) -> Value {
+    let mut stat = panel("stat", title, description, unit, &[(expr, "")]);
+    let mut steps = vec![json!({ "color": "green", "value": null })];
+    steps.extend(alarm.map(|value| json!({ "color": "red", "value": value })));
+    let defaults = &mut stat["fieldConfig"]["defaults"];
+    defaults["thresholds"] = json!({ "mode": "absolute", "steps": steps });
+    defaults["noValue"] = json!("none");
+    stat
+}
+
 fn stats(board: &mut Board) {
-    let memory =
-        |what: &str| format!("sum(max by (model) (gpustow_cluster_memory_{what}_bytes{MODEL}))");
+    let memory = |what: &str| {
+        format!("sum(max by (cluster, model) (gpustow_cluster_memory_{what}_bytes{MODEL}))")
+    };
+    let waiting = format!("sum(max by (cluster, reason) (gpustow_pending_pods{CLUSTER}))");
+    let oldest = format!("time() - min(gpustow_pending_oldest_timestamp_seconds{CLUSTER})");
     let used = format!(
         "sum(gpustow_gpu_memory_used_bytes{GPU}) / sum(gpustow_gpu_memory_total_bytes{GPU})"
     );
     let allocated = format!("{} / {}", memory("requested"), memory("capacity"));
-    let unready =
-        r#"sum(max by (model, state) (gpustow_gpus{model=~"$model",state!="ready"})) or vector(0)"#;
-    for (title, description, unit, expr, alarm) in [
-        (
-            "Pods waiting",
-            "Pods refused for want of GPU memory.",
-            "short",
-            "sum(max by (reason) (gpustow_pending_pods))",
-            Some(1.0),
-        ),
-        (
-            "They ask for",
-            "GPU memory that the waiting pods ask for.",
-            "bytes",
-            "sum(max by (reason) (gpustow_pending_memory_bytes))",
-            None,
-        ),
-        (
-            "Room",
-            "GPU memory that new pods may take, on GPUs that take pods.",
-            "bytes",
-            &memory("room"),
-            None,
-        ),
-        (
-            "Allocated",
-            "Share of the GPU memory that is promised to pods.",
-            "percentunit",
-            &allocated,
-            None,
-        ),
-        (
-            "In use",
-            "Share of the GPU memory that is in use, by whomever.",
-            "percentunit",
-            &used,
-            None,
-        ),
-        (
-            "GPUs not ready",
-            "GPUs that are unhealthy or whose agent is silent.",
-            "short",
-            unready,
-            Some(1.0),
-        ),
-    ] {
-        let mut stat = panel("stat", title, description, unit, &[(expr, "")]);
-        let mut steps = vec![json!({ "color": "green", "value": null })];
-        steps.extend(alarm.map(|value| json!({ "color": "red", "value": value })));
-        stat["fieldConfig"]["defaults"]["thresholds"] =
-            json!({ "mode": "absolute", "steps": steps });
-        board.add((4, 4), stat);
-    }
+    let unready = r#"sum(max by (cluster, model, state) (gpustow_gpus{cluster=~"$cluster",model=~"$model|unknown",state!="ready"}))"#;
+    let number = |board: &mut Board, stat: Value| board.add((4, 4), stat);
+    let text = "Pods refused for want of GPU memory.";
+    let stats = stat("Pods waiting", text, "short", &waiting, Some(1.0));
+    number(board, see(stats, &["GpustowPodsWaitFragmented"]));
+    let text = "Age of the oldest of them.";
+    number(
+        board,
+        stat("Oldest waiting", text, "s", &oldest, Some(900.0)),
+    );
+    let text = "GPU memory that new pods may take, on GPUs that take pods.";
+    number(board, stat("Room", text, "bytes", &memory("room"), None));
+    let text = "Share of the GPU memory that is promised to pods.";
+    number(
+        board,
+        stat("Allocated", text, "percentunit", &allocated, None),
+    );
+    let text = "Share of the GPU memory that is in use, by whomever.";
+    number(board, stat("In use", text, "percentunit", &used, None));
+    let text =
+        "GPUs that are unhealthy, whose agent is silent, or that pods hold and no agent reports.";
+    let stats = stat("GPUs not ready", text, "short", unready, Some(1.0));
+    number(board, see(stats, &["GpustowGpusUnusable"]));
 }
 
 fn demand(board: &mut Board) {
     let mut waiting = panel(
         "timeseries",
         "Waiting pods by reason",
-        "too_large: no GPU of that size. no_room: all full. fragmented: the room is there, in pieces.",
+        "too_large: no GPU of that size. no_room: all full. fragmented: the room is there, in pieces. policy: the room is there, and the pod's own rules or another pod's claim stand against it.",
         "short",
-        &[("max by (reason) (gpustow_pending_pods)", "{{reason}}")],
+        &[(
+            &format!("sum by (reason) (max by (cluster, reason) (gpustow_pending_pods{CLUSTER}))"),
+            "{{reason}}",
+        )],
     );
     waiting["fieldConfig"]["defaults"]["custom"] =
         json!({ "stacking": { "mode": "normal" }, "fillOpacity": 40 });
-    board.add((12, 8), waiting);
+    board.add((12, 8), see(waiting, &["GpustowPodsWaitFragmented"]));
     board.add((12, 8), panel(
         "timeseries",
         "Pods that would still fit, by size",
         "One GPU each. The sizes do not add up: a place for 16Gi is two for 8Gi. whole: empty GPUs.",
         "short",
-        &[(r#"sum by (size) (max by (model, size) (gpustow_placeable_pods{model=~"$model"}))"#, "{{size}}")],
+        &[(&format!("sum by (size) (max by (cluster, model, size) (gpustow_placeable_pods{MODEL}))"), "{{size}}")],
     ));
 }
 
@@ -172,7 +187,7 @@ fn cards(board: &mut Board) {
     let used = format!("gpustow_gpu_memory_used_bytes{GPU}");
     let room = format!("gpustow:gpu_memory_room:bytes{GPU}");
     let pods = format!(
-        "count by (node, gpu_uuid) (count by (node, gpu_uuid, namespace, pod) (gpustow_pod_gpu_memory_requested_bytes{CARD}))"
+        "count by (cluster, node, gpu_uuid) (count by (cluster, node, gpu_uuid, namespace, pod) (gpustow_pod_gpu_memory_requested_bytes{CARD}))"
     );
     let healthy = format!("gpustow_gpu_healthy{GPU}");
     let mut table = panel(
@@ -193,8 +208,8 @@ fn cards(board: &mut Board) {
         { "id": "organize", "options": {
             "excludeByName": { "Time": true, "Time 1": true, "Time 2": true, "Time 3": true, "Time 4": true, "Time 5": true,
                 "node 2": true, "node 3": true, "node 4": true, "node 5": true, "gpu 2": true, "gpu 3": true, "gpu 5": true,
-                "model 2": true, "model 3": true, "model 5": true },
-            "renameByName": { "node 1": "Node", "gpu 1": "GPU", "model 1": "Model", "gpu_uuid": "UUID", "Value #A": "Requested",
+                "model 2": true, "model 3": true, "model 5": true, "cluster 2": true, "cluster 3": true, "cluster 4": true, "cluster 5": true },
+            "renameByName": { "cluster 1": "Cluster", "node 1": "Node", "gpu 1": "GPU", "model 1": "Model", "gpu_uuid": "UUID", "Value #A": "Requested",
                 "Value #B": "In use", "Value #C": "Room", "Value #D": "Pods", "Value #E": "Health" },
         } },
     ]);
@@ -213,9 +228,12 @@ fn cards(board: &mut Board) {
                 "0": { "text": "takes no pods", "color": "red" }, "1": { "text": "healthy", "color": "green" } } }] },
         ] },
         { "matcher": { "id": "byName", "options": "Node" }, "properties": [{ "id": "links", "value": [
-            { "title": "Its pods", "url": "/d/gpustow?var-node=${__value.text}&${datasource:queryparam}" } ] }] },
+            { "title": "Its pods", "url": "/d/gpustow?var-node=${__value.text}&${datasource:queryparam}&${cluster:queryparam}" } ] }] },
     ]);
-    board.add((24, 12), table);
+    board.add(
+        (24, 12),
+        see(table, &["GpustowPodOnWrongGpu", "GpustowGpuOvercommitted"]),
+    );
     for (title, description, metric) in [
         (
             "Pods on each GPU, by request",
@@ -243,33 +261,30 @@ fn waste(board: &mut Board) {
     let requested = format!("sum(gpustow_pod_gpu_memory_requested_bytes{POD})");
     let used = format!("sum(gpustow_pod_gpu_memory_used_bytes{POD})");
     let strangers = format!("sum(gpustow_gpu_memory_unattributed_bytes{CARD})");
-    board.add(
-        (12, 8),
-        panel(
-            "timeseries",
-            "Requested, in use, others",
-            "Others: memory of processes that are no gpustow pod's.",
-            "bytes",
-            &[
-                (&requested, "requested"),
-                (&used, "in use"),
-                (&strangers, "others"),
-            ],
-        ),
+    let use_of = panel(
+        "timeseries",
+        "Requested, in use, others",
+        "Others: memory of processes that are no gpustow pod's.",
+        "bytes",
+        &[
+            (&requested, "requested"),
+            (&used, "in use"),
+            (&strangers, "others"),
+        ],
     );
+    let alerts = ["GpustowStrangerMemory", "GpustowPodOverRequest"];
+    board.add((12, 8), see(use_of, &alerts));
     let idle = format!(
         "topk(10, sum by (namespace, pod) (gpustow_pod_gpu_memory_requested_bytes{POD}) - sum by (namespace, pod) (gpustow_pod_gpu_memory_used_bytes{POD}))"
     );
-    board.add(
-        (12, 8),
-        panel(
-            "timeseries",
-            "Most idle pods",
-            "Requested and not in use.",
-            "bytes",
-            &[(&idle, "{{namespace}}/{{pod}}")],
-        ),
+    let idle = panel(
+        "timeseries",
+        "Most idle pods",
+        "Requested and not in use.",
+        "bytes",
+        &[(&idle, "{{namespace}}/{{pod}}")],
     );
+    board.add((12, 8), see(idle, &["GpustowMemoryIdle"]));
     let teams = format!(
         "sum by (namespace) (avg_over_time(gpustow_pod_gpu_memory_requested_bytes{POD}[$__range])) * $__range_s / 3600 / 2^30"
     );
@@ -295,40 +310,78 @@ fn waste(board: &mut Board) {
 }
 
 fn health(board: &mut Board) {
-    let healthy = format!("gpustow_gpu_healthy{GPU}");
+    // 0 or 1 for health, 2 more after an XID, 4 more while the agent is silent.
+    let state = format!(
+        "gpustow_gpu_healthy{GPU} + on (cluster, node, gpu_uuid) group_left () \
+         (2 * (sum by (cluster, node, gpu_uuid) (increase(gpustow_gpu_xid_errors_total{CARD}[5m])) > bool 0) \
+         or 0 * max by (cluster, node, gpu_uuid) (gpustow_gpu_healthy{CARD})) \
+         + on (cluster, node) group_left () 4 * max by (cluster, node) \
+         (gpustow_gpu_healthy{CARD} * 0 + on (cluster, instance) group_left () \
+         (time() - gpustow_agent_last_publish_timestamp_seconds{CLUSTER} > bool 180))"
+    );
     let mut timeline = panel(
         "state-timeline",
         "Health of GPUs",
-        "A gap: the agent is silent.",
+        "Silent: the agent runs and has not reported for three minutes. A gap: the agent is gone.",
         "short",
-        &[(&healthy, "{{node}} {{gpu}}")],
+        &[(&state, "{{node}} {{gpu}}")],
     );
-    timeline["fieldConfig"]["defaults"]["mappings"] = json!([{ "type": "value", "options": {
-        "0": { "text": "takes no pods", "color": "red" }, "1": { "text": "healthy", "color": "green" } } }]);
-    board.add((24, 8), timeline);
+    let known = |value: u8, text: &str, colour: &str| {
+        let result = json!({ "text": text, "color": colour });
+        json!({ "type": "range", "options": { "from": value, "to": value, "result": result } })
+    };
+    timeline["fieldConfig"]["defaults"]["mappings"] = json!([
+        known(0, "takes no pods", "red"), known(1, "healthy", "green"), known(2, "XID, takes no pods", "dark-red"),
+        known(3, "XID", "orange"),
+        { "type": "range", "options": { "from": 4, "to": 7, "result": { "text": "silent", "color": "purple" } } },
+    ]);
+    board.add((24, 8), see(timeline, &["GpustowGpusUnusable"]));
     let quantile = |q: &str| {
         format!(
-            "histogram_quantile({q}, sum by (le, verb) (rate(gpustow_extender_request_duration_seconds_bucket{{job=~\"$job\"}}[$__rate_interval])))"
+            "histogram_quantile({q}, sum by (le, verb) (rate(gpustow_extender_request_duration_seconds_bucket{JOB}[$__rate_interval])))"
         )
     };
-    board.add(
-        (12, 8),
-        panel(
-            "timeseries",
-            "Time to answer kube-scheduler",
-            "Server side, by verb.",
-            "s",
-            &[
-                (&quantile("0.5"), "{{verb}} p50"),
-                (&quantile("0.99"), "{{verb}} p99"),
-            ],
-        ),
+    let latency = panel(
+        "timeseries",
+        "Time to answer kube-scheduler",
+        "Server side, by verb.",
+        "s",
+        &[
+            (&quantile("0.5"), "{{verb}} p50"),
+            (&quantile("0.99"), "{{verb}} p99"),
+        ],
     );
-    board.add((12, 8), panel("timeseries", "Refusals and failures", "Filter calls that placed nothing by reason, calls answered with an error, binds that failed.", "ops", &[
-        (r#"sum by (reason) (rate(gpustow_extender_refusals_total{job=~"$job"}[$__rate_interval]))"#, "refused: {{reason}}"),
-        (r#"sum by (verb) (rate(gpustow_extender_request_duration_seconds_count{job=~"$job",result="error"}[$__rate_interval]))"#, "error: {{verb}}"),
-        (r#"sum(rate(gpustow_bind_failures_total{job=~"$job"}[$__rate_interval])) or vector(0)"#, "bind failed"),
-    ]));
+    board.add((12, 8), see(latency, &["GpustowExtenderSlow"]));
+    let rate = |by: &str, series: &str| {
+        format!("sum by ({by}) (rate(gpustow_{series}{JOB}[$__rate_interval]))")
+    };
+    let calls = panel(
+        "timeseries",
+        "Binds, refusals and failures",
+        "Bind calls, filter calls that placed nothing by reason, calls that were not served, binds that failed.",
+        "ops",
+        &[
+            (&rate("job", "binds_total"), "binds"),
+            (
+                &rate("reason", "extender_refusals_total"),
+                "refused: {{reason}}",
+            ),
+            (
+                &rate("verb, error", "extender_request_errors_total"),
+                "error: {{verb}}, {{error}}",
+            ),
+            (
+                &rate("reason", "bind_failures_total"),
+                "bind failed: {{reason}}",
+            ),
+        ],
+    );
+    let alerts = [
+        "GpustowExtenderErrors",
+        "GpustowBindsFail",
+        "GpustowExtenderDown",
+    ];
+    board.add((12, 8), see(calls, &alerts));
 }
 
 fn variables() -> Vec<Value> {
@@ -341,18 +394,31 @@ fn variables() -> Vec<Value> {
     };
     vec![
         json!({ "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus" }),
-        query("model", "Model", "label_values(gpustow_gpu_info, model)"),
+        query(
+            "cluster",
+            "Cluster",
+            "label_values(gpustow_build_info, cluster)",
+        ),
+        query(
+            "model",
+            "Model",
+            &format!("label_values(gpustow_gpu_info{CLUSTER}, model)"),
+        ),
         query(
             "node",
             "Node",
-            "label_values(gpustow_gpu_info{model=~\"$model\"}, node)",
+            &format!("label_values(gpustow_gpu_info{MODEL}, node)"),
         ),
         query(
             "namespace",
             "Namespace",
-            "label_values(gpustow_pod_gpu_memory_requested_bytes, namespace)",
+            &format!("label_values(gpustow_pod_gpu_memory_requested_bytes{CLUSTER}, namespace)"),
         ),
-        query("job", "Job", "label_values(gpustow_build_info, job)"),
+        query(
+            "job",
+            "Job",
+            &format!("label_values(gpustow_build_info{CLUSTER}, job)"),
+        ),
     ]
 }
 
@@ -367,19 +433,19 @@ fn annotations() -> Vec<Value> {
         note(
             "XID",
             "red",
-            "increase(gpustow_gpu_xid_errors_total[1m]) > 0",
+            &format!("increase(gpustow_gpu_xid_errors_total{CARD}[1m]) > 0"),
             "{{node}} {{gpu_uuid}} XID {{xid}}",
         ),
         note(
             "Restart",
             "blue",
-            "resets(gpustow_extender_request_duration_seconds_count{verb=\"filter\",result=\"ok\"}[5m]) > 0",
-            "{{instance}}",
+            r#"changes(process_start_time_seconds{cluster=~"$cluster",job=~"gpustow-.*"}[5m]) > 0"#,
+            "{{job}} {{instance}}",
         ),
         note(
             "Alert",
             "orange",
-            r#"ALERTS{alertname=~"Gpustow.*",alertstate="firing"}"#,
+            r#"ALERTS{cluster=~"$cluster",alertname=~"Gpustow.*",alertstate="firing"}"#,
             "{{alertname}}",
         ),
     ]

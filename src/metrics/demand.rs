@@ -1,68 +1,133 @@
 //! What waits, and what would still fit. Why a pod waits is told from sums over the cluster, not
 //! from its own constraints: node selectors and the like are not looked at.
 
+use std::str::FromStr;
+
 use gpustow_ledger::NodeView;
 use gpustow_pack::{Mib, Request};
-use prometheus::Registry;
+use prometheus::{Gauge, Registry};
 
-use super::{bytes, gauges};
+use super::Totals;
+use super::cluster::{bytes, gauges};
 
-/// Sizes of the pods that are counted as placeable; `whole` is an empty GPU.
-const SIZES: [(&str, Mib); 4] = [
-    ("4Gi", Mib(4096)),
-    ("8Gi", Mib(8192)),
-    ("16Gi", Mib(16384)),
-    ("32Gi", Mib(32768)),
-];
 const WHOLE: &str = "whole";
 
-/// Why pods wait, from the most lasting reason to the most passing.
-const REASONS: [&str; 5] = ["too_large", "stale", "unhealthy", "no_room", "fragmented"];
+/// Why pods wait: no GPU is as large; those that are, are stale or unhealthy; all is full; the room
+/// is there, in pieces; the room is there, and something else about the pod stands against it.
+const REASONS: [&str; 6] = [
+    "too_large",
+    "stale",
+    "unhealthy",
+    "no_room",
+    "fragmented",
+    "policy",
+];
+
+/// The size of a pod whose places are counted, as an operator wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Size {
+    name: String,
+    mib: Mib,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let amount = match (text.strip_suffix("Gi"), text.strip_suffix("Mi")) {
+            (Some(number), _) => number
+                .parse()
+                .ok()
+                .and_then(|gib: u64| gib.checked_mul(1024)),
+            (_, Some(number)) => number.parse().ok(),
+            _ => None,
+        };
+        let mib = amount.filter(|mib| (1..=1 << 30).contains(mib));
+        let mib = mib.ok_or_else(|| "give an amount of memory like 8Gi or 512Mi".to_owned())?;
+        Ok(Self {
+            name: text.to_owned(),
+            mib: Mib(mib),
+        })
+    }
+}
+
+/// By number of cards, the largest piece that one node has on so many cards at once.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Pieces(Vec<Mib>);
+
+impl Pieces {
+    /// Takes in the cards of one node.
+    fn add(&mut self, cards: impl Iterator<Item = Mib>) {
+        let mut cards: Vec<Mib> = cards.collect();
+        cards.sort_unstable_by(|a, b| b.cmp(a));
+        if self.0.len() < cards.len() {
+            self.0.resize(cards.len(), Mib::ZERO);
+        }
+        for (best, here) in self.0.iter_mut().zip(cards) {
+            *best = here.max(*best);
+        }
+    }
+
+    /// Does some node have `gpus` cards of `mib`?
+    fn has(&self, gpus: u32, mib: Mib) -> bool {
+        let index = (gpus as usize).saturating_sub(1);
+        self.0.get(index).is_some_and(|best| *best >= mib)
+    }
+}
 
 /// What the cards of a cluster come to.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Supply {
-    free: Mib,
-    largest: Mib,
-    largest_stale: Mib,
-    largest_unhealthy: Mib,
+    sum: Mib,
+    free: Pieces,
+    wholly_free: Pieces,
+    healthy: Pieces,
+    fresh: Pieces,
+    all: Pieces,
 }
 
 impl Supply {
     fn of(nodes: &[NodeView]) -> Self {
         let mut supply = Self::default();
         for node in nodes {
-            for card in &node.cards {
-                let largest = match (node.stale, card.healthy) {
-                    (true, _) => &mut supply.largest_stale,
-                    (false, false) => &mut supply.largest_unhealthy,
-                    (false, true) => {
-                        supply.free = supply.free + card.free;
-                        &mut supply.largest
-                    }
-                };
-                *largest = card.capacity.max(*largest);
+            let cards = || node.cards.iter();
+            supply.all.add(cards().map(|card| card.capacity));
+            if node.stale {
+                continue;
             }
+            supply.fresh.add(cards().map(|card| card.capacity));
+            let healthy = || cards().filter(|card| card.healthy);
+            supply.healthy.add(healthy().map(|card| card.capacity));
+            supply.free.add(healthy().map(|card| card.free));
+            let whole = healthy().filter(|card| card.free == card.capacity);
+            supply.wholly_free.add(whole.map(|card| card.capacity));
+            let sum: Mib = healthy().map(|card| card.free).sum();
+            supply.sum = supply.sum + sum;
         }
         supply
     }
 
     /// The one of [`REASONS`] for which a request waits.
     fn reason(&self, request: &Request) -> &'static str {
-        let piece = request.claims.iter().map(|claim| claim.mib).max();
-        let piece = piece.unwrap_or_default();
-        if piece <= self.largest {
-            if asked(request) <= self.free {
-                "fragmented"
-            } else {
-                "no_room"
-            }
-        } else if piece <= self.largest_unhealthy {
-            "unhealthy"
-        } else if piece <= self.largest_stale {
-            "stale"
-        } else {
+        let claims = || request.claims.iter();
+        let mib = claims().map(|claim| claim.mib).max().unwrap_or_default();
+        let gpus = claims().map(|claim| claim.gpus).max().unwrap_or_default();
+        let free = match request.exclusive {
+            true => &self.wholly_free,
+            false => &self.free,
+        };
+        if !self.all.has(gpus, mib) {
             "too_large"
+        } else if !self.fresh.has(gpus, mib) {
+            "stale"
+        } else if !self.healthy.has(gpus, mib) {
+            "unhealthy"
+        } else if free.has(gpus, mib) {
+            "policy"
+        } else if asked(request) <= self.sum {
+            "fragmented"
+        } else {
+            "no_room"
         }
     }
 }
@@ -75,10 +140,10 @@ fn asked(request: &Request) -> Mib {
 }
 
 /// Pods that wait and pods that would fit, at this scrape.
-pub(super) fn demand<'r>(
+pub(super) fn demand(
     registry: &Registry,
-    nodes: &[NodeView],
-    waiting: impl Iterator<Item = &'r Request>,
+    totals: &Totals,
+    sizes: &[Size],
 ) -> Result<(), prometheus::Error> {
     let pods = gauges(
         registry,
@@ -96,33 +161,126 @@ pub(super) fn demand<'r>(
         pods.with_label_values(&[reason]).set(0);
         memory.with_label_values(&[reason]).set(0);
     }
-    let supply = Supply::of(nodes);
-    for request in waiting {
+    let supply = Supply::of(&totals.nodes);
+    for request in &totals.waiting {
         let reason = supply.reason(request);
         pods.with_label_values(&[reason]).inc();
-        memory
-            .with_label_values(&[reason])
-            .add(bytes(asked(request)));
+        let asked = bytes(asked(request));
+        memory.with_label_values(&[reason]).add(asked);
     }
+    if let Some(created) = totals.oldest {
+        let oldest = Gauge::new(
+            "gpustow_pending_oldest_timestamp_seconds",
+            "When the oldest of these pods was created; absent if there is none",
+        )?;
+        oldest.set(created as f64);
+        registry.register(Box::new(oldest))?;
+    }
+    placeable(registry, &totals.nodes, sizes)
+}
+
+fn placeable(
+    registry: &Registry,
+    nodes: &[NodeView],
+    sizes: &[Size],
+) -> Result<(), prometheus::Error> {
     let placeable = gauges(
         registry,
         "gpustow_placeable_pods",
         "Pods of this size that would still fit, one GPU each; whole: empty GPUs",
         &["model", "size"],
     )?;
-    for node in nodes.iter().filter(|node| !node.stale) {
+    for node in nodes {
         for card in &node.cards {
             let model = card.model.as_str();
-            let free = if card.healthy { card.free } else { Mib::ZERO };
+            let takes_pods = card.healthy && !node.stale;
+            let free = if takes_pods { card.free } else { Mib::ZERO };
             let whole = free == card.capacity && free > Mib::ZERO;
             placeable
                 .with_label_values(&[model, WHOLE])
                 .add(i64::from(whole));
-            for (size, mib) in SIZES {
+            for Size { name, mib } in sizes {
                 let count = i64::try_from(free.0 / mib.0).unwrap_or(i64::MAX);
-                placeable.with_label_values(&[model, size]).add(count);
+                placeable.with_label_values(&[model, name]).add(count);
             }
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use gpustow_ledger::{CardView, Mismatches};
+    use gpustow_pack::{Claim, ClaimKind};
+
+    use super::*;
+
+    fn node(stale: bool, cards: &[(u64, u64, bool)]) -> NodeView {
+        let card = |&(capacity, free, healthy): &(u64, u64, bool)| CardView {
+            uuid: String::new(),
+            index: 0,
+            model: String::new(),
+            total: Mib(capacity),
+            capacity: Mib(capacity),
+            held: Mib(capacity - free),
+            free: Mib(free),
+            strangers: Mib::ZERO,
+            healthy,
+            pods: Vec::new(),
+        };
+        NodeView {
+            name: "n".into(),
+            stale,
+            cards: cards.iter().map(card).collect(),
+            problems: Vec::new(),
+            mismatches: Mismatches::default(),
+            unreported: 0,
+        }
+    }
+
+    fn asks(gpus: u32, mib: u64, exclusive: bool) -> Request {
+        Request {
+            claims: vec![Claim {
+                kind: ClaimKind::Main,
+                gpus,
+                mib: Mib(mib),
+            }],
+            exclusive,
+            ..Request::default()
+        }
+    }
+
+    #[test]
+    fn a_waiting_pod_is_counted_under_what_keeps_it_waiting() {
+        let supply = Supply::of(&[
+            node(false, &[(100, 30, true), (100, 30, true)]),
+            node(false, &[(100, 20, true), (200, 200, false)]),
+            node(true, &[(400, 400, true)]),
+        ]);
+        for (request, reason) in [
+            (asks(1, 500, false), "too_large"),
+            (asks(3, 50, false), "too_large"),
+            (asks(1, 300, false), "stale"),
+            (asks(1, 150, false), "unhealthy"),
+            (asks(1, 90, false), "no_room"),
+            (asks(1, 70, false), "fragmented"),
+            (asks(2, 31, false), "fragmented"),
+            (asks(1, 30, true), "fragmented"),
+            (asks(2, 30, false), "policy"),
+            (asks(1, 10, false), "policy"),
+        ] {
+            assert_eq!(supply.reason(&request), reason, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_as_in_kubernetes() {
+        let mib = |text: &str| text.parse().map(|size: Size| size.mib.0);
+        assert_eq!(mib("24Gi"), Ok(24576));
+        assert_eq!(mib("512Mi"), Ok(512));
+        for bad in ["", "8", "8G", "0Gi", "-1Gi", "99999999999999999999Gi", "Gi"] {
+            let error = mib(bad).unwrap_err();
+            assert_eq!(error, "give an amount of memory like 8Gi or 512Mi", "{bad}");
+        }
+    }
 }

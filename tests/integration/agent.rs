@@ -23,19 +23,20 @@ use crate::agent_token::{agent_client, policy_holds};
 use crate::support::{SOON, event, node_of, refused, rig, rounds};
 
 /// A node of a case with an agent, and a driver that does as the test says.
-struct AgentNode {
+pub(crate) struct AgentNode {
     name: String,
     client: Client,
     dir: tempfile::TempDir,
     machine: Machine,
-    metrics: String,
+    /// Address of its health and metrics.
+    pub(crate) metrics: String,
     agent: JoinHandle<Result<()>>,
 }
 
 impl AgentNode {
     /// A node without capacity, one card of 80000 MiB of which 1000 are the driver's, and an agent
     /// with the token that its kubelet would give it.
-    async fn start(cluster: &ControlPlane, case: &Case) -> Result<Self> {
+    pub(crate) async fn start(cluster: &ControlPlane, case: &Case) -> Result<Self> {
         policy_holds(cluster).await?;
         let name = case.node_name("n");
         let node = case.node("n", &[]).node;
@@ -179,12 +180,41 @@ impl AgentNode {
         .await
     }
 
+    /// A pod on the card, more than it asked for in use, a stranger beside it, and an error of the
+    /// driver.
+    pub(crate) async fn gets_busy(&mut self, case: &Case) -> Result<()> {
+        self.capacity(79_000).await?;
+        self.kubelet_writes("allocatable", 79_000).await?;
+        let pod = case.pod("busy").gpu_mem(8000).create(&case.client).await?;
+        let pod = wait_bound(&case.client, &pod, SOON).await?;
+        set_running(&case.client, &pod).await?;
+        self.runs(&[
+            (7, 8500, cgroup_of(&pod)?),
+            (8, 100, "0::/init.scope".to_owned()),
+        ])?;
+        let seen = |gpu: &Gpu| gpu.pods.first().is_some_and(|share| share.used_mib == 8500);
+        self.card("the pod's memory", seen).await?;
+        let uuid = case.uuid("n", 0);
+        self.machine.events.push(machine::Event {
+            gpu: uuid.clone(),
+            xid: Some(31),
+        });
+        self.shows()?;
+        self.metric("gpustow_gpu_xid_errors_total", &[&uuid], "1")
+            .await
+    }
+
+    /// Its metrics as it gives them.
+    pub(crate) async fn exposition(&self) -> Result<String> {
+        let config = Config::new(format!("http://{}", self.metrics).parse()?);
+        let request = kube::api::Request::new("/metrics").list(&Default::default())?;
+        Ok(Client::try_from(config)?.request_text(request).await?)
+    }
+
     async fn metric(&self, name: &str, labels: &[&str], value: &str) -> Result<()> {
         let what = format!("{name} is {value}");
         eventually(SOON, &what, async || {
-            let config = Config::new(format!("http://{}", self.metrics).parse()?);
-            let request = kube::api::Request::new("/metrics").list(&Default::default())?;
-            let text = Client::try_from(config)?.request_text(request).await?;
+            let text = self.exposition().await?;
             let mut lines = text.lines().filter(|line| line.starts_with(name));
             let line = lines.find(|line| labels.iter().all(|label| line.contains(label)));
             let line = line.with_context(|| format!("no such series in\n{text}"))?;
@@ -194,7 +224,7 @@ impl AgentNode {
         .await
     }
 
-    async fn end(self) {
+    pub(crate) async fn end(self) {
         self.agent.abort();
         // The GpuNode goes with its node, by its owner reference.
         let _ = self.agent.await;

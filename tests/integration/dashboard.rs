@@ -1,21 +1,19 @@
 //! The dashboard: its shape, and every query of it on a real Prometheus that scrapes a real
-//! extender. The agents' series are recorded ones.
+//! extender and a real agent on cards out of a file.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
-use axum::Router;
-use axum::http::header;
-use axum::routing::get;
 use gpustow_testkit::{Case, eventually};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
+use crate::agent::AgentNode;
 use crate::observability::bin;
-use crate::support::{SOON, bound, refused, repository, rig};
+use crate::support::{SOON, refused, repository, rig};
 
 #[path = "../../manifests/dashboards/dashboard.rs"]
 mod generator;
@@ -39,10 +37,7 @@ fn panels() -> Vec<Value> {
 fn the_committed_dashboard_is_the_generated_one() -> Result<()> {
     let file = repository("manifests/dashboards/gpustow.json");
     let committed: Value = serde_json::from_str(&std::fs::read_to_string(file)?)?;
-    ensure!(
-        committed == generator::dashboard(),
-        "run: cargo run --example dashboard > manifests/dashboards/gpustow.json"
-    );
+    ensure!(committed == generator::dashboard(), "run: make generate");
     Ok(())
 }
 
@@ -68,6 +63,14 @@ fn every_panel_says_what_it_shows_and_in_which_unit() -> Result<()> {
             panel["datasource"]["uid"] == "${datasource}",
             "{title}: a fixed data source"
         );
+        for link in panel["links"].as_array().into_iter().flatten() {
+            let url = link["url"].as_str().unwrap_or_default();
+            let page = url
+                .split_once("/blob/main/")
+                .context("not our repository")?
+                .1;
+            ensure!(repository(page).is_file(), "{title}: no {page}");
+        }
         let at = |key: &str| panel["gridPos"][key].as_u64().context("a place");
         for x in at("x")?..at("x")? + at("w")? {
             for y in at("y")?..at("y")? + at("h")? {
@@ -81,7 +84,7 @@ fn every_panel_says_what_it_shows_and_in_which_unit() -> Result<()> {
     Ok(())
 }
 
-/// A Prometheus that scrapes an extender and recorded agents.
+/// A Prometheus that scrapes an extender and an agent.
 struct Prometheus {
     address: String,
     _child: Child,
@@ -89,21 +92,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    async fn start(extender: &str) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let agents = listener.local_addr()?.to_string();
-        let samples = include_str!("../prometheus/agent.prom");
-        let agent = Router::new().route(
-            "/metrics",
-            get(async move || {
-                (
-                    [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
-                    samples,
-                )
-            }),
-        );
-        tokio::spawn(async move { axum::serve(listener, agent).await });
-
+    async fn start(extender: &str, agent: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("prometheus.yml");
         let scrape = |job: &str, target: &str| json!({ "job_name": job, "static_configs": [{ "targets": [target] }] });
@@ -111,7 +100,7 @@ impl Prometheus {
         let settings = json!({
             "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
             "rule_files": [repository("manifests/alerts/gpustow.rules.yaml")],
-            "scrape_configs": [scrape("gpustow-extender", extender), scrape("gpustow-agent", &agents)],
+            "scrape_configs": [scrape("gpustow-extender", extender), scrape("gpustow-agent", agent)],
         });
         std::fs::write(&config, settings.to_string())?;
         let mut child = Command::new(bin().await?.join("prometheus"))
@@ -144,8 +133,8 @@ impl Prometheus {
         })
     }
 
-    /// The answer to one expression; an error unless it has a series and no complaint.
-    async fn ask(&self, expr: &str) -> Result<()> {
+    /// The answer to one expression; an error if there is a complaint.
+    async fn ask(&self, expr: &str) -> Result<Vec<Value>> {
         let query: String = expr.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let mut stream = TcpStream::connect(&self.address).await?;
         let request = format!("GET /api/v1/query?query={query} HTTP/1.0\r\n\r\n");
@@ -159,11 +148,7 @@ impl Prometheus {
             ensure!(body[complaint].is_null(), "{expr}: {body}");
         }
         let result = body["data"]["result"].as_array();
-        ensure!(
-            result.is_some_and(|series| !series.is_empty()),
-            "{expr}: no series"
-        );
-        Ok(())
+        Ok(result.context("no result")?.clone())
     }
 }
 
@@ -173,6 +158,7 @@ fn substituted(expr: &str) -> String {
         ("$__rate_interval", "1m"),
         ("$__range_s", "3600"),
         ("$__range", "1h"),
+        ("$cluster", ".*"),
         ("$node", ".*"),
         ("$model", ".*"),
         ("$namespace", ".*"),
@@ -187,20 +173,39 @@ fn substituted(expr: &str) -> String {
 async fn every_query_of_the_dashboard_is_answered_by_a_real_prometheus() -> Result<()> {
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "dashboard").await?;
-    case.node("n", &[24576]).create(&case.client).await?;
-    bound(&case.client, case.pod("fits").gpu_mem(16384)).await?;
-    refused(&case.client, case.pod("waits").gpu_mem(16384), "").await?;
-    let prometheus = Prometheus::start(&rig.extender.health_url).await?;
+    let mut node = AgentNode::start(rig.cluster, &case).await?;
+    node.gets_busy(&case).await?;
+    refused(&case.client, case.pod("waits").gpu_mem(72_000), "").await?;
+    let prometheus = Prometheus::start(&rig.extender.health_url, &node.metrics).await?;
     let mut asked = 0;
     for panel in panels() {
+        println!("\n{}", panel["title"].as_str().unwrap_or_default());
         for target in panel["targets"].as_array().into_iter().flatten() {
             let expr = substituted(target["expr"].as_str().context("an expression")?);
             ensure!(!expr.contains('$'), "{expr}: an unknown variable");
             let what = panel["title"].to_string();
-            eventually(SOON, &what, async || prometheus.ask(&expr).await).await?;
+            let series = eventually(SOON, &what, async || {
+                let series = prometheus.ask(&expr).await?;
+                ensure!(!series.is_empty(), "{expr}: no series");
+                Ok(series)
+            })
+            .await?;
+            for one in series {
+                println!("  {} {}", one["value"][1], one["metric"]);
+            }
             asked += 1;
         }
     }
     ensure!(asked > 20, "{asked} queries");
+    let board = generator::dashboard();
+    for note in board["annotations"]["list"]
+        .as_array()
+        .into_iter()
+        .flatten()
+    {
+        let expr = substituted(note["expr"].as_str().context("an expression")?);
+        prometheus.ask(&expr).await?;
+    }
+    node.end().await;
     case.end().await
 }

@@ -11,6 +11,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
+use crate::agent::AgentNode;
 use crate::support::{bound, refused, repository, rig};
 
 /// Where prometheus and promtool are; builds them the first time.
@@ -29,7 +30,7 @@ pub(crate) async fn bin() -> Result<&'static PathBuf> {
 }
 
 /// Runs promtool; the error has all that it said.
-async fn promtool(args: &[&str], input: &str) -> Result<()> {
+pub(crate) async fn promtool(args: &[&str], input: &str) -> Result<()> {
     let mut child = Command::new(bin().await?.join("promtool"))
         .args(args)
         .current_dir(repository("manifests/alerts"))
@@ -66,15 +67,69 @@ async fn the_extenders_metrics_are_as_prometheus_likes_them() -> Result<()> {
         "gpustow_placeable_pods{model=\"Testkit GPU\",size=\"8Gi\"}",
         "gpustow_cluster_memory_room_bytes{model=\"Testkit GPU\"}",
         "gpustow_gpus{model=\"Testkit GPU\",state=\"ready\"}",
+        "gpustow_gpus{model=\"Testkit GPU\",state=\"stale\"} 0",
+        "gpustow_gpus{model=\"unknown\",state=\"unknown\"} ",
         "gpustow_problems{kind=\"overcommitted\"} 0",
-        "gpustow_extender_request_duration_seconds_count{result=\"ok\",verb=\"filter\"}",
+        "gpustow_ledger_mismatches{kind=\"orphan\"} 0",
+        "gpustow_ledger_mismatches{kind=\"unconfirmed\"} ",
+        "gpustow_ledger_mismatches{kind=\"wrong_gpu\"} 0",
+        "gpustow_build_info{revision=",
+        "gpustow_extender_request_duration_seconds_count{verb=\"filter\"}",
+        "gpustow_extender_request_duration_seconds_bucket{verb=\"filter\",le=\"0.0003\"}",
+        "gpustow_extender_request_errors_total{error=\"internal\",verb=\"preempt\"} ",
+        "gpustow_extender_refusals_total{reason=\"no_whole_gpu\"} ",
+        "gpustow_bind_duration_seconds_count ",
+        "gpustow_binds_total ",
+        "gpustow_bind_failures_total{reason=\"gated\"} ",
+        "gpustow_pending_pods{reason=\"policy\"} ",
+        "gpustow_pending_oldest_timestamp_seconds ",
+        "gpustow_reservations ",
+        "gpustow_reservation_expirations_total ",
+        "gpustow_watch_last_event_timestamp_seconds{resource=\"gpunodes\"} ",
+        "process_start_time_seconds ",
     ] {
         ensure!(text.contains(series), "{series} is missing in\n{text}");
     }
+    has_bounded_labels(&text)?;
+    case.end().await
+}
+
+fn has_bounded_labels(text: &str) -> Result<()> {
     for label in ["pid", "uid", "image"] {
         let here = |sign: &str| text.contains(&format!("{sign}{label}="));
         ensure!(!here("{") && !here(","), "{label} grows without bound");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_agents_metrics_are_as_prometheus_likes_them() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "agent-metrics").await?;
+    let mut node = AgentNode::start(rig.cluster, &case).await?;
+    node.gets_busy(&case).await?;
+    let text = node.exposition().await?;
+    promtool(&["check", "metrics"], &text).await?;
+    for series in [
+        "gpustow_gpu_info{driver_version=\"580.1\",gpu=\"0\",gpu_uuid=",
+        "gpustow_gpu_memory_total_bytes{",
+        "gpustow_gpu_memory_reserved_bytes{",
+        "gpustow_gpu_memory_used_bytes{",
+        "gpustow_gpu_memory_unattributed_bytes{",
+        "gpustow_gpu_healthy{",
+        "gpustow_gpu_xid_errors_total{",
+        "gpustow_pod_gpu_memory_requested_bytes{container=",
+        "gpustow_pod_gpu_memory_used_bytes{container=",
+        "gpustow_agent_sample_duration_seconds_bucket{le=\"0.0003\"}",
+        "gpustow_agent_sample_errors_total{source=\"nvml\"} ",
+        "gpustow_agent_last_publish_timestamp_seconds ",
+        "gpustow_agent_build_info{revision=",
+        "process_start_time_seconds ",
+    ] {
+        ensure!(text.contains(series), "{series} is missing in\n{text}");
+    }
+    has_bounded_labels(&text)?;
+    node.end().await;
     case.end().await
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use gpustow_api::manifests::is_extended_resource;
 use gpustow_api::names;
+use gpustow_serve::MetricsArgs;
 
 use crate::devices::Source;
 use crate::state::Settings;
@@ -102,6 +103,10 @@ pub struct Args {
     /// Address for /healthz, /readyz and /metrics
     #[arg(long, env = "GPUSTOW_LISTEN", default_value = "0.0.0.0:32765")]
     pub listen: SocketAddr,
+
+    /// How health and metrics are served.
+    #[command(flatten)]
+    pub serving: MetricsArgs,
 
     /// Print what is seen, and end; needs no cluster
     #[arg(long)]

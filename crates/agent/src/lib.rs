@@ -27,6 +27,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use axum::Router;
 use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
 use axum::routing::get;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -37,6 +38,7 @@ use tracing_subscriber::EnvFilter;
 use agent::{Agent, Shared};
 pub use args::Args;
 use cluster::Cluster;
+use gpustow_serve::exposition;
 use metrics::Metrics;
 use sampler::Sampler;
 
@@ -87,7 +89,9 @@ pub async fn serve(
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");
     let devices = args.devices.open(args.nvml_path.clone(), args.refresh);
     let sampler = Sampler::start(devices, args.period).context("cannot start the sampler")?;
-    let health = axum::serve(health, routes(shared.clone())).into_future();
+    let tls = args.serving.tls()?;
+    let routes = routes(shared.clone(), &args, &client);
+    let health = gpustow_serve::serve(health, tls, routes);
     let work = async {
         let cluster = Cluster::new(client, &node);
         let before = loop {
@@ -111,8 +115,13 @@ pub async fn serve(
     Ok(())
 }
 
-fn routes(shared: Arc<Shared>) -> Router {
+fn routes(shared: Arc<Shared>, args: &Args, client: &Client) -> Router {
     let ready = shared.clone();
+    let metrics = get(async move || match shared.metrics.gather() {
+        Ok(families) => exposition(&families),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    });
+    let metrics = Router::new().route("/metrics", metrics);
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route(
@@ -125,13 +134,7 @@ fn routes(shared: Arc<Shared>) -> Router {
                 }
             }),
         )
-        .route(
-            "/metrics",
-            get(|| async move {
-                let text = shared.metrics.text();
-                text.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
-            }),
-        )
+        .merge(args.serving.guarded(metrics, client))
 }
 
 async fn client(args: &Args) -> Result<Client> {

@@ -5,17 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_api::gpunode::Gpu;
+use gpustow_serve::BUCKETS;
+use prometheus::proto::MetricFamily;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry,
-    TextEncoder,
+    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry,
 };
 
 use crate::devices::{Fault, FaultKind};
 use crate::pods::NodePods;
 use crate::state::{Seen, State};
-
-/// Seconds.
-const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
 /// The cards and pods of the last sample.
 #[derive(Debug, Default)]
@@ -23,7 +21,6 @@ struct Snapshot {
     driver: String,
     cards: Vec<Seen>,
     shares: Vec<Share>,
-    wrong_gpu: usize,
 }
 
 /// A container's memory on a card.
@@ -90,21 +87,12 @@ impl Metrics {
             ),
             &["node", "gpu_uuid", "xid"],
         )?;
-        let info = GaugeVec::new(
-            Opts::new(
-                "gpustow_agent_build_info",
-                "Version of this binary; always 1",
-            ),
-            &["version"],
-        )?;
-        info.with_label_values(&[env!("CARGO_PKG_VERSION")])
-            .set(1.0);
         registry.register(Box::new(sample_seconds.clone()))?;
         registry.register(Box::new(sample_errors.clone()))?;
         registry.register(Box::new(last_publish.clone()))?;
         registry.register(Box::new(write_errors.clone()))?;
         registry.register(Box::new(xids.clone()))?;
-        registry.register(Box::new(info))?;
+        gpustow_serve::about(&registry, "gpustow_agent_build_info")?;
         Ok(Self {
             node: node.to_owned(),
             registry,
@@ -140,30 +128,20 @@ impl Metrics {
     pub fn sampled(&self, driver: Option<&str>, state: &State, pods: &NodePods) {
         let cards: Vec<Seen> = state.cards().cloned().collect();
         let shares = cards.iter().flat_map(|seen| shares(seen, pods)).collect();
-        let wrong = |seen: &Seen| {
-            let uses = seen.gpu.pods.iter();
-            uses.filter(|share| {
-                pods.get(&share.uid)
-                    .is_some_and(|pod| pod.assigned(&seen.gpu.uuid) == 0)
-            })
-            .count()
-        };
-        let wrong_gpu = cards.iter().map(wrong).sum();
         let driver = driver.unwrap_or_default().to_owned();
         let snapshot = Arc::new(Snapshot {
             driver,
             cards,
             shares,
-            wrong_gpu,
         });
         *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
     }
 
-    /// Everything in Prometheus' text format.
+    /// Every series at this moment.
     ///
     /// # Errors
     /// If a series cannot be made, which would be a mistake in this file.
-    pub fn text(&self) -> Result<String, prometheus::Error> {
+    pub fn gather(&self) -> Result<Vec<MetricFamily>, prometheus::Error> {
         let snapshot = self
             .snapshot
             .lock()
@@ -173,9 +151,7 @@ impl Metrics {
         self.cards(&registry, &snapshot)?;
         let mut families = self.registry.gather();
         families.extend(registry.gather());
-        let mut text = Vec::new();
-        TextEncoder::new().encode(&families, &mut text)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        Ok(families)
     }
 
     fn cards(&self, registry: &Registry, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
@@ -267,14 +243,6 @@ impl Metrics {
                 requested.with_label_values(&labels).set(bytes);
             }
         }
-        let wrong = gauge(
-            "gpustow_agent_pods_on_wrong_gpu",
-            "Pods seen on cards that are not theirs, by node",
-            &["node"],
-        )?;
-        wrong
-            .with_label_values(&[&self.node])
-            .set(snapshot.wrong_gpu as f64);
         Ok(())
     }
 }

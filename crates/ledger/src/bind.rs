@@ -184,6 +184,7 @@ impl Ledger {
             }
         }
         for (uid, node) in late {
+            self.expirations += 1;
             self.drop_reservation(&uid);
             match self.pods.get(&uid) {
                 Some(known) => {

@@ -79,6 +79,8 @@ pub struct Ledger {
     pub(crate) learnt: usize,
     /// Decisions since scarcity was looked at.
     pub(crate) since_look: usize,
+    /// Reservations that ended because no bind came in time.
+    pub(crate) expirations: u64,
 }
 
 /// What went wrong with a pod's earlier attempts.

@@ -20,6 +20,22 @@ pub struct NodeView {
     pub cards: Vec<CardView>,
     /// What needs a person's attention.
     pub problems: Vec<Problem>,
+    /// Where what NVML shows differs from what is assigned.
+    pub mismatches: Mismatches,
+    /// Cards that pods hold and that no report shows.
+    pub unreported: usize,
+}
+
+/// Differences between the books and NVML, by kind. A pod that started a moment ago is
+/// unconfirmed until its first process is seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mismatches {
+    /// Bound pods without a process on any of their cards.
+    pub unconfirmed: usize,
+    /// Pods with processes on a card that is not theirs, one for each such card.
+    pub wrong_gpu: usize,
+    /// Processes of pods that are gone, one for each pod and card.
+    pub orphan: usize,
 }
 
 /// A card.
@@ -131,15 +147,27 @@ impl Ledger {
         let mut nodes: Vec<NodeView> =
             self.nodes
                 .iter()
-                .map(|(name, node)| NodeView {
-                    name: name.clone(),
-                    stale: node.report.as_ref().is_none_or(|report| {
+                .map(|(name, node)| {
+                    let stale = node.report.as_ref().is_none_or(|report| {
                         now.saturating_sub(report.seen) > self.config.stale_after
-                    }),
-                    cards: self.cards(node),
-                    problems: self.problems(node),
+                    });
+                    NodeView {
+                        name: name.clone(),
+                        stale,
+                        cards: self.cards(node),
+                        problems: self.problems(node),
+                        mismatches: if stale {
+                            Mismatches::default()
+                        } else {
+                            self.mismatches(node)
+                        },
+                        unreported: unreported(node),
+                    }
                 })
-                .filter(|view| !view.cards.is_empty() || !view.problems.is_empty())
+                .filter(|view| {
+                    let known = !view.cards.is_empty() || !view.problems.is_empty();
+                    known || view.unreported > 0
+                })
                 .collect();
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         nodes
@@ -246,6 +274,33 @@ impl Ledger {
         problems
     }
 
+    fn mismatches(&self, node: &Node) -> Mismatches {
+        let gpus = || node.report.iter().flat_map(|report| &report.status.gpus);
+        let mut found = Mismatches::default();
+        for gpu in gpus() {
+            for used in &gpu.pods {
+                let hold = node.bound.get(used.uid.as_str());
+                if hold.is_some_and(|hold| hold.charges.on(&gpu.uuid) > Mib::ZERO) {
+                    continue;
+                }
+                if self.pods.contains_key(used.uid.as_str()) {
+                    found.wrong_gpu += 1;
+                } else {
+                    found.orphan += 1;
+                }
+            }
+        }
+        for (uid, hold) in &node.bound {
+            let mut mine = gpus()
+                .filter(|gpu| hold.charges.on(&gpu.uuid) > Mib::ZERO)
+                .peekable();
+            let holds = mine.peek().is_some();
+            let seen = mine.any(|gpu| gpu.pods.iter().any(|used| *used.uid == **uid));
+            found.unconfirmed += usize::from(holds && !seen);
+        }
+        found
+    }
+
     /// What the ledger knows of a pod.
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<Arc<PodFacts>> {
@@ -264,6 +319,30 @@ impl Ledger {
         let binding = binding.count();
         (self.reservations.len() - binding, binding)
     }
+
+    /// Reservations that ended because no bind came in time, since the start.
+    #[must_use]
+    pub fn expirations(&self) -> u64 {
+        self.expirations
+    }
+}
+
+/// Different cards that pods hold on the node and that are not in its report.
+fn unreported(node: &Node) -> usize {
+    let reported = |uuid: &str| {
+        let mut gpus = node.report.iter().flat_map(|report| &report.status.gpus);
+        gpus.any(|gpu| *gpu.uuid == *uuid)
+    };
+    let mut missing: Vec<&str> = Vec::new();
+    for hold in node.bound.values() {
+        if let Charges::Assigned(Some(held)) = &hold.charges {
+            let uuids = held.charges.iter().map(|(uuid, _)| &**uuid);
+            missing.extend(uuids.filter(|uuid| !reported(uuid)));
+        }
+    }
+    missing.sort_unstable();
+    missing.dedup();
+    missing.len()
 }
 
 impl Ledger {

@@ -135,6 +135,13 @@ impl Ledger {
         self.waiting.pods.values().map(|wait| wait.request.clone())
     }
 
+    /// When the pod that has existed longest among those that wait was created, in seconds since
+    /// 1970.
+    #[must_use]
+    pub fn oldest_waiting(&self) -> Option<i64> {
+        self.waiting.pods.values().map(|wait| wait.place.1).min()
+    }
+
     /// Does this pod wait for room?
     #[must_use]
     pub fn is_waiting(&self, uid: &str) -> bool {

@@ -4,7 +4,7 @@ use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::Reason;
 use gpustow_pack::Refusal;
 
-use crate::build::{ask, at, card, choose, ledger, node, pod, report};
+use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report, used};
 
 #[test]
 fn a_node_without_a_report_is_refused() {
@@ -91,4 +91,64 @@ fn every_reason_has_its_own_text_and_label() {
     let texts: std::collections::BTreeSet<_> = Reason::all().map(Reason::text).collect();
     let labels: std::collections::BTreeSet<_> = Reason::all().map(Reason::label).collect();
     assert_eq!((texts.len(), labels.len()), (count, count));
+}
+
+#[test]
+fn what_is_seen_elsewhere_than_assigned_is_counted() {
+    let mut ledger = ledger(&[("a", &[100, 100])]);
+    let mismatches = |ledger: &gpustow_ledger::Ledger, now: u64| {
+        let found = ledger.snapshot(at(now))[0].mismatches;
+        [found.unconfirmed, found.wrong_gpu, found.orphan]
+    };
+    ledger.apply_pod(bound("seen", "a", "a-0", 10));
+    ledger.apply_pod(bound("unseen", "a", "a-0", 10));
+    ledger.apply_pod(bound("strays", "a", "a-1", 10));
+    let first = Gpu {
+        pods: vec![used("seen", 5), used("strays", 5), used("gone", 5)],
+        ..card("a-0", 100)
+    };
+    ledger.apply_gpunode("a", report(&[first, card("a-1", 100)]), at(1));
+    // The one that strays is not where it should be, either.
+    assert_eq!(mismatches(&ledger, 1), [2, 1, 1]);
+    assert_eq!(mismatches(&ledger, 182), [0, 0, 0], "nobody reports");
+}
+
+#[test]
+fn cards_that_pods_hold_and_nobody_reports_are_counted() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("one", "a", "a-7", 10));
+    ledger.apply_pod(bound("two", "a", "a-7", 10));
+    ledger.apply_pod(bound("three", "b", "b-0", 10));
+    let unreported = |ledger: &gpustow_ledger::Ledger| -> Vec<usize> {
+        let views = ledger.snapshot(at(0)).into_iter();
+        views.map(|view| view.unreported).collect()
+    };
+    assert_eq!(unreported(&ledger), [1, 1]);
+    ledger.apply_gpunode("b", report(&[card("b-0", 100)]), at(0));
+    assert_eq!(unreported(&ledger), [1, 0]);
+}
+
+#[test]
+fn a_reservation_without_a_bind_is_counted_when_it_ends() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    choose(&mut ledger, &pod("p", 10), &["a"], at(0));
+    ledger.expire(at(29));
+    assert_eq!(ledger.expirations(), 0);
+    ledger.expire(at(30));
+    assert_eq!(ledger.expirations(), 1);
+}
+
+#[test]
+fn the_oldest_waiting_pod_is_known() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    assert_eq!(ledger.oldest_waiting(), None);
+    for (uid, created) in [("young", 9), ("old", 5)] {
+        let pod = gpustow_api::PodFacts {
+            created,
+            waiting: true,
+            ..pod(uid, 500)
+        };
+        ledger.apply_pod(pod);
+    }
+    assert_eq!(ledger.oldest_waiting(), Some(5));
 }

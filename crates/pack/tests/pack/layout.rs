@@ -63,6 +63,14 @@ fn ledger_depends_on_no_client_and_no_runtime() -> io::Result<()> {
     Ok(())
 }
 
+#[test]
+fn serve_depends_on_no_crate_of_ours() -> io::Result<()> {
+    let mut ours = tree("gpustow-serve", "9")?;
+    ours.retain(|library| library.contains("gpustow"));
+    assert_eq!(ours, ["gpustow_serve"]);
+    Ok(())
+}
+
 /// What a look at the source can tell: the caller passes the time in, and nothing waits.
 #[test]
 fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {

@@ -1,0 +1,50 @@
+//! Prometheus' text format, and what every program says of itself in it.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use prometheus::proto::MetricFamily;
+use prometheus::{Encoder, Gauge, GaugeVec, Opts, Registry, TextEncoder};
+
+/// Borders of histograms, in seconds. They hold the targets (0.3 ms, 1 ms): classic quantiles are
+/// exact only there.
+pub const BUCKETS: [f64; 16] = [
+    0.000_05, 0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.000_75, 0.001, 0.001_5, 0.002_5, 0.005, 0.01,
+    0.05, 0.1, 0.5, 2.0, 10.0,
+];
+
+/// The commit that this was built from.
+const REVISION: &str = match option_env!("GPUSTOW_REVISION") {
+    Some(revision) => revision,
+    None => "unknown",
+};
+
+/// Registers the version of this binary as `name`, and when this process started.
+///
+/// # Errors
+/// If `registry` has such series already.
+pub fn about(registry: &Registry, name: &str) -> Result<(), prometheus::Error> {
+    let help = "Version of this binary; always 1";
+    let info = GaugeVec::new(Opts::new(name, help), &["version", "revision"])?;
+    info.with_label_values(&[env!("CARGO_PKG_VERSION"), REVISION])
+        .set(1.0);
+    registry.register(Box::new(info))?;
+    let started = Gauge::new(
+        "process_start_time_seconds",
+        "When this process started, in seconds since 1970",
+    )?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    started.set(now.unwrap_or_default().as_secs_f64());
+    registry.register(Box::new(started))
+}
+
+/// The answer to a scrape.
+#[must_use]
+pub fn exposition(families: &[MetricFamily]) -> Response {
+    let mut text = Vec::new();
+    match TextEncoder::new().encode(families, &mut text) {
+        Ok(()) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}

@@ -1,0 +1,96 @@
+//! Calls of kube-scheduler that were not served, as metrics count them.
+
+use crate::ask::AskError;
+use crate::bind::BindError;
+use crate::epoch::EpochError;
+
+/// Why a call was not served. That a pod fits nowhere is an answer, not one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// The call cannot be read.
+    Decode,
+    /// Something did not come in time.
+    Timeout,
+    /// The API server refused or did not answer.
+    Api,
+    /// This replica is in no position to answer.
+    Internal,
+}
+
+impl ErrorKind {
+    pub(crate) const ALL: [Self; 4] = [Self::Decode, Self::Timeout, Self::Api, Self::Internal];
+
+    /// The value of the `error` label.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Timeout => "timeout",
+            Self::Api => "api",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+/// An answer with an error in it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// None if it is the pod's own affair, as when it is gone.
+    pub(crate) kind: Option<ErrorKind>,
+    /// For kube-scheduler, and so for the user.
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self {
+            kind: Some(kind),
+            text: text.into(),
+        }
+    }
+
+    /// The pod's own affair.
+    pub(crate) fn of_pod(text: impl Into<String>) -> Self {
+        Self {
+            kind: None,
+            text: text.into(),
+        }
+    }
+}
+
+impl From<&AskError> for ErrorKind {
+    fn from(error: &AskError) -> Self {
+        match error {
+            AskError::Timeout => Self::Timeout,
+            AskError::Refused(_) | AskError::Broken(_) => Self::Api,
+        }
+    }
+}
+
+impl From<&EpochError> for ErrorKind {
+    fn from(error: &EpochError) -> Self {
+        match error {
+            EpochError::NotOurs { .. } => Self::Internal,
+            EpochError::Ask(error) => error.into(),
+            EpochError::TakingOver => Self::Timeout,
+        }
+    }
+}
+
+impl From<BindError> for Failure {
+    fn from(error: BindError) -> Self {
+        let kind = match &error {
+            BindError::UnderWay | BindError::Unknown => Some(ErrorKind::Timeout),
+            BindError::Epoch(error) => Some(error.into()),
+            BindError::Ask(error) => Some(error.into()),
+            BindError::Elsewhere(_)
+            | BindError::Gone
+            | BindError::Deleting
+            | BindError::Gated
+            | BindError::Changing
+            | BindError::Request(_)
+            | BindError::Refused(_) => None,
+        };
+        let text = format!("gpustow: {error}");
+        Self { kind, text }
+    }
+}

@@ -1,0 +1,174 @@
+//! The cluster's sums, and each card where that is asked for.
+
+use std::collections::BTreeMap;
+
+use gpustow_ledger::{Mismatches, NodeView, Problem};
+use gpustow_pack::Mib;
+use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+
+use super::Totals;
+
+/// States of GPUs.
+const STATES: [&str; 4] = ["ready", "stale", "unhealthy", "unknown"];
+/// The model of a card that nobody reports.
+const UNKNOWN: &str = "unknown";
+
+pub(super) fn gauges(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<IntGaugeVec, prometheus::Error> {
+    let gauges = IntGaugeVec::new(Opts::new(name, help), labels)?;
+    registry.register(Box::new(gauges.clone()))?;
+    Ok(gauges)
+}
+
+pub(super) fn bytes(mib: Mib) -> i64 {
+    i64::try_from(mib.bytes()).unwrap_or(i64::MAX)
+}
+
+fn count(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// What the cluster comes to at this scrape.
+pub(super) fn cluster(registry: &Registry, totals: &Totals) -> Result<(), prometheus::Error> {
+    let reservations = IntGauge::new("gpustow_reservations", "Pods between filter and bound")?;
+    let (waiting, binding) = totals.reservations;
+    reservations.set(count(waiting + binding));
+    registry.register(Box::new(reservations))?;
+    let expirations = IntCounter::new(
+        "gpustow_reservation_expirations_total",
+        "Reservations that ended because no bind came in time",
+    )?;
+    expirations.inc_by(totals.expirations);
+    registry.register(Box::new(expirations))?;
+    mismatches(registry, &totals.nodes)?;
+    memory(registry, &totals.nodes)?;
+    if totals.per_gpu {
+        per_gpu(registry, &totals.nodes)?;
+    }
+    Ok(())
+}
+
+/// Where books, NVML and what others wrote differ.
+fn mismatches(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
+    let mismatches = gauges(
+        registry,
+        "gpustow_ledger_mismatches",
+        "Pods that are not seen on the GPUs they were assigned, or are seen on others",
+        &["kind"],
+    )?;
+    let sum = |of: fn(&Mismatches) -> usize| nodes.iter().map(|node| of(&node.mismatches)).sum();
+    for (kind, sum) in [
+        ("unconfirmed", sum(|found| found.unconfirmed)),
+        ("wrong_gpu", sum(|found| found.wrong_gpu)),
+        ("orphan", sum(|found| found.orphan)),
+    ] {
+        mismatches.with_label_values(&[kind]).set(count(sum));
+    }
+    let problems = gauges(
+        registry,
+        "gpustow_problems",
+        "What needs a person's attention, as `kubectl gpustow` names it",
+        &["kind"],
+    )?;
+    for kind in Problem::LABELS {
+        problems.with_label_values(&[kind]).set(0);
+    }
+    for problem in nodes.iter().flat_map(|node| &node.problems) {
+        problems.with_label_values(&[problem.label()]).inc();
+    }
+    Ok(())
+}
+
+/// GPUs and their memory by model.
+fn memory(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
+    let gpus = gauges(
+        registry,
+        "gpustow_gpus",
+        "GPUs by model and state",
+        &["model", "state"],
+    )?;
+    let memory = |what: &str, help: &str| {
+        gauges(
+            registry,
+            &format!("gpustow_cluster_memory_{what}_bytes"),
+            help,
+            &["model"],
+        )
+    };
+    let capacity = memory("capacity", "GPU memory that pods may hold")?;
+    let requested = memory("requested", "GPU memory promised to pods")?;
+    let room = memory("room", "GPU memory that new pods may take")?;
+    let strangers = memory("unattributed", "GPU memory used outside of gpustow's pods")?;
+    let mut sums: BTreeMap<&str, [Mib; 4]> = BTreeMap::new();
+    for node in nodes {
+        for card in &node.cards {
+            let state = match (node.stale, card.healthy) {
+                (true, _) => "stale",
+                (false, true) => "ready",
+                (false, false) => "unhealthy",
+            };
+            for state in STATES {
+                gpus.with_label_values(&[card.model.as_str(), state]);
+            }
+            gpus.with_label_values(&[card.model.as_str(), state]).inc();
+            let free = if state == "ready" {
+                card.free
+            } else {
+                Mib::ZERO
+            };
+            let sum = sums.entry(card.model.as_str()).or_default();
+            let amounts = [card.capacity, card.held, free, card.strangers];
+            sum.iter_mut()
+                .zip(amounts)
+                .for_each(|(sum, amount)| *sum = *sum + amount);
+        }
+    }
+    let unreported = nodes.iter().map(|node| node.unreported).sum();
+    let unknown = gpus.with_label_values(&[UNKNOWN, "unknown"]);
+    unknown.set(count(unreported));
+    for (model, sum) in sums {
+        for (gauge, amount) in [&capacity, &requested, &room, &strangers]
+            .into_iter()
+            .zip(sum)
+        {
+            gauge.with_label_values(&[model]).set(bytes(amount));
+        }
+    }
+    Ok(())
+}
+
+fn per_gpu(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
+    let labels = ["node", "gpu_uuid", "gpu", "model"];
+    let gauge = |what: &str, help: &str| {
+        gauges(
+            registry,
+            &format!("gpustow_extender_gpu_memory_{what}_bytes"),
+            help,
+            &labels,
+        )
+    };
+    let capacity = gauge("capacity", "GPU memory that pods may hold on this GPU")?;
+    let requested = gauge("requested", "GPU memory promised to pods on this GPU")?;
+    let room = gauge("room", "GPU memory that new pods may take on this GPU")?;
+    for node in nodes {
+        for card in &node.cards {
+            let index = card.index.to_string();
+            let labels = [
+                &*node.name,
+                card.uuid.as_str(),
+                index.as_str(),
+                card.model.as_str(),
+            ];
+            capacity
+                .with_label_values(&labels)
+                .set(bytes(card.capacity));
+            requested.with_label_values(&labels).set(bytes(card.held));
+            room.with_label_values(&labels).set(bytes(card.free));
+        }
+    }
+    Ok(())
+}
