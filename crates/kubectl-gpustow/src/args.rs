@@ -160,6 +160,19 @@ pub(crate) struct UiArgs {
     /// Loopback address to listen on; port 0 for a free one
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     pub(crate) listen: SocketAddr,
+    /// Serve others, from a pod: over TLS, under these names alone, and to those alone whose token's
+    /// user may get the non-resource URL /gpustow
+    #[arg(long, requires_all = ["tls_cert", "tls_key", "hosts"])]
+    pub(crate) in_cluster: bool,
+    /// Certificate (PEM); read anew when it changes
+    #[arg(long, value_name = "FILE", requires = "in_cluster")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "in_cluster")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// A name under which people open it; may be repeated
+    #[arg(long = "host", value_name = "NAME", requires = "in_cluster")]
+    pub(crate) hosts: Vec<String>,
 }
 
 #[derive(Clone, Debug, clap::Args)]

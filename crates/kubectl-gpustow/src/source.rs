@@ -94,6 +94,11 @@ impl Source {
                     .with_context(|| format!("--kubeconfig {}", path.display()))?;
                 Config::from_custom_kubeconfig(file, &options).await
             }
+            None if options.context.is_none() => match Config::from_kubeconfig(&options).await {
+                // In a pod there is no file.
+                Err(error) => Config::incluster().map_err(|_| error),
+                found => found,
+            },
             None => Config::from_kubeconfig(&options).await,
         }
         .context("no way to the cluster: does `kubectl get nodes` work?")?;

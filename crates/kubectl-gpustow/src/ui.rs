@@ -1,8 +1,10 @@
-//! `ui`: the page, served on this machine alone with the user's own rights.
+//! `ui`: the page, served on this machine alone with the user's own rights, or from a pod with the
+//! pod's.
 //!
 //! Any program on this machine can connect, and any page in the user's browser can make it try:
 //! so the path holds a secret, the `Host` must be ours (a rebound DNS name is not), and the page
-//! may load and run nothing but these files.
+//! may load and run nothing but these files. From a pod everybody can connect: then the API server
+//! says for each who may see it, and only the files that make up the page need no token.
 
 mod picture;
 
@@ -20,8 +22,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use futures::{Stream, stream};
+use gpustow_serve::{Door, Tls};
 use serde::Deserialize;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -55,9 +59,32 @@ const HEADERS: [(header::HeaderName, &str); 6] = [
 
 struct Page {
     live: Live,
-    hosts: Vec<String>,
+    hosts: Hosts,
     pictures: watch::Sender<Arc<Picture>>,
     clients: Arc<Semaphore>,
+}
+
+/// Names under which the page may be opened.
+enum Hosts {
+    /// These, with the port.
+    Exact([String; 3]),
+    /// These, at whatever port they are forwarded from.
+    Names(Vec<String>),
+}
+
+impl Hosts {
+    fn has(&self, host: &str) -> bool {
+        match self {
+            Self::Exact(hosts) => hosts.iter().any(|ours| ours == host),
+            Self::Names(names) => {
+                let name = match host.rsplit_once(':') {
+                    Some((name, port)) if port.bytes().all(|it| it.is_ascii_digit()) => name,
+                    _ => host,
+                };
+                names.iter().any(|ours| ours == name)
+            }
+        }
+    }
 }
 
 /// Serves until Ctrl-C.
@@ -67,10 +94,12 @@ pub(crate) async fn run(
     out: &mut (dyn Write + Send),
 ) -> Result<Answer> {
     ensure!(
-        args.listen.ip().is_loopback(),
+        args.in_cluster || args.listen.ip().is_loopback(),
         "--listen {}: the page shows what you may see to whoever reaches it: give a loopback address",
         args.listen
     );
+    let tls = args.tls_cert.clone().zip(args.tls_key.clone());
+    let tls = tls.map(|(cert, key)| Tls::load(cert, key)).transpose()?;
     let live = Live::start(global).await?;
     let listener = TcpListener::bind(args.listen)
         .await
@@ -80,53 +109,86 @@ pub(crate) async fn run(
     let picture = Arc::new(Picture::of(&live.now()));
     let page = Arc::new(Page {
         live,
-        hosts: ["127.0.0.1", "localhost", "[::1]"]
-            .map(|host| format!("{host}:{port}"))
-            .into(),
+        hosts: match args.in_cluster {
+            true => Hosts::Names(args.hosts.clone()),
+            false => Hosts::Exact(
+                ["127.0.0.1", "localhost", "[::1]"].map(|host| format!("{host}:{port}")),
+            ),
+        },
         pictures: watch::channel(picture).0,
         clients: Arc::new(Semaphore::new(CLIENTS)),
     });
     tokio::spawn(look(page.clone()));
-    let secret = format!("{:032x}", rand::random::<u128>());
-    writeln!(
-        out,
-        "http://{address}/{secret}/\nOpen it in a browser on this machine; Ctrl-C ends it."
-    )?;
+    let router = if args.in_cluster {
+        let (client, _) = global.source.client().await?;
+        writeln!(out, "https://{address}/")?;
+        router(page, "", Some(Door::new(client, "/gpustow")))
+    } else {
+        let secret = format!("/{:032x}", rand::random::<u128>());
+        writeln!(
+            out,
+            "http://{address}{secret}/\nOpen it in a browser on this machine; Ctrl-C ends it."
+        )?;
+        router(page, &secret, None)
+    };
     out.flush()?;
-    let served = axum::serve(listener, router(page, &secret)).into_future();
     tokio::select! {
-        ended = served => ended.context("serving the page failed")?,
-        _ = tokio::signal::ctrl_c() => {}
+        ended = gpustow_serve::serve(listener, tls, router) => {
+            ended.context("serving the page failed")?;
+        }
+        () = stopped() => {}
     }
     Ok(Answer::Yes)
 }
 
-fn router(page: Arc<Page>, secret: &str) -> Router {
+/// Ctrl-C, or SIGTERM as a pod gets it.
+async fn stopped() {
+    let mut terminated = signal(SignalKind::terminate()).ok();
+    let terminated = async {
+        match &mut terminated {
+            Some(signal) => drop(signal.recv().await),
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = terminated => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+/// The page's files below `base`, and behind `door` what they show.
+fn router(page: Arc<Page>, base: &str, door: Option<Door>) -> Router {
     let file = |kind: &'static str, text: &'static str| {
         get(async move || ([(header::CONTENT_TYPE, kind)], text))
     };
+    let shown = Router::new()
+        .route(&format!("{base}/events"), get(events))
+        .route(&format!("{base}/why"), get(explain))
+        .with_state(page.clone());
+    let shown = match door {
+        Some(door) => Arc::new(door).before(shown),
+        None => shown,
+    };
     Router::new()
         .route(
-            &format!("/{secret}/"),
+            &format!("{base}/"),
             file("text/html; charset=utf-8", include_str!("ui/page.html")),
         )
         .route(
-            &format!("/{secret}/page.js"),
+            &format!("{base}/page.js"),
             file("text/javascript", include_str!("ui/page.js")),
         )
         .route(
-            &format!("/{secret}/page.css"),
+            &format!("{base}/page.css"),
             file("text/css", include_str!("ui/page.css")),
         )
         .route(
-            &format!("/{secret}/icon.svg"),
+            &format!("{base}/icon.svg"),
             file("image/svg+xml", include_str!("ui/icon.svg")),
         )
-        .route(&format!("/{secret}/events"), get(events))
-        .route(&format!("/{secret}/why"), get(explain))
-        .layer(from_fn_with_state(page.clone(), own_host))
+        .merge(shown)
+        .layer(from_fn_with_state(page, own_host))
         .layer(middleware::map_response(harden))
-        .with_state(page)
 }
 
 /// A page of another site that has pointed its name at 127.0.0.1 still sends its own name.
@@ -135,12 +197,12 @@ async fn own_host(State(page): State<Arc<Page>>, request: Request, next: Next) -
         .headers()
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
-    if host.is_some_and(|host| page.hosts.iter().any(|ours| ours == host)) {
+    if host.is_some_and(|host| page.hosts.has(host)) {
         next.run(request).await
     } else {
         (
             StatusCode::BAD_REQUEST,
-            "this page is served to 127.0.0.1 and localhost alone",
+            "this page is not served under this name",
         )
             .into_response()
     }

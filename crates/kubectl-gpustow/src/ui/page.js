@@ -1,6 +1,8 @@
-// The page: one EventSource, one picture of the cluster, text only. Memory comes in MiB.
+// The page: one stream of events, one picture of the cluster, text only. Memory comes in MiB.
 
 const nodes = new Map(); // name -> { name, data, search, element, filled }
+let blocks = []; // { element, nodes }
+const BLOCK = 50;
 let rest = { waiting: [], teams: [] };
 let tab = "gpus";
 let page = 0;
@@ -75,21 +77,43 @@ function bar(gpu) {
   return bar;
 }
 
-// A node is filled when it comes near the screen: 40,000 GPUs are too many elements at once.
+// A node is filled when it comes near the screen: 40,000 GPUs are too many elements at once. Nodes
+// lie in blocks, which the browser does not lay out while they are far from it.
 const near = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
+    if (!isIntersecting) continue;
+    near.unobserve(target);
     const node = nodes.get(target.dataset.name);
-    if (isIntersecting && node && !node.filled) fill(node);
+    if (node) fill(node);
+    else for (const element of target.children) near.observe(element);
   }
 }, { rootMargin: "600px" });
 
-function shell(name) {
-  const element = make("section", "node");
-  element.tabIndex = -1;
+const empty = make("section", "node");
+empty.tabIndex = -1;
+
+function shell(name, gpus) {
+  const element = empty.cloneNode();
   element.dataset.name = name;
-  element.setAttribute("aria-label", `Node ${name}`);
-  near.observe(element);
+  element.ariaLabel = `Node ${name}`;
+  element.style.minHeight = `${height(gpus)}px`;
   return element;
+}
+
+const height = (gpus) => gpus * 34 + 10;
+
+// Puts all nodes into blocks, by name.
+function arrange() {
+  near.disconnect();
+  const sorted = [...nodes.keys()].sort().map((name) => nodes.get(name));
+  blocks = [];
+  for (let at = 0; at < sorted.length; at += BLOCK) {
+    const block = { element: make("div", "block"), nodes: sorted.slice(at, at + BLOCK) };
+    block.element.append(...block.nodes.map(({ element }) => element));
+    blocks.push(block);
+  }
+  $("nodes").replaceChildren(...blocks.map(({ element }) => element));
+  for (const { element } of blocks) near.observe(element);
 }
 
 function fill(node) {
@@ -115,54 +139,56 @@ function fill(node) {
 const isBad = (data) => data.state !== "" || data.gpus.some((gpu) => gpu.sick);
 const hasRoom = (data) => data.gpus.some((gpu) => gpu.room > 0);
 
-function chosen({ data, search }) {
-  const words = $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
-  return words.every((word) => search.includes(word)) &&
-    (!$("bad").checked || isBad(data)) && (!$("free").checked || hasRoom(data));
+const wanted = () => $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
+
+function searched(node) {
+  const words = () => node.data.gpus.flatMap((gpu) => [gpu.model, ...gpu.pods.map(([pod]) => pod)]);
+  return node.search ??= [node.name, ...words()].join(" ").toLowerCase();
+}
+
+function chosen(node, words) {
+  return words.every((word) => searched(node).includes(word)) &&
+    (!$("bad").checked || isBad(node.data)) && (!$("free").checked || hasRoom(node.data));
 }
 
 function filter() {
+  const words = wanted();
   let shown = 0;
-  for (const node of nodes.values()) {
-    const show = chosen(node);
-    node.element.hidden = !show;
-    shown += show ? 1 : 0;
+  for (const block of blocks) {
+    let tall = 0;
+    for (const node of block.nodes) {
+      const hidden = !chosen(node, words);
+      if (node.element.hidden !== hidden) node.element.hidden = hidden;
+      if (hidden) continue;
+      shown += 1;
+      tall += height(node.data.gpus.length);
+    }
+    block.element.hidden = tall === 0;
+    const size = `auto ${tall}px`;
+    if (block.element.style.containIntrinsicSize !== size) block.element.style.containIntrinsicSize = size;
   }
   $("count").textContent = `${shown} of ${nodes.size} nodes`;
 }
 
 function receive(update) {
-  if (update.full) {
-    nodes.clear();
-    near.disconnect();
-    $("nodes").replaceChildren();
-  }
+  if (update.full) nodes.clear();
   if (update.rest) rest = update.rest;
-  const fresh = [];
+  let others = update.full;
   for (const [name, data] of Object.entries(update.nodes)) {
     const old = nodes.get(name);
     if (data === null) {
-      old?.element.remove();
-      nodes.delete(name);
+      others = nodes.delete(name) || others;
       continue;
     }
-    const pods = data.gpus.flatMap((gpu) => [gpu.model, ...gpu.pods.map(([pod]) => pod)]);
-    const node = old ?? { name, element: shell(name), filled: false };
+    const node = old ?? { name, element: shell(name, data.gpus.length), filled: false };
     node.data = data;
-    node.search = [name, ...pods].join(" ").toLowerCase();
-    const height = `${data.gpus.length * 34 + 10}px`;
-    node.element.style.minHeight = height;
-    node.element.style.containIntrinsicSize = `auto ${height}`;
+    node.search = undefined;
     nodes.set(name, node);
-    if (!old) fresh.push(node.element);
+    if (!old) others = true;
     else if (old.filled) fill(old);
   }
-  $("nodes").append(...fresh);
-  if (!update.full && fresh.length) {
-    const sorted = [...nodes.keys()].sort();
-    $("nodes").replaceChildren(...sorted.map((name) => nodes.get(name).element));
-  }
-  const first = $("nodes").firstElementChild;
+  if (others) arrange();
+  const first = blocks[0]?.nodes[0].element;
   if (first && !$("nodes").querySelector("[tabindex='0']")) first.tabIndex = 0;
   stats();
   filter();
@@ -170,14 +196,21 @@ function receive(update) {
 }
 
 function stats() {
-  const all = [...nodes.values()].map(({ data }) => data);
-  const gpus = all.flatMap((data) => data.gpus);
-  const sum = (key) => gpus.reduce((total, gpu) => total + gpu[key], 0);
-  const share = (part) => `${Math.round((100 * part) / Math.max(1, sum("capacity")))} %`;
+  const sum = { gpus: 0, room: 0, held: 0, used: 0, capacity: 0, bad: 0 };
+  for (const { data } of nodes.values()) {
+    sum.bad += isBad(data) ? 1 : 0;
+    for (const gpu of data.gpus) {
+      sum.gpus += 1;
+      sum.room += gpu.room;
+      sum.held += gpu.held;
+      sum.used += gpu.used + gpu.strangers;
+      sum.capacity += gpu.capacity;
+    }
+  }
+  const share = (part) => `${Math.round((100 * part) / Math.max(1, sum.capacity))} %`;
   const entries = [
-    ["Waiting", rest.waiting.length], ["GPUs", gpus.length], ["Room", memory(sum("room"))],
-    ["Requested", share(sum("held"))], ["In use", share(sum("used") + sum("strangers"))],
-    ["Nodes with problems", all.filter(isBad).length],
+    ["Waiting", rest.waiting.length], ["GPUs", sum.gpus], ["Room", memory(sum.room)],
+    ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Nodes with problems", sum.bad],
   ];
   $("stats").replaceChildren(...entries.map(([name, value]) => {
     const entry = make("div");
@@ -209,8 +242,9 @@ function table(caption, heads, rows) {
 
 function drawTable() {
   const rows = [];
+  const words = wanted();
   for (const [name, node] of nodes) {
-    if (!chosen(node)) continue;
+    if (!chosen(node, words)) continue;
     for (const gpu of node.data.gpus) {
       rows.push([name, gpu.gpu, gpu.model, memory(gpu.held), memory(gpu.used), memory(gpu.room),
         memory(gpu.strangers), gpu.sick || node.data.state || "ready",
@@ -235,7 +269,7 @@ function drawTable() {
 const answers = new Map(); // pod -> text
 
 async function why(pod) {
-  const answer = await fetch(`why?pod=${encodeURIComponent(pod)}`);
+  const answer = await ask(`why?pod=${encodeURIComponent(pod)}`);
   if (!answer.ok) return answer.text();
   const why = await answer.json();
   const lines = [why.summary];
@@ -248,7 +282,7 @@ async function why(pod) {
 }
 
 function drawWaiting() {
-  const words = $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = wanted();
   const pods = rest.waiting.filter(({ pod }) => words.every((word) => pod.toLowerCase().includes(word)));
   const now = Date.now() / 1000;
   const rows = pods.slice(0, PAGE).map(({ pod, mib, created, said }) => {
@@ -314,7 +348,7 @@ function open(name) {
 }
 
 function move(step) {
-  const shown = [...$("nodes").children].filter((element) => !element.hidden);
+  const shown = [...$("nodes").querySelectorAll(".node:not([hidden])")];
   if (!shown.length) return;
   const at = shown.indexOf(document.activeElement);
   const next = shown[Math.min(shown.length - 1, Math.max(0, at + step))];
@@ -347,13 +381,61 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// Where the page is served to others, a token of the cluster is asked for; it is kept nowhere.
+let token = "";
+const ask = (path) => fetch(path, token ? { headers: { Authorization: `Bearer ${token}` } } : {});
+
+function signIn(said) {
+  $("status").textContent = "Not signed in";
+  $("said").textContent = token ? said : "";
+  $("signin").hidden = false;
+  return new Promise((done) => {
+    $("signin").onsubmit = (event) => {
+      event.preventDefault();
+      token = $("token").value.trim();
+      $("token").value = "";
+      $("signin").hidden = true;
+      done();
+    };
+  });
+}
+
+// Reads one stream of server-sent events to its end. Not an EventSource: that sends no token.
+async function read(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    if (!value.includes("\n")) continue;
+    const events = text.split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      if (!event.startsWith("data: ")) continue;
+      receive(JSON.parse(event.slice(6)));
+      $("status").textContent = "Live";
+    }
+  }
+}
+
+async function follow() {
+  for (;;) {
+    try {
+      const answer = await ask("events");
+      if (answer.status === 401 || answer.status === 403) {
+        await signIn(await answer.text());
+        continue;
+      }
+      if (answer.ok) await read(answer.body);
+    } catch {
+      // Said below, for an end without an error as well.
+    }
+    $("status").textContent = "Not connected: is kubectl gpustow ui still running? Trying again";
+    await new Promise((later) => setTimeout(later, 2000));
+  }
+}
+
 recall();
 drawTab();
-const events = new EventSource("events");
-events.onmessage = (event) => {
-  receive(JSON.parse(event.data));
-  $("status").textContent = "Live";
-};
-events.onerror = () => {
-  $("status").textContent = "Not connected: is kubectl gpustow ui still running? Trying again";
-};
+follow();
