@@ -22,6 +22,7 @@ mod policies;
 mod preemption;
 mod races;
 mod scheduling;
+mod serving;
 mod shutdown;
 mod smoke;
 mod support;

@@ -1,0 +1,348 @@
+//! Metrics over TLS for those whom the API server lets in, the page served from a pod, and the
+//! manifests for both, on a real API server.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use axum::http::{Request, header};
+use clap::Parser as _;
+use gpustow_api::names;
+use gpustow_testkit::{Case, ControlPlane, Extender, ExtenderOptions, eventually};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, PostParams};
+use kube::client::Body;
+use kube::{Client, Config};
+use nvidia_ml::machine::Machine;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpListener;
+
+use crate::agent_token::{agent_client, policy_holds};
+use crate::install::installed;
+use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
+
+/// A name that the certificates bear.
+const NAME: &str = "127.0.0.1";
+
+/// A certificate authority with one certificate, in two files.
+struct Certificate {
+    root: Vec<u8>,
+}
+
+impl Certificate {
+    fn write(folder: &Path) -> Result<Self> {
+        let root_key = rcgen::KeyPair::generate()?;
+        let mut root = rcgen::CertificateParams::default();
+        root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer_of = rcgen::Issuer::from_params(&root, &root_key);
+        let key = rcgen::KeyPair::generate()?;
+        let leaf = rcgen::CertificateParams::new([NAME.to_owned()])?;
+        let leaf = leaf.signed_by(&key, &issuer_of)?;
+        let root = root.self_signed(&root_key)?.der().to_vec();
+        // The certificate first: between the two, the pair makes no sense.
+        std::fs::write(folder.join("tls.crt"), leaf.pem())?;
+        std::fs::write(folder.join("tls.key"), key.serialize_pem())?;
+        Ok(Self { root })
+    }
+
+    /// Status of the answer and its text, from a server that must have this certificate.
+    async fn get(
+        &self,
+        url: &str,
+        token: Option<&str>,
+        host: Option<&str>,
+    ) -> Result<(u16, String)> {
+        let mut config = Config::new(url.parse()?);
+        config.root_cert = Some(vec![self.root.clone()]);
+        config.default_retry = false;
+        let path = url.splitn(4, '/').nth(3).unwrap_or_default();
+        let mut request = Request::get(format!("/{path}"));
+        if let Some(token) = token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if let Some(host) = host {
+            request = request.header(header::HOST, host);
+        }
+        config.cluster_url = url.strip_suffix(path).unwrap_or(url).parse()?;
+        let answer = Client::try_from(config)?
+            .send(request.body(Body::empty())?)
+            .await?;
+        let status = answer.status().as_u16();
+        let text = answer.into_body().collect_bytes().await?;
+        Ok((status, String::from_utf8_lossy(&text).into_owned()))
+    }
+}
+
+/// The cluster with every manifest of monitoring and page.
+async fn cluster() -> Result<&'static ControlPlane> {
+    let cluster = installed().await?;
+    let apply = async |kind: &str, path: &str| {
+        let path = repository(path).display().to_string();
+        let args = [
+            "apply",
+            "--server-side",
+            "--warnings-as-errors",
+            "--validate=strict",
+            kind,
+            &path,
+        ];
+        cluster.kubectl(&args).await
+    };
+    apply("-f", "tests/integration/monitoring-crds.yaml").await?;
+    let monitors = "podmonitors.monitoring.coreos.com,prometheusrules.monitoring.coreos.com";
+    let served = async || cluster.kubectl(&["get", "-A", monitors]).await;
+    eventually(SOON, "the operator's resources are served", served).await?;
+    apply("-k", "manifests/overlays/monitored").await?;
+    apply("-k", "manifests/page").await?;
+    Ok(cluster)
+}
+
+/// Who may what, by the manifests.
+struct Tokens {
+    reader: String,
+    nobody: String,
+}
+
+impl Tokens {
+    async fn new(cluster: &ControlPlane) -> Result<Self> {
+        Ok(Self {
+            reader: cluster.token(SYSTEM, "gpustow-metrics-reader").await?,
+            nobody: cluster.token(SYSTEM, names::AGENT).await?,
+        })
+    }
+}
+
+async fn keeps_metrics_from_strangers(url: &str, folder: &Path, tokens: &Tokens) -> Result<()> {
+    let certificate = Certificate::write(folder)?;
+    for open in ["healthz", "readyz"] {
+        let url = format!("{url}/{open}");
+        eventually(SOON, &url, async || {
+            let (status, text) = certificate.get(&url, None, None).await?;
+            ensure!(status == 200, "{status} {text}");
+            Ok(())
+        })
+        .await?;
+    }
+    let url = format!("{url}/metrics");
+    let get = async |token: Option<&str>| certificate.get(&url, token, None).await;
+    let (status, text) = get(None).await?;
+    ensure!(
+        status == 401 && !text.contains("gpustow_"),
+        "{status} {text}"
+    );
+    let (status, text) = get(Some("made.up.token")).await?;
+    ensure!(
+        status == 401 && !text.contains("gpustow_"),
+        "{status} {text}"
+    );
+    let (status, text) = get(Some(&tokens.nobody)).await?;
+    ensure!(
+        status == 403 && !text.contains("gpustow_"),
+        "{status} {text}"
+    );
+    for _ in 0..2 {
+        let (status, text) = get(Some(&tokens.reader)).await?;
+        ensure!(
+            status == 200 && text.contains("build_info{"),
+            "{status} {text}"
+        );
+    }
+    // The next connection has the new certificate; one that trusts the old one alone has none.
+    let renewed = Certificate::write(folder)?;
+    let (status, _) = renewed.get(&url, Some(&tokens.reader), None).await?;
+    ensure!(status == 200, "{status}");
+    ensure!(
+        get(Some(&tokens.reader)).await.is_err(),
+        "the old certificate"
+    );
+    // A pair that makes no sense changes nothing.
+    std::fs::write(folder.join("tls.crt"), "none")?;
+    let (status, _) = renewed.get(&url, Some(&tokens.reader), None).await?;
+    ensure!(status == 200, "{status}");
+    Ok(())
+}
+
+fn tls_args(folder: &Path) -> Vec<String> {
+    let file = |name: &str| folder.join(name).display().to_string();
+    vec![
+        format!("--metrics-tls-cert={}", file("tls.crt")),
+        format!("--metrics-tls-key={}", file("tls.key")),
+        "--metrics-auth".to_owned(),
+    ]
+}
+
+#[tokio::test]
+async fn the_extender_shows_metrics_to_whom_the_api_server_lets_in() -> Result<()> {
+    let cluster = cluster().await?;
+    let folder = tempfile::tempdir()?;
+    Certificate::write(folder.path())?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let options = ExtenderOptions {
+        args: tls_args(folder.path()),
+        ..ExtenderOptions::default()
+    };
+    let mut extender = Extender::launch(cluster, gpustow(), &kubeconfig, options)?;
+    extender.health_url = extender.health_url.replace("http:", "https:");
+    extender.wait_ready().await?;
+    let tokens = Tokens::new(cluster).await?;
+    keeps_metrics_from_strangers(&extender.health_url, folder.path(), &tokens).await
+}
+
+#[tokio::test]
+async fn the_agent_shows_metrics_to_whom_the_api_server_lets_in() -> Result<()> {
+    let cluster = cluster().await?;
+    policy_holds(cluster).await?;
+    let case = Case::new(cluster, "agent-tls").await?;
+    let name = case.node_name("n");
+    Api::<Node>::all(case.client.clone())
+        .create(&PostParams::default(), &case.node("n", &[]).node)
+        .await?;
+    let folder = tempfile::tempdir()?;
+    Certificate::write(folder.path())?;
+    let machine = folder.path().join("machine.yaml");
+    Machine::default().write(&machine)?;
+    let mut words = vec![
+        "gpustow-agent".to_owned(),
+        format!("--node-name={name}"),
+        format!("--devices=fake:{}", machine.display()),
+    ];
+    words.extend(tls_args(folder.path()));
+    let args = gpustow_agent::Args::try_parse_from(words)?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("https://{}", listener.local_addr()?);
+    let client = agent_client(cluster, &name).await?;
+    let agent = gpustow_agent::serve(args, client, listener, std::future::pending());
+    let agent = tokio::spawn(agent);
+    let tokens = Tokens::new(cluster).await?;
+    keeps_metrics_from_strangers(&url, folder.path(), &tokens).await?;
+    agent.abort();
+    case.end().await
+}
+
+#[test]
+fn a_token_is_not_taken_in_the_clear() {
+    let words = ["gpustow", "--metrics-auth"];
+    assert!(gpustow::Args::try_parse_from(words).is_err());
+    let words = ["gpustow-agent", "--node-name=n", "--metrics-auth"];
+    assert!(gpustow_agent::Args::try_parse_from(words).is_err());
+}
+
+/// What a command prints, as it prints it.
+struct Printed(tokio::io::DuplexStream);
+
+impl std::io::Write for Printed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let all = futures::FutureExt::now_or_never(self.0.write_all(bytes));
+        all.unwrap_or(Err(std::io::ErrorKind::WouldBlock.into()))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn the_page_is_shown_to_whom_the_api_server_lets_in() -> Result<()> {
+    let cluster = cluster().await?;
+    let folder = tempfile::tempdir()?;
+    let certificate = Certificate::write(folder.path())?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, "gpustow-page", None).await?;
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let words = [
+        "kubectl-gpustow",
+        &format!("--kubeconfig={}", kubeconfig.display()),
+        "ui",
+        "--in-cluster",
+        &format!("--tls-cert={}", file("tls.crt")),
+        &format!("--tls-key={}", file("tls.key")),
+        &format!("--host={NAME}"),
+    ];
+    let args = kubectl_gpustow::Args::try_parse_from(words)?;
+    let (send, printed) = tokio::io::duplex(4096);
+    let page = tokio::spawn(async move {
+        let mut out = Printed(send);
+        kubectl_gpustow::run(args, &mut out, kubectl_gpustow::Screen::default()).await
+    });
+    let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(printed));
+    let Some(url) = lines.next_line().await? else {
+        bail!("no address: {:?}", page.await?);
+    };
+
+    let case = Case::new(cluster, "page").await?;
+    case.pod("shown").gpu_mem(1024).create(&case.client).await?;
+    let role = "--clusterrole=gpustow-page-reader";
+    let user = format!("--serviceaccount={}:reader", case.namespace);
+    for words in [
+        &["serviceaccount", "reader", "-n", &case.namespace][..],
+        &["clusterrolebinding", "page-reader", role, &user],
+    ] {
+        let words: Vec<_> = ["create"]
+            .into_iter()
+            .chain(words.iter().copied())
+            .collect();
+        cluster.kubectl(&words).await?;
+    }
+    let allowed = cluster.token(&case.namespace, "reader").await?;
+    let nobody = cluster.token(SYSTEM, names::AGENT).await?;
+    let why = format!("{url}why?pod={}/shown", case.namespace);
+
+    let (status, text) = certificate.get(&url, None, None).await?;
+    ensure!(status == 200 && text.contains("Sign in"), "{status} {text}");
+    for data in [&format!("{url}events"), &why] {
+        for (token, expected) in [(None, 401), (Some("made.up"), 401), (Some(&*nobody), 403)] {
+            let (status, text) = certificate.get(data, token, None).await?;
+            ensure!(status == expected, "{data} {token:?}: {status} {text}");
+            ensure!(!text.contains("shown"), "{text}");
+        }
+    }
+    eventually(SOON, "the page tells of the pod", async || {
+        let (status, text) = certificate.get(&why, Some(&allowed), None).await?;
+        ensure!(status == 200 && text.contains("shown"), "{status} {text}");
+        Ok(())
+    })
+    .await?;
+    for host in ["evil.example", "evil.example:443", "localhost"] {
+        let (status, text) = certificate.get(&why, Some(&allowed), Some(host)).await?;
+        ensure!(
+            status == 400 && !text.contains("shown"),
+            "{host}: {status} {text}"
+        );
+    }
+    // It may read, and ask who somebody is, and no more.
+    let as_page = format!(
+        "--as=system:serviceaccount:{}:gpustow-page",
+        names::NAMESPACE
+    );
+    for (verb, what, expected) in [
+        ("list", "pods", "yes"),
+        ("create", "subjectaccessreviews.authorization.k8s.io", "yes"),
+        ("patch", "pods", "no"),
+        ("create", "pods/binding", "no"),
+        ("get", "secrets", "no"),
+    ] {
+        let asked = cluster
+            .kubectl(&["auth", "can-i", verb, what, "-A", &as_page])
+            .await;
+        let answer = asked.unwrap_or_else(|_| "no".to_owned());
+        ensure!(answer.trim() == expected, "{verb} {what}: {answer}");
+    }
+    page.abort();
+    cluster
+        .kubectl(&["delete", "clusterrolebinding", "page-reader"])
+        .await
+        .context("the test's own binding")?;
+    case.end().await
+}
+
+#[test]
+fn the_page_serves_others_over_tls_alone() {
+    for words in [
+        &["ui", "--in-cluster"][..],
+        &["ui", "--in-cluster", "--host=x"],
+        &["ui", "--host=x"],
+        &["ui", "--tls-cert=a", "--tls-key=b"],
+    ] {
+        let words = ["kubectl-gpustow"].into_iter().chain(words.iter().copied());
+        assert!(kubectl_gpustow::Args::try_parse_from(words).is_err());
+    }
+}
