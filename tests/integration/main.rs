@@ -8,6 +8,7 @@ mod agent_token;
 mod cli;
 mod containers;
 mod dashboard;
+mod docs;
 mod doors;
 mod fault_rig;
 mod faults;
