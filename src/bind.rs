@@ -195,7 +195,15 @@ impl Attempt<'_> {
         let known = self.app.ledger().pod(self.uid);
         let mut pod = match known {
             Some(pod) => pod,
-            None => self.read().await?.ok_or(BindError::Gone)?,
+            None => match self.read().await? {
+                Some(pod) => pod,
+                None => {
+                    // Filter may have reserved after the watch had told that the pod is gone.
+                    self.app.ledger().delete_pod(self.uid);
+                    self.app.wake.notify_one();
+                    return Err(BindError::Gone);
+                }
+            },
         };
         let done = self.attempts(&mut pod).await;
         if done.is_err() {

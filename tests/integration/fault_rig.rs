@@ -59,6 +59,8 @@ impl Replica {
         let mut options = ExtenderOptions::default();
         options.args.push("--metrics-per-gpu".to_owned());
         options.args.push(format!("--identity={identity}"));
+        // The cases' nodes have no agent that repeats its report.
+        options.args.push("--stale-after=86400".to_owned());
         options.args.extend(args.iter().map(ToString::to_string));
         let extender = Extender::start(cluster, gpustow(), &kubeconfig, options).await?;
         Ok(Replica { proxy, extender })

@@ -172,7 +172,8 @@ async fn a_pod_that_asks_for_zero_is_bound_without_an_assignment() -> Result<()>
 #[tokio::test]
 async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<()> {
     let turn = turn().await?;
-    let replica = Replica::start(turn.cluster, "conflicts", &[]).await?;
+    // No reservation ends by itself within the case.
+    let replica = Replica::start(turn.cluster, "conflicts", &["--reservation-ttl=600"]).await?;
     let case = Case::new(turn.cluster, "conflicts").await?;
     for name in ["n", "other"] {
         case.node(name, &[CARD; 4]).create(&case.client).await?;
@@ -203,6 +204,9 @@ async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<(
     let second = case.pod("again").gpu_mem(CARD).create(&case.client).await?;
     refused(&first, &n, "the pod is gone").await?;
     replica.place(&second, &n).await?;
+    // kube-scheduler may not have seen yet what our watch has told.
+    replica.until_fits(&first, &n).await?;
+    refused(&first, &n, "the pod is gone").await?;
 
     let gated = case.pod("gated").gpu_mem(CARD).with(|spec| {
         let gate = k8s_openapi::api::core::v1::PodSchedulingGate {
