@@ -106,7 +106,7 @@ impl Tokens {
     async fn new(cluster: &ControlPlane) -> Result<Self> {
         Ok(Self {
             reader: cluster.token(SYSTEM, "gpustow-metrics-reader").await?,
-            nobody: cluster.token(SYSTEM, names::AGENT).await?,
+            nobody: cluster.token(SYSTEM, "gpustow-page").await?,
         })
     }
 }
@@ -283,7 +283,7 @@ async fn the_page_is_shown_to_whom_the_api_server_lets_in() -> Result<()> {
         cluster.kubectl(&words).await?;
     }
     let allowed = cluster.token(&case.namespace, "reader").await?;
-    let nobody = cluster.token(SYSTEM, names::AGENT).await?;
+    let nobody = cluster.token(SYSTEM, "gpustow-metrics-reader").await?;
     let why = format!("{url}why?pod={}/shown", case.namespace);
 
     let (status, text) = certificate.get(&url, None, None).await?;

@@ -2,14 +2,14 @@
 //! `/filter` takes over loopback HTTP.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::{Assignment, names};
 use gpustow_pack::Mib;
-use gpustow_testkit::{Case, ControlPlane, Extender, ExtenderOptions, Options};
+use gpustow_testkit::{Case, ControlPlane, Extender, ExtenderOptions, Options, eventually};
 use serde_json::json;
 
 /// Requests at once.
@@ -18,6 +18,8 @@ const WIDTH: usize = 32;
 const CARD: u64 = 81_920;
 /// MiB of each pod.
 const SHARE: u64 = 8_192;
+/// For the epoch, a patch or a look at every pod included.
+const TAKEOVER: Duration = Duration::from_secs(60);
 
 /// Measure the extender's memory and its /filter over loopback HTTP.
 #[derive(Parser)]
@@ -67,8 +69,9 @@ async fn main() -> Result<()> {
     let nodes: Vec<_> = (0..args.nodes)
         .map(|node| case.node_name(&name(node)))
         .collect();
-    // The first call takes the epoch.
-    call(&extender, &nodes, 0).await?;
+    // The first call takes the epoch, and reads the cluster for longer than a call waits.
+    let first = async || call(&extender, &nodes, 0).await;
+    eventually(TAKEOVER, "the extender decides", first).await?;
     for index in 0..args.calls {
         took.push(call(&extender, &nodes, index + 1).await?);
     }
