@@ -144,15 +144,12 @@ fn fit_one(
     claim: &Claim,
     policy: &dyn Policy,
 ) -> Result<(usize, Mib, Cost), Refusal> {
-    let fits = |card: &Card| match request.exclusive {
-        true => card.free == card.capacity && claim.mib <= card.capacity,
-        false => claim.mib <= card.free,
-    };
     let mut best: Option<(usize, Mib, Cost)> = None;
     let mut survey = None;
     for (index, card) in node.cards.iter().enumerate() {
         // Of cards that cannot be told apart the first wins; here only neighbours are.
-        if !card.usable || !fits(card) || index > 0 && node.cards[index - 1] == *card {
+        let does = card.usable && several::has_room(card, request, claim);
+        if !does || index > 0 && node.cards[index - 1] == *card {
             continue;
         }
         let survey = survey.get_or_insert_with(|| policy.survey(node));

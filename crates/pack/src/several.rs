@@ -33,7 +33,8 @@ pub(crate) fn fit_several(
     search.best.ok_or(Refusal::TooComplex)
 }
 
-fn has_room(card: &Card, request: &Request, claim: &Claim) -> bool {
+/// Has a card the room that each card of the claim must have, its health aside?
+pub(crate) fn has_room(card: &Card, request: &Request, claim: &Claim) -> bool {
     match request.exclusive {
         true => card.free == card.capacity && claim.mib <= card.capacity,
         false => claim.mib <= card.free,
