@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use crate::agent::AgentNode;
-use crate::observability::bin;
+use crate::observability::prometheus;
 use crate::support::{SOON, refused, repository, rig};
 
 #[path = "../../manifests/dashboards/dashboard.rs"]
@@ -103,7 +103,7 @@ impl Prometheus {
             "scrape_configs": [scrape("gpustow-extender", extender), scrape("gpustow-agent", agent)],
         });
         std::fs::write(&config, settings.to_string())?;
-        let mut child = Command::new(bin().await?.join("prometheus"))
+        let mut child = Command::new(prometheus().await?.join("bin/prometheus"))
             .arg(format!("--config.file={}", config.display()))
             .arg(format!(
                 "--storage.tsdb.path={}",

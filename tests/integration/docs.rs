@@ -10,6 +10,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::install::install;
+use crate::observability::prometheus;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
@@ -192,7 +193,7 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
     let makefile = std::fs::read_to_string(repository("Makefile"))?;
     let cluster = ControlPlane::start(Options { controllers: true }).await?;
     install(&cluster, "manifests/base").await?;
-    let crds = repository("tests/integration/monitoring-crds.yaml");
+    let crds = prometheus().await?.join("crds");
     cluster
         .kubectl(&["apply", "-f", &crds.display().to_string()])
         .await?;

@@ -14,24 +14,26 @@ use tokio::sync::OnceCell;
 use crate::agent::AgentNode;
 use crate::support::{bound, refused, repository, rig};
 
-/// Where prometheus and promtool are; builds them the first time.
-pub(crate) async fn bin() -> Result<&'static PathBuf> {
-    static BIN: OnceCell<PathBuf> = OnceCell::const_new();
-    BIN.get_or_try_init(async || {
-        let script = repository("tests/prometheus/build.sh");
-        let built = Command::new(script)
-            .stderr(Stdio::inherit())
-            .output()
-            .await?;
-        ensure!(built.status.success(), "tests/prometheus/build.sh failed");
-        Ok(PathBuf::from(String::from_utf8(built.stdout)?.trim()))
-    })
-    .await
+/// Where prometheus and promtool are, in bin, and the operator's resource definitions, in crds; makes
+/// both the first time.
+pub(crate) async fn prometheus() -> Result<&'static PathBuf> {
+    static FOLDER: OnceCell<PathBuf> = OnceCell::const_new();
+    FOLDER
+        .get_or_try_init(async || {
+            let script = repository("tests/prometheus/build.sh");
+            let built = Command::new(script)
+                .stderr(Stdio::inherit())
+                .output()
+                .await?;
+            ensure!(built.status.success(), "tests/prometheus/build.sh failed");
+            Ok(PathBuf::from(String::from_utf8(built.stdout)?.trim()))
+        })
+        .await
 }
 
 /// Runs promtool; the error has all that it said.
 pub(crate) async fn promtool(args: &[&str], input: &str) -> Result<()> {
-    let mut child = Command::new(bin().await?.join("promtool"))
+    let mut child = Command::new(prometheus().await?.join("bin/promtool"))
         .args(args)
         .current_dir(repository("manifests/alerts"))
         .stdin(Stdio::piped())

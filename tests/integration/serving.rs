@@ -1,7 +1,7 @@
 //! Metrics over TLS for those whom the API server lets in, the page served from a pod, and the
 //! manifests for both, on a real API server.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::{Request, header};
@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 
 use crate::agent_token::{agent_client, policy_holds};
 use crate::install::installed;
+use crate::observability::prometheus;
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
 
 /// A name that the certificates bear.
@@ -75,8 +76,8 @@ impl Certificate {
 /// The cluster with every manifest of monitoring and page.
 async fn cluster() -> Result<&'static ControlPlane> {
     let cluster = installed().await?;
-    let apply = async |kind: &str, path: &str| {
-        let path = repository(path).display().to_string();
+    let apply = async |kind: &str, path: PathBuf| {
+        let path = path.display().to_string();
         let args = [
             "apply",
             "--server-side",
@@ -87,12 +88,12 @@ async fn cluster() -> Result<&'static ControlPlane> {
         ];
         cluster.kubectl(&args).await
     };
-    apply("-f", "tests/integration/monitoring-crds.yaml").await?;
+    apply("-f", prometheus().await?.join("crds")).await?;
     let monitors = "podmonitors.monitoring.coreos.com,prometheusrules.monitoring.coreos.com";
     let served = async || cluster.kubectl(&["get", "-A", monitors]).await;
     eventually(SOON, "the operator's resources are served", served).await?;
-    apply("-k", "manifests/overlays/monitored").await?;
-    apply("-k", "manifests/page").await?;
+    apply("-k", repository("manifests/overlays/monitored")).await?;
+    apply("-k", repository("manifests/page")).await?;
     Ok(cluster)
 }
 
