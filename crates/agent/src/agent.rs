@@ -235,7 +235,7 @@ impl Agent {
             self.published = Some(status.clone());
         }
         // An unreadable driver on a node that never had cards is no reason to write to the node.
-        let cards = self.state.capacity(now);
+        let cards = self.state.capacity();
         let wanted = labels(&status);
         let capacity = self
             .capacity

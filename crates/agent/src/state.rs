@@ -46,6 +46,8 @@ pub struct Seen {
 struct Known {
     seen: Seen,
     when: Timestamp,
+    /// The last answer of the driver showed it; true of what an earlier agent reported.
+    there: bool,
     unattributed_before: u64,
 }
 
@@ -86,6 +88,7 @@ impl State {
                     Known {
                         seen,
                         when: now,
+                        there: true,
                         unattributed_before: 0,
                     },
                 );
@@ -121,14 +124,11 @@ impl State {
         gpu.total_mib.saturating_sub(kept)
     }
 
-    /// MiB that the node's cards hold, healthy or not: those that are there, or all that were there
-    /// when the driver last answered.
+    /// MiB that the node's cards hold, healthy or not: those that were there when the driver last
+    /// answered.
     #[must_use]
-    pub fn capacity(&self, now: Timestamp) -> u64 {
-        let there = self
-            .known
-            .values()
-            .filter(|known| self.error.is_some() || known.when == now);
+    pub fn capacity(&self) -> u64 {
+        let there = self.known.values().filter(|known| known.there);
         there
             .map(|known| self.bound(&known.seen.gpu))
             .fold(0, u64::saturating_add)
@@ -154,6 +154,7 @@ impl State {
                 }
             }
             self.order.clear();
+            self.known.values_mut().for_each(|card| card.there = false);
             let (mut unseen, mut shown) = (0, 0);
             for card in &reading.cards {
                 if self.order.contains(&card.uuid) || !is_uuid(&card.uuid) {
@@ -256,6 +257,7 @@ impl State {
             Known {
                 seen,
                 when: now,
+                there: true,
                 unattributed_before,
             },
         );

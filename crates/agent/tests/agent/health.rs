@@ -109,7 +109,7 @@ fn a_memory_error_that_cannot_be_corrected_condemns() {
 #[test]
 fn every_state_of_the_driver_is_a_condition_and_passes() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
-    let library = host.dir.path().join("libnvidia-ml.so.1");
+    let library = host.library();
     let aside = host.dir.path().join("aside");
     let with_error = |error| Machine {
         error,
@@ -203,7 +203,7 @@ fn a_card_that_does_not_answer_keeps_its_size_and_returns() {
 fn without_a_driver_every_card_is_kept_and_takes_no_pods() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
     host.sample(&mut state, &none, at(0));
-    let capacity = state.capacity(at(0));
+    let capacity = state.capacity();
     host.shows(&Machine {
         error: 9,
         ..machine(Vec::new())
@@ -217,7 +217,7 @@ fn without_a_driver_every_card_is_kept_and_takes_no_pods() {
     );
     assert_eq!(status.conditions[0].reason, "DriverNotLoaded");
     assert_eq!(
-        state.capacity(at(1000)),
+        state.capacity(),
         capacity,
         "no driver is no smaller hardware"
     );
@@ -239,9 +239,30 @@ fn a_card_taken_out_is_forgotten_unless_a_pod_holds_it() {
     host.sample(&mut state, &holder, at(0));
     host.shows(&machine(vec![h100(1)]));
     host.sample(&mut state, &holder, at(1));
-    assert_eq!(state.capacity(at(1)), 81_559 - 480);
+    assert_eq!(state.capacity(), 81_559 - 480);
     host.sample(&mut state, &holder, at(1000));
     assert_eq!(status_of(&state, &holder).summary.gpus, 2);
     host.sample(&mut state, &pods(&[]), at(1001));
     assert_eq!(status_of(&state, &pods(&[])).summary.gpus, 1);
+}
+
+#[test]
+fn a_driver_that_fails_brings_no_vanished_card_back() {
+    let (host, mut state, none) = (host(), state(), pods(&[]));
+    let one = 81_559 - 480;
+    host.sample(&mut state, &none, at(0));
+    assert_eq!(state.capacity(), 2 * one);
+    host.shows(&machine(vec![h100(1)]));
+    host.sample(&mut state, &none, at(1));
+    for second in [2, 1000] {
+        host.shows(&Machine {
+            error: 9,
+            ..machine(vec![h100(0), h100(1)])
+        });
+        host.sample(&mut state, &none, at(second));
+        assert_eq!(state.capacity(), one, "second {second}");
+    }
+    host.shows(&machine(vec![h100(0), h100(1)]));
+    host.sample(&mut state, &none, at(1001));
+    assert_eq!(state.capacity(), 2 * one);
 }

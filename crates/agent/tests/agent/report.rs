@@ -145,7 +145,7 @@ fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
             names::NVIDIA_GPU
         ))
     );
-    assert_eq!(state.capacity(at(0)), 81_079);
+    assert_eq!(state.capacity(), 81_079);
     host.sample(&mut state, &none, at(1));
     assert!(status_of(&state, &none).gpus[0].healthy);
 }
@@ -251,7 +251,7 @@ fn a_capture_of_real_hardware_has_the_capacity_that_it_should() {
         .map(|(total, reserved)| total - reserved - 512)
         .collect();
     let status = status_of(&state, &none);
-    assert_eq!(state.capacity(at(0)), bounds.iter().sum::<u64>());
+    assert_eq!(state.capacity(), bounds.iter().sum::<u64>());
     assert_eq!(status.summary.capacity_mib, bounds.iter().sum::<u64>());
     assert_eq!(status.headroom_mib, 512);
 }

@@ -35,14 +35,18 @@ impl Host {
             .unwrap()
             .with_file_name("libnvidia_ml.so");
         // A copy, as the loader tells libraries apart by their files.
-        std::fs::copy(built, dir.path().join("libnvidia-ml.so.1")).unwrap();
         let host = Self { dir };
+        std::fs::copy(built, host.library()).unwrap();
         host.shows(machine);
         host
     }
 
     pub(crate) fn file(&self) -> PathBuf {
         self.dir.path().join("fake-nvml.yaml")
+    }
+
+    pub(crate) fn library(&self) -> PathBuf {
+        self.dir.path().join("libnvidia-ml.so.1")
     }
 
     pub(crate) fn proc(&self) -> PathBuf {
