@@ -13,4 +13,5 @@ mod manners;
 mod notices;
 mod podresources;
 mod report;
+mod sampler;
 mod support;
