@@ -279,9 +279,9 @@ c! {
     ) |call: &str| {
         // What lies beyond the links to cards is a switch, of which the file does not tell.
         let other = device(call, of, |_, gpu, _| {
-            let mut first = 0;
+            let mut first = 0u32;
             let near = gpu.near.iter().find(|near| {
-                first += near.nvlinks.unwrap_or(0);
+                first = near.nvlinks.unwrap_or(0).saturating_add(first);
                 link < first
             });
             near.map(|near| near.gpu as usize).ok_or(NOT_SUPPORTED)
@@ -414,6 +414,7 @@ unsafe fn processes(
     if count.is_null() {
         return Err(INVALID_ARGUMENT);
     }
+    let used = |mib: u64| mib.saturating_mul(1 << 20).min(NOT_AVAILABLE - 1);
     let room = unsafe { *count } as usize;
     unsafe { count.write(list.len() as c_uint) };
     if room < list.len() || infos.is_null() && !list.is_empty() {
@@ -422,7 +423,7 @@ unsafe fn processes(
     for (at, process) in list.iter().enumerate() {
         let info = nvmlProcessInfo_t {
             pid: process.pid,
-            usedGpuMemory: process.used_mib.map_or(NOT_AVAILABLE, |mib| mib << 20),
+            usedGpuMemory: process.used_mib.map_or(NOT_AVAILABLE, used),
             gpuInstanceId: NO_INSTANCE,
             computeInstanceId: NO_INSTANCE,
         };

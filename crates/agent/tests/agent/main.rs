@@ -8,6 +8,7 @@
 )]
 
 mod health;
+mod hostile;
 mod library;
 mod manners;
 mod notices;
