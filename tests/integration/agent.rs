@@ -1,7 +1,6 @@
 //! The node agent on `fake-nvml`, in a cluster: what it writes, what it may not write, and what
 //! kube-scheduler makes of it.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
@@ -78,27 +77,35 @@ impl AgentNode {
             agent,
         };
         node.shows()?;
-        node.agent = node.launch(cluster, listener).await?;
+        node.agent = node.launch(cluster, listener, &[]).await?;
         Ok(node)
+    }
+
+    /// The agent is started anew, with these flags.
+    async fn restart(&mut self, cluster: &ControlPlane, flags: &[&str]) -> Result<()> {
+        self.agent.abort();
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        self.metrics = listener.local_addr()?.to_string();
+        self.agent = self.launch(cluster, listener, flags).await?;
+        Ok(())
     }
 
     async fn launch(
         &self,
         cluster: &ControlPlane,
         listener: TcpListener,
+        flags: &[&str],
     ) -> Result<JoinHandle<Result<()>>> {
-        let path = |path: PathBuf| path.display().to_string();
-        let args = Args::try_parse_from([
-            "gpustow-agent",
-            "--node-name",
-            &self.name,
-            "--nvml-path",
-            &path(self.dir.path().into()),
-            "--proc",
-            &path(self.dir.path().join("proc")),
-            "--pod-resources",
-            &path(self.dir.path().join("kubelet.sock")),
-        ])?;
+        let dir = self.dir.path();
+        let mut args = vec![
+            "gpustow-agent".to_owned(),
+            format!("--node-name={}", self.name),
+            format!("--nvml-path={}", dir.display()),
+            format!("--proc={}", dir.join("proc").display()),
+            format!("--pod-resources={}", dir.join("kubelet.sock").display()),
+        ];
+        args.extend(flags.iter().map(|&flag| flag.to_owned()));
+        let args = Args::try_parse_from(args)?;
         let client = agent_client(cluster, &self.name).await?;
         Ok(tokio::spawn(gpustow_agent::serve(
             args,
@@ -317,7 +324,17 @@ async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Resu
     ensure!(note.contains("XID 79"), "{note}");
     node.metric("gpustow_gpu_xid_errors_total", &[&uuid, "xid=\"79\""], "1")
         .await?;
-    refused(&case.client, case.pod("q").gpu_mem(1), "unhealthy").await?;
+    let waiting = case.pod("q").gpu_mem(1);
+    let waiting = refused(&case.client, waiting, "unhealthy").await?;
+    // An agent that starts anew cures no card; the end of the probation does, and binds who waited.
+    node.restart(rig.cluster, &["--probation=3600"]).await?;
+    node.metric("gpustow_gpu_healthy", &[&uuid], "0").await?;
+    node.restart(rig.cluster, &["--probation=1"]).await?;
+    wait_bound(&case.client, &waiting, SOON).await?;
+    node.card("it is well again", |gpu| {
+        gpu.healthy && gpu.reason.is_none()
+    })
+    .await?;
     node.end().await;
     rig.end(case).await
 }
