@@ -39,6 +39,9 @@ struct Args {
     /// Trials of each latency
     #[arg(long, default_value_t = 100)]
     trials: usize,
+    /// Pods that fit nowhere and wait beside the one that is woken
+    #[arg(long, default_value_t = 0)]
+    waiting: usize,
     /// Folder of the agent's and the extender's binaries and of libnvidia_ml.so
     #[arg(long, default_value = "target/release")]
     programs: PathBuf,
@@ -228,10 +231,11 @@ async fn main() -> Result<()> {
     let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
     let case = Case::new(&cluster, "bench").await?;
     let woken = wake_ups(&args, &case, &mut host).await?;
-    report(
-        "memory freed on a card → waiting pod bound, a look every second",
-        woken,
+    let what = format!(
+        "memory freed on a card → waiting pod bound, a look every second, {} other pods wait",
+        args.waiting
     );
+    report(&what, woken);
     Ok(())
 }
 
@@ -366,6 +370,10 @@ async fn answers(extender: &Extender) -> Result<bool> {
 /// Nothing of Kubernetes changes when the stranger goes: only the agent sees it.
 async fn wake_ups(args: &Args, case: &Case, host: &mut Host) -> Result<Vec<f64>> {
     let reports = Api::<GpuNode>::all(case.client.clone());
+    for number in 0..args.waiting {
+        let pod = pod(&case.namespace, &format!("never{number}")).gpu_mem(TOTAL + 1);
+        pod.create(&case.client).await?;
+    }
     let mut took = Vec::new();
     for trial in 0..args.trials {
         host.stranger(STRANGER)?;
