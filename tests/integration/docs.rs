@@ -14,7 +14,7 @@ use crate::observability::prometheus;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 12] = [
+const NOT_RUN: [(&str, &str); 16] = [
     ("git clone", "this is the repository"),
     (
         "cargo install --path crates/kubectl-gpustow",
@@ -27,6 +27,10 @@ const NOT_RUN: [(&str, &str); 12] = [
     ("kubectl logs", "no kubelet runs the pods"),
     ("kubectl debug", "no kubelet runs the pods"),
     ("podman build", "no container tools here"),
+    ("apt-get install", "changes the machine"),
+    ("rustup target add", "changes the toolchain"),
+    ("cargo build --locked --release --target", "takes minutes"),
+    ("qemu-aarch64-static", "no build for that platform here"),
     ("cp -r manifests", "writes below /etc"),
     (
         "cargo run --package gpustow-api",
