@@ -236,7 +236,10 @@ async fn only_its_own(cluster: &ControlPlane, case: &Case, mine: &str, other: &s
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": { "name": "x" },
     });
-    let leases = "/apis/coordination.k8s.io/v1/namespaces/gpustow-system/leases";
+    let leases = format!(
+        "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
+        names::NAMESPACE
+    );
     let policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
     let others = [
         ("POST", events.clone(), event(case, &mine, "Pod"), true),
@@ -269,11 +272,11 @@ async fn only_its_own(cluster: &ControlPlane, case: &Case, mine: &str, other: &s
         ),
         ("GET", of_namespace("configmaps"), Value::Null, false),
         ("GET", of_namespace("events"), Value::Null, false),
-        ("POST", leases.to_owned(), lease, false),
-        ("GET", leases.to_owned(), Value::Null, false),
+        ("POST", leases.clone(), lease, false),
+        ("GET", leases, Value::Null, false),
         (
             "DELETE",
-            format!("{policies}/gpustow-agent"),
+            format!("{policies}/{}", names::AGENT),
             Value::Null,
             false,
         ),
