@@ -43,6 +43,30 @@ fn every_pod_is_accounted_for_under_every_policy() -> Result<()> {
 }
 
 #[test]
+fn what_runs_on_a_cluster_runs_on_the_demos() -> Result<()> {
+    let mut child = demo(&["--nodes=2", "--pods=50", "--speed=30"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut hint = String::new();
+    BufReader::new(child.stderr.take().context("no stderr")?).read_line(&mut hint)?;
+    let mut words = hint.split_whitespace();
+    words
+        .find(|word| *word == "--kubeconfig")
+        .context(hint.clone())?;
+    let kubeconfig = words.next().context(hint.clone())?;
+    let output = Command::new(env!("CARGO_BIN_EXE_gpustow-sim"))
+        .args(["whatif", "--policy=tight", "--kubeconfig", kubeconfig])
+        .output()?;
+    kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
+    child.wait()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{:?}", output.stderr);
+    assert!(text.contains("tight"), "{text}");
+    Ok(())
+}
+
+#[test]
 fn an_interrupted_demo_sums_up_what_it_has() -> Result<()> {
     let mut child = demo(&["--nodes=1", "--pods=50", "--speed=1"])
         .stdout(Stdio::piped())

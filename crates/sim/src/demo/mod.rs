@@ -82,14 +82,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 async fn play(args: &Args) -> Result<ExitCode> {
     let pods = usize::try_from(args.pods)?;
     let workload = Arc::new(Workload::new(args.seed, args.nodes.into(), pods));
-    let cards = tempfile::tempdir().context("cannot make a folder for the cards")?;
+    let folder = tempfile::Builder::new().prefix("gpustow-demo-").tempdir();
+    let folder = folder.context("cannot make a folder for the cards")?;
     let mut policies = PolicyKind::ALL.to_vec();
     policies.sort_by_key(|policy| *policy != args.policy);
     let mut worlds = Vec::new();
     let mut schedulers = Vec::new();
     for policy in policies {
-        let world = Arc::new(World::new(policy, workload.clone())?);
-        schedulers.push((world.clone(), world.start(cards.path()).await?));
+        let world = Arc::new(World::new(policy, workload.clone(), folder.path())?);
+        schedulers.push((world.clone(), world.start().await?));
         worlds.push(world);
     }
     let clock = Clock {
@@ -122,7 +123,7 @@ async fn watch(
 ) -> Result<bool> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut screen = Screen::open()?;
+    let mut screen = Screen::open(worlds)?;
     let mut tick = interval(Duration::from_millis(100));
     loop {
         tokio::select! {

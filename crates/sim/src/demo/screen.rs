@@ -24,12 +24,15 @@ pub(crate) enum Screen {
 }
 
 impl Screen {
-    /// Takes the terminal over, if there is one.
+    /// Takes the terminal over, if there is one, to show `worlds`.
     ///
     /// # Errors
     /// If it does not do what is asked of it.
-    pub(crate) fn open() -> Result<Self> {
+    pub(crate) fn open(worlds: &[Arc<World>]) -> Result<Self> {
         if !std::io::stdout().is_terminal() {
+            if let Some(first) = worlds.first() {
+                eprintln!("In a browser, until the end: {}", look(first));
+            }
             return Ok(Self::Lines(Instant::now()));
         }
         let terminal = ratatui::try_init().context("cannot draw on this terminal")?;
@@ -69,6 +72,7 @@ impl Screen {
                     now,
                     picture: Picture::of(&first.store),
                     rows: worlds.iter().map(|world| Row::of(world, now)).collect(),
+                    look: look(first),
                 };
                 terminal.draw(|frame| draw(frame, &scene))?;
                 while event::poll(Duration::ZERO)? {
@@ -85,6 +89,11 @@ impl Screen {
             }
         }
     }
+}
+
+fn look(world: &World) -> String {
+    let kubeconfig = world.kubeconfig();
+    format!("kubectl gpustow --kubeconfig {} ui", kubeconfig.display())
 }
 
 impl Drop for Screen {

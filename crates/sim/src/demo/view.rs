@@ -24,6 +24,8 @@ pub(crate) struct Scene {
     pub(crate) picture: Picture,
     /// The shown policy first.
     pub(crate) rows: Vec<Row>,
+    /// A command that shows the same.
+    pub(crate) look: String,
 }
 
 /// Draws the scene, as much of it as there is room for.
@@ -69,7 +71,8 @@ fn header(scene: &Scene, width: u16) -> Vec<Line<'static>> {
         " ".repeat(gap.max(2)).into(),
         state.into(),
     ]);
-    vec![line, Line::from("q: stop and sum up").dim()]
+    let keys = format!("q: stop and sum up; in a browser: {}", scene.look);
+    vec![line, Line::from(keys).dim()]
 }
 
 /// Nodes one below the other, in as many columns as there is room for.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::future::pending;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -93,14 +93,15 @@ pub(crate) struct World {
     pub(crate) latencies: Arc<Mutex<Latencies>>,
     tally: Mutex<Tally>,
     workload: Arc<Workload>,
+    folder: PathBuf,
 }
 
 impl World {
-    /// The nodes, and no pods yet.
+    /// The nodes, and no pods yet. Its files are below `folder`.
     ///
     /// # Errors
     /// If two nodes have one name, which is a mistake in the workload.
-    pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>) -> Result<Self> {
+    pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>, folder: &Path) -> Result<Self> {
         let store = Store::new();
         for (node, _) in &workload.nodes {
             store.create("nodes", node.clone()).map_err(error)?;
@@ -111,23 +112,30 @@ impl World {
             latencies: Arc::default(),
             tally: Mutex::default(),
             workload,
+            folder: folder.to_owned(),
         })
+    }
+
+    /// A file with which kubectl's plugins can look at the cluster once it is started.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.folder.join(format!("{}.kubeconfig", self.policy))
     }
 
     pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the API server, the agents with their cards in files below `cards`, and the extender,
-    /// and returns when all are ready: a scheduler to run.
+    /// Starts the API server, the agents with their cards in files, and the extender, and returns
+    /// when all are ready: a scheduler to run.
     ///
     /// # Errors
     /// If they do not start.
-    pub(crate) async fn start(&self, cards: &Path) -> Result<Scheduler> {
+    pub(crate) async fn start(&self) -> Result<Scheduler> {
         let (api, api_address) = listen().await?;
         tokio::spawn(axum::serve(api, router(self.store.clone())).into_future());
+        std::fs::write(self.kubeconfig(), kubeconfig(api_address).to_string())?;
         let api = client(api_address)?;
-        self.start_agents(&api, cards).await?;
+        self.start_agents(&api).await?;
         let (verbs, address) = listen().await?;
         let (health, health_address) = listen().await?;
         let args =
@@ -151,16 +159,19 @@ impl World {
     }
 
     /// An agent per node; returns when each has reported and its node has that capacity.
-    async fn start_agents(&self, api: &Client, cards: &Path) -> Result<()> {
+    async fn start_agents(&self, api: &Client) -> Result<()> {
         for (node, machine) in &self.workload.nodes {
             let name = node["metadata"]["name"].as_str().context("no name")?;
-            let file = cards.join(format!("{}-{name}.yaml", self.policy));
+            let file = self.folder.join(format!("{}-{name}.yaml", self.policy));
             machine.write(&file)?;
             let args = gpustow_agent::Args::try_parse_from([
                 "gpustow-agent",
                 &format!("--node-name={name}"),
                 &format!("--devices=fake:{}", file.display()),
-                &format!("--pod-resources={}", cards.join("no-kubelet").display()),
+                &format!(
+                    "--pod-resources={}",
+                    self.folder.join("no-kubelet").display()
+                ),
             ])?;
             let (health, _) = listen().await?;
             let agent = gpustow_agent::serve(args, api.clone(), health, pending());
@@ -292,6 +303,15 @@ fn client(server: SocketAddr) -> Result<Client> {
     let mut config = Config::new(format!("http://{server}").parse()?);
     config.default_retry = false;
     Ok(Client::try_from(config)?)
+}
+
+fn kubeconfig(server: SocketAddr) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "demo",
+        "clusters": [{"name": "demo", "cluster": {"server": format!("http://{server}")}}],
+        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
+        "users": [{"name": "demo", "user": {}}],
+    })
 }
 
 fn error(refused: Refused) -> anyhow::Error {

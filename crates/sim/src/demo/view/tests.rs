@@ -47,6 +47,7 @@ fn scene() -> Scene {
             },
             Row::default(),
         ],
+        look: "kubectl gpustow ui".to_owned(),
     }
 }
 
@@ -64,7 +65,7 @@ fn screen(width: u16, height: u16) -> String {
 fn every_card_is_a_bar_of_pods() {
     let expected = "\
 gpustow  tight  03:25 of 12:00 h  63.8 % allocated                        4 running, 2 waiting, 0 finished
-q: stop and sum up
+q: stop and sum up; in a browser: kubectl gpustow ui
 node-0  2 × H100 80 GiB                               node-1  1 × L40S 48 GiB, 1 × T4 16 GiB
  0 [aaaaaaaaaaaaaaaaaaaabbbbbbbbbb..........]  75 %    0 [ddd.....................................]   6 %
  1 [cccccccccccccccccccccccccccccccccccccccc] 100 %    1 [........................................]   0 %
