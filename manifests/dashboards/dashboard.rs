@@ -1,6 +1,6 @@
 //! Writes the Grafana dashboard, or with `--check` says whether the committed one is up to date.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 const FILE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -183,13 +183,15 @@ fn demand(board: &mut Board) {
 }
 
 fn cards(board: &mut Board) {
+    // Joined by UUID. One query has the other labels: Grafana numbers columns of the same name.
     let requested = format!("gpustow:gpu_memory_requested:bytes{GPU}");
-    let used = format!("gpustow_gpu_memory_used_bytes{GPU}");
-    let room = format!("gpustow:gpu_memory_room:bytes{GPU}");
+    let by_card = |metric: &str| format!("max by (gpu_uuid) ({metric}{GPU})");
+    let used = by_card("gpustow_gpu_memory_used_bytes");
+    let room = by_card("gpustow:gpu_memory_room:bytes");
+    let healthy = by_card("gpustow_gpu_healthy");
     let pods = format!(
-        "count by (cluster, node, gpu_uuid) (count by (cluster, node, gpu_uuid, namespace, pod) (gpustow_pod_gpu_memory_requested_bytes{CARD}))"
+        "count by (gpu_uuid) (count by (gpu_uuid, namespace, pod) (gpustow_pod_gpu_memory_requested_bytes{GPU}))"
     );
-    let healthy = format!("gpustow_gpu_healthy{GPU}");
     let mut table = panel(
         "table",
         "GPUs",
@@ -203,32 +205,73 @@ fn cards(board: &mut Board) {
             (&healthy, ""),
         ],
     );
+    let columns = [
+        ("cluster", "Cluster"),
+        ("node", "Node"),
+        ("gpu", "GPU"),
+        ("model", "Model"),
+        ("Value #A", "Requested"),
+        ("Value #B", "In use"),
+        ("Value #C", "Room"),
+        ("Value #D", "Pods"),
+        ("Value #E", "Health"),
+        ("gpu_uuid", "UUID"),
+    ];
+    let order: Map<_, _> = (0..)
+        .zip(columns)
+        .map(|(place, (label, _))| (label.to_owned(), json!(place)))
+        .collect();
+    let names: Map<_, _> = columns
+        .map(|(label, name)| (label.to_owned(), json!(name)))
+        .into_iter()
+        .collect();
     table["transformations"] = json!([
         { "id": "joinByField", "options": { "byField": "gpu_uuid", "mode": "outer" } },
         { "id": "organize", "options": {
-            "excludeByName": { "Time": true, "Time 1": true, "Time 2": true, "Time 3": true, "Time 4": true, "Time 5": true,
-                "node 2": true, "node 3": true, "node 4": true, "node 5": true, "gpu 2": true, "gpu 3": true, "gpu 5": true,
-                "model 2": true, "model 3": true, "model 5": true, "cluster 2": true, "cluster 3": true, "cluster 4": true, "cluster 5": true },
-            "renameByName": { "cluster 1": "Cluster", "node 1": "Node", "gpu 1": "GPU", "model 1": "Model", "gpu_uuid": "UUID", "Value #A": "Requested",
-                "Value #B": "In use", "Value #C": "Room", "Value #D": "Pods", "Value #E": "Health" },
+            "excludeByName": { "Time 1": true, "Time 2": true, "Time 3": true, "Time 4": true, "Time 5": true },
+            "indexByName": order, "renameByName": names,
         } },
     ]);
-    let gauge = |name: &str, colour: &str| {
-        json!({ "matcher": { "id": "byName", "options": name }, "properties": [
-        { "id": "custom.cellOptions", "value": { "type": "gauge", "mode": "basic", "valueDisplayMode": "text" } },
-        { "id": "color", "value": { "mode": "fixed", "fixedColor": colour } },
-    ] })
+    let column = |name: &str, properties: &[(&str, Value)]| {
+        let properties: Vec<_> = properties
+            .iter()
+            .map(|(id, value)| json!({ "id": id, "value": value }))
+            .collect();
+        json!({ "matcher": { "id": "byName", "options": name }, "properties": properties })
     };
+    let gauge = |name: &str, colour: &str| {
+        let cell = json!({ "type": "gauge", "mode": "basic", "valueDisplayMode": "text" });
+        let colour = json!({ "mode": "fixed", "fixedColor": colour });
+        column(name, &[("custom.cellOptions", cell), ("color", colour)])
+    };
+    let link = json!([{ "title": "Its pods",
+        "url": "/d/gpustow?var-node=${__value.text}&${datasource:queryparam}&${cluster:queryparam}" }]);
+    let states = json!([{ "type": "value", "options": {
+        "0": { "text": "takes no pods", "color": "red" }, "1": { "text": "healthy", "color": "green" } } }]);
     table["fieldConfig"]["overrides"] = json!([
-        gauge("Requested", "blue"), gauge("In use", "green"), gauge("Room", "text"),
-        { "matcher": { "id": "byName", "options": "Pods" }, "properties": [{ "id": "unit", "value": "short" }] },
-        { "matcher": { "id": "byName", "options": "Health" }, "properties": [
-            { "id": "unit", "value": "short" },
-            { "id": "mappings", "value": [{ "type": "value", "options": {
-                "0": { "text": "takes no pods", "color": "red" }, "1": { "text": "healthy", "color": "green" } } }] },
-        ] },
-        { "matcher": { "id": "byName", "options": "Node" }, "properties": [{ "id": "links", "value": [
-            { "title": "Its pods", "url": "/d/gpustow?var-node=${__value.text}&${datasource:queryparam}&${cluster:queryparam}" } ] }] },
+        gauge("Requested", "blue"),
+        gauge("In use", "green"),
+        gauge("Room", "text"),
+        column("Node", &[("links", link)]),
+        // Names, not bytes.
+        column(
+            "GPU",
+            &[("unit", json!("string")), ("custom.width", json!(60))]
+        ),
+        column("Model", &[("custom.width", json!(240))]),
+        column(
+            "Pods",
+            &[("unit", json!("short")), ("custom.width", json!(70))]
+        ),
+        column(
+            "Health",
+            &[
+                ("unit", json!("short")),
+                ("mappings", states),
+                ("custom.cellOptions", json!({ "type": "color-text" })),
+                ("custom.width", json!(130)),
+            ]
+        ),
     ]);
     board.add(
         (24, 12),
@@ -246,12 +289,14 @@ fn cards(board: &mut Board) {
             "used",
         ),
     ] {
-        let expr = format!("sum by (gpu_uuid, pod) (gpustow_pod_gpu_memory_{metric}_bytes{POD})");
+        let expr = format!(
+            r#"sum by (card, owner) (label_join(label_join(gpustow_pod_gpu_memory_{metric}_bytes{POD} * on (cluster, node, gpu_uuid) group_left (gpu) gpustow_gpu_info, "card", " ", "node", "gpu"), "owner", "/", "namespace", "pod"))"#
+        );
         let mut bars = panel("barchart", title, description, "bytes", &[(&expr, "")]);
         bars["targets"][0]["format"] = json!("table");
         bars["transformations"] = json!([{ "id": "groupingToMatrix", "options": {
-            "columnField": "pod", "rowField": "gpu_uuid", "valueField": "Value" } }]);
-        bars["options"] = json!({ "orientation": "horizontal", "stacking": "normal", "xField": "gpu_uuid\\pod",
+            "columnField": "owner", "rowField": "card", "valueField": "Value", "emptyValue": "null" } }]);
+        bars["options"] = json!({ "orientation": "horizontal", "stacking": "normal", "xField": "card\\owner",
             "legend": { "displayMode": "list", "placement": "bottom" } });
         board.add((12, 10), bars);
     }
@@ -286,18 +331,18 @@ fn waste(board: &mut Board) {
     );
     board.add((12, 8), see(idle, &["GpustowMemoryIdle"]));
     let teams = format!(
-        "sum by (namespace) (avg_over_time(gpustow_pod_gpu_memory_requested_bytes{POD}[$__range])) * $__range_s / 3600 / 2^30"
+        "sort_desc(sum by (namespace) (avg_over_time(gpustow_pod_gpu_memory_requested_bytes{POD}[$__range])) * $__range_s / 3600 / 2^30)"
     );
-    board.add(
-        (12, 8),
-        panel(
-            "table",
-            "GiB-hours by namespace",
-            "Held over the chosen time.",
-            "short",
-            &[(&teams, "")],
-        ),
+    let mut teams = panel(
+        "table",
+        "GiB-hours by namespace",
+        "Held over the chosen time.",
+        "short",
+        &[(&teams, "")],
     );
+    teams["transformations"] = json!([{ "id": "organize", "options": {
+        "excludeByName": { "Time": true }, "renameByName": { "namespace": "Namespace", "Value": "GiB-hours" } } }]);
+    board.add((12, 8), teams);
     let mut room = panel(
         "heatmap",
         "Room per GPU",
