@@ -14,7 +14,7 @@ use crate::observability::prometheus;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 16] = [
+const NOT_RUN: [(&str, &str); 18] = [
     ("git clone", "this is the repository"),
     (
         "cargo install --path crates/kubectl-gpustow",
@@ -31,6 +31,8 @@ const NOT_RUN: [(&str, &str); 16] = [
     ("rustup target add", "changes the toolchain"),
     ("cargo build --locked --release --target", "takes minutes"),
     ("qemu-aarch64-static", "no build for that platform here"),
+    ("image=$(buildah", "no container tools here"),
+    ("buildah", "no container tools here"),
     ("cp -r manifests", "writes below /etc"),
     (
         "cargo run --package gpustow-api",
