@@ -51,7 +51,7 @@ bench: ## Benchmark the decision and the routes, and packing against others (OPE
 	$(RUN) --release --package gpustow-sim --bin gpustow-sim -- bench $(if $(OPENB),--openb '$(OPENB)')
 
 .PHONY: bench-cluster
-bench-cluster: control-plane ## Pods per second through the real kube-scheduler, with and without the extender
+bench-cluster: control-plane ## Pods per second through the real kube-scheduler with and without the extender, 1,000 and 5,000 nodes
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --release --package gpustow-testkit --bin bench-cluster -- $(ARGS)
 

@@ -5,13 +5,16 @@
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
 //! that kube-scheduler tries again and again, and timed from its creation on.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+mod report;
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpustow_api::names;
 use gpustow_testkit::{
     Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
 };
@@ -19,12 +22,17 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
+use serde_json::json;
 use tokio::time::{interval, timeout};
+
+use report::{quantile, report};
 
 /// Requests at once.
 const WIDTH: usize = 32;
 /// Cards of a node and their size in MiB.
 const CARDS: [u64; 8] = [81_920; 8];
+/// A priority below that of pods that name none.
+const LOW: i32 = -10;
 /// What pods ask for, in turn.
 const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
 
@@ -32,16 +40,16 @@ const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
 #[derive(Parser)]
 struct Args {
     /// Nodes with 8 cards each; several sizes are run one after the other
-    #[arg(long, value_delimiter = ',', default_value = "1000")]
+    #[arg(long, value_delimiter = ',', default_value = "1000,5000")]
     nodes: Vec<usize>,
     /// Pods of a round's backlog
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 600)]
     pods: usize,
     /// Pods of a round's steady part, ten a second
     #[arg(long, default_value_t = 50)]
     paced: usize,
     /// Rounds of each way
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Measure what so many pods cost that wait because they fit on no card
     #[arg(long, default_value_t = 0)]
@@ -65,8 +73,8 @@ enum Way {
     Without,
     With,
     Adaptive,
-    /// With the extender and so many pods that wait, at this podMaxBackoffSeconds.
-    Beside(usize, u32),
+    /// With the extender and so many pods that wait, at this podMaxBackoffSeconds and this priority.
+    Beside(usize, u32, i32),
 }
 
 impl Way {
@@ -75,8 +83,8 @@ impl Way {
             Self::Without => "scheduler alone, 100 % of nodes".to_owned(),
             Self::With => "with gpustow, 100 % of nodes".to_owned(),
             Self::Adaptive => "scheduler alone, adaptive".to_owned(),
-            Self::Beside(waiting, backoff) => {
-                format!("{waiting} pods wait, max. backoff {backoff} s")
+            Self::Beside(waiting, backoff, priority) => {
+                format!("{waiting} wait, backoff {backoff} s, priority {priority}")
             }
         }
     }
@@ -88,8 +96,9 @@ impl Way {
             (0, false) => vec![Self::Without, Self::With, Self::Adaptive],
             (waiting, _) => {
                 let first = args.backoffs.first().copied().unwrap_or(2);
-                let beside = args.backoffs.iter().map(|&b| Self::Beside(waiting, b));
-                [Self::Beside(0, first)].into_iter().chain(beside).collect()
+                let beside = args.backoffs.iter().map(|&b| Self::Beside(waiting, b, 0));
+                let ends = [Self::Beside(0, first, 0), Self::Beside(waiting, first, LOW)];
+                ends.into_iter().chain(beside).collect()
             }
         }
     }
@@ -103,14 +112,19 @@ async fn main() -> Result<()> {
         "no {}: cargo build --release --bin gpustow",
         args.gpustow.display()
     );
+    let began = Instant::now();
     for &nodes in &args.nodes {
-        bench(&args, nodes).await?;
+        bench(&args, nodes, began).await?;
     }
     Ok(())
 }
 
-async fn bench(args: &Args, nodes: usize) -> Result<()> {
-    eprintln!("{nodes} nodes: starting the control plane");
+async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
+    let since = || {
+        let seconds = began.elapsed().as_secs();
+        format!("{:3}:{:02}", seconds / 60, seconds % 60)
+    };
+    eprintln!("{} {nodes} nodes: starting the control plane", since());
     let cluster = ControlPlane::start(Options::default()).await?;
     let core = args.repository.join("manifests/base");
     cluster
@@ -138,11 +152,13 @@ async fn bench(args: &Args, nodes: usize) -> Result<()> {
                 .await
                 .with_context(|| way.name())?;
             eprintln!(
-                "round {round}, {}: {:.1} pods/s, bound after {:.0} ms (p50), {:.0} ms (p99)",
+                "{} {nodes} nodes, round {} of {}, {}: {:.1} pods/s, bound after {:.0} ms (p50)",
+                since(),
+                round + 1,
+                args.rounds,
                 way.name(),
                 result.rate,
-                result.p50,
-                result.p99
+                quantile(&result.waits, 0.5),
             );
             results.entry(way).or_default().push(result);
         }
@@ -155,13 +171,18 @@ async fn bench(args: &Args, nodes: usize) -> Result<()> {
 struct Round {
     /// Pods per second.
     rate: f64,
-    /// Milliseconds from creation to bound.
-    p50: f64,
-    p99: f64,
+    /// Milliseconds from creation to bound, ascending.
+    waits: Vec<f64>,
     /// Bind calls that the extender refused.
     conflicts: f64,
+    /// Nodes with pods of the backlog.
+    nodes: f64,
+    /// Percentage of those nodes' GPU memory that the backlog asks for.
+    allocated: f64,
     /// Calls of /filter per pod.
     calls: f64,
+    /// Mean milliseconds of a call of /filter and of /bind in the extender.
+    verbs: [f64; 2],
     /// CPU per pod of the backlog in ms: scheduler, API server and etcd, extender.
     cpu: [f64; 3],
 }
@@ -179,13 +200,36 @@ fn cpu(
     ])
 }
 
-/// Calls of /filter so far.
-async fn filter_calls(extender: Option<&Extender>) -> Result<f64> {
+/// Calls of /filter and of /bind so far, each with the seconds that they took together.
+async fn calls(extender: Option<&Extender>) -> Result<[[f64; 2]; 2]> {
     let Some(extender) = extender else {
-        return Ok(0.0);
+        return Ok([[0.0; 2]; 2]);
     };
-    let series = r#"gpustow_extender_request_duration_seconds_count{result="ok",verb="filter"}"#;
-    Ok(sum_of(&extender.metrics().await?, series))
+    let metrics = extender.metrics().await?;
+    let of = |verb: &str, what: &str| {
+        let series = "gpustow_extender_request_duration_seconds";
+        sum_of(&metrics, &format!(r#"{series}_{what}{{verb="{verb}"}}"#))
+    };
+    Ok(["filter", "bind"].map(|verb| [of(verb, "count"), of(verb, "sum")]))
+}
+
+/// An extender that decides already: a takeover is none of what is measured.
+async fn extender(args: &Args, cluster: &ControlPlane, kubeconfig: &Path) -> Result<Extender> {
+    let options = ExtenderOptions {
+        args: vec!["--stale-after=86400".to_owned(), "--log=warn".to_owned()],
+        ..ExtenderOptions::default()
+    };
+    let extender = Extender::start(cluster, &args.gpustow, kubeconfig, options).await?;
+    let limits = json!({"limits": {names::GPU_MEM: "1"}});
+    let pod = json!({
+        "metadata": {"uid": "none", "name": "none", "namespace": "none"},
+        "spec": {"containers": [{"name": "main", "resources": limits}]},
+    });
+    let call = json!({"Pod": pod, "NodeNames": []});
+    extender.call("prioritize", call.to_string()).await?;
+    let takeovers = sum_of(&extender.metrics().await?, "gpustow_takeovers_total");
+    ensure!(takeovers > 0.0, "the extender did not take over");
+    Ok(extender)
 }
 
 async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Result<Round> {
@@ -199,14 +243,7 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         .with("clientConnection.qps", 5000)?
         .with("clientConnection.burst", 5000)?;
     let extender = match way {
-        Way::With | Way::Beside(..) => {
-            let fresh = ["--stale-after=86400".to_owned(), "--log=warn".to_owned()];
-            let options = ExtenderOptions {
-                args: fresh.to_vec(),
-                ..ExtenderOptions::default()
-            };
-            Some(Extender::start(cluster, &args.gpustow, &kubeconfig, options).await?)
-        }
+        Way::With | Way::Beside(..) => Some(extender(args, cluster, &kubeconfig).await?),
         _ => None,
     };
     config = match &extender {
@@ -215,16 +252,16 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     };
     config = match way {
         Way::Adaptive => config.with("profiles.0.percentageOfNodesToScore", 0)?,
-        Way::Beside(_, backoff) => config.with("podMaxBackoffSeconds", backoff)?,
+        Way::Beside(_, backoff, _) => config.with("podMaxBackoffSeconds", backoff)?,
         Way::Without | Way::With => config,
     };
 
     let watched = watcher(case.pods(), watcher::Config::default());
     let mut bound = std::pin::pin!(watched.default_backoff().applied_objects());
     let (scheduler, mut first) = match way {
-        Way::Beside(waiting, _) => {
+        Way::Beside(waiting, _, priority) => {
             let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
-            wait_in_vain(case, waiting).await?;
+            wait_in_vain(cluster, case, waiting, priority).await?;
             (scheduler, Some(Instant::now()))
         }
         _ => {
@@ -234,22 +271,22 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         }
     };
     let before = cpu(cluster, &scheduler, extender.as_ref())?;
-    let calls = filter_calls(extender.as_ref()).await?;
+    let called = calls(extender.as_ref()).await?;
     if let Way::Beside(..) = way {
         create(case, "backlog", args.pods).await?;
     }
-    let mut times = HashMap::new();
+    let mut places = HashMap::new();
     let mut last = Instant::now();
-    while times.len() < args.pods {
-        let pod = next_bound(&mut bound).await?;
+    while places.len() < args.pods {
+        let (pod, node) = next_bound(&mut bound).await?;
         last = Instant::now();
         first.get_or_insert(last);
-        times.insert(pod, last);
+        places.insert(pod, node);
     }
     let took = last.duration_since(first.unwrap_or(last));
     let rate = (args.pods - 1) as f64 / took.as_secs_f64();
     let after = cpu(cluster, &scheduler, extender.as_ref())?;
-    let calls = filter_calls(extender.as_ref()).await? - calls;
+    let calls = calls(extender.as_ref()).await?;
     let per_pod = |at: usize| (after[at] - before[at]) * 1e3 / args.pods as f64;
 
     let mut created = HashMap::new();
@@ -265,7 +302,7 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
                 next += 1;
             }
             pod = next_bound(&mut bound) => {
-                if let Some(at) = created.remove(&pod?) {
+                if let Some(at) = created.remove(&pod?.0) {
                     waits.push(at.elapsed().as_secs_f64() * 1e3);
                 }
             }
@@ -292,23 +329,43 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+    let nodes = places.values().collect::<HashSet<_>>().len() as f64;
+    let asked: u64 = (0..args.pods).map(request).sum();
+    let mean = |verb: usize| {
+        let [count, seconds] = [0, 1].map(|at| calls[verb][at] - called[verb][at]);
+        seconds * 1e3 / count
+    };
     Ok(Round {
         rate,
-        p50: quantile(&waits, 0.5),
-        p99: quantile(&waits, 0.99),
+        waits,
         conflicts,
-        calls: calls / args.pods as f64,
+        nodes,
+        allocated: asked as f64 * 100.0 / (nodes * CARDS.iter().sum::<u64>() as f64),
+        calls: (calls[0][0] - called[0][0]) / args.pods as f64,
+        verbs: [mean(0), mean(1)],
         cpu: [per_pod(0), per_pod(1), per_pod(2)],
     })
 }
 
 /// Creates pods that fit on no card and waits until kube-scheduler has refused each.
-async fn wait_in_vain(case: &Case, count: usize) -> Result<()> {
+async fn wait_in_vain(
+    cluster: &ControlPlane,
+    case: &Case,
+    count: usize,
+    priority: i32,
+) -> Result<()> {
+    let class = format!("priority-{}", priority.unsigned_abs());
+    let object = json!({
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+        "metadata": {"name": class}, "value": priority,
+    });
+    cluster.apply(&object.to_string()).await?;
     // A node's cards together have as much: only the extender refuses it.
     let mib = CARDS[0] + 1_024;
-    let made = stream::iter(0..count).map(|index| async move {
+    let made = stream::iter(0..count).map(|index| {
         let pod = case.pod(&format!("large-{index}")).gpu_mem(mib);
-        pod.create(&case.client).await
+        let pod = pod.priority_class(&class);
+        async move { pod.create(&case.client).await }
     });
     made.buffer_unordered(WIDTH)
         .try_for_each(|_| async { Ok(()) })
@@ -338,24 +395,28 @@ async fn create(case: &Case, name: &str, count: usize) -> Result<()> {
 }
 
 fn pod(case: &Case, name: &str, index: usize) -> gpustow_testkit::PodBuilder {
-    let mib = REQUESTS
-        .get(index % REQUESTS.len())
-        .copied()
-        .unwrap_or(4_096);
-    case.pod(name).gpu_mem(mib).requests("cpu", "100m")
+    case.pod(name)
+        .gpu_mem(request(index))
+        .requests("cpu", "100m")
 }
 
+fn request(index: usize) -> u64 {
+    let request = REQUESTS.get(index % REQUESTS.len());
+    request.copied().unwrap_or_default()
+}
+
+/// The next pod that is bound, and its node.
 async fn next_bound(
     pods: &mut (impl futures::Stream<Item = Result<Pod, watcher::Error>> + Unpin),
-) -> Result<String> {
+) -> Result<(String, String)> {
     loop {
         let next = timeout(Duration::from_secs(120), pods.next()).await;
         let pod = next
             .context("no pod was bound for two minutes")?
             .context("the watch ended")??;
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
-        if node.is_some() {
-            return Ok(pod.name_any());
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        if let Some(node) = node {
+            return Ok((pod.name_any(), node));
         }
     }
 }
@@ -365,70 +426,4 @@ fn sum_of(exposition: &str, series: &str) -> f64 {
     lines
         .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
         .fold(0.0, |sum, value| sum + value)
-}
-
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let last = sorted.len().saturating_sub(1);
-    sorted
-        .get((last as f64 * q).round() as usize)
-        .copied()
-        .unwrap_or(f64::NAN)
-}
-
-fn report(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) {
-    println!(
-        "\n{nodes} nodes × {} GPUs, {} pods, {} rounds in turn",
-        CARDS.len(),
-        args.pods,
-        args.rounds
-    );
-    println!(
-        "{:34} {:>22} {:>18} {:>7} {:>7} {:>9} {:>12} {:>26}",
-        "",
-        "pods/s (min..max)",
-        "ratio (min..max)",
-        "p50 ms",
-        "p99 ms",
-        "conflicts",
-        "filters/pod",
-        "CPU ms/pod: sched,API,ext"
-    );
-    let median = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        (
-            quantile(&values, 0.5),
-            quantile(&values, 0.0),
-            quantile(&values, 1.0),
-        )
-    };
-    let ways = Way::all(args);
-    let base = ways.first().and_then(|first| results.get(first));
-    for way in ways {
-        let Some(rounds) = results.get(&way) else {
-            continue;
-        };
-        let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
-        let ratios = rounds
-            .iter()
-            .zip(base.into_iter().flatten())
-            .map(|(a, b)| a.rate / b.rate);
-        let (rate, slow, fast) = of(|round| round.rate);
-        let (ratio, low, high) = median(ratios.collect());
-        println!(
-            "{:34} {:>22} {:>18} {:>7.0} {:>7.0} {:>9.0} {:>12.1} {:>26}",
-            way.name(),
-            format!("{rate:.1} ({slow:.1}..{fast:.1})"),
-            format!("{ratio:.2} ({low:.2}..{high:.2})"),
-            of(|round| round.p50).0,
-            of(|round| round.p99).0,
-            of(|round| round.conflicts).0,
-            of(|round| round.calls).0,
-            format!(
-                "{:.1} {:.1} {:.1}",
-                of(|round| round.cpu[0]).0,
-                of(|round| round.cpu[1]).0,
-                of(|round| round.cpu[2]).0
-            ),
-        );
-    }
 }

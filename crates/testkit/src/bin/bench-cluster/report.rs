@@ -1,0 +1,92 @@
+//! The tables of the results.
+
+use std::collections::HashMap;
+
+use crate::{Args, CARDS, Round, Way};
+
+/// The value below which a share of `q` of these ascending values lies.
+pub(crate) fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    sorted
+        .get((last as f64 * q).round() as usize)
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+/// Prints the tables.
+pub(crate) fn report(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) {
+    println!(
+        "\n{nodes} nodes × {} GPUs, {} pods, {} rounds in turn; median (min..max) of rounds",
+        CARDS.len(),
+        args.pods,
+        args.rounds
+    );
+    let ways = Way::all(args);
+    let ways = ways
+        .iter()
+        .filter_map(|way| Some((way.name(), results.get(way)?)));
+    println!(
+        "{:34} {:>22} {:>18} {:>18} {:>7} {:>9} {:>6} {:>10}",
+        "", "pods/s", "ratio", "bound after ms", "p99", "conflicts", "nodes", "allocated"
+    );
+    let base = || {
+        ways.clone()
+            .next()
+            .into_iter()
+            .flat_map(|(_, rounds)| rounds)
+    };
+    for (name, rounds) in ways.clone() {
+        let of = |value: fn(&Round) -> f64| spread(rounds.iter().map(value), 0);
+        let rates = spread(rounds.iter().map(|round| round.rate), 1);
+        let ratios = rounds.iter().zip(base()).map(|(a, b)| a.rate / b.rate);
+        let ratios = spread(ratios, 2);
+        let p50 = of(|round| quantile(&round.waits, 0.5));
+        let waits = sorted(rounds.iter().flat_map(|round| round.waits.iter().copied()));
+        println!(
+            "{name:34} {rates:>22} {ratios:>18} {p50:>18} {:>7.0} {:>9.0} {:>6.0} {:>8.0} %",
+            quantile(&waits, 0.99),
+            rounds.iter().map(|round| round.conflicts).sum::<f64>(),
+            median(rounds.iter().map(|round| round.nodes)),
+            median(rounds.iter().map(|round| round.allocated)),
+        );
+    }
+    println!(
+        "{:34} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        "CPU ms per pod and calls",
+        "scheduler",
+        "API + etcd",
+        "extender",
+        "filters/pod",
+        "filter ms",
+        "bind ms"
+    );
+    for (name, rounds) in ways {
+        let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
+        println!(
+            "{name:34} {:>12.1} {:>12.1} {:>12.1} {:>12.1} {:>12.1} {:>12.1}",
+            of(|round| round.cpu[0]),
+            of(|round| round.cpu[1]),
+            of(|round| round.cpu[2]),
+            of(|round| round.calls),
+            of(|round| round.verbs[0]),
+            of(|round| round.verbs[1]),
+        );
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    quantile(&sorted(values), 0.5)
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// Median, least and most, with so many digits.
+fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
+    let values = sorted(values);
+    let [least, middle, most] = [0.0, 0.5, 1.0].map(|q| quantile(&values, q));
+    format!("{middle:.digits$} ({least:.digits$}..{most:.digits$})")
+}
