@@ -12,6 +12,7 @@ mod preempt;
 mod routes;
 mod telemetry;
 mod wake;
+mod warm;
 mod watch;
 pub mod wire;
 
@@ -58,6 +59,8 @@ pub struct App {
     events: Events,
     /// Something changed that may let a waiting pod in.
     wake: Notify,
+    /// Something changed that may make answers void.
+    warm: Notify,
 }
 
 impl App {
@@ -83,6 +86,7 @@ impl App {
             draining: AtomicBool::new(false),
             binds: Binds::default(),
             wake: Notify::new(),
+            warm: Notify::new(),
             args,
             identity,
             client,
@@ -207,6 +211,7 @@ pub async fn serve(
     );
     watch::spawn(&app);
     tokio::spawn(wake::run(app.clone()));
+    tokio::spawn(warm::run(app.clone()));
     tokio::spawn(resume(app.clone()));
     let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));
     let health = tokio::spawn(health);

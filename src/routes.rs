@@ -79,7 +79,8 @@ fn candidates<'a>(args: &'a ExtenderArgs<'_>) -> Result<Vec<&'a str>, Failure> {
             ErrorKind::Decode,
             "kube-scheduler sends whole Node objects: set nodeCacheCapable: true for this extender",
         )),
-        names => Ok(names.iter().flatten().map(|name| &*name.0).collect()),
+        None => Ok(Vec::new()),
+        Some(names) => Ok(names.iter().map(|name| &*name.0).collect()),
     }
 }
 

@@ -198,6 +198,7 @@ async fn follow<K, F, S>(
                 Err(error) => tracing::warn!(resource, %error, "watch failed; it starts again"),
             }
             app.wake.notify_one();
+            app.warm.notify_one();
         }
     }
 }

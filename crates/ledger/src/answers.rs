@@ -5,6 +5,7 @@
 //! of what that has learnt. Nodes whose views are equal are in the same *state* and share their
 //! answers; a node that changes moves to another state.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ use hashbrown::HashMap;
 const MAX_ANSWERS: usize = 1 << 20;
 /// Classes that are remembered however many nodes there are.
 const MIN_CLASSES: usize = 16;
+/// A class that was not among so many lookups is not answered in advance.
+const LATELY: u64 = 256;
 
 /// A node's place in the tables.
 pub(crate) type Slot = usize;
@@ -38,25 +41,22 @@ pub(crate) struct Answers {
     slots: HashMap<Arc<str>, Slot>,
     places: Vec<Place>,
     vacant: Vec<Slot>,
-    /// The slot that the last list of names began with.
-    first: Slot,
     states: States,
     classes: HashMap<(Arc<Request>, PolicyKind), Class>,
     rows: Vec<Row>,
+    /// States that appeared since [`Answers::warm`] looked.
+    fresh: Vec<State>,
     /// Lookups of a class so far.
     lookups: u64,
     /// How often `tight` has learnt something that changes costs.
     lessons: u64,
 }
 
+/// What a call reads of each node: no more, so that it stays in the processor's cache.
 #[derive(Debug)]
 struct Place {
-    /// Empty for a vacant slot.
-    name: Arc<str>,
     gate: Gate,
     state: State,
-    /// The slot of the name that followed this one last.
-    next: Slot,
 }
 
 /// The answers for one class, by state.
@@ -64,8 +64,22 @@ struct Place {
 struct Row {
     key: (Arc<Request>, PolicyKind),
     used: u64,
+    /// Lookups, not those in advance.
+    asked: u64,
     lessons: u64,
     answers: Vec<Answer>,
+    /// How far [`Answers::warm`] got.
+    warm: State,
+}
+
+impl Row {
+    /// Forgets every answer.
+    fn clear(&mut self, states: usize, lessons: u64) {
+        self.lessons = lessons;
+        self.answers.clear();
+        self.answers.resize(states, None);
+        self.warm = 0;
+    }
 }
 
 type Answer = Option<Result<Cost, Refusal>>;
@@ -119,11 +133,7 @@ impl Answers {
         }
         let (state, is_new) = self.states.enter(view);
         if is_new {
-            let known = self
-                .rows
-                .iter_mut()
-                .filter_map(|row| row.answers.get_mut(state));
-            known.for_each(|answer| *answer = None);
+            self.appeared(state);
         }
         match known {
             Some(slot) => {
@@ -134,14 +144,24 @@ impl Answers {
         }
     }
 
+    /// No row has an answer for this state.
+    fn appeared(&mut self, state: State) {
+        for row in &mut self.rows {
+            if let Some(answer) = row.answers.get_mut(state) {
+                *answer = None;
+            }
+        }
+        self.fresh.push(state);
+        // Beyond that a look at every state is cheaper.
+        if self.fresh.len() > self.states.views.len() {
+            self.fresh.clear();
+            self.rows.iter_mut().for_each(|row| row.warm = 0);
+        }
+    }
+
     fn occupy(&mut self, name: &Arc<str>, gate: Gate, state: State) {
         let slot = self.vacant.pop().unwrap_or(self.places.len());
-        let place = Place {
-            name: name.clone(),
-            gate,
-            state,
-            next: slot + 1,
-        };
+        let place = Place { gate, state };
         self.slots.insert(name.clone(), slot);
         match self.places.get_mut(slot) {
             Some(vacant) => *vacant = place,
@@ -152,9 +172,7 @@ impl Answers {
     /// The node is gone.
     pub(crate) fn gone(&mut self, name: &str) {
         if let Some(slot) = self.slots.remove(name) {
-            let place = &mut self.places[slot];
-            place.name = Arc::default();
-            self.states.leave(place.state);
+            self.states.leave(self.places[slot].state);
             self.vacant.push(slot);
         }
     }
@@ -162,28 +180,6 @@ impl Answers {
     /// Where a node's answers are.
     pub(crate) fn slot(&self, name: &str) -> Option<Slot> {
         self.slots.get(name).copied()
-    }
-
-    /// The same for a list of names. Lists come in much the same order again and again: each name
-    /// is first looked for where it was found the last time.
-    pub(crate) fn slots_of(&mut self, names: &[&str]) -> Vec<Option<Slot>> {
-        let mut last = None;
-        let find = |name: &&str| {
-            let guess = last.map_or(self.first, |last: Slot| self.places[last].next);
-            let place = self.places.get(guess);
-            if place.is_none_or(|place| *place.name != **name) {
-                let slot = self.slots.get(*name).copied()?;
-                match last {
-                    Some(last) => self.places[last].next = slot,
-                    None => self.first = slot,
-                }
-                last = Some(slot);
-            } else {
-                last = Some(guess);
-            }
-            last
-        };
-        names.iter().map(find).collect()
     }
 
     pub(crate) fn gate(&self, slot: Slot) -> Gate {
@@ -198,31 +194,117 @@ impl Answers {
 
     pub(crate) fn class(&mut self, request: &Arc<Request>, policy: PolicyKind) -> Class {
         self.lookups += 1;
+        let class = self.enter(request, policy);
+        self.rows[class].asked += 1;
+        self.refresh(class);
+        class
+    }
+
+    /// This will be asked before long. Others of which that is said as well are not forgotten for it.
+    pub(crate) fn expect(&mut self, request: &Arc<Request>, policy: PolicyKind) {
+        let full = self.rows.len() >= self.limit();
+        if !full || self.oldest().is_some_and(|old| !self.is_expected(old)) {
+            self.enter(request, policy);
+        }
+    }
+
+    fn enter(&mut self, request: &Arc<Request>, policy: PolicyKind) -> Class {
         let key = (request.clone(), policy);
         let class = match self.classes.get(&key) {
             Some(&class) => class,
             None => self.new_class(key),
         };
-        let row = &mut self.rows[class];
-        row.used = self.lookups;
-        if policy == PolicyKind::Tight && row.lessons != self.lessons {
-            row.answers.clear();
-        }
-        row.lessons = self.lessons;
-        row.answers.resize(self.states.views.len(), None);
+        self.rows[class].used = self.lookups;
         class
     }
 
+    /// The class to forget first.
+    fn oldest(&self) -> Option<Class> {
+        let age = |&class: &Class| (self.is_expected(class), self.rows[class].used);
+        (0..self.rows.len()).min_by_key(age)
+    }
+
+    fn is_expected(&self, class: Class) -> bool {
+        self.rows[class].asked == 0 && self.is_recent(class)
+    }
+
+    fn is_recent(&self, class: Class) -> bool {
+        self.rows[class].used + LATELY > self.lookups
+    }
+
+    /// Drops answers that are void and makes room for one per state.
+    fn refresh(&mut self, class: Class) {
+        let (row, states) = (&mut self.rows[class], self.states.views.len());
+        if row.key.1 == PolicyKind::Tight && row.lessons != self.lessons {
+            row.clear(states, self.lessons);
+        }
+        row.answers.resize(states, None);
+    }
+
+    /// Finds at most `limit` answers for classes that are expected, or were asked for again and
+    /// again, the last one first. True if it found as many.
+    pub(crate) fn warm(
+        &mut self,
+        limit: usize,
+        find: impl Fn(&NodeGpus, &Request, PolicyKind) -> Result<Cost, Refusal>,
+    ) -> bool {
+        let pays = |class: &Class| self.rows[*class].asked != 1 && self.is_recent(*class);
+        let mut classes: Vec<Class> = (0..self.rows.len()).filter(pays).collect();
+        classes.sort_unstable_by_key(|&class| Reverse(self.rows[class].used));
+        let mut found = 0;
+        for &class in &classes {
+            self.refresh(class);
+            while found < limit && self.rows[class].warm < self.states.views.len() {
+                let state = self.rows[class].warm;
+                self.rows[class].warm += 1;
+                found += self.answer(class, state, &find);
+            }
+        }
+        while found < limit
+            && let Some(state) = self.fresh.pop()
+        {
+            let answers = classes.iter();
+            found += answers
+                .map(|&class| self.answer(class, state, &find))
+                .sum::<usize>();
+        }
+        found >= limit
+    }
+
+    /// 1 if there was something to find.
+    fn answer(
+        &mut self,
+        class: Class,
+        state: State,
+        find: impl Fn(&NodeGpus, &Request, PolicyKind) -> Result<Cost, Refusal>,
+    ) -> usize {
+        let (view, nodes) = &self.states.views[state];
+        let Row { key, answers, .. } = &mut self.rows[class];
+        let is_due = *nodes > 0 && answers[state].is_none();
+        if is_due {
+            answers[state] = Some(find(view, &key.0, key.1));
+        }
+        usize::from(is_due)
+    }
+
+    /// Classes to remember.
+    fn limit(&self) -> usize {
+        (MAX_ANSWERS / self.states.views.len().max(1)).max(MIN_CLASSES)
+    }
+
     fn new_class(&mut self, key: (Arc<Request>, PolicyKind)) -> Class {
-        let limit = (MAX_ANSWERS / self.states.views.len().max(1)).max(MIN_CLASSES);
-        let row = Row {
+        let limit = self.limit();
+        let mut row = Row {
             key: key.clone(),
             used: 0,
-            lessons: self.lessons,
+            asked: 0,
+            lessons: 0,
             answers: Vec::new(),
+            warm: 0,
         };
-        let oldest = || (0..self.rows.len()).min_by_key(|&class| self.rows[class].used);
-        let class = match oldest().filter(|_| self.rows.len() >= limit) {
+        row.clear(self.states.views.len(), self.lessons);
+        let oldest = self.oldest().filter(|_| self.rows.len() >= limit);
+        let class = match oldest {
             Some(class) => {
                 self.classes.remove(&self.rows[class].key);
                 self.rows[class] = row;

@@ -185,7 +185,13 @@ impl Ledger {
         }
         if ended || pod.gated || pod.deleting || !asks(&pod) {
             self.waiting.remove(&uid);
-        } else if pod.waiting {
+            return;
+        }
+        if let Ok(request) = &pod.request {
+            let policy = self.policy(request);
+            self.answers.expect(request, policy);
+        }
+        if pod.waiting {
             self.wait(&pod);
         }
     }

@@ -137,15 +137,15 @@ impl Ledger {
             self.note_refusal(uid, node);
         }
         let mut feasible: Vec<Key<'a>> = Vec::new();
-        let mut refused = Vec::new();
-        self.learn_if_due();
+        let mut refused = Vec::with_capacity(candidates.len());
+        self.since_look += 1;
+        self.learn_if_due(1.0);
         let class = self.class(&request);
         let tried = self.tried.get(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
-        let slots = self.answers.slots_of(candidates);
-        for (&name, slot) in candidates.iter().zip(slots) {
-            let cost = slot.ok_or(Reason::NoReport);
+        for &name in candidates {
+            let cost = self.answers.slot(name).ok_or(Reason::NoReport);
             match cost.and_then(|slot| self.cost(slot, name, ask.pod, &request, class, now)) {
                 Ok((cost, tainted)) => {
                     let tainted = tainted && self.is_averse(name, ask);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Choice, Class, ModelId, NodeGpus, Refusal, Request, Tight, fit};
+use gpustow_pack::{Choice, Class, ModelId, NodeGpus, Refusal, Request, Tight, cost, fit};
 use hashbrown::HashMap;
 
 use crate::Ledger;
@@ -12,6 +12,9 @@ use crate::book::asks;
 /// Scarcity is looked at once in (number of nodes) / this many decisions: so many change a cluster
 /// of any size by the same share.
 const DECISIONS_PER_LOOK: usize = 16;
+
+/// [`Ledger::warm`] learns when this share of what filter would wait for is reached.
+const EARLY: f64 = 0.75;
 
 /// What a pod asks for, and the models that it is bound to, by label.
 type Wish = (Arc<Request>, Arc<[Box<str>]>);
@@ -73,14 +76,25 @@ impl Ledger {
         }
     }
 
+    /// Does what filter would do first, or is likely to be asked, in advance, so that kube-scheduler
+    /// does not wait for it: learns, and scores at most `limit` nodes for requests that came lately.
+    /// True if there may be more to score.
+    pub fn warm(&mut self, limit: usize) -> bool {
+        self.learn_if_due(EARLY);
+        let tight = &self.tight;
+        self.answers.warm(limit, |view, request, policy| {
+            cost(view, request, policy.with(tight))
+        })
+    }
+
     /// Learns if the number of pods that ask has changed by a third since the last time; looks at
-    /// what is scarce once in a while.
-    pub(crate) fn learn_if_due(&mut self) {
-        let (now, then) = (self.demand.pods, self.learnt);
-        self.since_look += 1;
-        if now > then + then / 3 || then > now + now / 3 {
+    /// what is scarce once in a while; both at this `share` of what is due.
+    pub(crate) fn learn_if_due(&mut self, share: f64) {
+        let (now, then) = (self.demand.pods as f64, self.learnt as f64);
+        let looks = (self.nodes.len() / DECISIONS_PER_LOOK) as f64;
+        if (now - then).abs() > (now.min(then) / 3.0).floor() * share {
             self.learn();
-        } else if self.since_look > self.nodes.len() / DECISIONS_PER_LOOK {
+        } else if self.since_look as f64 > looks * share {
             self.since_look = 0;
             if self.tight.look(self.answers.views()) {
                 self.answers.learnt();

@@ -121,6 +121,7 @@ fn history(seed: u64) {
             }
             9 if random.below(4) == 0 => ledger.delete_gpunode(&on),
             9 if random.below(4) == 0 => ledger.learn(),
+            9 => drop(ledger.warm(random.below(100) as usize)),
             _ => {}
         }
         compare(&mut ledger, random, now);

@@ -1,0 +1,24 @@
+//! Does ahead what filter would make kube-scheduler wait for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::App;
+
+/// Answers found at once, in about as long as a filter call takes: so long one may have to wait.
+const SLICE: usize = 256;
+/// Between two slices, at least.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Keeps answers ready for as long as the process runs.
+pub(crate) async fn run(app: Arc<App>) {
+    loop {
+        app.warm.notified().await;
+        while app.epoch.held().is_some() && app.ledger().warm(SLICE) {
+            sleep(PAUSE).await;
+        }
+        sleep(PAUSE).await;
+    }
+}
