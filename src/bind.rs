@@ -176,6 +176,12 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Fail
 /// The bound pod, and what it was assigned unless it asks for nothing.
 type Done = Result<(Arc<PodFacts>, Option<Assigned>), BindError>;
 
+/// A pod, and how many copies of pods came from the watch before this one.
+type Copy = (Arc<PodFacts>, u64);
+
+/// The number of a copy that did not come from the watch: newer than any look at the Lease.
+const NEW: u64 = u64::MAX;
+
 /// What a pod was assigned, and a sentence on why; empty if somebody else assigned it.
 type Assigned = (Arc<Assignment>, String);
 
@@ -192,11 +198,11 @@ impl Attempt<'_> {
     }
 
     async fn run(&self) -> Done {
-        let known = self.app.ledger().pod(self.uid);
-        let mut pod = match known {
-            Some(pod) => pod,
+        let known = self.app.ledger().copy(self.uid);
+        let mut copy = match known {
+            Some(copy) => copy,
             None => match self.read().await? {
-                Some(pod) => pod,
+                Some(pod) => (pod, NEW),
                 None => {
                     // Filter may have reserved after the watch had told that the pod is gone.
                     self.app.ledger().delete_pod(self.uid);
@@ -205,19 +211,21 @@ impl Attempt<'_> {
                 }
             },
         };
-        let done = self.attempts(&mut pod).await;
+        let done = self.attempts(&mut copy).await;
+        let (pod, _) = copy;
         if done.is_err() {
             self.end(&pod, Outcome::Failed);
         }
         done.map(|assigned| (pod, assigned))
     }
 
-    async fn attempts(&self, pod: &mut Arc<PodFacts>) -> Result<Option<Assigned>, BindError> {
+    async fn attempts(&self, copy: &mut Copy) -> Result<Option<Assigned>, BindError> {
         for _ in 0..ATTEMPTS {
+            let (pod, number) = &*copy;
             if pod.node.is_some() || Instant::now() >= self.deadline {
                 break;
             }
-            let assigned = self.prepare(pod).await?;
+            let assigned = self.prepare(pod, *number).await?;
             let assignment = assigned.as_ref().map(|(assignment, _)| assignment.clone());
             let error = match self.send(pod, assignment.as_deref()).await {
                 Ok(()) => {
@@ -250,14 +258,14 @@ impl Attempt<'_> {
                     Outcome::Conflict
                 },
             );
-            *pod = seen;
+            *copy = (seen, NEW);
         }
-        self.already(pod)
+        self.already(&copy.0)
     }
 
     /// What to send for this copy of the pod: nothing if it asks for no GPU memory. From here on
     /// its memory is held.
-    async fn prepare(&self, pod: &PodFacts) -> Result<Option<Assigned>, BindError> {
+    async fn prepare(&self, pod: &PodFacts, copy: u64) -> Result<Option<Assigned>, BindError> {
         if pod.deleting {
             return Err(BindError::Deleting);
         }
@@ -280,7 +288,8 @@ impl Attempt<'_> {
             return Err(error.into());
         }
         let assigned = self.begin(pod)?;
-        self.app.epoch.confirm(epoch).await?;
+        let copies = self.app.ledger().copies();
+        self.app.epoch.confirm_for(epoch, copy, copies).await?;
         Ok(Some(assigned))
     }
 

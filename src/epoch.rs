@@ -59,6 +59,9 @@ struct State {
     held: Option<u64>,
     /// The last epoch that we wrote into the Lease, and when.
     taken: Option<(u64, Instant)>,
+    /// The epoch that was ours when the Lease was looked at last, and how many copies of pods had
+    /// come when that look began.
+    confirmed: Option<(u64, u64)>,
 }
 
 /// Where holder and epoch of the Lease are to be told.
@@ -145,7 +148,12 @@ impl Epoch {
         timeout(LIST_TIMEOUT, relist)
             .await
             .map_err(|_| AskError::Timeout)?;
-        self.state().held = Some(epoch);
+        {
+            let mut state = self.state();
+            state.held = Some(epoch);
+            // A Lease that was deleted counts from one again.
+            state.confirmed = None;
+        }
         tracing::info!(epoch, identity = %self.identity, fenced, clean, "took over");
         Ok(epoch)
     }
@@ -259,6 +267,30 @@ impl Epoch {
 
     fn pods_of(&self, pod: &PodFacts) -> Api<Pod> {
         Api::namespaced(self.pods.clone().into_client(), &pod.namespace)
+    }
+
+    /// Was `epoch` ours after pod copy number `copy` had come? Then a Binding with that copy's
+    /// resourceVersion fails once a successor has fenced, whenever it is sent. `copies` is how many
+    /// have come by now. The API server is asked unless an earlier look tells.
+    ///
+    /// # Errors
+    /// If it was not, or nobody could tell.
+    pub(crate) async fn confirm_for(
+        &self,
+        epoch: u64,
+        copy: u64,
+        copies: u64,
+    ) -> Result<(), EpochError> {
+        let confirmed = self.state().confirmed;
+        if confirmed.is_some_and(|(ours, seen)| ours == epoch && copy < seen) {
+            return Ok(());
+        }
+        self.confirm(epoch).await?;
+        let mut state = self.state();
+        let before = state.confirmed.filter(|(ours, _)| *ours == epoch);
+        let before = before.map_or(0, |(_, seen)| seen);
+        state.confirmed = Some((epoch, before.max(copies)));
+        Ok(())
     }
 
     /// Asks the API server, from now on, whether `epoch` is still ours. One request answers all

@@ -118,6 +118,38 @@ async fn a_replica_that_thaws_gives_up_and_comes_back_when_its_successor_has_lef
 }
 
 #[tokio::test]
+async fn one_look_at_the_lease_answers_for_every_pod_known_before() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "looks", &[]).await?;
+    let case = Case::new(turn.cluster, "looks").await?;
+    case.node("n", &[3 * CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    let create = async |name: &str| case.pod(name).gpu_mem(CARD).create(&case.client).await;
+    let (first, second) = (create("first").await?, create("second").await?);
+    replica.until_fits(&second, &n).await?;
+    replica.place(&first, &n).await?;
+
+    let lease = "/leases/gpustow-extender";
+    let rule = replica.proxy.rule(
+        move |method, uri| method.as_str() == "GET" && uri.path().ends_with(lease),
+        Action::Hold,
+    );
+    replica.bind(&second, &n).await?;
+    let third = create("third").await?;
+    replica.until_fits(&third, &n).await?;
+    let looked = async {
+        rule.seen(1, SOON).await?;
+        assert_eq!(node_of(&now(&case, &third).await?), "");
+        rule.release();
+        anyhow::Ok(())
+    };
+    let (bound, looked) = tokio::join!(replica.bind(&third, &n), looked);
+    looked.and(bound)?;
+    replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
 async fn a_lease_that_somebody_deletes_is_taken_anew() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "alone", &[]).await?;

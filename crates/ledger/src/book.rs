@@ -54,6 +54,8 @@ pub(crate) struct Known {
     pub(crate) facts: Arc<PodFacts>,
     /// No watch has shown it yet; we bound it or read it at this time.
     pub(crate) unseen: Option<Duration>,
+    /// How many copies of pods had come before this one.
+    pub(crate) copy: u64,
 }
 
 /// The ledger. See the crate's documentation.
@@ -62,6 +64,8 @@ pub struct Ledger {
     pub(crate) config: Config,
     pub(crate) nodes: HashMap<Arc<str>, Node>,
     pub(crate) pods: HashMap<Uid, Known>,
+    /// Copies of pods that have come so far.
+    pub(crate) copies: u64,
     pub(crate) reservations: HashMap<Uid, Reservation>,
     /// No reservation without a bind under way ends before this.
     pub(crate) earliest: Duration,
@@ -152,7 +156,9 @@ impl Ledger {
         let known = Known {
             facts: pod.clone(),
             unseen,
+            copy: self.copies,
         };
+        self.copies += 1;
         let old = self.pods.insert(uid.clone(), known);
         self.demand
             .moved(old.as_ref().map(|old| &*old.facts), Some(&pod));
