@@ -15,8 +15,8 @@ use tokio::time::sleep;
 const QUEUE: usize = 4096;
 /// So many Events are sent at once, then so many a second: an Event costs the API server about as
 /// much as a Binding, and binds come first.
-const BURST: f64 = 100.0;
-const RATE: f64 = 20.0;
+const BURST: f64 = 20.0;
+const RATE: f64 = 10.0;
 /// The same refusal of the same pod is told again after this long.
 const AGAIN: Duration = Duration::from_secs(300);
 /// Refusals remembered; beyond that all are forgotten.
