@@ -33,7 +33,7 @@ const CLUSTERS: [(usize, usize, usize); 7] = [
 /// Calls of filter and pod events of which times are taken.
 const CALLS: usize = 1_000;
 const EVENTS: usize = 5_000;
-/// Pod events a second for which the share of a core is given.
+/// Pod events a second for which the share of a core is computed.
 const RATES: [f64; 2] = [100.0, 1_000.0];
 
 fn main() {
@@ -42,7 +42,10 @@ fn main() {
         return;
     }
     println!("\nGrowth: filter and bind in the ledger, {CALLS} calls, a deletion between them;");
-    println!("a pod event from its JSON to the ledger; resident memory of the whole bench");
+    println!(
+        "a pod event from its JSON to the ledger, and the share of a core that so many a second"
+    );
+    println!("would take, computed from it; resident memory of the whole bench");
     println!(
         "{:>7} {:>6} {:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>11} {:>11}",
         "nodes",
