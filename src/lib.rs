@@ -24,10 +24,8 @@ use anyhow::{Context, Result};
 use axum::serve::ListenerExt;
 use gpustow_api::names;
 use gpustow_ledger::Ledger;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
@@ -153,24 +151,6 @@ fn default_identity() -> String {
     format!("{}-{}", names::EXTENDER, host.trim())
 }
 
-/// A client that sends every request once: what to make of a failure is decided per request.
-async fn client(args: &Args) -> Result<Client> {
-    let mut config = match &args.kubeconfig {
-        None => Config::infer().await.context(
-            "no way to the API server: give --kubeconfig FILE, or run in a pod with a ServiceAccount",
-        )?,
-        Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("--kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("--kubeconfig {}", path.display()))?
-        }
-    };
-    config.default_retry = false;
-    Client::try_from(config).context("cannot set up the client of the API server")
-}
-
 /// Runs the extender until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -178,7 +158,7 @@ async fn client(args: &Args) -> Result<Client> {
 pub async fn run(args: Args) -> Result<()> {
     args.check()?;
     telemetry::init(&args)?;
-    let client = client(&args).await?;
+    let client = gpustow_serve::client(args.kubeconfig.as_deref()).await?;
     let listen = |address, flag: &'static str| async move {
         TcpListener::bind(address)
             .await
@@ -186,7 +166,7 @@ pub async fn run(args: Args) -> Result<()> {
     };
     let verbs = listen(args.listen, "--listen").await?;
     let health = listen(args.health_listen, "--health-listen").await?;
-    serve(args, client, verbs, health, stop_signal()).await
+    serve(args, client, verbs, health, gpustow_serve::stop_signal()).await
 }
 
 /// Serves kube-scheduler on `verbs`, and health and metrics on `health`, until `stop`. The addresses
@@ -265,22 +245,6 @@ async fn resume(app: Arc<App>) {
             ),
         }
         sleep(RETRY).await;
-    }
-}
-
-async fn stop_signal() {
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut signal) => drop(signal.recv().await),
-            Err(error) => {
-                tracing::error!(%error, "cannot listen for SIGTERM");
-                std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = terminated => {}
-        _ = tokio::signal::ctrl_c() => {}
     }
 }
 

@@ -12,6 +12,11 @@ use crate::support::{SOON, assignment, node_of, rounds};
 
 const CARD: u64 = 8192;
 
+/// A pod that wants a card of its own.
+async fn asking(case: &Case, name: &str) -> Result<Pod> {
+    case.pod(name).gpu_mem(CARD).create(&case.client).await
+}
+
 fn count_bound(pods: &[Pod]) -> usize {
     pods.iter().filter(|pod| !node_of(pod).is_empty()).count()
 }
@@ -24,16 +29,8 @@ async fn killed_between_filter_and_bind_the_pod_is_bound_by_the_next_life() -> R
     case.node("n", &[CARD]).create(&case.client).await?;
     let n = case.node_name("n");
     for round in 0..rounds()? {
-        let pod = case
-            .pod(&format!("p{round}"))
-            .gpu_mem(CARD)
-            .create(&case.client)
-            .await?;
-        let late = case
-            .pod(&format!("q{round}"))
-            .gpu_mem(CARD)
-            .create(&case.client)
-            .await?;
+        let pod = asking(&case, &format!("p{round}")).await?;
+        let late = asking(&case, &format!("q{round}")).await?;
         replica.until_fits(&pod, &n).await?;
         replica.restart().await?;
         replica.bind(&pod, &n).await?;
@@ -53,16 +50,8 @@ async fn killed_during_the_post_its_late_arrival_takes_nothing() -> Result<()> {
     case.node("n", &[CARD]).create(&case.client).await?;
     let n = case.node_name("n");
     for round in 0..rounds()? {
-        let late = case
-            .pod(&format!("p{round}"))
-            .gpu_mem(CARD)
-            .create(&case.client)
-            .await?;
-        let other = case
-            .pod(&format!("q{round}"))
-            .gpu_mem(CARD)
-            .create(&case.client)
-            .await?;
+        let late = asking(&case, &format!("p{round}")).await?;
+        let other = asking(&case, &format!("q{round}")).await?;
         replica.until_fits(&late, &n).await?;
         let rule = replica.on_first_bind(&late, Action::Hold)?;
         let next_life = async {
@@ -90,16 +79,8 @@ async fn killed_after_the_post_the_next_life_counts_the_pod() -> Result<()> {
     case.node("n", &[CARD]).create(&case.client).await?;
     let n = case.node_name("n");
     for round in 0..rounds()? {
-        let pod = case
-            .pod(&format!("p{round}"))
-            .gpu_mem(CARD)
-            .create(&case.client)
-            .await?;
-        let late = case
-            .pod(&format!("q{round}"))
-            .gpu_mem(CARD)
-            .create(&case.client)
-            .await?;
+        let pod = asking(&case, &format!("p{round}")).await?;
+        let late = asking(&case, &format!("q{round}")).await?;
         replica.until_fits(&pod, &n).await?;
         // The API server has answered, and nobody hears of it.
         let never = Duration::from_secs(3600);

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use gpustow_api::manifests::is_extended_resource;
+use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
-use gpustow_serve::MetricsArgs;
+use gpustow_serve::{MetricsArgs, seconds};
 
 use crate::devices::Source;
 use crate::state::Settings;
@@ -93,7 +93,7 @@ pub struct Args {
     pub silent_after: Duration,
 
     /// Extended resource that pods ask for, in MiB
-    #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = resource_name)]
+    #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,
 
     /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
@@ -147,18 +147,4 @@ impl Args {
             forget_after: self.shrink_after,
         }
     }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
-    let seconds = seconds.map_err(|_| "not a number of seconds".to_owned())?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() && seconds <= 86_400.0 => Ok(duration),
-        _ => Err("must be more than 0 and at most 86400 seconds".to_owned()),
-    }
-}
-
-fn resource_name(name: &str) -> Result<String, String> {
-    is_extended_resource(name)?;
-    Ok(name.to_owned())
 }

@@ -29,16 +29,14 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::get;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use agent::{Agent, Shared};
 pub use args::Args;
 use cluster::Cluster;
-use gpustow_serve::exposition;
+use gpustow_serve::{client, exposition, stop_signal};
 use metrics::Metrics;
 use sampler::Sampler;
 
@@ -62,7 +60,7 @@ pub async fn run(args: Args) -> Result<()> {
         .with_writer(std::io::stderr);
     log.try_init()
         .map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))?;
-    let client = client(&args).await?;
+    let client = client(args.kubeconfig.as_deref()).await?;
     let health = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("--listen {}", args.listen))?;
@@ -135,38 +133,4 @@ fn routes(shared: Arc<Shared>, args: &Args, client: &Client) -> Router {
             }),
         )
         .merge(args.serving.guarded(metrics, client))
-}
-
-async fn client(args: &Args) -> Result<Client> {
-    let mut config = match &args.kubeconfig {
-        None => Config::infer().await.context(
-            "no way to the API server: give --kubeconfig FILE, or run in a pod with a ServiceAccount",
-        )?,
-        Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("--kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("--kubeconfig {}", path.display()))?
-        }
-    };
-    // Whatever fails is tried again with the next sample, from what is true then.
-    config.default_retry = false;
-    Client::try_from(config).context("cannot set up the client of the API server")
-}
-
-async fn stop_signal() {
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut signal) => drop(signal.recv().await),
-            Err(error) => {
-                tracing::error!(%error, "cannot listen for SIGTERM");
-                std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = terminated => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
 }

@@ -51,7 +51,7 @@ pub enum ManifestError {
 /// # Errors
 /// [`ManifestError`] if `resource` is no name of an extended resource.
 pub fn generated(resource: &str) -> Result<Vec<(&'static str, String)>, ManifestError> {
-    is_extended_resource(resource)
+    extended_resource(resource)
         .map_err(|problem| ManifestError::Resource(resource.to_owned(), problem))?;
     // Kubernetes knows no unsigned formats; every such field has a minimum of zero.
     let crd = serde_yaml::to_string(&GpuNode::crd())?;
@@ -80,11 +80,12 @@ fn rules() -> String {
     body.fold(head.to_owned(), |text, line| text + "  " + line + "\n")
 }
 
-/// Kubernetes' rule for extended resources (`IsExtendedResourceName`), and its form of names.
+/// `name`, if it is one by Kubernetes' rule for extended resources (`IsExtendedResourceName`) and its
+/// form of names.
 ///
 /// # Errors
 /// What is wrong with the name and what to do.
-pub fn is_extended_resource(name: &str) -> Result<(), &'static str> {
+pub fn extended_resource(name: &str) -> Result<String, &'static str> {
     let Some((prefix, rest)) = name.split_once('/') else {
         return Err("an extended resource has a prefix, as in example.com/gpu-mem");
     };
@@ -97,7 +98,7 @@ pub fn is_extended_resource(name: &str) -> Result<(), &'static str> {
         ends(part.chars().next()) && ends(part.chars().last()) && part.chars().all(inner)
     };
     if is_plain(prefix, "-.") && is_plain(rest, "-._") && name.len() <= 253 {
-        Ok(())
+        Ok(name.to_owned())
     } else {
         Err("write a domain, a slash, and letters, digits, dashes, dots or underscores")
     }
@@ -184,10 +185,10 @@ mod tests {
             "a/b/c",
             "a b/c",
         ] {
-            assert!(is_extended_resource(name).is_err(), "{name}");
+            assert!(extended_resource(name).is_err(), "{name}");
         }
         for name in ["gpustow.dev/gpu-mem", "aliyun.com/gpu-mem", "a.b/C_d.e"] {
-            assert_eq!(is_extended_resource(name), Ok(()), "{name}");
+            assert_eq!(extended_resource(name).as_deref(), Ok(name));
         }
     }
 }

@@ -1,6 +1,7 @@
-//! How gpustow's programs serve what people and Prometheus read: in which form, over plain TCP or
-//! TLS, and to whom. It knows none of gpustow's objects.
+//! How gpustow's programs reach the API server, stop, and serve what people and Prometheus read: in
+//! which form, over plain TCP or TLS, and to whom. It knows none of gpustow's objects.
 
+mod daemon;
 mod door;
 mod exposition;
 mod tls;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use axum::Router;
 use kube::Client;
 
+pub use daemon::{ClientError, client, seconds, stop_signal};
 pub use door::Door;
 pub use exposition::{BUCKETS, about, exposition};
 pub use tls::{Tls, TlsError, serve};

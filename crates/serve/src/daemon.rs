@@ -1,0 +1,82 @@
+//! What extender and agent do alike as processes.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Why there is no way to the API server.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Neither a flag nor a pod's account.
+    #[error(
+        "no way to the API server: give --kubeconfig FILE, or run in a pod with a ServiceAccount"
+    )]
+    NoWay(#[from] kube::config::InferConfigError),
+    /// The file that the flag names cannot be used.
+    #[error("--kubeconfig {file}")]
+    Kubeconfig {
+        /// As it was given.
+        file: String,
+        /// What is wrong with it.
+        source: kube::config::KubeconfigError,
+    },
+    /// The configuration makes no client.
+    #[error("cannot set up the client of the API server")]
+    Client(#[from] kube::Error),
+}
+
+/// A client by `kubeconfig`, or by what the environment offers. It sends every request once: what to
+/// make of a failure is decided per request.
+///
+/// # Errors
+/// If there is no usable configuration.
+pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let mut config = match kubeconfig {
+        None => Config::infer().await?,
+        Some(path) => {
+            let error = |source| ClientError::Kubeconfig {
+                file: path.display().to_string(),
+                source,
+            };
+            let file = Kubeconfig::read_from(path).map_err(error)?;
+            let options = KubeConfigOptions::default();
+            let config = Config::from_custom_kubeconfig(file, &options).await;
+            config.map_err(error)?
+        }
+    };
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}
+
+/// Returns at SIGTERM or SIGINT.
+pub async fn stop_signal() {
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(error) => {
+                tracing::error!(%error, "cannot listen for SIGTERM");
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        () = terminated => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+/// The value of a flag in seconds, with or without an `s`: more than 0 and at most a day.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
+    let seconds = seconds.map_err(|_| "not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() && seconds <= 86_400.0 => Ok(duration),
+        _ => Err("must be more than 0 and at most 86400 seconds".to_owned()),
+    }
+}
