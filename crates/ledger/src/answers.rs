@@ -12,6 +12,8 @@ use std::time::Duration;
 use gpustow_pack::{Cost, NodeGpus, PolicyKind, Refusal, Request};
 use hashbrown::HashMap;
 
+use crate::slots::Slots;
+
 /// Answers remembered, 32 bytes each; beyond that the classes asked for least lately are forgotten.
 const MAX_ANSWERS: usize = 1 << 20;
 /// Classes that are remembered however many nodes there are.
@@ -38,7 +40,7 @@ pub(crate) struct Gate {
 /// The tables.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    slots: HashMap<Arc<str>, Slot>,
+    slots: Slots,
     places: Vec<Place>,
     vacant: Vec<Slot>,
     states: States,
@@ -124,7 +126,7 @@ impl States {
 impl Answers {
     /// The node has changed, or may have. Nodes with equal views share one.
     pub(crate) fn changed(&mut self, name: &Arc<str>, gate: Gate, view: &mut Arc<NodeGpus>) {
-        let known = self.slots.get(name).copied();
+        let known = self.slots.get(name);
         if let Some(place) = known.map(|slot| &mut self.places[slot]) {
             place.gate = gate;
             if Arc::ptr_eq(&self.states.views[place.state].0, view) {
@@ -159,10 +161,10 @@ impl Answers {
         }
     }
 
-    fn occupy(&mut self, name: &Arc<str>, gate: Gate, state: State) {
+    fn occupy(&mut self, name: &str, gate: Gate, state: State) {
         let slot = self.vacant.pop().unwrap_or(self.places.len());
         let place = Place { gate, state };
-        self.slots.insert(name.clone(), slot);
+        self.slots.insert(name, slot);
         match self.places.get_mut(slot) {
             Some(vacant) => *vacant = place,
             None => self.places.push(place),
@@ -179,7 +181,7 @@ impl Answers {
 
     /// Where a node's answers are.
     pub(crate) fn slot(&self, name: &str) -> Option<Slot> {
-        self.slots.get(name).copied()
+        self.slots.get(name)
     }
 
     pub(crate) fn gate(&self, slot: Slot) -> Gate {

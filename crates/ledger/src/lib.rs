@@ -26,6 +26,7 @@ mod learn;
 mod node;
 mod nominated;
 mod preempt;
+mod slots;
 mod snapshot;
 mod wake;
 

@@ -1,0 +1,95 @@
+//! The slots of nodes by name, in memory that a look-up of thousands of names gets by with: names lie
+//! next to each other, not each beside its node's other data.
+
+use std::hash::BuildHasher as _;
+use std::ops::Range;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use crate::answers::Slot;
+
+/// Bytes of names that are gone, beyond as many as are there, before the rest is moved together.
+const WASTE: usize = 4096;
+
+/// A map from name to slot.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    hasher: DefaultHashBuilder,
+    table: HashTable<Entry>,
+    text: String,
+    /// Bytes of `text` whose names are gone.
+    gone: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    from: u32,
+    to: u32,
+    slot: Slot,
+}
+
+impl Entry {
+    fn range(&self) -> Range<usize> {
+        self.from as usize..self.to as usize
+    }
+}
+
+impl Slots {
+    /// Where this node is.
+    pub(crate) fn get(&self, name: &str) -> Option<Slot> {
+        let is_it = |entry: &Entry| self.text.get(entry.range()) == Some(name);
+        let entry = self.table.find(self.hasher.hash_one(name), is_it)?;
+        Some(entry.slot)
+    }
+
+    /// Adds a name that is not there.
+    pub(crate) fn insert(&mut self, name: &str, slot: Slot) {
+        let from = self.text.len();
+        self.text.push_str(name);
+        let at = |byte: usize| u32::try_from(byte).unwrap_or(u32::MAX);
+        let entry = Entry {
+            from: at(from),
+            to: at(self.text.len()),
+            slot,
+        };
+        let hash = |entry: &Entry| self.hasher.hash_one(&self.text[entry.range()]);
+        self.table.insert_unique(hash(&entry), entry, hash);
+    }
+
+    /// Takes a name out.
+    pub(crate) fn remove(&mut self, name: &str) -> Option<Slot> {
+        let is_it = |entry: &Entry| self.text.get(entry.range()) == Some(name);
+        let hash = self.hasher.hash_one(name);
+        let (Entry { slot, .. }, _) = self.table.find_entry(hash, is_it).ok()?.remove();
+        self.gone += name.len();
+        if self.gone > self.text.len() / 2 + WASTE {
+            let old = std::mem::take(self);
+            for entry in &old.table {
+                self.insert(&old.text[entry.range()], entry.slot);
+            }
+        }
+        Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_until_they_go_however_many_came_and_went() {
+        let mut names = Slots::default();
+        let name = |number: usize| format!("node-{number}");
+        for number in 0..10_000 {
+            names.insert(&name(number), number);
+            let gone = number.checked_sub(10);
+            assert_eq!(gone.and_then(|gone| names.remove(&name(gone))), gone);
+            assert_eq!(
+                names.get(&name(number / 2)),
+                (number < 19).then_some(number / 2)
+            );
+            assert_eq!(names.get(&name(number)), Some(number));
+        }
+        assert!(names.text.len() < 3 * WASTE, "{}", names.text.len());
+    }
+}
