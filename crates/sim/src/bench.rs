@@ -22,7 +22,7 @@ const DEFAULT_LIST: &str = "default";
 const PREFIX: &str = "openb_pod_list_";
 
 /// Demand that may be turned away on the synthetic list, in percent of all cards; seeds 42 to 51 turn
-/// away 30.78 and 31.08.
+/// away 30.73 and 31.08.
 const SYNTHETIC: [(Choice, f64); 2] = [
     (Choice::Own(PolicyKind::Tight), 30.8),
     (Choice::Own(PolicyKind::FirstFit), 31.1),

@@ -100,6 +100,20 @@ fn what_is_nearly_a_place_for_several_cards_is_left_alone() {
     assert!(on(&hardly, &single, &tight) < on(&nearly, &single, &tight));
 }
 
+/// CPU alone would spread the first pods over all nodes: each node has a little less of it than
+/// plenty.
+#[test]
+fn a_whole_node_is_kept_for_a_pod_that_has_not_come_yet() {
+    let fresh = node(&[(1000, 1000); 4], 48_000);
+    let begun = node(
+        &[(1000, 0), (1000, 1000), (1000, 1000), (1000, 1000)],
+        38_000,
+    );
+    let single = pod(1, 1000, 10_000);
+    let tight = learn(&[(single.clone(), 5)], &[fresh.clone(), begun.clone()]);
+    assert!(on(&begun, &single, &tight) < on(&fresh, &single, &tight));
+}
+
 #[test]
 fn a_large_card_is_kept_for_those_who_need_one() {
     let small = node(&[(1000, 1000)], 0);

@@ -28,7 +28,7 @@ const MAX_SIZES: usize = 16;
 const STRANDED: f64 = 0.5;
 /// What a place for a pod of several cards is worth beyond its memory, where such places are
 /// scarce.
-const RESERVE: f64 = 0.1;
+const RESERVE: f64 = 0.2;
 
 /// The policy with what it has learnt. The default has learnt nothing and takes every free MiB
 /// for useful.
@@ -54,9 +54,10 @@ impl Tight {
         mix: &[Class],
         nodes: impl Iterator<Item = (&'a NodeGpus, u32)> + Clone,
     ) -> Self {
-        let mut sizes = BTreeSet::new();
+        let (mut sizes, mut counts) = (BTreeSet::new(), BTreeSet::new());
         let (mut whole, mut cards) = (0.0, 0_u32);
         for (node, count) in nodes.clone() {
+            counts.insert(u32::try_from(node.cards.len()).unwrap_or(u32::MAX));
             for card in &node.cards {
                 whole += card.capacity.0 as f64 * f64::from(count);
                 cards += count;
@@ -77,7 +78,7 @@ impl Tight {
         };
         let mut tight = Self {
             pieces: sizes.iter().map(|&size| Pieces::new(size, mix)).collect(),
-            wide: scarcity::wide(mix),
+            wide: scarcity::wide(mix, &counts),
             bound: scarcity::bound(mix, whole, &sizes),
             cpu: per_mib(|class| class.cpu_milli),
             ram: per_mib(|class| class.ram.0),

@@ -1,6 +1,8 @@
 //! What the cluster is short of: whole cards side by side, cards of models that pods are bound to,
 //! and cards as large as some pods need.
 
+use std::collections::BTreeSet;
+
 use super::Class;
 use crate::{Card, ModelId, NodeGpus};
 
@@ -46,18 +48,25 @@ impl Wide {
     }
 }
 
-/// The classes of pods that take several cards.
-pub(super) fn wide(mix: &[Class]) -> Vec<Wide> {
+/// The kinds of pods that take several cards: those in the mix, and for every number of cards that
+/// nodes have one pod that takes them all. No such pod may have come yet, and once small pods have
+/// spread it would find no place; among many pods this one hardly counts.
+pub(super) fn wide(mix: &[Class], nodes: &BTreeSet<u32>) -> Vec<Wide> {
     let pods: usize = mix.iter().map(|class| class.pods).sum();
-    let several = || mix.iter().filter(|class| class.gpus > 1);
-    let wide = several().map(|class| {
-        let more = several()
-            .filter(|other| other.gpus >= class.gpus && other.cpu_milli >= class.cpu_milli);
-        let more: usize = more.map(|other| other.pods).sum();
+    let seen = mix
+        .iter()
+        .map(|class| (class.gpus, class.cpu_milli, class.pods));
+    let possible = nodes.iter().map(|&cards| (cards, 0, 1));
+    let several: Vec<_> = seen.chain(possible).filter(|kind| kind.0 > 1).collect();
+    let wide = several.iter().map(|&(gpus, cpu_milli, _)| {
+        let more = several
+            .iter()
+            .filter(|other| other.0 >= gpus && other.1 >= cpu_milli);
+        let more: usize = more.map(|(.., pods)| pods).sum();
         Wide {
-            gpus: class.gpus,
-            cpu_milli: class.cpu_milli,
-            share: more as f64 / pods.max(1) as f64,
+            gpus,
+            cpu_milli,
+            share: more as f64 / (pods + 1) as f64,
             scarcity: 0.0,
         }
     });

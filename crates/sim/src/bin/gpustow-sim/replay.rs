@@ -55,6 +55,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let Protocol::Fgd = args.protocol;
     let workload = Workload::new(read_nodes(&args.nodes)?, read_pods(&args.pods)?, args.mode)?;
     ensure!(workload.cards() > 0, "{}: no GPUs", args.nodes.display());
+    ensure!(
+        workload.jobs.iter().any(|job| job.demand() > 0),
+        "{}: no pod asks for GPUs",
+        args.pods.display()
+    );
     let (first, last) = args.seeds;
     let seeds = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
     let mut progress = Progress::new(seeds.saturating_mul(args.policy.len()));
