@@ -109,7 +109,7 @@ fn a_memory_error_that_cannot_be_corrected_condemns() {
 #[test]
 fn every_state_of_the_driver_is_a_condition_and_passes() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
-    let library = host.library();
+    let library = host.shared_object();
     let aside = host.dir.path().join("aside");
     let with_error = |error| Machine {
         error,

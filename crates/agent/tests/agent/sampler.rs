@@ -52,7 +52,7 @@ fn shows(cards: usize) -> impl Fn(&Result<Reading, DeviceError>) -> bool {
 #[tokio::test]
 async fn a_library_that_comes_late_is_found() {
     let host = Host::new(&machine(vec![h100(0)]));
-    let (library, aside) = (host.library(), host.dir.path().join("aside"));
+    let (library, aside) = (host.shared_object(), host.dir.path().join("aside"));
     std::fs::rename(&library, &aside).unwrap();
     // Nor is the system's own looked for, if there is one.
     std::fs::write(&library, "not a library").unwrap();

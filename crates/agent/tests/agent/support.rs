@@ -36,7 +36,7 @@ impl Host {
             .with_file_name("libnvidia_ml.so");
         // A copy, as the loader tells libraries apart by their files.
         let host = Self { dir };
-        std::fs::copy(built, host.library()).unwrap();
+        std::fs::copy(built, host.shared_object()).unwrap();
         host.shows(machine);
         host
     }
@@ -45,7 +45,7 @@ impl Host {
         self.dir.path().join("fake-nvml.yaml")
     }
 
-    pub(crate) fn library(&self) -> PathBuf {
+    pub(crate) fn shared_object(&self) -> PathBuf {
         self.dir.path().join("libnvidia-ml.so.1")
     }
 
