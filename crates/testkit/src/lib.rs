@@ -24,7 +24,7 @@ pub use check::{BY_HAND, check_cluster, held};
 pub use control_plane::{ControlPlane, Options, client};
 pub use extender::{Extender, ExtenderOptions};
 pub use net::{free_port, get};
-pub use process::{Launch, Process};
+pub use process::{Launch, Process, built};
 pub use proxy::{Action, ApiProxy, Rule};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use shared::shared;

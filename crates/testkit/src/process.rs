@@ -217,3 +217,12 @@ fn spawn(launch: &Launch) -> Result<Child> {
         .recv()?
         .context("start setpriv (util-linux), which ties a child's life to ours")
 }
+
+/// Refuses to go on without a program; `mend` says what builds it.
+///
+/// # Errors
+/// If it is not there.
+pub fn built(program: &Path, mend: &str) -> Result<()> {
+    ensure!(program.exists(), "no {}: {mend}", program.display());
+    Ok(())
+}

@@ -10,7 +10,7 @@ use gpustow_api::{GpuNode, names};
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
     Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
-    eventually, gpu_node, pod, wait_bound, wait_refused,
+    built, eventually, gpu_node, pod, wait_bound, wait_refused,
 };
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
@@ -140,12 +140,7 @@ async fn main() -> Result<()> {
     );
     let program = |name: &str| {
         let path = args.programs.join(name);
-        ensure!(
-            path.exists(),
-            "no {}: make bench-agent builds it",
-            path.display()
-        );
-        Ok(path)
+        built(&path, "make bench-agent builds it").map(|()| path)
     };
     let (agent, gpustow) = (program("gpustow-agent")?, program("gpustow")?);
     let library = program("libnvidia_ml.so")?;

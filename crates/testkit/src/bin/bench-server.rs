@@ -9,7 +9,7 @@ use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::{Assignment, names};
 use gpustow_pack::Mib;
-use gpustow_testkit::{Case, ControlPlane, Extender, ExtenderOptions, Options, eventually};
+use gpustow_testkit::{Case, ControlPlane, Extender, ExtenderOptions, Options, built, eventually};
 use serde_json::json;
 
 /// Requests at once.
@@ -41,11 +41,7 @@ struct Args {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    ensure!(
-        args.gpustow.exists(),
-        "no {}: cargo build --release --bin gpustow",
-        args.gpustow.display()
-    );
+    built(&args.gpustow, "cargo build --release --bin gpustow")?;
     ensure!(
         args.nodes > 0 && args.calls > 0,
         "give at least one node and one call"

@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use gpustow_api::{Assignment, names};
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
-    Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
+    Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
     eventually, gpu_node, pod,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -52,11 +52,10 @@ struct Args {
 async fn main() -> Result<()> {
     let args = Args::parse();
     for program in [&args.gpustow, &args.agent] {
-        ensure!(
-            program.exists(),
-            "no {}: cargo build --package gpustow --package gpustow-agent --bins",
-            program.display()
-        );
+        built(
+            program,
+            "cargo build --package gpustow --package gpustow-agent --bins",
+        )?;
     }
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -16,7 +16,7 @@ use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::names;
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -107,11 +107,7 @@ impl Way {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    ensure!(
-        args.gpustow.exists(),
-        "no {}: cargo build --release --bin gpustow",
-        args.gpustow.display()
-    );
+    built(&args.gpustow, "cargo build --release --bin gpustow")?;
     let began = Instant::now();
     for &nodes in &args.nodes {
         bench(&args, nodes, began).await?;
