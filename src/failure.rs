@@ -32,7 +32,7 @@ impl ErrorKind {
 }
 
 /// An answer with an error in it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     /// None if it is the pod's own affair, as when it is gone.
     pub(crate) kind: Option<ErrorKind>,

@@ -231,23 +231,15 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
 /// Answers zeros where it cannot tell: the protocol has no place for an error.
 async fn on_prioritize(State(app): State<Arc<App>>, body: Body) -> Response {
     let began = Instant::now();
-    let args: ExtenderArgs<'_>;
-    let mut names = Vec::new();
-    let scores = match read("prioritize", &body) {
-        Err(failure) => Err(failure),
-        Ok(read) => {
-            args = read;
-            match candidates(&args) {
-                Err(failure) => Err(failure),
-                Ok(given) => {
-                    names = given;
-                    scores(&app, &args, &names).await
-                }
-            }
-        }
+    let args: Result<ExtenderArgs<'_>, _> = read("prioritize", &body);
+    let names = args.as_ref().map_err(Failure::clone).and_then(candidates);
+    let scores = match (&args, &names) {
+        (Ok(args), Ok(names)) => scores(&app, args, names).await,
+        (Err(failure), _) | (_, Err(failure)) => Err(failure.clone()),
     };
     let error = scores.as_ref().err().and_then(|failure| failure.kind);
     app.metrics.answered("prioritize", error, began.elapsed());
+    let names = names.unwrap_or_default();
     let scores = scores.unwrap_or_else(|failure| {
         tracing::warn!(
             error = failure.text,
@@ -341,8 +333,5 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
             per_gpu: app.args.metrics_per_gpu,
         }
     };
-    match app.metrics.gather(&totals) {
-        Ok(families) => exposition(&families),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+    exposition(app.metrics.gather(&totals))
 }

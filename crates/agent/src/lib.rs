@@ -27,7 +27,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use axum::Router;
 use axum::http::StatusCode;
-use axum::response::IntoResponse as _;
 use axum::routing::get;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -115,10 +114,7 @@ pub async fn serve(
 
 fn routes(shared: Arc<Shared>, args: &Args, client: &Client) -> Router {
     let ready = shared.clone();
-    let metrics = get(async move || match shared.metrics.gather() {
-        Ok(families) => exposition(&families),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    });
+    let metrics = get(async move || exposition(shared.metrics.gather()));
     let metrics = Router::new().route("/metrics", metrics);
     Router::new()
         .route("/healthz", get(|| async { "ok" }))

@@ -41,9 +41,9 @@ pub fn about(registry: &Registry, name: &str) -> Result<(), prometheus::Error> {
 
 /// The answer to a scrape.
 #[must_use]
-pub fn exposition(families: &[MetricFamily]) -> Response {
+pub fn exposition(gathered: Result<Vec<MetricFamily>, prometheus::Error>) -> Response {
     let mut text = Vec::new();
-    match TextEncoder::new().encode(families, &mut text) {
+    match gathered.and_then(|families| TextEncoder::new().encode(&families, &mut text)) {
         Ok(()) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
