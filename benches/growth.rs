@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use gpustow_api::{Assignment, PodFacts, Shared, names};
 use gpustow_ledger::Ledger;
 use gpustow_pack::Mib;
-use load::{NOW, Pods, bind_anywhere, empty, uuid};
+use load::{Pods, bind_anywhere, empty, uuid};
 
 /// Nodes, cards of each, pods bound to them.
 const CLUSTERS: [(usize, usize, usize); 7] = [
@@ -75,7 +75,7 @@ fn row(nodes: usize, cards: usize, count: usize) {
         let body = bound_pod(&mut pods, &names[node], &uuid(node, card));
         listed.push(read(&body, &mut shared));
     }
-    ledger.reset_pods(listed, NOW);
+    ledger.reset_pods(listed, 0);
     let began = Instant::now();
     ledger.learn();
     let learn = began.elapsed().as_secs_f64() * 1e3;

@@ -243,12 +243,15 @@ impl Attempt<'_> {
                     false
                 }
             };
+            let asked = self.app.ledger().copies();
             let seen = self.settle(!refused).await.ok_or(BindError::Gone)?;
             let bound = seen.node.as_deref() == Some(&self.args.node)
                 && seen.assignment == assignment.map(Ok);
             if seen.node.is_some() {
                 let now = self.app.now();
-                self.app.ledger().read_back(PodFacts::clone(&seen), now);
+                self.app
+                    .ledger()
+                    .read_back(PodFacts::clone(&seen), asked, now);
             }
             self.end(
                 pod,

@@ -145,8 +145,8 @@ pub(crate) fn spawn(app: &Arc<App>) {
 enum Change<F> {
     Apply(F),
     Delete(F),
-    /// The whole list, and when it was asked for.
-    Reset(Vec<F>, Duration),
+    /// The whole list, and the ledger's clock when it was asked for.
+    Reset(Vec<F>, u64),
 }
 
 async fn follow<K, F, S>(
@@ -166,7 +166,7 @@ async fn follow<K, F, S>(
         let number = *wanted.borrow_and_update();
         let mut events = std::pin::pin!(watch().backoff(Retry::default()));
         let mut listed = Vec::new();
-        let mut began = app.now();
+        let mut began = app.ledger().copies();
         loop {
             let event = tokio::select! {
                 _ = wanted.changed() => break,
@@ -187,7 +187,7 @@ async fn follow<K, F, S>(
                 }
                 Ok(watcher::Event::Init) => {
                     listed = Vec::new();
-                    began = app.now();
+                    began = app.ledger().copies();
                 }
                 Ok(watcher::Event::InitApply(object)) => listed.extend(facts(object)),
                 Ok(watcher::Event::InitDone) => {

@@ -1,12 +1,13 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
 
 use gpustow_pack::{Mib, Request};
 use k8s_openapi::api::core::v1::{
     ContainerStatus, Node, NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity,
-    PodSpec, PodStatus,
+    PodCondition, PodSpec, PodStatus,
 };
 
 use crate::assignment::{Assignment, BrokenAssignment};
@@ -60,6 +61,9 @@ pub struct PodFacts {
     pub released: bool,
     /// kube-scheduler said that it is unschedulable and may be asleep.
     pub waiting: bool,
+    /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
+    /// refusal from one that was there before.
+    pub refusal: u64,
 }
 
 /// Keys and values of taints.
@@ -119,6 +123,7 @@ impl PodFacts {
             gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
             released: has_ended(status) || deleting && all_terminated(spec, status),
             waiting: status.is_some_and(is_waiting),
+            refusal: status.and_then(refused).map_or(0, digest),
         })
     }
 }
@@ -332,12 +337,22 @@ fn all_terminated(spec: Option<&PodSpec>, status: Option<&PodStatus>) -> bool {
     !spec.containers.is_empty() && all.all(|name| terminated.contains(name.as_str()))
 }
 
+fn refused(status: &PodStatus) -> Option<&PodCondition> {
+    let is_refusal = |condition: &&PodCondition| {
+        condition.type_ == "PodScheduled" && condition.status == "False"
+    };
+    status.conditions.iter().flatten().find(is_refusal)
+}
+
 fn is_waiting(status: &PodStatus) -> bool {
-    status.conditions.iter().flatten().any(|condition| {
-        condition.type_ == "PodScheduled"
-            && condition.status == "False"
-            && condition.reason.as_deref() == Some("Unschedulable")
-    })
+    refused(status).is_some_and(|condition| condition.reason.as_deref() == Some("Unschedulable"))
+}
+
+/// Never zero.
+fn digest(refusal: &PodCondition) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&refusal.reason, &refusal.message).hash(&mut hasher);
+    hasher.finish().max(1)
 }
 
 #[cfg(test)]

@@ -128,7 +128,8 @@ impl Cluster {
     pub(crate) fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.pods.clear();
         let facts = pods.iter().filter_map(|pod| self.facts(pod)).collect();
-        self.ledger.reset_pods(facts, self.now);
+        let began = self.ledger.copies();
+        self.ledger.reset_pods(facts, began);
         pods.into_iter().for_each(|pod| self.apply_pod(pod));
         self.ledger.learn();
     }

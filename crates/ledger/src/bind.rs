@@ -16,6 +16,12 @@ use crate::node::{Charges, Hold, Uid};
 pub(crate) struct Reservation {
     pub(crate) node: Arc<str>,
     pub(crate) assignment: Arc<Assignment>,
+    /// What it was chosen for.
+    request: Arc<Request>,
+    /// The ledger's clock when it was made.
+    pub(crate) made: u64,
+    /// What kube-scheduler had said of the pod when it asked ([`PodFacts::refusal`]).
+    refusal: u64,
     /// When it ends if no bind has begun.
     pub(crate) deadline: Duration,
     /// Bindings that were sent or are about to be and whose outcome is not known; while there are
@@ -81,7 +87,8 @@ impl Ledger {
             return Err(BindRefusal::Bound(bound.to_string()));
         }
         match self.reservations.get(uid) {
-            Some(held) if *held.node == *node => {}
+            // Annotations may have changed what it asks for since filter saw it.
+            Some(held) if *held.node == *node && held.request == request => {}
             Some(held) if held.binds > 0 => {
                 return Err(BindRefusal::UnderWay(held.node.to_string()));
             }
@@ -197,6 +204,23 @@ impl Ledger {
         }
     }
 
+    /// Ends the reservation of a pod that kube-scheduler has given up since it asked: `pod` is a new
+    /// copy of it that says so in words that are neither those of the copy before nor those that
+    /// kube-scheduler itself knew when it asked.
+    pub(crate) fn end_given_up(&mut self, pod: &PodFacts) {
+        let before = self
+            .pods
+            .get(&pod.uid)
+            .map_or(0, |known| known.facts.refusal);
+        let is_news = |held: &&Reservation| ![0, before, held.refusal].contains(&pod.refusal);
+        let held = self.reservations.get(&pod.uid).filter(is_news);
+        if let Some(held) = held.filter(|held| held.binds == 0 && pod.node.is_none()) {
+            let node = held.node.clone();
+            self.drop_reservation(&pod.uid);
+            self.note_refusal(&pod.uid, node);
+        }
+    }
+
     /// A node was reserved for this pod, and no bind came.
     pub(crate) fn note_refusal(&mut self, uid: &Uid, node: Arc<str>) {
         self.tried
@@ -211,11 +235,12 @@ impl Ledger {
         &mut self,
         ask: &Ask<'_>,
         name: &str,
-        request: &Request,
+        request: &Arc<Request>,
         choice: &Choice,
         now: Duration,
     ) {
         let uid = ask.pod.uid.clone();
+        let made = self.tick();
         let Some((node_name, node)) = self.nodes.get_key_value(name) else {
             return;
         };
@@ -242,6 +267,9 @@ impl Ledger {
         let held = Reservation {
             node: node_name,
             assignment,
+            request: request.clone(),
+            made,
+            refusal: ask.pod.refusal,
             deadline: now + ttl,
             binds: 0,
             because: because.into(),

@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::answers::Answers;
 use crate::bind::Reservation;
+use crate::gone::Gone;
 use crate::learn::Demand;
 use crate::node::{Hold, Node, Report, Uid};
 use crate::nominated::Claim;
@@ -52,9 +53,11 @@ impl Default for Config {
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) facts: Arc<PodFacts>,
-    /// No watch has shown it yet; we bound it or read it at this time.
-    pub(crate) unseen: Option<Duration>,
-    /// How many copies of pods had come before this one.
+    /// A watch has shown the pod, if not this copy of it.
+    pub(crate) seen: bool,
+    /// This copy is not the watch's: we bound the pod, or read it ourselves, at this time.
+    pub(crate) own: Option<Duration>,
+    /// The ledger's clock before this copy came.
     pub(crate) copy: u64,
 }
 
@@ -64,8 +67,9 @@ pub struct Ledger {
     pub(crate) config: Config,
     pub(crate) nodes: HashMap<Arc<str>, Node>,
     pub(crate) pods: HashMap<Uid, Known>,
-    /// Copies of pods that have come so far.
-    pub(crate) copies: u64,
+    gone: Gone,
+    /// See [`Ledger::copies`].
+    copies: u64,
     pub(crate) reservations: HashMap<Uid, Reservation>,
     /// No reservation without a bind under way ends before this.
     pub(crate) earliest: Duration,
@@ -111,54 +115,87 @@ impl Ledger {
         }
     }
 
+    /// The ledger's own clock: how many copies of pods, ends of pods and reservations it has noted.
+    /// What it notes later has at least this number, so that a read of the API server is in order
+    /// with all else: take the number before the read is sent.
+    #[must_use]
+    pub fn copies(&self) -> u64 {
+        self.copies
+    }
+
+    pub(crate) fn tick(&mut self) -> u64 {
+        self.copies += 1;
+        self.copies - 1
+    }
+
     /// A pod as a watch shows it.
     pub fn apply_pod(&mut self, pod: PodFacts) {
-        // A bound pod never becomes unbound: such a copy is older than what we know.
+        // Only a list or a read of our own unbinds: such a copy is older than what we know.
         if pod.node.is_none() && self.is_bound(&pod.uid) {
             return;
         }
-        self.put_pod(pod, None);
+        self.end_given_up(&pod);
+        self.put_pod(pod, true, None);
     }
 
-    /// A pod as a read of our own shows it. A list that was asked for before `now` may lack it and
-    /// does not end it, unless a watch has shown the pod too.
-    pub fn read_back(&mut self, pod: PodFacts, now: Duration) {
-        if pod.node.is_some() || !self.is_bound(&pod.uid) {
-            let unseen = self.unseen(&pod.uid, now);
-            self.put_pod(pod, unseen);
+    /// A pod as a read of our own shows it that was sent at `asked` on the ledger's clock
+    /// ([`Ledger::copies`]). It counts if nothing newer came meanwhile: whole, even if the pod was
+    /// bound before and is not any more, since the API server can be restored to an older state.
+    pub fn read_back(&mut self, pod: PodFacts, asked: u64, now: Duration) {
+        if self.gone.when(&pod.uid).is_some_and(|when| when >= asked) {
+            return;
+        }
+        let known = self.pods.get(&pod.uid);
+        let is_same = |known: &Known| known.facts.resource_version == pod.resource_version;
+        let is_newer =
+            |known: &Known| known.copy < asked || pod.node.is_some() && known.facts.node.is_none();
+        if known.is_none_or(|known| is_newer(known) && (known.own.is_some() || !is_same(known))) {
+            let seen = known.is_some_and(|known| known.seen);
+            self.put_pod(pod, seen, Some(now));
         }
     }
 
-    /// `now`, unless a watch has shown the pod.
-    fn unseen(&self, uid: &str, now: Duration) -> Option<Duration> {
-        let seen = |known: &Known| known.unseen.is_none();
-        (!self.pods.get(uid).is_some_and(seen)).then_some(now)
+    /// Bound pods of which only we know, by our own Binding or read, for so long that a watch should
+    /// have shown them: to be read again.
+    pub fn unconfirmed(&self, now: Duration) -> Vec<Arc<PodFacts>> {
+        let late = |own: Duration| now.saturating_sub(own) >= CONFIRMED_AFTER;
+        let known = self.pods.values();
+        known
+            .filter(|known| known.facts.node.is_some() && known.own.is_some_and(late))
+            .map(|known| known.facts.clone())
+            .collect()
     }
 
     /// Our own bind of this pod succeeded; the watch has yet to say so.
     pub(crate) fn put_bound(&mut self, pod: PodFacts, now: Duration) {
-        if self.is_bound(&pod.uid) {
+        let known = self.pods.get(&pod.uid);
+        if known.is_some_and(|known| known.facts.node.is_some()) {
             self.drop_reservation(&pod.uid);
         } else {
-            let unseen = self.unseen(&pod.uid, now);
-            self.put_pod(pod, unseen);
+            let seen = known.is_some_and(|known| known.seen);
+            self.put_pod(pod, seen, Some(now));
         }
     }
 
     fn is_bound(&self, uid: &str) -> bool {
-        self.pods
-            .get(uid)
-            .is_some_and(|known| known.facts.node.is_some())
+        let known = self.pods.get(uid);
+        known.is_some_and(|known| known.facts.node.is_some())
     }
 
-    fn put_pod(&mut self, pod: PodFacts, unseen: Option<Duration>) {
+    /// True if the pod has ended, as far as we know.
+    pub(crate) fn is_gone(&self, uid: &str) -> bool {
+        self.gone.when(uid).is_some()
+    }
+
+    fn put_pod(&mut self, pod: PodFacts, seen: bool, own: Option<Duration>) {
         let (uid, pod) = (pod.uid.clone(), Arc::new(pod));
+        self.gone.is_back(&uid);
         let known = Known {
             facts: pod.clone(),
-            unseen,
-            copy: self.copies,
+            seen,
+            own,
+            copy: self.tick(),
         };
-        self.copies += 1;
         let old = self.pods.insert(uid.clone(), known);
         self.demand
             .moved(old.as_ref().map(|old| &*old.facts), Some(&pod));
@@ -202,9 +239,15 @@ impl Ledger {
         }
     }
 
-    /// A pod is gone.
+    /// A pod is gone. A filter call or a read that is late does not bring it back.
     pub fn delete_pod(&mut self, uid: &str) {
-        if let Some(Known { facts, .. }) = self.pods.remove(uid) {
+        let when = self.tick();
+        let known = self.pods.remove(uid);
+        let asks = |known: &Known| !known.facts.request.as_ref().is_ok_and(|r| r.is_empty());
+        if known.as_ref().is_none_or(asks) {
+            self.gone.note(uid.into(), when);
+        }
+        if let Some(Known { facts, .. }) = known {
             self.demand.moved(Some(&facts), None);
             self.index_nomination(Some(&facts), None);
             if let Some(name) = &facts.node
@@ -219,17 +262,30 @@ impl Ledger {
         self.waiting.remove(uid);
     }
 
-    /// The whole list of pods, asked for at `began`. What it lacks is gone, unless it is so new
-    /// that no watch has shown it and we bound or read it since: then nobody can tell before the next list.
-    pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: Duration) {
+    /// The whole list of pods, asked for at `began` on the ledger's clock ([`Ledger::copies`]). It
+    /// wins over all that came before: what it lacks is gone, and who is unbound in it is unbound.
+    /// Of what we did and read ourselves since nobody can tell before the next list.
+    pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: u64) {
         let listed: HashSet<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
-        let gone = self.pods.iter().filter(|(uid, known)| {
-            !listed.contains(*uid) && known.unseen.is_none_or(|bound| bound < began)
-        });
-        for uid in gone.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
-            self.delete_pod(&uid);
+        let gone = self
+            .pods
+            .iter()
+            .filter(|(uid, known)| !listed.contains(*uid) && (known.seen || known.copy < began));
+        let known = |uid: &Uid| self.pods.contains_key(uid) || listed.contains(uid);
+        let never_seen = self
+            .reservations
+            .iter()
+            .filter(|(uid, held)| !known(uid) && held.made < began && held.binds == 0);
+        let gone = gone.map(|(uid, _)| uid.clone());
+        let gone: Vec<Uid> = gone.chain(never_seen.map(|(uid, _)| uid.clone())).collect();
+        gone.iter().for_each(|uid| self.delete_pod(uid));
+        for pod in pods {
+            let keeps = |known: &Known| known.copy >= began && known.facts.node.is_some();
+            if pod.node.is_some() || !self.pods.get(&pod.uid).is_some_and(keeps) {
+                self.end_given_up(&pod);
+                self.put_pod(pod, true, None);
+            }
         }
-        pods.into_iter().for_each(|pod| self.apply_pod(pod));
         let (pods, reservations) = (&self.pods, &self.reservations);
         self.tried
             .retain(|uid, _| pods.contains_key(uid) || reservations.contains_key(uid));
@@ -350,6 +406,9 @@ impl Ledger {
         ModelId(u16::try_from(index).unwrap_or(u16::MAX))
     }
 }
+
+/// A bound pod that no watch has shown for this long is to be read again.
+const CONFIRMED_AFTER: Duration = Duration::from_secs(10);
 
 /// True if the pod asks for GPU memory and has not released it.
 pub(crate) fn asks(pod: &PodFacts) -> bool {

@@ -38,6 +38,8 @@ pub enum Reason {
     Nominated,
     /// An earlier bind of this pod has an unknown outcome that is being looked up.
     BindUnderWay,
+    /// The pod has been deleted, and kube-scheduler does not know yet.
+    Gone,
 }
 
 impl Reason {
@@ -48,6 +50,7 @@ impl Reason {
             Self::Stale,
             Self::Nominated,
             Self::BindUnderWay,
+            Self::Gone,
         ];
         Refusal::ALL.into_iter().map(Self::Fit).chain(own)
     }
@@ -61,6 +64,7 @@ impl Reason {
             Self::Stale => "the GPU report is stale: the gpustow agent is silent",
             Self::Nominated => "free GPU memory is kept for a pod that preempts here",
             Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
+            Self::Gone => "the pod has been deleted",
         }
     }
 
@@ -78,6 +82,7 @@ impl Reason {
             Self::Stale => "stale",
             Self::Nominated => "nominated",
             Self::BindUnderWay => "bind_under_way",
+            Self::Gone => "gone",
         }
     }
 }
@@ -116,6 +121,9 @@ impl Ledger {
             return Verdict::default();
         };
         let uid = &ask.pod.uid;
+        if self.is_gone(uid) {
+            return refuse_all(candidates, Reason::Gone);
+        }
         let bound = self
             .pods
             .get(uid)

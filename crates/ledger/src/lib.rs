@@ -22,6 +22,7 @@ mod bind;
 mod book;
 mod decide;
 mod explain;
+mod gone;
 mod learn;
 mod node;
 mod nominated;

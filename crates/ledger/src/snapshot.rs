@@ -307,17 +307,11 @@ impl Ledger {
         self.pods.get(uid).map(|known| known.facts.clone())
     }
 
-    /// The same, with the number of copies of pods that came before this one.
+    /// The same, with the ledger's clock before this copy came.
     #[must_use]
     pub fn copy(&self, uid: &str) -> Option<(Arc<PodFacts>, u64)> {
         let known = self.pods.get(uid)?;
         Some((known.facts.clone(), known.copy))
-    }
-
-    /// How many copies of pods have come so far.
-    #[must_use]
-    pub fn copies(&self) -> u64 {
-        self.copies
     }
 
     /// Every pod that the ledger knows.

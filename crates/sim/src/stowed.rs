@@ -128,6 +128,7 @@ impl Stowed {
             gated: false,
             released: false,
             waiting: false,
+            refusal: 0,
         }
     }
 }

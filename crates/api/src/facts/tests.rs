@@ -65,8 +65,10 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             gated: true,
             released: false,
             waiting: true,
+            refusal: facts.refusal,
         }
     );
+    assert_ne!(facts.refusal, 0);
 }
 
 #[test]

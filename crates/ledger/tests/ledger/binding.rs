@@ -99,11 +99,12 @@ fn a_bind_without_a_reservation_needs_room() {
 fn a_list_that_began_before_our_bind_does_not_undo_it() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 60);
+    let began = ledger.copies();
     assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
     ledger.end_bind(&p, Outcome::Bound, at(5));
-    ledger.reset_pods(Vec::new(), at(4));
+    ledger.reset_pods(Vec::new(), began);
     assert_eq!(free(&ledger, "a"), [40]);
-    ledger.reset_pods(Vec::new(), at(6));
+    ledger.reset_pods(Vec::new(), ledger.copies());
     assert_eq!(free(&ledger, "a"), [100]);
 }
 
@@ -112,9 +113,10 @@ fn a_list_that_lacks_a_pod_that_a_watch_has_shown_ends_it() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 60);
     ledger.apply_pod(p.clone());
+    let began = ledger.copies();
     assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
     ledger.end_bind(&p, Outcome::Bound, at(5));
-    ledger.reset_pods(Vec::new(), at(4));
+    ledger.reset_pods(Vec::new(), began);
     assert_eq!((free(&ledger, "a"), ledger.pods().count()), (vec![100], 0));
 }
 
@@ -122,8 +124,9 @@ fn a_list_that_lacks_a_pod_that_a_watch_has_shown_ends_it() {
 fn a_list_with_an_older_copy_does_not_undo_a_bind() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 60);
+    let began = ledger.copies();
     assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
     ledger.end_bind(&p, Outcome::Bound, at(5));
-    ledger.reset_pods(vec![p], at(4));
+    ledger.reset_pods(vec![p], began);
     assert_eq!(free(&ledger, "a"), [40]);
 }

@@ -49,6 +49,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         gated: false,
         released: false,
         waiting: false,
+        refusal: 0,
     }
 }
 

@@ -130,7 +130,7 @@ fn prefer_no_schedule_comes_last_unless_tolerated() {
         choose(&mut ledger, &pod("bold", 10), &["a", "b"], at(0)),
         ["a"]
     );
-    let wary = pod("wary", 10);
+    let wary = pod("again", 10);
     let verdict = ledger.filter(
         &Ask {
             tolerates: &|_| false,

@@ -4,6 +4,7 @@ mod binding;
 mod bounds;
 mod build;
 mod filter;
+mod later;
 mod links;
 mod model;
 mod nominated;

@@ -66,7 +66,7 @@ fn a_nomination_ends_when_the_pod_reserves_or_goes() {
     assert_eq!(choose(&mut ledger, &pod("other", 30), &["a"], at(0)), ["a"]);
     ledger.delete_pod("other");
     ledger.delete_pod("first");
-    assert_eq!(choose(&mut ledger, &pod("other", 30), &["a"], at(0)), ["a"]);
+    assert_eq!(choose(&mut ledger, &pod("next", 30), &["a"], at(0)), ["a"]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_claim_ends_with_a_reservation_a_bind_a_deletion_or_another_nomination() {
         },
         |ledger, _| ledger.apply_pod(bound("first", "b", "b-0", 80)),
         |ledger, _| ledger.delete_pod("first"),
-        |ledger, _| ledger.reset_pods(vec![pod("rival", 60)], at(1)),
+        |ledger, _| ledger.reset_pods(vec![pod("rival", 60)], ledger.copies()),
         |ledger, first| {
             ledger.apply_pod(PodFacts {
                 nominated: Some("b".into()),

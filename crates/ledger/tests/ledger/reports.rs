@@ -32,6 +32,7 @@ fn a_report_is_stale_when_it_has_not_changed_for_too_long() {
     ledger.apply_gpunode("a", same.clone(), at(179));
     assert_eq!(choose(&mut ledger, &p, &["a"], at(180)), ["a"]);
     ledger.delete_pod("p");
+    let p = pod("q", 10);
     assert_eq!(
         ledger.filter(&ask(&p), &["a"], at(181)).refused,
         [("a", Reason::Stale)]

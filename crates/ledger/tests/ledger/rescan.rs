@@ -66,9 +66,9 @@ fn compare(ledger: &mut Ledger, random: &mut Random, now: Duration) {
         names.swap(a % len, b % len);
     }
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let probe = wish(random, "probe");
+    let probe = wish(random, &format!("probe-{}", ledger.copies()));
     let verdict = ledger.filter(&ask(&probe), &names, now);
-    ledger.delete_pod("probe");
+    ledger.delete_pod(&probe.uid);
     let looked = names
         .iter()
         .map(|name| (*name, ledger.explain(&probe, name, now)));

@@ -55,7 +55,7 @@ impl World {
         self.check_books()?;
         self.now += Duration::from_secs(31);
         // A pod that came, was bound and went during one list is known until the next.
-        self.listing = Some((self.now, None));
+        self.listing = Some((self.ledger.copies(), None));
         self.take_list();
         self.list_arrives();
         for name in NODES {
@@ -79,7 +79,7 @@ impl World {
         rebuilt.learn();
         for (gpus, size) in [(1, 1), (1, 4), (1, 7), (1, 10), (1, 16), (2, 5)] {
             for priority in [0, 2] {
-                let mut probe = asking("probe", &[(gpus, size)]);
+                let mut probe = asking(&format!("probe-{gpus}-{size}-{priority}"), &[(gpus, size)]);
                 probe.priority = priority;
                 if size == 7 {
                     probe = exclusive(probe);
@@ -89,8 +89,8 @@ impl World {
                 require(ours == theirs, || {
                     format!("history {ours:?}, lists {theirs:?}")
                 })?;
-                self.ledger.delete_pod("probe");
-                rebuilt.delete_pod("probe");
+                self.ledger.delete_pod(&probe.uid);
+                rebuilt.delete_pod(&probe.uid);
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ pub(super) struct World {
     /// The reports that have reached the ledger.
     known: BTreeMap<&'static str, GpuNodeStatus>,
     /// When the list under way was asked for, and its answer.
-    pub(super) listing: Option<(Duration, Option<Vec<PodFacts>>)>,
+    pub(super) listing: Option<(u64, Option<Vec<PodFacts>>)>,
     chosen: HashMap<Arc<str>, &'static str>,
 }
 
@@ -90,7 +90,7 @@ impl World {
             Event::DeliverPods { count } => self.deliver_pods(count),
             Event::DeliverNodes => self.deliver_nodes(),
             Event::ListBegins => {
-                self.listing.get_or_insert((self.now, None));
+                self.listing.get_or_insert((self.ledger.copies(), None));
             }
             Event::ListIsTaken => self.take_list(),
             Event::ListArrives => self.list_arrives(),
@@ -149,7 +149,7 @@ impl World {
         let pod = self.server.pods[index].clone();
         let unbound = pod.node.is_none();
         match *event {
-            Event::ReadBack { .. } => self.ledger.read_back(pod, self.now),
+            Event::ReadBack { .. } => self.ledger.read_back(pod, self.ledger.copies(), self.now),
             Event::Filter {
                 without,
                 cooperative,
@@ -366,7 +366,7 @@ impl World {
             .filter(|_| index.is_multiple_of(2))
         {
             let copy = self.server.pods[pod].clone();
-            self.ledger.read_back(copy, self.now);
+            self.ledger.read_back(copy, self.ledger.copies(), self.now);
         }
         self.ledger.end_bind(&post.pod, outcome, self.now);
         self.server.posts[index].awaited = false;
@@ -393,7 +393,7 @@ impl World {
     pub(super) fn rebuilt(&self) -> Ledger {
         let mut ledger = Ledger::new(config());
         let pods = self.server.pods.iter().rev().cloned().collect();
-        ledger.reset_pods(pods, self.now);
+        ledger.reset_pods(pods, 0);
         let reports = self.server.reports.iter().rev();
         let reports = reports.map(|(name, report)| ((*name).to_owned(), report.clone()));
         ledger.reset_gpunodes(reports.collect(), self.now);
