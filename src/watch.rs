@@ -116,7 +116,12 @@ pub(crate) fn spawn(app: &Arc<App>) {
 
     let client = app.client.clone();
     let nodes = move || watcher(Api::<Node>::all(client.clone()), watcher::Config::default());
-    let facts = |node: Node| Some(NodeFacts::from_node(&node));
+    let mut shared = Shared::default();
+    let facts = move |node: Node| {
+        let mut facts = NodeFacts::from_node(&node);
+        shared.share_node(&mut facts);
+        Some(facts)
+    };
     let change = |app: &App, change| match change {
         Change::Apply(node) => app.ledger().apply_node(node),
         Change::Delete(node) => app.ledger().delete_node(&node.name),

@@ -11,12 +11,14 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::assignment::{Assignment, BrokenAssignment};
+use crate::intree::{self, Constraints, Label, PREFER_NO_SCHEDULE, Taint};
 use crate::request::{BadRequest, request};
 use crate::{names, quantity};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
 static NO_REQUEST: LazyLock<Arc<Request>> = LazyLock::new(Arc::default);
+static NO_CONSTRAINTS: LazyLock<Arc<Constraints>> = LazyLock::new(Arc::default);
 static DEFAULT_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("default-scheduler"));
 static OWN_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(names::SCHEDULER));
 
@@ -48,6 +50,8 @@ pub struct PodFacts {
     /// The card models, as node labels name them, that its node selector and required affinity
     /// allow; empty for any.
     pub models: Arc<[Box<str>]>,
+    /// What keeps it off nodes; nothing is kept for a pod that asks for no GPU memory.
+    pub constraints: Arc<Constraints>,
     /// The assignment in the annotations, if there is one.
     pub assignment: Option<Result<Arc<Assignment>, BrokenAssignment>>,
     /// The epoch annotation: replicas with an older epoch may not bind this copy.
@@ -78,8 +82,16 @@ pub struct NodeFacts {
     pub cpu_milli: u64,
     /// Allocatable host memory.
     pub ram: Mib,
+    /// Allocatable pods, where the node says so.
+    pub pods: Option<u64>,
     /// Keys and values of `PreferNoSchedule` taints.
     pub prefer_no_schedule: Vec<(Box<str>, Box<str>)>,
+    /// The taints that keep pods off it.
+    pub taints: Box<[Taint]>,
+    /// Its labels, in order of their keys.
+    pub labels: Box<[Arc<Label>]>,
+    /// `spec.unschedulable`.
+    pub cordoned: bool,
 }
 
 impl PodFacts {
@@ -96,6 +108,8 @@ impl PodFacts {
             Err(bad) => (Err(bad), Vec::new()),
         };
         let deleting = meta.deletion_timestamp.is_some();
+        let asks = !containers.is_empty();
+        let constraints = spec.filter(|_| asks).map(Constraints::of);
         Some(Self {
             uid: Arc::from(meta.uid.as_deref()?),
             namespace: text(&meta.namespace),
@@ -116,6 +130,7 @@ impl PodFacts {
                 containers.into()
             },
             models: spec.map_or_else(|| NO_CONTAINERS.clone(), models),
+            constraints: constraints.map_or_else(|| NO_CONSTRAINTS.clone(), Arc::new),
             assignment: annotation(names::ASSIGNMENT)
                 .map(|text| Assignment::decode(text).map(Arc::new)),
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
@@ -136,11 +151,12 @@ impl NodeFacts {
             .status
             .as_ref()
             .and_then(|status| status.allocatable.as_ref());
-        let amount = |name: &str, per| {
-            allocatable
-                .and_then(|list| list.get(name))
-                .map_or(0, |amount| quantity::rounded_up(amount, per))
+        let known = |name: &str, per| {
+            let amount = allocatable.and_then(|list| list.get(name));
+            amount.map(|amount| quantity::rounded_up(amount, per))
         };
+        let amount = |name: &str, per| known(name, per).unwrap_or(0);
+        let labels = node.metadata.labels.iter().flatten();
         let taints = node
             .spec
             .iter()
@@ -149,6 +165,7 @@ impl NodeFacts {
             name: Arc::from(node.metadata.name.as_deref().unwrap_or_default()),
             cpu_milli: amount("cpu", 1000),
             ram: Mib(amount("memory", 1) >> 20),
+            pods: known("pods", 1),
             prefer_no_schedule: taints
                 .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
                 .map(|taint| {
@@ -156,11 +173,23 @@ impl NodeFacts {
                     (taint.key.as_str().into(), value.into())
                 })
                 .collect(),
+            taints: intree::hard_taints(node),
+            labels: labels
+                .map(|(key, value)| Arc::new(Label::new(key, value)))
+                .collect(),
+            cordoned: node
+                .spec
+                .as_ref()
+                .is_some_and(|spec| spec.unschedulable == Some(true)),
         }
     }
-}
 
-const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
+    /// The value of a label.
+    pub(crate) fn label(&self, key: &str) -> Option<&str> {
+        let at = self.labels.binary_search_by(|label| (*label.key).cmp(key));
+        at.ok().map(|at| &*self.labels[at].value)
+    }
+}
 
 /// True if `pod` states a preference among the nodes that are legal for it: preferred affinity of
 /// any kind, or a topology spread that may be broken.
@@ -200,25 +229,8 @@ pub fn has_soft_preferences(pod: &Pod) -> bool {
 /// True if `pod` tolerates all of `taints`, keys and values of `PreferNoSchedule` taints.
 #[must_use]
 pub fn tolerates_prefer_no_schedule(pod: &Pod, taints: &Taints) -> bool {
-    let tolerations = || {
-        pod.spec
-            .iter()
-            .flat_map(|spec| spec.tolerations.iter().flatten())
-    };
-    taints.iter().all(|(key, value)| {
-        tolerations().any(|toleration| {
-            let effect = toleration.effect.as_deref().unwrap_or_default();
-            let wanted = toleration.key.as_deref().unwrap_or_default();
-            let exists = toleration.operator.as_deref() == Some("Exists");
-            let equal = toleration
-                .operator
-                .as_deref()
-                .is_none_or(|op| op.is_empty() || op == "Equal");
-            (effect.is_empty() || effect == PREFER_NO_SCHEDULE)
-                && (wanted == &**key || wanted.is_empty() && exists)
-                && (exists || equal && toleration.value.as_deref().unwrap_or_default() == &**value)
-        })
-    })
+    let tolerated = |(key, value): &(Box<str>, Box<str>)| intree::tolerates_softly(pod, key, value);
+    taints.iter().all(tolerated)
 }
 
 /// True if something else than nodes must be found for `pod` between filter and bind: volumes

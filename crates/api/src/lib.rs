@@ -4,6 +4,7 @@
 pub mod assignment;
 pub mod facts;
 pub mod gpunode;
+pub mod intree;
 mod links;
 pub mod manifests;
 pub mod names;

@@ -1,4 +1,4 @@
-//! Pods are many and much alike: what they have in common is kept once.
+//! Pods are many and much alike, and so are nodes: what they have in common is kept once.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -6,18 +6,21 @@ use std::sync::Arc;
 
 use gpustow_pack::Request;
 
-use crate::{Assignment, PodFacts};
+use crate::intree::{Constraints, Label};
+use crate::{Assignment, NodeFacts, PodFacts};
 
 /// What nobody uses any more is looked for after so many new values, or as many as there are.
 const SWEEP: usize = 1024;
 
-/// What pods have in common.
+/// What pods, or nodes, have in common.
 #[derive(Debug, Default)]
 pub struct Shared {
     texts: Known<str>,
     lists: Known<[Box<str>]>,
     requests: Known<Request>,
     assignments: Known<Assignment>,
+    constraints: Known<Constraints>,
+    labels: Known<Label>,
 }
 
 impl Shared {
@@ -34,6 +37,14 @@ impl Shared {
         }
         if let Some(Ok(assignment)) = &mut pod.assignment {
             self.assignments.share(assignment);
+        }
+        self.constraints.share(&mut pod.constraints);
+    }
+
+    /// The same for a node.
+    pub fn share_node(&mut self, node: &mut NodeFacts) {
+        for label in &mut node.labels {
+            self.labels.share(label);
         }
     }
 }

@@ -9,7 +9,6 @@ mod check;
 mod cluster;
 mod completion;
 mod fit;
-pub mod intree;
 mod lists;
 mod live;
 mod output;

@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 
 use crate::Answer;
 use crate::cluster::{Cluster, PodInfo};
-use crate::intree;
 use crate::lists::indices;
 use crate::output::{api_version, memory};
 
@@ -116,22 +115,14 @@ pub(crate) struct Trial<'a> {
 }
 
 /// Asks every node about a pod as kube-scheduler and the extender would.
-pub(crate) fn try_pod<'a>(
-    cluster: &Cluster,
-    views: &'a [NodeView],
-    pod: &Pod,
-    facts: &PodFacts,
-) -> Trial<'a> {
+pub(crate) fn try_pod<'a>(cluster: &Cluster, views: &'a [NodeView], facts: &PodFacts) -> Trial<'a> {
     let mut trial = Trial {
         fits: Vec::new(),
         refusals: BTreeMap::new(),
         asked: Vec::new(),
     };
     for view in views {
-        let node = cluster.nodes.get(&*view.name);
-        let refusal = node.and_then(|node| intree::refuses(node, pod));
-        let refusal = refusal.or_else(|| intree::lacks(&cluster.ledger, &view.name, facts));
-        let refused = match refusal {
+        let refused = match cluster.ledger.refused_in_tree(&view.name, facts) {
             Some(reason) => reason,
             None => {
                 trial.asked.push(view);
@@ -168,7 +159,7 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
     };
     cluster.ledger.delete_pod(uid);
     let views = cluster.views();
-    let trial = try_pod(cluster, &views, &pod.object, &unbound);
+    let trial = try_pod(cluster, &views, &unbound);
     let why = running(cluster, &pod, &trial);
     cluster.ledger.apply_pod(facts);
     Ok(why)
@@ -225,7 +216,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         return why;
     }
     let views = cluster.views();
-    let trial = try_pod(cluster, &views, pod, facts);
+    let trial = try_pod(cluster, &views, facts);
     why.refusals = counts(&trial);
     if let Some((view, choice)) = trial.fits.first() {
         let nodes = trial.fits.len();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, intree};
 use gpustow_pack::{Choice, Mib, NodeGpus, Refusal, Request, because};
 
 use crate::{Ledger, Reason};
@@ -45,10 +45,23 @@ impl Ledger {
         because(view, request, charges, self.policy(request), &self.tight)
     }
 
-    /// CPU in thousandths of a core and host memory that the pods on a node leave free.
+    /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
+    /// far as can be known; see [`intree`]. The pod itself must not be in the node's books.
     #[must_use]
-    pub fn left(&self, node: &str) -> Option<(u64, Mib)> {
-        let view = &self.nodes.get(node)?.view;
-        Some((view.cpu_free_milli, view.ram_free))
+    pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
+        let node = self.nodes.get(node)?;
+        let facts = node.facts.as_ref()?;
+        let request = pod.request.as_ref().ok()?;
+        if let Some(reason) = intree::refuses(facts, &pod.constraints) {
+            Some(reason)
+        } else if request.cpu_milli > node.view.cpu_free_milli {
+            Some("not enough CPU")
+        } else if request.ram > node.view.ram_free {
+            Some("not enough memory of the host")
+        } else if facts.pods.is_some_and(|pods| node.count() >= pods) {
+            Some("as many pods as the node takes")
+        } else {
+            None
+        }
     }
 }

@@ -112,6 +112,11 @@ impl Node {
         }
     }
 
+    /// Pods that are bound here or about to be.
+    pub(crate) fn count(&self) -> u64 {
+        (self.bound.len() + self.reserved.len()) as u64
+    }
+
     fn holds(&self) -> impl Iterator<Item = (&Uid, &Hold)> {
         self.bound.iter().chain(&self.reserved)
     }

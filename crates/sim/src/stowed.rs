@@ -43,7 +43,7 @@ impl Stowed {
                 name: name.clone(),
                 cpu_milli: host.cpu,
                 ram: Mib(host.ram),
-                prefer_no_schedule: Vec::new(),
+                ..NodeFacts::default()
             });
             let gpu = |index: usize| Gpu {
                 uuid: index.to_string(),
@@ -122,6 +122,7 @@ impl Stowed {
                 Arc::from([])
             },
             models: self.models(job),
+            constraints: Arc::default(),
             assignment: None,
             epoch: None,
             deleting: false,

@@ -59,6 +59,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             })),
             containers: Arc::from(["c".into()]),
             models: Arc::from([]),
+            constraints: Arc::default(),
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
             deleting: false,
@@ -183,19 +184,23 @@ fn memory_is_released_at_the_end_and_not_before() {
 fn a_node_is_its_allocatable_and_its_soft_taints() {
     let node = serde_json::from_value(json!({
         "metadata": {"name": "n"},
-        "spec": {"taints": [
+        "spec": {"unschedulable": true, "taints": [
             {"key": "a", "value": "1", "effect": "PreferNoSchedule"},
             {"key": "b", "effect": "NoSchedule"},
         ]},
-        "status": {"allocatable": {"cpu": "3920m", "memory": "2097151Ki"}},
+        "status": {"allocatable": {"cpu": "3920m", "memory": "2097151Ki", "pods": "110"}},
     }));
+    let node: Node = node.unwrap();
     assert_eq!(
-        NodeFacts::from_node(&node.unwrap()),
+        NodeFacts::from_node(&node),
         NodeFacts {
             name: "n".into(),
             cpu_milli: 3920,
             ram: Mib(2047),
             prefer_no_schedule: vec![("a".into(), "1".into())],
+            pods: Some(110),
+            cordoned: true,
+            ..NodeFacts::from_node(&node)
         }
     );
     assert_eq!(NodeFacts::from_node(&Node::default()), NodeFacts::default());

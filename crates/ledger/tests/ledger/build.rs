@@ -43,6 +43,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         })),
         containers,
         models: Arc::from([]),
+        constraints: Arc::default(),
         assignment: None,
         epoch: None,
         deleting: false,
@@ -108,7 +109,7 @@ pub(crate) fn node(name: &str) -> NodeFacts {
         name: name.into(),
         cpu_milli: 64_000,
         ram: Mib(1 << 20),
-        prefer_no_schedule: Vec::new(),
+        ..NodeFacts::default()
     }
 }
 

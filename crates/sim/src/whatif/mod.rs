@@ -17,7 +17,7 @@ use gpustow_ledger::{Ask, CardView, Config, Ledger, Outcome};
 use gpustow_pack::{Mib, PolicyKind};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
-use kubectl_gpustow::{Lists, intree};
+use kubectl_gpustow::Lists;
 
 use crate::progress::Progress;
 
@@ -274,10 +274,7 @@ impl Cluster {
             }
             let nodes = self.members.iter().zip(&names);
             let candidates: Vec<&str> = nodes
-                .filter(|(member, name)| {
-                    intree::refuses(&member.node, pod).is_none()
-                        && intree::lacks(&ledger, name, facts).is_none()
-                })
+                .filter(|(_, name)| ledger.refused_in_tree(name, facts).is_none())
                 .map(|(_, name)| name.as_str())
                 .collect();
             let ask = Ask {

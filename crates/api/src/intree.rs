@@ -1,0 +1,329 @@
+//! What kube-scheduler's own filters say of a node before it asks the extender: those that a Pod
+//! and a Node alone can tell. Affinity between pods, topology spread, volumes, host ports and
+//! quotas are not looked at; how much CPU, memory and room for pods is left is the ledger's to say.
+
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint as NodeTaint,
+    Toleration as PodToleration,
+};
+
+use crate::NodeFacts;
+
+/// What keeps a pod off nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Constraints {
+    /// `spec.nodeSelector`.
+    selector: Box<[Label]>,
+    /// The terms of the required node affinity, one of which must match.
+    required: Option<Box<[Term]>>,
+    tolerations: Box<[Toleration]>,
+}
+
+/// A label of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Label {
+    /// Its key.
+    pub key: Box<str>,
+    /// Its value.
+    pub value: Box<str>,
+}
+
+/// A taint of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Taint {
+    key: Box<str>,
+    value: Box<str>,
+    effect: Box<str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Term {
+    labels: Box<[Requirement]>,
+    fields: Box<[Requirement]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Requirement {
+    key: Box<str>,
+    operator: Box<str>,
+    values: Box<[Box<str>]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Toleration {
+    key: Box<str>,
+    operator: Box<str>,
+    value: Box<str>,
+    effect: Box<str>,
+}
+
+/// The taint that stands for a cordoned node.
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+const NO_SCHEDULE: &str = "NoSchedule";
+const NO_EXECUTE: &str = "NoExecute";
+pub(crate) const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
+
+/// Why kube-scheduler does not ask about the node, if it does not.
+#[must_use]
+pub fn refuses(node: &NodeFacts, pod: &Constraints) -> Option<&'static str> {
+    let tolerated = |taint: &Taint| pod.tolerations.iter().any(|it| it.covers(taint));
+    if node.cordoned && !tolerated(&Taint::new(UNSCHEDULABLE, "", NO_SCHEDULE)) {
+        Some("node is cordoned")
+    } else if !pod.select(node) {
+        Some("node selector or required node affinity does not match")
+    } else if !node.taints.iter().all(tolerated) {
+        Some("node has a taint that the pod does not tolerate")
+    } else {
+        None
+    }
+}
+
+impl Constraints {
+    /// Those of `spec`.
+    #[must_use]
+    pub fn of(spec: &PodSpec) -> Self {
+        let affinity = spec.affinity.as_ref();
+        let required = affinity
+            .and_then(|affinity| affinity.node_affinity.as_ref())
+            .and_then(|node| {
+                node.required_during_scheduling_ignored_during_execution
+                    .as_ref()
+            });
+        let selector = spec.node_selector.iter().flatten();
+        let tolerations = spec.tolerations.iter().flatten();
+        Self {
+            selector: selector
+                .map(|(key, value)| Label::new(key, value))
+                .collect(),
+            required: required
+                .map(|required| required.node_selector_terms.iter().map(Term::of).collect()),
+            tolerations: tolerations.map(Toleration::of).collect(),
+        }
+    }
+
+    fn select(&self, node: &NodeFacts) -> bool {
+        let mut wanted = self.selector.iter();
+        wanted.all(|wanted| node.label(&wanted.key) == Some(&*wanted.value))
+            && self
+                .required
+                .as_ref()
+                .is_none_or(|terms| terms.iter().any(|term| term.matches(node)))
+    }
+}
+
+impl Label {
+    pub(crate) fn new(key: &str, value: &str) -> Self {
+        Self {
+            key: key.into(),
+            value: value.into(),
+        }
+    }
+}
+
+impl Taint {
+    fn new(key: &str, value: &str, effect: &str) -> Self {
+        Self {
+            key: key.into(),
+            value: value.into(),
+            effect: effect.into(),
+        }
+    }
+
+    fn of(taint: &NodeTaint) -> Self {
+        let value = taint.value.as_deref().unwrap_or_default();
+        Self::new(&taint.key, value, &taint.effect)
+    }
+}
+
+/// The taints of a node that keep pods off it.
+pub(crate) fn hard_taints(node: &Node) -> Box<[Taint]> {
+    let taints = node.spec.iter().filter_map(|spec| spec.taints.as_ref());
+    let hard = |taint: &&NodeTaint| taint.effect == NO_SCHEDULE || taint.effect == NO_EXECUTE;
+    taints.flatten().filter(hard).map(Taint::of).collect()
+}
+
+/// True if `pod` tolerates the `PreferNoSchedule` taint with this key and value.
+pub(crate) fn tolerates_softly(pod: &Pod, key: &str, value: &str) -> bool {
+    let taint = Taint::new(key, value, PREFER_NO_SCHEDULE);
+    let specs = pod.spec.iter();
+    let mut tolerations = specs.flat_map(|spec| spec.tolerations.iter().flatten());
+    tolerations.any(|toleration| Toleration::of(toleration).covers(&taint))
+}
+
+impl Term {
+    fn of(term: &NodeSelectorTerm) -> Self {
+        let list = |list: &Option<Vec<NodeSelectorRequirement>>| {
+            list.iter().flatten().map(Requirement::of).collect()
+        };
+        Self {
+            labels: list(&term.match_expressions),
+            fields: list(&term.match_fields),
+        }
+    }
+
+    fn matches(&self, node: &NodeFacts) -> bool {
+        let on_label = |it: &Requirement| it.holds(node.label(&it.key));
+        let on_field = |it: &Requirement| &*it.key == "metadata.name" && it.holds(Some(&node.name));
+        (!self.labels.is_empty() || !self.fields.is_empty())
+            && self.labels.iter().all(on_label)
+            && self.fields.iter().all(on_field)
+    }
+}
+
+impl Requirement {
+    fn of(requirement: &NodeSelectorRequirement) -> Self {
+        let values = requirement.values.iter().flatten();
+        Self {
+            key: requirement.key.as_str().into(),
+            operator: requirement.operator.as_str().into(),
+            values: values.map(|value| value.as_str().into()).collect(),
+        }
+    }
+
+    fn holds(&self, value: Option<&str>) -> bool {
+        let listed = |value: &str| self.values.iter().any(|it| **it == *value);
+        let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+        let pair = || number(value).zip(number(self.values.first().map(|it| &**it)));
+        match &*self.operator {
+            "In" => value.is_some_and(listed),
+            "NotIn" => !value.is_some_and(listed),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            "Gt" => pair().is_some_and(|(a, b)| a > b),
+            "Lt" => pair().is_some_and(|(a, b)| a < b),
+            _ => false,
+        }
+    }
+}
+
+impl Toleration {
+    fn of(toleration: &PodToleration) -> Self {
+        let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+        Self {
+            key: text(&toleration.key),
+            operator: text(&toleration.operator),
+            value: text(&toleration.value),
+            effect: text(&toleration.effect),
+        }
+    }
+
+    fn covers(&self, taint: &Taint) -> bool {
+        let exists = &*self.operator == "Exists";
+        let equal = matches!(&*self.operator, "" | "Equal");
+        (self.effect.is_empty() || self.effect == taint.effect)
+            && (self.key == taint.key || self.key.is_empty() && exists)
+            && (exists || equal && self.value == taint.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn refused(node: Value, spec: Value) -> Option<&'static str> {
+        let node: Node = serde_json::from_value(node).unwrap();
+        let mut spec = spec;
+        spec["containers"] = json!([]);
+        let spec: PodSpec = serde_json::from_value(spec).unwrap();
+        refuses(&NodeFacts::from_node(&node), &Constraints::of(&spec))
+    }
+
+    fn node(spec: Value) -> Value {
+        let labels = json!({"zone": "a", "generation": "3"});
+        json!({"metadata": {"name": "n", "labels": labels}, "spec": spec})
+    }
+
+    fn requires(terms: Value) -> Value {
+        let required = "requiredDuringSchedulingIgnoredDuringExecution";
+        json!({"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}})
+    }
+
+    #[test]
+    fn selectors_and_required_affinity_are_kube_schedulers() {
+        let on = |key: &str, operator: &str, values: &[&str]| {
+            let it = json!({"key": key, "operator": operator, "values": values});
+            requires(json!([{"matchExpressions": [it]}]))
+        };
+        let named = |name: &str| {
+            let it = json!({"key": "metadata.name", "operator": "In", "values": [name]});
+            json!({"matchFields": [it]})
+        };
+        let fits = [
+            json!({}),
+            json!({"nodeSelector": {"zone": "a"}}),
+            on("zone", "In", &["b", "a"]),
+            on("rack", "NotIn", &["1"]),
+            on("zone", "Exists", &[]),
+            on("rack", "DoesNotExist", &[]),
+            on("generation", "Gt", &["2"]),
+            on("generation", "Lt", &["4"]),
+            requires(json!([named("m"), named("n")])),
+        ];
+        for spec in fits {
+            assert_eq!(refused(node(json!({})), spec.clone()), None, "{spec}");
+        }
+        let bars = [
+            json!({"nodeSelector": {"zone": "b"}}),
+            json!({"nodeSelector": {"rack": ""}}),
+            on("zone", "In", &["b"]),
+            on("zone", "NotIn", &["a"]),
+            on("rack", "Exists", &[]),
+            on("zone", "Gt", &["2"]),
+            on("generation", "Lt", &["3"]),
+            requires(json!([named("m")])),
+            requires(json!([{}])),
+            requires(json!([])),
+        ];
+        for spec in bars {
+            let why = Some("node selector or required node affinity does not match");
+            assert_eq!(refused(node(json!({})), spec.clone()), why, "{spec}");
+        }
+    }
+
+    #[test]
+    fn taints_and_cordons_bar_those_who_do_not_tolerate_them() {
+        let taint =
+            |effect: &str| json!({"taints": [{"key": "k", "value": "v", "effect": effect}]});
+        let tolerates = |toleration: Value| json!({"tolerations": [toleration]});
+        let soft = refused(node(taint("PreferNoSchedule")), json!({}));
+        assert_eq!(soft, None);
+        for effect in ["NoSchedule", "NoExecute"] {
+            let none = refused(node(taint(effect)), json!({}));
+            assert_eq!(
+                none,
+                Some("node has a taint that the pod does not tolerate")
+            );
+            let good = [
+                json!({"operator": "Exists"}),
+                json!({"key": "k", "operator": "Exists", "effect": effect}),
+                json!({"key": "k", "value": "v"}),
+                json!({"key": "k", "operator": "Equal", "value": "v"}),
+            ];
+            for toleration in good {
+                let spec = tolerates(toleration);
+                assert_eq!(refused(node(taint(effect)), spec.clone()), None, "{spec}");
+            }
+            let bad = [
+                json!({"key": "k", "value": "w"}),
+                json!({"key": "j", "operator": "Exists"}),
+                json!({"key": "k", "operator": "Exists", "effect": "PreferNoSchedule"}),
+            ];
+            for toleration in bad {
+                let spec = tolerates(toleration);
+                assert!(
+                    refused(node(taint(effect)), spec.clone()).is_some(),
+                    "{spec}"
+                );
+            }
+        }
+        let cordoned = json!({"unschedulable": true});
+        let everything = tolerates(json!({"operator": "Exists"}));
+        assert_eq!(
+            refused(node(cordoned.clone()), json!({})),
+            Some("node is cordoned")
+        );
+        assert_eq!(refused(node(cordoned), everything), None);
+    }
+}
