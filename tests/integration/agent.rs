@@ -23,10 +23,10 @@ use crate::support::{SOON, event, node_of, refused, rig, rounds};
 
 /// A node of a case with an agent, and a driver that does as the test says.
 pub(crate) struct AgentNode {
-    name: String,
+    pub(crate) name: String,
     client: Client,
     dir: tempfile::TempDir,
-    machine: Machine,
+    pub(crate) machine: Machine,
     /// Address of its health and metrics.
     pub(crate) metrics: String,
     agent: JoinHandle<Result<()>>,
@@ -77,22 +77,29 @@ impl AgentNode {
             agent,
         };
         node.shows()?;
-        node.agent = node.launch(cluster, listener, &[]).await?;
+        let client = agent_client(cluster, &node.name).await?;
+        node.agent = node.launch(client, listener, &[])?;
         Ok(node)
     }
 
     /// The agent is started anew, with these flags.
-    async fn restart(&mut self, cluster: &ControlPlane, flags: &[&str]) -> Result<()> {
+    pub(crate) async fn restart(&mut self, cluster: &ControlPlane, flags: &[&str]) -> Result<()> {
+        let client = agent_client(cluster, &self.name).await?;
+        self.restart_with(client, flags).await
+    }
+
+    /// The same, with this way to the API server.
+    pub(crate) async fn restart_with(&mut self, client: Client, flags: &[&str]) -> Result<()> {
         self.agent.abort();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         self.metrics = listener.local_addr()?.to_string();
-        self.agent = self.launch(cluster, listener, flags).await?;
+        self.agent = self.launch(client, listener, flags)?;
         Ok(())
     }
 
-    async fn launch(
+    fn launch(
         &self,
-        cluster: &ControlPlane,
+        client: Client,
         listener: TcpListener,
         flags: &[&str],
     ) -> Result<JoinHandle<Result<()>>> {
@@ -106,7 +113,6 @@ impl AgentNode {
         ];
         args.extend(flags.iter().map(|&flag| flag.to_owned()));
         let args = Args::try_parse_from(args)?;
-        let client = agent_client(cluster, &self.name).await?;
         Ok(tokio::spawn(gpustow_agent::serve(
             args,
             client,
@@ -115,7 +121,7 @@ impl AgentNode {
         )))
     }
 
-    fn shows(&self) -> Result<()> {
+    pub(crate) fn shows(&self) -> Result<()> {
         Ok(self
             .machine
             .write(&self.dir.path().join("fake-nvml.yaml"))?)
@@ -147,7 +153,7 @@ impl AgentNode {
     }
 
     /// Waits until the node says that it has this capacity.
-    async fn capacity(&self, mib: u64) -> Result<()> {
+    pub(crate) async fn capacity(&self, mib: u64) -> Result<()> {
         let what = format!("capacity of {mib} MiB");
         eventually(SOON, &what, async || {
             let status = self.node().await?.status.unwrap_or_default();
@@ -161,8 +167,19 @@ impl AgentNode {
         .await
     }
 
+    /// A further card of the same size counts at once.
+    pub(crate) async fn gets_a_second_card(&mut self, case: &Case) -> Result<()> {
+        let second = machine::Gpu {
+            uuid: case.uuid("n", 1),
+            ..self.machine.gpus[0].clone()
+        };
+        self.machine.gpus.push(second);
+        self.shows()?;
+        self.capacity(158_000).await
+    }
+
     /// Writes a resource of the node as its kubelet would.
-    async fn kubelet_writes(&self, list: &str, mib: u64) -> Result<()> {
+    pub(crate) async fn kubelet_writes(&self, list: &str, mib: u64) -> Result<()> {
         let patch = json!({ "status": { list: { names::GPU_MEM: mib.to_string() } } });
         let nodes = Api::<Node>::all(self.client.clone());
         nodes
@@ -355,15 +372,8 @@ async fn the_capacity_that_a_kubelet_zeroed_comes_back() -> Result<()> {
     assert_eq!(conditions[0].reason, "DriverNotLoaded");
     node.kubelet_writes("capacity", 0).await?;
     node.capacity(79_000).await?;
-    // A further card counts at once.
     node.machine.error = 0;
-    let second = machine::Gpu {
-        uuid: case.uuid("n", 1),
-        ..node.machine.gpus[0].clone()
-    };
-    node.machine.gpus.push(second);
-    node.shows()?;
-    node.capacity(158_000).await?;
+    node.gets_a_second_card(&case).await?;
     let near = |gpu: &Gpu| {
         gpu.place
             .as_ref()

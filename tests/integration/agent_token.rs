@@ -4,8 +4,9 @@ use anyhow::{Result, bail, ensure};
 use gpustow_api::gpunode::GpuNode;
 use gpustow_api::names;
 use gpustow_testkit::{Case, ControlPlane, client, eventually};
-use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
 use serde_json::{Value, json};
 
 use crate::support::{SOON, rig};
@@ -29,7 +30,13 @@ pub(crate) async fn policy_holds(cluster: &ControlPlane) -> Result<()> {
 
 /// A client with the token that the kubelet of this node gives to its agent.
 pub(crate) async fn agent_client(cluster: &ControlPlane, node: &str) -> Result<Client> {
-    client(&cluster.agent_kubeconfig(node).await?).await
+    Ok(Client::try_from(agent_config(cluster, node).await?)?)
+}
+
+/// What such a client is made of.
+pub(crate) async fn agent_config(cluster: &ControlPlane, node: &str) -> Result<Config> {
+    let kubeconfig = Kubeconfig::read_from(cluster.agent_kubeconfig(node).await?)?;
+    Ok(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)
 }
 
 /// A client with a token of an agent's that names no node.

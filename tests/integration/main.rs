@@ -4,6 +4,7 @@
 mod admission_options;
 mod after_filter;
 mod agent;
+mod agent_capacity;
 mod agent_token;
 mod cli;
 mod containers;

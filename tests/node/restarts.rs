@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{BY_HAND, eventually};
+use gpustow_testkit::eventually;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
@@ -74,16 +74,16 @@ async fn no_pod_dies_when_its_kubelet_restarts_after_a_card_has_vanished() -> Re
     on_node("vanished", 2, async |node| {
         let before = two_pods(node).await?;
         // A kubelet counts what was not assigned, too.
-        let here = node.name.clone();
-        let by_hand = node.pod("c").gpu_mem(30_000).label(BY_HAND, "");
-        node.run(by_hand.with(|spec| spec.node_name = Some(here)))
-            .await?;
+        let by_hand = node.pod("c").gpu_mem(30_000);
+        let by_hand = by_hand.bind_by_hand(&node.case.client, &node.name).await?;
+        node.runs(&by_hand).await?;
+        node.amounts(188_000, 188_000).await?;
         let card = node.machine.gpus.pop().context("a second card")?;
         node.shows()?;
-        // Late: all of it at first, then what is bound, which is more than the card that is left.
+        // Late: all of it at first, then the card that is left and what is on none.
         node.restart_kubelet().await?;
         assert_eq!(containers(node).await?, before);
-        node.amounts(150_000, 150_000).await?;
+        node.amounts(169_000, 169_000).await?;
         node.restart_kubelet().await?;
         assert_eq!(containers(node).await?, before);
         // Without a driver nothing is seen at all.
@@ -98,6 +98,27 @@ async fn no_pod_dies_when_its_kubelet_restarts_after_a_card_has_vanished() -> Re
         node.machine.error = 0;
         node.machine.gpus.push(card);
         node.shows()?;
+        node.amounts(188_000, 188_000).await
+    })
+    .await
+}
+
+/// A pod that comes round the schedulers counts once its kubelet has taken it in, and no sooner.
+#[tokio::test]
+async fn a_pod_that_its_kubelet_rejects_never_counts() -> Result<()> {
+    on_node("inflates", 1, async |node| {
+        let by_hand = async |name: &str, mib: u64| {
+            let pod = node.pod(name).gpu_mem(mib);
+            pod.bind_by_hand(&node.case.client, &node.name).await
+        };
+        let large = by_hand("large", 79_001).await?;
+        node.phase(&large, "Failed").await?;
+        node.runs(&by_hand("small", 79_000).await?).await?;
+        // As much room as there is on the card: for a pod that asks gpustow.
+        node.amounts(158_000, 158_000).await?;
+        node.run(node.pod("a").gpu_mem(79_000)).await?;
+        let full = by_hand("full", 1).await?;
+        node.phase(&full, "Failed").await?;
         node.amounts(158_000, 158_000).await
     })
     .await

@@ -16,7 +16,7 @@ use kube::runtime::{WatchStreamExt, watcher as watch};
 use tokio::time::Instant;
 
 use crate::args::Args;
-use crate::capacity::Capacity;
+use crate::capacity::{Capacity, Cards};
 use crate::cluster::{Cluster, ClusterError, NodeView, labels};
 use crate::metrics::Metrics;
 use crate::notices::{Notice, Notices};
@@ -46,6 +46,7 @@ pub(crate) struct Agent {
     state: State,
     processes: Processes,
     capacity: Capacity,
+    began: Instant,
     notices: Notices,
     pods: NodePods,
     pods_listed: bool,
@@ -68,7 +69,8 @@ impl Agent {
         Self {
             state: State::new(args.settings(), before, Timestamp::now()),
             processes: Processes::new(args.proc.clone()),
-            capacity: Capacity::new(args.shrink_after),
+            capacity: Capacity::new(args.shrink_after, before.map(cards)),
+            began: Instant::now(),
             notices: Notices::new(args.silent_after),
             pods: NodePods::default(),
             pods_listed: false,
@@ -234,12 +236,8 @@ impl Agent {
                 Instant::now() + self.args.heartbeat.mul_f64(rand::random_range(0.9..1.1));
             self.published = Some(status.clone());
         }
-        // An unreadable driver on a node that never had cards is no reason to write to the node.
-        let cards = self.state.capacity();
         let wanted = labels(&status);
-        let capacity = self
-            .capacity
-            .decide(cards, self.pods.bound(), node.capacity, now);
+        let capacity = self.capacity(node.capacity).await?;
         if capacity.is_some() || wanted != node.labels {
             let stale = node.labels.keys().filter(|key| !wanted.contains_key(*key));
             self.cluster
@@ -254,6 +252,18 @@ impl Agent {
             });
         }
         Ok(())
+    }
+
+    /// The node's capacity, if it is to be written. Extenders know by now which cards have gone: the
+    /// report was written before. But they may have bound a pod there that the watch has yet to show.
+    async fn capacity(&mut self, present: Option<u64>) -> Result<Option<u64>, ClusterError> {
+        let (cards, now) = (self.state.present(), self.began.elapsed());
+        let wanted = self.capacity.decide(&cards, &self.pods, present, now);
+        if wanted.is_none() || wanted > present {
+            return Ok(wanted);
+        }
+        let pods = self.cluster.pods(&self.args.resource_name).await?;
+        Ok(self.capacity.now(&pods).filter(|mib| Some(*mib) != present))
     }
 
     fn settle(&mut self, written: Result<(), ClusterError>) {
@@ -300,6 +310,14 @@ impl Agent {
             }
         }
     }
+}
+
+/// The cards that an earlier agent reported.
+fn cards(status: &GpuNodeStatus) -> Cards {
+    let there = status.gpus.iter().filter(|gpu| !gpu.missing);
+    there
+        .map(|gpu| (gpu.uuid.clone(), gpu.capacity(status.headroom_mib).0))
+        .collect()
 }
 
 fn pin<S: Stream>(stream: S) -> std::pin::Pin<Box<S>> {

@@ -1,127 +1,106 @@
-//! What the node's capacity should say. Too little of it kills running pods when their kubelet
-//! restarts, so it grows at once and shrinks late.
+//! What the node's capacity should say: enough for every pod that its kubelet would judge anew when it
+//! starts, and to kube-scheduler no more and no less room than the present cards have.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
+use crate::pods::NodePods;
+use crate::state::MAX_MIB;
 
-/// Decides when the capacity of the node is to be written.
+/// Cards by UUID, and the MiB that pods may hold of each.
+pub type Cards = BTreeMap<String, u64>;
+
+/// A report has no more cards, and no card has more memory.
+const MAX_CAPACITY: u64 = 256 * MAX_MIB;
+
+/// The node's capacity in MiB: what `cards` hold, and what kubelets and kube-scheduler subtract from it
+/// although it is on none of them. That is what pods were assigned on other cards or beyond a card's
+/// size, from their Binding on, and what pods without an assignment ask for, once their kubelet has
+/// accepted them. No such pod counts for more than all that the node has; but what a kubelet has
+/// accepted is never too much in all, as it would reject it when it starts.
+#[must_use]
+pub fn capacity(cards: &Cards, pods: &NodePods) -> u64 {
+    let (mut held, mut accepted) = (BTreeMap::<&str, u64>::new(), 0);
+    for pod in pods.iter().filter(|pod| !pod.facts.released) {
+        for (uuid, mib) in pod.charges() {
+            let held = held.entry(uuid).or_default();
+            // A pod with whole cards is charged for more than others subtract for it.
+            *held = held.saturating_add(mib.min(pod.requested));
+        }
+        if pod.accepted {
+            accepted = sum([accepted, pod.requested]);
+        }
+    }
+    let beyond = held.into_iter().map(|(uuid, held)| {
+        let card = cards.get(uuid).copied().unwrap_or_default();
+        held.saturating_sub(card)
+    });
+    let hardware = sum(beyond.chain(cards.values().copied()));
+    let strays = pods
+        .iter()
+        .filter(|pod| !pod.facts.released && pod.accepted && pod.facts.assignment.is_none());
+    let strays = strays.map(|pod| pod.requested.min(hardware));
+    sum(strays.chain([hardware]))
+        .max(accepted)
+        .min(MAX_CAPACITY)
+}
+
+fn sum(amounts: impl IntoIterator<Item = u64>) -> u64 {
+    amounts.into_iter().fold(0, u64::saturating_add)
+}
+
+/// Decides when the capacity of the node is to be written. Fewer cards count late: a driver that is
+/// loaded anew shows none for a while.
 #[derive(Clone, Debug)]
 pub struct Capacity {
     shrink_after: Duration,
-    less_since: Option<Timestamp>,
+    /// The cards that count; none if nobody knows what the node's capacity came from.
+    cards: Option<Cards>,
+    less_since: Option<Duration>,
 }
 
 impl Capacity {
-    /// Less is written once it has been less for this long.
+    /// Fewer cards count once they have been fewer for this long. `before` is what an earlier agent
+    /// reported.
     #[must_use]
-    pub fn new(shrink_after: Duration) -> Self {
+    pub fn new(shrink_after: Duration, before: Option<Cards>) -> Self {
         Self {
             shrink_after,
+            cards: before,
             less_since: None,
         }
     }
 
-    /// The MiB to write, if any: `cards` is what the cards hold, `bound` what pods hold of it,
-    /// `present` what the node says now.
+    /// The MiB to write, if any: `present` is what the node says now. Before less is written, see
+    /// whether [`Self::now`] says the same of a consistent list of the node's pods.
     pub fn decide(
         &mut self,
-        cards: u64,
-        bound: u64,
+        cards: &Cards,
+        pods: &NodePods,
         present: Option<u64>,
-        now: Timestamp,
+        now: Duration,
     ) -> Option<u64> {
-        let wanted = cards.max(bound);
+        let fewer = match &self.cards {
+            Some(known) => sum(cards.values().copied()) < sum(known.values().copied()),
+            None => present.is_some_and(|present| capacity(cards, pods) < present),
+        };
+        let since = fewer.then(|| *self.less_since.get_or_insert(now));
+        if since.is_none_or(|since| now.saturating_sub(since) >= self.shrink_after) {
+            self.less_since = None;
+            self.cards = Some(cards.clone());
+        }
+        let wanted = self.now(pods)?;
         match present {
+            // A driver that cannot be read on a node that never had cards is no reason to write.
             None if wanted == 0 => None,
-            Some(present) if present == wanted => {
-                self.less_since = None;
-                None
-            }
-            Some(present) if present > wanted => {
-                let since = *self.less_since.get_or_insert(now);
-                let late = now.duration_since(since).unsigned_abs() >= self.shrink_after;
-                if late {
-                    self.less_since = None;
-                }
-                late.then_some(wanted)
-            }
-            _ => {
-                self.less_since = None;
-                Some(wanted)
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
-
-    #[test]
-    fn it_grows_at_once_and_shrinks_late_and_never_below_what_is_bound() {
-        let mut capacity = Capacity::new(Duration::from_secs(60));
-        let steps = [
-            // second, cards, bound, present, written
-            (0, 0, 0, None, None, "a node without cards is left alone"),
-            (0, 100, 0, None, Some(100), "new cards"),
-            (1, 100, 0, Some(100), None, "nothing to do"),
-            (2, 150, 0, Some(100), Some(150), "more cards"),
-            (3, 150, 0, Some(0), Some(150), "the kubelet zeroed it"),
-            (4, 100, 0, Some(150), None, "less, but only now"),
-            (63, 100, 0, Some(150), None, "less, not yet a minute"),
-            (
-                63,
-                150,
-                0,
-                Some(150),
-                None,
-                "it is back: the minute starts anew",
-            ),
-            (64, 100, 0, Some(150), None, "less again"),
-            (123, 100, 0, Some(150), None, "not yet"),
-            (
-                124,
-                100,
-                120,
-                Some(150),
-                Some(120),
-                "a minute: down to what is bound",
-            ),
-            (125, 100, 120, Some(120), None, "and no further"),
-            (126, 100, 110, Some(120), None, "a pod ended: wait again"),
-            (186, 100, 90, Some(120), Some(100), "down to the cards"),
-            (187, 0, 0, Some(100), None, "all cards gone"),
-            (247, 0, 0, Some(100), Some(0), "for a minute"),
-            (248, 0, 50, Some(0), Some(50), "below what is bound: never"),
-        ];
-        for (second, cards, bound, present, written, why) in steps {
-            assert_eq!(
-                capacity.decide(cards, bound, present, at(second)),
-                written,
-                "{second}: {why}"
-            );
+            Some(present) if present == wanted => None,
+            _ => Some(wanted),
         }
     }
 
-    proptest::proptest! {
-        #[test]
-        fn it_never_writes_less_than_is_bound(steps in proptest::collection::vec((0i64..100, 0u64..9, 0u64..9), 1..40)) {
-            let mut capacity = Capacity::new(Duration::from_secs(60));
-            let (mut present, mut second) = (None, 0);
-            for (later, cards, bound) in steps {
-                second += later;
-                if let Some(written) = capacity.decide(cards, bound, present, at(second)) {
-                    proptest::prop_assert_eq!(written, cards.max(bound));
-                    present = Some(written);
-                }
-                // The kubelet would reject running pods otherwise.
-                proptest::prop_assert!(present.unwrap_or(0) >= bound);
-            }
-        }
+    /// What the capacity should be with these pods; none while it is to be left alone.
+    #[must_use]
+    pub fn now(&self, pods: &NodePods) -> Option<u64> {
+        Some(capacity(self.cards.as_ref()?, pods))
     }
 }

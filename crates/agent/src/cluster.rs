@@ -7,14 +7,14 @@ use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gpustow_api::{names, quantity};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
 use serde_json::json;
 use thiserror::Error;
 use tokio::time::timeout;
 
-use crate::pods::NodePod;
+use crate::pods::{NodePod, NodePods};
 
 /// Bound on every request. Whatever failed is tried again with the next sample.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,12 +82,11 @@ pub fn labels(status: &GpuNodeStatus) -> BTreeMap<String, String> {
     {
         labels.insert(names::GPU_MODEL_LABEL.to_owned(), model);
     }
-    let bounds = status.gpus.iter().map(|gpu| {
-        gpu.total_mib
-            .saturating_sub(gpu.reserved_mib)
-            .saturating_sub(status.headroom_mib)
-    });
-    let smallest = bounds.min().unwrap_or_default();
+    let capacities = status
+        .gpus
+        .iter()
+        .map(|gpu| gpu.capacity(status.headroom_mib).0);
+    let smallest = capacities.min().unwrap_or_default();
     labels.insert(names::GPU_MEMORY_LABEL.to_owned(), smallest.to_string());
     labels
 }
@@ -148,6 +147,20 @@ impl Cluster {
         Ok(bounded(api.get_opt(&self.node))
             .await?
             .and_then(|node| node.status))
+    }
+
+    /// The pods of this node as they are now, not as a watch has shown them.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if they cannot be read.
+    pub async fn pods(&self, resource: &str) -> Result<NodePods, ClusterError> {
+        let api = Api::<Pod>::all(self.client.clone());
+        let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        let pods = bounded(api.list(&params)).await?;
+        let reduced = pods
+            .iter()
+            .filter_map(|pod| NodePod::from_pod(pod, resource));
+        Ok(NodePods::new(reduced))
     }
 
     /// Makes the report's object, owned by the node.

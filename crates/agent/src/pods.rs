@@ -17,6 +17,8 @@ pub struct NodePod {
     pub facts: PodFacts,
     /// MiB that its kubelet counts for it, assigned or not.
     pub requested: u64,
+    /// Its kubelet has taken it in: it has written when. A pod that it rejects is Failed.
+    pub accepted: bool,
     /// The devices confirmed last.
     pub confirmed: Option<String>,
     /// The name that its cgroup bears: its UID but for static pods.
@@ -53,6 +55,7 @@ impl NodePod {
         let spec = pod.spec.as_ref();
         Some(Self {
             requested: spec.map_or(0, |spec| request::effective(spec, resource, 1)),
+            accepted: status.is_some_and(|status| status.start_time.is_some()),
             confirmed: annotation(names::CONFIRMED),
             cgroup: annotation(STATIC_POD_HASH).map_or_else(|| facts.uid.clone(), Arc::from),
             containers: statuses
@@ -161,17 +164,5 @@ impl NodePods {
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &NodePod> {
         self.by_uid.values()
-    }
-
-    /// MiB that pods of this node hold: what they were assigned or, where it is more, what their
-    /// kubelet counts. A pod that was bound by hand has no assignment.
-    #[must_use]
-    pub fn bound(&self) -> u64 {
-        let held = |pod: &NodePod| {
-            let charged = pod.charges().map(|(_, mib)| mib);
-            charged.fold(0, u64::saturating_add).max(pod.requested)
-        };
-        let pods = self.iter().filter(|pod| !pod.facts.released);
-        pods.map(held).fold(0, u64::saturating_add)
     }
 }

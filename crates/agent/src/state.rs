@@ -8,6 +8,7 @@ use gpustow_api::gpunode::{Condition, Gpu, GpuNodeStatus, PodUse, Summary};
 use gpustow_api::names;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::capacity::Cards;
 use crate::devices::{Card, DeviceError, Reading};
 use crate::health::Health;
 use crate::pods::NodePods;
@@ -46,7 +47,7 @@ pub struct Seen {
 struct Known {
     seen: Seen,
     when: Timestamp,
-    /// The last answer of the driver showed it; true of what an earlier agent reported.
+    /// The last answer of the driver showed it.
     there: bool,
     unattributed_before: u64,
 }
@@ -86,9 +87,9 @@ impl State {
                 known.insert(
                     seen.gpu.uuid.clone(),
                     Known {
+                        there: !seen.gpu.missing,
                         seen,
                         when: now,
-                        there: true,
                         unattributed_before: 0,
                     },
                 );
@@ -118,20 +119,13 @@ impl State {
         self.error.as_ref()
     }
 
-    /// MiB that pods may hold of a card.
-    fn bound(&self, gpu: &Gpu) -> u64 {
-        let kept = gpu.reserved_mib.saturating_add(self.settings.headroom_mib);
-        gpu.total_mib.saturating_sub(kept)
-    }
-
-    /// MiB that the node's cards hold, healthy or not: those that were there when the driver last
-    /// answered.
+    /// The cards that were there when the driver last answered, healthy or not.
     #[must_use]
-    pub fn capacity(&self) -> u64 {
+    pub fn present(&self) -> Cards {
         let there = self.known.values().filter(|known| known.there);
-        there
-            .map(|known| self.bound(&known.seen.gpu))
-            .fold(0, u64::saturating_add)
+        let gpus = there.map(|known| &known.seen.gpu);
+        gpus.map(|gpu| (gpu.uuid.clone(), gpu.capacity(self.settings.headroom_mib).0))
+            .collect()
     }
 
     /// Takes in a reading. `held` are the cards that NVIDIA's own device plugin has given away, by
@@ -243,6 +237,7 @@ impl State {
             host_mib: ceil(used.host),
             utilization: card.utilization.map(|percent| percent.min(100)),
             failed: illness.map(|illness| illness.since.to_string()),
+            missing: false,
             place: Some(Box::new(card.place.clone())),
         };
         let unattributed_before = used.unattributed;
@@ -285,6 +280,7 @@ impl State {
                 None => before.unwrap_or_else(|| "not there any more".to_owned()),
             };
             (gpu.healthy, gpu.reason) = (false, Some(shortened(&reason, 256)));
+            gpu.missing = !card.there;
             if !order.contains(uuid) {
                 order.push(uuid.clone());
             }
@@ -314,7 +310,7 @@ impl State {
                 healthy: count(healthy().count()),
                 models: shortened(&models.join(","), 1024),
                 capacity_mib: healthy()
-                    .map(|gpu| self.bound(gpu))
+                    .map(|gpu| gpu.capacity(self.settings.headroom_mib).0)
                     .fold(0, u64::saturating_add),
                 used_mib: ceil(
                     self.cards()
@@ -458,8 +454,8 @@ pub struct OverUse {
     pub assigned_mib: u64,
 }
 
-/// The API server refuses more.
-const MAX_MIB: u64 = 16_777_216;
+/// The API server refuses more for a card.
+pub(crate) const MAX_MIB: u64 = 16_777_216;
 
 fn floor(bytes: u64) -> u64 {
     (bytes >> 20).min(MAX_MIB)

@@ -1,5 +1,6 @@
 //! `GpuNode`: what the agent of one node says about its cards.
 
+use gpustow_pack::Mib;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -147,9 +148,23 @@ pub struct Gpu {
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// The driver does not show it any more: it counts in the node's capacity only for what pods hold
+    /// of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub missing: bool,
     /// Where the card is and what it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Box<Place>>,
+}
+
+impl Gpu {
+    /// What pods may hold of it where the agent keeps so much free.
+    #[must_use]
+    pub fn capacity(&self, headroom_mib: u64) -> Mib {
+        Mib(self.total_mib)
+            .minus(Mib(self.reserved_mib))
+            .minus(Mib(headroom_mib))
+    }
 }
 
 /// What does not change while a card stays where it is. Unknown is absent, never zero.

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Request};
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -314,6 +314,37 @@ impl PodBuilder {
             .create(&PostParams::default(), &pod)
             .await?)
     }
+
+    /// Creates it so that no scheduler finds a node for it, and binds it past all of them. It bears
+    /// the label [`BY_HAND`](crate::BY_HAND).
+    pub async fn bind_by_hand(self, client: &Client, node: &str) -> Result<Pod> {
+        // No kubelet looks at this.
+        let nobody = json!({ "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [{
+            "labelSelector": { "matchLabels": { "testkit/nobody": "" } },
+            "topologyKey": "kubernetes.io/hostname",
+        }] } });
+        let affinity = serde_json::from_value(nobody)?;
+        let pod = self
+            .label(crate::BY_HAND, "")
+            .with(|spec| spec.affinity = Some(affinity))
+            .create(client)
+            .await?;
+        let (namespace, name) = (pod.namespace().context("no namespace")?, pod.name_any());
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },
+            "target": { "kind": "Node", "name": node },
+        });
+        let url = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
+        let binding =
+            Request::new(url).create(&PostParams::default(), binding.to_string().into())?;
+        client.request::<Value>(binding).await?;
+        Ok(pods(client, &pod)?.get(&name).await?)
+    }
+}
+
+/// Says, as a kubelet would, that it has taken the pod in.
+pub async fn set_accepted(client: &Client, pod: &Pod) -> Result<Pod> {
+    patch_status(client, pod, json!({ "startTime": "2026-01-01T00:00:00Z" })).await
 }
 
 /// Says, as a kubelet would, that the pod and all its containers run.

@@ -4,7 +4,7 @@ use clap::Parser as _;
 use gpustow_agent::state::State;
 use nvidia_ml::{Event, Gpu, Machine};
 
-use crate::support::{Host, at, h100, machine, pods, settings, state, status_of, take};
+use crate::support::{Host, at, h100, machine, pods, present, settings, state, status_of, take};
 
 /// What the report says of the first card.
 fn first(state: &State) -> (bool, Option<String>) {
@@ -203,7 +203,7 @@ fn a_card_that_does_not_answer_keeps_its_size_and_returns() {
 fn without_a_driver_every_card_is_kept_and_takes_no_pods() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
     host.sample(&mut state, &none, at(0));
-    let capacity = state.capacity();
+    let capacity = present(&state);
     host.shows(&Machine {
         error: 9,
         ..machine(Vec::new())
@@ -217,7 +217,7 @@ fn without_a_driver_every_card_is_kept_and_takes_no_pods() {
     );
     assert_eq!(status.conditions[0].reason, "DriverNotLoaded");
     assert_eq!(
-        state.capacity(),
+        present(&state),
         capacity,
         "no driver is no smaller hardware"
     );
@@ -239,7 +239,7 @@ fn a_card_taken_out_is_forgotten_unless_a_pod_holds_it() {
     host.sample(&mut state, &holder, at(0));
     host.shows(&machine(vec![h100(1)]));
     host.sample(&mut state, &holder, at(1));
-    assert_eq!(state.capacity(), 81_559 - 480);
+    assert_eq!(present(&state), 81_559 - 480);
     host.sample(&mut state, &holder, at(1000));
     assert_eq!(status_of(&state, &holder).summary.gpus, 2);
     host.sample(&mut state, &pods(&[]), at(1001));
@@ -251,7 +251,7 @@ fn a_driver_that_fails_brings_no_vanished_card_back() {
     let (host, mut state, none) = (host(), state(), pods(&[]));
     let one = 81_559 - 480;
     host.sample(&mut state, &none, at(0));
-    assert_eq!(state.capacity(), 2 * one);
+    assert_eq!(present(&state), 2 * one);
     host.shows(&machine(vec![h100(1)]));
     host.sample(&mut state, &none, at(1));
     for second in [2, 1000] {
@@ -260,9 +260,27 @@ fn a_driver_that_fails_brings_no_vanished_card_back() {
             ..machine(vec![h100(0), h100(1)])
         });
         host.sample(&mut state, &none, at(second));
-        assert_eq!(state.capacity(), one, "second {second}");
+        assert_eq!(present(&state), one, "second {second}");
     }
     host.shows(&machine(vec![h100(0), h100(1)]));
     host.sample(&mut state, &none, at(1001));
-    assert_eq!(state.capacity(), 2 * one);
+    assert_eq!(present(&state), 2 * one);
+}
+
+/// The report of an earlier agent is all that one knows which starts without a driver.
+#[test]
+fn an_agent_that_starts_without_a_driver_brings_no_vanished_card_back() {
+    let (host, mut before, none) = (host(), state(), pods(&[]));
+    host.sample(&mut before, &none, at(0));
+    host.shows(&machine(vec![h100(1)]));
+    host.sample(&mut before, &none, at(1));
+    let report = status_of(&before, &none);
+    assert_eq!((report.gpus.len(), present(&before)), (2, 81_559 - 480));
+    let mut after = State::new(settings(), Some(&report), at(2));
+    host.shows(&Machine {
+        error: 9,
+        ..machine(Vec::new())
+    });
+    host.sample(&mut after, &none, at(3));
+    assert_eq!(present(&after), 81_559 - 480);
 }

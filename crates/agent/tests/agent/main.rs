@@ -7,6 +7,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod capacity;
 mod health;
 mod hostile;
 mod library;

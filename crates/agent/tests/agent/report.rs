@@ -5,13 +5,12 @@ use gpustow_agent::processes::Who;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::{GpuNodeStatus, PodUse};
 use gpustow_api::names;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nvidia_ml::{Gpu, Process};
 use serde_json::json;
 
 use crate::support::{
-    Host, UID, at, cgroup_of, h100, machine, pod, pods, process, settings, state, status_of, take,
+    Host, UID, at, cgroup_of, h100, machine, pod, pods, present, process, settings, state,
+    status_of, take,
 };
 
 const OTHER: &str = "ffffffff-4d5e-6f70-8192-a3b4c5d6e7f8";
@@ -145,7 +144,7 @@ fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
             names::NVIDIA_GPU
         ))
     );
-    assert_eq!(state.capacity(), 81_079);
+    assert_eq!(present(&state), 81_079);
     host.sample(&mut state, &none, at(1));
     assert!(status_of(&state, &none).gpus[0].healthy);
 }
@@ -251,7 +250,7 @@ fn a_capture_of_real_hardware_has_the_capacity_that_it_should() {
         .map(|(total, reserved)| total - reserved - 512)
         .collect();
     let status = status_of(&state, &none);
-    assert_eq!(state.capacity(), bounds.iter().sum::<u64>());
+    assert_eq!(present(&state), bounds.iter().sum::<u64>());
     assert_eq!(status.summary.capacity_mib, bounds.iter().sum::<u64>());
     assert_eq!(status.headroom_mib, 512);
 }
@@ -270,28 +269,4 @@ fn a_report_is_plain_json_without_what_is_unknown() {
     let gpu = json!(status_of(&state, &none).gpus[0]);
     assert_eq!(gpu["place"], json!({}));
     assert_eq!(gpu.get("utilization"), None);
-}
-
-#[test]
-fn what_a_kubelet_counts_is_bound_whether_it_was_assigned_or_not() {
-    let asks = |mut pod: Pod, mib: u64| {
-        let containers = &mut pod.spec.as_mut().unwrap().containers;
-        let resources = containers[0].resources.as_mut().unwrap();
-        let amount = (names::GPU_MEM.to_owned(), Quantity(mib.to_string()));
-        resources.requests = Some([amount].into());
-        pod
-    };
-    let ended = |mut pod: Pod| {
-        pod.status.as_mut().unwrap().phase = Some("Failed".to_owned());
-        pod
-    };
-    let cases = [
-        (asks(pod(&[("GPU-0", 300)]), 300), 300, "assigned"),
-        (asks(pod(&[("GPU-0", 1000)]), 300), 1000, "a whole card"),
-        (asks(pod(&[]), 300), 300, "bound by hand"),
-        (ended(asks(pod(&[]), 300)), 0, "it has ended"),
-    ];
-    for (pod, bound, why) in cases {
-        assert_eq!(pods(&[pod]).bound(), bound, "{why}");
-    }
 }

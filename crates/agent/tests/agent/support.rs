@@ -118,6 +118,11 @@ pub(crate) fn state() -> State {
     State::new(settings(), None, at(0))
 }
 
+/// MiB that the cards that are there hold.
+pub(crate) fn present(state: &State) -> u64 {
+    state.present().values().sum()
+}
+
 pub(crate) fn status_of(state: &State, pods: &NodePods) -> GpuNodeStatus {
     state.status(pods)
 }
