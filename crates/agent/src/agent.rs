@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use gpustow_api::gpunode::GpuNodeStatus;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -17,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::args::Args;
 use crate::capacity::{Capacity, Cards};
+use crate::clock::{Clock, Now};
 use crate::cluster::{Cluster, ClusterError, NodeView, labels};
 use crate::metrics::Metrics;
 use crate::notices::{Notice, Notices};
@@ -46,7 +46,7 @@ pub(crate) struct Agent {
     state: State,
     processes: Processes,
     capacity: Capacity,
-    began: Instant,
+    clock: Clock,
     notices: Notices,
     pods: NodePods,
     pods_listed: bool,
@@ -66,11 +66,12 @@ impl Agent {
         shared: Arc<Shared>,
         before: Option<&GpuNodeStatus>,
     ) -> Self {
+        let clock = Clock::start();
         Self {
-            state: State::new(args.settings(), before, Timestamp::now()),
+            state: State::new(args.settings(), before, clock.now()),
             processes: Processes::new(args.proc.clone()),
             capacity: Capacity::new(args.shrink_after, before.map(cards)),
-            began: Instant::now(),
+            clock,
             notices: Notices::new(args.silent_after),
             pods: NodePods::default(),
             pods_listed: false,
@@ -176,7 +177,7 @@ impl Agent {
         if !self.pods_listed {
             return;
         }
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let reading = sample.reading.as_ref();
         let pids: HashSet<u32> = reading
             .iter()
@@ -206,12 +207,14 @@ impl Agent {
             let written = self.write(now).await;
             self.settle(written);
         }
-        let notices = self.notices.look(&self.state, &self.pods, &condemned, now);
+        let notices = self
+            .notices
+            .look(&self.state, &self.pods, &condemned, now.age);
         self.tell(notices).await;
     }
 
     /// The report, if it is due, and what the node says, if it is wrong.
-    async fn write(&mut self, now: Timestamp) -> Result<(), ClusterError> {
+    async fn write(&mut self, now: Now) -> Result<(), ClusterError> {
         let Some(node) = self.node.clone() else {
             return Ok(());
         };
@@ -225,7 +228,7 @@ impl Agent {
                 self.cluster.own(owner).await?;
                 self.owned = true;
             }
-            status.heartbeat = Some(now.to_string());
+            status.heartbeat = Some(now.wall.to_string());
             if let Err(error) = self.cluster.report(&status).await {
                 self.owned = false;
                 return Err(error);
@@ -237,7 +240,7 @@ impl Agent {
             self.published = Some(status.clone());
         }
         let wanted = labels(&status);
-        let capacity = self.capacity(node.capacity).await?;
+        let capacity = self.capacity(node.capacity, now).await?;
         if capacity.is_some() || wanted != node.labels {
             let stale = node.labels.keys().filter(|key| !wanted.contains_key(*key));
             self.cluster
@@ -256,9 +259,13 @@ impl Agent {
 
     /// The node's capacity, if it is to be written. Extenders know by now which cards have gone: the
     /// report was written before. But they may have bound a pod there that the watch has yet to show.
-    async fn capacity(&mut self, present: Option<u64>) -> Result<Option<u64>, ClusterError> {
-        let (cards, now) = (self.state.present(), self.began.elapsed());
-        let wanted = self.capacity.decide(&cards, &self.pods, present, now);
+    async fn capacity(
+        &mut self,
+        present: Option<u64>,
+        now: Now,
+    ) -> Result<Option<u64>, ClusterError> {
+        let cards = self.state.present();
+        let wanted = self.capacity.decide(&cards, &self.pods, present, now.age);
         if wanted.is_none() || wanted > present {
             return Ok(wanted);
         }

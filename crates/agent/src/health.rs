@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpustow_api::gpunode::GpuNodeStatus;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::clock::Now;
 use crate::devices::{Fault, FaultKind};
 
 /// What a card has.
@@ -13,8 +14,10 @@ use crate::devices::{Fault, FaultKind};
 pub struct Illness {
     /// In words.
     pub reason: String,
-    /// When it was last seen to fail.
+    /// When it was last seen to fail, by the host's clock.
     pub since: Timestamp,
+    /// The agent's age when its probation ends.
+    until: Duration,
 }
 
 /// The cards' faults.
@@ -38,23 +41,23 @@ impl Health {
     }
 
     /// Takes up what an earlier agent reported: a restart cures no card.
-    pub fn resume(&mut self, status: &GpuNodeStatus, now: Timestamp) {
+    pub fn resume(&mut self, status: &GpuNodeStatus, now: Now) {
         for gpu in &status.gpus {
             if let (Some(failed), Some(reason)) = (&gpu.failed, &gpu.reason) {
-                let since = failed.parse().unwrap_or(now).min(now);
-                self.ill.insert(
-                    gpu.uuid.clone(),
-                    Illness {
-                        reason: reason.clone(),
-                        since,
-                    },
-                );
+                let since = failed.parse().unwrap_or(now.wall).min(now.wall);
+                let left = self.probation.saturating_sub(now.since(since));
+                let illness = Illness {
+                    reason: reason.clone(),
+                    since,
+                    until: now.age.saturating_add(left),
+                };
+                self.ill.insert(gpu.uuid.clone(), illness);
             }
         }
     }
 
     /// Something went wrong. True if it condemns the card.
-    pub fn fault(&mut self, fault: &Fault, now: Timestamp) -> bool {
+    pub fn fault(&mut self, fault: &Fault, now: Now) -> bool {
         let reason = match fault.kind {
             FaultKind::Xid(xid) if self.application_xids.contains(&xid) => return false,
             FaultKind::Xid(xid) => format!("XID {xid}"),
@@ -65,16 +68,19 @@ impl Health {
     }
 
     /// The card does not answer.
-    pub fn condemn(&mut self, uuid: &str, reason: String, now: Timestamp) {
-        self.ill
-            .insert(uuid.to_owned(), Illness { reason, since: now });
+    pub fn condemn(&mut self, uuid: &str, reason: String, now: Now) {
+        let illness = Illness {
+            reason,
+            since: now.wall,
+            until: now.age.saturating_add(self.probation),
+        };
+        self.ill.insert(uuid.to_owned(), illness);
     }
 
     /// What the card has, or the card of which it is an instance.
     #[must_use]
-    pub fn of(&self, uuid: &str, parent: Option<&str>, now: Timestamp) -> Option<&Illness> {
+    pub fn of(&self, uuid: &str, parent: Option<&str>, now: Now) -> Option<&Illness> {
         let illness = self.ill.get(uuid).or_else(|| self.ill.get(parent?))?;
-        let for_long = now.duration_since(illness.since).unsigned_abs() >= self.probation;
-        (!for_long).then_some(illness)
+        (now.age < illness.until).then_some(illness)
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::names;
-use k8s_openapi::jiff::Timestamp;
 
 use crate::pods::{NodePod, NodePods};
 use crate::state::State;
@@ -38,9 +37,12 @@ pub enum Notice {
 #[derive(Debug)]
 pub struct Notices {
     silent_after: Duration,
-    told: HashMap<(Arc<str>, String), Timestamp>,
+    /// Ages are the agent's.
+    told: HashMap<(Arc<str>, String), Duration>,
     seen_on: HashMap<Arc<str>, BTreeSet<String>>,
     active: HashSet<(Arc<str>, Arc<str>)>,
+    /// Since when containers were seen to run.
+    running: HashMap<(Arc<str>, Arc<str>), Duration>,
 }
 
 impl Notices {
@@ -52,6 +54,7 @@ impl Notices {
             told: HashMap::new(),
             seen_on: HashMap::new(),
             active: HashSet::new(),
+            running: HashMap::new(),
         }
     }
 
@@ -61,11 +64,12 @@ impl Notices {
         state: &State,
         pods: &NodePods,
         condemned: &[String],
-        now: Timestamp,
+        now: Duration,
     ) -> Vec<Notice> {
         self.told.retain(|(uid, _), _| pods.get(uid).is_some());
         self.seen_on.retain(|uid, _| pods.get(uid).is_some());
         self.active.retain(|(uid, _)| pods.get(uid).is_some());
+        self.running.retain(|(uid, _), _| pods.get(uid).is_some());
         let mut notices = Vec::new();
         for pod in pods.iter().filter(|pod| !pod.facts.released) {
             let uid = &pod.facts.uid;
@@ -124,7 +128,7 @@ impl Notices {
     }
 
     /// The cards on which a process of the pod was ever seen.
-    fn confirm(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Timestamp) {
+    fn confirm(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
         let uid = &pod.facts.uid;
         let on = state
             .cards()
@@ -167,7 +171,7 @@ impl Notices {
         }
     }
 
-    fn silent(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Timestamp) {
+    fn silent(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
         let Some(Ok(assignment)) = &pod.facts.assignment else {
             return;
         };
@@ -185,12 +189,11 @@ impl Notices {
                 self.active.insert(key);
                 continue;
             }
-            let since = container
-                .running_since
-                .map(|since| now.duration_since(since));
-            let long = since.is_some_and(|since| {
-                since.is_positive() && since.unsigned_abs() >= self.silent_after
-            });
+            if !container.running {
+                continue;
+            }
+            let since = *self.running.entry(key.clone()).or_insert(now);
+            let long = now.saturating_sub(since) >= self.silent_after;
             if long && !self.active.contains(&key) && pod.confirmed.is_none() {
                 let note = format!(
                     "Container {name} runs without a process on GPU {}. If it should use it: does its image have CUDA, is the NVIDIA \
@@ -211,7 +214,7 @@ impl Notices {
         reason: &'static str,
         of: &str,
         note: String,
-        now: Timestamp,
+        now: Duration,
     ) {
         let key = (pod.facts.uid.clone(), format!("{reason} {of}"));
         if self.told.insert(key, now).is_none() {
@@ -230,13 +233,10 @@ impl Notices {
         reason: &'static str,
         of: &str,
         note: String,
-        now: Timestamp,
+        now: Duration,
     ) {
         let key = (pod.facts.uid.clone(), format!("{reason} {of}"));
-        let told = self
-            .told
-            .get(&key)
-            .map(|told| now.duration_since(*told).unsigned_abs());
+        let told = self.told.get(&key).map(|told| now.saturating_sub(*told));
         if told.is_none_or(|age| age >= AGAIN) {
             self.told.remove(&key);
             self.once(to, pod, reason, of, note, now);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use gpustow_api::{PodFacts, names, request};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use k8s_openapi::jiff::Timestamp;
 
 /// Annotation by which the kubelet names a static pod's cgroup.
 const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";
@@ -34,8 +33,8 @@ pub struct NodeContainer {
     pub name: Arc<str>,
     /// Its id, without the runtime's name.
     pub id: Arc<str>,
-    /// Since when it runs, if it does.
-    pub running_since: Option<Timestamp>,
+    /// It runs.
+    pub running: bool,
 }
 
 impl NodePod {
@@ -107,16 +106,11 @@ impl NodePod {
 
 fn container(status: &ContainerStatus) -> Option<NodeContainer> {
     let id = status.container_id.as_deref()?;
-    let running = status
-        .state
-        .as_ref()
-        .and_then(|state| state.running.as_ref());
+    let state = status.state.as_ref();
     Some(NodeContainer {
         name: status.name.as_str().into(),
         id: id.rsplit_once("://").map_or(id, |(_, id)| id).into(),
-        running_since: running
-            .and_then(|running| running.started_at.as_ref())
-            .map(|time| time.0),
+        running: state.is_some_and(|state| state.running.is_some()),
     })
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Condition, Gpu, GpuNodeStatus, PodUse, Summary};
 use gpustow_api::names;
-use k8s_openapi::jiff::Timestamp;
 
 use crate::capacity::Cards;
+use crate::clock::Now;
 use crate::devices::{Card, DeviceError, Reading};
 use crate::health::Health;
 use crate::pods::NodePods;
@@ -46,7 +46,8 @@ pub struct Seen {
 #[derive(Clone, Debug)]
 struct Known {
     seen: Seen,
-    when: Timestamp,
+    /// The agent's age when it was last seen.
+    when: Duration,
     /// The last answer of the driver showed it.
     there: bool,
     unattributed_before: u64,
@@ -67,7 +68,7 @@ pub struct State {
 impl State {
     /// Knows nothing yet but what an earlier agent reported.
     #[must_use]
-    pub fn new(settings: Settings, before: Option<&GpuNodeStatus>, now: Timestamp) -> Self {
+    pub fn new(settings: Settings, before: Option<&GpuNodeStatus>, now: Now) -> Self {
         let mut health = Health::new(settings.application_xids.clone(), settings.probation);
         let mut known = BTreeMap::new();
         let mut order = Vec::new();
@@ -89,7 +90,7 @@ impl State {
                     Known {
                         there: !seen.gpu.missing,
                         seen,
-                        when: now,
+                        when: now.age,
                         unattributed_before: 0,
                     },
                 );
@@ -136,7 +137,7 @@ impl State {
         pods: &NodePods,
         held: &HashMap<String, String>,
         mut who: impl FnMut(u32) -> Who,
-        now: Timestamp,
+        now: Now,
     ) -> Vec<String> {
         self.error = reading.err().cloned();
         let mut condemned = Vec::new();
@@ -162,7 +163,7 @@ impl State {
             }
             self.unseen = shown > 0 && unseen == shown;
         }
-        self.miss(pods, now);
+        self.miss(pods, now.age);
         condemned
     }
 
@@ -171,7 +172,7 @@ impl State {
         card: &Card,
         used: CardUse,
         held: &HashMap<String, String>,
-        now: Timestamp,
+        now: Now,
         condemned: &mut Vec<String>,
     ) {
         let before = self.known.get(&card.uuid);
@@ -251,7 +252,7 @@ impl State {
             card.uuid.clone(),
             Known {
                 seen,
-                when: now,
+                when: now.age,
                 there: true,
                 unattributed_before,
             },
@@ -259,7 +260,7 @@ impl State {
     }
 
     /// Cards that this reading did not show.
-    fn miss(&mut self, pods: &NodePods, now: Timestamp) {
+    fn miss(&mut self, pods: &NodePods, now: Duration) {
         let Self {
             known,
             order,
@@ -268,7 +269,7 @@ impl State {
             ..
         } = self;
         known.retain(|uuid, card| {
-            let missing = now.duration_since(card.when).unsigned_abs();
+            let missing = now.saturating_sub(card.when);
             let in_use = || pods.iter().any(|pod| pod.assigned(uuid) > 0);
             card.when == now || error.is_some() || missing < settings.forget_after || in_use()
         });

@@ -1,6 +1,7 @@
 //! Cards that fail and return.
 
 use clap::Parser as _;
+use gpustow_agent::clock::Now;
 use gpustow_agent::state::State;
 use nvidia_ml::{Event, Gpu, Machine};
 
@@ -283,4 +284,48 @@ fn an_agent_that_starts_without_a_driver_brings_no_vanished_card_back() {
     });
     host.sample(&mut after, &none, at(3));
     assert_eq!(present(&after), 81_559 - 480);
+}
+
+/// What the host's clock says at a second of the agent's life.
+fn set_to(second: u64, wall: u64) -> Now {
+    Now {
+        wall: at(wall).wall,
+        ..at(second)
+    }
+}
+
+#[test]
+fn a_step_of_the_hosts_clock_ends_no_probation_and_forgets_no_card() {
+    for wall in [0, 500_000] {
+        let (host, mut state, none) = (host(), state(), pods(&[]));
+        let nobody = |_| gpustow_agent::processes::Who::Gone;
+        let fails = set_to(10, 100_010);
+        take(&mut state, Ok(reading(&host, 79)), &none, fails, nobody);
+        host.sample(&mut state, &none, set_to(11, wall));
+        assert_eq!(first(&state), (false, Some("XID 79".to_owned())));
+        host.shows(&machine(vec![h100(1)]));
+        host.sample(&mut state, &none, set_to(12, 100_012));
+        host.sample(&mut state, &none, set_to(13, wall));
+        assert_eq!(status_of(&state, &none).summary.gpus, 2);
+        host.shows(&machine(vec![h100(0), h100(1)]));
+        host.sample(&mut state, &none, set_to(609, wall));
+        assert!(!first(&state).0, "not yet");
+        host.sample(&mut state, &none, set_to(610, wall));
+        assert!(first(&state).0);
+    }
+}
+
+/// An agent that starts knows of the time before its life what the host's clock says, and no more.
+#[test]
+fn a_fault_that_is_yet_to_come_was_just_now() {
+    let (host, mut before, none) = (host(), state(), pods(&[]));
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    let ahead = set_to(10, 100_010);
+    take(&mut before, Ok(reading(&host, 79)), &none, ahead, nobody);
+    let report = status_of(&before, &none);
+    let mut after = State::new(settings(), Some(&report), at(0));
+    host.sample(&mut after, &none, at(599));
+    assert!(!first(&after).0);
+    host.sample(&mut after, &none, at(600));
+    assert!(first(&after).0);
 }

@@ -37,12 +37,13 @@ impl Scene {
             .shows(&machine(vec![card(0, first), card(1, second)]));
     }
 
-    fn look(&mut self, pods: &NodePods, second: i64) -> Vec<Notice> {
+    fn look(&mut self, pods: &NodePods, second: u64) -> Vec<Notice> {
         let condemned = self.host.sample(&mut self.state, pods, at(second));
-        self.notices.look(&self.state, pods, &condemned, at(second))
+        self.notices
+            .look(&self.state, pods, &condemned, at(second).age)
     }
 
-    fn reasons(&mut self, pods: &NodePods, second: i64) -> Vec<&'static str> {
+    fn reasons(&mut self, pods: &NodePods, second: u64) -> Vec<&'static str> {
         let notices = self.look(pods, second);
         let reason = |notice: &Notice| match notice {
             Notice::Confirm { .. } => "Confirm",
@@ -118,7 +119,7 @@ fn a_pod_that_uses_too_much_is_told_and_not_every_second() {
 fn a_container_without_a_process_is_told_of_once_after_a_minute() {
     let mut scene = Scene::new();
     let mine = pods(&[pod(&[("GPU-0", 100)])]);
-    let told: Vec<i64> = (0..200)
+    let told: Vec<u64> = (0..200)
         .filter(|second| !scene.look(&mine, *second).is_empty())
         .collect();
     assert_eq!(told, [60]);
@@ -154,7 +155,7 @@ fn pods_on_a_card_that_fails_are_told() {
     let nobody = |_| gpustow_agent::processes::Who::Gone;
     gpustow_agent::devices::Devices::watch(&mut scene.host.devices(), &mut |reading| {
         let condemned = crate::support::take(&mut state, Ok(reading), &mine, at(looks), nobody);
-        told.push(notices.look(&state, &mine, &condemned, at(looks)));
+        told.push(notices.look(&state, &mine, &condemned, at(looks).age));
         let mut failing = machine(vec![h100(0), h100(1)]);
         failing.events.push(Event {
             gpu: "GPU-0".to_owned(),

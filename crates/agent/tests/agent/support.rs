@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gpustow_agent::clock::Now;
 use gpustow_agent::devices::Devices as _;
 use gpustow_agent::devices::{DeviceError, NvmlDevices, Reading};
 use gpustow_agent::pods::{NodePod, NodePods};
@@ -83,7 +84,7 @@ impl Host {
     }
 
     /// What the state makes of a fresh reading.
-    pub(crate) fn sample(&self, state: &mut State, pods: &NodePods, now: Timestamp) -> Vec<String> {
+    pub(crate) fn sample(&self, state: &mut State, pods: &NodePods, now: Now) -> Vec<String> {
         let mut processes = Processes::new(self.proc());
         take(state, self.read(), pods, now, |pid| processes.who(pid))
     }
@@ -93,14 +94,19 @@ pub(crate) fn take(
     state: &mut State,
     reading: Result<Reading, DeviceError>,
     pods: &NodePods,
-    now: Timestamp,
+    now: Now,
     who: impl FnMut(u32) -> Who,
 ) -> Vec<String> {
     state.read(reading.as_ref(), pods, &HashMap::new(), who, now)
 }
 
-pub(crate) fn at(second: i64) -> Timestamp {
-    Timestamp::from_second(1_800_000_000 + second).unwrap()
+/// So many seconds after the agent has started, by a clock that nobody has set since.
+pub(crate) fn at(second: u64) -> Now {
+    let wall = 1_800_000_000 + i64::try_from(second).unwrap();
+    Now {
+        age: Duration::from_secs(second),
+        wall: Timestamp::from_second(wall).unwrap(),
+    }
 }
 
 pub(crate) fn settings() -> Settings {
@@ -182,7 +188,7 @@ pub(crate) fn pod(assigned: &[(&str, u64)]) -> Pod {
         "status": { "phase": "Running", "containerStatuses": [{
             "name": "main", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
             "containerID": format!("containerd://{CONTAINER}"),
-            "state": { "running": { "startedAt": at(0).to_string() } },
+            "state": { "running": { "startedAt": at(0).wall.to_string() } },
         }] },
     }))
     .unwrap()

@@ -1,0 +1,43 @@
+//! The time, twice: deadlines and ages are measured on a clock that nobody sets.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+
+/// A moment in the life of this agent.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// How long the agent had run: by the monotonic clock.
+    pub age: Duration,
+    /// What the host's clock said, for people and for the next agent on this node.
+    pub wall: Timestamp,
+}
+
+impl Now {
+    /// How long ago the host's clock said `then`; nothing if that is yet to come.
+    #[must_use]
+    pub fn since(&self, then: Timestamp) -> Duration {
+        Duration::try_from(self.wall.duration_since(then)).unwrap_or_default()
+    }
+}
+
+/// Tells the time of one life.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    began: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self {
+            began: Instant::now(),
+        }
+    }
+
+    pub(crate) fn now(self) -> Now {
+        Now {
+            age: self.began.elapsed(),
+            wall: Timestamp::now(),
+        }
+    }
+}
