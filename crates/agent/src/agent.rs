@@ -1,7 +1,7 @@
 //! The loop: samples, the node's pods and the node itself come in; reports, capacity,
 //! confirmations and Events go out.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::args::Args;
 use crate::capacity::{Capacity, Cards};
+use crate::claims::{self, Holding, Slices};
 use crate::clock::{Clock, Now};
 use crate::cluster::{Cluster, ClusterError, NodeView, labels};
 use crate::metrics::Metrics;
@@ -26,8 +27,8 @@ use crate::processes::Processes;
 use crate::sampler::{Sample, Sampler};
 use crate::state::State;
 
-/// Between two questions to the kubelet about `nvidia.com/gpu`.
-const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(10);
+/// Between two questions to the kubelet about what pods hold that did not ask gpustow.
+const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
 /// Longest pause after writes that failed.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
@@ -51,7 +52,8 @@ pub(crate) struct Agent {
     pods: NodePods,
     pods_listed: bool,
     node: Option<NodeView>,
-    held: HashMap<String, String>,
+    holdings: Vec<Holding>,
+    slices: Slices,
     owned: bool,
     published: Option<GpuNodeStatus>,
     heartbeat: Instant,
@@ -76,7 +78,8 @@ impl Agent {
             pods: NodePods::default(),
             pods_listed: false,
             node: None,
-            held: HashMap::new(),
+            holdings: Vec::new(),
+            slices: Slices::default(),
             owned: false,
             published: None,
             heartbeat: Instant::now(),
@@ -146,7 +149,7 @@ impl Agent {
 
     async fn ask_kubelet(&mut self) {
         match podresources::held(&self.args.pod_resources).await {
-            Ok(held) => self.held = held,
+            Ok(holdings) => self.took(holdings).await,
             // No kubelet, or a container that does not get its socket: known from the manifest.
             Err(PodResourcesError::Socket(error)) => {
                 tracing::debug!(%error, "cannot reach the kubelet's PodResources socket");
@@ -160,6 +163,16 @@ impl Agent {
                 tracing::warn!(%error, "the kubelet does not say who holds whole GPUs");
             }
         }
+    }
+
+    async fn took(&mut self, holdings: Vec<Holding>) {
+        if !self.slices.know(&holdings) {
+            match self.cluster.slices().await {
+                Ok(slices) => self.slices = slices,
+                Err(error) => tracing::warn!(%error, "cannot read what claims' devices are called"),
+            }
+        }
+        self.holdings = holdings;
     }
 
     async fn sampled(&mut self, sample: Sample) {
@@ -185,14 +198,12 @@ impl Agent {
             .flat_map(|card| card.processes.iter().flatten().map(|process| process.pid))
             .collect();
         self.processes.keep(&pids);
+        let cards = reading.map_or(&[][..], |reading| &reading.cards);
+        let held = claims::held(&self.holdings, &self.slices, cards);
         let processes = &mut self.processes;
-        let condemned = self.state.read(
-            reading,
-            &self.pods,
-            &self.held,
-            |pid| processes.who(pid),
-            now,
-        );
+        let condemned = self
+            .state
+            .read(reading, &self.pods, &held, |pid| processes.who(pid), now);
         for fault in reading.iter().flat_map(|reading| &reading.faults) {
             self.shared.metrics.fault(fault);
             tracing::warn!(gpu = fault.uuid, kind = ?fault.kind, "the driver reported an error");

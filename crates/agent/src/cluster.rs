@@ -7,13 +7,14 @@ use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gpustow_api::{names, quantity};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, ListParams, Patch, PatchParams, Request};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::time::timeout;
 
+use crate::claims::Slices;
 use crate::pods::{NodePod, NodePods};
 
 /// Bound on every request. Whatever failed is tried again with the next sample.
@@ -144,9 +145,15 @@ impl Cluster {
     /// [`ClusterError`] if it cannot be read; there being none is no error.
     pub async fn reported(&self) -> Result<Option<GpuNodeStatus>, ClusterError> {
         let api = Api::<GpuNode>::all(self.client.clone());
-        Ok(bounded(api.get_opt(&self.node))
-            .await?
-            .and_then(|node| node.status))
+        match bounded(api.get_opt(&self.node)).await {
+            Ok(node) => Ok(node.and_then(|node| node.status)),
+            // One of another schema tells this agent nothing, and is written anew.
+            Err(ClusterError::Api(kube::Error::SerdeError(error))) => {
+                tracing::warn!(%error, "this node's GpuNode cannot be read; starting without it");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// The pods of this node as they are now, not as a watch has shown them.
@@ -161,6 +168,29 @@ impl Cluster {
             .iter()
             .filter_map(|pod| NodePod::from_pod(pod, resource));
         Ok(NodePods::new(reduced))
+    }
+
+    /// What drivers of dynamic resource allocation publish of this node's devices, in the newest version
+    /// of its API that there is.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be read.
+    pub async fn slices(&self) -> Result<Slices, ClusterError> {
+        let mut answer = Err(ClusterError::Timeout);
+        for version in ["v1", "v1beta2", "v1beta1"] {
+            let url = format!("/apis/resource.k8s.io/{version}/resourceslices");
+            let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+            let request = Request::new(url).list(&params);
+            let request = request.map_err(kube::Error::BuildRequest)?;
+            answer = bounded(self.client.request::<Value>(request)).await;
+            let is_absent = |error: &ClusterError| matches!(error, ClusterError::Api(kube::Error::Api(status)) if status.code == 404);
+            if !answer.as_ref().is_err_and(is_absent) {
+                break;
+            }
+        }
+        let list = answer?;
+        let slices = list["items"].as_array().map(Vec::as_slice);
+        Ok(Slices::of(slices.unwrap_or_default()))
     }
 
     /// Makes the report's object, owned by the node.

@@ -6,6 +6,7 @@ mod agent;
 pub mod args;
 pub mod capacity;
 pub mod cgroup;
+pub mod claims;
 pub mod clock;
 pub mod cluster;
 pub mod devices;

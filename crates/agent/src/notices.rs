@@ -88,6 +88,7 @@ impl Notices {
             if state.error().is_none() {
                 self.silent(&mut notices, state, pod, now);
             }
+            self.shared(&mut notices, state, pod, now);
             for uuid in condemned {
                 let parts = state.cards().filter(|seen| {
                     seen.gpu
@@ -125,6 +126,20 @@ impl Notices {
             }
         }
         notices
+    }
+
+    /// The other holder came later: what gave it the card does not know of gpustow.
+    fn shared(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
+        for gpu in state.cards().map(|seen| &seen.gpu) {
+            if let Some(by) = gpu.held_by.as_ref().filter(|_| pod.assigned(&gpu.uuid) > 0) {
+                let note = format!(
+                    "GPU {} was also given to pod {} through {}, which does not know of this pod. Keep one of the two \
+                     off the node: see docs/platforms.md.",
+                    gpu.uuid, by.pod, by.through
+                );
+                self.once(notices, pod, "GpuSharedUnknowingly", &gpu.uuid, note, now);
+            }
+        }
     }
 
     /// The cards on which a process of the pod was ever seen.

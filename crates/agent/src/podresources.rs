@@ -1,15 +1,17 @@
-//! The kubelet's PodResources service: which cards NVIDIA's own device plugin has given to pods.
+//! The kubelet's PodResources service: which devices pods were given by device plugins and by claims.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use gpustow_api::gpunode::HeldBy;
 use gpustow_api::names;
 use prost::Message;
 use thiserror::Error;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
+
+use crate::claims::{Device, Holding};
 
 const LIST: &str = "http://localhost/v1.PodResourcesLister/List";
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -60,6 +62,8 @@ struct PodResources {
 struct ContainerResources {
     #[prost(message, repeated, tag = "2")]
     devices: Vec<ContainerDevices>,
+    #[prost(message, repeated, tag = "5")]
+    dynamic_resources: Vec<DynamicResource>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -70,38 +74,103 @@ struct ContainerDevices {
     device_ids: Vec<String>,
 }
 
-/// The cards held, and by which pod (`namespace/name`).
+#[derive(Clone, PartialEq, Message)]
+struct DynamicResource {
+    #[prost(string, tag = "2")]
+    claim_name: String,
+    #[prost(message, repeated, tag = "4")]
+    claim_resources: Vec<ClaimResource>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ClaimResource {
+    #[prost(message, repeated, tag = "1")]
+    cdi_devices: Vec<CdiDevice>,
+    #[prost(string, tag = "2")]
+    driver_name: String,
+    #[prost(string, tag = "3")]
+    pool_name: String,
+    #[prost(string, tag = "4")]
+    device_name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CdiDevice {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// What pods hold.
 ///
 /// # Errors
 /// [`PodResourcesError`] if the kubelet cannot be asked.
-pub async fn held(socket: &Path) -> Result<HashMap<String, String>, PodResourcesError> {
+pub async fn held(socket: &Path) -> Result<Vec<Holding>, PodResourcesError> {
     let answer = timeout(TIMEOUT, list(socket))
         .await
         .map_err(|_| PodResourcesError::Timeout)??;
-    Ok(cards(&ListPodResourcesResponse::decode(answer)?))
+    Ok(holdings(&ListPodResourcesResponse::decode(answer)?))
 }
 
-fn cards(answer: &ListPodResourcesResponse) -> HashMap<String, String> {
-    // `nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.10gb`.
+fn holdings(answer: &ListPodResourcesResponse) -> Vec<Holding> {
+    let mut all = Vec::new();
+    for pod in &answer.pod_resources {
+        let by = |through: String| HeldBy {
+            pod: format!("{}/{}", pod.namespace, pod.name),
+            through,
+        };
+        for container in &pod.containers {
+            let devices = container.devices.iter();
+            all.extend(devices.flat_map(|devices| of_plugin(devices, by)));
+            let claims = container.dynamic_resources.iter();
+            all.extend(claims.flat_map(|claim| of_claim(claim, by)));
+        }
+    }
+    all
+}
+
+/// `nvidia.com/gpu`, `nvidia.com/gpu.shared`, `nvidia.com/mig-1g.10gb`.
+fn of_plugin(
+    devices: &ContainerDevices,
+    by: impl Fn(String) -> HeldBy,
+) -> impl Iterator<Item = Holding> {
     let vendor = names::NVIDIA_GPU
         .split_inclusive('/')
         .next()
         .unwrap_or_default();
-    let mut cards = HashMap::new();
-    for pod in &answer.pod_resources {
-        let devices = pod
-            .containers
-            .iter()
-            .flat_map(|container| &container.devices);
-        for devices in devices.filter(|devices| devices.resource_name.starts_with(vendor)) {
-            for id in &devices.device_ids {
-                // Time slicing appends the slice's number.
-                let uuid = id.split_once("::").map_or(id.as_str(), |(uuid, _)| uuid);
-                cards.insert(uuid.to_owned(), format!("{}/{}", pod.namespace, pod.name));
-            }
+    let ids = devices.device_ids.iter();
+    ids.filter(move |_| devices.resource_name.starts_with(vendor))
+        .map(move |id| Holding {
+            by: by(devices.resource_name.clone()),
+            // Time slicing appends the slice's number.
+            uuids: vec![
+                id.split_once("::")
+                    .map_or(id.as_str(), |(uuid, _)| uuid)
+                    .to_owned(),
+            ],
+            device: None,
+        })
+}
+
+fn of_claim(
+    claim: &DynamicResource,
+    by: impl Fn(String) -> HeldBy,
+) -> impl Iterator<Item = Holding> {
+    claim.claim_resources.iter().map(move |device| {
+        // `nvidia.com/gpu=GPU-…` of some drivers.
+        let uuid = |cdi: &CdiDevice| Some(cdi.name.split_once('=')?.1.to_owned());
+        Holding {
+            by: by(format!(
+                "claim {} of {}",
+                claim.claim_name, device.driver_name
+            )),
+            uuids: device.cdi_devices.iter().filter_map(uuid).collect(),
+            device: Some(Device {
+                driver: device.driver_name.clone(),
+                pool: device.pool_name.clone(),
+                name: device.device_name.clone(),
+            }),
         }
-    }
-    cards
+    })
 }
 
 /// One gRPC call without arguments; the message of its answer.

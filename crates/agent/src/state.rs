@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::gpunode::{Condition, Gpu, GpuNodeStatus, PodUse, Summary};
-use gpustow_api::names;
+use gpustow_api::gpunode::{Condition, Gpu, GpuNodeStatus, HeldBy, PodUse, Summary};
 
 use crate::capacity::Cards;
 use crate::clock::Now;
@@ -129,13 +128,12 @@ impl State {
             .collect()
     }
 
-    /// Takes in a reading. `held` are the cards that NVIDIA's own device plugin has given away, by
-    /// whom. The cards that this reading condemned are returned.
+    /// Takes in a reading. `held` are the cards that somebody else has given away, by whom. The cards that this reading condemned are returned.
     pub fn read(
         &mut self,
         reading: Result<&Reading, &DeviceError>,
         pods: &NodePods,
-        held: &HashMap<String, String>,
+        held: &HashMap<String, HeldBy>,
         mut who: impl FnMut(u32) -> Who,
         now: Now,
     ) -> Vec<String> {
@@ -171,7 +169,7 @@ impl State {
         &mut self,
         card: &Card,
         used: CardUse,
-        held: &HashMap<String, String>,
+        held: &HashMap<String, HeldBy>,
         now: Now,
         condemned: &mut Vec<String>,
     ) {
@@ -200,8 +198,8 @@ impl State {
         let reason = illness
             .map(|illness| illness.reason.clone())
             .or_else(|| {
-                held.get(&card.uuid)
-                    .map(|pod| format!("held by pod {pod} through {}", names::NVIDIA_GPU))
+                let HeldBy { pod, through } = held.get(&card.uuid)?;
+                Some(format!("held by pod {pod} through {through}"))
             })
             .or_else(|| {
                 let no_size = unified && self.settings.unified_memory_mib.is_none();
@@ -238,6 +236,10 @@ impl State {
             host_mib: ceil(used.host),
             utilization: card.utilization.map(|percent| percent.min(100)),
             failed: illness.map(|illness| illness.since.to_string()),
+            held_by: held.get(&card.uuid).map(|by| HeldBy {
+                pod: shortened(&by.pod, 320),
+                through: shortened(&by.through, 640),
+            }),
             missing: false,
             place: Some(Box::new(card.place.clone())),
         };

@@ -148,6 +148,9 @@ pub struct Gpu {
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// The pod that holds the whole card, or the part that this is, without having asked gpustow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<HeldBy>,
     /// The driver does not show it any more: it counts in the node's capacity only for what pods hold
     /// of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -216,6 +219,18 @@ pub struct Near {
     /// The best path.
     #[schemars(length(max = 16))]
     pub path: String,
+}
+
+/// Who holds a card without having asked gpustow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldBy {
+    /// Namespace and name of the pod.
+    #[schemars(length(max = 320))]
+    pub pod: String,
+    /// Through what: an extended resource, or a claim and its driver.
+    #[schemars(length(max = 640))]
+    pub through: String,
 }
 
 /// One pod's live memory on one card.

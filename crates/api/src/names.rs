@@ -12,6 +12,9 @@ pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
 /// select by it. Blanks of the model's name are dashes there.
 pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 
+/// NVIDIA's driver of dynamic resource allocation: a claim's device of it is a GPU or a part of one.
+pub const NVIDIA_DRA_DRIVER: &str = "gpu.nvidia.com";
+
 /// Set by users: number of GPUs over which each asking container's MiB are split evenly.
 pub const GPU_COUNT: &str = "gpustow.dev/gpu-count";
 /// Set by users: the same for one container, whose name follows.

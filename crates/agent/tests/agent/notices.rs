@@ -5,6 +5,7 @@ use std::time::Duration;
 use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
 use gpustow_agent::state::State;
+use gpustow_api::gpunode::HeldBy;
 use k8s_openapi::api::core::v1::Pod;
 use nvidia_ml::{Event, Gpu};
 
@@ -180,4 +181,37 @@ fn pods_on_a_card_that_fails_are_told() {
     };
     assert!(note.contains("XID 79"), "{note}");
     assert_eq!((told[0].len(), told[1].len(), told[2].len()), (0, 1, 0));
+}
+
+#[test]
+fn a_pod_whose_card_was_given_away_once_more_is_told() {
+    let scene = Scene::new();
+    let mine = confirmed(pod(&[("GPU-0", 100)]), "GPU-0");
+    let by = HeldBy {
+        pod: "team/whole".to_owned(),
+        through: "claim c of gpu.nvidia.com".to_owned(),
+    };
+    let held = ["GPU-0", "GPU-1"]
+        .map(|uuid| (uuid.to_owned(), by.clone()))
+        .into();
+    let mut state = state();
+    let nobody = |_| gpustow_agent::processes::Who::Gone;
+    state.read(scene.host.read().as_ref(), &mine, &held, nobody, at(0));
+    let mut notices = Notices::new(Duration::from_secs(6000));
+    let told = notices.look(&state, &mine, &[], at(0).age);
+    let [
+        Notice::Warn {
+            reason: "GpuSharedUnknowingly",
+            note,
+            ..
+        },
+    ] = &told[..]
+    else {
+        panic!("{told:?}");
+    };
+    assert!(
+        note.contains("GPU-0") && note.contains("team/whole"),
+        "{note}"
+    );
+    assert_eq!(notices.look(&state, &mine, &[], at(1).age), []);
 }

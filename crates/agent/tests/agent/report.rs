@@ -3,7 +3,7 @@
 use gpustow_agent::devices::Reading;
 use gpustow_agent::processes::Who;
 use gpustow_agent::state::State;
-use gpustow_api::gpunode::{GpuNodeStatus, PodUse};
+use gpustow_api::gpunode::{GpuNodeStatus, HeldBy, PodUse};
 use gpustow_api::names;
 use nvidia_ml::{Gpu, Process};
 use serde_json::json;
@@ -134,9 +134,14 @@ fn an_instance_of_unified_memory_takes_pods_once_its_size_is_set() {
 fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
     let host = Host::new(&machine(vec![h100(0)]));
     let (mut state, none) = (state(), pods(&[]));
-    let held = [("GPU-0".to_owned(), "team/whole".to_owned())].into();
+    let by = HeldBy {
+        pod: "team/whole".to_owned(),
+        through: names::NVIDIA_GPU.to_owned(),
+    };
+    let held = [("GPU-0".to_owned(), by.clone())].into();
     state.read(host.read().as_ref(), &none, &held, |_| Who::Gone, at(0));
     let gpu = status_of(&state, &none).gpus.remove(0);
+    assert_eq!(gpu.held_by, Some(by));
     assert_eq!(
         gpu.reason,
         Some(format!(
@@ -146,7 +151,8 @@ fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
     );
     assert_eq!(present(&state), 81_079);
     host.sample(&mut state, &none, at(1));
-    assert!(status_of(&state, &none).gpus[0].healthy);
+    let gpu = status_of(&state, &none).gpus.remove(0);
+    assert_eq!((gpu.healthy, gpu.held_by), (true, None));
 }
 
 #[test]
