@@ -41,7 +41,7 @@ pub(crate) async fn run(app: Arc<App>) {
         match app.epoch.held() {
             Some(epoch) if app.lists.missing().is_empty() => {
                 let pods = app.ledger().wake(limit, now);
-                // A replica that was relieved need not know it yet.
+                // A replica that was relieved need not know it yet; should it decide again, it begins anew.
                 if !pods.is_empty() && app.epoch.confirm(epoch).await.is_ok() {
                     let patches: Vec<_> = pods.iter().map(|pod| wake(&app, pod)).collect();
                     stream::iter(patches)
@@ -49,7 +49,7 @@ pub(crate) async fn run(app: Arc<App>) {
                         .collect::<()>()
                         .await;
                 }
-                if pods.len() == limit {
+                if pods.len() == limit || app.ledger().wakes_on() {
                     app.wake.notify_one();
                 }
             }
@@ -82,6 +82,7 @@ async fn wake(app: &App, pod: &PodFacts) {
         }
         Err(error) if matches!(error.status(), Some(404 | 409)) => {}
         Err(error) => {
+            app.ledger().wake_failed(&pod.uid);
             tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
         }
     }

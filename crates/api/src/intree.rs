@@ -78,6 +78,13 @@ pub fn refuses(node: &NodeFacts, pod: &Constraints) -> Option<&'static str> {
     }
 }
 
+/// True if those filters say the same of both copies of a node.
+#[must_use]
+pub fn alike(old: &NodeFacts, new: &NodeFacts) -> bool {
+    let amounts = |node: &NodeFacts| (node.cpu_milli, node.ram, node.pods, node.cordoned);
+    amounts(old) == amounts(new) && old.taints == new.taints && old.labels == new.labels
+}
+
 impl Constraints {
     /// Those of `spec`.
     #[must_use]

@@ -280,7 +280,7 @@ impl Ledger {
             node.reserved.insert(uid.clone(), hold);
         }
         self.touch(name);
-        self.waiting.remove(&uid);
+        self.waiting.reserved(&uid, name);
         self.nomination_changed(&uid);
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_api::{NodeFacts, PodFacts, intree};
 use gpustow_pack::{ModelId, PolicyKind, Tight};
 use hashbrown::{HashMap, HashSet};
 
@@ -15,7 +15,8 @@ use crate::gone::Gone;
 use crate::learn::Demand;
 use crate::node::{Hold, Node, Report, Uid};
 use crate::nominated::Claim;
-use crate::wake::Waiting;
+use crate::waiting::Waiting;
+use crate::wake::Wakes;
 
 /// What an operator may tune.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +30,8 @@ pub struct Config {
     /// The same for pods with volumes or resource claims, which kube-scheduler may take long to
     /// prepare before it binds.
     pub slow_reservation_ttl: Duration,
-    /// A woken pod that still waits and still fits is woken again after this long, then after
-    /// twice as long, up to 32 times.
+    /// A woken pod that has not asked after this long has woken in vain. It is woken again for the
+    /// same room after twice as long, then after twice that, up to five minutes.
     pub wake_again_after: Duration,
     /// How long a nominated pod that was refused keeps its room after its nomination is cleared.
     pub claim_ttl: Duration,
@@ -79,6 +80,7 @@ pub struct Ledger {
     pub(crate) nominated: HashMap<Arc<str>, HashSet<Uid>>,
     pub(crate) claims: HashMap<Uid, Claim>,
     pub(crate) waiting: Waiting,
+    pub(crate) wakes: Wakes,
     pub(crate) answers: Answers,
     pub(crate) models: Vec<String>,
     pub(crate) tight: Tight,
@@ -211,6 +213,7 @@ impl Ledger {
             && let Some(node) = self.nodes.get_mut(&name)
             && node.bound.remove(&uid).is_some()
         {
+            self.waiting.opened(&name);
             changed.push(name);
         }
         if let Some(name) = pod.node.as_ref().filter(|_| !pod.released) {
@@ -225,6 +228,9 @@ impl Ledger {
         changed.iter().for_each(|name| self.touch(name));
         if ended {
             self.tried.remove(&uid);
+        }
+        if let Some(Ok(_)) = &pod.assignment {
+            self.waiting.asks_us(&pod.scheduler);
         }
         if ended || pod.gated || pod.deleting || !asks(&pod) {
             self.waiting.remove(&uid);
@@ -254,6 +260,7 @@ impl Ledger {
                 && let Some(node) = self.nodes.get_mut(name)
                 && node.bound.remove(uid).is_some()
             {
+                self.waiting.opened(name);
                 self.touch(name);
             }
         }
@@ -296,6 +303,13 @@ impl Ledger {
         let name = facts.name.clone();
         let node = self.nodes.entry(name.clone()).or_default();
         if node.facts.as_ref() != Some(&facts) {
+            if !node
+                .facts
+                .as_ref()
+                .is_some_and(|old| intree::alike(old, &facts))
+            {
+                self.waiting.opened(&name);
+            }
             node.facts = Some(facts);
             self.touch(&name);
         }

@@ -169,7 +169,7 @@ impl Ledger {
         }
         feasible.sort_unstable();
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
-            self.wait_refused(ask.pod, now);
+            self.wait_refused(ask.pod, candidates, now);
             return Verdict {
                 nodes: Vec::new(),
                 refused,
@@ -181,7 +181,7 @@ impl Ledger {
         match self.choose(best, ask.pod, &request) {
             Ok(choice) => self.reserve(ask, best, &request, &choice, now),
             Err(reason) => {
-                self.wait_refused(ask.pod, now);
+                self.wait_refused(ask.pod, candidates, now);
                 return refuse_all(candidates, reason);
             }
         }

@@ -29,6 +29,7 @@ mod nominated;
 mod preempt;
 mod slots;
 mod snapshot;
+mod waiting;
 mod wake;
 
 pub use bind::{BindRefusal, Outcome};

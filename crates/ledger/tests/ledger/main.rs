@@ -12,3 +12,4 @@ mod preempt;
 mod reports;
 mod rescan;
 mod wake;
+mod waking;

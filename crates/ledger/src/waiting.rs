@@ -1,0 +1,591 @@
+//! The pods that wait for room, in the order in which they are offered it, and what came of the
+//! offers so far.
+//!
+//! Pods with equal requests and equal constraints are of one *kind*: by memory, CPU and labels a
+//! node takes all of them or none. Whatever else kube-scheduler's own filters know is learnt from
+//! wake-ups in vain: such a pod is *barred* from the node until one of the two changes or its pause is
+//! over, and stands behind all pods with fewer wake-ups in vain.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::intree::Constraints;
+use gpustow_api::{PodFacts, names};
+use gpustow_pack::{Mib, NodeGpus, Request};
+use hashbrown::{HashMap, HashSet};
+
+use crate::node::Uid;
+
+/// A pod that is never seen in a watch is forgotten after this long.
+const UNSEEN_FOR: Duration = Duration::from_secs(60);
+/// kube-scheduler itself tries every pod again after so long: no pause of ours is longer.
+pub(crate) const FLUSH: Duration = Duration::from_secs(300);
+/// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
+const BARS: usize = 8;
+/// At most this many pods are offered the same room at once.
+const WIDEST: u32 = 1 << 10;
+/// Wake-ups that need no success: so many at once, and one more in each interval.
+const BURST: u32 = 256;
+const CREDIT_EVERY: Duration = Duration::from_millis(100);
+/// What a wake-up that leads to a reservation gives back.
+const SUCCESS: u32 = 2;
+
+/// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority and age.
+pub(crate) type Turn = (u32, Reverse<i32>, i64, Uid);
+/// A kind of pods; never used twice.
+pub(crate) type KindId = u64;
+
+/// The pods that wait, and the nodes that gained room.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    pods: HashMap<Uid, Wait>,
+    ids: HashMap<Key, KindId>,
+    kinds: HashMap<KindId, Kind>,
+    last_id: KindId,
+    /// The first pod of every kind.
+    heads: BTreeMap<Turn, KindId>,
+    /// How many kinds want so much on one card at least.
+    needs: BTreeMap<Mib, usize>,
+    /// Those for which a look at every node is due, and when.
+    due: BTreeSet<(Duration, Uid)>,
+    /// Those that joined since the last tick.
+    joined: Vec<Uid>,
+    /// Those that only a filter call has told of so far: since when.
+    unseen: HashMap<Uid, Duration>,
+    rooms: Rooms,
+    credit: Credit,
+    /// Changes of nodes so far, and the last one of each that other filters than ours may heed.
+    changes: u64,
+    changed: HashMap<Arc<str>, u64>,
+    /// Schedulers that are known to ask us, beside our own: others' pods wake for nothing.
+    askers: HashSet<Arc<str>>,
+}
+
+type Key = (Arc<Request>, Arc<Constraints>);
+
+/// One pod's history of wake-ups.
+#[derive(Debug)]
+struct Wait {
+    turn: Turn,
+    kind: KindId,
+    due: Option<Duration>,
+    /// It was woken for room on this node and has not asked since: until then it is its own.
+    promised: Option<(Arc<str>, Duration)>,
+    bars: Vec<Bar>,
+    woken: bool,
+}
+
+/// A pod woke for room on a node in vain when so many changes had been seen.
+#[derive(Debug)]
+struct Bar {
+    node: Arc<str>,
+    at: u64,
+}
+
+/// Pods with equal requests and constraints.
+#[derive(Debug)]
+struct Kind {
+    key: Key,
+    need: Need,
+    order: BTreeSet<Turn>,
+    /// Every node was looked at for it; until then only those that gain room are.
+    looked: Duration,
+}
+
+/// So many cards with so much free on each, at least.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Need {
+    pub(crate) mib: Mib,
+    cards: usize,
+}
+
+impl Need {
+    fn of(request: &Request) -> Self {
+        let hardest = request.claims.iter().max_by_key(|claim| claim.mib);
+        hardest.map_or(Self::default(), |claim| Self {
+            mib: claim.mib,
+            cards: claim.gpus as usize,
+        })
+    }
+
+    /// False if the request certainly does not fit.
+    pub(crate) fn may_fit(self, view: &NodeGpus) -> bool {
+        let cards = view.cards.iter();
+        let enough = cards.filter(|card| card.usable && card.free >= self.mib);
+        enough.take(self.cards).count() >= self.cards
+    }
+}
+
+/// Nodes that gained room, first come, first served, and who was woken for it.
+#[derive(Debug, Default)]
+struct Rooms {
+    gained: VecDeque<Arc<str>>,
+    queued: HashSet<Arc<str>>,
+    offers: HashMap<Arc<str>, Offers>,
+    /// When promises end, in order.
+    ends: VecDeque<(Duration, Uid)>,
+}
+
+impl Rooms {
+    fn gain(&mut self, node: &str) {
+        if !self.queued.contains(node) {
+            let node: Arc<str> = node.into();
+            self.queued.insert(node.clone());
+            self.gained.push_back(node);
+        }
+    }
+}
+
+/// The offers of one node's room that nobody has answered yet.
+#[derive(Debug, Default)]
+struct Offers {
+    to: Vec<Uid>,
+    /// How many rounds in a row nobody took it: it is offered to twice as many in the next.
+    rounds: u32,
+    ends: Vec<End>,
+}
+
+/// How a promise ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The pod has it.
+    Taken,
+    /// It asked and there was no room any more.
+    Refused,
+    /// It was not even woken, is gone, or has room elsewhere.
+    Open,
+    /// It did not ask for this node.
+    InVain,
+}
+
+/// Bounds wake-ups in vain; those that lead to a reservation pay for themselves.
+#[derive(Debug)]
+struct Credit {
+    left: u32,
+    since: Duration,
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self {
+            left: BURST,
+            since: Duration::ZERO,
+        }
+    }
+}
+
+impl Waiting {
+    pub(crate) fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pods.is_empty()
+    }
+
+    pub(crate) fn contains(&self, uid: &str) -> bool {
+        self.pods.contains_key(uid)
+    }
+
+    pub(crate) fn requests(&self) -> impl Iterator<Item = Arc<Request>> {
+        let kinds = self.pods.values().filter_map(|w| self.kinds.get(&w.kind));
+        kinds.map(|kind| kind.key.0.clone())
+    }
+
+    /// The creation time of the oldest.
+    pub(crate) fn oldest(&self) -> Option<i64> {
+        self.pods.values().map(|wait| wait.turn.2).min()
+    }
+
+    /// This scheduler asks us.
+    pub(crate) fn asks_us(&mut self, scheduler: &Arc<str>) {
+        if !self.is_asker(scheduler) {
+            self.askers.insert(scheduler.clone());
+        }
+    }
+
+    pub(crate) fn is_asker(&self, scheduler: &str) -> bool {
+        scheduler == names::SCHEDULER || self.askers.contains(scheduler)
+    }
+
+    /// A pod that may be asleep joins, unless it waits already.
+    pub(crate) fn insert(&mut self, pod: &PodFacts) {
+        let Ok(request) = &pod.request else { return };
+        let key = (request.clone(), pod.constraints.clone());
+        let kind = self.ids.get(&key).copied();
+        match self.pods.get(&pod.uid) {
+            Some(wait) if Some(wait.kind) == kind => return,
+            Some(_) => self.remove(&pod.uid),
+            None => {}
+        }
+        let kind = kind.filter(|kind| self.kinds.contains_key(kind));
+        let kind = kind.unwrap_or_else(|| self.new_kind(key));
+        let turn = (0, Reverse(pod.priority), pod.created, pod.uid.clone());
+        self.enter(kind, turn.clone());
+        let wait = Wait {
+            turn,
+            kind,
+            due: None,
+            promised: None,
+            bars: Vec::new(),
+            woken: false,
+        };
+        self.pods.insert(pod.uid.clone(), wait);
+        self.joined.push(pod.uid.clone());
+    }
+
+    fn new_kind(&mut self, key: Key) -> KindId {
+        self.last_id += 1;
+        let need = Need::of(&key.0);
+        *self.needs.entry(need.mib).or_default() += 1;
+        self.ids.insert(key.clone(), self.last_id);
+        let kind = Kind {
+            key,
+            need,
+            order: BTreeSet::new(),
+            looked: Duration::ZERO,
+        };
+        self.kinds.insert(self.last_id, kind);
+        self.last_id
+    }
+
+    fn enter(&mut self, id: KindId, turn: Turn) {
+        let Some(kind) = self.kinds.get_mut(&id) else {
+            return;
+        };
+        let first = kind.order.first().cloned();
+        if first.as_ref().is_none_or(|first| turn < *first) {
+            first.and_then(|first| self.heads.remove(&first));
+            self.heads.insert(turn.clone(), id);
+        }
+        kind.order.insert(turn);
+    }
+
+    fn leave(&mut self, id: KindId, turn: &Turn) {
+        let Some(kind) = self.kinds.get_mut(&id) else {
+            return;
+        };
+        kind.order.remove(turn);
+        if self.heads.remove(turn).is_some()
+            && let Some(first) = kind.order.first()
+        {
+            self.heads.insert(first.clone(), id);
+        }
+    }
+
+    /// A pod waits no more, for whatever reason.
+    pub(crate) fn remove(&mut self, uid: &str) {
+        self.settle(uid, End::Open);
+        let Some(wait) = self.pods.remove(uid) else {
+            return;
+        };
+        self.leave(wait.kind, &wait.turn);
+        if let Some(due) = wait.due {
+            self.due.remove(&(due, wait.turn.3));
+        }
+        let empty = |kind: &Kind| kind.order.is_empty();
+        if self.kinds.get(&wait.kind).is_some_and(empty)
+            && let Some(kind) = self.kinds.remove(&wait.kind)
+        {
+            self.ids.remove(&kind.key);
+            if let Some(kinds) = self.needs.get_mut(&kind.need.mib) {
+                *kinds -= 1;
+                if *kinds == 0 {
+                    self.needs.remove(&kind.need.mib);
+                }
+            }
+        }
+        if self.pods.is_empty() {
+            self.rooms = Rooms::default();
+            self.joined.clear();
+            self.changed.clear();
+        }
+    }
+
+    /// A pod has its room, on this node.
+    pub(crate) fn reserved(&mut self, uid: &str, node: &str) {
+        let Some(wait) = self.pods.get(uid) else {
+            return;
+        };
+        if wait.woken {
+            self.credit.left = BURST.min(self.credit.left + SUCCESS);
+        }
+        let is_it = |(promised, _): &(Arc<str>, Duration)| **promised == *node;
+        let end = match wait.promised.as_ref().is_some_and(is_it) {
+            true => End::Taken,
+            false => End::Open,
+        };
+        self.settle(uid, end);
+        self.remove(uid);
+    }
+
+    /// A pod was asked about and refused; `asked` says of a node whether it was among the candidates.
+    pub(crate) fn refused(&mut self, uid: &str, asked: impl Fn(&str) -> bool) {
+        let Some(wait) = self.pods.get_mut(uid) else {
+            return;
+        };
+        match wait.promised.clone() {
+            Some((node, _)) if asked(&node) => {
+                self.settle(uid, End::Refused);
+            }
+            Some(_) => self.in_vain(uid),
+            // It was only slow.
+            None if wait.bars.iter().any(|bar| asked(&bar.node)) => {
+                wait.bars.retain(|bar| !asked(&bar.node));
+                self.stand(uid, 0);
+            }
+            None => {}
+        }
+    }
+
+    /// Only a filter call has told of this pod so far.
+    pub(crate) fn unseen(&mut self, uid: &Uid, now: Duration) {
+        self.unseen.entry(uid.clone()).or_insert(now);
+    }
+
+    /// The pods that no watch has shown in time, which wait no more.
+    pub(crate) fn forget_unseen(&mut self, seen: impl Fn(&str) -> bool, now: Duration) -> Vec<Uid> {
+        let mut lost = Vec::new();
+        self.unseen.retain(|uid, since| {
+            let late = now.saturating_sub(*since) >= UNSEEN_FOR;
+            if !seen(uid) && late {
+                lost.push(uid.clone());
+            }
+            !seen(uid) && !late
+        });
+        lost.iter().for_each(|uid| self.remove(uid));
+        lost
+    }
+
+    /// A node gained room.
+    pub(crate) fn room_on(&mut self, node: &str) {
+        if !self.pods.is_empty() {
+            self.rooms.gain(node);
+        }
+    }
+
+    /// A node has changed in a way that other filters than ours may heed: nobody is barred from it.
+    pub(crate) fn opened(&mut self, node: &Arc<str>) {
+        if !self.pods.is_empty() {
+            self.changes += 1;
+            self.changed.insert(node.clone(), self.changes);
+            self.rooms.gain(node);
+        }
+    }
+
+    /// What time alone does: credit grows, promises end, pods that joined will be due.
+    pub(crate) fn tick(&mut self, now: Duration, interval: Duration) {
+        let grown = now.saturating_sub(self.credit.since).as_millis() / CREDIT_EVERY.as_millis();
+        let grown = u32::try_from(grown).unwrap_or(u32::MAX);
+        self.credit.left = BURST.min(self.credit.left.saturating_add(grown));
+        self.credit.since += CREDIT_EVERY.saturating_mul(grown);
+        for uid in std::mem::take(&mut self.joined) {
+            self.be_due(&uid, now + interval);
+        }
+        while let Some((_, uid)) = self.rooms.ends.pop_front_if(|(end, _)| *end <= now) {
+            let ended = |wait: &Wait| wait.promised.as_ref().is_some_and(|(_, end)| *end <= now);
+            if self.pods.get(&uid).is_some_and(ended) {
+                self.in_vain(&uid);
+            }
+        }
+    }
+
+    /// May anybody be woken now?
+    pub(crate) fn has_credit(&self) -> bool {
+        self.credit.left > 0
+    }
+
+    /// The node that gained room first.
+    pub(crate) fn next_gained(&mut self) -> Option<Arc<str>> {
+        let node = self.rooms.gained.pop_front()?;
+        self.rooms.queued.remove(&node);
+        Some(node)
+    }
+
+    /// The pods that the node's room is promised to.
+    pub(crate) fn promised_on(&self, node: &str) -> &[Uid] {
+        self.rooms.offers.get(node).map_or(&[], |offers| &offers.to)
+    }
+
+    /// How many pods beyond those that fit together are to be offered the node's room.
+    pub(crate) fn extra(&self, node: &str) -> u32 {
+        let rounds = self
+            .rooms
+            .offers
+            .get(node)
+            .map_or(0, |offers| offers.rounds);
+        (1 << rounds.min(WIDEST.ilog2())) - 1
+    }
+
+    /// Wakes a pod for room on a node.
+    pub(crate) fn promise(
+        &mut self,
+        uid: &Uid,
+        node: &Arc<str>,
+        now: Duration,
+        interval: Duration,
+    ) {
+        let Some(wait) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let due = now + pause(wait.turn.0, interval);
+        wait.promised = Some((node.clone(), now + interval));
+        wait.woken = true;
+        self.rooms.ends.push_back((now + interval, uid.clone()));
+        let offers = self.rooms.offers.entry(node.clone()).or_default();
+        offers.to.push(uid.clone());
+        self.credit.left = self.credit.left.saturating_sub(1);
+        self.be_due(uid, due);
+    }
+
+    /// The pod was not woken after all.
+    pub(crate) fn take_back(&mut self, uid: &str) {
+        if self.settle(uid, End::Open) {
+            self.credit.left = BURST.min(self.credit.left + 1);
+        }
+    }
+
+    /// The node's room was offered to all that it is for.
+    pub(crate) fn offered(&mut self, node: &str) {
+        if self.promised_on(node).is_empty() {
+            self.rooms.offers.remove(node);
+        }
+    }
+
+    /// A promise ends without its pod having asked for the node.
+    fn in_vain(&mut self, uid: &str) {
+        let Some(wait) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let level = wait.turn.0 + 1;
+        if let Some((node, _)) = &wait.promised {
+            let (node, at) = (node.clone(), self.changes);
+            wait.bars.retain(|bar| bar.node != node);
+            if wait.bars.len() == BARS {
+                wait.bars.remove(0);
+            }
+            wait.bars.push(Bar { node, at });
+        }
+        self.settle(uid, End::InVain);
+        self.stand(uid, level);
+    }
+
+    /// A promise ends. With the last of a round, what nobody took is offered anew.
+    fn settle(&mut self, uid: &str, end: End) -> bool {
+        let promised = self.pods.get_mut(uid).and_then(|wait| wait.promised.take());
+        let Some((node, _)) = promised else {
+            return false;
+        };
+        let Some(offers) = self.rooms.offers.get_mut(&node) else {
+            return true;
+        };
+        offers.to.retain(|other| **other != *uid);
+        offers.ends.push(end);
+        if offers.to.is_empty() {
+            let ends = std::mem::take(&mut offers.ends);
+            let taken = ends.contains(&End::Taken);
+            match ends.contains(&End::InVain) {
+                true if !taken => offers.rounds += 1,
+                _ => offers.rounds = 0,
+            }
+            if ends.contains(&End::InVain) || ends.contains(&End::Open) {
+                self.rooms.gain(&node);
+            } else {
+                self.rooms.offers.remove(&node);
+            }
+        }
+        true
+    }
+
+    fn stand(&mut self, uid: &str, level: u32) {
+        if let Some(wait) = self.pods.get_mut(uid)
+            && wait.turn.0 != level
+        {
+            let mut turn = wait.turn.clone();
+            turn.0 = level;
+            let (kind, old) = (wait.kind, std::mem::replace(&mut wait.turn, turn.clone()));
+            self.leave(kind, &old);
+            self.enter(kind, turn);
+        }
+    }
+
+    fn be_due(&mut self, uid: &str, at: Duration) {
+        if let Some(wait) = self.pods.get_mut(uid) {
+            let uid = wait.turn.3.clone();
+            if let Some(old) = wait.due.replace(at) {
+                self.due.remove(&(old, uid.clone()));
+            }
+            self.due.insert((at, uid));
+        }
+    }
+
+    /// The next pod whose pause is over: it is barred from none any more. Its kind, if a look at
+    /// every node is due for that.
+    pub(crate) fn next_due(
+        &mut self,
+        now: Duration,
+        interval: Duration,
+    ) -> Option<(Uid, Option<KindId>)> {
+        let uid = self.due.first().filter(|(at, _)| *at <= now)?.1.clone();
+        let wait = self.pods.get_mut(&uid)?;
+        wait.bars.clear();
+        let (id, next) = (wait.kind, now + pause(wait.turn.0, interval));
+        let looked = self.kinds.get(&id).map_or(now, |kind| kind.looked);
+        self.be_due(&uid, next.max(looked));
+        Some((uid, (looked <= now).then_some(id)))
+    }
+
+    /// Every node was looked at for this kind.
+    pub(crate) fn looked(&mut self, kind: KindId, until: Duration) {
+        if let Some(kind) = self.kinds.get_mut(&kind) {
+            kind.looked = until;
+        }
+    }
+
+    pub(crate) fn need(&self, kind: KindId) -> Option<Need> {
+        Some(self.kinds.get(&kind)?.need)
+    }
+
+    /// What the kind that wants least wants on one card.
+    pub(crate) fn least(&self) -> Option<Mib> {
+        self.needs.keys().next().copied()
+    }
+
+    /// The first pod of a kind whose first pod stands after `turn`.
+    pub(crate) fn head_after(&self, turn: Option<&Turn>) -> Option<(&Turn, KindId)> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = turn.map_or(Unbounded, Excluded);
+        let (turn, kind) = self.heads.range((from, Unbounded)).next()?;
+        Some((turn, *kind))
+    }
+
+    /// The pod that stands after `turn` among its kind.
+    pub(crate) fn after(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let order = &self.kinds.get(&kind)?.order;
+        order.range((Excluded(turn), Unbounded)).next().cloned()
+    }
+
+    /// Where a pod of this kind stands.
+    pub(crate) fn turn(&self, kind: KindId, uid: &str) -> Option<&Turn> {
+        let wait = self.pods.get(uid).filter(|wait| wait.kind == kind)?;
+        Some(&wait.turn)
+    }
+
+    /// Is the pod to be left alone as far as this node's room goes: promised some, or barred?
+    pub(crate) fn is_spoken_for(&self, uid: &str, node: &str) -> bool {
+        let Some(wait) = self.pods.get(uid) else {
+            return true;
+        };
+        let changed = self.changed.get(node).copied().unwrap_or(0);
+        let bars = |bar: &Bar| *bar.node == *node && changed <= bar.at;
+        wait.promised.is_some() || wait.bars.iter().any(bars)
+    }
+}
+
+/// For how long a pod that has woken in vain so often is barred from where it did.
+fn pause(in_vain: u32, interval: Duration) -> Duration {
+    interval.saturating_mul(2 << in_vain.min(16)).min(FLUSH)
+}
