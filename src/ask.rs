@@ -38,6 +38,12 @@ impl AskError {
             _ => None,
         }
     }
+
+    /// Would the same request be refused again, however often it is sent?
+    #[must_use]
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self.status(), Some(status @ 400..500) if ![401, 408, 429].contains(&status))
+    }
 }
 
 /// The request's answer, awaited no longer than `limit`.

@@ -213,8 +213,12 @@ impl Attempt<'_> {
         };
         let done = self.attempts(&mut copy).await;
         let (pod, _) = copy;
-        if done.is_err() {
-            self.end(&pod, Outcome::Failed);
+        if let Err(error) = &done {
+            let outcome = match error {
+                BindError::Ask(error) if error.is_final() => Outcome::Refused,
+                _ => Outcome::Failed,
+            };
+            self.end(&pod, outcome);
         }
         done.map(|assigned| (pod, assigned))
     }
@@ -253,12 +257,14 @@ impl Attempt<'_> {
                     .ledger()
                     .read_back(PodFacts::clone(&seen), asked, now);
             }
+            let changed = seen.resource_version != pod.resource_version;
             self.end(
                 pod,
-                if bound {
-                    Outcome::Bound
-                } else {
-                    Outcome::Conflict
+                match (bound, refused && changed || seen.node.is_some()) {
+                    (true, _) => Outcome::Bound,
+                    (false, true) => Outcome::Conflict,
+                    // It was not the pod that stood in the way.
+                    (false, false) => Outcome::Refused,
                 },
             );
             *copy = (seen, NEW);

@@ -38,6 +38,8 @@ pub enum Outcome {
     Bound,
     /// The pod is certainly not bound by it.
     Failed,
+    /// The same, because the API server would not take a Binding to this node: another one may do.
+    Refused,
     /// The same, because the pod had changed or was bound already.
     Conflict,
 }
@@ -69,6 +71,19 @@ impl Ledger {
     /// If the node cannot take the pod any more (a reservation without a bind under way is then
     /// gone), if a bind to another node is under way, or if the pod is bound.
     pub fn begin_bind(
+        &mut self,
+        ask: &Ask<'_>,
+        node: &str,
+        now: Duration,
+    ) -> Result<Arc<Assignment>, BindRefusal> {
+        let begun = self.begin(ask, node, now);
+        if matches!(begun, Err(BindRefusal::NoFit { .. })) {
+            self.note_conflict(&ask.pod.uid);
+        }
+        begun
+    }
+
+    fn begin(
         &mut self,
         ask: &Ask<'_>,
         node: &str,
@@ -152,10 +167,20 @@ impl Ledger {
             return self.put_bound(bound, now);
         }
         held.binds = held.binds.saturating_sub(1);
-        if held.binds == 0 {
+        let (node, last) = (held.node.clone(), held.binds == 0);
+        if last {
             self.drop_reservation(uid);
         }
-        if outcome == Outcome::Conflict && self.pods.contains_key(uid) {
+        match outcome {
+            Outcome::Conflict => self.note_conflict(uid),
+            Outcome::Refused if self.pods.contains_key(uid) => self.note_refusal(uid, node),
+            _ => {}
+        }
+    }
+
+    /// A bind of this pod came too late. Two, and filter decides alone.
+    fn note_conflict(&mut self, uid: &Uid) {
+        if self.pods.contains_key(uid) {
             self.tried.entry(uid.clone()).or_default().conflicts += 1;
         }
     }

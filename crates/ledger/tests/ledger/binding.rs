@@ -1,7 +1,7 @@
 //! From the reservation to the bound pod, with outcomes late, lost and doubled.
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{BindRefusal, Outcome, Reason};
+use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
 
 use crate::build::{ask, at, bound, choose, free, ledger, pod};
 
@@ -129,4 +129,45 @@ fn a_list_with_an_older_copy_does_not_undo_a_bind() {
     ledger.end_bind(&p, Outcome::Bound, at(5));
     ledger.reset_pods(vec![p], began);
     assert_eq!(free(&ledger, "a"), [40]);
+}
+
+#[test]
+fn a_node_whose_bindings_are_refused_is_left_for_another() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
+    let p = pod("p", 60);
+    ledger.apply_pod(p.clone());
+    let mut cycle = |outcome| {
+        let node = choose(&mut ledger, &p, &["a", "b"], at(0))[0];
+        assert!(ledger.begin_bind(&ask(&p), node, at(0)).is_ok());
+        ledger.end_bind(&p, outcome, at(0));
+        node
+    };
+    let first = cycle(Outcome::Refused);
+    let second = cycle(Outcome::Refused);
+    assert_ne!(first, second);
+    // Both said no: they are as good as each other again.
+    assert_eq!(cycle(Outcome::Refused), first);
+    assert_eq!(cycle(Outcome::Failed), second);
+    assert_eq!(cycle(Outcome::Failed), second);
+}
+
+#[test]
+fn a_pod_that_finds_its_node_full_at_its_bind_is_soon_sent_to_one_node_alone() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100]), ("c", &[100])]);
+    let p = pod("p", 60);
+    ledger.apply_pod(p.clone());
+    ledger.apply_pod(bound("full", "c", "c-0", 60));
+    let cooperative = Ask {
+        cooperative: true,
+        ..ask(&p)
+    };
+    for _ in 0..2 {
+        let nodes = ledger.filter(&cooperative, &["a", "b"], at(0)).nodes;
+        assert_eq!(nodes.len(), 2);
+        // Its own preferences led it where somebody else was faster.
+        let full = ledger.begin_bind(&cooperative, "c", at(0));
+        assert!(matches!(full, Err(BindRefusal::NoFit { .. })));
+    }
+    let nodes = ledger.filter(&cooperative, &["a", "b"], at(0)).nodes;
+    assert_eq!(nodes.len(), 1);
 }
