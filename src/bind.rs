@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::App;
 use crate::ask::{AskError, within};
+use crate::decode::Each;
 use crate::epoch::{EpochError, annotate};
 use crate::failure::Failure;
 use crate::wire::ExtenderBindingArgs;
@@ -366,14 +367,14 @@ impl Attempt<'_> {
 
     /// The pod as the API server has it, unless it is gone.
     async fn read(&self) -> Result<Option<Arc<PodFacts>>, AskError> {
-        let pods = self.pods();
+        let pods = Api::<Each<Pod>>::namespaced(self.app.client.clone(), &self.args.pod_namespace);
         let pod = within(READ_TIMEOUT, pods.get_opt(&self.args.pod_name)).await?;
         Ok(pod.and_then(|pod| self.facts(&pod)))
     }
 
     /// Another pod under the same name is none of ours.
-    fn facts(&self, pod: &Pod) -> Option<Arc<PodFacts>> {
-        let facts = PodFacts::from_pod(pod, &self.app.args.resource_name);
+    fn facts(&self, pod: &Each<Pod>) -> Option<Arc<PodFacts>> {
+        let facts = pod.facts(&self.app.args.resource_name);
         facts.filter(|facts| facts.uid == *self.uid).map(Arc::new)
     }
 
@@ -402,6 +403,6 @@ impl Attempt<'_> {
         let pods = self.pods();
         let patched = annotate(&pods, pod, names::FENCE, &mark);
         let pod = within(READ_TIMEOUT, patched).await?;
-        Ok(self.facts(&pod))
+        Ok(self.facts(&Each::Whole(pod)))
     }
 }

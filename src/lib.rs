@@ -4,6 +4,7 @@
 mod args;
 mod ask;
 mod bind;
+mod decode;
 mod epoch;
 mod events;
 mod failure;

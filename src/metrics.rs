@@ -12,7 +12,8 @@ use gpustow_pack::Request;
 use gpustow_serve::BUCKETS;
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
+    Registry,
 };
 
 use crate::bind::BindError;
@@ -42,6 +43,7 @@ pub(crate) struct Metrics {
     /// Epochs taken.
     pub(crate) takeovers: IntCounter,
     watch_events: GaugeVec,
+    undecodable: IntGaugeVec,
 }
 
 /// What is taken from the ledger at a scrape.
@@ -112,6 +114,13 @@ impl Metrics {
             ),
             &["resource"],
         )?;
+        let undecodable = IntGaugeVec::new(
+            Opts::new(
+                "gpustow_undecodable_objects",
+                "Objects that cannot be read, each of which takes its node out of use",
+            ),
+            &["resource"],
+        )?;
         for verb in VERBS {
             requests.with_label_values(&[verb]);
             for error in ErrorKind::ALL {
@@ -131,6 +140,7 @@ impl Metrics {
         registry.register(Box::new(woken.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
         registry.register(Box::new(watch_events.clone()))?;
+        registry.register(Box::new(undecodable.clone()))?;
         gpustow_serve::about(&registry, "gpustow_build_info")?;
         Ok(Self {
             registry,
@@ -144,6 +154,7 @@ impl Metrics {
             woken,
             takeovers,
             watch_events,
+            undecodable,
         })
     }
 
@@ -165,6 +176,12 @@ impl Metrics {
         self.watch_events
             .with_label_values(&[resource])
             .set(now.as_secs_f64());
+    }
+
+    /// So many objects of a kind cannot be decoded.
+    pub(crate) fn undecodable(&self, resource: &str, count: usize) {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.undecodable.with_label_values(&[resource]).set(count);
     }
 
     /// Every series at this moment.

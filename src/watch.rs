@@ -1,18 +1,22 @@
 //! Watches → ledger. Each object is reduced to the fields used as it arrives.
 
+use std::collections::HashSet;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, NodeFacts, PodFacts, Shared};
+use gpustow_api::{GpuNode, NodeFacts, Shared};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Resource;
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, ResourceExt};
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::App;
+use crate::decode::{self, Each};
 
 /// How far one resource has been read: the number of the last list that is in, and of the list
 /// that is wanted.
@@ -94,15 +98,10 @@ impl Lists {
 pub(crate) fn spawn(app: &Arc<App>) {
     // What is Succeeded or Failed holds nothing; it leaves this list as if it were deleted.
     let unfinished = "status.phase!=Succeeded,status.phase!=Failed";
-    let client = app.client.clone();
-    let pods = move || {
-        let config = watcher::Config::default().fields(unfinished);
-        watcher(Api::<Pod>::all(client.clone()), config)
-    };
     let resource = app.args.resource_name.clone();
     let mut shared = Shared::default();
-    let facts = move |pod: Pod| {
-        let mut facts = PodFacts::from_pod(&pod, &resource)?;
+    let facts = move |pod: Each<Pod>| {
+        let mut facts = pod.facts(&resource)?;
         shared.share(&mut facts);
         Some(facts)
     };
@@ -112,13 +111,19 @@ pub(crate) fn spawn(app: &Arc<App>) {
         Change::Reset(pods, began) => app.ledger().reset_pods(pods, began),
     };
     let list = app.lists.pods.clone();
-    tokio::spawn(follow(app.clone(), list, pods, facts, change));
+    let unfinished = watcher::Config::default().fields(unfinished);
+    tokio::spawn(follow(app.clone(), list, unfinished, facts, change));
 
-    let client = app.client.clone();
-    let nodes = move || watcher(Api::<Node>::all(client.clone()), watcher::Config::default());
+    // Of a broken Node its name: nothing is known of its resources.
     let mut shared = Shared::default();
-    let facts = move |node: Node| {
-        let mut facts = NodeFacts::from_node(&node);
+    let facts = move |node: Each<Node>| {
+        let mut facts = match node {
+            Each::Whole(node) => NodeFacts::from_node(&node),
+            Each::Broken(remains) => NodeFacts {
+                name: remains.meta.name.as_deref()?.into(),
+                ..NodeFacts::default()
+            },
+        };
         shared.share_node(&mut facts);
         Some(facts)
     };
@@ -128,23 +133,29 @@ pub(crate) fn spawn(app: &Arc<App>) {
         Change::Reset(nodes, _) => app.ledger().reset_nodes(nodes),
     };
     let list = app.lists.nodes.clone();
-    tokio::spawn(follow(app.clone(), list, nodes, facts, change));
+    tokio::spawn(follow(app.clone(), list, watcher::Config::default(), facts, change));
 
-    let client = app.client.clone();
-    let gpunodes = move || {
-        watcher(
-            Api::<GpuNode>::all(client.clone()),
-            watcher::Config::default(),
-        )
+    // A broken GpuNode is as good as none.
+    let facts = |node: Each<GpuNode>| {
+        let name = node.meta().name.clone()?;
+        let status = node.whole().map(|node| node.status.unwrap_or_default());
+        Some((name, status))
     };
-    let facts = |node: GpuNode| Some((node.name_any(), node.status.unwrap_or_default()));
-    let change = |app: &App, change: Change<(String, GpuNodeStatus)>| match change {
-        Change::Apply((name, status)) => app.ledger().apply_gpunode(&name, status, app.now()),
-        Change::Delete((name, _)) => app.ledger().delete_gpunode(&name),
-        Change::Reset(list, _) => app.ledger().reset_gpunodes(list, app.now()),
+    let change = |app: &App, change: Change<(String, Option<GpuNodeStatus>)>| match change {
+        Change::Apply((name, Some(status))) => {
+            app.ledger().apply_gpunode(&name, status, app.now());
+        }
+        Change::Apply((name, None)) | Change::Delete((name, _)) => {
+            app.ledger().delete_gpunode(&name);
+        }
+        Change::Reset(list, _) => {
+            let readable = list.into_iter();
+            let readable = readable.filter_map(|(name, status)| Some((name, status?)));
+            app.ledger().reset_gpunodes(readable.collect(), app.now());
+        }
     };
     let list = app.lists.gpunodes.clone();
-    tokio::spawn(follow(app.clone(), list, gpunodes, facts, change));
+    tokio::spawn(follow(app.clone(), list, watcher::Config::default(), facts, change));
 }
 
 enum Change<F> {
@@ -154,22 +165,24 @@ enum Change<F> {
     Reset(Vec<F>, u64),
 }
 
-async fn follow<K, F, S>(
+async fn follow<K, F>(
     app: Arc<App>,
     list: Arc<List>,
-    watch: impl Fn() -> S + Send,
-    mut facts: impl FnMut(K) -> Option<F> + Send,
+    config: watcher::Config,
+    mut facts: impl FnMut(Each<K>) -> Option<F> + Send,
     change: impl Fn(&App, Change<F>) + Send,
 ) where
-    S: Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send,
-    K: Send,
+    K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static,
     F: Send,
 {
     let resource = list.name;
     let mut wanted = list.wanted.subscribe();
+    let mut carefully = false;
+    let mut broken = Broken::default();
     loop {
         let number = *wanted.borrow_and_update();
-        let mut events = std::pin::pin!(watch().backoff(Retry::default()));
+        let events = decode::watch::<K>(app.client.clone(), config.clone(), carefully);
+        let mut events = std::pin::pin!(events.backoff(Retry::default()));
         let mut listed = Vec::new();
         let mut began = app.ledger().copies();
         loop {
@@ -181,31 +194,75 @@ async fn follow<K, F, S>(
             app.metrics.watch_event(resource);
             match event {
                 Ok(watcher::Event::Apply(object)) => {
+                    broken.look_at(resource, &object);
                     facts(object)
                         .into_iter()
                         .for_each(|facts| change(&app, Change::Apply(facts)));
                 }
                 Ok(watcher::Event::Delete(object)) => {
+                    broken.forget(&object);
                     facts(object)
                         .into_iter()
                         .for_each(|facts| change(&app, Change::Delete(facts)));
                 }
                 Ok(watcher::Event::Init) => {
                     listed = Vec::new();
+                    broken.0.clear();
                     began = app.ledger().copies();
                 }
-                Ok(watcher::Event::InitApply(object)) => listed.extend(facts(object)),
+                Ok(watcher::Event::InitApply(object)) => {
+                    broken.look_at(resource, &object);
+                    listed.extend(facts(object));
+                }
                 Ok(watcher::Event::InitDone) => {
                     tracing::debug!(resource, objects = listed.len(), "listed");
                     change(&app, Change::Reset(std::mem::take(&mut listed), began));
                     list.done.send_replace(number);
                 }
-                Err(error) => tracing::warn!(resource, %error, "watch failed; it starts again"),
+                Err(error) => {
+                    tracing::warn!(resource, %error, "watch failed; it starts again");
+                    if !carefully && decode::is_undecodable(&error) {
+                        carefully = true;
+                        break;
+                    }
+                }
             }
+            app.metrics.undecodable(resource, broken.0.len());
             app.wake.notify_one();
             app.warm.notify_one();
         }
     }
+}
+
+/// Namespaces and names of the objects of one kind that cannot be decoded.
+#[derive(Default)]
+struct Broken(HashSet<(Option<String>, Option<String>)>);
+
+impl Broken {
+    fn look_at<K: Resource>(&mut self, resource: &str, object: &Each<K>) {
+        if let Each::Broken(remains) = object {
+            let (namespace, name) = (&remains.meta.namespace, &remains.meta.name);
+            tracing::error!(
+                resource,
+                namespace = namespace.as_deref(),
+                name = name.as_deref(),
+                error = remains.error,
+                "cannot read this object: it takes its node out of use until it is written anew"
+            );
+            self.0.insert(key(object));
+        } else if !self.0.is_empty() {
+            self.forget(object);
+        }
+    }
+
+    fn forget<K: Resource>(&mut self, object: &Each<K>) {
+        self.0.remove(&key(object));
+    }
+}
+
+fn key<K: Resource>(object: &Each<K>) -> (Option<String>, Option<String>) {
+    let meta = object.meta();
+    (meta.namespace.clone(), meta.name.clone())
 }
 
 /// Pauses of a watch that fails: short, so that waiting pods hear of room soon after an outage.

@@ -30,5 +30,6 @@ mod shutdown;
 mod smoke;
 mod support;
 mod takeover;
+mod undecodable;
 mod waiting;
 mod wire;

@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::{
     ContainerStatus, Node, NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity,
     PodCondition, PodSpec, PodStatus,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
 
 use crate::assignment::{Assignment, BrokenAssignment};
 use crate::intree::{self, Constraints, Label, PREFER_NO_SCHEDULE, Taint};
@@ -140,6 +142,45 @@ impl PodFacts {
             waiting: status.is_some_and(is_waiting),
             refusal: status.and_then(refused).map_or(0, digest),
         })
+    }
+}
+
+impl PodFacts {
+    /// What can be said of a pod of which only metadata and text are readable: where it is bound and
+    /// what it was assigned. It can neither be scheduled nor end before it is gone.
+    #[must_use]
+    pub fn from_remains(
+        meta: &ObjectMeta,
+        pod: &Value,
+        error: &str,
+        resource: &str,
+    ) -> Option<Self> {
+        let annotations = &pod["metadata"]["annotations"];
+        let assignment = match &annotations[names::ASSIGNMENT] {
+            Value::Null if annotations.is_null() || annotations.is_object() => None,
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        };
+        let readable = Pod {
+            metadata: ObjectMeta {
+                annotations: assignment.map(|text| [(names::ASSIGNMENT.to_owned(), text)].into()),
+                ..meta.clone()
+            },
+            ..Pod::default()
+        };
+        let mut facts = Self::from_pod(&readable, resource)?;
+        facts.node = pod["spec"]["nodeName"].as_str().and_then(|name| {
+            let name = Some(name).filter(|name| !name.is_empty());
+            name.map(Arc::from)
+        });
+        facts.deleting = !pod["metadata"]["deletionTimestamp"].is_null();
+        if pod["spec"].to_string().contains(resource) {
+            facts.request = Err(BadRequest {
+                field: "pod".to_owned(),
+                problem: error.to_owned(),
+            });
+        }
+        Some(facts)
     }
 }
 
