@@ -111,7 +111,7 @@ pub(crate) fn spawn(app: &Arc<App>) {
         Change::Reset(pods, began) => app.ledger().reset_pods(pods, began),
     };
     let list = app.lists.pods.clone();
-    let unfinished = watcher::Config::default().fields(unfinished);
+    let unfinished = config().fields(unfinished);
     tokio::spawn(follow(app.clone(), list, unfinished, facts, change));
 
     // Of a broken Node its name: nothing is known of its resources.
@@ -133,7 +133,7 @@ pub(crate) fn spawn(app: &Arc<App>) {
         Change::Reset(nodes, _) => app.ledger().reset_nodes(nodes),
     };
     let list = app.lists.nodes.clone();
-    tokio::spawn(follow(app.clone(), list, watcher::Config::default(), facts, change));
+    tokio::spawn(follow(app.clone(), list, config(), facts, change));
 
     // A broken GpuNode is as good as none.
     let facts = |node: Each<GpuNode>| {
@@ -155,7 +155,13 @@ pub(crate) fn spawn(app: &Arc<App>) {
         }
     };
     let list = app.lists.gpunodes.clone();
-    tokio::spawn(follow(app.clone(), list, watcher::Config::default(), facts, change));
+    tokio::spawn(follow(app.clone(), list, config(), facts, change));
+}
+
+/// A watch ends after a minute at most and goes on from where it was: of a connection that died
+/// without a word we hear before reports are stale.
+fn config() -> watcher::Config {
+    watcher::Config::default().timeout(gpustow_serve::WATCH_SECONDS)
 }
 
 enum Change<F> {

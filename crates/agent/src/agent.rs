@@ -94,9 +94,10 @@ impl Agent {
     /// Runs for good. A watch or write that fails is tried again.
     pub(crate) async fn run(mut self, sampler: &Sampler, node: &str) {
         let client = || self.cluster.client.clone();
-        let on_node = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+        let config = || watcher::Config::default().timeout(gpustow_serve::WATCH_SECONDS);
+        let on_node = config().fields(&format!("spec.nodeName={node}"));
         let mut pods = pin(watch(Api::<Pod>::all(client()), on_node).default_backoff());
-        let itself = watcher::Config::default().fields(&format!("metadata.name={node}"));
+        let itself = config().fields(&format!("metadata.name={node}"));
         let mut nodes = pin(watch(Api::<Node>::all(client()), itself).default_backoff());
         let mut listed = Vec::new();
         let mut kubelet = tokio::time::interval(POD_RESOURCES_PERIOD);

@@ -7,6 +7,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// How long a watch may last before it is asked for anew, so that a dead connection is noticed.
+pub const WATCH_SECONDS: u32 = 60;
+/// An answer whose next piece takes longer than a quiet watch does never comes.
+const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
+
 /// Why there is no way to the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -29,7 +34,7 @@ pub enum ClientError {
 }
 
 /// A client by `kubeconfig`, or by what the environment offers. It sends every request once: what to
-/// make of a failure is decided per request.
+/// make of a failure is decided per request. Watches must end after [`WATCH_SECONDS`] at the latest.
 ///
 /// # Errors
 /// If there is no usable configuration.
@@ -48,6 +53,9 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
         }
     };
     config.default_retry = false;
+    // A connection that a firewall has forgotten would else be waited for until the kernel gives up.
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
     Ok(Client::try_from(config)?)
 }
 

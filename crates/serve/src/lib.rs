@@ -12,7 +12,7 @@ use std::sync::Arc;
 use axum::Router;
 use kube::Client;
 
-pub use daemon::{ClientError, client, seconds, stop_signal};
+pub use daemon::{ClientError, WATCH_SECONDS, client, seconds, stop_signal};
 pub use door::Door;
 pub use exposition::{BUCKETS, about, exposition};
 pub use tls::{Tls, TlsError, serve};
