@@ -11,7 +11,7 @@ use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_ledger::Config;
 use gpustow_pack::PolicyKind;
-use gpustow_serve::{MetricsArgs, seconds};
+use gpustow_serve::{MetricsArgs, Tls, TlsError, seconds};
 
 use crate::metrics::Size;
 
@@ -19,10 +19,39 @@ use crate::metrics::Size;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow", version)]
 pub struct Args {
-    /// Address for kube-scheduler. It has no authentication: keep it on loopback, beside the
-    /// scheduler
+    /// Address for kube-scheduler. Without --client-ca anybody who reaches it is served: keep it on
+    /// loopback, beside the scheduler
     #[arg(long, env = "GPUSTOW_LISTEN", default_value = "127.0.0.1:32766")]
     pub listen: SocketAddr,
+
+    /// Certificates (PEM) with which kube-scheduler is served over TLS, to clients with a certificate
+    /// alone; read anew when they change
+    #[arg(
+        long,
+        env = "GPUSTOW_TLS_CERT",
+        value_name = "FILE",
+        requires_all = ["tls_key", "client_ca"]
+    )]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Key (PEM) of that certificate
+    #[arg(
+        long,
+        env = "GPUSTOW_TLS_KEY",
+        value_name = "FILE",
+        requires = "tls_cert"
+    )]
+    pub tls_key: Option<PathBuf>,
+
+    /// Authorities (PEM) whose certificates let a client call; use one that signs for kube-scheduler
+    /// alone
+    #[arg(
+        long,
+        env = "GPUSTOW_CLIENT_CA",
+        value_name = "FILE",
+        requires = "tls_cert"
+    )]
+    pub client_ca: Option<PathBuf>,
 
     /// Address for /healthz, /readyz, /metrics and /version
     #[arg(long, env = "GPUSTOW_HEALTH_LISTEN", default_value = "0.0.0.0:32767")]
@@ -130,6 +159,17 @@ impl Args {
             "--listen and --health-listen are the same"
         );
         Ok(())
+    }
+
+    /// The certificate with which kube-scheduler is served, if any.
+    ///
+    /// # Errors
+    /// If it, its key or the authorities cannot be used.
+    pub fn tls(&self) -> Result<Option<Tls>, TlsError> {
+        let files = self.tls_cert.clone().zip(self.tls_key.clone());
+        files
+            .map(|(cert, key)| Tls::load(cert, key, self.client_ca.clone()))
+            .transpose()
     }
 
     /// The ledger's part of the settings.

@@ -4,6 +4,7 @@
 mod args;
 mod ask;
 mod bind;
+mod call;
 mod decode;
 mod epoch;
 mod events;
@@ -22,9 +23,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use axum::serve::ListenerExt;
 use gpustow_api::names;
 use gpustow_ledger::Ledger;
+use gpustow_serve::Bounds;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
@@ -32,6 +33,7 @@ use tokio::time::{sleep, timeout};
 
 pub use args::{Args, LogFormat};
 use bind::Binds;
+use call::Calls;
 use epoch::{Epoch, EpochError};
 use events::Events;
 use failure::{ErrorKind, Failure};
@@ -42,6 +44,13 @@ use watch::Lists;
 const DRAIN: Duration = Duration::from_secs(20);
 /// Between two attempts to resume.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// For kube-scheduler, whose connections wait for 90 s before they are closed.
+const VERBS: Bounds = Bounds {
+    connections: 1024,
+    patience: Duration::from_secs(120),
+    buffer: 256 << 10,
+};
 
 /// Everything that handlers share.
 pub struct App {
@@ -54,6 +63,7 @@ pub struct App {
     draining: AtomicBool,
     epoch: Epoch,
     binds: Binds,
+    calls: Calls,
     metrics: Metrics,
     events: Events,
     /// Something changed that may let a waiting pod in.
@@ -84,6 +94,7 @@ impl App {
             lists: Lists::default(),
             draining: AtomicBool::new(false),
             binds: Binds::default(),
+            calls: Calls::new(args.client_ca.is_none().then_some(args.listen.ip())),
             wake: Notify::new(),
             warm: Notify::new(),
             args,
@@ -182,7 +193,7 @@ pub async fn serve(
     health: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
-    let tls = args.serving.tls()?;
+    let (tls, verbs_tls) = (args.serving.tls()?, args.tls()?);
     let app = App::new(args, client)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
@@ -198,20 +209,20 @@ pub async fn serve(
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();
     let draining = app.clone();
-    let verbs = verbs.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "answers to kube-scheduler may be held back by the kernel");
-        }
-    });
-    let verbs = axum::serve(verbs, routes::scheduler(app.clone()))
-        .with_graceful_shutdown(async move {
-            stop.await;
-            tracing::info!(binds = draining.binds.count(), "shutting down");
-            draining.draining.store(true, Ordering::Release);
-            // The receiver lives until verbs ends.
-            let _ = stopping.send(());
-        })
-        .into_future();
+    let stop = async move {
+        stop.await;
+        tracing::info!(binds = draining.binds.count(), "shutting down");
+        draining.draining.store(true, Ordering::Release);
+        // The receiver lives until verbs ends.
+        let _ = stopping.send(());
+    };
+    let verbs = gpustow_serve::serve_until(
+        verbs,
+        verbs_tls,
+        VERBS,
+        routes::scheduler(app.clone()),
+        stop,
+    );
     let overdue = async {
         // Without a stop there is nothing to be late for.
         match stopped.await {
@@ -220,7 +231,7 @@ pub async fn serve(
         }
     };
     tokio::select! {
-        served = verbs => served.context("serving kube-scheduler failed")?,
+        () = verbs => {}
         () = overdue => tracing::warn!("kube-scheduler holds a call open"),
     }
     drain(&app).await;

@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -21,10 +19,11 @@ use gpustow_api::facts::{
 };
 use gpustow_ledger::{Ask, Reason, Verdict};
 use gpustow_serve::exposition;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::App;
 use crate::bind::bind;
+use crate::call::Call;
 use crate::failure::{ErrorKind, Failure};
 use crate::metrics::Totals;
 use crate::preempt::preempt;
@@ -33,9 +32,6 @@ use crate::wire::{
     ExtenderPreemptionArgs, ExtenderPreemptionResult, HostPriority,
 };
 
-/// Bodies with full Node objects are refused with a reason, not cut off.
-const MAX_BODY: usize = 256 << 20;
-
 /// The verbs, for kube-scheduler alone.
 pub(crate) fn scheduler(app: Arc<App>) -> Router {
     Router::new()
@@ -43,7 +39,6 @@ pub(crate) fn scheduler(app: Arc<App>) -> Router {
         .route("/prioritize", post(on_prioritize))
         .route("/preempt", post(on_preempt))
         .route("/bind", post(on_bind))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(app)
 }
 
@@ -84,22 +79,7 @@ fn candidates<'a>(args: &'a ExtenderArgs<'_>) -> Result<Vec<&'a str>, Failure> {
     }
 }
 
-/// A call as it came in.
-type Body = Result<Bytes, BytesRejection>;
-
-/// Reads a call of `/verb`.
-fn read<'a, T: Deserialize<'a>>(verb: &str, body: &'a Body) -> Result<T, Failure> {
-    let body = body.as_ref().map_err(ToString::to_string);
-    // One look at all of it is much faster than one at each of thousands of names.
-    body.and_then(|body| std::str::from_utf8(body).map_err(|error| error.to_string()))
-        .and_then(|body| serde_json::from_str(body).map_err(|error| error.to_string()))
-        .map_err(|error| {
-            let text = format!("gpustow: cannot read the call of /{verb}: {error}");
-            Failure::new(ErrorKind::Decode, text)
-        })
-}
-
-async fn on_filter(State(app): State<Arc<App>>, body: Body) -> Response {
+async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
     let began = Instant::now();
     let failed = |failure: Failure| {
         app.metrics
@@ -110,7 +90,7 @@ async fn on_filter(State(app): State<Arc<App>>, body: Body) -> Response {
             ..ExtenderFilterResult::default()
         })
     };
-    let args: ExtenderArgs<'_> = match read("filter", &body) {
+    let args: ExtenderArgs<'_> = match call.read("filter") {
         Ok(args) => args,
         Err(error) => return failed(error),
     };
@@ -229,9 +209,9 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
 }
 
 /// Answers zeros where it cannot tell: the protocol has no place for an error.
-async fn on_prioritize(State(app): State<Arc<App>>, body: Body) -> Response {
+async fn on_prioritize(State(app): State<Arc<App>>, call: Call) -> Response {
     let began = Instant::now();
-    let args: Result<ExtenderArgs<'_>, _> = read("prioritize", &body);
+    let args: Result<ExtenderArgs<'_>, _> = call.read("prioritize");
     let names = args.as_ref().map_err(Failure::clone).and_then(candidates);
     let scores = match (&args, &names) {
         (Ok(args), Ok(names)) => scores(&app, args, names).await,
@@ -274,9 +254,9 @@ async fn scores(
     Ok(app.ledger().rank(&ask, names, now))
 }
 
-async fn on_preempt(State(app): State<Arc<App>>, body: Body) -> Response {
+async fn on_preempt(State(app): State<Arc<App>>, call: Call) -> Response {
     let began = Instant::now();
-    let answer = match read::<ExtenderPreemptionArgs>("preempt", &body) {
+    let answer = match call.read::<ExtenderPreemptionArgs>("preempt") {
         Ok(args) => preempt(&app, args).await,
         Err(error) => Err(error),
     };
@@ -288,9 +268,9 @@ async fn on_preempt(State(app): State<Arc<App>>, body: Body) -> Response {
     }))
 }
 
-async fn on_bind(State(app): State<Arc<App>>, body: Body) -> Response {
+async fn on_bind(State(app): State<Arc<App>>, call: Call) -> Response {
     let began = Instant::now();
-    let bound = match read::<ExtenderBindingArgs>("bind", &body) {
+    let bound = match call.read::<ExtenderBindingArgs>("bind") {
         Ok(args) if app.lists.missing().is_empty() => bind(&app, args).await,
         Ok(_) => {
             let text = "gpustow is still reading the cluster's state";

@@ -108,7 +108,7 @@ pub async fn serve(
     tokio::select! {
         () = stop => tracing::info!("shutting down"),
         () = work => {}
-        served = health => served.context("serving health failed")?,
+        () = health => {}
     }
     sampler.stop();
     Ok(())

@@ -99,7 +99,9 @@ pub(crate) async fn run(
         args.listen
     );
     let tls = args.tls_cert.clone().zip(args.tls_key.clone());
-    let tls = tls.map(|(cert, key)| Tls::load(cert, key)).transpose()?;
+    let tls = tls
+        .map(|(cert, key)| Tls::load(cert, key, None))
+        .transpose()?;
     let live = Live::start(global).await?;
     let listener = TcpListener::bind(args.listen)
         .await
@@ -133,9 +135,7 @@ pub(crate) async fn run(
     };
     out.flush()?;
     tokio::select! {
-        ended = gpustow_serve::serve(listener, tls, router) => {
-            ended.context("serving the page failed")?;
-        }
+        () = gpustow_serve::serve(listener, tls, router) => {}
         () = stopped() => {}
     }
     Ok(Answer::Yes)

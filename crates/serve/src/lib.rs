@@ -4,6 +4,7 @@
 mod daemon;
 mod door;
 mod exposition;
+mod server;
 mod tls;
 
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ use kube::Client;
 pub use daemon::{ClientError, WATCH_SECONDS, client, seconds, stop_signal};
 pub use door::Door;
 pub use exposition::{BUCKETS, about, exposition};
-pub use tls::{Tls, TlsError, serve};
+pub use server::{Bounds, serve, serve_until};
+pub use tls::{Tls, TlsError};
 
 /// What an operator may set about health and metrics.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -55,7 +57,9 @@ impl MetricsArgs {
             .metrics_tls_cert
             .clone()
             .zip(self.metrics_tls_key.clone());
-        files.map(|(cert, key)| Tls::load(cert, key)).transpose()
+        files
+            .map(|(cert, key)| Tls::load(cert, key, None))
+            .transpose()
     }
 
     /// `metrics`, behind a door if so set.

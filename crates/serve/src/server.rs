@@ -1,0 +1,158 @@
+//! A server of HTTP/1 with bounds on what strangers may cost it: connections, the time until a request
+//! has come, and the memory for what has come so far.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::serve::Listener;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::tls::Tls;
+
+/// For one handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What a server allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Connections at once. One more ends the oldest that waits for a request.
+    pub connections: usize,
+    /// From one answer, or the start, to the next request's whole head.
+    pub patience: Duration,
+    /// Bytes of a request that are held before somebody reads them.
+    pub buffer: usize,
+}
+
+/// For health, metrics and pages, which anybody may be able to reach.
+const OPEN: Bounds = Bounds {
+    connections: 256,
+    patience: Duration::from_secs(20),
+    buffer: 16 << 10,
+};
+
+/// Serves health, metrics or pages for good, over TLS if there is a certificate.
+pub async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router) {
+    serve_until(listener, tls, OPEN, router, std::future::pending()).await;
+}
+
+/// Serves `router` until `stop`, then sees the calls under way through.
+pub async fn serve_until(
+    mut listener: TcpListener,
+    tls: Option<Tls>,
+    bounds: Bounds,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) {
+    let (stopping, stopped) = watch::channel(());
+    let mut stop = pin!(stop);
+    let mut tasks = JoinSet::new();
+    let mut open: VecDeque<Connection> = VecDeque::new();
+    loop {
+        let stream = tokio::select! {
+            (stream, _) = Listener::accept(&mut listener) => stream,
+            () = &mut stop => break,
+            Some(_) = tasks.join_next() => continue,
+        };
+        if open.len() >= bounds.connections {
+            open.retain(|connection| !connection.task.is_finished());
+        }
+        if open.len() >= bounds.connections {
+            let Some(idle) = open.iter().position(Connection::is_idle) else {
+                continue;
+            };
+            open.remove(idle).iter().for_each(|idle| idle.task.abort());
+        }
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "answers may be held back by the kernel");
+        }
+        let busy = Arc::new(AtomicBool::new(false));
+        let (tls, router, stopped) = (
+            tls.as_ref().map(Tls::acceptor),
+            router.clone(),
+            stopped.clone(),
+        );
+        let flag = busy.clone();
+        let task = tasks.spawn(async move {
+            match tls {
+                None => talk(stream, bounds, router, flag, stopped).await,
+                Some(tls) => {
+                    if let Ok(Ok(stream)) =
+                        timeout(HANDSHAKE, tls.accept::<TcpStream>(stream)).await
+                    {
+                        talk(stream, bounds, router, flag, stopped).await;
+                    }
+                }
+            }
+        });
+        open.push_back(Connection { task, busy });
+    }
+    drop((listener, stopping));
+    while tasks.join_next().await.is_some() {}
+}
+
+struct Connection {
+    task: AbortHandle,
+    /// A call is being answered.
+    busy: Arc<AtomicBool>,
+}
+
+impl Connection {
+    fn is_idle(&self) -> bool {
+        !self.busy.load(Ordering::Relaxed)
+    }
+}
+
+/// Marks a connection as busy while it lives.
+struct Call(Arc<AtomicBool>);
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+async fn talk(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    bounds: Bounds,
+    router: Router,
+    busy: Arc<AtomicBool>,
+    mut stopped: watch::Receiver<()>,
+) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        busy.store(true, Ordering::Relaxed);
+        let call = Call(busy.clone());
+        let answer = router.call(request);
+        async move {
+            let answer = answer.await;
+            drop(call);
+            answer
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(bounds.patience)
+        .max_buf_size(bounds.buffer)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    // Errors are the other side's going away.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        // The sender is dropped, not used.
+        _ = stopped.changed() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
