@@ -24,6 +24,10 @@ use crate::wire::ExtenderBindingArgs;
 const ATTEMPTS: u32 = 5;
 /// For one request that reads a pod back.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two looks for pods that are bound by our own word alone.
+const CONFIRM_EVERY: Duration = Duration::from_secs(2);
+/// Such pods read at one look.
+const CONFIRM_AT_ONCE: usize = 64;
 
 /// Why a pod is not bound, as kube-scheduler shows it to the user.
 #[derive(Debug, Error)]
@@ -201,16 +205,22 @@ impl Attempt<'_> {
     async fn run(&self) -> Done {
         let known = self.app.ledger().copy(self.uid);
         let mut copy = match known {
-            Some(copy) => copy,
-            None => match self.read().await? {
-                Some(pod) => (pod, NEW),
-                None => {
+            Some(copy) if copy.0.node.is_none() => copy,
+            // That a pod is bound, the API server alone can say: it can be restored to an older
+            // state.
+            known => {
+                let asked = self.app.ledger().copies();
+                let Some(pod) = self.read().await? else {
                     // Filter may have reserved after the watch had told that the pod is gone.
                     self.app.ledger().delete_pod(self.uid);
                     self.app.wake.notify_one();
                     return Err(BindError::Gone);
+                };
+                if known.is_some() && pod.node.is_none() {
+                    self.unbound_again(&pod, asked);
                 }
-            },
+                (pod, NEW)
+            }
         };
         let done = self.attempts(&mut copy).await;
         let (pod, _) = copy;
@@ -222,6 +232,18 @@ impl Attempt<'_> {
             self.end(&pod, outcome);
         }
         done.map(|assigned| (pod, assigned))
+    }
+
+    /// The ledger held the pod for bound and the API server does not: nobody can tell what else of
+    /// the ledger's it never heard of.
+    fn unbound_again(&self, pod: &PodFacts, asked: u64) {
+        tracing::warn!(
+            namespace = %pod.namespace, pod = %pod.name,
+            "a bound pod is not bound any more: the API server was restored; reading all anew"
+        );
+        let now = self.app.now();
+        self.app.ledger().read_back(pod.clone(), asked, now);
+        self.app.lists.renew_all();
     }
 
     async fn attempts(&self, copy: &mut Copy) -> Result<Option<Assigned>, BindError> {
@@ -367,15 +389,8 @@ impl Attempt<'_> {
 
     /// The pod as the API server has it, unless it is gone.
     async fn read(&self) -> Result<Option<Arc<PodFacts>>, AskError> {
-        let pods = Api::<Each<Pod>>::namespaced(self.app.client.clone(), &self.args.pod_namespace);
-        let pod = within(READ_TIMEOUT, pods.get_opt(&self.args.pod_name)).await?;
-        Ok(pod.and_then(|pod| self.facts(&pod)))
-    }
-
-    /// Another pod under the same name is none of ours.
-    fn facts(&self, pod: &Each<Pod>) -> Option<Arc<PodFacts>> {
-        let facts = pod.facts(&self.app.args.resource_name);
-        facts.filter(|facts| facts.uid == *self.uid).map(Arc::new)
+        let (namespace, name) = (&self.args.pod_namespace, &self.args.pod_name);
+        read(self.app, namespace, name, self.uid).await
     }
 
     /// Reads the pod back until its state is certain, however long that takes. With `fence`, an
@@ -403,6 +418,48 @@ impl Attempt<'_> {
         let pods = self.pods();
         let patched = annotate(&pods, pod, names::FENCE, &mark);
         let pod = within(READ_TIMEOUT, patched).await?;
-        Ok(self.facts(&Each::Whole(pod)))
+        Ok(facts(self.app, &Each::Whole(pod), self.uid))
+    }
+}
+
+/// The pod as the API server has it, unless it is gone.
+async fn read(
+    app: &App,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<Option<Arc<PodFacts>>, AskError> {
+    let pods = Api::<Each<Pod>>::namespaced(app.client.clone(), namespace);
+    let pod = within(READ_TIMEOUT, pods.get_opt(name)).await?;
+    Ok(pod.and_then(|pod| facts(app, &pod, uid)))
+}
+
+/// Another pod under the same name is none of ours.
+fn facts(app: &App, pod: &Each<Pod>, uid: &str) -> Option<Arc<PodFacts>> {
+    let facts = pod.facts(&app.args.resource_name);
+    facts.filter(|facts| *facts.uid == *uid).map(Arc::new)
+}
+
+/// Reads again, for as long as the process runs, the pods that are bound by our own word alone and that
+/// no watch shows.
+pub(crate) async fn confirm(app: Arc<App>) {
+    loop {
+        sleep(CONFIRM_EVERY).await;
+        let pods = app.ledger().unconfirmed(app.now());
+        for pod in pods.into_iter().take(CONFIRM_AT_ONCE) {
+            let asked = app.ledger().copies();
+            match read(&app, &pod.namespace, &pod.name, &pod.uid).await {
+                Ok(Some(seen)) => {
+                    let now = app.now();
+                    app.ledger().read_back(PodFacts::clone(&seen), asked, now);
+                }
+                Ok(None) => app.ledger().delete_pod(&pod.uid),
+                Err(error) => {
+                    tracing::debug!(pod = %pod.name, %error, "cannot read a bound pod again");
+                    break;
+                }
+            }
+            app.wake.notify_one();
+        }
     }
 }

@@ -204,6 +204,7 @@ pub async fn serve(
     watch::spawn(&app);
     tokio::spawn(wake::run(app.clone()));
     tokio::spawn(warm::run(app.clone()));
+    tokio::spawn(bind::confirm(app.clone()));
     tokio::spawn(resume(app.clone()));
     let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));
     let health = tokio::spawn(health);

@@ -76,6 +76,13 @@ impl Lists {
         [&self.pods, &self.nodes, &self.gpunodes]
     }
 
+    /// Has all of them listed anew, and waits for none.
+    pub(crate) fn renew_all(&self) {
+        for list in self.all() {
+            list.wanted.send_modify(|wanted| *wanted += 1);
+        }
+    }
+
     /// Those that have never been in.
     #[must_use]
     pub(crate) fn missing(&self) -> Vec<&'static str> {

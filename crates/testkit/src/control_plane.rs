@@ -320,6 +320,35 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// A copy of all that is stored now, for [`ControlPlane::restore`]. The API server is away for
+    /// as long as that takes.
+    pub async fn snapshot(&self) -> Result<PathBuf> {
+        let copy = self.dir.join(format!("etcd-{:08x}", rand::random::<u32>()));
+        self.replace_data(&self.dir.join("etcd"), &copy).await?;
+        Ok(copy)
+    }
+
+    /// Puts back what was stored then, resourceVersions included, and starts the API server anew.
+    pub async fn restore(&self, snapshot: &Path) -> Result<()> {
+        self.replace_data(snapshot, &self.dir.join("etcd")).await
+    }
+
+    async fn replace_data(&self, from: &Path, to: &Path) -> Result<()> {
+        self.stop_api_server();
+        self.etcd.kill9();
+        if to.exists() {
+            std::fs::remove_dir_all(to)?;
+        }
+        let copied = tokio::process::Command::new("cp")
+            .arg("-r")
+            .args([from, to])
+            .status()
+            .await?;
+        ensure!(copied.success(), "cannot copy {}", from.display());
+        self.etcd.restart()?;
+        self.start_api_server().await
+    }
+
     /// Starts a program of this control plane, with its log in its folder.
     pub(crate) fn run(&self, program: &str, args: Vec<String>) -> Result<Process> {
         run(&self.bin, &self.dir, program, args)

@@ -35,6 +35,8 @@ type Answer = Response<UnsyncBoxBody<Bytes, kube::Error>>;
 pub enum Action {
     /// Not forwarded before [`Rule::release`].
     Hold,
+    /// Forwarded; its reply is passed on at [`Rule::release`].
+    HoldReply,
     /// Forwarded; its reply is read to the end and the connection is cut instead.
     DropReply,
     /// Not forwarded; answered with this status and no body.
@@ -293,7 +295,7 @@ async fn obey(entry: Arc<Entry>, state: Arc<State>, request: Request<Body>) -> R
             *answer.status_mut() = status;
             return Ok(answer);
         }
-        Action::DropReply | Action::DelayReply(_) => {}
+        Action::DropReply | Action::DelayReply(_) | Action::HoldReply => {}
     }
     let answer = forward(&state.upstream, request).await?;
     match entry.action {
@@ -301,6 +303,14 @@ async fn obey(entry: Arc<Entry>, state: Arc<State>, request: Request<Body>) -> R
             answer.into_body().collect().await?;
             entry.count(|progress| progress.answered += 1);
             Err(anyhow!("reply dropped"))
+        }
+        Action::HoldReply => {
+            let (head, body) = answer.into_parts();
+            let body = Full::new(body.collect().await?.to_bytes());
+            entry.count(|progress| progress.answered += 1);
+            entry.released().await;
+            let body = body.map_err(|never| match never {}).boxed_unsync();
+            Ok(Response::from_parts(head, body))
         }
         Action::DelayReply(delay) => {
             entry.count(|progress| progress.answered += 1);
