@@ -205,7 +205,12 @@ async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<(
     refused(&first, &n, "the pod is gone").await?;
     replica.place(&second, &n).await?;
     // kube-scheduler may not have seen yet what our watch has told.
-    replica.until_fits(&first, &n).await?;
+    let gone = replica
+        .filter(&first, &n)
+        .await
+        .err()
+        .context("it passes")?;
+    assert!(gone.to_string().contains("has been deleted"), "{gone}");
     refused(&first, &n, "the pod is gone").await?;
 
     let gated = case.pod("gated").gpu_mem(CARD).with(|spec| {
