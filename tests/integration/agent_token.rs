@@ -40,7 +40,7 @@ pub(crate) async fn agent_config(cluster: &ControlPlane, node: &str) -> Result<C
 }
 
 /// A client with a token of an agent's that names no node.
-async fn unbound_client(cluster: &ControlPlane) -> Result<Client> {
+pub(crate) async fn unbound_client(cluster: &ControlPlane) -> Result<Client> {
     let kubeconfig = cluster.kubeconfig(names::NAMESPACE, names::AGENT, None);
     client(&kubeconfig.await?).await
 }
@@ -125,7 +125,9 @@ async fn only_its_own(cluster: &ControlPlane, case: &Case, mine: &str, other: &s
     let patches = [
         // path, patch, allowed
         (format!("{gpunodes}/{mine}/status"), report.clone(), true),
-        (format!("{gpunodes}/{mine}"), label("a"), true),
+        (format!("{gpunodes}/{mine}"), label("a"), false),
+        (format!("{gpunodes}/{mine}"), note("a"), false),
+        (format!("{gpunodes}/{mine}"), finalizer.clone(), false),
         (format!("{gpunodes}/{other}/status"), report, false),
         (format!("{gpunodes}/{other}"), label("a"), false),
         (
@@ -221,7 +223,12 @@ async fn only_its_own(cluster: &ControlPlane, case: &Case, mine: &str, other: &s
         ),
         (format!("{pods}/{pod}/resize"), label("a"), false),
         (format!("/api/v1/nodes/{mine}/status"), finalizer, false),
-        (format!("{events}/{my_event}"), note("a"), true),
+        (
+            format!("{events}/{my_event}"),
+            json!({ "series": { "count": 2, "lastObservedTime": "2026-01-01T00:00:00.000000Z" } }),
+            true,
+        ),
+        (format!("{events}/{my_event}"), note("a"), false),
         (format!("{events}/{others_event}"), note("a"), false),
         (
             format!("{events}/{others_event}"),
@@ -324,7 +331,7 @@ fn is(answer: &Option<String>, allowed: bool) -> bool {
 }
 
 /// Makes an object as the administrator.
-async fn post(client: &Client, path: &str, object: &Value) -> Result<()> {
+pub(crate) async fn post(client: &Client, path: &str, object: &Value) -> Result<()> {
     let request = axum::http::Request::post(path).header("content-type", "application/json");
     client
         .request_text(request.body(object.to_string().into_bytes())?)
@@ -332,10 +339,24 @@ async fn post(client: &Client, path: &str, object: &Value) -> Result<()> {
     Ok(())
 }
 
+/// Changes an object.
+pub(crate) async fn patch(client: &Client, path: &str, change: &Value) -> Result<()> {
+    let merge = "application/merge-patch+json";
+    let request = axum::http::Request::patch(path).header("content-type", merge);
+    client
+        .request_text(request.body(change.to_string().into_bytes())?)
+        .await?;
+    Ok(())
+}
+
 /// Sends a request without effect; what the API server answers if it refuses.
-async fn send(client: &Client, verb: &str, path: &str, body: &Value) -> Result<Option<String>> {
-    let merge = verb == "PATCH";
-    let kind = if merge {
+pub(crate) async fn send(
+    client: &Client,
+    verb: &str,
+    path: &str,
+    body: &Value,
+) -> Result<Option<String>> {
+    let kind = if verb == "PATCH" {
         "application/merge-patch+json"
     } else {
         "application/json"

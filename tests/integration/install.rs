@@ -61,6 +61,38 @@ pub(crate) async fn in_force(cluster: &ControlPlane) -> Result<()> {
     .await
 }
 
+/// Applies the opt-in guard and waits until it is in force.
+pub(crate) async fn installed_guard(cluster: &ControlPlane) -> Result<()> {
+    let path = repository("manifests/guard");
+    let path = path.to_str().context("path of the repository")?;
+    let apply = ["apply", "--server-side", "--warnings-as-errors", "-k", path];
+    cluster.kubectl(&apply).await?;
+    let client = cluster.admin()?;
+    let plain = pod("default", "probe").scheduler("default-scheduler");
+    let plain = plain.container("idle", None).build();
+    let mut helps_itself = plain.clone();
+    let containers = helps_itself
+        .spec
+        .iter_mut()
+        .flat_map(|spec| &mut spec.containers);
+    for container in containers {
+        let all = serde_json::json!([{ "name": names::VISIBLE_DEVICES, "value": "all" }]);
+        container.env = serde_json::from_value(all)?;
+    }
+    eventually(SOON, "the guard is in force", async || {
+        let made = try_create(&client, &plain).await?;
+        let void = made.spec.iter().flat_map(|spec| &spec.containers);
+        let void = void.flat_map(|container| container.env.iter().flatten());
+        anyhow::ensure!(void.count() > 0, "nothing is changed");
+        anyhow::ensure!(
+            try_create(&client, &helps_itself).await.is_err(),
+            "admitted"
+        );
+        Ok(())
+    })
+    .await
+}
+
 /// The pod as the API server would store it, without storing it.
 pub(crate) async fn try_create(client: &Client, pod: &Pod) -> kube::Result<Pod> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");

@@ -27,9 +27,11 @@ async fn a_pod_bound_by_hand_holds_no_card_and_is_reported() -> Result<()> {
         .await?;
     let by_hand = case.pod("by-hand").gpu_mem(8000).label(BY_HAND, "true");
     let node = case.node_name("n");
+    // As a kubelet shows its static pods.
+    let kubelet = rig.cluster.kubelet(&node)?;
     by_hand
         .with(|spec| spec.node_name = Some(node))
-        .create(&case.client)
+        .create(&kubelet)
         .await?;
 
     eventually(SOON, "the pod is reported", async || {

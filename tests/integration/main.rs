@@ -6,6 +6,7 @@ mod after_filter;
 mod agent;
 mod agent_capacity;
 mod agent_token;
+mod attack;
 mod bind_faults;
 mod cli;
 mod containers;

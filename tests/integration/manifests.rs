@@ -162,6 +162,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::DEVICES_OF,
         names::CONFIRMED,
         names::EPOCH,
+        names::FENCE,
         names::GPU_COUNT_LABEL,
         names::GPU_MEMORY_LABEL,
         names::GPU_MODEL_LABEL,

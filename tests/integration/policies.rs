@@ -178,6 +178,8 @@ async fn bad_requests_are_refused_in_the_extenders_words() -> Result<()> {
     let mixed = json!({"name": "a", "resources": {"limits": mixed}});
     for (annotations, spec) in [
         (json!({names::GPU_COUNT: "3"}), one("8192")),
+        (json!({}), one("8192Mi")),
+        (json!({names::GPU_COUNT: "2"}), one("3000001")),
         (json!({names::GPU_COUNT: "0"}), one("1")),
         (json!({names::GPU_COUNT: "65"}), one("1")),
         (json!({names::GPU_COUNT: "+2"}), one("2")),
@@ -265,7 +267,7 @@ async fn before_1_36_a_pod_is_told_the_lines_to_write() -> Result<()> {
     let field = json!({"fieldRef": {"fieldPath": path_of("a")}});
     let env = json!([{"name": names::VISIBLE_DEVICES, "valueFrom": field}]);
     let whole = with(asks("a", "1"), "env", env);
-    let full = json!({"schedulerName": names::SCHEDULER, "containers": [whole]});
+    let full = json!({"schedulerName": names::SCHEDULER, "containers": [&whole]});
     eventually(SOON, "a pod with the lines is admitted", async || {
         Ok(try_create(&client, &pod(json!({}), full.clone())?).await?)
     })
@@ -280,6 +282,19 @@ async fn before_1_36_a_pod_is_told_the_lines_to_write() -> Result<()> {
             json!({"schedulerName": names::SCHEDULER, "containers": [asks("a", "1")]}),
             "spec.containers[0].env: NVIDIA_VISIBLE_DEVICES is missing: add it with \
              valueFrom.fieldRef.fieldPath: metadata.annotations['devices.gpustow.dev/a']",
+        ),
+        (
+            json!({"schedulerName": names::SCHEDULER, "containers": [whole.clone(), {"name": "idle"}]}),
+            "spec.containers[1].env: NVIDIA_VISIBLE_DEVICES is missing: add it with value: void, \
+             or the container sees every GPU if its image says so",
+        ),
+        (
+            json!({
+                "schedulerName": names::SCHEDULER, "containers": [whole],
+                "initContainers": [{"name": "idle", "envFrom": [{"configMapRef": {"name": "c"}}]}],
+            }),
+            "spec.initContainers[0].env: NVIDIA_VISIBLE_DEVICES is missing: add it with value: void, \
+             or the container sees every GPU if its image says so",
         ),
     ] {
         let message = refusal(&client, &pod(json!({}), spec)?)

@@ -12,6 +12,9 @@ use crate::{Assignment, names, quantity};
 
 /// The most GPUs that one container may ask for.
 pub const MAX_GPUS: u32 = 64;
+/// The most MiB that a container may ask for of each of its GPUs: more than any has, and less than
+/// what an amount in bytes, or with the suffix `Mi`, would come to.
+pub const MAX_MIB_PER_GPU: u64 = (1 << 20) - 1;
 /// The longest name of an asking container: it is part of an annotation's name, whose length the
 /// API server bounds.
 pub const MAX_CONTAINER_NAME: usize = 63 - "container.".len();
@@ -170,15 +173,22 @@ fn limit<'a>(container: &'a Container, resource: &str) -> Option<&'a Quantity> {
 /// What each of `gpus` cards gives.
 fn split(mib: u64, gpus: u32, path: &str, resource: &str) -> Result<u64, BadRequest> {
     let gpus = u64::from(gpus);
-    if mib.is_multiple_of(gpus) {
+    let problem = if mib / gpus > MAX_MIB_PER_GPU {
+        let mend = if mib.is_multiple_of(1 << 20) {
+            format!("the unit is MiB already, write {}", mib >> 20)
+        } else {
+            format!("write at most {}", gpus * MAX_MIB_PER_GPU)
+        };
+        format!("no GPU has {} MiB: {mend}", mib / gpus)
+    } else if mib.is_multiple_of(gpus) {
         return Ok(mib / gpus);
-    }
+    } else {
+        let even = mib.div_ceil(gpus).saturating_mul(gpus);
+        format!("{mib} MiB do not split evenly over {gpus} GPUs: ask for {even}")
+    };
     Err(BadRequest {
         field: format!("{path}.resources.limits[{resource}]"),
-        problem: format!(
-            "{mib} MiB do not split evenly over {gpus} GPUs: ask for {}",
-            mib.div_ceil(gpus).saturating_mul(gpus)
-        ),
+        problem,
     })
 }
 

@@ -179,6 +179,14 @@ impl ControlPlane {
         Ok(Client::try_from(self.admin_config.clone())?)
     }
 
+    /// A client that may do anything, by the name of this node's kubelet.
+    pub fn kubelet(&self, node: &str) -> Result<Client> {
+        let mut config = self.admin_config.clone();
+        config.auth_info.impersonate = Some(format!("system:node:{node}"));
+        config.auth_info.impersonate_groups = Some(vec!["system:masters".to_owned()]);
+        Ok(Client::try_from(config)?)
+    }
+
     /// The administrator's kubeconfig.
     #[must_use]
     pub fn admin_kubeconfig(&self) -> &Path {

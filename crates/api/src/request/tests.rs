@@ -120,6 +120,16 @@ fn a_bad_request_names_the_field_and_the_mend() {
             "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: 8192 MiB do not split evenly over 3 GPUs: ask for 8193",
         ),
         (
+            json!({}),
+            one("8Gi"),
+            "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: no GPU has 8589934592 MiB: the unit is MiB already, write 8192",
+        ),
+        (
+            json!({names::GPU_COUNT: "2"}),
+            one("3000001"),
+            "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: no GPU has 1500000 MiB: write at most 2097150",
+        ),
+        (
             json!({names::GPU_COUNT: "0"}),
             one("1"),
             "metadata.annotations[gpustow.dev/gpu-count]: \"0\" is not a number of GPUs: write 1 to 64",
