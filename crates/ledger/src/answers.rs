@@ -12,12 +12,15 @@ use std::time::Duration;
 use gpustow_pack::{Cost, NodeGpus, PolicyKind, Refusal, Request};
 use hashbrown::HashMap;
 
+use crate::Reason;
 use crate::slots::Slots;
 
 /// Answers remembered, 32 bytes each; beyond that the classes asked for least lately are forgotten.
 const MAX_ANSWERS: usize = 1 << 20;
 /// Classes that are remembered however many nodes there are.
 const MIN_CLASSES: usize = 16;
+/// Search steps that take about as long as an answer without a search.
+const STEPS_PER_ANSWER: u64 = 256;
 /// A class that was not among so many lookups is not answered in advance.
 const LATELY: u64 = 256;
 
@@ -84,7 +87,7 @@ impl Row {
     }
 }
 
-type Answer = Option<Result<Cost, Refusal>>;
+pub(crate) type Answer = Option<Result<Cost, Refusal>>;
 
 /// The different views there are.
 #[derive(Debug, Default)]
@@ -243,12 +246,12 @@ impl Answers {
         row.answers.resize(states, None);
     }
 
-    /// Finds at most `limit` answers for classes that are expected, or were asked for again and
+    /// Finds about `limit` answers, fewer where they take a search, for classes that are expected, or were asked for again and
     /// again, the last one first. True if it found as many.
     pub(crate) fn warm(
         &mut self,
         limit: usize,
-        find: impl Fn(&NodeGpus, &Request, PolicyKind) -> Result<Cost, Refusal>,
+        find: impl Fn(&NodeGpus, &Request, PolicyKind, &mut u64) -> Result<Cost, Refusal>,
     ) -> bool {
         let pays = |class: &Class| self.rows[*class].asked != 1 && self.is_recent(*class);
         let mut classes: Vec<Class> = (0..self.rows.len()).filter(pays).collect();
@@ -266,27 +269,27 @@ impl Answers {
             && let Some(state) = self.fresh.pop()
         {
             let answers = classes.iter();
-            found += answers
-                .map(|&class| self.answer(class, state, &find))
-                .sum::<usize>();
+            let each = answers.map(|&class| self.answer(class, state, &find));
+            found += each.fold(0, usize::saturating_add);
         }
         found >= limit
     }
 
-    /// 1 if there was something to find.
+    /// What it took, in answers without a search; zero if there was nothing to find.
     fn answer(
         &mut self,
         class: Class,
         state: State,
-        find: impl Fn(&NodeGpus, &Request, PolicyKind) -> Result<Cost, Refusal>,
+        find: impl Fn(&NodeGpus, &Request, PolicyKind, &mut u64) -> Result<Cost, Refusal>,
     ) -> usize {
         let (view, nodes) = &self.states.views[state];
         let Row { key, answers, .. } = &mut self.rows[class];
-        let is_due = *nodes > 0 && answers[state].is_none();
-        if is_due {
-            answers[state] = Some(find(view, &key.0, key.1));
+        if *nodes == 0 || answers[state].is_some() {
+            return 0;
         }
-        usize::from(is_due)
+        let mut steps = 0;
+        answers[state] = Some(find(view, &key.0, key.1, &mut steps));
+        1 + usize::try_from(steps / STEPS_PER_ANSWER).unwrap_or(usize::MAX)
     }
 
     /// Classes to remember.
@@ -326,18 +329,24 @@ impl Answers {
         self.lessons += 1;
     }
 
-    /// The remembered answer, or else the one that `find` finds for the node's view.
-    pub(crate) fn get_or(
+    /// The remembered answer, if there is one.
+    pub(crate) fn known(&self, class: Class, slot: Slot) -> Answer {
+        let answers = &self.rows[class].answers;
+        answers.get(self.places[slot].state).copied().flatten()
+    }
+
+    /// The answer that `find` finds for the node's view, remembered.
+    pub(crate) fn find(
         &mut self,
         class: Class,
         slot: Slot,
-        find: impl FnOnce(&NodeGpus) -> Result<Cost, Refusal>,
-    ) -> Result<Cost, Refusal> {
+        find: impl FnOnce(&NodeGpus) -> Result<Result<Cost, Refusal>, Reason>,
+    ) -> Result<Result<Cost, Refusal>, Reason> {
         let state = self.places[slot].state;
-        let view = &self.states.views[state].0;
-        match self.rows[class].answers.get_mut(state) {
-            Some(answer) => *answer.get_or_insert_with(|| find(view)),
-            None => find(view),
+        let found = find(&self.states.views[state].0)?;
+        if let Some(answer) = self.rows[class].answers.get_mut(state) {
+            *answer = Some(found);
         }
+        Ok(found)
     }
 }

@@ -9,8 +9,9 @@ use gpustow_api::{NodeFacts, PodFacts, intree};
 use gpustow_pack::{ModelId, PolicyKind, Tight};
 use hashbrown::{HashMap, HashSet};
 
-use crate::answers::Answers;
+use crate::answers::{Answers, Slot};
 use crate::bind::Reservation;
+use crate::budget::Unfinished;
 use crate::gone::Gone;
 use crate::learn::Demand;
 use crate::node::{Hold, Node, Report, Uid};
@@ -35,6 +36,8 @@ pub struct Config {
     pub wake_again_after: Duration,
     /// How long a nominated pod that was refused keeps its room after its nomination is cleared.
     pub claim_ttl: Duration,
+    /// Steps that one call may spend on searches for pods of several containers or cards.
+    pub search_steps: u64,
 }
 
 impl Default for Config {
@@ -46,6 +49,7 @@ impl Default for Config {
             slow_reservation_ttl: Duration::from_secs(660),
             wake_again_after: Duration::from_secs(2),
             claim_ttl: Duration::from_secs(5),
+            search_steps: 1_000_000,
         }
     }
 }
@@ -81,6 +85,7 @@ pub struct Ledger {
     pub(crate) claims: HashMap<Uid, Claim>,
     pub(crate) waiting: Waiting,
     pub(crate) wakes: Wakes,
+    pub(crate) unfinished: Unfinished,
     pub(crate) answers: Answers,
     pub(crate) models: Vec<String>,
     pub(crate) tight: Tight,
@@ -98,6 +103,8 @@ pub struct Ledger {
 pub(crate) struct Tried {
     pub(crate) nodes: BTreeSet<Arc<str>>,
     pub(crate) conflicts: u32,
+    /// Where the next call begins to look at nodes that are not remembered.
+    pub(crate) next: Slot,
 }
 
 impl Tried {

@@ -10,6 +10,7 @@ use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, cost};
 
 use crate::Ledger;
 use crate::answers::{Class, Gate, Slot};
+use crate::budget::Budget;
 use crate::node::Node;
 
 /// One pod's question.
@@ -40,6 +41,8 @@ pub enum Reason {
     BindUnderWay,
     /// The pod has been deleted, and kube-scheduler does not know yet.
     Gone,
+    /// The call had spent its steps before it came to this node: the pod will be asked for again.
+    NotYet,
 }
 
 impl Reason {
@@ -51,6 +54,7 @@ impl Reason {
             Self::Nominated,
             Self::BindUnderWay,
             Self::Gone,
+            Self::NotYet,
         ];
         Refusal::ALL.into_iter().map(Self::Fit).chain(own)
     }
@@ -65,6 +69,7 @@ impl Reason {
             Self::Nominated => "free GPU memory is kept for a pod that preempts here",
             Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
             Self::Gone => "the pod has been deleted",
+            Self::NotYet => "not looked at yet: the search for many containers or GPUs goes on",
         }
     }
 
@@ -83,6 +88,7 @@ impl Reason {
             Self::Nominated => "nominated",
             Self::BindUnderWay => "bind_under_way",
             Self::Gone => "gone",
+            Self::NotYet => "not_yet",
         }
     }
 }
@@ -93,7 +99,7 @@ pub struct Verdict<'a> {
     /// The nodes that would do; the first holds the reservation. One, unless the pod is
     /// cooperative.
     pub nodes: Vec<&'a str>,
-    /// The nodes that would not, and why. Feasible nodes that were not chosen are in neither list.
+    /// The nodes that would not, and why, in no order. Feasible nodes that were not chosen are in neither list.
     pub refused: Vec<(&'a str, Reason)>,
 }
 
@@ -102,6 +108,11 @@ fn refuse_all<'a>(names: &[&'a str], reason: Reason) -> Verdict<'a> {
         nodes: Vec::new(),
         refused: names.iter().map(|name| (*name, reason)).collect(),
     }
+}
+
+/// Is this more than a look at each card?
+fn searches(request: &Request) -> bool {
+    !matches!(request.claims.as_slice(), [claim] if claim.gpus <= 1)
 }
 
 /// How good a node is for a pod: lower is better.
@@ -152,29 +163,61 @@ impl Ledger {
         let tried = self.tried.get(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
+        let mut take = |name: &'a str, cost, averse: bool| {
+            let tried = tried.is_some_and(|tried| tried.nodes.contains(name));
+            let key = (tried, averse, cost, name);
+            match feasible.first_mut() {
+                Some(best) if decisive => *best = key.min(*best),
+                _ => feasible.push(key),
+            }
+        };
+        // What takes a search is looked at after all that is remembered, each call from where the
+        // last one stopped.
+        let mut budget = Budget::of(&self.config);
+        let mut remembered = match searches(&request) {
+            true => Budget::none(),
+            false => Budget::of(&self.config),
+        };
+        let mut unknown = Vec::new();
         for &name in candidates {
-            let cost = self.answers.slot(name).ok_or(Reason::NoReport);
-            match cost.and_then(|slot| self.cost(slot, name, ask.pod, &request, class, now)) {
-                Ok((cost, tainted)) => {
-                    let tainted = tainted && self.is_averse(name, ask);
-                    let tried = tried.is_some_and(|tried| tried.nodes.contains(name));
-                    let key = (tried, tainted, cost, name);
-                    match feasible.first_mut() {
-                        Some(best) if decisive => *best = key.min(*best),
-                        _ => feasible.push(key),
-                    }
-                }
+            let Some(slot) = self.answers.slot(name) else {
+                refused.push((name, Reason::NoReport));
+                continue;
+            };
+            match self.cost(slot, name, ask.pod, class, now, &mut remembered) {
+                Ok((cost, tainted)) => take(name, cost, tainted && self.is_averse(name, ask)),
+                Err(Reason::NotYet) => unknown.push((slot, name)),
                 Err(reason) => refused.push((name, reason)),
             }
         }
+        let mut stopped = None;
+        self.in_turn(uid, &mut unknown);
+        for (slot, name) in unknown {
+            match self.cost(slot, name, ask.pod, class, now, &mut budget) {
+                Ok((cost, tainted)) => take(name, cost, tainted && self.is_averse(name, ask)),
+                Err(reason) => {
+                    refused.push((name, reason));
+                    if reason == Reason::NotYet {
+                        stopped = stopped.or(Some(slot));
+                    }
+                }
+            }
+        }
+        self.stopped_at(ask.pod, stopped);
         feasible.sort_unstable();
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
-            self.wait_refused(ask.pod, candidates, now);
+            let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
+            let looked_at: Vec<&str> = looked_at.map(|(name, _)| *name).collect();
+            self.wait_refused(ask.pod, &looked_at, now);
+            if stopped.is_some() {
+                self.ask_again(uid);
+            }
             return Verdict {
                 nodes: Vec::new(),
                 refused,
             };
         };
+        refused.retain(|(_, reason)| *reason != Reason::NotYet);
         if all_tried && let Some(tried) = self.tried.get_mut(uid) {
             tried.nodes.clear();
         }
@@ -197,13 +240,14 @@ impl Ledger {
             return vec![0; nodes.len()];
         };
         let tried = self.tried.get(&ask.pod.uid);
+        let mut budget = Budget::of(&self.config);
         let keys: Vec<Option<Key<'_>>> = nodes
             .iter()
             .map(|name| {
                 self.check(name, now).ok()?;
                 let node = self.nodes.get(*name)?;
                 let view = self.view_without(name, node, ask.pod, |uid| *uid == *ask.pod.uid);
-                let choice = self.fit(&view, &request).ok()?;
+                let choice = self.fit_within(&view, &request, &mut budget).ok()?;
                 let tried = tried.is_some_and(|tried| tried.nodes.contains(*name));
                 Some((tried, self.is_averse(name, ask), choice.cost, *name))
             })
@@ -253,18 +297,26 @@ impl Ledger {
         slot: Slot,
         name: &str,
         pod: &PodFacts,
-        request: &Request,
         class: Class,
         now: Duration,
+        budget: &mut Budget,
     ) -> Result<(Cost, bool), Reason> {
         let gate = self.enter(slot, now)?;
+        let request = pod.request.as_ref();
+        let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         if !self.nominated.is_empty() && self.others_nominated(name, pod).next().is_some() {
-            let choice = self.choose(name, pod, request)?;
+            let choice = self.choose_within(name, pod, request, budget)?;
             return Ok((choice.cost, gate.tainted));
         }
-        let policy = self.policy(request).with(&self.tight);
-        let found = |view: &NodeGpus| cost(view, request, policy);
-        let cost = self.answers.get_or(class, slot, found);
+        let cost = match self.answers.known(class, slot) {
+            Some(cost) => cost,
+            None => {
+                let policy = self.policy(request).with(&self.tight);
+                let find =
+                    |view: &NodeGpus| budget.spend(|steps| cost(view, request, policy, steps));
+                self.answers.find(class, slot, find)?
+            }
+        };
         cost.map(|cost| (cost, gate.tainted)).map_err(Reason::Fit)
     }
 
@@ -275,8 +327,19 @@ impl Ledger {
         pod: &PodFacts,
         request: &Request,
     ) -> Result<Choice, Reason> {
+        let mut unbounded = Budget::all();
+        self.choose_within(name, pod, request, &mut unbounded)
+    }
+
+    fn choose_within(
+        &self,
+        name: &str,
+        pod: &PodFacts,
+        request: &Request,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
         let node = self.nodes.get(name).ok_or(Reason::NoReport)?;
-        let choice = self.fit(&node.view, request).map_err(Reason::Fit)?;
+        let choice = self.fit_within(&node.view, request, budget)?;
         match self.beside_nominated(name, node, pod, |_| false) {
             Some(view) => self.fit(&view, request).map_err(|_| Reason::Nominated),
             None => Ok(choice),

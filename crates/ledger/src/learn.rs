@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Choice, Class, ModelId, NodeGpus, Refusal, Request, Tight, cost, fit};
+use gpustow_pack::{
+    Choice, Class, ModelId, NodeGpus, Refusal, Request, Tight, cost, fit, fit_counting,
+};
 use hashbrown::HashMap;
 
-use crate::Ledger;
 use crate::book::asks;
+use crate::budget::Budget;
+use crate::{Ledger, Reason};
 
 /// Scarcity is looked at once in (number of nodes) / this many decisions: so many change a cluster
 /// of any size by the same share.
@@ -82,8 +85,8 @@ impl Ledger {
     pub fn warm(&mut self, limit: usize) -> bool {
         self.learn_if_due(EARLY);
         let tight = &self.tight;
-        self.answers.warm(limit, |view, request, policy| {
-            cost(view, request, policy.with(tight))
+        self.answers.warm(limit, |view, request, policy, steps| {
+            cost(view, request, policy.with(tight), steps)
         })
     }
 
@@ -120,5 +123,17 @@ impl Ledger {
 
     pub(crate) fn fit(&self, view: &NodeGpus, request: &Request) -> Result<Choice, Refusal> {
         fit(view, request, self.policy(request).with(&self.tight))
+    }
+
+    /// The same within what the call may spend.
+    pub(crate) fn fit_within(
+        &self,
+        view: &NodeGpus,
+        request: &Request,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
+        let policy = self.policy(request).with(&self.tight);
+        let found = budget.spend(|steps| fit_counting(view, request, policy, steps))?;
+        found.map_err(Reason::Fit)
     }
 }

@@ -20,6 +20,7 @@
 mod answers;
 mod bind;
 mod book;
+mod budget;
 mod decide;
 mod explain;
 mod gone;

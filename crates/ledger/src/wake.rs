@@ -103,7 +103,7 @@ impl Ledger {
             self.tried.remove(&uid);
         }
         self.waiting.tick(now, self.config.wake_again_after);
-        let mut woken = Vec::new();
+        let mut woken = self.come_again(limit);
         let mut work = WORK;
         if self.waiting.is_empty() {
             self.wakes = Wakes::default();
@@ -370,7 +370,7 @@ impl Ledger {
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.
-    fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
+    pub(crate) fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let facts = &self.pods.get(uid)?.facts;
         let able = facts.node.is_none() && !facts.gated && !facts.deleting;
         (able && self.waiting.is_asker(&facts.scheduler)).then(|| facts.clone())

@@ -3,13 +3,9 @@
 use std::fmt;
 
 use crate::links::closest;
-use crate::policy::Survey;
+use crate::search::Search;
 use crate::several::{self, fit_several};
 use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
-
-/// Search steps after which [`fit`] stops looking for a better placement. Pods that a person
-/// writes need far fewer; the bound is there for pods written to keep a scheduler busy.
-pub(crate) const MAX_STEPS: u32 = 5_000;
 
 /// Where the containers of a pod go on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,39 +89,62 @@ impl std::error::Error for Refusal {}
 /// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
 /// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
 pub fn fit(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Choice, Refusal> {
+    fit_counting(node, request, policy, &mut 0)
+}
+
+/// [`fit`], which adds to `steps` what the search took: whoever asks of thousands of nodes stops when
+/// it is enough. A pod of one container on one card takes none.
+///
+/// # Errors
+/// As [`fit`].
+pub fn fit_counting(
+    node: &NodeGpus,
+    request: &Request,
+    policy: &dyn Policy,
+    steps: &mut u64,
+) -> Result<Choice, Refusal> {
     let found = match only_claim(request) {
         Some(claim) => {
             let (charges, cost) = if claim.gpus == 1 {
                 let (card, charge, cost) = fit_one(node, request, claim, policy)?;
                 (vec![(card, charge)], cost)
             } else {
-                fit_several(node, request, claim, policy)?
+                fit_several(node, request, claim, policy, steps)?
             };
             let cards = vec![charges.iter().map(|&(card, _)| card).collect()];
             let placement = Placement { cards, charges };
             Some(Choice { placement, cost })
         }
-        None => Search::new(node, request, policy).run()?,
+        None => match Search::new(node, request, policy).run(steps) {
+            // Large containers first finds a place more often, if not the best.
+            Err(Refusal::TooComplex) => Search::any(node, request, policy).run(steps)?,
+            found => found?,
+        },
     };
     let Some(mut choice) = found else {
-        return Err(refusal(node, request)?);
+        return Err(refusal(node, request, steps)?);
     };
     if policy.heeds_links() {
-        closest(node, &mut choice);
+        closest(node, &mut choice, steps);
     }
     Ok(choice)
 }
 
-/// The cost of what [`fit`] would answer.
+/// The cost of what [`fit_counting`] would answer.
 ///
 /// # Errors
 /// As [`fit`].
-pub fn cost(node: &NodeGpus, request: &Request, policy: &dyn Policy) -> Result<Cost, Refusal> {
+pub fn cost(
+    node: &NodeGpus,
+    request: &Request,
+    policy: &dyn Policy,
+    steps: &mut u64,
+) -> Result<Cost, Refusal> {
     match only_claim(request) {
         Some(claim) if claim.gpus == 1 => {
             fit_one(node, request, claim, policy).map(|(.., cost)| cost)
         }
-        _ => fit(node, request, policy).map(|choice| choice.cost),
+        _ => fit_counting(node, request, policy, steps).map(|choice| choice.cost),
     }
 }
 
@@ -172,8 +191,8 @@ fn fit_one(
 
 /// Why nothing fits, from the most lasting reason to the most passing; an error if that cannot be
 /// told within the bound.
-fn refusal(node: &NodeGpus, request: &Request) -> Result<Refusal, Refusal> {
-    let could_with = |free: fn(&Card) -> Mib| {
+fn refusal(node: &NodeGpus, request: &Request, steps: &mut u64) -> Result<Refusal, Refusal> {
+    let mut could_with = |free: fn(&Card) -> Mib| {
         let healthy = |card: &Card| Card {
             free: free(card),
             usable: true,
@@ -184,9 +203,8 @@ fn refusal(node: &NodeGpus, request: &Request) -> Result<Refusal, Refusal> {
             links: None,
             ..*node
         };
-        let mut search = Search::new(&node, request, &crate::policy::FirstFit);
-        search.first_only = true;
-        search.run().map(|found| found.is_some())
+        let search = Search::any(&node, request, &crate::policy::FirstFit);
+        search.run(steps).map(|found| found.is_some())
     };
     let widest = request
         .claims
@@ -205,146 +223,4 @@ fn refusal(node: &NodeGpus, request: &Request) -> Result<Refusal, Refusal> {
     } else {
         Refusal::NoRoom
     })
-}
-
-/// Depth-first search over claims; cards that cannot be told apart are tried once.
-struct Search<'a> {
-    node: &'a NodeGpus,
-    request: &'a Request,
-    policy: &'a dyn Policy,
-    survey: Survey,
-    /// Chosen cards of the claims placed so far.
-    chosen: Vec<Vec<usize>>,
-    best: Option<Choice>,
-    steps: u32,
-    first_only: bool,
-}
-
-impl<'a> Search<'a> {
-    fn new(node: &'a NodeGpus, request: &'a Request, policy: &'a dyn Policy) -> Self {
-        let chosen = Vec::with_capacity(request.claims.len());
-        Self {
-            node,
-            request,
-            policy,
-            survey: policy.survey(node),
-            chosen,
-            best: None,
-            steps: 0,
-            first_only: false,
-        }
-    }
-
-    /// The best placement, none if there is none, or an error if the search was given up first.
-    fn run(mut self) -> Result<Option<Choice>, Refusal> {
-        self.place(0);
-        match self.best {
-            None if self.steps > MAX_STEPS => Err(Refusal::TooComplex),
-            best => Ok(best),
-        }
-    }
-
-    fn place(&mut self, claim: usize) {
-        if claim == self.request.claims.len() {
-            self.consider();
-        } else {
-            self.chosen.push(Vec::new());
-            self.choose(claim, 0);
-            self.chosen.pop();
-        }
-    }
-
-    /// Adds cards from index `from` on to the claim placed last, until it has as many as it wants.
-    fn choose(&mut self, claim: usize, from: usize) {
-        let missing = self.request.claims[claim].gpus as usize - self.chosen[claim].len();
-        if missing == 0 {
-            return self.place(claim + 1);
-        }
-        for card in from..self.node.cards.len() {
-            if self.node.cards.len() - card < missing || self.done() {
-                return;
-            }
-            self.steps += 1;
-            if self.twin_before(claim, from, card) {
-                continue;
-            }
-            self.chosen[claim].push(card);
-            if !self.spread_too_wide() && self.charge(card).is_some() {
-                self.choose(claim, card + 1);
-            }
-            self.chosen[claim].pop();
-        }
-    }
-
-    fn is_used(&self, card: usize) -> bool {
-        self.chosen.iter().any(|cards| cards.contains(&card))
-    }
-
-    /// True if the cards chosen so far are more than the best placement has.
-    fn spread_too_wide(&self) -> bool {
-        let used = || {
-            (0..self.node.cards.len())
-                .filter(|&card| self.is_used(card))
-                .count()
-        };
-        self.best
-            .as_ref()
-            .is_some_and(|best| used() > best.cost.cards as usize)
-    }
-
-    fn done(&self) -> bool {
-        self.steps > MAX_STEPS || self.first_only && self.best.is_some()
-    }
-
-    /// True if a card before `card` in the same state was already tried in its place.
-    fn twin_before(&self, claim: usize, from: usize, card: usize) -> bool {
-        let held = |card: usize| self.chosen[..claim].iter().map(move |c| c.contains(&card));
-        (from..card)
-            .any(|twin| self.node.cards[twin] == self.node.cards[card] && held(twin).eq(held(card)))
-    }
-
-    /// What the claims placed so far hold on `card`, if that is legal.
-    fn charge(&self, card: usize) -> Option<Mib> {
-        let on_card = |claim: usize| self.chosen.get(claim).is_some_and(|c| c.contains(&card));
-        let held = self.request.held(on_card);
-        let Card {
-            capacity,
-            free,
-            usable,
-            ..
-        } = self.node.cards[card];
-        let fits = if self.request.exclusive {
-            free == capacity && held <= capacity
-        } else {
-            held <= free
-        };
-        (usable && fits).then_some(if self.request.exclusive {
-            capacity
-        } else {
-            held
-        })
-    }
-
-    fn consider(&mut self) {
-        let charges: Option<Vec<_>> = (0..self.node.cards.len())
-            .filter(|&card| self.is_used(card))
-            .map(|card| Some((card, self.charge(card)?)))
-            .collect();
-        let Some(charges) = charges else { return };
-        let cost = Cost {
-            cards: u32::try_from(charges.len()).unwrap_or(u32::MAX),
-            policy: self
-                .policy
-                .cost(self.node, &self.survey, self.request, &charges),
-            apart: 0,
-        };
-        // Placements come in order of card indices: an equal one later never replaces one before.
-        if self.best.as_ref().is_none_or(|best| cost < best.cost) {
-            let placement = Placement {
-                cards: self.chosen.clone(),
-                charges,
-            };
-            self.best = Some(Choice { placement, cost });
-        }
-    }
 }

@@ -13,11 +13,12 @@ mod fit;
 mod links;
 pub mod policy;
 mod request;
+mod search;
 mod several;
 
 pub use because::because;
 pub use card::{Card, Mib, ModelId, NodeGpus};
-pub use fit::{Choice, Placement, Refusal, cost, fit};
+pub use fit::{Choice, Placement, Refusal, cost, fit, fit_counting};
 pub use links::{Link, Links};
 pub use policy::{Class, Cost, Policy, PolicyKind, Tight};
 pub use request::{Claim, ClaimKind, Request};

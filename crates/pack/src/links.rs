@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::fit::MAX_STEPS;
+use crate::search::MAX_STEPS;
 use crate::{Card, Choice, Mib, NodeGpus};
 
 /// The best path between two cards, nearest first.
@@ -149,7 +149,7 @@ fn apart(worst: u8, sum: u32) -> u32 {
 /// state, held by the same containers), so that the pod's cards are closest: the slowest pair
 /// first, then the sum, where a pair counts once for the pod and once more for every container that
 /// has both. Then so that others lose least; then for the lowest indices.
-pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice) {
+pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice, steps: &mut u64) {
     let Some(links) = &node.links else {
         if choice.placement.charges.len() > 1 {
             choice.cost.apart = apart(UNKNOWN, 0);
@@ -178,6 +178,7 @@ pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice) {
         steps: 0,
     };
     search.start();
+    *steps += u64::from(search.steps);
     let Some(best) = search.best else { return };
     choice.cost.apart = best.apart;
     choice.placement.cards = best.cards;

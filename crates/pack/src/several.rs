@@ -1,7 +1,7 @@
 //! The search for a pod of which one container asks, for several cards.
 
-use crate::fit::MAX_STEPS;
 use crate::policy::Survey;
+use crate::search::{MAX_STEPS, STEPS_PER_COST};
 use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Refusal, Request};
 
 /// The best cards for the only claim of `request`, with what each is charged.
@@ -10,6 +10,7 @@ pub(crate) fn fit_several(
     request: &Request,
     claim: &Claim,
     policy: &dyn Policy,
+    steps: &mut u64,
 ) -> Result<(Vec<(usize, Mib)>, Cost), Refusal> {
     let does = |card: &Card| card.usable && has_room(card, request, claim);
     let count = node.cards.iter().filter(|card| does(card)).count();
@@ -28,8 +29,10 @@ pub(crate) fn fit_several(
         chosen: Vec::new(),
         best: None,
         steps: 0,
+        costs: 0,
     };
     search.choose(0);
+    *steps += u64::from(search.steps + STEPS_PER_COST * (search.costs + 1));
     search.best.ok_or(Refusal::TooComplex)
 }
 
@@ -71,6 +74,7 @@ struct Search<'a> {
     chosen: Vec<(usize, Mib)>,
     best: Option<(Vec<(usize, Mib)>, Cost)>,
     steps: u32,
+    costs: u32,
 }
 
 impl Search<'_> {
@@ -104,6 +108,7 @@ impl Search<'_> {
 
     fn consider(&mut self) {
         let chosen = &self.chosen;
+        self.costs += 1;
         let cost = Cost {
             cards: u32::try_from(chosen.len()).unwrap_or(u32::MAX),
             policy: self

@@ -2,6 +2,7 @@
 
 mod binding;
 mod bounds;
+mod budget;
 mod build;
 mod filter;
 mod later;

@@ -194,11 +194,11 @@ fn absurd_amounts_are_refused_without_overflow() {
     );
 }
 
-/// Ten containers on sixteen cards of sixteen sizes that all but hold them.
+/// Six containers on sixteen cards of sixteen sizes that would hold them, were they one.
 #[test]
 fn the_search_gives_up_beyond_its_bound() {
     let cards: Vec<_> = (0..16).map(|card| (100 + card, 100 + card)).collect();
-    let hopeless = pod(&[main(8, 23); 10]);
+    let hopeless = pod(&[main(8, 34); 6]);
     check(
         &node(&cards),
         &hopeless,
@@ -214,12 +214,36 @@ fn the_search_gives_up_beyond_its_bound() {
 #[test]
 fn a_reason_that_cannot_be_found_is_not_invented() {
     let cards: Vec<_> = (0..16).map(|card| (100 + card, 0)).collect();
-    let hopeless = pod(&[main(8, 23); 10]);
+    let hopeless = pod(&[main(8, 34); 6]);
     check(
         &node(&cards),
         &hopeless,
         PolicyKind::Binpack,
         Err(Refusal::TooComplex),
+    );
+}
+
+#[test]
+fn where_the_search_gives_up_large_containers_first_may_do() {
+    // In the order of the pod the small ones take the room of the large ones.
+    let cards: Vec<_> = (0..12).map(|card| (100 + card, 100 + card)).collect();
+    let small = [
+        main(1, 11),
+        main(1, 13),
+        main(1, 17),
+        main(1, 19),
+        main(1, 23),
+    ];
+    let large = [main(6, 98), main(6, 62)];
+    let request = pod(&[small.as_slice(), &large].concat());
+    let placement = fit(&node(&cards), &request, &Binpack)
+        .expect("it fits")
+        .placement;
+    assert!(
+        placement
+            .charges
+            .iter()
+            .all(|&(card, mib)| mib <= Mib(100 + card as u64))
     );
 }
 

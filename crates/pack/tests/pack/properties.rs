@@ -102,7 +102,7 @@ proptest! {
         let choice = fit(&node, &request, policy);
         prop_assert_eq!(&choice, &fit(&node, &request, policy));
         let costs = choice.as_ref().map(|choice| choice.cost).map_err(|refusal| *refusal);
-        prop_assert_eq!(costs, cost(&node, &request, policy));
+        prop_assert_eq!(costs, cost(&node, &request, policy, &mut 0));
         let placement = choice.map(|choice| choice.placement);
         prop_assert_eq!(placement, oracle::answer(&node, &request, kind, &tight));
     }
@@ -116,7 +116,7 @@ proptest! {
         let policy = kind.with(&tight);
         let choice = fit(&node, &request, policy);
         let costs = choice.as_ref().map(|choice| choice.cost).map_err(|refusal| *refusal);
-        prop_assert_eq!(costs, cost(&node, &request, policy));
+        prop_assert_eq!(costs, cost(&node, &request, policy, &mut 0));
         if let Ok(choice) = &choice && node.links.is_some() && kind != PolicyKind::FirstFit {
             let (worst, sum) = oracle::apart(&node, &choice.placement);
             prop_assert_eq!(choice.cost.apart, worst << 24 | sum);

@@ -44,7 +44,7 @@ fn learn(mix: &[(Request, usize)], nodes: &[NodeGpus]) -> Tight {
 }
 
 fn on(node: &NodeGpus, request: &Request, tight: &Tight) -> Cost {
-    cost(node, request, PolicyKind::Tight.with(tight)).unwrap()
+    cost(node, request, PolicyKind::Tight.with(tight), &mut 0).unwrap()
 }
 
 #[test]

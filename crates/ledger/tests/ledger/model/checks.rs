@@ -84,8 +84,10 @@ impl World {
                 if size == 7 {
                     probe = exclusive(probe);
                 }
-                let ours = self.ledger.filter(&ask(&probe), &NODES, self.now);
-                let theirs = rebuilt.filter(&ask(&probe), &NODES, self.now);
+                let mut ours = self.ledger.filter(&ask(&probe), &NODES, self.now);
+                let mut theirs = rebuilt.filter(&ask(&probe), &NODES, self.now);
+                ours.refused.sort_unstable();
+                theirs.refused.sort_unstable();
                 require(ours == theirs, || {
                     format!("history {ours:?}, lists {theirs:?}")
                 })?;
