@@ -30,6 +30,9 @@ pub struct Assignment {
     pub charges: Vec<(Box<str>, Mib)>,
     /// Container name and the GPU UUIDs that it sees, in the order of the names.
     pub containers: Vec<(Box<str>, Vec<Box<str>>)>,
+    /// Nobody else on its GPUs. Unknown where an older version wrote it: then the pod's annotation
+    /// says so, which its owner may have changed since.
+    pub exclusive: Option<bool>,
 }
 
 /// An assignment annotation that this version cannot use. The pod is accounted for on every card
@@ -43,6 +46,8 @@ struct Written {
     version: u64,
     gpus: Vec<WrittenGpu>,
     containers: BTreeMap<Box<str>, Vec<Box<str>>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exclusive: Option<bool>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -58,6 +63,7 @@ impl Assignment {
         placement: &Placement,
         containers: &[Box<str>],
         uuids: &[impl AsRef<str>],
+        exclusive: bool,
     ) -> Option<Self> {
         let uuid = |card: usize| uuids.get(card).map(|uuid| Box::from(uuid.as_ref()));
         let charge = |&(card, mib): &(usize, Mib)| Some((uuid(card)?, mib));
@@ -82,6 +88,7 @@ impl Assignment {
                 .map(charge)
                 .collect::<Option<_>>()?,
             containers,
+            exclusive: Some(exclusive),
         })
     }
 
@@ -98,6 +105,7 @@ impl Assignment {
                 })
                 .collect(),
             containers: self.containers.iter().cloned().collect(),
+            exclusive: self.exclusive,
         };
         serde_json::json!(written).to_string()
     }
@@ -120,7 +128,10 @@ impl Assignment {
             )));
         }
         let Written {
-            gpus, containers, ..
+            gpus,
+            containers,
+            exclusive,
+            ..
         } = serde_json::from_str(text).map_err(broken)?;
         let mut seen = BTreeSet::new();
         if gpus.is_empty() {
@@ -149,6 +160,7 @@ impl Assignment {
                 .map(|gpu| (gpu.uuid, Mib(gpu.mib)))
                 .collect(),
             containers: containers.into_iter().collect(),
+            exclusive,
         })
     }
 

@@ -273,8 +273,9 @@ impl Ledger {
         let cards = 0..node.view.cards.len();
         let uuids: Vec<&str> = cards.map(|card| node.uuid(card)).collect();
         let containers = &ask.pod.containers;
-        let Some(assignment) = Assignment::from_placement(&choice.placement, containers, &uuids)
-        else {
+        let assignment =
+            Assignment::from_placement(&choice.placement, containers, &uuids, request.exclusive);
+        let Some(assignment) = assignment else {
             return;
         };
         let assignment = Arc::new(assignment);

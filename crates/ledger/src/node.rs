@@ -65,9 +65,15 @@ impl Hold {
             Some(request) if !pod.released => (request.cpu_milli, request.ram),
             _ => (0, Mib::ZERO),
         };
+        // The annotation may have changed since the bind; the assignment cannot.
+        let assigned = pod
+            .assignment
+            .as_ref()
+            .and_then(|it| it.as_ref().ok()?.exclusive);
+        let asked = || request.is_some_and(|request| request.exclusive);
         Self {
             charges,
-            exclusive: request.is_some_and(|request| request.exclusive),
+            exclusive: assigned.unwrap_or_else(asked),
             cpu_milli,
             ram,
         }

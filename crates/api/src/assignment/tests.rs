@@ -8,7 +8,8 @@ fn sample() -> Assignment {
         charges: vec![(0, Mib(4096)), (1, Mib(8192)), (2, Mib(4096))],
     };
     let containers = ["main", "init"].map(Box::from);
-    Assignment::from_placement(&placement, &containers, &["GPU-a", "GPU-b", "GPU-c"]).unwrap()
+    Assignment::from_placement(&placement, &containers, &["GPU-a", "GPU-b", "GPU-c"], false)
+        .unwrap()
 }
 
 #[test]
@@ -21,10 +22,22 @@ fn the_written_form_is_this() {
             {"uuid": "GPU-b", "mib": 8192},
             {"uuid": "GPU-c", "mib": 4096}
         ],
-        "containers": {"init": ["GPU-a", "GPU-c"], "main": ["GPU-b"]}
+        "containers": {"init": ["GPU-a", "GPU-c"], "main": ["GPU-b"]},
+        "exclusive": false
     }"#;
     assert_eq!(json(&sample().encode()), json(expected));
     assert_eq!(Assignment::decode(expected), Ok(sample()));
+}
+
+/// What was written before there was the field, and what the first version then made of one more.
+#[test]
+fn an_assignment_that_does_not_say_whether_it_is_exclusive_is_read() {
+    let old = r#"{"version":1,"gpus":[{"uuid":"GPU-a","mib":1}],"containers":{}}"#;
+    assert_eq!(Assignment::decode(old).map(|read| read.exclusive), Ok(None));
+    let unknown = old.replace("}]", r#"}],"later":1"#);
+    assert!(Assignment::decode(&unknown).is_ok());
+    let wrong = old.replace("}]", r#"}],"exclusive":"yes""#);
+    assert!(Assignment::decode(&wrong).is_err());
 }
 
 #[test]
@@ -56,9 +69,9 @@ fn a_placement_beyond_the_names_is_no_assignment() {
         charges: vec![(0, Mib(1))],
     };
     let container = [Box::from("a")];
-    assert!(Assignment::from_placement(&placement, &container, &["GPU-a"]).is_some());
-    assert!(Assignment::from_placement(&placement, &container, &[""; 0]).is_none());
-    assert!(Assignment::from_placement(&placement, &[], &["GPU-a"]).is_none());
+    assert!(Assignment::from_placement(&placement, &container, &["GPU-a"], false).is_some());
+    assert!(Assignment::from_placement(&placement, &container, &[""; 0], false).is_none());
+    assert!(Assignment::from_placement(&placement, &[], &["GPU-a"], false).is_none());
 }
 
 #[test]
@@ -114,6 +127,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
                 .map(|uuid| (uuid.clone(), Mib(u64::MAX)))
                 .collect(),
             containers: vec![("c".repeat(53).into(), uuids)],
+            exclusive: Some(false),
         };
         let added: usize = longest
             .annotations()
@@ -142,6 +156,7 @@ proptest! {
     fn what_is_written_is_read_back(
         gpus in prop::collection::btree_map("[A-Z]{1,3}-[a-f0-9]{1,8}", 1..u64::MAX, 1..9),
         containers in prop::collection::btree_map("[a-z]{1,9}", any::<prop::sample::Index>(), 0..5),
+        exclusive in any::<Option<bool>>(),
     ) {
         let uuids: Vec<Box<str>> = gpus.keys().map(|uuid| Box::from(uuid.as_str())).collect();
         let assignment = Assignment {
@@ -150,6 +165,7 @@ proptest! {
                 .iter()
                 .map(|(name, gpu)| (Box::from(name.as_str()), vec![gpu.get(&uuids).clone()]))
                 .collect(),
+            exclusive,
         };
         prop_assert_eq!(Assignment::decode(&assignment.encode()), Ok(assignment));
     }

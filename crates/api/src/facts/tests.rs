@@ -40,6 +40,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
     let assignment = Assignment {
         charges: vec![("GPU-a".into(), Mib(5))],
         containers: vec![],
+        exclusive: None,
     };
     assert_eq!(
         facts,

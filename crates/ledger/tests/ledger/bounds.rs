@@ -2,7 +2,7 @@
 
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::{BrokenAssignment, PodFacts};
-use gpustow_ledger::{BindRefusal, Problem, Reason};
+use gpustow_ledger::{BindRefusal, Outcome, Problem, Reason};
 use gpustow_pack::Refusal;
 
 use crate::build::{
@@ -212,4 +212,23 @@ fn nobody_joins_an_exclusive_pod_whose_card_grew() {
     ledger.apply_pod(exclusive(bound("alone", "a", "a-0", 100)));
     ledger.apply_gpunode("a", report(&[card("a-0", 150)]), at(1));
     assert!(choose(&mut ledger, &pod("p", 20), &["a"], at(1)).is_empty());
+}
+
+/// Whoever may write the pod's annotations may write this one; only what the extender assigned counts.
+#[test]
+fn what_a_running_pod_says_of_itself_later_takes_no_card() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let p = pod("p", 10);
+    let assignment = ledger.begin_bind(&ask(&p), "a", at(0)).expect("it fits");
+    ledger.end_bind(&p, Outcome::Bound, at(0));
+    let greedy = PodFacts {
+        node: Some("a".into()),
+        assignment: Some(Ok(assignment)),
+        ..exclusive(p)
+    };
+    ledger.apply_pod(greedy);
+    assert_eq!(free(&ledger, "a"), [90]);
+    // An assignment of an older version does not say; then the annotation counts, as it did.
+    ledger.apply_pod(exclusive(bound("old", "a", "a-0", 10)));
+    assert_eq!(free(&ledger, "a"), [0]);
 }

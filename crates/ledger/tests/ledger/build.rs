@@ -73,6 +73,7 @@ pub(crate) fn bound(uid: &str, node: &str, card: &str, mib: u64) -> PodFacts {
     let assignment = Assignment {
         charges: vec![(card.into(), Mib(mib))],
         containers: vec![("c0".into(), vec![card.into()])],
+        exclusive: None,
     };
     PodFacts {
         node: Some(node.into()),

@@ -112,6 +112,7 @@ async fn fill(args: &Args, case: &Case) -> Result<()> {
         let assignment = Assignment {
             charges: vec![(uuid.clone(), Mib(SHARE))],
             containers: vec![("main".into(), vec![uuid])],
+            exclusive: None,
         };
         let mut pod = case
             .pod(&format!("pod-{index}"))
