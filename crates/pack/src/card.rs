@@ -64,6 +64,13 @@ pub struct Card {
     pub usable: bool,
 }
 
+impl Card {
+    /// All of it may be taken.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.usable && self.free == self.capacity
+    }
+}
+
 /// The cards of one node and what is left of its other resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NodeGpus {

@@ -44,7 +44,7 @@ fn tight_names_what_it_spoils() {
     let tight = Tight::learn(&mix, std::iter::once((&node, 1)));
     assert_eq!(
         sentence(&node, &request, PolicyKind::Tight, &tight),
-        "tight (spoil the least for others): it spoils 21 MiB (22 in pieces of little use, -1 short \
+        "tight (spoil the least for others): it spoils 24 MiB (22 in pieces of little use, 2 short \
          of CPU or host memory); 20 of 80 MiB stay free on its GPU"
     );
 }

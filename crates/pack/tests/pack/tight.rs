@@ -66,7 +66,8 @@ fn a_piece_is_used_by_the_pod_that_fills_it() {
 #[test]
 fn a_pod_that_asks_for_little_cpu_goes_where_little_is_left() {
     let mix = [(pod(1, 500, 8000), 10), (pod(1, 500, 1000), 10)];
-    let (poor, rich) = (node(&[(1000, 1000)], 9_000), node(&[(1000, 1000)], 64_000));
+    let cards = [(1000, 0), (1000, 1000)];
+    let (poor, rich) = (node(&cards, 9_000), node(&cards, 64_000));
     let tight = learn(&mix, &[poor.clone(), rich.clone()]);
     let (light, heavy) = (pod(1, 500, 1000), pod(1, 500, 8000));
     assert!(on(&poor, &light, &tight) < on(&rich, &light, &tight));
@@ -114,6 +115,37 @@ fn a_whole_node_is_kept_for_a_pod_that_has_not_come_yet() {
     assert!(on(&begun, &single, &tight) < on(&fresh, &single, &tight));
 }
 
+/// What an empty node is short of is no reason to open it: any pod can make up for that later.
+#[test]
+fn a_pod_that_asks_for_little_cpu_opens_no_node_for_that() {
+    let empty = node(&[(1000, 1000); 2], 20_000);
+    let begun = node(&[(1000, 500), (1000, 1000)], 30_000);
+    let (light, heavy) = (pod(1, 500, 2000), pod(1, 500, 12_000));
+    let tight = learn(
+        &[(light.clone(), 10), (heavy, 10)],
+        &[empty.clone(), begun.clone()],
+    );
+    assert!(on(&begun, &light, &tight) < on(&empty, &light, &tight));
+}
+
+#[test]
+fn of_empty_nodes_the_one_with_the_most_cpu_is_kept_for_a_pod_that_takes_it_all() {
+    let cards = [(1000, 1000); 4];
+    let (plain, rich) = (node(&cards, 48_000), node(&cards, 96_000));
+    let mut nodes = vec![plain.clone(); 20];
+    nodes.push(rich.clone());
+    let single = pod(1, 1000, 1000);
+    let tight = learn(&[(single.clone(), 200)], &nodes);
+    assert!(on(&plain, &single, &tight) < on(&rich, &single, &tight));
+    // The others are no part of such a place, however many cards of theirs are free.
+    let begun = node(
+        &[(1000, 0), (1000, 1000), (1000, 1000), (1000, 1000)],
+        48_000,
+    );
+    let waste = |node| on(node, &single, &tight).policy.0;
+    assert_eq!(waste(&plain), waste(&begun));
+}
+
 #[test]
 fn a_large_card_is_kept_for_those_who_need_one() {
     let small = node(&[(1000, 1000)], 0);
@@ -125,7 +157,7 @@ fn a_large_card_is_kept_for_those_who_need_one() {
         ..pod(1, 3000, 0)
     };
     for needs_it in [pod(1, 3000, 0), whole] {
-        let tight = learn(&[(light.clone(), 20), (needs_it, 5)], &nodes);
+        let tight = learn(&[(light.clone(), 20), (needs_it, 8)], &nodes);
         assert!(on(&small, &light, &tight) < on(&large, &light, &tight));
         // What is left over beside a large pod is of no use to the next.
         let rest = node(&[(4000, 1000)], 0);

@@ -11,7 +11,7 @@ mod pieces;
 mod prices;
 mod scarcity;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Policy, Survey};
 use crate::{Card, Mib, NodeGpus, Request};
@@ -54,10 +54,16 @@ impl Tight {
         mix: &[Class],
         nodes: impl Iterator<Item = (&'a NodeGpus, u32)> + Clone,
     ) -> Self {
-        let (mut sizes, mut counts) = (BTreeSet::new(), BTreeSet::new());
+        let mut sizes = BTreeSet::new();
+        let mut free_cpu: BTreeMap<u32, u64> = BTreeMap::new();
         let (mut whole, mut cards) = (0.0, 0_u32);
         for (node, count) in nodes.clone() {
-            counts.insert(u32::try_from(node.cards.len()).unwrap_or(u32::MAX));
+            let most = free_cpu
+                .entry(u32::try_from(node.cards.len()).unwrap_or(u32::MAX))
+                .or_default();
+            if node.cards.iter().all(Card::is_whole) {
+                *most = node.cpu_free_milli.max(*most);
+            }
             for card in &node.cards {
                 whole += card.capacity.0 as f64 * f64::from(count);
                 cards += count;
@@ -78,7 +84,7 @@ impl Tight {
         };
         let mut tight = Self {
             pieces: sizes.iter().map(|&size| Pieces::new(size, mix)).collect(),
-            wide: scarcity::wide(mix, &counts),
+            wide: scarcity::wide(mix, &free_cpu),
             bound: scarcity::bound(mix, whole, &sizes),
             cpu: per_mib(|class| class.cpu_milli),
             ram: per_mib(|class| class.ram.0),
@@ -173,6 +179,8 @@ struct Terms {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Before {
     room: Room,
+    /// All usable cards are wholly free.
+    empty: bool,
     stranded: f64,
     reserve: f64,
 }
@@ -220,7 +228,13 @@ impl Tight {
             terms.premium += lost.fold(0.0, f64::max);
             terms.surplus += charge.minus(asked).0 as f64;
         }
-        terms.stranded = self.stranded(&after) - before.stranded;
+        let stranded = self.stranded(&after) - before.stranded;
+        // Whichever pod comes first to an empty node can make up for what that is short of: it is no
+        // gain of this one. Otherwise pods that ask for little CPU would open every such node.
+        terms.stranded = match before.empty {
+            true => stranded.max(0.0),
+            false => stranded,
+        };
         terms.reserve = before.reserve - self.reserve(&after);
         terms
     }
@@ -268,7 +282,7 @@ impl Policy for Tight {
             ram: node.ram_free.0,
             ..Room::default()
         };
-        let mut free = Mib::ZERO;
+        let (mut free, mut all) = (Mib::ZERO, Mib::ZERO);
         let mut pieces = None;
         for card in node
             .cards
@@ -276,6 +290,7 @@ impl Policy for Tight {
             .filter(|card| card.usable && card.capacity > Mib::ZERO)
         {
             free = free + card.free;
+            all = all + card.capacity;
             let known = pieces.filter(|known: &&Pieces| known.capacity == card.capacity.0);
             pieces = known.or_else(|| self.pieces(card.capacity.0));
             if let Some(pieces) = pieces {
@@ -284,6 +299,7 @@ impl Policy for Tight {
         }
         let tight = Before {
             room,
+            empty: free == all,
             stranded: self.stranded(&room),
             reserve: self.reserve(&room),
         };

@@ -1,19 +1,22 @@
 //! What the cluster is short of: whole cards side by side, cards of models that pods are bound to,
 //! and cards as large as some pods need.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::Class;
 use crate::{Card, ModelId, NodeGpus};
 
 /// How much more than what is expected to be asked for counts as plenty.
-pub(super) const SLACK: f64 = 1.3;
+pub(super) const SLACK: f64 = 1.2;
 /// Share of the cluster that is worth keeping whatever is expected: expectations are means.
 const SPARE: f64 = 0.1;
 /// The most that a MiB of scarce cards costs beyond itself.
 const PREMIUM: f64 = 0.5;
 /// What a place that is all but there is worth beside one that is.
 const PART: f64 = 0.5;
+/// Nodes of one make differ by what runs on each of them: so many percent of the CPU that the best
+/// of them has count as all of it.
+const ALL_CPU_PERCENT: u64 = 90;
 /// Scarcity is told in so many steps, so that costs, which callers remember, seldom change.
 const STEPS: f64 = 8.0;
 
@@ -29,34 +32,40 @@ pub(super) struct Wide {
 }
 
 impl Wide {
-    /// The same with a part of a place counted as well, by its square: nodes that are nearly a place
-    /// are kept, and nodes that are far from it are filled.
+    /// The same with a part of a place counted as well, by its square, where only cards are wanting:
+    /// nodes that are nearly a place are kept, and nodes that are far from it are filled.
     pub(super) fn hope(&self, whole_cards: u32, cpu: u64) -> f64 {
-        let by_cpu = match self.cpu_milli {
-            0 => f64::INFINITY,
-            asked => cpu as f64 / asked as f64,
+        let places = self.places(whole_cards, cpu);
+        let part = match self.by_cpu(cpu) > places {
+            true => f64::from(whole_cards % self.gpus) / f64::from(self.gpus),
+            false => 0.0,
         };
-        let places = (f64::from(whole_cards) / f64::from(self.gpus)).min(by_cpu);
-        let part = places.fract();
-        places.floor() + PART * part * part
+        places as f64 + PART * part * part
     }
 
     /// How many such pods would find a place beside each other.
     pub(super) fn places(&self, whole_cards: u32, cpu: u64) -> u64 {
-        let by_cpu = cpu.checked_div(self.cpu_milli).unwrap_or(u64::MAX);
-        u64::from(whole_cards / self.gpus).min(by_cpu)
+        u64::from(whole_cards / self.gpus).min(self.by_cpu(cpu))
+    }
+
+    fn by_cpu(&self, cpu: u64) -> u64 {
+        cpu.checked_div(self.cpu_milli).unwrap_or(u64::MAX)
     }
 }
 
 /// The kinds of pods that take several cards: those in the mix, and for every number of cards that
-/// nodes have one pod that takes them all. No such pod may have come yet, and once small pods have
-/// spread it would find no place; among many pods this one hardly counts.
-pub(super) fn wide(mix: &[Class], nodes: &BTreeSet<u32>) -> Vec<Wide> {
+/// `nodes` have one pod that takes them all, and one that takes all CPU as well, which is the most
+/// that a node with so many wholly free cards has. No such pod may have come yet, and once small pods
+/// have spread it would find no place; among many pods these hardly count.
+pub(super) fn wide(mix: &[Class], nodes: &BTreeMap<u32, u64>) -> Vec<Wide> {
     let pods: usize = mix.iter().map(|class| class.pods).sum();
     let seen = mix
         .iter()
         .map(|class| (class.gpus, class.cpu_milli, class.pods));
-    let possible = nodes.iter().map(|&cards| (cards, 0, 1));
+    let possible = nodes.iter().flat_map(|(&cards, &cpu)| {
+        let all_cpu = cpu / 100 * ALL_CPU_PERCENT;
+        [(cards, 0, 1), (cards, all_cpu, 1)]
+    });
     let several: Vec<_> = seen.chain(possible).filter(|kind| kind.0 > 1).collect();
     let wide = several.iter().map(|&(gpus, cpu_milli, _)| {
         let more = several
@@ -191,8 +200,8 @@ pub(super) fn look<'a>(
     let mut free = 0.0;
     for (node, count) in nodes {
         let count = f64::from(count);
-        let is_whole = |card: &&Card| card.usable && card.free == card.capacity;
-        let whole = u32::try_from(node.cards.iter().filter(is_whole).count()).unwrap_or(0);
+        let whole = node.cards.iter().filter(|card| card.is_whole()).count();
+        let whole = u32::try_from(whole).unwrap_or(0);
         for (places, wide) in places.iter_mut().zip(&*wide) {
             places.free += wide.places(whole, node.cpu_free_milli) as f64 * count;
             places.all += f64::from(u8::from(node.cards.len() >= wide.gpus as usize)) * count;
