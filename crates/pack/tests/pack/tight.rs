@@ -211,3 +211,21 @@ fn the_order_of_nodes_teaches_nothing() {
     nodes.reverse();
     assert_eq!(tight, learn(&mix, &nodes));
 }
+
+/// Cards whose node has too little CPU for its pods are fewer than they look.
+#[test]
+fn a_model_is_scarce_if_its_nodes_are_short_of_cpu() {
+    let any = node(&[(1000, 1000); 2], 96_000);
+    let bound = Class::of(&pod(1, 1000, 12_000), vec![ModelId(1)], 10);
+    let free = Class::of(&pod(1, 1000, 12_000), Vec::new(), 40);
+    let mix = [bound, free];
+    let premium = |cpu| {
+        let mut special = node(&[(1000, 1000); 2], cpu);
+        special.cards[0].model = ModelId(1);
+        special.cards[1].model = ModelId(1);
+        let tight = Tight::learn(&mix, [(&any, 2), (&special, 1)].into_iter());
+        let light = pod(1, 1000, 0);
+        on(&special, &light, &tight).policy.0 - on(&any, &light, &tight).policy.0
+    };
+    assert!(premium(12_000) > premium(96_000));
+}

@@ -97,7 +97,8 @@ impl Tight {
     /// Looks anew at what is scarce on these nodes. True if that changes any cost.
     pub fn look<'a>(&mut self, nodes: impl Iterator<Item = (&'a NodeGpus, u32)>) -> bool {
         let before = (self.wide.clone(), self.bound.clone());
-        scarcity::look(&mut self.wide, &mut self.bound, self.mean, nodes);
+        let (wide, bound) = (&mut self.wide, &mut self.bound);
+        scarcity::look(wide, bound, self.mean, self.cpu, nodes);
         before.0 != self.wide || before.1 != self.bound
     }
 

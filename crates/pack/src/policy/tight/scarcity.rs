@@ -187,12 +187,13 @@ struct Room {
     all: f64,
 }
 
-/// Sets the scarcity of places for `wide` pods, whose mean request is `mean` MiB, and the premium on
-/// what others are `bound` to.
+/// Sets the scarcity of places for `wide` pods and the premium on what others are `bound` to, where
+/// pods ask for `mean` MiB and, for each of these, `cpu` thousandths of a core.
 pub(super) fn look<'a>(
     wide: &mut [Wide],
     bound: &mut [Bound],
     mean: f64,
+    cpu: f64,
     nodes: impl Iterator<Item = (&'a NodeGpus, u32)>,
 ) {
     let mut places = vec![Room::default(); wide.len()];
@@ -206,6 +207,8 @@ pub(super) fn look<'a>(
             places.free += wide.places(whole, node.cpu_free_milli) as f64 * count;
             places.all += f64::from(u8::from(node.cards.len() >= wide.gpus as usize)) * count;
         }
+        let wanted = SLACK * cpu * node.free().0 as f64;
+        let with_cpu = (node.cpu_free_milli as f64 / wanted.max(1.0)).min(1.0);
         for card in &node.cards {
             let usable = if card.usable {
                 card.free.0 as f64 * count
@@ -216,7 +219,11 @@ pub(super) fn look<'a>(
             for (room, bound) in cards.iter_mut().zip(&*bound) {
                 if bound.would_have(card) {
                     room.all += card.capacity.0 as f64 * count;
-                    room.free += if bound.has(card) { usable } else { 0.0 };
+                    room.free += if bound.has(card) {
+                        usable * with_cpu
+                    } else {
+                        0.0
+                    };
                 }
             }
         }
