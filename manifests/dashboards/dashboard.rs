@@ -137,16 +137,15 @@ fn stats(board: &mut Board) {
     let unready = r#"sum(max by (cluster, model, state) (gpustow_gpus{cluster=~"$cluster",model=~"$model|unknown",state!="ready"}))"#;
     let number = |board: &mut Board, stat: Value| board.add((4, 4), stat);
     let text = "Pods refused for want of GPU memory.";
-    let stats = stat("Pods waiting", text, "short", &waiting, Some(1.0));
+    let stats = stat("Pods waiting", text, "short", &waiting, None);
     number(board, see(stats, &["GpustowPodsWaitFragmented"]));
     let text = "Age of the oldest of them.";
-    number(
-        board,
-        stat("Oldest waiting", text, "s", &oldest, Some(900.0)),
-    );
+    let stats = stat("Oldest waiting", text, "s", &oldest, Some(3600.0));
+    number(board, see(stats, &["GpustowPodsWaitLong"]));
     let text = "GPU memory that new pods may take, on GPUs that take pods.";
     number(board, stat("Room", text, "bytes", &memory("room"), None));
-    let text = "Share of the GPU memory that is promised to pods.";
+    let text =
+        "Share of the GPU memory that is promised to pods, on all nodes of the chosen models.";
     number(
         board,
         stat("Allocated", text, "percentunit", &allocated, None),
@@ -331,12 +330,12 @@ fn waste(board: &mut Board) {
     );
     board.add((12, 8), see(idle, &["GpustowMemoryIdle"]));
     let teams = format!(
-        "sort_desc(sum by (namespace) (avg_over_time(gpustow_pod_gpu_memory_requested_bytes{POD}[$__range])) * $__range_s / 3600 / 2^30)"
+        "sort_desc(sum by (namespace) (sum_over_time(gpustow:namespace_gpu_memory_requested:bytes{POD}[$__range:1m])) / 60 / 2^30)"
     );
     let mut teams = panel(
         "table",
         "GiB-hours by namespace",
-        "Held over the chosen time.",
+        "Held over the chosen time, minute by minute: a pod counts for as long as it was there.",
         "short",
         &[(&teams, "")],
     );

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use crate::agent::AgentNode;
-use crate::observability::prometheus;
+use crate::observability::{prometheus, promtool};
 use crate::support::{SOON, refused, repository, rig};
 
 #[path = "../../manifests/dashboards/dashboard.rs"]
@@ -82,6 +82,35 @@ fn every_panel_says_what_it_shows_and_in_which_unit() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_counts_in_gib_hours_for_as_long_as_it_was_there() -> Result<()> {
+    let mut panels = panels().into_iter();
+    let teams = panels.find(|panel| panel["title"] == "GiB-hours by namespace");
+    let expr = teams.context("no such panel")?["targets"][0]["expr"].clone();
+    let expr = substituted(expr.as_str().context("an expression")?).replace("[1h:", "[6h:");
+    // 8 GiB for 36 of 360 minutes.
+    let case = json!({
+        "rule_files": [repository("manifests/alerts/gpustow.rules.yaml")],
+        "evaluation_interval": "1m",
+        "tests": [{
+            "interval": "1m",
+            "input_series": [{
+                "series": r#"gpustow_pod_gpu_memory_requested_bytes{node="n",namespace="t",pod="p"}"#,
+                "values": "_x100 8589934592x35 stale",
+            }],
+            "promql_expr_test": [{
+                "expr": expr,
+                "eval_time": "6h",
+                "exp_samples": [{ "labels": r#"{namespace="t"}"#, "value": 4.8 }],
+            }],
+        }],
+    });
+    let file = tempfile::NamedTempFile::with_suffix(".json")?;
+    std::fs::write(file.path(), case.to_string())?;
+    let path = file.path().to_string_lossy();
+    promtool(&["test", "rules", &path], "").await
 }
 
 /// A Prometheus that scrapes an extender and an agent.
