@@ -80,7 +80,7 @@ pub(crate) enum Command {
     Why {
         /// Name, or namespace/name
         pod: String,
-        /// json or yaml; text otherwise
+        /// json or yaml; text otherwise, with the policy's costs if wide
         #[arg(
             short = 'o',
             long = "output",
@@ -94,7 +94,7 @@ pub(crate) enum Command {
         /// A Pod or a workload with a pod template; - for stdin
         #[arg(short = 'f', long = "filename", value_name = "FILE")]
         file: PathBuf,
-        /// json or yaml; text otherwise
+        /// json or yaml; text otherwise, with the policy's costs if wide
         #[arg(
             short = 'o',
             long = "output",

@@ -1,11 +1,11 @@
 //! The cluster as Lists or watches show it: the extender's ledger, and beside it what only people
 //! want to know.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{GpuNode, NodeFacts, PodFacts, names};
 use gpustow_ledger::{Config, Ledger, NodeView};
@@ -15,10 +15,15 @@ use kube::ResourceExt as _;
 use kube::core::SelectorExt as _;
 
 use crate::args::Scope;
+use crate::owner::{self, Owner};
+use crate::state;
 
 /// Seconds after which an agent counts as silent, by the clocks of two machines: a hint for
 /// people. The extender measures on its own clock alone.
 pub(crate) const SILENT_AFTER: u64 = 180;
+
+/// Where the ledger's clock begins: reports can be older than this program.
+const BEGINNING: Duration = Duration::from_secs(86_400);
 
 /// A pod that asks for GPU memory or holds some.
 #[derive(Clone, Debug)]
@@ -37,6 +42,8 @@ pub(crate) struct Cluster {
     pub(crate) pods: BTreeMap<Arc<str>, PodInfo>,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub(crate) configs: Option<Vec<ConfigMap>>,
+    /// The extender's own pods, by UID, and whether they are ready.
+    extenders: BTreeMap<String, bool>,
     /// The time on the ledger's clock.
     pub(crate) now: Duration,
     /// The time of day, for ages.
@@ -84,7 +91,8 @@ impl Cluster {
             reports: BTreeMap::new(),
             pods: BTreeMap::new(),
             configs: None,
-            now: Duration::ZERO,
+            extenders: BTreeMap::new(),
+            now: BEGINNING,
             wall: Timestamp::now(),
             resource: resource.to_owned(),
         }
@@ -100,7 +108,21 @@ impl Cluster {
         PodFacts::from_pod(pod, &self.resource)
     }
 
+    /// Lets time pass since the program started.
+    pub(crate) fn pass(&mut self, elapsed: Duration) {
+        self.now = BEGINNING + elapsed;
+        self.wall = Timestamp::now();
+    }
+
+    /// Does the extender run as pods of which none is ready?
+    pub(crate) fn extender_is_down(&self) -> bool {
+        !self.extenders.is_empty() && !self.extenders.values().any(|ready| *ready)
+    }
+
     pub(crate) fn apply_pod(&mut self, mut pod: Pod) {
+        if let (Some(uid), Some(ready)) = (&pod.metadata.uid, state::extender_is_ready(&pod)) {
+            self.extenders.insert(uid.clone(), ready);
+        }
         let Some(facts) = self.facts(&pod) else {
             return;
         };
@@ -121,12 +143,14 @@ impl Cluster {
 
     pub(crate) fn delete_pod(&mut self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        self.extenders.remove(uid);
         self.pods.remove(uid);
         self.ledger.delete_pod(uid);
     }
 
     pub(crate) fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.pods.clear();
+        self.extenders.clear();
         let facts = pods.iter().filter_map(|pod| self.facts(pod)).collect();
         let began = self.ledger.copies();
         self.ledger.reset_pods(facts, began);
@@ -155,9 +179,14 @@ impl Cluster {
         nodes.into_iter().for_each(|node| self.apply_node(node));
     }
 
+    /// A report that has just been written.
     pub(crate) fn apply_gpunode(&mut self, gpunode: GpuNode) {
+        self.report(gpunode, self.now);
+    }
+
+    fn report(&mut self, gpunode: GpuNode, seen: Duration) {
         let (name, status) = (gpunode.name_any(), gpunode.status.unwrap_or_default());
-        self.ledger.apply_gpunode(&name, status.clone(), self.now);
+        self.ledger.apply_gpunode(&name, status.clone(), seen);
         self.reports.insert(name, status);
     }
 
@@ -166,14 +195,21 @@ impl Cluster {
         self.ledger.delete_gpunode(&gpunode.name_any());
     }
 
+    /// The whole list of GpuNodes, each as old as it says: nobody saw when it was written.
     pub(crate) fn reset_gpunodes(&mut self, gpunodes: Vec<GpuNode>) {
-        self.reports.clear();
-        let status = |node: &GpuNode| (node.name_any(), node.status.clone().unwrap_or_default());
-        self.ledger
-            .reset_gpunodes(gpunodes.iter().map(status).collect(), self.now);
-        gpunodes
-            .into_iter()
-            .for_each(|node| self.apply_gpunode(node));
+        let listed: BTreeSet<_> = gpunodes.iter().map(|gpunode| gpunode.name_any()).collect();
+        let gone = std::mem::take(&mut self.reports).into_keys();
+        gone.filter(|name| !listed.contains(name))
+            .for_each(|name| self.ledger.delete_gpunode(&name));
+        for gpunode in gpunodes {
+            let heartbeat = gpunode
+                .status
+                .as_ref()
+                .and_then(|it| it.heartbeat.as_deref());
+            let age = heartbeat.and_then(|it| self.seconds_since(it));
+            let age = Duration::from_secs(age.unwrap_or(0));
+            self.report(gpunode, self.now.saturating_sub(age));
+        }
     }
 
     /// Every node with GPUs or with holders of GPU memory.
@@ -190,9 +226,12 @@ impl Cluster {
 
     /// Seconds since a node's last report, by the clocks of two machines.
     pub(crate) fn report_age(&self, node: &str) -> Option<u64> {
-        let heartbeat = self.reports.get(node)?.heartbeat.as_deref()?;
-        let heartbeat: Timestamp = heartbeat.parse().ok()?;
-        u64::try_from(self.wall.as_second() - heartbeat.as_second()).ok()
+        self.seconds_since(self.reports.get(node)?.heartbeat.as_deref()?)
+    }
+
+    fn seconds_since(&self, time: &str) -> Option<u64> {
+        let time: Timestamp = time.parse().ok()?;
+        u64::try_from(self.wall.as_second() - time.as_second()).ok()
     }
 
     /// The pods in `scope`, by namespace and name.
@@ -202,12 +241,16 @@ impl Cluster {
         pods
     }
 
-    /// The pod that a person means.
-    pub(crate) fn find(&self, scope: &Scope, name: &str) -> Result<&PodInfo> {
-        let (namespace, name) = match name.split_once('/') {
+    /// The pod that a person means: by name, or a workload's by KIND/NAME: the oldest that waits, or
+    /// the oldest.
+    pub(crate) fn find(&self, scope: &Scope, wanted: &str) -> Result<&PodInfo> {
+        let (namespace, name) = match wanted.split_once('/') {
             Some(("pod" | "pods", name)) => (scope.namespace.as_deref(), name),
-            Some((namespace, name)) => (Some(namespace), name),
-            None => (scope.namespace.as_deref(), name),
+            Some((word, name)) => match owner::kind(word) {
+                Some(kind) => return self.find_of(scope, kind, name),
+                None => (Some(word), name),
+            },
+            None => (scope.namespace.as_deref(), wanted),
         };
         let mut found = self.pods.values().filter(|pod| {
             &*pod.facts.name == name && namespace.is_none_or(|it| it == &*pod.facts.namespace)
@@ -217,9 +260,36 @@ impl Cluster {
             (Some(_), Some(_)) => bail!("pod {name} is in several namespaces: add -n NAMESPACE"),
             (None, _) => {
                 let place = namespace.map_or_else(String::new, |it| format!(" in namespace {it}"));
-                bail!("no pod {name}{place} that asks for {}", self.resource)
+                bail!(
+                    "no pod {name}{place} asks for {}: `kubectl get pods -A` shows the others",
+                    self.resource
+                )
             }
         }
+    }
+
+    fn find_of(&self, scope: &Scope, kind: &'static str, name: &str) -> Result<&PodInfo> {
+        let owner = Owner {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+        };
+        let namespace = scope.namespace.as_deref();
+        let mut owned: Vec<_> = self.pods.values().collect();
+        owned.retain(|pod| {
+            namespace.is_none_or(|it| it == &*pod.facts.namespace)
+                && owner::of(&pod.object).contains(&owner)
+        });
+        let age = |pod: &&PodInfo| (!pod.waits(), pod.facts.created, pod.full_name());
+        let first = owned.into_iter().min_by_key(age);
+        first.with_context(|| {
+            let place = namespace.map_or_else(String::new, |it| format!(" in namespace {it}"));
+            format!(
+                "no pod of {kind}/{name}{place} asks for {}; pods that were refused at creation are \
+                 among the Events: kubectl get events{} --field-selector reason=FailedCreate",
+                self.resource,
+                namespace.map_or_else(|| " -A".to_owned(), |it| format!(" -n {it}")),
+            )
+        })
     }
 }
 

@@ -36,13 +36,48 @@ pub(crate) fn run(
         if number > 0 {
             writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;
         }
-        let why = why::waiting(cluster, pod, &facts).into_fit();
+        let why = match unlimited(pod, cluster.resource()) {
+            Some(refusal) => why::refused(cluster, &facts, refusal),
+            None => why::waiting(cluster, pod, &facts),
+        };
+        let why = why.into_fit();
         if why.answer() == Answer::No {
             answer = Answer::No;
         }
         why.print(format, out)?;
     }
     Ok(answer)
+}
+
+/// What the API server says of an extended resource that is requested without a limit as large.
+fn unlimited(pod: &Pod, resource: &str) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    let kinds = [
+        (
+            "initContainers",
+            spec.init_containers.as_deref().unwrap_or_default(),
+        ),
+        ("containers", &spec.containers),
+    ];
+    let mut containers = kinds.iter().flat_map(|(kind, list)| {
+        list.iter()
+            .enumerate()
+            .map(move |(at, container)| (kind, at, container))
+    });
+    containers.find_map(|(kind, at, container)| {
+        let resources = container.resources.as_ref()?;
+        let amount = resources.requests.as_ref()?.get(resource)?;
+        let limit = resources
+            .limits
+            .as_ref()
+            .and_then(|list| list.get(resource));
+        (limit != Some(amount)).then(|| {
+            format!(
+                "spec.{kind}[{at}].resources.limits[{resource}]: the API server refuses a request \
+                 without a limit that equals it: write limits alone"
+            )
+        })
+    })
 }
 
 fn pods(file: &Path) -> Result<Vec<Pod>> {

@@ -9,8 +9,9 @@ use kube::ResourceExt as _;
 
 use crate::Answer;
 use crate::args::Scope;
-use crate::cluster::{Cluster, PodInfo, SILENT_AFTER};
+use crate::cluster::{Cluster, PodInfo};
 use crate::output::{Column, Listing, Place, Value, memory};
+use crate::state::{self, room};
 
 use Place::{Always, Terminal, Wide};
 
@@ -31,11 +32,6 @@ fn column<R>(
 /// What pods that hold a share of the card use of it, if the agent says.
 pub(crate) fn used(card: &CardView) -> Mib {
     card.pods.iter().filter_map(|pod| pod.used).sum()
-}
-
-/// What a new pod may take of the card: nothing while it takes none.
-pub(crate) fn room(card: &CardView) -> Mib {
-    if card.healthy { card.free } else { Mib::ZERO }
 }
 
 pub(crate) struct NodeRow {
@@ -64,10 +60,8 @@ fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
     let cards = &view.cards;
     let unhealthy = cards.iter().filter(|card| !card.healthy).count();
     let age = cluster.report_age(&view.name);
-    let state = if cards.is_empty() {
-        Value::Bad("no report".to_owned())
-    } else if view.stale || age.is_some_and(|age| age > SILENT_AFTER) {
-        Value::Bad("agent silent".to_owned())
+    let state = if let Some(refuses) = state::node_refuses(cluster, view) {
+        Value::Bad(refuses.to_owned())
     } else if unhealthy > 0 {
         Value::Bad(format!("{unhealthy} unhealthy"))
     } else if !view.problems.is_empty() {
@@ -80,9 +74,13 @@ fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
         name: view.name.to_string(),
         models: models(cards.iter()),
         gpus: cards.len() as u64,
-        room: cards.iter().map(room).sum(),
-        largest: cards.iter().map(room).max().unwrap_or_default(),
-        whole: cards.iter().filter(|card| is_whole(card)).count() as u64,
+        room: cards.iter().map(|card| room(view, card)).sum(),
+        largest: cards
+            .iter()
+            .map(|card| room(view, card))
+            .max()
+            .unwrap_or_default(),
+        whole: cards.iter().filter(|card| is_whole(view, card)).count() as u64,
         requested: cards.iter().map(|card| card.held).sum(),
         used: cards.iter().map(used).sum(),
         strangers: cards.iter().map(|card| card.strangers).sum(),
@@ -92,8 +90,8 @@ fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
     }
 }
 
-fn is_whole(card: &CardView) -> bool {
-    card.healthy && card.free == card.capacity && card.capacity > Mib::ZERO
+fn is_whole(view: &NodeView, card: &CardView) -> bool {
+    room(view, card) == card.capacity && card.capacity > Mib::ZERO
 }
 
 /// Nodes with GPUs, the sum first.
@@ -161,8 +159,9 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
 pub(crate) struct GpuRow {
     node: String,
     card: CardView,
-    reserved: Mib,
-    reason: Option<String>,
+    room: Mib,
+    /// Why it takes no pods.
+    refuses: Option<String>,
 }
 
 fn share(pod: &gpustow_ledger::PodShare) -> String {
@@ -182,18 +181,13 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
         .into_iter()
         .filter(|view| node.is_none_or(|name| *view.name == *name));
     let rows = views.flat_map(|view| {
-        let name = view.name.to_string();
-        view.cards.into_iter().map(move |card| (name.clone(), card))
-    });
-    let rows = rows.map(|(node, card)| {
-        let gpus = cluster.reports.get(&node).map(|report| &report.gpus);
-        let gpu = gpus.and_then(|gpus| gpus.iter().find(|gpu| gpu.uuid == card.uuid));
-        GpuRow {
-            node,
-            reserved: card.total.minus(card.capacity),
-            reason: gpu.and_then(|gpu| gpu.reason.clone()),
-            card,
-        }
+        let row = |card: &CardView| GpuRow {
+            node: view.name.to_string(),
+            room: room(&view, card),
+            refuses: state::refuses(cluster, &view, card),
+            card: card.clone(),
+        };
+        view.cards.iter().map(row).collect::<Vec<_>>()
     });
     Ok(Listing {
         kind: "GpuList",
@@ -209,7 +203,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 Value::Bar(
                     row.card.held,
                     used(&row.card) + row.card.strangers,
-                    room(&row.card),
+                    row.card.free,
                 )
             }),
             column("REQUESTED", "requestedBytes", Always, |row| {
@@ -218,24 +212,19 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             column("USED", "usedBytes", Always, |row| {
                 Value::Memory(used(&row.card))
             }),
-            column("ROOM", "roomBytes", Always, |row| {
-                Value::Memory(room(&row.card))
-            }),
+            column("ROOM", "roomBytes", Always, |row| Value::Memory(row.room)),
             column("PODS", "pods", Always, |row| {
                 Value::Names(row.card.pods.iter().map(share).collect())
             }),
-            column("HEALTH", "health", Always, |row| {
-                match (&row.reason, row.card.healthy) {
-                    (_, true) => Value::Good("healthy".to_owned()),
-                    (Some(reason), _) => Value::Bad(reason.clone()),
-                    (None, _) => Value::Bad("unhealthy".to_owned()),
-                }
+            column("HEALTH", "health", Always, |row| match &row.refuses {
+                None => Value::Good("healthy".to_owned()),
+                Some(why) => Value::Bad(why.clone()),
             }),
             column("UUID", "gpuUuid", Wide, |row| {
                 Value::Text(row.card.uuid.clone())
             }),
             column("RESERVED", "reservedBytes", Wide, |row| {
-                Value::Memory(row.reserved)
+                Value::Memory(row.card.total.minus(row.card.capacity))
             }),
             column("STRANGERS", "strangersBytes", Wide, |row| {
                 Value::Memory(row.card.strangers)

@@ -9,7 +9,6 @@ use anyhow::Result;
 use futures::{Stream, StreamExt as _};
 use gpustow_api::GpuNode;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
@@ -73,8 +72,7 @@ impl Live {
     pub(crate) fn now(&self) -> MutexGuard<'_, Cluster> {
         let mut cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.still {
-            cluster.now = self.started.elapsed();
-            cluster.wall = Timestamp::now();
+            cluster.pass(self.started.elapsed());
         }
         cluster
     }

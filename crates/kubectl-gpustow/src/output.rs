@@ -331,7 +331,7 @@ pub(crate) fn write_value(
     let text = match format {
         Format::Json => serde_json::to_string_pretty(value)? + "\n",
         Format::Yaml => serde_yaml::to_string(value)?,
-        _ => bail!("-o: this command prints text, json or yaml"),
+        _ => bail!("-o: this command prints text, wide, json or yaml"),
     };
     out.write_all(text.as_bytes()).context("cannot write")
 }

@@ -15,9 +15,10 @@ use tokio::sync::mpsc;
 
 use crate::args::{Global, TopArgs, TopSort};
 use crate::cluster::Cluster;
-use crate::lists::{room, used};
+use crate::lists::used;
 use crate::live::Live;
 use crate::output::{bar, memory, printable};
+use crate::state::{self, room};
 use crate::{Answer, Screen, source};
 
 const HELP: &str = "q quit  s sort  / filter  ↑↓ PgUp PgDn Home End move";
@@ -29,8 +30,10 @@ struct Row {
     held: Mib,
     used: Mib,
     room: Mib,
+    free: Mib,
     pods: String,
-    healthy: bool,
+    /// Why it takes no pods.
+    refuses: Option<String>,
 }
 
 /// What the view shows of the cluster.
@@ -150,14 +153,15 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
     let views = cluster.views();
     let mut rows: Vec<Row> = views
         .iter()
-        .flat_map(|node| node.cards.iter().map(|card| (&node.name, card)))
+        .flat_map(|node| node.cards.iter().map(move |card| (node, card)))
         .map(|(node, card)| Row {
-            node: node.to_string(),
+            node: node.name.to_string(),
             gpu: card.index,
             model: card.model.clone(),
             held: card.held,
             used: used(card) + card.strangers,
-            room: room(card),
+            room: room(node, card),
+            free: card.free,
             pods: printable(
                 &card
                     .pods
@@ -166,7 +170,7 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
                     .collect::<Vec<_>>()
                     .join(" "),
             ),
-            healthy: card.healthy,
+            refuses: state::refuses(cluster, node, card),
         })
         .collect();
     let sum = |of: fn(&Row) -> Mib| memory(rows.iter().map(of).sum());
@@ -221,14 +225,16 @@ fn heads(&(node, model): &(usize, usize)) -> String {
 
 /// A row's text before the bar, the bar, and what follows.
 fn parts(row: &Row, &(node, model): &(usize, usize)) -> [String; 3] {
-    let state = if row.healthy { "" } else { "(takes no pods) " };
+    let state = row.refuses.as_deref().map_or_else(String::new, |why| {
+        format!("(takes no pods: {}) ", printable(why))
+    });
     let (held, used, room) = (memory(row.held), memory(row.used), memory(row.room));
     [
         format!(
             "{:node$.node$}  {:>3}  {:model$.model$}  ",
             row.node, row.gpu, row.model
         ),
-        format!("{:20}", bar(row.held, row.used, row.room)),
+        format!("{:20}", bar(row.held, row.used, row.free)),
         format!("  {held:>9}  {used:>7}  {room:>7}  {state}{}", row.pods),
     ]
 }
@@ -284,7 +290,7 @@ fn line(row: &Row, widths: &(usize, usize), colour: bool) -> Line<'static> {
         '+' => Style::default().fg(Color::Red),
         _ => Style::default().fg(Color::DarkGray),
     };
-    let text = if row.healthy {
+    let text = if row.refuses.is_none() {
         Style::default()
     } else {
         Style::default().fg(Color::Red)

@@ -1,10 +1,11 @@
 //! `why`: the verdict on one pod, refusals by reason, the nearest cards and what would free them.
 
+mod nearest;
 mod print;
 
 use anyhow::{Context as _, Result};
 use gpustow_api::PodFacts;
-use gpustow_ledger::{CardView, NodeView, PodShare};
+use gpustow_ledger::NodeView;
 use gpustow_pack::{Choice, Cost, Mib};
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
@@ -14,9 +15,8 @@ use crate::Answer;
 use crate::cluster::{Cluster, PodInfo};
 use crate::lists::indices;
 use crate::output::{api_version, memory};
-
-/// Cards that are named.
-const NEAREST: usize = 5;
+use crate::state::{self, room};
+use nearest::{Near, nearest};
 
 /// What there is to say about one pod.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -86,24 +86,6 @@ struct PlaceGpu {
 struct Count {
     nodes: usize,
     reason: &'static str,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Near {
-    node: String,
-    gpu: u32,
-    gpu_uuid: String,
-    model: String,
-    room_bytes: u64,
-    lacks_bytes: u64,
-    #[serde(skip)]
-    room: Mib,
-    #[serde(skip)]
-    lacks: Mib,
-    healthy: bool,
-    /// Pods whose end would make the room; empty if none would.
-    freed_by: Vec<String>,
 }
 
 /// The nodes on which a pod would fit now, best first, and why the others refuse it.
@@ -199,6 +181,15 @@ fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     }
 }
 
+/// The answer for a pod that is nothing to place: it is wrong in itself.
+pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> Why {
+    Why {
+        verdict: Verdict::Invalid,
+        summary: refusal,
+        ..about(cluster, facts, "Why")
+    }
+}
+
 /// What there is to say about a pod that is not bound, or not even created.
 pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about(cluster, facts, "Why");
@@ -211,21 +202,25 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         .find_map(|it| it.message.clone());
     why.scheduler_said = said;
     if let Err(bad) = &facts.request {
-        why.verdict = Verdict::Invalid;
-        why.summary = bad.to_string();
-        return why;
+        return refused(cluster, facts, bad.to_string());
     }
     let views = cluster.views();
     let trial = try_pod(cluster, &views, facts);
     why.refusals = counts(&trial);
     if let Some((view, choice)) = trial.fits.first() {
         let nodes = trial.fits.len();
-        why.verdict = Verdict::Fits;
-        why.summary = format!(
-            "It fits now on {nodes} of {} GPU nodes; the best is {}.",
+        let of = format!(
+            "{nodes} of {} GPU nodes; the best is {}",
             views.len(),
             view.name
         );
+        (why.verdict, why.summary) = match held_by(cluster, why.scheduler_said.as_deref()) {
+            None => (Verdict::Fits, format!("It fits now on {of}.")),
+            Some(held) => (
+                Verdict::Waiting,
+                format!("It would fit now on {of}. It waits: {held}."),
+            ),
+        };
         why.place = Some(Place {
             agent_age_seconds: cluster.report_age(&view.name),
             because: cluster
@@ -235,7 +230,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         });
     } else {
         why.verdict = Verdict::Waiting;
-        why.nearest = nearest(&trial, facts);
+        why.nearest = nearest(cluster, &trial, facts);
         why.summary = verdict(&views, &trial);
     }
     if facts.gated {
@@ -255,22 +250,27 @@ fn verdict(views: &[NodeView], trial: &Trial<'_>) -> String {
             views.len()
         );
     }
-    let cards = || {
-        trial
-            .asked
-            .iter()
-            .flat_map(|view| &view.cards)
-            .filter(|card| card.healthy)
-    };
-    let sum: Mib = cards().map(|card| card.free).sum();
-    let largest = cards().map(|card| card.free).max().unwrap_or_default();
+    let rooms = trial.asked.iter().flat_map(|view| {
+        let taking = view.cards.iter().filter(|card| !view.stale && card.healthy);
+        taking.map(|card| room(view, card))
+    });
+    let rooms: Vec<Mib> = rooms.collect();
     format!(
         "It fits on none of {} GPU nodes. {} is free on {} GPUs there; the largest piece is {}.",
         views.len(),
-        memory(sum),
-        cards().count(),
-        memory(largest)
+        memory(rooms.iter().copied().sum()),
+        rooms.len(),
+        memory(rooms.into_iter().max().unwrap_or_default())
     )
+}
+
+/// What keeps a pod that fits from its place, if anything is known to.
+fn held_by(cluster: &Cluster, said: Option<&str>) -> Option<String> {
+    if cluster.extender_is_down() {
+        let down = "no pod of gpustow's extender is ready: see `kubectl get pods -n ";
+        return Some(format!("{down}{}`", gpustow_api::names::NAMESPACE));
+    }
+    state::held_by(said?)
 }
 
 fn counts(trial: &Trial<'_>) -> Vec<Count> {
@@ -388,75 +388,6 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     });
     why.refusals = counts(trial);
     why
-}
-
-/// The cards that lack least. Memory is counted per card: what the largest asking container wants
-/// on one GPU.
-fn nearest(trial: &Trial<'_>, facts: &PodFacts) -> Vec<Near> {
-    let Ok(request) = &facts.request else {
-        return Vec::new();
-    };
-    let need = request
-        .claims
-        .iter()
-        .map(|claim| claim.mib)
-        .max()
-        .unwrap_or_default();
-    let cards = trial
-        .asked
-        .iter()
-        .flat_map(|view| view.cards.iter().map(|card| (*view, card)));
-    let mut near: Vec<(bool, Mib, &NodeView, &CardView)> = cards
-        .filter(|(_, card)| card.capacity >= need)
-        .map(|(view, card)| {
-            let target = if request.exclusive {
-                card.capacity
-            } else {
-                need
-            };
-            (!card.healthy, target.minus(card.free), view, card)
-        })
-        .collect();
-    near.sort_by_key(|(unhealthy, lacks, view, card)| {
-        (*unhealthy, *lacks, view.name.clone(), card.index)
-    });
-    near.truncate(NEAREST);
-    let near = near.into_iter().map(|(_, lacks, view, card)| Near {
-        node: view.name.to_string(),
-        gpu: card.index,
-        gpu_uuid: card.uuid.clone(),
-        model: card.model.clone(),
-        room_bytes: card.free.bytes(),
-        lacks_bytes: lacks.bytes(),
-        room: card.free,
-        lacks,
-        healthy: card.healthy,
-        freed_by: freed_by(&card.pods, lacks),
-    });
-    near.collect()
-}
-
-/// The fewest pods, and then the smallest, whose end would free `lacks`.
-fn freed_by(pods: &[PodShare], lacks: Mib) -> Vec<String> {
-    let takes = |pod: &PodShare| pod.charged.max(pod.used.unwrap_or_default());
-    let mut by_size: Vec<_> = pods.iter().collect();
-    by_size.sort_by_key(|pod| (takes(pod), pod.namespace.clone(), pod.name.clone()));
-    let name = |pod: &PodShare| format!("{}/{} ({})", pod.namespace, pod.name, memory(takes(pod)));
-    if lacks == Mib::ZERO {
-        return Vec::new();
-    }
-    if let Some(one) = by_size.iter().find(|pod| takes(pod) >= lacks) {
-        return vec![name(one)];
-    }
-    let (mut freed, mut names) = (Mib::ZERO, Vec::new());
-    for pod in by_size.iter().rev() {
-        freed = freed + takes(pod);
-        names.push(name(pod));
-        if freed >= lacks {
-            return names;
-        }
-    }
-    Vec::new()
 }
 
 impl Why {

@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpustow_ledger::{CardView, NodeView};
+use gpustow_ledger::NodeView;
 use serde_json::{Value, json};
 
 use crate::args::Scope;
-use crate::cluster::{Cluster, SILENT_AFTER};
-use crate::lists::{groups, room, used};
+use crate::cluster::Cluster;
+use crate::lists::{groups, used};
+use crate::owner;
+use crate::state::{self, room};
 
 /// The cluster at one moment.
 pub(crate) struct Picture {
@@ -38,11 +40,14 @@ impl Picture {
             .map(|pod| {
                 let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
                 let mib = claims.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
+                let owner = owner::of(&pod.object).pop();
                 json!({
                     "pod": pod.full_name(),
                     "mib": mib.fold(0, u64::saturating_add),
                     "created": pod.facts.created,
                     "said": pod.scheduler_said(),
+                    "reason": state::plainly(pod.scheduler_said()),
+                    "owner": owner.map(|it| format!("{}/{} {}", pod.facts.namespace, it.name, it.kind)),
                 })
             })
             .collect();
@@ -70,21 +75,10 @@ impl Picture {
 }
 
 fn node(cluster: &Cluster, view: &NodeView) -> Value {
-    let report = cluster.reports.get(&*view.name);
-    let silent = view.stale
-        || cluster
-            .report_age(&view.name)
-            .is_some_and(|it| it > SILENT_AFTER);
-    let state = match (view.cards.is_empty(), silent) {
-        (true, _) => "no report",
-        (_, true) => "agent silent",
-        _ if !view.problems.is_empty() => "see kubectl gpustow check",
-        _ => "",
-    };
-    let reason = |card: &CardView| {
-        let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
-        gpu.and_then(|gpu| gpu.reason.clone())
-            .unwrap_or_else(|| "unhealthy".to_owned())
+    let state = match state::node_refuses(cluster, view) {
+        Some(refuses) => refuses,
+        None if !view.problems.is_empty() => "see kubectl gpustow check",
+        None => "",
     };
     let cards: Vec<_> = view
         .cards
@@ -104,8 +98,8 @@ fn node(cluster: &Cluster, view: &NodeView) -> Value {
             json!({
                 "gpu": card.index, "model": card.model, "total": card.total.0,
                 "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
-                "room": room(card).0, "strangers": card.strangers.0, "pods": pods,
-                "sick": (!card.healthy).then(|| reason(card)),
+                "room": room(view, card).0, "strangers": card.strangers.0, "pods": pods,
+                "sick": state::refuses(cluster, view, card),
             })
         })
         .collect();

@@ -12,7 +12,7 @@ use crate::output::{Format, age, memory, printable, write_value};
 impl Why {
     /// Prints it as text, JSON or YAML.
     pub(crate) fn print(&self, format: Format, out: &mut dyn Write) -> Result<()> {
-        if format != Format::Table {
+        if !matches!(format, Format::Table | Format::Wide) {
             return write_value(self, format, out);
         }
         let name = match self.namespace.as_str() {
@@ -38,11 +38,11 @@ impl Why {
                 let (held, room) = (memory(gpu.requested), memory(gpu.room));
                 writeln!(
                     out,
-                    "  {} GPU {}: {held}, which leaves {room}",
-                    place.node, gpu.gpu
+                    "  {held} on GPU {} of {}; {room} stays free there",
+                    gpu.gpu, place.node
                 )?;
             }
-            if let Some(because) = &place.because {
+            if let (Some(because), Format::Wide) = (&place.because, format) {
                 let when = match self.verdict {
                     Verdict::Running => "As things are now without it, by policy ",
                     _ => "By policy ",
@@ -53,12 +53,14 @@ impl Why {
                 let silent = age(silent);
                 writeln!(
                     out,
-                    "  Its agent reported {silent} ago: the extender may call it stale."
+                    "  Its agent reported {silent} ago: no new pod goes there."
                 )?;
             }
         }
-        if !self.refusals.is_empty() {
-            writeln!(out, "\nOther nodes:")?;
+        match (&self.place, self.refusals.as_slice()) {
+            (_, []) => {}
+            (Some(_), _) => writeln!(out, "\nOther nodes:")?,
+            (None, _) => writeln!(out, "\nNodes:")?,
         }
         for Count { nodes, reason } in &self.refusals {
             writeln!(out, "  {nodes:>5}  {reason}")?;
@@ -67,20 +69,22 @@ impl Why {
             writeln!(out, "\nNearest GPUs:")?;
         }
         for near in &self.nearest {
-            let lacks = match near.lacks {
-                _ if !near.healthy => "takes no pods now".to_owned(),
-                Mib::ZERO => "has the room, its node has too few such GPUs".to_owned(),
-                lacks => format!("lacks {}", memory(lacks)),
+            let lacks = match (&near.refuses, near.lacks) {
+                (Some(why), _) => format!("takes no pods: {}", printable(why)),
+                (None, Mib::ZERO) => {
+                    "has enough memory, but its node has too few GPUs like it".to_owned()
+                }
+                (None, lacks) => format!("{} short", memory(lacks)),
             };
             let freed = match near.freed_by.as_slice() {
                 [] => String::new(),
-                pods => format!("; the end of {} would free it", pods.join(" and ")),
+                pods => format!("; fits once {} ends", pods.join(" and ")),
             };
             let room = memory(near.room);
             let line = format!("{} GPU {} ({})", near.node, near.gpu, near.model);
             writeln!(
                 out,
-                "  {}: room {room}, {lacks}{}",
+                "  {}: {room} free, {lacks}{}",
                 printable(&line),
                 printable(&freed)
             )?;

@@ -16,7 +16,11 @@ fn here(path: &str) -> PathBuf {
 
 /// Runs a command on the files of `tests/cluster`.
 async fn output(command: &str, screen: Screen) -> Result<(Answer, String)> {
-    let from = here("cluster").display().to_string();
+    output_of(&here("cluster"), command, screen).await
+}
+
+async fn output_of(from: &Path, command: &str, screen: Screen) -> Result<(Answer, String)> {
+    let from = from.display().to_string();
     let words = ["kubectl-gpustow", "--from", &from];
     let words = words.into_iter().chain(command.split_whitespace());
     let mut out = Vec::new();
@@ -103,8 +107,62 @@ async fn why_explains_pods_in_every_state() -> Result<()> {
         let name = pod.replace('/', "-");
         golden(&format!("why-{name}.txt"), &format!("why {pod}"), answer).await?;
     }
+    golden("why.wide", "why team-a/llm-0 -o wide", Answer::Yes).await?;
     golden("why.json", "why large -n team-a -o json", Answer::No).await?;
     golden("why.yaml", "why large -o yaml", Answer::No).await
+}
+
+/// The same cluster with what goes wrong in the worst moments.
+#[tokio::test]
+async fn why_never_says_fits_of_a_pod_that_the_cluster_will_not_place() -> Result<()> {
+    let both = std::env::temp_dir().join(format!("gpustow-incidents-{}", std::process::id()));
+    fs::create_dir_all(&both)?;
+    for folder in ["cluster", "incidents"] {
+        for entry in fs::read_dir(here(folder))? {
+            let path = entry?.path();
+            fs::copy(&path, both.join(path.file_name().context("no name")?))?;
+        }
+    }
+    for (pod, answer, texts) in [
+        (
+            "ops/silent",
+            Answer::No,
+            ["the gpustow agent is silent", "Waiting"],
+        ),
+        (
+            "ops/unreached",
+            Answer::No,
+            ["does not reach gpustow's extender", "Waiting"],
+        ),
+        (
+            "ops/apart",
+            Answer::No,
+            ["4 node(s) didn't match pod anti-affinity", "Waiting"],
+        ),
+        (
+            "ops/bytes",
+            Answer::No,
+            ["the unit is MiB already, write 8192", "Invalid"],
+        ),
+        (
+            "deploy/web -n ops",
+            Answer::No,
+            ["web-5f9474c99c-aaaaa", "Waiting"],
+        ),
+        (
+            "replicaset/web-5f9474c99c -A",
+            Answer::No,
+            ["web-5f9474c99c-aaaaa", "Waiting"],
+        ),
+    ] {
+        let (said, printed) = output_of(&both, &format!("why {pod}"), Screen::default()).await?;
+        for text in texts {
+            ensure!(printed.contains(text), "why {pod} has no {text}: {printed}");
+        }
+        ensure!(!printed.contains("Fits") && said == answer, "{printed}");
+    }
+    fs::remove_dir_all(&both)?;
+    Ok(())
 }
 
 #[tokio::test]
@@ -113,6 +171,8 @@ async fn fit_answers_before_anything_is_created() -> Result<()> {
         ("small", Answer::Yes),
         ("job", Answer::Yes),
         ("huge", Answer::No),
+        ("bytes", Answer::No),
+        ("no-limit", Answer::No),
     ] {
         let path = here(&format!("pods/{file}.yaml"));
         let command = format!("fit -f {}", path.display());
@@ -192,12 +252,13 @@ async fn what_cannot_be_answered_says_the_mend() -> Result<()> {
     for (command, text) in [
         ("gpus nowhere", "no GPU node nowhere"),
         ("why nobody", "no pod nobody"),
+        ("why job/nobody", "no pod of job/nobody"),
         (
             "nodes --sort-by colour",
             "no such column; there are NODE, MODEL",
         ),
         ("fit -f /nowhere.yaml", "/nowhere.yaml"),
-        ("why team-a/large -o csv", "prints text, json or yaml"),
+        ("why team-a/large -o csv", "prints text, wide, json or yaml"),
     ] {
         let error = output(command, Screen::default()).await.err();
         let error = format!(

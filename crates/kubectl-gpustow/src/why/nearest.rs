@@ -1,0 +1,109 @@
+//! The GPUs that lack least for a pod, and whose end would make the room.
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{CardView, NodeView, PodShare};
+use gpustow_pack::Mib;
+use serde::Serialize;
+
+use super::Trial;
+use crate::cluster::Cluster;
+use crate::output::memory;
+use crate::state;
+
+/// Cards that are named.
+const NEAREST: usize = 5;
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Near {
+    pub(super) node: String,
+    pub(super) gpu: u32,
+    pub(super) gpu_uuid: String,
+    pub(super) model: String,
+    pub(super) room_bytes: u64,
+    pub(super) lacks_bytes: u64,
+    #[serde(skip)]
+    pub(super) room: Mib,
+    #[serde(skip)]
+    pub(super) lacks: Mib,
+    pub(super) healthy: bool,
+    /// Why it takes no pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) refuses: Option<String>,
+    /// Pods whose end would make the room; empty if none would.
+    pub(super) freed_by: Vec<String>,
+}
+
+/// The cards that lack least. Memory is counted per card: what the largest asking container wants
+/// on one GPU.
+pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) -> Vec<Near> {
+    let Ok(request) = &facts.request else {
+        return Vec::new();
+    };
+    let need = request
+        .claims
+        .iter()
+        .map(|claim| claim.mib)
+        .max()
+        .unwrap_or_default();
+    let cards = trial
+        .asked
+        .iter()
+        .flat_map(|view| view.cards.iter().map(|card| (*view, card)));
+    let mut near: Vec<(Option<String>, Mib, &NodeView, &CardView)> = cards
+        .filter(|(_, card)| card.capacity >= need)
+        .map(|(view, card)| {
+            let target = if request.exclusive {
+                card.capacity
+            } else {
+                need
+            };
+            let refuses = state::refuses(cluster, view, card);
+            (refuses, target.minus(card.free), view, card)
+        })
+        .collect();
+    near.sort_by_key(|(refuses, lacks, view, card)| {
+        (refuses.is_some(), *lacks, view.name.clone(), card.index)
+    });
+    near.truncate(NEAREST);
+    let near = near.into_iter().map(|(refuses, lacks, view, card)| Near {
+        node: view.name.to_string(),
+        gpu: card.index,
+        gpu_uuid: card.uuid.clone(),
+        model: card.model.clone(),
+        room_bytes: card.free.bytes(),
+        lacks_bytes: lacks.bytes(),
+        room: card.free,
+        lacks,
+        freed_by: match refuses {
+            None => freed_by(&card.pods, lacks),
+            Some(_) => Vec::new(),
+        },
+        healthy: card.healthy,
+        refuses,
+    });
+    near.collect()
+}
+
+/// The fewest pods, and then the smallest, whose end would free `lacks`.
+fn freed_by(pods: &[PodShare], lacks: Mib) -> Vec<String> {
+    let takes = |pod: &PodShare| pod.charged.max(pod.used.unwrap_or_default());
+    let mut by_size: Vec<_> = pods.iter().collect();
+    by_size.sort_by_key(|pod| (takes(pod), pod.namespace.clone(), pod.name.clone()));
+    let name = |pod: &PodShare| format!("{}/{} ({})", pod.namespace, pod.name, memory(takes(pod)));
+    if lacks == Mib::ZERO {
+        return Vec::new();
+    }
+    if let Some(one) = by_size.iter().find(|pod| takes(pod) >= lacks) {
+        return vec![name(one)];
+    }
+    let (mut freed, mut names) = (Mib::ZERO, Vec::new());
+    for pod in by_size.iter().rev() {
+        freed = freed + takes(pod);
+        names.push(name(pod));
+        if freed >= lacks {
+            return names;
+        }
+    }
+    Vec::new()
+}
