@@ -18,12 +18,13 @@ function random(seed) {
   };
 }
 
-export function pod(namespace, name, mib, { node, uuid, charged = mib, message, created = ago(240) } = {}) {
+export function pod(namespace, name, mib, { node, uuid, charged = mib, message, created = ago(240), set } = {}) {
   const assignment = { version: 1, gpus: [{ uuid, mib: charged }], containers: { main: [uuid] } };
   return {
     kind: "Pod",
     metadata: {
       namespace, name, uid: `uid-${namespace}-${name}`, creationTimestamp: created,
+      ownerReferences: set ? [{ apiVersion: "apps/v1", kind: "StatefulSet", name: set, uid: set, controller: true }] : [],
       annotations: node ? { "gpustow.dev/assignment": JSON.stringify(assignment) } : {},
     },
     spec: {
@@ -36,6 +37,9 @@ export function pod(namespace, name, mib, { node, uuid, charged = mib, message, 
     },
   };
 }
+
+/// Every fiftieth node's agent is silent.
+const silent = (number) => number % 50 === 7;
 
 /// `gpus`: true for as many as the model's machines have, or a number.
 export function cluster(nodes, gpus) {
@@ -68,7 +72,7 @@ export function cluster(nodes, gpus) {
       });
     }
     items.push({ kind: "GpuNode", apiVersion: "gpustow.dev/v1alpha1", metadata: { name }, spec: {}, status: {
-      heartbeat: ago(0), driver: "570.86.15", gpus: cards,
+      heartbeat: ago(silent(number) ? 10 : 0), driver: "570.86.15", gpus: cards,
     } });
     items.push({ kind: "Node", metadata: { name, labels: {} }, spec: {}, status: {
       allocatable: { cpu: "128", memory: "1Ti", [MIB]: String(cards.length * (total - 512)) },
@@ -78,6 +82,9 @@ export function cluster(nodes, gpus) {
   for (let number = 0; number < 12; number += 1) {
     const team = TEAMS[next(TEAMS.length)];
     items.push(pod(team, `waiting-${number}`, 80896, { message, created: ago(12 + number) }));
+  }
+  for (let number = 0; number < 40; number += 1) {
+    items.push(pod("serving", `triton-${number}`, 80896, { message, created: ago(3), set: "triton" }));
   }
   return { kind: "List", apiVersion: "v1", items };
 }

@@ -57,6 +57,22 @@ const HEADERS: [(header::HeaderName, &str); 6] = [
     ),
 ];
 
+/// What makes up the page: name, type, text.
+const FILES: [(&str, &str, &str); 7] = [
+    (
+        "",
+        "text/html; charset=utf-8",
+        include_str!("ui/page.html"),
+    ),
+    ("page.css", "text/css", include_str!("ui/page.css")),
+    ("page.js", SCRIPT, include_str!("ui/page.js")),
+    ("base.js", SCRIPT, include_str!("ui/base.js")),
+    ("overview.js", SCRIPT, include_str!("ui/overview.js")),
+    ("tabs.js", SCRIPT, include_str!("ui/tabs.js")),
+    ("icon.svg", "image/svg+xml", include_str!("ui/icon.svg")),
+];
+const SCRIPT: &str = "text/javascript";
+
 struct Page {
     live: Live,
     hosts: Hosts,
@@ -158,9 +174,6 @@ async fn stopped() {
 
 /// The page's files below `base`, and behind `door` what they show.
 fn router(page: Arc<Page>, base: &str, door: Option<Door>) -> Router {
-    let file = |kind: &'static str, text: &'static str| {
-        get(async move || ([(header::CONTENT_TYPE, kind)], text))
-    };
     let shown = Router::new()
         .route(&format!("{base}/events"), get(events))
         .route(&format!("{base}/why"), get(explain))
@@ -169,23 +182,12 @@ fn router(page: Arc<Page>, base: &str, door: Option<Door>) -> Router {
         Some(door) => Arc::new(door).before(shown),
         None => shown,
     };
-    Router::new()
-        .route(
-            &format!("{base}/"),
-            file("text/html; charset=utf-8", include_str!("ui/page.html")),
-        )
-        .route(
-            &format!("{base}/page.js"),
-            file("text/javascript", include_str!("ui/page.js")),
-        )
-        .route(
-            &format!("{base}/page.css"),
-            file("text/css", include_str!("ui/page.css")),
-        )
-        .route(
-            &format!("{base}/icon.svg"),
-            file("image/svg+xml", include_str!("ui/icon.svg")),
-        )
+    let mut files = Router::new();
+    for (name, kind, text) in FILES {
+        let file = get(async move || ([(header::CONTENT_TYPE, kind)], text));
+        files = files.route(&format!("{base}/{name}"), file);
+    }
+    files
         .merge(shown)
         .layer(from_fn_with_state(page, own_host))
         .layer(middleware::map_response(harden))

@@ -1,51 +1,16 @@
 // The page: one stream of events, one picture of the cluster, text only. Memory comes in MiB.
 
+import { $, colour, describe, isBad, make, memory, natural, percent } from "./base.js";
+import * as overview from "./overview.js";
+import { drawTable, drawTeams, drawWaiting, firstPage, nothing } from "./tabs.js";
+
 const nodes = new Map(); // name -> { name, data, search, element, filled }
+let order = []; // the nodes as they are sorted
 let blocks = []; // { element, nodes }
 const BLOCK = 50;
 let rest = { waiting: [], teams: [] };
 let tab = "gpus";
-let page = 0;
-const PAGE = 500;
 const TABS = ["gpus", "table", "waiting", "teams"];
-const $ = (id) => document.getElementById(id);
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
-
-function memory(mib) {
-  if (mib === 0) return "0";
-  if (mib < 1024) return `${mib} MiB`;
-  return `${Number((mib / 1024).toFixed(1))} GiB`;
-}
-
-function age(seconds) {
-  if (seconds < 120) return `${Math.max(0, Math.floor(seconds))} s`;
-  if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
-  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h`;
-  return `${Math.floor(seconds / 86400)} d`;
-}
-
-// Pods of one namespace share a colour; the name is always there as well.
-function colour(pod) {
-  let hash = 2166136261;
-  for (const letter of pod.split("/", 1)[0]) hash = Math.imul(hash ^ letter.codePointAt(0), 16777619) >>> 0;
-  return `c${(((hash >>> 13) ^ hash) >>> 0) % 8}`;
-}
-
-const percent = (part, whole) => `${Math.min(100, (100 * part) / Math.max(1, whole))}%`;
-
-function describe(gpu) {
-  const pods = gpu.pods.map(([name, held]) => `${name} ${memory(held)}`).join(", ");
-  const strangers = gpu.strangers ? `, others ${memory(gpu.strangers)}` : "";
-  const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";
-  return `GPU ${gpu.gpu}, ${gpu.model}: ${memory(gpu.held)} of ${memory(gpu.capacity)} requested, ` +
-    `${memory(gpu.used)} in use, room ${memory(gpu.room)}${strangers}${sick}. ${pods || "No pods"}.`;
-}
 
 function bar(gpu) {
   const bar = make("div", "bar");
@@ -54,7 +19,7 @@ function bar(gpu) {
   const requests = make("div", "requests");
   for (const [name, held, used] of gpu.pods) {
     if (!held) continue;
-    const segment = make("span", colour(name), name.slice(name.indexOf("/") + 1));
+    const segment = make("span", colour(name.split("/", 1)[0]), name.slice(name.indexOf("/") + 1));
     segment.style.width = percent(held, gpu.total);
     segment.title = `${name}: ${memory(held)} requested` + (used === null ? "" : `, ${memory(used)} in use`);
     requests.append(segment);
@@ -62,7 +27,7 @@ function bar(gpu) {
   if (gpu.strangers) {
     const strangers = make("span", "strangers");
     strangers.style.width = percent(gpu.strangers, gpu.total);
-    strangers.title = `processes of nobody's pod: ${memory(gpu.strangers)}`;
+    strangers.title = `processes outside gpustow pods: ${memory(gpu.strangers)}`;
     requests.append(strangers);
   }
   const reserved = make("span", "reserved");
@@ -70,9 +35,11 @@ function bar(gpu) {
   reserved.title = `reserved by driver and headroom: ${memory(gpu.total - gpu.capacity)}`;
   requests.append(reserved);
   const use = make("div", "use");
-  const live = make("span");
-  live.style.width = percent(gpu.used + gpu.strangers, gpu.total);
-  use.append(live);
+  for (const [kind, amount] of [["live", gpu.used], ["strangers", gpu.strangers]]) {
+    const part = make("span", kind);
+    part.style.width = percent(amount, gpu.total);
+    use.append(part);
+  }
   bar.append(requests, use);
   return bar;
 }
@@ -102,13 +69,25 @@ function shell(name, gpus) {
 
 const height = (gpus) => gpus * 34 + 10;
 
-// Puts all nodes into blocks, by name.
+const sum = (data, of) => data.gpus.reduce((sum, gpu) => sum + of(gpu), 0);
+const share = (data) => sum(data, (gpu) => gpu.held) / Math.max(1, sum(data, (gpu) => gpu.capacity));
+const SORTS = {
+  name: () => 0,
+  room: (data) => -sum(data, (gpu) => gpu.room),
+  piece: (data) => -Math.max(0, ...data.gpus.map((gpu) => gpu.room)),
+  full: (data) => -share(data),
+  bad: (data) => (isBad(data) ? 0 : 1),
+};
+
+// Puts all nodes into blocks, in the order that is chosen. They stay there while amounts change.
 function arrange() {
   near.disconnect();
-  const sorted = [...nodes.keys()].sort().map((name) => nodes.get(name));
+  const key = SORTS[$("sort").value];
+  order = [...nodes.values()].map((node) => [key(node.data), node]);
+  order = order.sort(([a, one], [b, other]) => a - b || natural(one.name, other.name)).map(([, node]) => node);
   blocks = [];
-  for (let at = 0; at < sorted.length; at += BLOCK) {
-    const block = { element: make("div", "block"), nodes: sorted.slice(at, at + BLOCK) };
+  for (let at = 0; at < order.length; at += BLOCK) {
+    const block = { element: make("div", "block"), nodes: order.slice(at, at + BLOCK) };
     block.element.append(...block.nodes.map(({ element }) => element));
     blocks.push(block);
   }
@@ -136,7 +115,6 @@ function fill(node) {
   node.filled = true;
 }
 
-const isBad = (data) => data.state !== "" || data.gpus.some((gpu) => gpu.sick);
 const hasRoom = (data) => data.gpus.some((gpu) => gpu.room > 0);
 
 const wanted = () => $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -168,11 +146,57 @@ function filter() {
     if (block.element.style.containIntrinsicSize !== size) block.element.style.containIntrinsicSize = size;
   }
   $("count").textContent = `${shown} of ${nodes.size} nodes`;
+  $("nodes").querySelector(".none")?.remove();
+  if (!shown) $("nodes").append(none());
+  redraw();
+}
+
+// What to say and do where no node is shown.
+function none() {
+  const box = make("div", "none");
+  if (!nodes.size) {
+    box.append(nothing("No node reports GPUs. Are gpustow's agents running?"), make("pre", "", "kubectl get pods -n gpustow-system -o wide"));
+    return box;
+  }
+  const clear = make("button", "", "Clear the filters");
+  clear.onclick = () => {
+    $("q").value = "";
+    $("bad").checked = $("free").checked = false;
+    remember();
+    filter();
+    drawTab();
+  };
+  box.append(nothing("No node matches the filters."), clear);
+  return box;
+}
+
+let drawing = false;
+function redraw() {
+  if (drawing || tab !== "gpus") return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    const words = wanted();
+    overview.draw(order, (node) => chosen(node, words));
+  });
+}
+
+// From a cell of the overview to its node in the list.
+function goTo(name) {
+  const { element } = nodes.get(name);
+  if (element.hidden) return;
+  for (const other of $("nodes").querySelectorAll("[tabindex='0']")) other.tabIndex = -1;
+  element.tabIndex = 0;
+  element.scrollIntoView({ block: "center" });
+  element.focus();
 }
 
 function receive(update) {
   if (update.full) nodes.clear();
-  if (update.rest) rest = update.rest;
+  if (update.rest) {
+    rest = update.rest;
+    legend();
+  }
   let others = update.full;
   for (const [name, data] of Object.entries(update.nodes)) {
     const old = nodes.get(name);
@@ -196,12 +220,13 @@ function receive(update) {
 }
 
 function stats() {
-  const sum = { gpus: 0, room: 0, held: 0, used: 0, capacity: 0, bad: 0 };
+  const sum = { gpus: 0, room: 0, held: 0, used: 0, capacity: 0, bad: 0, piece: 0 };
   for (const { data } of nodes.values()) {
     sum.bad += isBad(data) ? 1 : 0;
     for (const gpu of data.gpus) {
       sum.gpus += 1;
       sum.room += gpu.room;
+      sum.piece = Math.max(sum.piece, gpu.room);
       sum.held += gpu.held;
       sum.used += gpu.used + gpu.strangers;
       sum.capacity += gpu.capacity;
@@ -209,8 +234,8 @@ function stats() {
   }
   const share = (part) => `${Math.round((100 * part) / Math.max(1, sum.capacity))} %`;
   const entries = [
-    ["Waiting", rest.waiting.length], ["GPUs", sum.gpus], ["Room", memory(sum.room)],
-    ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Nodes with problems", sum.bad],
+    ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Room", memory(sum.room)],
+    ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Nodes with problems", sum.bad],
   ];
   $("stats").replaceChildren(...entries.map(([name, value]) => {
     const entry = make("div");
@@ -219,93 +244,18 @@ function stats() {
   }));
 }
 
-function table(caption, heads, rows) {
-  const table = make("table");
-  table.append(make("caption", "", caption));
-  const head = table.createTHead().insertRow();
-  for (const [text, number] of heads) {
-    const cell = make("th", number ? "num" : "", text);
-    cell.scope = "col";
-    head.append(cell);
-  }
-  const body = table.createTBody();
-  for (const cells of rows) {
-    const row = body.insertRow();
-    cells.forEach((cell, index) => {
-      const place = make("td", heads[index][1] ? "num" : "");
-      place.append(cell instanceof Node ? cell : String(cell));
-      row.append(place);
-    });
-  }
-  return table;
-}
-
-function drawTable() {
-  const rows = [];
-  const words = wanted();
-  for (const [name, node] of nodes) {
-    if (!chosen(node, words)) continue;
-    for (const gpu of node.data.gpus) {
-      rows.push([name, gpu.gpu, gpu.model, memory(gpu.held), memory(gpu.used), memory(gpu.room),
-        memory(gpu.strangers), gpu.sick || node.data.state || "ready",
-        gpu.pods.map(([pod, held]) => `${pod} ${memory(held)}`).join(", ")]);
-    }
-  }
-  const pages = Math.max(1, Math.ceil(rows.length / PAGE));
-  page = Math.min(page, pages - 1);
-  const heads = [["Node"], ["GPU", true], ["Model"], ["Requested", true], ["In use", true],
-    ["Room", true], ["Others", true], ["State"], ["Pods"]];
-  const caption = `GPUs, page ${page + 1} of ${pages}`;
-  const parts = [table(caption, heads, rows.slice(page * PAGE, (page + 1) * PAGE))];
-  for (const [text, step] of [["Previous page", -1], ["Next page", 1]]) {
-    const button = make("button", "", text);
-    button.disabled = page + step < 0 || page + step >= pages;
-    button.onclick = () => { page += step; drawTable(); };
-    parts.push(button);
-  }
-  $("table").replaceChildren(...parts);
-}
-
-const answers = new Map(); // pod -> text
-
-async function why(pod) {
-  const answer = await ask(`why?pod=${encodeURIComponent(pod)}`);
-  if (!answer.ok) return answer.text();
-  const why = await answer.json();
-  const lines = [why.summary];
-  for (const { nodes, reason } of why.refusals) lines.push(`${nodes} nodes: ${reason}`);
-  for (const near of why.nearest) {
-    const freed = near.freedBy.length ? `; the end of ${near.freedBy.join(" and ")} would free it` : "";
-    lines.push(`${near.node} GPU ${near.gpu}: lacks ${memory(near.lacksBytes / 1048576)}${freed}`);
-  }
-  return lines.join("\n");
-}
-
-function drawWaiting() {
-  const words = wanted();
-  const pods = rest.waiting.filter(({ pod }) => words.every((word) => pod.toLowerCase().includes(word)));
-  const now = Date.now() / 1000;
-  const rows = pods.slice(0, PAGE).map(({ pod, mib, created, said }) => {
-    const cell = make("div");
-    cell.append(make("span", "", said || "no scheduler has said anything yet"));
-    const button = make("button", "", "Why?");
-    button.setAttribute("aria-label", `Why does ${pod} wait?`);
-    button.onclick = async () => { answers.set(pod, await why(pod)); drawWaiting(); };
-    cell.append(" ", button);
-    if (answers.has(pod)) cell.append(make("pre", "", answers.get(pod)));
-    return [pod, memory(mib), age(now - created), cell];
-  });
-  const caption = `${pods.length} pods wait, oldest first` + (pods.length > PAGE ? `; the first ${PAGE}` : "");
-  const heads = [["Pod"], ["Asks", true], ["Age", true], ["kube-scheduler said"]];
-  $("waiting").replaceChildren(table(caption, heads, rows));
-}
-
-function drawTeams() {
-  const rows = rest.teams.map((row) => [row.team, row.pods, row.waiting, memory(row.requested),
-    memory(row.used), memory(row.idle)]);
-  const heads = [["Namespace"], ["Pods", true], ["Waiting", true], ["Requested", true],
-    ["In use", true], ["Idle", true]];
-  $("teams").replaceChildren(table("What each namespace holds, uses and leaves idle", heads, rows));
+// The largest namespaces get their colours first; those without one of their own share the last.
+function legend() {
+  const teams = [...rest.teams].sort((a, b) => b.requested - a.requested).filter(({ requested }) => requested);
+  const key = (kind, text) => {
+    const key = make("span", "key");
+    key.append(make("span", `swatch ${kind}`), ` ${text}`);
+    return key;
+  };
+  const own = teams.map(({ team }) => [colour(team), team]);
+  const parts = own.filter(([kind]) => kind !== "c8").map(([kind, team]) => key(kind, team));
+  if (own.some(([kind]) => kind === "c8")) parts.push(key("c8", "other namespaces"));
+  $("namespaces").replaceChildren(...parts);
 }
 
 function drawTab() {
@@ -316,9 +266,13 @@ function drawTab() {
     button.tabIndex = name === tab ? 0 : -1;
   }
   $("panel").setAttribute("aria-labelledby", `tab-${tab}`);
-  if (tab === "table") drawTable();
-  if (tab === "waiting") drawWaiting();
-  if (tab === "teams") drawTeams();
+  for (const element of $("filters").querySelectorAll(".ofNodes")) element.hidden = tab === "waiting";
+  $("filters").hidden = tab === "teams";
+  const words = wanted();
+  if (tab === "gpus") redraw();
+  if (tab === "table") drawTable(order.filter((node) => chosen(node, words)), none);
+  if (tab === "waiting") drawWaiting(rest.waiting, words, ask);
+  if (tab === "teams") drawTeams(rest.teams);
 }
 
 // The URL holds what is shown, so that it can be sent to a colleague with the same page open.
@@ -327,6 +281,7 @@ function remember() {
   if ($("q").value) params.set("q", $("q").value);
   if ($("bad").checked) params.set("bad", "1");
   if ($("free").checked) params.set("free", "1");
+  if ($("sort").value !== "name") params.set("sort", $("sort").value);
   if (tab !== "gpus") params.set("tab", tab);
   const query = params.toString();
   history.replaceState(null, "", query ? `?${query}` : location.pathname);
@@ -337,12 +292,13 @@ function recall() {
   $("q").value = params.get("q") ?? "";
   $("bad").checked = params.has("bad");
   $("free").checked = params.has("free");
+  $("sort").value = params.get("sort") in SORTS ? params.get("sort") : "name";
   tab = TABS.includes(params.get("tab")) ? params.get("tab") : "gpus";
 }
 
 function open(name) {
   tab = name;
-  page = 0;
+  firstPage();
   remember();
   drawTab();
 }
@@ -358,11 +314,18 @@ function move(step) {
 }
 
 $("filters").addEventListener("submit", (event) => event.preventDefault());
-$("filters").addEventListener("input", () => { page = 0; remember(); filter(); drawTab(); });
+$("filters").addEventListener("input", (event) => {
+  firstPage();
+  if (event.target === $("sort")) arrange();
+  remember();
+  filter();
+  drawTab();
+});
+overview.start(redraw, goTo);
 for (const name of TABS) $(`tab-${name}`).onclick = () => open(name);
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target === $("q");
+  const typing = event.target === $("q") || event.target === $("token") || event.target === $("sort");
   const onTab = event.target.getAttribute?.("role") === "tab";
   if (typing && event.key === "Escape") $("q").blur();
   if (typing) return;
