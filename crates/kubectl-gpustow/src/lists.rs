@@ -11,9 +11,10 @@ use crate::Answer;
 use crate::args::Scope;
 use crate::cluster::{Cluster, PodInfo};
 use crate::output::{Column, Listing, Place, Value, memory};
+use crate::owner;
 use crate::state::{self, room};
 
-use Place::{Always, Terminal, Wide};
+use Place::{Always, Table, Terminal, Wide};
 
 fn column<R>(
     head: &'static str,
@@ -162,6 +163,8 @@ pub(crate) struct GpuRow {
     room: Mib,
     /// Why it takes no pods.
     refuses: Option<String>,
+    /// Its pods by owner.
+    owners: Vec<String>,
 }
 
 fn share(pod: &gpustow_ledger::PodShare) -> String {
@@ -185,6 +188,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             node: view.name.to_string(),
             room: room(&view, card),
             refuses: state::refuses(cluster, &view, card),
+            owners: owner::grouped(cluster, card),
             card: card.clone(),
         };
         view.cards.iter().map(row).collect::<Vec<_>>()
@@ -213,12 +217,15 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                 Value::Memory(used(&row.card))
             }),
             column("ROOM", "roomBytes", Always, |row| Value::Memory(row.room)),
-            column("PODS", "pods", Always, |row| {
-                Value::Names(row.card.pods.iter().map(share).collect())
-            }),
             column("HEALTH", "health", Always, |row| match &row.refuses {
                 None => Value::Good("healthy".to_owned()),
                 Some(why) => Value::Bad(why.clone()),
+            }),
+            column("PODS", "owners", Table, |row| {
+                Value::List(row.owners.clone())
+            }),
+            column("PODS", "pods", Wide, |row| {
+                Value::Names(row.card.pods.iter().map(share).collect())
             }),
             column("UUID", "gpuUuid", Wide, |row| {
                 Value::Text(row.card.uuid.clone())

@@ -60,6 +60,8 @@ pub struct Screen {
     pub terminal: bool,
     /// Colours may be used.
     pub colour: bool,
+    /// Columns of text, if there is a limit.
+    pub width: Option<u16>,
 }
 
 impl Screen {
@@ -72,6 +74,10 @@ impl Screen {
         Self {
             terminal,
             colour: terminal && !plain,
+            width: terminal
+                .then(|| ratatui::crossterm::terminal::size().ok())
+                .flatten()
+                .map(|(width, _)| width),
         }
     }
 }
@@ -91,6 +97,8 @@ pub(crate) enum Value {
     /// Hundredths of a GiB-hour.
     GibHours(f64),
     Names(Vec<String>),
+    /// The same for people alone, each of several words.
+    List(Vec<String>),
     /// Requested, used, room: drawn on a terminal only.
     Bar(Mib, Mib, Mib),
 }
@@ -110,15 +118,16 @@ impl Value {
             Self::Memory(amount) => memory(*amount),
             Self::Age(seconds) => age(*seconds),
             Self::GibHours(hours) => format!("{hours:.1}"),
-            Self::Names(list) if list.is_empty() => "-".to_owned(),
+            Self::Names(list) | Self::List(list) if list.is_empty() => "-".to_owned(),
+            Self::List(list) => printable(&list.join(", ")),
             Self::Names(list) => printable(&list.join(",")),
-            Self::Bar(held, used, room) => bar(*held, *used, *room),
+            Self::Bar(held, used, room) => bar(*held, *used, *room, 20),
         }
     }
 
     fn json(&self) -> Json {
         match self {
-            Self::Nothing | Self::Bar(..) => Json::Null,
+            Self::Nothing | Self::Bar(..) | Self::List(_) => Json::Null,
             Self::Text(text) | Self::Good(text) | Self::Bad(text) => json!(text),
             Self::Count(count) | Self::Age(count) => json!(count),
             Self::Memory(amount) => json!(amount.bytes()),
@@ -172,7 +181,11 @@ impl Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Always,
+    /// For a wide screen and for programs.
     Wide,
+    /// For a screen that is not wide.
+    Table,
+    /// On a terminal, as long as there is room.
     Terminal,
 }
 
@@ -251,16 +264,20 @@ impl<R> Listing<R> {
         let shown = |column: &&Column<R>| match column.place {
             Place::Always => true,
             Place::Wide => wide,
+            Place::Table => !wide,
             Place::Terminal => screen.terminal,
         };
-        let columns: Vec<_> = self.columns.iter().filter(shown).collect();
+        let mut columns: Vec<_> = self.columns.iter().filter(shown).collect();
         let cells = |row: &R| columns.iter().map(|column| (column.value)(row)).collect();
-        let lines: Vec<Vec<Value>> = self.total.iter().chain(&self.rows).map(cells).collect();
+        let mut lines: Vec<Vec<Value>> = self.total.iter().chain(&self.rows).map(cells).collect();
         let width = |index: usize| {
             let cells = lines.iter().map(|line| line[index].shown().chars().count());
             cells.chain([columns[index].head.len()]).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+        let mut widths: Vec<usize> = (0..columns.len()).map(width).collect();
+        if let Some(limit) = screen.width.filter(|_| !wide) {
+            narrow(&mut columns, &mut lines, &mut widths, limit.into());
+        }
         if !output.no_headers {
             let number = |index: usize| lines.iter().any(|line| line[index].is_number());
             let heads = columns
@@ -271,7 +288,7 @@ impl<R> Listing<R> {
         }
         for line in &lines {
             let cells = line.iter().zip(&widths).map(|(value, width)| {
-                let text = pad(&value.shown(), *width, value.is_number());
+                let text = pad(&clipped(&value.shown(), *width), *width, value.is_number());
                 match value {
                     Value::Bad(_) if screen.colour => format!("\x1b[31;1m{text}\x1b[0m"),
                     Value::Good(_) if screen.colour => format!("\x1b[32m{text}\x1b[0m"),
@@ -286,7 +303,7 @@ impl<R> Listing<R> {
     fn fields(&self) -> impl Iterator<Item = &Column<R>> {
         self.columns
             .iter()
-            .filter(|column| column.place != Place::Terminal)
+            .filter(|column| !matches!(column.place, Place::Terminal | Place::Table))
     }
 
     fn json(&self) -> Json {
@@ -336,6 +353,54 @@ pub(crate) fn write_value(
     out.write_all(text.as_bytes()).context("cannot write")
 }
 
+/// Makes a table no wider than `limit`, if it can: without bars, then with short models and reasons, then
+/// with a short last column.
+fn narrow<R>(
+    columns: &mut Vec<&Column<R>>,
+    lines: &mut [Vec<Value>],
+    widths: &mut Vec<usize>,
+    limit: usize,
+) {
+    let over = |widths: &[usize]| {
+        let sum: usize = widths.iter().sum();
+        (sum + 2 * widths.len().saturating_sub(1)).saturating_sub(limit)
+    };
+    let bar = columns.iter().position(|it| it.place == Place::Terminal);
+    if let Some(bar) = bar.filter(|_| over(widths) > 0) {
+        columns.remove(bar);
+        widths.remove(bar);
+        lines.iter_mut().for_each(|line| drop(line.remove(bar)));
+    }
+    let at = |head: &str| columns.iter().position(|it| it.head == head);
+    if let Some(model) = at("MODEL").filter(|_| over(widths) > 0) {
+        for line in lines.iter_mut() {
+            if let Value::Text(text) = &mut line[model] {
+                *text = text.trim_start_matches("NVIDIA ").to_owned();
+            }
+        }
+        let longest = lines.iter().map(|line| line[model].shown().chars().count());
+        widths[model] = longest.max().unwrap_or(0).max("MODEL".len());
+    }
+    for (column, least) in [
+        (at("HEALTH"), 14),
+        (at("MODEL"), 9),
+        (columns.len().checked_sub(1), 10),
+    ] {
+        if let Some(column) = column {
+            widths[column] -= over(widths).min(widths[column].saturating_sub(least));
+        }
+    }
+}
+
+/// The text, with an ellipsis where it is cut.
+pub(crate) fn clipped(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    kept + "…"
+}
+
 fn pad(text: &str, width: usize, right: bool) -> String {
     let gap = " ".repeat(width.saturating_sub(text.chars().count()));
     if right {
@@ -373,13 +438,13 @@ pub(crate) fn age(seconds: u64) -> String {
     }
 }
 
-/// Twenty cells: `#` requested and in use, `=` requested and idle, `+` used beyond requests,
+/// So many cells: `#` requested and in use, `=` requested and idle, `+` used beyond requests,
 /// `.` free.
-pub(crate) fn bar(held: Mib, used: Mib, room: Mib) -> String {
-    const CELLS: u64 = 20;
+pub(crate) fn bar(held: Mib, used: Mib, room: Mib, length: u64) -> String {
     let all = (held.max(used) + room).0.max(1);
-    let cells =
-        |Mib(part): Mib| usize::try_from((part.saturating_mul(CELLS) + all / 2) / all).unwrap_or(0);
+    let cells = |Mib(part): Mib| {
+        usize::try_from((part.saturating_mul(length) + all / 2) / all).unwrap_or(0)
+    };
     let (taken, held, used) = (cells(held.max(used)), cells(held), cells(used));
     (0..cells(Mib(all)))
         .map(|cell| match (cell < taken, cell < held, cell < used) {

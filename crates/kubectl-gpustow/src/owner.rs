@@ -1,6 +1,11 @@
 //! Who made a pod: what people name when they mean one of many equal pods.
 
+use gpustow_ledger::CardView;
+use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
+
+use crate::cluster::Cluster;
+use crate::output::memory;
 
 /// A workload by kind, in lower case, and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,6 +55,26 @@ pub(crate) fn of(pod: &Pod) -> Vec<Owner> {
         .into_iter()
         .chain(outer)
         .collect()
+}
+
+/// The pods of a card for people: those of one owner together, with their number and what they hold.
+pub(crate) fn grouped(cluster: &Cluster, card: &CardView) -> Vec<String> {
+    let mut groups: Vec<(String, usize, Mib)> = Vec::new();
+    for share in &card.pods {
+        let pod = cluster.pods.get(&share.uid);
+        let owner = pod.and_then(|pod| of(&pod.object).pop());
+        let name = owner.map_or_else(|| share.name.to_string(), |owner| owner.name);
+        let name = format!("{}/{name}", share.namespace);
+        match groups.iter_mut().find(|(known, ..)| *known == name) {
+            Some((_, count, held)) => (*count, *held) = (*count + 1, *held + share.charged),
+            None => groups.push((name, 1, share.charged)),
+        }
+    }
+    let text = |(name, count, held): &(String, usize, Mib)| match count {
+        1 => format!("{name} {}", memory(*held)),
+        _ => format!("{name} ({count}) {}", memory(*held)),
+    };
+    groups.iter().map(text).collect()
 }
 
 #[cfg(test)]

@@ -130,7 +130,9 @@ mod tests {
     fn a_list_names_the_reasons_most_common_first() {
         for (said, plain) in [
             (
-                Some("0/4 nodes are available: 1 node(s) were unschedulable, 3 not enough free memory on any one GPU. no new claims to deallocate, preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."),
+                Some(
+                    "0/4 nodes are available: 1 node(s) were unschedulable, 3 not enough free memory on any one GPU. no new claims to deallocate, preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.",
+                ),
                 "not enough free memory on any one GPU (3 nodes), were unschedulable (1 node)",
             ),
             (

@@ -17,7 +17,8 @@ use crate::args::{Global, TopArgs, TopSort};
 use crate::cluster::Cluster;
 use crate::lists::used;
 use crate::live::Live;
-use crate::output::{bar, memory, printable};
+use crate::output::{bar, clipped, memory, printable};
+use crate::owner;
 use crate::state::{self, room};
 use crate::{Answer, Screen, source};
 
@@ -69,7 +70,7 @@ pub(crate) async fn run(
     if args.once || !screen.terminal {
         let picture = picture(&source::load(&global.source).await?, &view);
         writeln!(out, "{}", picture.headline)?;
-        let widths = widths(&picture.rows);
+        let widths = widths(&picture.rows, u16::MAX);
         writeln!(out, "{}", heads(&widths).trim_end())?;
         for row in &picture.rows {
             writeln!(out, "{}", plain(row, &widths).trim_end())?;
@@ -162,14 +163,7 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
             used: used(card) + card.strangers,
             room: room(node, card),
             free: card.free,
-            pods: printable(
-                &card
-                    .pods
-                    .iter()
-                    .map(|pod| format!("{}/{}", pod.namespace, pod.name))
-                    .collect::<Vec<_>>()
-                    .join(" "),
-            ),
+            pods: printable(&owner::grouped(cluster, card).join(", ")),
             refuses: state::refuses(cluster, node, card),
         })
         .collect();
@@ -200,8 +194,11 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
     Picture { rows, headline }
 }
 
-/// Widths of the columns NODE and MODEL.
-fn widths(rows: &[Row]) -> (usize, usize) {
+/// Widths of NODE, MODEL and the bar on a screen of this width: what is left for the pods and how much
+/// room there is matter more than a model's whole name.
+fn widths(rows: &[Row], screen: u16) -> (usize, usize, usize) {
+    let (longest, bar) = if screen < 110 { (10, 10) } else { (40, 20) };
+
     let widest = |of: fn(&Row) -> &str, head: &str| {
         let width = rows
             .iter()
@@ -212,34 +209,40 @@ fn widths(rows: &[Row]) -> (usize, usize) {
     };
     (
         widest(|row| &row.node, "NODE"),
-        widest(|row| &row.model, "MODEL"),
+        widest(|row| &row.model, "MODEL").min(longest),
+        bar,
     )
 }
 
-fn heads(&(node, model): &(usize, usize)) -> String {
+fn heads(&(node, model, bar): &(usize, usize, usize)) -> String {
     format!(
-        "{:node$}  GPU  {:model$}  {:20}  {:>9}  {:>7}  {:>7}  PODS",
+        "{:node$}  GPU  {:model$}  {:bar$}  {:>9}  {:>7}  {:>7}  PODS",
         "NODE", "MODEL", "", "REQUESTED", "USED", "ROOM"
     )
 }
 
 /// A row's text before the bar, the bar, and what follows.
-fn parts(row: &Row, &(node, model): &(usize, usize)) -> [String; 3] {
+fn parts(row: &Row, &(node, model, length): &(usize, usize, usize)) -> [String; 3] {
     let state = row.refuses.as_deref().map_or_else(String::new, |why| {
         format!("(takes no pods: {}) ", printable(why))
     });
     let (held, used, room) = (memory(row.held), memory(row.used), memory(row.room));
     [
         format!(
-            "{:node$.node$}  {:>3}  {:model$.model$}  ",
-            row.node, row.gpu, row.model
+            "{:node$}  {:>3}  {:model$}  ",
+            clipped(&row.node, node),
+            row.gpu,
+            clipped(&row.model, model)
         ),
-        format!("{:20}", bar(row.held, row.used, row.free)),
+        format!(
+            "{:length$}",
+            bar(row.held, row.used, row.free, length as u64)
+        ),
         format!("  {held:>9}  {used:>7}  {room:>7}  {state}{}", row.pods),
     ]
 }
 
-fn plain(row: &Row, widths: &(usize, usize)) -> String {
+fn plain(row: &Row, widths: &(usize, usize, usize)) -> String {
     parts(row, widths).concat()
 }
 
@@ -253,7 +256,7 @@ fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
     ]);
     let [headline, head, body, foot] = areas.areas(frame.area());
     let height = usize::from(body.height);
-    let widths = widths(&picture.rows);
+    let widths = widths(&picture.rows, frame.area().width);
     let bold = Style::default().add_modifier(Modifier::BOLD);
     let reversed = Style::default().add_modifier(Modifier::REVERSED);
     frame.render_widget(
@@ -279,7 +282,7 @@ fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
     height
 }
 
-fn line(row: &Row, widths: &(usize, usize), colour: bool) -> Line<'static> {
+fn line(row: &Row, widths: &(usize, usize, usize), colour: bool) -> Line<'static> {
     let [before, bar, after] = parts(row, widths);
     if !colour {
         return Line::from(before + &bar + &after);

@@ -59,11 +59,7 @@ const HEADERS: [(header::HeaderName, &str); 6] = [
 
 /// What makes up the page: name, type, text.
 const FILES: [(&str, &str, &str); 7] = [
-    (
-        "",
-        "text/html; charset=utf-8",
-        include_str!("ui/page.html"),
-    ),
+    ("", "text/html; charset=utf-8", include_str!("ui/page.html")),
     ("page.css", "text/css", include_str!("ui/page.css")),
     ("page.js", SCRIPT, include_str!("ui/page.js")),
     ("base.js", SCRIPT, include_str!("ui/base.js")),

@@ -74,6 +74,17 @@ async fn lists_are_printed_in_every_form() -> Result<()> {
 #[tokio::test]
 async fn lists_can_be_narrowed_and_ordered() -> Result<()> {
     golden("gpus-of-node.txt", "gpus l4-0", Answer::Yes).await?;
+    let screen = Screen {
+        terminal: true,
+        width: Some(80),
+        ..Screen::default()
+    };
+    golden_on(screen, "gpus-80.txt", "gpus", Answer::Yes).await?;
+    let (_, narrow) = output("gpus", screen).await?;
+    ensure!(
+        narrow.lines().all(|line| line.chars().count() <= 80),
+        "{narrow}"
+    );
     golden(
         "pods-of-namespace.txt",
         "pods -n team-b --no-headers",
@@ -203,11 +214,13 @@ async fn a_terminal_gets_bars_and_colours() -> Result<()> {
     let colour = Screen {
         terminal: true,
         colour: true,
+        ..Screen::default()
     };
     golden_on(colour, "gpus-colour.txt", "gpus", Answer::Yes).await?;
     let plain = Screen {
         terminal: true,
         colour: false,
+        ..Screen::default()
     };
     golden_on(plain, "gpus-bars.txt", "gpus", Answer::Yes).await
 }
