@@ -15,12 +15,15 @@ use hashbrown::HashMap;
 use crate::Reason;
 use crate::slots::Slots;
 
-/// Answers remembered, 32 bytes each; beyond that the classes asked for least lately are forgotten.
+/// Answers that there is memory for, 32 bytes each: classes × states. Beyond that the classes asked for
+/// least lately are forgotten.
 const MAX_ANSWERS: usize = 1 << 20;
-/// Classes that are remembered however many nodes there are.
+/// Classes that are remembered however many states there are.
 const MIN_CLASSES: usize = 16;
 /// Search steps that take about as long as an answer without a search.
 const STEPS_PER_ANSWER: u64 = 256;
+/// A row grows by so many answers at once.
+const ROW: usize = 256;
 /// A class that was not among so many lookups is not answered in advance.
 const LATELY: u64 = 256;
 
@@ -82,8 +85,17 @@ impl Row {
     fn clear(&mut self, states: usize, lessons: u64) {
         self.lessons = lessons;
         self.answers.clear();
-        self.answers.resize(states, None);
+        self.grow(states);
         self.warm = 0;
+    }
+
+    /// Has room for one answer per state, and hardly more.
+    fn grow(&mut self, states: usize) {
+        if states > self.answers.capacity() {
+            let more = states.next_multiple_of(ROW) - self.answers.len();
+            self.answers.reserve_exact(more);
+        }
+        self.answers.resize(states, None);
     }
 }
 
@@ -151,6 +163,9 @@ impl Answers {
 
     /// No row has an answer for this state.
     fn appeared(&mut self, state: State) {
+        if self.rows.len() > self.limit() {
+            self.forget_surplus();
+        }
         for row in &mut self.rows {
             if let Some(answer) = row.answers.get_mut(state) {
                 *answer = None;
@@ -223,6 +238,23 @@ impl Answers {
         class
     }
 
+    /// Forgets classes when states have become too many for all of them, and some more, so that this
+    /// is seldom.
+    fn forget_surplus(&mut self) {
+        let keep = self.limit() * 3 / 4;
+        let mut order: Vec<Class> = (0..self.rows.len()).collect();
+        order.sort_by_key(|&class| (!self.is_expected(class), Reverse(self.rows[class].used)));
+        let mut kept = vec![false; order.len()];
+        for class in order.into_iter().take(keep) {
+            kept[class] = true;
+        }
+        let mut class = 0..;
+        self.rows
+            .retain(|_| class.next().is_some_and(|class| kept[class]));
+        let rows = self.rows.iter().enumerate();
+        self.classes = rows.map(|(class, row)| (row.key.clone(), class)).collect();
+    }
+
     /// The class to forget first.
     fn oldest(&self) -> Option<Class> {
         let age = |&class: &Class| (self.is_expected(class), self.rows[class].used);
@@ -243,11 +275,11 @@ impl Answers {
         if row.key.1 == PolicyKind::Tight && row.lessons != self.lessons {
             row.clear(states, self.lessons);
         }
-        row.answers.resize(states, None);
+        row.grow(states);
     }
 
-    /// Finds about `limit` answers, fewer where they take a search, for classes that are expected, or were asked for again and
-    /// again, the last one first. True if it found as many.
+    /// Finds about `limit` answers, fewer where they take a search, for classes that are expected, or
+    /// were asked for again and again, the last one first. True if it found as many.
     pub(crate) fn warm(
         &mut self,
         limit: usize,
@@ -294,7 +326,8 @@ impl Answers {
 
     /// Classes to remember.
     fn limit(&self) -> usize {
-        (MAX_ANSWERS / self.states.views.len().max(1)).max(MIN_CLASSES)
+        let row = self.states.views.len().max(1).next_multiple_of(ROW);
+        (MAX_ANSWERS / row).max(MIN_CLASSES)
     }
 
     fn new_class(&mut self, key: (Arc<Request>, PolicyKind)) -> Class {
@@ -348,5 +381,49 @@ impl Answers {
             *answer = Some(found);
         }
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpustow_pack::Mib;
+
+    use super::*;
+
+    #[test]
+    fn memory_stays_bounded_while_kinds_and_states_appear() {
+        let mut answers = Answers::default();
+        let request = |kind: u64| {
+            Arc::new(Request {
+                ram: Mib(kind),
+                ..Request::default()
+            })
+        };
+        let held = |answers: &Answers| -> usize {
+            let rows = answers.rows.iter();
+            rows.map(|row| row.answers.capacity()).sum()
+        };
+        for kind in 0..4000 {
+            answers.expect(&request(kind), PolicyKind::Tight);
+        }
+        for node in 0..5000 {
+            let mut view = Arc::new(NodeGpus {
+                cpu_free_milli: node,
+                ..NodeGpus::default()
+            });
+            answers.changed(&node.to_string().into(), Gate::default(), &mut view);
+            let class = answers.class(&request(3999), PolicyKind::Tight);
+            assert_eq!(answers.rows[class].answers.len(), node as usize + 1);
+            if node % 50 == 0 {
+                answers.warm(10_000, |_, _, _, _| Err(Refusal::NoRoom));
+            }
+            assert!(held(&answers) <= MAX_ANSWERS, "{node}: {}", held(&answers));
+            assert_eq!(answers.rows.len(), answers.classes.len());
+        }
+        for kind in 0..4000 {
+            let class = answers.class(&request(kind), PolicyKind::Tight);
+            assert_eq!(answers.rows[class].key.0, request(kind));
+        }
+        assert!(held(&answers) <= MAX_ANSWERS, "{}", held(&answers));
     }
 }

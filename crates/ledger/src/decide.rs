@@ -10,6 +10,7 @@ use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, cost};
 
 use crate::Ledger;
 use crate::answers::{Class, Gate, Slot};
+use crate::book::Known;
 use crate::budget::Budget;
 use crate::node::Node;
 
@@ -239,17 +240,28 @@ impl Ledger {
         let Ok(request) = ask.pod.request.clone() else {
             return vec![0; nodes.len()];
         };
-        let tried = self.tried.get(&ask.pod.uid);
+        let uid = &ask.pod.uid;
+        let held = self.reservations.get(uid).map(|held| held.node.clone());
+        let bound = |known: &Known| known.facts.node.clone();
+        let own = held.or_else(|| self.pods.get(uid).and_then(bound));
+        let tried = self.tried.get(uid).cloned();
+        let class = self.class(&request);
         let mut budget = Budget::of(&self.config);
+        let mut key = |name: &str| {
+            let (cost, tainted) = if own.as_deref() == Some(name) {
+                self.cost_without(name, ask.pod, &request, now, &mut budget)?
+            } else {
+                let slot = self.answers.slot(name)?;
+                self.cost(slot, name, ask.pod, class, now, &mut budget).ok()?
+            };
+            let tried = tried.as_ref().is_some_and(|it| it.nodes.contains(name));
+            Some((tried, tainted && self.is_averse(name, ask), cost))
+        };
         let keys: Vec<Option<Key<'_>>> = nodes
             .iter()
             .map(|name| {
-                self.check(name, now).ok()?;
-                let node = self.nodes.get(*name)?;
-                let view = self.view_without(name, node, ask.pod, |uid| *uid == *ask.pod.uid);
-                let choice = self.fit_within(&view, &request, &mut budget).ok()?;
-                let tried = tried.is_some_and(|tried| tried.nodes.contains(*name));
-                Some((tried, self.is_averse(name, ask), choice.cost, *name))
+                let (tried, averse, cost) = key(name)?;
+                Some((tried, averse, cost, *name))
             })
             .collect();
         let mut order: Vec<_> = keys.iter().flatten().collect();
@@ -262,6 +274,23 @@ impl Ledger {
         keys.iter()
             .map(|key| key.as_ref().map_or(0, score))
             .collect()
+    }
+
+    /// The cost of a node that holds memory for the pod already, as if it did not, and whether it has
+    /// soft taints.
+    fn cost_without(
+        &self,
+        name: &str,
+        pod: &PodFacts,
+        request: &Request,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Option<(Cost, bool)> {
+        let gate = self.enter(self.answers.slot(name)?, now).ok()?;
+        let node = self.nodes.get(name)?;
+        let view = self.view_without(name, node, pod, |uid| *uid == *pod.uid);
+        let choice = self.fit_within(&view, request, budget).ok()?;
+        Some((choice.cost, gate.tainted))
     }
 
     /// The policy that applies to a request.
