@@ -54,6 +54,8 @@ pub struct PodFacts {
     pub models: Arc<[Box<str>]>,
     /// What keeps it off nodes; nothing is kept for a pod that asks for no GPU memory.
     pub constraints: Arc<Constraints>,
+    /// The group of pods of which all are scheduled or none, with its namespace.
+    pub group: Option<Arc<str>>,
     /// The assignment in the annotations, if there is one.
     pub assignment: Option<Result<Arc<Assignment>, BrokenAssignment>>,
     /// The epoch annotation: replicas with an older epoch may not bind this copy.
@@ -132,6 +134,7 @@ impl PodFacts {
                 containers.into()
             },
             models: spec.map_or_else(|| NO_CONTAINERS.clone(), models),
+            group: group(pod),
             constraints: constraints.map_or_else(|| NO_CONSTRAINTS.clone(), Arc::new),
             assignment: annotation(names::ASSIGNMENT)
                 .map(|text| Assignment::decode(text).map(Arc::new)),
@@ -319,6 +322,14 @@ fn models(spec: &PodSpec) -> Arc<[Box<str>]> {
         (None, None) => return NO_CONTAINERS.clone(),
     };
     models.into_iter().collect()
+}
+
+fn group(pod: &Pod) -> Option<Arc<str>> {
+    let labels = pod.metadata.labels.as_ref()?;
+    let mut names = names::POD_GROUP_LABELS.iter();
+    let name = names.find_map(|key| labels.get(*key))?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    Some(format!("{namespace}/{name}").into())
 }
 
 fn shared(request: Request) -> Arc<Request> {

@@ -62,6 +62,13 @@ pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 /// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
 pub const GUARD_LABEL: &str = "gpustow.dev/guard";
 
+/// Labels that name the group with which a pod is scheduled or not at all, as the coscheduling plugin
+/// reads them.
+pub const POD_GROUP_LABELS: [&str; 2] = [
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+];
+
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Environment variable by which it chooses the driver's libraries.

@@ -27,8 +27,9 @@ impl Shared {
     /// Replaces what another pod has too by that pod's copy.
     pub fn share(&mut self, pod: &mut PodFacts) {
         self.texts.share(&mut pod.namespace);
-        for node in [&mut pod.node, &mut pod.nominated].into_iter().flatten() {
-            self.texts.share(node);
+        let texts = [&mut pod.node, &mut pod.nominated, &mut pod.group];
+        for text in texts.into_iter().flatten() {
+            self.texts.share(text);
         }
         self.lists.share(&mut pod.containers);
         self.lists.share(&mut pod.models);

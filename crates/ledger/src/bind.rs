@@ -22,6 +22,8 @@ pub(crate) struct Reservation {
     pub(crate) made: u64,
     /// What kube-scheduler had said of the pod when it asked ([`PodFacts::refusal`]).
     refusal: u64,
+    /// The pod's group.
+    group: Option<Arc<str>>,
     /// When it ends if no bind has begun.
     pub(crate) deadline: Duration,
     /// Bindings that were sent or are about to be and whose outcome is not known; while there are
@@ -296,6 +298,7 @@ impl Ledger {
             request: request.clone(),
             made,
             refusal: ask.pod.refusal,
+            group: ask.pod.group.clone(),
             deadline: now + ttl,
             binds: 0,
             because: because.into(),
@@ -308,6 +311,21 @@ impl Ledger {
         self.touch(name);
         self.waiting.reserved(&uid, name);
         self.nomination_changed(&uid);
+    }
+
+    /// A pod was refused: the others of its group will not be scheduled without it. What they have
+    /// reserved would only keep other groups out, and those would keep out this one.
+    pub(crate) fn release_group(&mut self, pod: &PodFacts) {
+        let Some(group) = &pod.group else { return };
+        let held = self.reservations.iter().filter(|(_, held)| held.binds == 0);
+        let same = held.filter(|(_, held)| held.group.as_ref() == Some(group));
+        for uid in same.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
+            self.drop_reservation(&uid);
+            if let Some(known) = self.pods.get(&uid) {
+                let pod = known.facts.clone();
+                self.wait(&pod);
+            }
+        }
     }
 
     /// Gives a reservation back, if there is one.

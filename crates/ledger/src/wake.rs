@@ -82,6 +82,7 @@ impl Ledger {
     /// A pod that was refused just now on all of these nodes.
     pub(crate) fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
         self.claim(pod, now);
+        self.release_group(pod);
         self.wait(pod);
         let asked = |node: &str| candidates.contains(&node);
         self.waiting.refused(&pod.uid, asked);

@@ -123,6 +123,7 @@ impl Stowed {
             },
             models: self.models(job),
             constraints: Arc::default(),
+            group: None,
             assignment: None,
             epoch: None,
             deleting: false,

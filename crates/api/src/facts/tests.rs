@@ -61,6 +61,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             containers: Arc::from(["c".into()]),
             models: Arc::from([]),
             constraints: Arc::default(),
+            group: None,
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
             deleting: false,

@@ -44,6 +44,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         containers,
         models: Arc::from([]),
         constraints: Arc::default(),
+        group: None,
         assignment: None,
         epoch: None,
         deleting: false,
