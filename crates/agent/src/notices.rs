@@ -12,6 +12,9 @@ use crate::state::State;
 /// A pod that keeps using too much is told again after this long.
 const AGAIN: Duration = Duration::from_secs(600);
 
+/// Length of a confirmation.
+const MAX_CONFIRMED: usize = 4096;
+
 /// Something to write about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
@@ -173,11 +176,15 @@ impl Notices {
             .or_insert_with(|| written.collect());
         let before = all.len();
         all.extend(on);
-        let devices = all
-            .iter()
-            .map(String::as_str)
-            .filter(|uuid| !uuid.is_empty());
-        let devices = devices.collect::<Vec<_>>().join(",");
+        let mut devices = String::new();
+        for uuid in all.iter().filter(|uuid| !uuid.is_empty()) {
+            // What the admission policy takes.
+            if devices.len() + uuid.len() >= MAX_CONFIRMED {
+                break;
+            }
+            let comma = if devices.is_empty() { "" } else { "," };
+            devices.extend([comma, uuid]);
+        }
         if all.len() > before || pod.confirmed.as_ref() != Some(&devices) {
             notices.push(Notice::Confirm {
                 uid: uid.clone(),

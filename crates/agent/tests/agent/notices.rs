@@ -215,3 +215,29 @@ fn a_pod_whose_card_was_given_away_once_more_is_told() {
     );
     assert_eq!(notices.look(&state, &mine, &[], at(1).age), []);
 }
+
+#[test]
+fn a_confirmation_is_no_longer_than_the_api_server_takes() {
+    let cards = (0..120).map(|index| Gpu {
+        uuid: format!("MIG-{index:060}"),
+        processes: vec![process(1, 10)],
+        ..h100(index)
+    });
+    let host = Host::new(&machine(cards.collect()));
+    host.process(1, &cgroup_of(UID));
+    let mut state = state();
+    let mine = pods(&[pod(&[("GPU-0", 100)])]);
+    host.sample(&mut state, &mine, at(0));
+    let told = Notices::new(Duration::from_secs(60)).look(&state, &mine, &[], at(0).age);
+    let confirmed = told.iter().find_map(|notice| match notice {
+        Notice::Confirm { devices, .. } => Some(devices),
+        Notice::Warn { .. } => None,
+    });
+    let confirmed = confirmed.unwrap();
+    assert!(
+        confirmed.len() <= 4096 && confirmed.len() > 4000,
+        "{}",
+        confirmed.len()
+    );
+    assert!(confirmed.split(',').all(|uuid| uuid.len() == 64));
+}

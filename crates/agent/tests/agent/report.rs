@@ -155,6 +155,27 @@ fn a_card_held_through_nvidias_plugin_takes_no_pods_while_held() {
     assert_eq!((gpu.healthy, gpu.held_by), (true, None));
 }
 
+/// Force-deleted: nobody waited for its end.
+#[test]
+fn a_pod_that_is_gone_and_still_runs_is_a_stranger_at_the_next_look() {
+    let host = Host::new(&machine(vec![Gpu {
+        processes: vec![process(1, 900)],
+        ..h100(0)
+    }]));
+    host.process(1, &cgroup_of(UID));
+    let (mut state, holder, none) = (state(), pods(&[pod(&[("GPU-0", 1000)])]), pods(&[]));
+    host.sample(&mut state, &holder, at(0));
+    let before = status_of(&state, &holder);
+    assert_eq!(before.gpus[0].strangers_mib, 0);
+    host.sample(&mut state, &none, at(1));
+    let after = status_of(&state, &none);
+    assert_eq!(
+        (after.gpus[0].strangers_mib, after.gpus[0].pods.len()),
+        (900, 0)
+    );
+    assert!(state.is_news(&before, &after, &none));
+}
+
 #[test]
 fn news_is_what_a_scheduler_must_know() {
     let holder = pods(&[pod(&[("GPU-0", 1000)])]);
