@@ -96,6 +96,8 @@ pub struct NodeFacts {
     pub labels: Box<[Arc<Label>]>,
     /// `spec.unschedulable`.
     pub cordoned: bool,
+    /// When its kubelet last said how it is, by the node's clock: seconds since 1970.
+    pub heartbeat: Option<i64>,
 }
 
 impl PodFacts {
@@ -201,6 +203,8 @@ impl NodeFacts {
         };
         let amount = |name: &str, per| known(name, per).unwrap_or(0);
         let labels = node.metadata.labels.iter().flatten();
+        let conditions = node.status.iter().flat_map(|status| &status.conditions);
+        let mut ready = conditions.flatten().filter(|it| it.type_ == "Ready");
         let taints = node
             .spec
             .iter()
@@ -225,6 +229,9 @@ impl NodeFacts {
                 .spec
                 .as_ref()
                 .is_some_and(|spec| spec.unschedulable == Some(true)),
+            heartbeat: ready
+                .next()
+                .and_then(|ready| Some(ready.last_heartbeat_time.as_ref()?.0.as_second())),
         }
     }
 

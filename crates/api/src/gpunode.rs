@@ -1,6 +1,7 @@
 //! `GpuNode`: what the agent of one node says about its cards.
 
 use gpustow_pack::Mib;
+use k8s_openapi::jiff::Timestamp;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,7 +37,7 @@ pub struct GpuNodeSpec {}
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeStatus {
-    /// When the agent wrote this (RFC 3339). For people; readers do not compare clocks.
+    /// When the agent wrote this (RFC 3339). Readers compare it with the same node's kubelet alone.
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<String>,
@@ -59,6 +60,15 @@ pub struct GpuNodeStatus {
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+impl GpuNodeStatus {
+    /// When the agent wrote this, in seconds since 1970, if that can be read.
+    #[must_use]
+    pub fn written(&self) -> Option<i64> {
+        let written: Timestamp = self.heartbeat.as_deref()?.parse().ok()?;
+        Some(written.as_second())
+    }
 }
 
 /// Sums over the node's cards.

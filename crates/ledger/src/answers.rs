@@ -39,6 +39,8 @@ type State = usize;
 pub(crate) struct Gate {
     /// When its report was seen to change last.
     pub(crate) seen: Option<Duration>,
+    /// For how long its kubelet has spoken without its agent.
+    pub(crate) silence: Duration,
     /// It has `PreferNoSchedule` taints.
     pub(crate) tainted: bool,
 }
@@ -135,6 +137,14 @@ impl States {
             self.ids.remove(view);
             self.vacant.push(state);
         }
+    }
+}
+
+impl Gate {
+    /// Is there a report, and is it too old by both measures there are?
+    pub(crate) fn is_stale(&self, now: Duration, stale_after: Duration) -> Option<bool> {
+        let age = now.saturating_sub(self.seen?);
+        Some(age.max(self.silence) > stale_after)
     }
 }
 

@@ -355,18 +355,15 @@ impl Ledger {
             .is_none_or(|report| report.status != status)
         {
             let stale_after = self.config.stale_after;
-            let was_stale = |old: Report| now.saturating_sub(old.seen) > stale_after;
+            let was_stale = node.gate().is_stale(now, stale_after) == Some(true);
             let links = status.links();
-            if node
-                .report
-                .replace(Report {
-                    status,
-                    seen: now,
-                    models,
-                    links,
-                })
-                .is_some_and(was_stale)
-            {
+            node.report = Some(Report {
+                status,
+                seen: now,
+                models,
+                links,
+            });
+            if was_stale && node.gate().is_stale(now, stale_after) == Some(false) {
                 self.waiting.room_on(&name);
             }
             self.touch(&name);

@@ -312,11 +312,11 @@ impl Ledger {
 
     fn enter(&self, slot: Slot, now: Duration) -> Result<Gate, Reason> {
         let gate = self.answers.gate(slot);
-        let seen = gate.seen.ok_or(Reason::NoReport)?;
-        if now.saturating_sub(seen) > self.config.stale_after {
-            return Err(Reason::Stale);
+        match gate.is_stale(now, self.config.stale_after) {
+            None => Err(Reason::NoReport),
+            Some(true) => Err(Reason::Stale),
+            Some(false) => Ok(gate),
         }
-        Ok(gate)
     }
 
     /// What the node would cost, from memory if such a node was asked about before, and whether it

@@ -114,8 +114,23 @@ impl Node {
         let taints = self.facts.as_ref().map(|facts| &facts.prefer_no_schedule);
         Gate {
             seen: self.report.as_ref().map(|report| report.seen),
+            silence: self.silence(),
             tainted: taints.is_some_and(|taints| !taints.is_empty()),
         }
+    }
+
+    /// For how long the kubelet has spoken without the agent, by the node's own clock: we may have
+    /// seen a report only just now that was written long ago.
+    fn silence(&self) -> Duration {
+        let written = self
+            .report
+            .as_ref()
+            .and_then(|report| report.status.written());
+        let kubelet = self.facts.as_ref().and_then(|facts| facts.heartbeat);
+        let seconds = kubelet
+            .zip(written)
+            .map_or(0, |(kubelet, agent)| kubelet.saturating_sub(agent));
+        Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
     }
 
     /// Pods that are bound here or about to be.
@@ -168,15 +183,17 @@ impl Node {
                 })
         });
         let cards = cards.map(|(gpu, model, capacity)| {
-            // Live use of pods that are not bound here is none of ours: a pod that is gone has
-            // freed its memory, and what a process without a pod holds is a stranger's.
+            // Whoever uses memory and holds none of it is a stranger until the agent says otherwise:
+            // the processes of a pod that was deleted by force may live on.
+            let holds = |uid: &str| self.bound.get(uid).or_else(|| self.reserved.get(uid));
             let excess = gpu
                 .pods
                 .iter()
                 .filter(|used| counts(&used.uid))
-                .filter_map(|used| {
-                    let hold = self.bound.get(used.uid.as_str())?;
-                    Some(Mib(used.used_mib).minus(hold.charges.on(&gpu.uuid)))
+                .map(|used| {
+                    let held =
+                        holds(&used.uid).map_or(Mib::ZERO, |hold| hold.charges.on(&gpu.uuid));
+                    Mib(used.used_mib).minus(held)
                 });
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess.sum();
             let whole = self.holds().any(|(uid, hold)| {

@@ -144,31 +144,30 @@ impl Ledger {
     /// Every node with a GPU report or with holders of GPU memory, by name.
     #[must_use]
     pub fn snapshot(&self, now: Duration) -> Vec<NodeView> {
-        let mut nodes: Vec<NodeView> =
-            self.nodes
-                .iter()
-                .map(|(name, node)| {
-                    let stale = node.report.as_ref().is_none_or(|report| {
-                        now.saturating_sub(report.seen) > self.config.stale_after
-                    });
-                    NodeView {
-                        name: name.clone(),
-                        stale,
-                        cards: self.cards(node),
-                        problems: self.problems(node),
-                        mismatches: if stale {
-                            Mismatches::default()
-                        } else {
-                            self.mismatches(node)
-                        },
-                        unreported: unreported(node),
-                    }
-                })
-                .filter(|view| {
-                    let known = !view.cards.is_empty() || !view.problems.is_empty();
-                    known || view.unreported > 0
-                })
-                .collect();
+        let mut nodes: Vec<NodeView> = self
+            .nodes
+            .iter()
+            .map(|(name, node)| {
+                let stale = node.gate().is_stale(now, self.config.stale_after);
+                let stale = stale.unwrap_or(true);
+                NodeView {
+                    name: name.clone(),
+                    stale,
+                    cards: self.cards(node),
+                    problems: self.problems(node),
+                    mismatches: if stale {
+                        Mismatches::default()
+                    } else {
+                        self.mismatches(node)
+                    },
+                    unreported: unreported(node),
+                }
+            })
+            .filter(|view| {
+                let known = !view.cards.is_empty() || !view.problems.is_empty();
+                known || view.unreported > 0
+            })
+            .collect();
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         nodes
     }

@@ -190,7 +190,13 @@ fn a_node_is_its_allocatable_and_its_soft_taints() {
             {"key": "a", "value": "1", "effect": "PreferNoSchedule"},
             {"key": "b", "effect": "NoSchedule"},
         ]},
-        "status": {"allocatable": {"cpu": "3920m", "memory": "2097151Ki", "pods": "110"}},
+        "status": {
+            "allocatable": {"cpu": "3920m", "memory": "2097151Ki", "pods": "110"},
+            "conditions": [
+                {"type": "DiskPressure", "status": "False", "lastHeartbeatTime": "1970-01-01T00:00:09Z"},
+                {"type": "Ready", "status": "True", "lastHeartbeatTime": "1970-01-01T00:01:00Z"},
+            ],
+        },
     }));
     let node: Node = node.unwrap();
     assert_eq!(
@@ -202,6 +208,7 @@ fn a_node_is_its_allocatable_and_its_soft_taints() {
             prefer_no_schedule: vec![("a".into(), "1".into())],
             pods: Some(110),
             cordoned: true,
+            heartbeat: Some(60),
             ..NodeFacts::from_node(&node)
         }
     );

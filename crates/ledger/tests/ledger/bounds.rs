@@ -55,10 +55,10 @@ fn live_use_beyond_the_request_refuses_at_filter_and_never_at_bind() {
 }
 
 #[test]
-fn use_below_the_request_frees_nothing_and_use_of_the_dead_takes_nothing() {
+fn use_below_the_request_frees_nothing() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(bound("modest", "a", "a-0", 20));
-    let pods = vec![used("modest", 5), used("dead", 50)];
+    let pods = vec![used("modest", 5)];
     ledger.apply_gpunode(
         "a",
         report(&[Gpu {

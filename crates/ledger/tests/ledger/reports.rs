@@ -1,10 +1,11 @@
 //! Nodes that may not be asked: no report, a stale one, no healthy card.
 
-use gpustow_api::gpunode::Gpu;
+use gpustow_api::NodeFacts;
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_ledger::Reason;
 use gpustow_pack::Refusal;
 
-use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report, used};
+use crate::build::{ask, at, bound, card, choose, free, ledger, node, pod, report, used};
 
 #[test]
 fn a_node_without_a_report_is_refused() {
@@ -48,6 +49,49 @@ fn a_report_is_stale_when_it_has_not_changed_for_too_long() {
     heartbeat.heartbeat = Some("now".into());
     ledger.apply_gpunode("a", heartbeat, at(182));
     assert_eq!(choose(&mut ledger, &p, &["a"], at(182)), ["a"]);
+}
+
+/// A new extender sees every report for the first time; what is old of it the node itself says.
+#[test]
+fn a_report_that_its_kubelet_has_outlived_is_stale_from_the_start() {
+    let mut ledger = ledger(&[]);
+    let written = |heartbeat: &str| GpuNodeStatus {
+        heartbeat: Some(heartbeat.into()),
+        ..report(&[card("a-0", 100)])
+    };
+    let spoke = |heartbeat| NodeFacts {
+        heartbeat: Some(heartbeat),
+        ..node("a")
+    };
+    ledger.apply_gpunode("a", written("1970-01-01T00:10:00Z"), at(0));
+    let p = pod("p", 10);
+    for (kubelet, stale) in [(600, false), (0, false), (780, false), (781, true)] {
+        ledger.apply_node(spoke(kubelet));
+        let refused = ledger.filter(&ask(&p), &["a"], at(0)).refused;
+        assert_eq!(
+            refused.first().map(|(_, why)| *why),
+            stale.then_some(Reason::Stale)
+        );
+        assert_eq!(ledger.snapshot(at(0))[0].stale, stale);
+    }
+    ledger.apply_gpunode("a", written("1970-01-01T00:11:00Z"), at(0));
+    assert_eq!(choose(&mut ledger, &p, &["a"], at(0)), ["a"]);
+}
+
+/// Deleted by force, its processes live on until the agent has looked again.
+#[test]
+fn what_a_pod_that_is_gone_still_uses_is_taken_until_the_report_changes() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("p", "a", "a-0", 90));
+    let busy = Gpu {
+        pods: vec![used("p", 90)],
+        ..card("a-0", 100)
+    };
+    ledger.apply_gpunode("a", report(&[busy]), at(0));
+    ledger.delete_pod("p");
+    assert_eq!(free(&ledger, "a"), [10]);
+    ledger.apply_gpunode("a", report(&[card("a-0", 100)]), at(1));
+    assert_eq!(free(&ledger, "a"), [100]);
 }
 
 #[test]
