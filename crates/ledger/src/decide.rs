@@ -252,7 +252,8 @@ impl Ledger {
                 self.cost_without(name, ask.pod, &request, now, &mut budget)?
             } else {
                 let slot = self.answers.slot(name)?;
-                self.cost(slot, name, ask.pod, class, now, &mut budget).ok()?
+                self.cost(slot, name, ask.pod, class, now, &mut budget)
+                    .ok()?
             };
             let tried = tried.as_ref().is_some_and(|it| it.nodes.contains(name));
             Some((tried, tainted && self.is_averse(name, ask), cost))

@@ -27,6 +27,7 @@ mod gone;
 mod learn;
 mod node;
 mod nominated;
+mod offers;
 mod preempt;
 mod slots;
 mod snapshot;

@@ -7,7 +7,7 @@
 //! over, and stands behind all pods with fewer wake-ups in vain.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use gpustow_pack::{Mib, NodeGpus, Request};
 use hashbrown::{HashMap, HashSet};
 
 use crate::node::Uid;
+use crate::offers::{End, Offers};
 
 /// A pod that is never seen in a watch is forgotten after this long.
 const UNSEEN_FOR: Duration = Duration::from_secs(60);
@@ -24,14 +25,6 @@ const UNSEEN_FOR: Duration = Duration::from_secs(60);
 pub(crate) const FLUSH: Duration = Duration::from_secs(300);
 /// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
 const BARS: usize = 8;
-/// At most this many pods are offered the same room at once.
-const WIDEST: u32 = 1 << 10;
-/// Wake-ups that need no success: so many at once, and one more in each interval.
-const BURST: u32 = 256;
-const CREDIT_EVERY: Duration = Duration::from_millis(100);
-/// What a wake-up that leads to a reservation gives back.
-const SUCCESS: u32 = 2;
-
 /// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority and age.
 pub(crate) type Turn = (u32, Reverse<i32>, i64, Uid);
 /// A kind of pods; never used twice.
@@ -54,8 +47,7 @@ pub(crate) struct Waiting {
     joined: Vec<Uid>,
     /// Those that only a filter call has told of so far: since when.
     unseen: HashMap<Uid, Duration>,
-    rooms: Rooms,
-    credit: Credit,
+    offers: Offers,
     /// Changes of nodes so far, and the last one of each that other filters than ours may heed.
     changes: u64,
     changed: HashMap<Arc<str>, u64>,
@@ -115,64 +107,6 @@ impl Need {
         let cards = view.cards.iter();
         let enough = cards.filter(|card| card.usable && card.free >= self.mib);
         enough.take(self.cards).count() >= self.cards
-    }
-}
-
-/// Nodes that gained room, first come, first served, and who was woken for it.
-#[derive(Debug, Default)]
-struct Rooms {
-    gained: VecDeque<Arc<str>>,
-    queued: HashSet<Arc<str>>,
-    offers: HashMap<Arc<str>, Offers>,
-    /// When promises end, in order.
-    ends: VecDeque<(Duration, Uid)>,
-}
-
-impl Rooms {
-    fn gain(&mut self, node: &str) {
-        if !self.queued.contains(node) {
-            let node: Arc<str> = node.into();
-            self.queued.insert(node.clone());
-            self.gained.push_back(node);
-        }
-    }
-}
-
-/// The offers of one node's room that nobody has answered yet.
-#[derive(Debug, Default)]
-struct Offers {
-    to: Vec<Uid>,
-    /// How many rounds in a row nobody took it: it is offered to twice as many in the next.
-    rounds: u32,
-    ends: Vec<End>,
-}
-
-/// How a promise ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// The pod has it.
-    Taken,
-    /// It asked and there was no room any more.
-    Refused,
-    /// It was not even woken, is gone, or has room elsewhere.
-    Open,
-    /// It did not ask for this node.
-    InVain,
-}
-
-/// Bounds wake-ups in vain; those that lead to a reservation pay for themselves.
-#[derive(Debug)]
-struct Credit {
-    left: u32,
-    since: Duration,
-}
-
-impl Default for Credit {
-    fn default() -> Self {
-        Self {
-            left: BURST,
-            since: Duration::ZERO,
-        }
     }
 }
 
@@ -298,7 +232,7 @@ impl Waiting {
             }
         }
         if self.pods.is_empty() {
-            self.rooms = Rooms::default();
+            self.offers.clear();
             self.joined.clear();
             self.changed.clear();
         }
@@ -310,7 +244,7 @@ impl Waiting {
             return;
         };
         if wait.woken {
-            self.credit.left = BURST.min(self.credit.left + SUCCESS);
+            self.offers.succeeded();
         }
         let is_it = |(promised, _): &(Arc<str>, Duration)| **promised == *node;
         let end = match wait.promised.as_ref().is_some_and(is_it) {
@@ -359,10 +293,25 @@ impl Waiting {
         lost
     }
 
+    /// The nodes whose room is offered.
+    pub(crate) fn offers(&mut self) -> &mut Offers {
+        &mut self.offers
+    }
+
+    /// The pods that a node's room is promised to.
+    pub(crate) fn promised_on(&self, node: &str) -> &[Uid] {
+        self.offers.to(node)
+    }
+
+    /// May anybody be woken now?
+    pub(crate) fn has_credit(&self) -> bool {
+        self.offers.has_credit()
+    }
+
     /// A node gained room.
     pub(crate) fn room_on(&mut self, node: &str) {
         if !self.pods.is_empty() {
-            self.rooms.gain(node);
+            self.offers.gain(node);
         }
     }
 
@@ -371,52 +320,22 @@ impl Waiting {
         if !self.pods.is_empty() {
             self.changes += 1;
             self.changed.insert(node.clone(), self.changes);
-            self.rooms.gain(node);
+            self.offers.gain(node);
         }
     }
 
     /// What time alone does: credit grows, promises end, pods that joined will be due.
     pub(crate) fn tick(&mut self, now: Duration, interval: Duration) {
-        let grown = now.saturating_sub(self.credit.since).as_millis() / CREDIT_EVERY.as_millis();
-        let grown = u32::try_from(grown).unwrap_or(u32::MAX);
-        self.credit.left = BURST.min(self.credit.left.saturating_add(grown));
-        self.credit.since += CREDIT_EVERY.saturating_mul(grown);
+        self.offers.grow(now);
         for uid in std::mem::take(&mut self.joined) {
             self.be_due(&uid, now + interval);
         }
-        while let Some((_, uid)) = self.rooms.ends.pop_front_if(|(end, _)| *end <= now) {
+        while let Some(uid) = self.offers.ended(now) {
             let ended = |wait: &Wait| wait.promised.as_ref().is_some_and(|(_, end)| *end <= now);
             if self.pods.get(&uid).is_some_and(ended) {
                 self.in_vain(&uid);
             }
         }
-    }
-
-    /// May anybody be woken now?
-    pub(crate) fn has_credit(&self) -> bool {
-        self.credit.left > 0
-    }
-
-    /// The node that gained room first.
-    pub(crate) fn next_gained(&mut self) -> Option<Arc<str>> {
-        let node = self.rooms.gained.pop_front()?;
-        self.rooms.queued.remove(&node);
-        Some(node)
-    }
-
-    /// The pods that the node's room is promised to.
-    pub(crate) fn promised_on(&self, node: &str) -> &[Uid] {
-        self.rooms.offers.get(node).map_or(&[], |offers| &offers.to)
-    }
-
-    /// How many pods beyond those that fit together are to be offered the node's room.
-    pub(crate) fn extra(&self, node: &str) -> u32 {
-        let rounds = self
-            .rooms
-            .offers
-            .get(node)
-            .map_or(0, |offers| offers.rounds);
-        (1 << rounds.min(WIDEST.ilog2())) - 1
     }
 
     /// Wakes a pod for room on a node.
@@ -433,24 +352,14 @@ impl Waiting {
         let due = now + pause(wait.turn.0, interval);
         wait.promised = Some((node.clone(), now + interval));
         wait.woken = true;
-        self.rooms.ends.push_back((now + interval, uid.clone()));
-        let offers = self.rooms.offers.entry(node.clone()).or_default();
-        offers.to.push(uid.clone());
-        self.credit.left = self.credit.left.saturating_sub(1);
+        self.offers.promise(uid, node, now + interval);
         self.be_due(uid, due);
     }
 
     /// The pod was not woken after all.
     pub(crate) fn take_back(&mut self, uid: &str) {
         if self.settle(uid, End::Open) {
-            self.credit.left = BURST.min(self.credit.left + 1);
-        }
-    }
-
-    /// The node's room was offered to all that it is for.
-    pub(crate) fn offered(&mut self, node: &str) {
-        if self.promised_on(node).is_empty() {
-            self.rooms.offers.remove(node);
+            self.offers.spared();
         }
     }
 
@@ -472,31 +381,13 @@ impl Waiting {
         self.stand(uid, level);
     }
 
-    /// A promise ends. With the last of a round, what nobody took is offered anew.
+    /// True if the pod was promised room.
     fn settle(&mut self, uid: &str, end: End) -> bool {
         let promised = self.pods.get_mut(uid).and_then(|wait| wait.promised.take());
-        let Some((node, _)) = promised else {
-            return false;
-        };
-        let Some(offers) = self.rooms.offers.get_mut(&node) else {
-            return true;
-        };
-        offers.to.retain(|other| **other != *uid);
-        offers.ends.push(end);
-        if offers.to.is_empty() {
-            let ends = std::mem::take(&mut offers.ends);
-            let taken = ends.contains(&End::Taken);
-            match ends.contains(&End::InVain) {
-                true if !taken => offers.rounds += 1,
-                _ => offers.rounds = 0,
-            }
-            if ends.contains(&End::InVain) || ends.contains(&End::Open) {
-                self.rooms.gain(&node);
-            } else {
-                self.rooms.offers.remove(&node);
-            }
+        if let Some((node, _)) = &promised {
+            self.offers.settle(uid, node, end);
         }
-        true
+        promised.is_some()
     }
 
     fn stand(&mut self, uid: &str, level: u32) {

@@ -191,7 +191,7 @@ impl Ledger {
                 return;
             };
             if self.offer(&mut offering, limit, work, now, woken) {
-                self.waiting.offered(&offering.node);
+                self.waiting.offers().done(&offering.node);
             } else {
                 self.wakes.offering = Some(offering);
             }
@@ -201,12 +201,12 @@ impl Ledger {
     /// The node that gained room first, unless that helps nobody.
     fn next_offering(&mut self, work: &mut usize, now: Duration) -> Option<Offering> {
         while *work > 0 {
-            let node = self.waiting.next_gained()?;
+            let node = self.waiting.offers().next()?;
             *work -= 1;
             let least = self.waiting.least().unwrap_or_default();
             let room = |view: &NodeGpus| largest(view) >= least;
             if let Some(left) = self.unpromised(&node, now).filter(room) {
-                let extra = self.waiting.extra(&node);
+                let extra = self.waiting.offers().extra(&node);
                 return Some(Offering {
                     node,
                     left,
@@ -215,7 +215,7 @@ impl Ledger {
                     next: BTreeMap::new(),
                 });
             }
-            self.waiting.offered(&node);
+            self.waiting.offers().done(&node);
         }
         None
     }

@@ -1,0 +1,175 @@
+//! Nodes that gained room, who was woken for it, and how many more may be.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::node::Uid;
+
+/// At most this many pods are offered the same room at once.
+const WIDEST: u32 = 1 << 10;
+/// Wake-ups that need no success: so many at once, and one more in each interval.
+const BURST: u32 = 256;
+const CREDIT_EVERY: Duration = Duration::from_millis(100);
+/// What a wake-up that leads to a reservation gives back.
+const SUCCESS: u32 = 2;
+
+/// Nodes that gained room, first come, first served, and the promises that were made of it.
+#[derive(Debug, Default)]
+pub(crate) struct Offers {
+    gained: VecDeque<Arc<str>>,
+    queued: HashSet<Arc<str>>,
+    rounds: HashMap<Arc<str>, Round>,
+    /// When promises end, in order.
+    ends: VecDeque<(Duration, Uid)>,
+    credit: Credit,
+}
+
+/// The promises of one node's room that nobody has answered yet.
+#[derive(Debug, Default)]
+struct Round {
+    to: Vec<Uid>,
+    ends: Vec<End>,
+    /// How many rounds in a row nobody took it: it is offered to twice as many in the next.
+    in_vain: u32,
+}
+
+/// How a promise ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The pod has it.
+    Taken,
+    /// It asked and there was no room any more.
+    Refused,
+    /// It was not even woken, is gone, or has room elsewhere.
+    Open,
+    /// It did not ask for this node.
+    InVain,
+}
+
+/// Bounds wake-ups in vain; those that lead to a reservation pay for themselves.
+#[derive(Debug)]
+struct Credit {
+    left: u32,
+    since: Duration,
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self {
+            left: BURST,
+            since: Duration::ZERO,
+        }
+    }
+}
+
+impl Offers {
+    /// Nobody waits any more.
+    pub(crate) fn clear(&mut self) {
+        let credit = std::mem::take(&mut self.credit);
+        *self = Self {
+            credit,
+            ..Self::default()
+        };
+    }
+
+    /// A node has room to offer.
+    pub(crate) fn gain(&mut self, node: &str) {
+        if !self.queued.contains(node) {
+            let node: Arc<str> = node.into();
+            self.queued.insert(node.clone());
+            self.gained.push_back(node);
+        }
+    }
+
+    /// The node that gained room first.
+    pub(crate) fn next(&mut self) -> Option<Arc<str>> {
+        let node = self.gained.pop_front()?;
+        self.queued.remove(&node);
+        Some(node)
+    }
+
+    /// The pods that the node's room is promised to.
+    pub(crate) fn to(&self, node: &str) -> &[Uid] {
+        self.rounds.get(node).map_or(&[], |round| &round.to)
+    }
+
+    /// How many pods beyond those that fit together are to be offered the node's room.
+    pub(crate) fn extra(&self, node: &str) -> u32 {
+        let in_vain = self.rounds.get(node).map_or(0, |round| round.in_vain);
+        (1 << in_vain.min(WIDEST.ilog2())) - 1
+    }
+
+    /// Promises a pod room on a node; promises end in the order in which they are made.
+    pub(crate) fn promise(&mut self, uid: &Uid, node: &Arc<str>, until: Duration) {
+        self.credit.left = self.credit.left.saturating_sub(1);
+        self.ends.push_back((until, uid.clone()));
+        let round = self.rounds.entry(node.clone()).or_default();
+        round.to.push(uid.clone());
+    }
+
+    /// A promise ends. With the last of a round, what nobody took is offered anew.
+    pub(crate) fn settle(&mut self, uid: &str, node: &str, end: End) {
+        let Some(round) = self.rounds.get_mut(node) else {
+            return;
+        };
+        round.to.retain(|other| **other != *uid);
+        round.ends.push(end);
+        if !round.to.is_empty() {
+            return;
+        }
+        let ends = std::mem::take(&mut round.ends);
+        let in_vain = ends.contains(&End::InVain);
+        round.in_vain = match in_vain && !ends.contains(&End::Taken) {
+            true => round.in_vain + 1,
+            false => 0,
+        };
+        if in_vain || ends.contains(&End::Open) {
+            self.gain(node);
+        } else {
+            self.rounds.remove(node);
+        }
+    }
+
+    /// The node's room was offered to all that it is for.
+    pub(crate) fn done(&mut self, node: &str) {
+        if self.to(node).is_empty() {
+            self.rounds.remove(node);
+        }
+    }
+
+    /// A pod whose promise may have ended by now.
+    pub(crate) fn ended(&mut self, now: Duration) -> Option<Uid> {
+        let (_, uid) = self.ends.pop_front_if(|(end, _)| *end <= now)?;
+        Some(uid)
+    }
+
+    /// May anybody be woken now?
+    pub(crate) fn has_credit(&self) -> bool {
+        self.credit.left > 0
+    }
+
+    /// Credit grows with time.
+    pub(crate) fn grow(&mut self, now: Duration) {
+        let grown = now.saturating_sub(self.credit.since).as_millis() / CREDIT_EVERY.as_millis();
+        let grown = u32::try_from(grown).unwrap_or(u32::MAX);
+        self.earn(grown);
+        self.credit.since += CREDIT_EVERY.saturating_mul(grown);
+    }
+
+    /// A wake-up led to a reservation.
+    pub(crate) fn succeeded(&mut self) {
+        self.earn(SUCCESS);
+    }
+
+    /// A pod was not woken after all.
+    pub(crate) fn spared(&mut self) {
+        self.earn(1);
+    }
+
+    fn earn(&mut self, more: u32) {
+        self.credit.left = BURST.min(self.credit.left.saturating_add(more));
+    }
+}
