@@ -3,8 +3,9 @@
 
 mod cluster;
 mod demand;
+mod models;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_ledger::{NodeView, Reason};
@@ -20,6 +21,7 @@ use crate::bind::BindError;
 use crate::failure::ErrorKind;
 
 pub(crate) use demand::Size;
+use models::Models;
 
 /// kube-scheduler's verbs.
 const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
@@ -28,6 +30,7 @@ const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
 pub(crate) struct Metrics {
     registry: Registry,
     sizes: Vec<Size>,
+    models: Mutex<Models>,
     requests: HistogramVec,
     errors: IntCounterVec,
     /// Filter calls that placed nothing, by the reason of most nodes.
@@ -145,6 +148,7 @@ impl Metrics {
         Ok(Self {
             registry,
             sizes,
+            models: Mutex::default(),
             requests,
             errors,
             refusals,
@@ -190,8 +194,10 @@ impl Metrics {
     /// If two series clash, which is a mistake in these files.
     pub(crate) fn gather(&self, totals: &Totals) -> Result<Vec<MetricFamily>, prometheus::Error> {
         let scrape = Registry::new();
-        cluster::cluster(&scrape, totals)?;
-        demand::demand(&scrape, totals, &self.sizes)?;
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.meet(&totals.nodes);
+        cluster::cluster(&scrape, totals, &models)?;
+        demand::demand(&scrape, totals, &self.sizes, &models)?;
         let mut families = self.registry.gather();
         families.extend(scrape.gather());
         Ok(families)

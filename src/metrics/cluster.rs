@@ -7,6 +7,7 @@ use gpustow_pack::Mib;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::Totals;
+use super::models::Models;
 
 /// States of GPUs.
 const STATES: [&str; 4] = ["ready", "stale", "unhealthy", "unknown"];
@@ -33,7 +34,11 @@ fn count(count: usize) -> i64 {
 }
 
 /// What the cluster comes to at this scrape.
-pub(super) fn cluster(registry: &Registry, totals: &Totals) -> Result<(), prometheus::Error> {
+pub(super) fn cluster(
+    registry: &Registry,
+    totals: &Totals,
+    models: &Models,
+) -> Result<(), prometheus::Error> {
     let reservations = IntGauge::new("gpustow_reservations", "Pods between filter and bound")?;
     let (waiting, binding) = totals.reservations;
     reservations.set(count(waiting + binding));
@@ -45,9 +50,9 @@ pub(super) fn cluster(registry: &Registry, totals: &Totals) -> Result<(), promet
     expirations.inc_by(totals.expirations);
     registry.register(Box::new(expirations))?;
     mismatches(registry, &totals.nodes)?;
-    memory(registry, &totals.nodes)?;
+    memory(registry, &totals.nodes, models)?;
     if totals.per_gpu {
-        per_gpu(registry, &totals.nodes)?;
+        per_gpu(registry, &totals.nodes, models)?;
     }
     Ok(())
 }
@@ -84,7 +89,11 @@ fn mismatches(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus:
 }
 
 /// GPUs and their memory by model.
-fn memory(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
+fn memory(
+    registry: &Registry,
+    nodes: &[NodeView],
+    models: &Models,
+) -> Result<(), prometheus::Error> {
     let gpus = gauges(
         registry,
         "gpustow_gpus",
@@ -111,16 +120,17 @@ fn memory(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Err
                 (false, true) => "ready",
                 (false, false) => "unhealthy",
             };
+            let model = models.label(&card.model);
             for state in STATES {
-                gpus.with_label_values(&[card.model.as_str(), state]);
+                gpus.with_label_values(&[model, state]);
             }
-            gpus.with_label_values(&[card.model.as_str(), state]).inc();
+            gpus.with_label_values(&[model, state]).inc();
             let free = if state == "ready" {
                 card.free
             } else {
                 Mib::ZERO
             };
-            let sum = sums.entry(card.model.as_str()).or_default();
+            let sum = sums.entry(model).or_default();
             let amounts = [card.capacity, card.held, free, card.strangers];
             sum.iter_mut()
                 .zip(amounts)
@@ -141,7 +151,11 @@ fn memory(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Err
     Ok(())
 }
 
-fn per_gpu(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
+fn per_gpu(
+    registry: &Registry,
+    nodes: &[NodeView],
+    models: &Models,
+) -> Result<(), prometheus::Error> {
     let labels = ["node", "gpu_uuid", "gpu", "model"];
     let gauge = |what: &str, help: &str| {
         gauges(
@@ -161,7 +175,7 @@ fn per_gpu(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Er
                 &*node.name,
                 card.uuid.as_str(),
                 index.as_str(),
-                card.model.as_str(),
+                models.label(&card.model),
             ];
             capacity
                 .with_label_values(&labels)

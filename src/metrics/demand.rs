@@ -9,6 +9,7 @@ use prometheus::{Gauge, Registry};
 
 use super::Totals;
 use super::cluster::{bytes, gauges};
+use super::models::Models;
 
 const WHOLE: &str = "whole";
 
@@ -144,6 +145,7 @@ pub(super) fn demand(
     registry: &Registry,
     totals: &Totals,
     sizes: &[Size],
+    models: &Models,
 ) -> Result<(), prometheus::Error> {
     let pods = gauges(
         registry,
@@ -176,13 +178,14 @@ pub(super) fn demand(
         oldest.set(created as f64);
         registry.register(Box::new(oldest))?;
     }
-    placeable(registry, &totals.nodes, sizes)
+    placeable(registry, &totals.nodes, sizes, models)
 }
 
 fn placeable(
     registry: &Registry,
     nodes: &[NodeView],
     sizes: &[Size],
+    models: &Models,
 ) -> Result<(), prometheus::Error> {
     let placeable = gauges(
         registry,
@@ -192,7 +195,7 @@ fn placeable(
     )?;
     for node in nodes {
         for card in &node.cards {
-            let model = card.model.as_str();
+            let model = models.label(&card.model);
             let takes_pods = card.healthy && !node.stale;
             let free = if takes_pods { card.free } else { Mib::ZERO };
             let whole = free == card.capacity && free > Mib::ZERO;

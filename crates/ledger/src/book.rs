@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts, intree};
-use gpustow_pack::{ModelId, PolicyKind, Tight};
+use gpustow_pack::{PolicyKind, Tight};
 use hashbrown::{HashMap, HashSet};
 
 use crate::answers::{Answers, Slot};
@@ -14,6 +14,7 @@ use crate::bind::Reservation;
 use crate::budget::Unfinished;
 use crate::gone::Gone;
 use crate::learn::Demand;
+use crate::models::Models;
 use crate::node::{Hold, Node, Report, Uid};
 use crate::nominated::Claim;
 use crate::waiting::Waiting;
@@ -87,7 +88,7 @@ pub struct Ledger {
     pub(crate) wakes: Wakes,
     pub(crate) unfinished: Unfinished,
     pub(crate) answers: Answers,
-    pub(crate) models: Vec<String>,
+    pub(crate) models: Models,
     pub(crate) tight: Tight,
     pub(crate) demand: Demand,
     /// Pods that asked for GPU memory when `tight` was learnt.
@@ -342,37 +343,38 @@ impl Ledger {
 
     /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
     pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) {
-        let models = status
-            .gpus
-            .iter()
-            .map(|gpu| self.model_id(&gpu.model))
-            .collect();
+        let known = self.nodes.get(name).and_then(|node| node.report.as_ref());
+        if known.is_some_and(|report| report.status == status) {
+            return;
+        }
+        let models = self.models.take(status.gpus.iter().map(|gpu| &*gpu.model));
         let name: Arc<str> = name.into();
         let node = self.nodes.entry(name.clone()).or_default();
-        if node
-            .report
-            .as_ref()
-            .is_none_or(|report| report.status != status)
-        {
-            let stale_after = self.config.stale_after;
-            let was_stale = node.gate().is_stale(now, stale_after) == Some(true);
-            let links = status.links();
-            node.report = Some(Report {
-                status,
-                seen: now,
-                models,
-                links,
-            });
-            if was_stale && node.gate().is_stale(now, stale_after) == Some(false) {
-                self.waiting.room_on(&name);
-            }
-            self.touch(&name);
+        let stale_after = self.config.stale_after;
+        let was_stale = node.gate().is_stale(now, stale_after) == Some(true);
+        let links = status.links();
+        let old = node.report.replace(Report {
+            status,
+            seen: now,
+            models,
+            links,
+        });
+        if was_stale && node.gate().is_stale(now, stale_after) == Some(false) {
+            self.waiting.room_on(&name);
         }
+        if let Some(old) = old {
+            self.models.release(&old.models);
+        }
+        self.touch(&name);
     }
 
     /// A GpuNode is gone.
     pub fn delete_gpunode(&mut self, name: &str) {
-        self.with_node(name, |node| node.report = None);
+        let node = self.nodes.get_mut(name);
+        if let Some(old) = node.and_then(|node| node.report.take()) {
+            self.models.release(&old.models);
+            self.touch(name);
+        }
     }
 
     /// The whole list of GpuNodes.
@@ -413,15 +415,6 @@ impl Ledger {
             self.waiting.room_on(name);
         }
         self.answers.changed(name, node.gate(), &mut node.view);
-    }
-
-    fn model_id(&mut self, model: &str) -> ModelId {
-        let known = self.models.iter().position(|known| known == model);
-        let index = known.unwrap_or_else(|| {
-            self.models.push(model.to_owned());
-            self.models.len() - 1
-        });
-        ModelId(u16::try_from(index).unwrap_or(u16::MAX))
     }
 }
 

@@ -110,15 +110,11 @@ impl Ledger {
         if labels.is_empty() {
             return Vec::new();
         }
-        let named = |model: &String| {
+        let named = |model: &str| {
             let label = model.replace(' ', "-");
             labels.iter().any(|known| **known == *label)
         };
-        let indices = (0..self.models.len()).filter(|&index| named(&self.models[index]));
-        indices
-            .filter_map(|index| u16::try_from(index).ok())
-            .map(ModelId)
-            .collect()
+        self.models.those(named)
     }
 
     pub(crate) fn fit(&self, view: &NodeGpus, request: &Request) -> Result<Choice, Refusal> {

@@ -25,6 +25,7 @@ mod decide;
 mod explain;
 mod gone;
 mod learn;
+mod models;
 mod node;
 mod nominated;
 mod offers;
