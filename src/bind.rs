@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use gpustow_api::intree::Constraints;
 use gpustow_api::{Assignment, BadRequest, PodFacts, names};
 use gpustow_ledger::{Ask, BindRefusal, Outcome};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
@@ -305,6 +306,7 @@ impl Attempt<'_> {
             return Err(BindError::Gated);
         }
         if pod.request.clone()?.is_empty() {
+            self.may_go_there().await?;
             return Ok(None);
         }
         let epoch = self.app.epoch().await?;
@@ -337,6 +339,18 @@ impl Attempt<'_> {
             }
             None if node == self.args.node && !asks => Ok(None),
             _ => Err(BindError::Elsewhere(node.to_owned())),
+        }
+    }
+
+    /// Of a pod that asks for nothing the ledger keeps no constraints.
+    async fn may_go_there(&self) -> Result<(), BindError> {
+        let pods = self.pods();
+        let pod = within(READ_TIMEOUT, pods.get_opt(&self.args.pod_name)).await?;
+        let spec = pod.and_then(|pod| pod.spec).ok_or(BindError::Gone)?;
+        let (node, constraints) = (self.args.node.clone(), Constraints::of(&spec));
+        match self.app.ledger().excluded(&node, &constraints) {
+            Some(reason) => Err(BindRefusal::Excluded { node, reason }.into()),
+            None => Ok(()),
         }
     }
 

@@ -63,6 +63,14 @@ pub enum BindRefusal {
     /// The pod is bound already.
     #[error("the pod is already bound to node {0}")]
     Bound(String),
+    /// The pod's own constraints keep it off the node: kube-scheduler would not have asked.
+    #[error("node {node} is not for this pod: {reason}")]
+    Excluded {
+        /// The node that was asked for.
+        node: String,
+        /// What keeps it off.
+        reason: &'static str,
+    },
 }
 
 impl Ledger {
@@ -102,6 +110,13 @@ impl Ledger {
         let known = self.pods.get(uid);
         if let Some(bound) = known.and_then(|known| known.facts.node.as_ref()) {
             return Err(BindRefusal::Bound(bound.to_string()));
+        }
+        if let Some(reason) = self.excluded(node, &ask.pod.constraints) {
+            if !self.is_binding(uid) {
+                self.drop_reservation(uid);
+            }
+            let node = node.to_owned();
+            return Err(BindRefusal::Excluded { node, reason });
         }
         match self.reservations.get(uid) {
             // Annotations may have changed what it asks for since filter saw it.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, intree};
+use gpustow_api::PodFacts;
+use gpustow_api::intree::{self, Constraints};
 use gpustow_pack::{Choice, Mib, NodeGpus, Refusal, Request, because};
 
 use crate::{Ledger, Reason};
@@ -45,15 +46,22 @@ impl Ledger {
         because(view, request, charges, self.policy(request), &self.tight)
     }
 
+    /// Why a pod with these constraints may not go to the node, whatever is free there.
+    #[must_use]
+    pub fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
+        intree::refuses(self.nodes.get(node)?.facts.as_ref()?, constraints)
+    }
+
     /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
     /// far as can be known; see [`intree`]. The pod itself must not be in the node's books.
     #[must_use]
     pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
+        let excluded = self.excluded(node, &pod.constraints);
         let node = self.nodes.get(node)?;
         let facts = node.facts.as_ref()?;
         let request = pod.request.as_ref().ok()?;
-        if let Some(reason) = intree::refuses(facts, &pod.constraints) {
-            Some(reason)
+        if excluded.is_some() {
+            excluded
         } else if request.cpu_milli > node.view.cpu_free_milli {
             Some("not enough CPU")
         } else if request.ram > node.view.ram_free {
