@@ -1,20 +1,28 @@
 //! `/preempt`: which of the scheduler's candidate nodes would do, and who else must go there.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::facts::uses_volumes_or_claims;
 use gpustow_ledger::{Ask, Victims};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::ListParams;
 use kube::core::{Selector, SelectorExt};
 use kube::{Api, ResourceExt};
 
 use crate::App;
+use crate::ask::within;
 use crate::failure::{ErrorKind, Failure};
-use crate::wire::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod};
+use crate::wire::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims};
+
+/// Nodes offered, at most: as many as kube-scheduler itself looks for where there are few.
+const ENOUGH: usize = 100;
+/// For the list of disruption budgets.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The candidate nodes on which the pod fits once its victims are gone. Never a node without a
 /// victim: kube-scheduler takes that for a failure.
@@ -41,41 +49,60 @@ pub(crate) async fn preempt(
         });
     }
     app.may_decide().await?;
+    let candidates = args.victims.len();
     let mut answer = BTreeMap::new();
-    for (node, mut victims) in args.victims {
-        let uids: Vec<Arc<str>> = victims
-            .pods
-            .iter()
-            .map(|pod| pod.uid.as_str().into())
-            .collect();
-        let Some(mut added) = added(app, &pod, &node, &uids, &HashSet::new()) else {
-            continue;
-        };
-        if !added.uids.is_empty() {
-            let protected = protected(app, &node).await.map_err(|error| {
-                let text = format!("cannot read disruption budgets for node {node}: {error}");
-                Failure::new(ErrorKind::Api, text)
-            })?;
-            match self::added(app, &pod, &node, &uids, &protected) {
-                Some(better) => added = better,
-                None => continue,
-            }
+    let mut others = Vec::new();
+    // Nodes that need no more victims are the better ones, and looked at fast.
+    for (node, victims) in args.victims {
+        if answer.len() == ENOUGH {
+            break;
         }
-        let extra = added.uids.iter().map(|uid| MetaPod {
-            uid: uid.to_string(),
-        });
-        victims.pods.extend(extra);
-        victims.num_pdb_violations = victims.num_pdb_violations.saturating_add(added.protected);
-        if !victims.pods.is_empty() {
-            answer.insert(node, victims);
+        match added(app, &pod, &node, &uids(&victims), &HashSet::new()) {
+            Some(more) if !more.uids.is_empty() => others.push((node, victims)),
+            Some(_) if !victims.pods.is_empty() => drop(answer.insert(node, victims)),
+            _ => {}
+        }
+    }
+    if answer.len() < ENOUGH && !others.is_empty() {
+        let budgets = budgets(app).await?;
+        let waits_for_room_alone = waits_for_room_alone(&args.pod, &app.args.resource_name);
+        for (node, victims) in others {
+            if answer.len() == ENOUGH {
+                break;
+            }
+            let given = uids(&victims);
+            let protected = protected(app, &node, &given, pod.priority, &budgets);
+            let Some(more) = added(app, &pod, &node, &given, &protected) else {
+                continue;
+            };
+            let spared = match waits_for_room_alone {
+                true => app.ledger().spared(&ask(&pod), &node, &given, &more.uids),
+                false => Vec::new(),
+            };
+            answer.insert(node, changed(victims, &more, &spared, &protected));
         }
     }
     tracing::info!(
-        namespace = %pod.namespace, pod = %pod.name, nodes = answer.len(), "asked whom to evict"
+        namespace = %pod.namespace, pod = %pod.name, candidates, nodes = answer.len(),
+        "asked whom to evict"
     );
     Ok(ExtenderPreemptionResult {
         node_name_to_meta_victims: answer,
     })
+}
+
+fn uids(victims: &MetaVictims) -> Vec<Arc<str>> {
+    let pods = victims.pods.iter();
+    pods.map(|pod| pod.uid.as_str().into()).collect()
+}
+
+fn ask(pod: &PodFacts) -> Ask<'_> {
+    Ask {
+        pod,
+        cooperative: false,
+        slow: false,
+        tolerates: &|_| true,
+    }
 }
 
 fn added(
@@ -83,47 +110,137 @@ fn added(
     pod: &PodFacts,
     node: &str,
     victims: &[Arc<str>],
-    protected: &HashSet<String>,
+    protected: &HashSet<Arc<str>>,
 ) -> Option<Victims> {
-    let ask = Ask {
-        pod,
-        cooperative: false,
-        slow: false,
-        tolerates: &|_| true,
-    };
     let now = app.now();
-    app.ledger()
-        .preempt(&ask, node, victims, &|uid| protected.contains(uid), now)
+    app.ledger().preempt(
+        &ask(pod),
+        node,
+        victims,
+        &|uid| protected.contains(uid),
+        now,
+    )
 }
 
-/// UIDs of pods on a node whose eviction would break a disruption budget.
-async fn protected(app: &App, node: &str) -> Result<HashSet<String>, kube::Error> {
-    let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let pods = Api::<Pod>::all(app.client.clone()).list(&here).await?;
+/// The victims with those added and without those spared.
+fn changed(
+    mut victims: MetaVictims,
+    added: &Victims,
+    spared: &[Arc<str>],
+    protected: &HashSet<Arc<str>>,
+) -> MetaVictims {
+    let stays = |pod: &MetaPod| spared.iter().any(|uid| **uid == *pod.uid);
+    victims.pods.retain(|pod| !stays(pod));
+    victims.pods.extend(added.uids.iter().map(|uid| MetaPod {
+        uid: uid.to_string(),
+    }));
+    let kept = spared.iter().filter(|uid| protected.contains(*uid)).count();
+    let kept = i64::try_from(kept).unwrap_or(i64::MAX);
+    let violations = victims.num_pdb_violations.saturating_sub(kept).max(0);
+    victims.num_pdb_violations = violations.saturating_add(added.protected);
+    victims
+}
+
+/// Can CPU, memory and GPU memory alone have made kube-scheduler choose victims for this pod? What else
+/// a victim may stand in the way of, such as ports or other pods' affinity, nobody here can tell.
+fn waits_for_room_alone(pod: &Pod, resource: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let known = |name: &String| name == "cpu" || name == "memory" || name == resource;
+    let amounts = |container: &Container| {
+        let resources = container.resources.as_ref();
+        let lists = resources.map(|resources| [&resources.requests, &resources.limits]);
+        let mut names = lists
+            .into_iter()
+            .flatten()
+            .flatten()
+            .flat_map(|list| list.keys());
+        names.all(known)
+    };
+    let ports = |container: &Container| container.ports.iter().flatten().next().is_some();
+    let containers = |spec: &PodSpec| {
+        let init = spec.init_containers.iter().flatten();
+        spec.containers
+            .iter()
+            .chain(init)
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let among_pods = spec
+        .affinity
+        .as_ref()
+        .is_some_and(|it| it.pod_affinity.is_some() || it.pod_anti_affinity.is_some());
+    let spread = spec.topology_spread_constraints.iter().flatten().next();
+    !among_pods
+        && spread.is_none()
+        && !uses_volumes_or_claims(pod)
+        && containers(spec).iter().all(|it| amounts(it) && !ports(it))
+}
+
+/// A disruption budget.
+struct Budget {
+    namespace: Option<String>,
+    selector: Selector,
+    allowed: i32,
+}
+
+/// Every disruption budget that covers anybody.
+async fn budgets(app: &App) -> Result<Vec<Budget>, Failure> {
     let budgets = Api::<PodDisruptionBudget>::all(app.client.clone());
-    let budgets = budgets.list(&ListParams::default()).await?;
-    let mut used: HashMap<String, i32> = HashMap::new();
-    let mut protected = HashSet::new();
-    for pod in pods {
-        let covering = budgets.iter().filter(|budget| covers(budget, &pod));
-        for budget in covering {
-            let allowed = budget
-                .status
-                .as_ref()
-                .map_or(0, |status| status.disruptions_allowed);
-            let used = used.entry(budget.uid().unwrap_or_default()).or_default();
-            *used += 1;
-            if *used > allowed {
-                protected.extend(pod.uid());
+    let listed = within(TIMEOUT, budgets.list(&ListParams::default())).await;
+    let listed = listed.map_err(|error| {
+        let text = format!("cannot read disruption budgets: {error}");
+        Failure::new((&error).into(), text)
+    })?;
+    let budget = |budget: PodDisruptionBudget| {
+        let namespace = budget.namespace();
+        let selector = budget.spec?.selector?.try_into().ok()?;
+        let allowed = budget.status.map_or(0, |status| status.disruptions_allowed);
+        Some(Budget {
+            namespace,
+            selector,
+            allowed,
+        })
+    };
+    Ok(listed.into_iter().filter_map(budget).collect())
+}
+
+impl Budget {
+    fn covers(&self, pod: &PodFacts) -> bool {
+        let labels = pod.labels.iter();
+        let labels = labels.map(|label| (label.key.to_string(), label.value.to_string()));
+        self.namespace.as_deref() == Some(&*pod.namespace)
+            && !pod.labels.is_empty()
+            && self.selector.matches(&labels.collect())
+    }
+}
+
+/// Those whose eviction from the node would break a budget once the `given` have gone, if the others
+/// go in order of priority, the youngest first.
+fn protected(
+    app: &App,
+    node: &str,
+    given: &[Arc<str>],
+    priority: i32,
+    budgets: &[Budget],
+) -> HashSet<Arc<str>> {
+    let mut pods: Vec<Arc<PodFacts>> = {
+        let ledger = app.ledger();
+        let mut others = ledger.evictable(node, priority);
+        others.retain(|pod| !given.contains(&pod.uid));
+        others.sort_unstable_by_key(|pod| (pod.priority, Reverse(pod.created), pod.uid.clone()));
+        let given = given.iter().filter_map(|uid| ledger.pod(uid));
+        given.chain(others).collect()
+    };
+    let mut left: Vec<i32> = budgets.iter().map(|budget| budget.allowed).collect();
+    pods.retain(|pod| {
+        let mut breaks = false;
+        for (budget, left) in budgets.iter().zip(&mut left) {
+            if budget.covers(pod) {
+                *left = left.saturating_sub(1);
+                breaks |= *left < 0;
             }
         }
-    }
-    Ok(protected)
-}
-
-fn covers(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
-    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-    let selector: Option<Selector> = selector.and_then(|s: LabelSelector| s.try_into().ok());
-    budget.namespace() == pod.namespace()
-        && selector.is_some_and(|selector| selector.matches(pod.labels()))
+        breaks
+    });
+    pods.into_iter().map(|pod| pod.uid.clone()).collect()
 }

@@ -56,6 +56,9 @@ pub struct PodFacts {
     pub constraints: Arc<Constraints>,
     /// The group of pods of which all are scheduled or none, with its namespace.
     pub group: Option<Arc<str>>,
+    /// Its labels, in order of their keys, by which disruption budgets find it; none are kept for a
+    /// pod that has no assignment.
+    pub labels: Arc<[Label]>,
     /// The assignment in the annotations, if there is one.
     pub assignment: Option<Result<Arc<Assignment>, BrokenAssignment>>,
     /// The epoch annotation: replicas with an older epoch may not bind this copy.
@@ -116,6 +119,9 @@ impl PodFacts {
         let deleting = meta.deletion_timestamp.is_some();
         let asks = !containers.is_empty();
         let constraints = spec.filter(|_| asks).map(Constraints::of);
+        let assignment = annotation(names::ASSIGNMENT);
+        let labels = meta.labels.iter().filter(|_| assignment.is_some());
+        let labels = labels.flatten().map(|(key, value)| Label::new(key, value));
         Some(Self {
             uid: Arc::from(meta.uid.as_deref()?),
             namespace: text(&meta.namespace),
@@ -138,8 +144,8 @@ impl PodFacts {
             models: spec.map_or_else(|| NO_CONTAINERS.clone(), models),
             group: group(pod),
             constraints: constraints.map_or_else(|| NO_CONSTRAINTS.clone(), Arc::new),
-            assignment: annotation(names::ASSIGNMENT)
-                .map(|text| Assignment::decode(text).map(Arc::new)),
+            labels: labels.collect(),
+            assignment: assignment.map(|text| Assignment::decode(text).map(Arc::new)),
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
             deleting,
             gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),

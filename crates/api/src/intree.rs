@@ -119,7 +119,9 @@ impl Constraints {
 }
 
 impl Label {
-    pub(crate) fn new(key: &str, value: &str) -> Self {
+    /// One.
+    #[must_use]
+    pub fn new(key: &str, value: &str) -> Self {
         Self {
             key: key.into(),
             value: value.into(),

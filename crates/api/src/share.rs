@@ -21,6 +21,7 @@ pub struct Shared {
     assignments: Known<Assignment>,
     constraints: Known<Constraints>,
     labels: Known<Label>,
+    sets: Known<[Label]>,
 }
 
 impl Shared {
@@ -40,6 +41,7 @@ impl Shared {
             self.assignments.share(assignment);
         }
         self.constraints.share(&mut pod.constraints);
+        self.sets.share(&mut pod.labels);
     }
 
     /// The same for a node.

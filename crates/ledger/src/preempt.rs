@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_pack::{Card, NodeGpus};
 use hashbrown::HashSet;
 
 use crate::Ledger;
 use crate::decide::Ask;
+use crate::node::Node;
 
 /// Pods to evict beyond those that kube-scheduler chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,8 +54,7 @@ impl Ledger {
         let node = self.nodes.get(name)?;
         self.check(name, now).ok()?;
         let fits = |gone: &HashSet<Arc<str>>| {
-            let gone = |uid: &str| *uid == *ask.pod.uid || gone.contains(uid);
-            let view = self.view_without(name, node, ask.pod, gone);
+            let view = self.view_after(name, node, ask.pod, gone);
             self.fit(&view, request).is_ok()
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().cloned().collect();
@@ -97,5 +98,64 @@ impl Ledger {
             uids: needed().map(|pod| pod.uid.clone()).collect(),
             protected: i64::try_from(count).unwrap_or(i64::MAX),
         })
+    }
+
+    /// Those of `victims`, the most precious first, who need not go beside `added`: without them the
+    /// pod fits, and CPU, host memory, GPU memory in sum and the number of pods, by which
+    /// kube-scheduler chose them, suffice.
+    #[must_use]
+    pub fn spared(
+        &self,
+        ask: &Ask<'_>,
+        name: &str,
+        victims: &[Arc<str>],
+        added: &[Arc<str>],
+    ) -> Vec<Arc<str>> {
+        let (Ok(request), Some(node)) = (&ask.pod.request, self.nodes.get(name)) else {
+            return Vec::new();
+        };
+        let asked = request.claims.iter();
+        let asked = asked.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
+        let asked = asked.fold(0, u64::saturating_add);
+        let pods = node.facts.as_ref().and_then(|facts| facts.pods);
+        let does = |gone: &HashSet<Arc<str>>| {
+            let view = self.view_after(name, node, ask.pod, gone);
+            let left = |(index, card): (usize, &Card)| {
+                let held = node.held(node.uuid(index), |uid| !gone.contains(uid));
+                card.capacity.minus(held).0
+            };
+            let left = view.cards.iter().enumerate().map(left);
+            let leaving = gone.iter().filter(|uid| node.bound.contains_key(*uid));
+            let leaving = u64::try_from(leaving.count()).unwrap_or(u64::MAX);
+            request.cpu_milli <= view.cpu_free_milli
+                && request.ram <= view.ram_free
+                && asked <= left.fold(0, u64::saturating_add)
+                && pods.is_none_or(|pods| node.count().saturating_sub(leaving) < pods)
+                && self.fit(&view, request).is_ok()
+        };
+        let mut gone: HashSet<Arc<str>> = victims.iter().chain(added).cloned().collect();
+        let here = |uid: &&Arc<str>| node.bound.contains_key(*uid) && !added.contains(uid);
+        let mut spared = Vec::new();
+        for uid in victims.iter().filter(here) {
+            gone.remove(uid);
+            if does(&gone) {
+                spared.push(uid.clone());
+            } else {
+                gone.insert(uid.clone());
+            }
+        }
+        spared
+    }
+
+    /// The node for `pod` once these are gone.
+    fn view_after(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        gone: &HashSet<Arc<str>>,
+    ) -> NodeGpus {
+        let gone = |uid: &str| *uid == *pod.uid || gone.contains(uid);
+        self.view_without(name, node, pod, gone)
     }
 }

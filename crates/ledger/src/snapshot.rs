@@ -144,32 +144,39 @@ impl Ledger {
     /// Every node with a GPU report or with holders of GPU memory, by name.
     #[must_use]
     pub fn snapshot(&self, now: Duration) -> Vec<NodeView> {
-        let mut nodes: Vec<NodeView> = self
-            .nodes
-            .iter()
-            .map(|(name, node)| {
-                let stale = node.gate().is_stale(now, self.config.stale_after);
-                let stale = stale.unwrap_or(true);
-                NodeView {
-                    name: name.clone(),
-                    stale,
-                    cards: self.cards(node),
-                    problems: self.problems(node),
-                    mismatches: if stale {
-                        Mismatches::default()
-                    } else {
-                        self.mismatches(node)
-                    },
-                    unreported: unreported(node),
-                }
-            })
-            .filter(|view| {
-                let known = !view.cards.is_empty() || !view.problems.is_empty();
-                known || view.unreported > 0
-            })
-            .collect();
-        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        nodes
+        let names = self.node_names();
+        let views = names.iter().filter_map(|name| self.node_view(name, now));
+        views.collect()
+    }
+
+    /// The names of all nodes, in order: for those who must not hold the ledger for a whole
+    /// [`Ledger::snapshot`].
+    #[must_use]
+    pub fn node_names(&self) -> Vec<Arc<str>> {
+        let mut names: Vec<_> = self.nodes.keys().cloned().collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// One node, if it has a GPU report or holders of GPU memory.
+    #[must_use]
+    pub fn node_view(&self, name: &str, now: Duration) -> Option<NodeView> {
+        let (name, node) = self.nodes.get_key_value(name)?;
+        let stale = node.gate().is_stale(now, self.config.stale_after);
+        let stale = stale.unwrap_or(true);
+        let view = NodeView {
+            name: name.clone(),
+            stale,
+            cards: self.cards(node),
+            problems: self.problems(node),
+            mismatches: match stale {
+                true => Mismatches::default(),
+                false => self.mismatches(node),
+            },
+            unreported: unreported(node),
+        };
+        let known = !view.cards.is_empty() || !view.problems.is_empty() || view.unreported > 0;
+        known.then_some(view)
     }
 
     fn cards(&self, node: &Node) -> Vec<CardView> {

@@ -124,6 +124,7 @@ impl Stowed {
             models: self.models(job),
             constraints: Arc::default(),
             group: None,
+            labels: Arc::default(),
             assignment: None,
             epoch: None,
             deleting: false,

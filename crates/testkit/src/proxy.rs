@@ -181,6 +181,12 @@ impl Rule {
             .await
     }
 
+    /// How many requests have matched so far.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.entry.progress.borrow().seen
+    }
+
     /// Forwards what is held, and holds nothing more.
     pub fn release(&self) {
         self.entry

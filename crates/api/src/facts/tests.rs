@@ -62,6 +62,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             models: Arc::from([]),
             constraints: Arc::default(),
             group: None,
+            labels: Arc::default(),
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
             deleting: false,

@@ -45,6 +45,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         models: Arc::from([]),
         constraints: Arc::default(),
         group: None,
+        labels: Arc::default(),
         assignment: None,
         epoch: None,
         deleting: false,

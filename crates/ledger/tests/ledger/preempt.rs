@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ledger, Victims};
+use gpustow_pack::Request;
 
 use crate::build::{ask, at, bound, ledger, pod};
 
@@ -105,4 +106,47 @@ fn a_request_larger_than_any_card_evicts_nobody() {
         preempt(&ledger, 100, &[], &[]).map(|v| v.uids.len()),
         Some(1)
     );
+}
+
+#[test]
+fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it() {
+    let mut ledger = ledger(&[("a", &[100, 100])]);
+    ledger.apply_pod(holder("x", "a-0", 50, 0, 0));
+    ledger.apply_pod(holder("firm", "a-0", 50, 10, 0));
+    ledger.apply_pod(holder("y", "a-1", 60, 0, 0));
+    // By the node's sum x is enough: 40 + 50 are free then, but on no card.
+    let added = preempt(&ledger, 60, &["x"], &[]).expect("room");
+    assert_eq!(added.uids, ["y".into()]);
+    let spared = |pod: &PodFacts| ledger.spared(&ask(pod), "a", &["x".into()], &added.uids);
+    let p = pod("p", 60);
+    assert_eq!(spared(&p), ["x".into()]);
+    // 100 fit on the card, and the sum has 100 without x; one more has no card.
+    assert_eq!(spared(&pod("p", 100)), ["x".into()]);
+    assert!(spared(&pod("p", 101)).is_empty());
+    // A pod that needs all of the node's CPU needs that of x, too.
+    let whole = |request: Arc<Request>| {
+        Arc::new(Request {
+            cpu_milli: 64_000,
+            ..(*request).clone()
+        })
+    };
+    let hungry = PodFacts {
+        request: p.request.clone().map(whole),
+        ..p
+    };
+    assert_eq!(spared(&hungry), ["x".into()]);
+    let eater = |request: Arc<Request>| {
+        Arc::new(Request {
+            cpu_milli: 1,
+            ..(*request).clone()
+        })
+    };
+    let x = holder("x", "a-0", 50, 0, 0);
+    ledger.apply_pod(PodFacts {
+        request: x.request.clone().map(eater),
+        resource_version: "2".into(),
+        ..x
+    });
+    let kept = ledger.spared(&ask(&hungry), "a", &["x".into()], &added.uids);
+    assert!(kept.is_empty());
 }
