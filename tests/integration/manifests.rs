@@ -16,7 +16,10 @@ use crate::support::{SOON, repository};
 #[tokio::test]
 async fn the_extended_default_scheduler_is_installed() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    install(&cluster, "manifests/overlays/default-scheduler").await
+    for overlay in ["default-scheduler", "default-scheduler-tls"] {
+        install(&cluster, &format!("manifests/overlays/{overlay}")).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -7,7 +7,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::{Request, header};
 use clap::Parser as _;
 use gpustow_api::names;
-use gpustow_testkit::{Case, ControlPlane, Extender, ExtenderOptions, eventually};
+use gpustow_testkit::{
+    Case, ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, eventually,
+    wait_bound,
+};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, PostParams};
 use kube::client::Body;
@@ -17,6 +20,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 
 use crate::agent_token::{agent_client, policy_holds};
+use crate::fault_rig::turn;
 use crate::install::installed;
 use crate::observability::prometheus;
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
@@ -346,4 +350,50 @@ fn the_page_serves_others_over_tls_alone() {
         let words = ["kubectl-gpustow"].into_iter().chain(words.iter().copied());
         assert!(kubectl_gpustow::Args::try_parse_from(words).is_err());
     }
+}
+
+#[tokio::test]
+async fn kube_scheduler_shows_its_certificate_where_one_is_wanted() -> Result<()> {
+    let turn = turn().await?;
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let authority = rcgen::KeyPair::generate()?;
+    let mut root = rcgen::CertificateParams::default();
+    root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let issuer = rcgen::Issuer::from_params(&root, &authority);
+    for (who, name) in [("tls", NAME), ("client", "kube-scheduler")] {
+        let key = rcgen::KeyPair::generate()?;
+        let leaf = rcgen::CertificateParams::new([name.to_owned()])?.signed_by(&key, &issuer)?;
+        std::fs::write(file(&format!("{who}.crt")), leaf.pem())?;
+        std::fs::write(file(&format!("{who}.key")), key.serialize_pem())?;
+    }
+    std::fs::write(file("ca.crt"), root.self_signed(&authority)?.pem())?;
+
+    let kubeconfig = turn.cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let options = ExtenderOptions {
+        args: vec![
+            format!("--tls-cert={}", file("tls.crt")),
+            format!("--tls-key={}", file("tls.key")),
+            format!("--client-ca={}", file("ca.crt")),
+            "--stale-after=86400".to_owned(),
+        ],
+        ..ExtenderOptions::default()
+    };
+    let mut extender = Extender::start(turn.cluster, gpustow(), &kubeconfig, options).await?;
+    extender.url = extender.url.replace("http:", "https:");
+    let stranger = extender.call("bind", "{}").await;
+    ensure!(stranger.is_err(), "{stranger:?}");
+
+    let config = SchedulerConfig::load(&repository("scheduler-config/default-scheduler.yaml"))?
+        .with_extender(&extender.url)?
+        .with("extenders.0.enableHTTPS", true)?
+        .with("extenders.0.tlsConfig.caFile", file("ca.crt"))?
+        .with("extenders.0.tlsConfig.certFile", file("client.crt"))?
+        .with("extenders.0.tlsConfig.keyFile", file("client.key"))?;
+    let _scheduler = Scheduler::start(turn.cluster, config, &kubeconfig).await?;
+    let case = Case::new(turn.cluster, "shown").await?;
+    case.node("n", &[8192]).create(&case.client).await?;
+    let pod = case.pod("p").gpu_mem(8192).create(&case.client).await?;
+    wait_bound(&case.client, &pod, SOON).await?;
+    case.end().await
 }

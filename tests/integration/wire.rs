@@ -2,14 +2,18 @@
 //! upstream's own tests send, and what nobody should.
 
 use anyhow::{Context as _, Result};
+use axum::http::{Request, header};
 use gpustow_api::names;
 use gpustow_testkit::Case;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Client, Config};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::fault_rig::{Replica, now, turn};
-use crate::support::node_of;
+use crate::support::{SOON, node_of};
 
 const CARD: u64 = 8192;
 /// Upstream's, and a UID, which every pod of a scheduler has.
@@ -262,4 +266,93 @@ async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<(
     );
     refused(&wordy, &n, "metadata.annotations: too large").await?;
     case.end().await
+}
+
+#[tokio::test]
+async fn a_bind_against_the_pods_own_constraints_is_refused() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "against", &[]).await?;
+    let case = Case::new(turn.cluster, "against").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    let right = case.pod("right").gpu_mem(1).create(&case.client).await?;
+    replica.until_fits(&right, &n).await?;
+    for (name, mib) in [("asks", CARD / 2), ("asks-not", 0)] {
+        let pod = case.pod(name).gpu_mem(mib).node_selector("nowhere", "yes");
+        let pod = pod.create(&case.client).await?;
+        let refused = replica.bind(&pod, &n).await.err().context("bound")?;
+        assert!(
+            refused.to_string().contains("is not for this pod"),
+            "{refused}"
+        );
+        assert_eq!(node_of(&now(&case, &pod).await?), "");
+    }
+    replica.bind(&right, &n).await?;
+    replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn what_a_web_page_can_make_a_browser_send_is_refused() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "page", &[]).await?;
+    let case = Case::new(turn.cluster, "page").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let pod = case.pod("p").gpu_mem(CARD).create(&case.client).await?;
+    replica.until_fits(&pod, &case.node_name("n")).await?;
+    let body = json!({
+        "PodName": "p", "PodNamespace": case.namespace, "PodUID": pod.uid(),
+        "Node": case.node_name("n"),
+    });
+    let mut config = Config::new(replica.extender.url.parse()?);
+    config.default_retry = false;
+    let client = Client::try_from(config)?;
+    let send = async |kind: Option<&str>, host: &str| -> Result<u16> {
+        let mut call = Request::post("/bind").header(header::HOST, host);
+        if let Some(kind) = kind {
+            call = call.header(header::CONTENT_TYPE, kind);
+        }
+        let call = call.body(kube::client::Body::from(body.to_string().into_bytes()))?;
+        Ok(client.send(call).await?.status().as_u16())
+    };
+    let json = Some("application/json");
+    for (kind, host, status) in [
+        (Some("text/plain"), "localhost", 415),
+        (Some("application/x-www-form-urlencoded"), "127.0.0.1", 415),
+        (None, "127.0.0.1", 415),
+        (json, "evil.example", 421),
+        (json, "evil.example:32766", 421),
+        (json, "127.0.0.1.evil.example", 421),
+    ] {
+        assert_eq!(send(kind, host).await?, status, "{kind:?} {host}");
+        assert_eq!(node_of(&now(&case, &pod).await?), "");
+    }
+    let charset = Some("application/json; charset=utf-8");
+    assert_eq!(send(charset, "localhost:1").await?, 200);
+    assert_eq!(node_of(&now(&case, &pod).await?), case.node_name("n"));
+    case.end().await
+}
+
+#[tokio::test]
+async fn half_sent_requests_keep_nobody_from_the_health_port() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "half", &[]).await?;
+    let address = replica.extender.health_url.trim_start_matches("http://");
+    let mut open = Vec::new();
+    for _ in 0..300 {
+        let mut connection = TcpStream::connect(address).await?;
+        connection.write_all(b"GET /healthz HTTP/1.1\r\n").await?;
+        open.push(connection);
+    }
+    assert_eq!(replica.extender.ready().await?, 200);
+    // The oldest had to go for the newest; the others have some time to go on.
+    for connection in [0, 299] {
+        let mut rest = Vec::new();
+        let ended = open[connection].read_to_end(&mut rest);
+        let _ = tokio::time::timeout(SOON, ended)
+            .await
+            .with_context(|| format!("connection {connection} is kept"))?;
+    }
+    assert_eq!(replica.extender.ready().await?, 200);
+    Ok(())
 }

@@ -20,6 +20,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::net::free_port;
 use crate::process::{Launch, Process};
+use crate::wait::eventually;
 
 /// Those that our tests need. Node lifecycle is not among them: nobody posts leases for our nodes,
 /// and it would taint them all.
@@ -354,7 +355,13 @@ impl ControlPlane {
             .await?;
         ensure!(copied.success(), "cannot copy {}", from.display());
         self.etcd.restart()?;
-        self.start_api_server().await
+        self.start_api_server().await?;
+        // Ready, it still answers some requests with status 429.
+        let all = ["get", "pods,nodes,gpunodes,namespaces", "--all-namespaces"];
+        let served = async || self.kubectl(&all).await;
+        let what = "everything is served again";
+        eventually(Duration::from_secs(60), what, served).await?;
+        Ok(())
     }
 
     /// Starts a program of this control plane, with its log in its folder.
