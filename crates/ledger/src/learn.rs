@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{
-    Choice, Class, ModelId, NodeGpus, Refusal, Request, Tight, cost, fit, fit_counting,
+    Choice, Class, Mib, ModelId, NodeGpus, Refusal, Request, Tight, cost, fit, fit_counting,
 };
 use hashbrown::HashMap;
 
@@ -22,7 +22,8 @@ const EARLY: f64 = 0.75;
 /// What a pod asks for, and the models that it is bound to, by label.
 type Wish = (Arc<Request>, Arc<[Box<str>]>);
 
-/// How many pods ask for GPU memory and have not released it, by their wish.
+/// How many pods ask for GPU memory and have not released it, by their wish. Whether a gated pod will
+/// come at all is for others to say: it does not count.
 #[derive(Debug, Default)]
 pub(crate) struct Demand {
     wishes: HashMap<Wish, usize>,
@@ -33,7 +34,11 @@ impl Demand {
     /// A pod has changed, come or gone.
     pub(crate) fn moved(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
         let wish = |pod: &PodFacts| {
-            let request = pod.request.as_ref().ok().filter(|_| asks(pod))?;
+            let request = pod
+                .request
+                .as_ref()
+                .ok()
+                .filter(|_| asks(pod) && !pod.gated)?;
             Some((request.clone(), pod.models.clone()))
         };
         let (old, new) = (old.and_then(wish), new.and_then(wish));
@@ -56,16 +61,43 @@ impl Demand {
     }
 }
 
+/// Nodes with the same cards.
+struct Make {
+    cards: Vec<(Mib, ModelId)>,
+    cpu_milli: u64,
+    ram: Mib,
+}
+
+impl Make {
+    /// Could a pod that is bound to `models`, unless that is empty, ever run there?
+    fn could_hold(&self, request: &Request, models: &[ModelId]) -> bool {
+        let allowed = |model| models.is_empty() || models.contains(model);
+        let fitting = |mib: Mib| {
+            let cards = self.cards.iter();
+            cards
+                .filter(|(capacity, model)| *capacity >= mib && allowed(model))
+                .count()
+        };
+        let mut claims = request.claims.iter();
+        self.cpu_milli >= request.cpu_milli
+            && self.ram >= request.ram
+            && claims.all(|claim| fitting(claim.mib) >= claim.gpus as usize)
+    }
+}
+
 impl Ledger {
     /// Learns anew what pods ask for: from those known now and from nothing else, so that a
     /// restart loses nothing. Filter does this by itself when their number has changed by a
     /// third; call it now and then, so that a mix that changes at constant numbers is followed.
     pub fn learn(&mut self) {
+        let makes = self.makes();
         let mut mix = Vec::with_capacity(self.demand.wishes.len());
         for ((request, labels), &pods) in &self.demand.wishes {
             let models = self.labelled(labels);
-            // A pod bound to models that are not here cannot use anything.
-            if labels.is_empty() == models.is_empty() {
+            // A pod bound to models that are not here cannot use anything, nor can one that is too
+            // large for every node.
+            let can = labels.is_empty() == models.is_empty();
+            if can && makes.iter().any(|make| make.could_hold(request, &models)) {
                 mix.push(Class::of(request, models, pods));
             }
         }
@@ -77,6 +109,26 @@ impl Ledger {
             self.tight = tight;
             self.answers.learnt();
         }
+    }
+
+    /// The makes of nodes there are, each with the most CPU and host memory that one of them has.
+    fn makes(&self) -> Vec<Make> {
+        let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Mib)> = HashMap::new();
+        for node in self.nodes.values() {
+            let cards = node.view.cards.iter();
+            let mut cards: Vec<_> = cards.map(|card| (card.capacity, card.model)).collect();
+            cards.sort_unstable();
+            let facts = node.facts.as_ref();
+            let (cpu_milli, ram) = facts.map_or((0, Mib::ZERO), |node| (node.cpu_milli, node.ram));
+            let most = makes.entry(cards).or_default();
+            *most = (most.0.max(cpu_milli), most.1.max(ram));
+        }
+        let make = |(cards, (cpu_milli, ram))| Make {
+            cards,
+            cpu_milli,
+            ram,
+        };
+        makes.into_iter().map(make).collect()
     }
 
     /// Does what filter would do first, or is likely to be asked, in advance, so that kube-scheduler

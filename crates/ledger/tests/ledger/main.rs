@@ -8,6 +8,7 @@ mod filter;
 mod gangs;
 mod later;
 mod links;
+mod mix;
 mod model;
 mod nominated;
 mod preempt;

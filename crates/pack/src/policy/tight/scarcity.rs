@@ -1,6 +1,7 @@
 //! What the cluster is short of: whole cards side by side, cards of models that pods are bound to,
 //! and cards as large as some pods need.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::Class;
@@ -17,6 +18,9 @@ const PART: f64 = 0.5;
 /// Nodes of one make differ by what runs on each of them: so many percent of the CPU that the best
 /// of them has count as all of it.
 const ALL_CPU_PERCENT: u64 = 90;
+/// The kinds of pods for which places or cards can be scarce: those with the most pods, or the most
+/// demand. A look takes as many steps for each node.
+const MAX_KINDS: usize = 64;
 /// Scarcity is told in so many steps, so that costs, which callers remember, seldom change.
 const STEPS: f64 = 8.0;
 
@@ -59,9 +63,16 @@ impl Wide {
 /// have spread it would find no place; among many pods these hardly count.
 pub(super) fn wide(mix: &[Class], nodes: &BTreeMap<u32, u64>) -> Vec<Wide> {
     let pods: usize = mix.iter().map(|class| class.pods).sum();
-    let seen = mix
+    let mut seen: BTreeMap<(u32, u64), usize> = BTreeMap::new();
+    for class in mix.iter().filter(|class| class.gpus > 1) {
+        *seen.entry((class.gpus, class.cpu_milli)).or_default() += class.pods;
+    }
+    let mut seen: Vec<_> = seen.into_iter().collect();
+    seen.sort_by_key(|&(_, pods)| Reverse(pods));
+    seen.truncate(MAX_KINDS);
+    let seen = seen
         .iter()
-        .map(|class| (class.gpus, class.cpu_milli, class.pods));
+        .map(|&((gpus, cpu_milli), pods)| (gpus, cpu_milli, pods));
     let possible = nodes.iter().flat_map(|(&cards, &cpu)| {
         let all_cpu = cpu / 100 * ALL_CPU_PERCENT;
         [(cards, 0, 1), (cards, all_cpu, 1)]
@@ -136,18 +147,18 @@ pub(super) fn bound(mix: &[Class], whole: f64, sizes: &[u64]) -> Vec<Bound> {
         let fits = sizes.iter().find(|size| **size >= class.mib.0);
         fits.copied().filter(|size| *size > smallest).unwrap_or(0)
     };
-    let mut sets: Vec<(&[ModelId], u64, bool)> = mix
-        .iter()
-        .filter(|class| class.gpus > 0)
-        .map(|class| {
-            let size = size(class);
-            (&class.models[..], size, class.exclusive && size > 0)
-        })
-        .filter(|(models, size, _)| !models.is_empty() || *size > 0)
-        .collect();
-    sets.sort_unstable();
-    sets.dedup();
-    let bound = sets.into_iter().map(|(models, least, whole_card)| {
+    let mut sets: BTreeMap<(&[ModelId], u64, bool), f64> = BTreeMap::new();
+    for class in mix.iter().filter(|class| class.gpus > 0) {
+        let size = size(class);
+        if !class.models.is_empty() || size > 0 {
+            let set = (&class.models[..], size, class.exclusive && size > 0);
+            *sets.entry(set).or_default() += class.asked(whole);
+        }
+    }
+    let mut sets: Vec<_> = sets.into_iter().collect();
+    sets.sort_by(|a, b| b.1.total_cmp(&a.1));
+    sets.truncate(MAX_KINDS);
+    let bound = sets.into_iter().map(|((models, least, whole_card), _)| {
         let is_within = |class: &&Class| {
             let narrower = models.is_empty()
                 || !class.models.is_empty()
