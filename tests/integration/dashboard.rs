@@ -213,7 +213,8 @@ async fn every_query_of_the_dashboard_is_answered_by_a_real_prometheus() -> Resu
             let expr = substituted(target["expr"].as_str().context("an expression")?);
             ensure!(!expr.contains('$'), "{expr}: an unknown variable");
             let what = panel["title"].to_string();
-            let series = eventually(SOON, &what, async || {
+            // Sums over minutes begin with the next full one.
+            let series = eventually(3 * SOON, &what, async || {
                 let series = prometheus.ask(&expr).await?;
                 ensure!(!series.is_empty(), "{expr}: no series");
                 Ok(series)
