@@ -24,6 +24,7 @@ mod observability;
 mod packing;
 mod policies;
 mod preemption;
+mod quota;
 mod races;
 mod scheduling;
 mod serving;
