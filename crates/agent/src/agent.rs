@@ -29,6 +29,8 @@ use crate::state::State;
 
 /// Between two questions to the kubelet about what pods hold that did not ask gpustow.
 const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
+/// After this long, a claim's device that nobody could tell is looked up again.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Longest pause after writes that failed.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
@@ -54,6 +56,7 @@ pub(crate) struct Agent {
     node: Option<NodeView>,
     holdings: Vec<Holding>,
     slices: Slices,
+    next_look: Instant,
     owned: bool,
     published: Option<GpuNodeStatus>,
     heartbeat: Instant,
@@ -80,6 +83,7 @@ impl Agent {
             node: None,
             holdings: Vec::new(),
             slices: Slices::default(),
+            next_look: Instant::now(),
             owned: false,
             published: None,
             heartbeat: Instant::now(),
@@ -167,7 +171,9 @@ impl Agent {
     }
 
     async fn took(&mut self, holdings: Vec<Holding>) {
-        if !self.slices.know(&holdings) {
+        let is_due = holdings != self.holdings || Instant::now() >= self.next_look;
+        if is_due && !self.slices.know(&holdings) {
+            self.next_look = Instant::now() + LOOK_AGAIN;
             match self.cluster.slices().await {
                 Ok(slices) => self.slices = slices,
                 Err(error) => tracing::warn!(%error, "cannot read what claims' devices are called"),

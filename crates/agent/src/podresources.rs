@@ -125,6 +125,8 @@ fn holdings(answer: &ListPodResourcesResponse) -> Vec<Holding> {
             all.extend(claims.flat_map(|claim| of_claim(claim, by)));
         }
     }
+    // The kubelet has no order.
+    all.sort_by(|one, other| (&one.by.pod, &one.uuids).cmp(&(&other.by.pod, &other.uuids)));
     all
 }
 

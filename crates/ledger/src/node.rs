@@ -166,21 +166,13 @@ impl Node {
     /// The view as it would be if only the pods that `counts` accepts were there.
     pub(crate) fn view_of(&self, counts: impl Fn(&str) -> bool) -> NodeGpus {
         let cards = self.report.iter().flat_map(|report| {
-            let headroom = Mib(report.status.headroom_mib);
+            let headroom = report.status.headroom_mib;
             report
                 .status
                 .gpus
                 .iter()
                 .zip(&report.models)
-                .map(move |(gpu, &model)| {
-                    (
-                        gpu,
-                        model,
-                        Mib(gpu.total_mib)
-                            .minus(Mib(gpu.reserved_mib))
-                            .minus(headroom),
-                    )
-                })
+                .map(move |(gpu, &model)| (gpu, model, gpu.capacity(headroom)))
         });
         let cards = cards.map(|(gpu, model, capacity)| {
             // Whoever uses memory and holds none of it is a stranger until the agent says otherwise:
