@@ -82,7 +82,7 @@ async fn a_pod_without_an_assignment_counts_once_its_kubelet_has_accepted_it() -
         event(&case.client, &pod, "NoGpuAssignment").await?;
         anyhow::Ok(pod)
     };
-    by_hand("large", 10_000_000).await?;
+    by_hand("large", 1_000_000).await?;
     let small = by_hand("small", 5000).await?;
     node.capacity(79_000).await?;
     set_accepted(&case.client, &small).await?;
