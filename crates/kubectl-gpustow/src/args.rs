@@ -24,6 +24,7 @@ pub struct Args {
 
 /// Where to ask and for what.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
     #[command(flatten)]
     pub(crate) source: Source,
@@ -65,6 +66,9 @@ pub(crate) enum Command {
         output: Output,
     },
     /// GPUs: who holds how much, what is left
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow gpus --sort-by -room\n  kubectl gpustow gpus gpu-node-1 -o wide"
+    )]
     Gpus {
         /// Only this node's
         node: Option<String>,
@@ -77,8 +81,11 @@ pub(crate) enum Command {
         output: Output,
     },
     /// Why a pod waits, or why it is on its GPU. Exit code 1 if it waits
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow why trainer-0 -n team-a\n  kubectl gpustow why deploy/triton"
+    )]
     Why {
-        /// Name, or namespace/name
+        /// Name, namespace/name, or a workload's KIND/NAME: its oldest pod that waits
         pod: String,
         /// json or yaml; text otherwise, with the policy's costs if wide
         #[arg(
@@ -90,6 +97,9 @@ pub(crate) enum Command {
         format: Format,
     },
     /// Would this pod fit now? Exit code 1 if not
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow fit -f pod.yaml\n  kubectl gpustow fit -f - < job.yaml"
+    )]
     Fit {
         /// A Pod or a workload with a pod template; - for stdin
         #[arg(short = 'f', long = "filename", value_name = "FILE")]

@@ -212,6 +212,33 @@ impl Cluster {
         }
     }
 
+    /// Takes a bound pod out of the ledger, and what it uses out of its node's report: the memory of
+    /// a pod that is not in the books would count as a stranger's.
+    pub(crate) fn take_out(&mut self, pod: &PodFacts) {
+        self.ledger.delete_pod(&pod.uid);
+        self.report_of(pod, |used| *used != *pod.uid);
+    }
+
+    /// Puts it back, with what it uses.
+    pub(crate) fn put_back(&mut self, pod: PodFacts) {
+        self.report_of(&pod, |_| true);
+        self.ledger.apply_pod(pod);
+    }
+
+    /// Tells the ledger the report of the pod's node with these pods' use alone, no fresher than it is.
+    fn report_of(&mut self, pod: &PodFacts, keep: impl Fn(&str) -> bool) {
+        let node = pod.node.as_deref().unwrap_or_default();
+        let Some(mut status) = self.reports.get(node).cloned() else {
+            return;
+        };
+        for gpu in &mut status.gpus {
+            gpu.pods.retain(|used| keep(&used.uid));
+        }
+        let age = Duration::from_secs(self.report_age(node).unwrap_or(0));
+        let seen = self.now.saturating_sub(age);
+        self.ledger.apply_gpunode(node, status, seen);
+    }
+
     /// Every node with GPUs or with holders of GPU memory.
     pub(crate) fn views(&self) -> Vec<NodeView> {
         self.ledger.snapshot(self.now)

@@ -22,6 +22,7 @@ const CHUNK: u32 = 500;
 
 /// Flags that say where a cluster's objects come from.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Options of every command")]
 pub struct Source {
     /// kubeconfig file; without it $KUBECONFIG or ~/.kube/config
     #[arg(long, global = true, value_name = "FILE")]

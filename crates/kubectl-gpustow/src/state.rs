@@ -28,8 +28,32 @@ pub(crate) fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Op
     }
     let report = cluster.reports.get(&*view.name);
     let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
-    let reason = gpu.and_then(|gpu| gpu.reason.clone());
-    Some(reason.unwrap_or_else(|| "unhealthy".to_owned()))
+    let reason = gpu.and_then(|gpu| gpu.reason.as_deref());
+    let reason = reason.unwrap_or("unhealthy");
+    Some(match meaning(reason) {
+        Some(meaning) => format!("{reason} ({meaning})"),
+        None => reason.to_owned(),
+    })
+}
+
+/// What the number of an error means, in NVIDIA's words: of XIDs by
+/// <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>, of NVML's by nvml.h.
+fn meaning(reason: &str) -> Option<&'static str> {
+    Some(match reason {
+        "NVML's error 15" | "XID 79" => "GPU has fallen off the bus",
+        "XID 48" => "double bit ECC error",
+        "XID 62" => "internal micro-controller halt",
+        "XID 63" => "ECC page retirement or row remapping recorded",
+        "XID 64" => "ECC page retirement or row remapping failed",
+        "XID 74" => "NVLink error",
+        "XID 92" => "high single-bit ECC error rate",
+        "XID 94" => "contained ECC error",
+        "XID 95" => "uncontained ECC error",
+        "XID 109" => "context switch timeout",
+        "XID 119" => "GSP RPC timeout",
+        "XID 120" => "GSP error",
+        _ => return None,
+    })
 }
 
 /// What a new pod may take of the GPU: nothing while it takes none.
@@ -125,6 +149,12 @@ pub(crate) fn extender_is_ready(pod: &Pod) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_of_errors_have_words() {
+        assert_eq!(meaning("XID 79"), Some("GPU has fallen off the bus"));
+        assert_eq!(meaning("XID 79: fallen off the bus"), None);
+    }
 
     #[test]
     fn a_list_names_the_reasons_most_common_first() {

@@ -139,11 +139,11 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
         assignment: None,
         ..facts.clone()
     };
-    cluster.ledger.delete_pod(uid);
+    cluster.take_out(&facts);
     let views = cluster.views();
     let trial = try_pod(cluster, &views, &unbound);
     let why = running(cluster, &pod, &trial);
-    cluster.ledger.apply_pod(facts);
+    cluster.put_back(facts);
     Ok(why)
 }
 
