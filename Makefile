@@ -3,7 +3,7 @@
 DENY_VERSION := 0.20.2
 DENY := target/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 CARGO := cargo
-RUN := $(CARGO) run --locked --quiet
+RUN := $(CARGO) run --locked
 # How often the cases that look for races are repeated.
 ROUNDS := 20
 # Arguments for demo, cluster and the benches: make demo ARGS="--seed 7 --nodes 12"
