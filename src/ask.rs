@@ -2,9 +2,18 @@
 
 use std::time::Duration;
 
+use axum::body::to_bytes;
+use axum::http::{Request, header};
+use kube::Client;
+use kube::client::Body;
 use kube::core::Status;
+use kube::core::response::StatusDetails;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::time::timeout;
+
+/// Bytes of an answer: more than the API server takes of one object.
+const MAX_ANSWER: usize = 16 << 20;
 
 /// A request that was not answered as hoped.
 #[derive(Debug, Error)]
@@ -44,6 +53,53 @@ impl AskError {
     pub(crate) fn is_final(&self) -> bool {
         matches!(self.status(), Some(status @ 400..500) if ![401, 408, 429].contains(&status))
     }
+
+    /// How long the API server asked to be left alone; nothing if it did not.
+    #[must_use]
+    pub(crate) fn retry_after(&self) -> Duration {
+        let details = match self {
+            Self::Refused(status) => status.details.as_ref(),
+            _ => None,
+        };
+        Duration::from_secs(details.map_or(0, |details| details.retry_after_seconds.into()))
+    }
+}
+
+/// Sends a request whose refusal may say in its header when to come again. [`Client::request`] drops
+/// that.
+///
+/// # Errors
+/// If the API server refuses, or its answer cannot be read.
+pub(crate) async fn send<T: DeserializeOwned>(
+    client: &Client,
+    request: Request<Vec<u8>>,
+) -> Result<T, kube::Error> {
+    let answer = client.send(request.map(Body::from)).await?;
+    let code = answer.status();
+    let after = answer.headers().get(header::RETRY_AFTER);
+    let after = after.and_then(|value| value.to_str().ok()?.parse().ok());
+    let body = axum::body::Body::new(answer.into_body());
+    let body = to_bytes(body, MAX_ANSWER).await;
+    let body = body.map_err(|error| kube::Error::Service(error.into()))?;
+    if code.is_success() {
+        return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
+    }
+    let text = String::from_utf8_lossy(&body);
+    let mut status = serde_json::from_slice(&body)
+        .unwrap_or_else(|_| Status::failure(text.trim(), "Failed to parse error data"));
+    status.code = code.as_u16();
+    if let Some(seconds) = after {
+        let details = status.details.get_or_insert_with(|| StatusDetails {
+            name: String::new(),
+            group: String::new(),
+            kind: String::new(),
+            uid: String::new(),
+            causes: Vec::new(),
+            retry_after_seconds: 0,
+        });
+        details.retry_after_seconds = details.retry_after_seconds.max(seconds);
+    }
+    Err(kube::Error::Api(status.boxed()))
 }
 
 /// The request's answer, awaited no longer than `limit`.
@@ -57,5 +113,43 @@ pub(crate) async fn within<T>(
     match timeout(limit, request).await {
         Ok(answer) => Ok(answer?),
         Err(_) => Err(AskError::Timeout),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::Response;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// What comes of an answer with this status, header and body.
+    async fn asked(status: u16, after: &str, body: &'static str) -> AskError {
+        let answer = Response::builder()
+            .status(status)
+            .header(header::RETRY_AFTER, after)
+            .body(Body::from(body));
+        let answer = std::sync::Mutex::new(answer.ok());
+        let service = service_fn(move |_: Request<kube::client::Body>| {
+            let answer = answer.lock().unwrap().take().unwrap();
+            async { Ok::<_, kube::Error>(answer) }
+        });
+        let client = Client::new(service, "default");
+        let request = Request::patch("/").body(Vec::new()).unwrap();
+        let answer = send::<serde_json::Value>(&client, request).await;
+        answer.unwrap_err().into()
+    }
+
+    #[tokio::test]
+    async fn a_refusal_says_when_to_come_again() {
+        let plain = asked(429, "7", "Too many requests, please try again later.").await;
+        assert_eq!(plain.status(), Some(429));
+        assert_eq!(plain.retry_after(), Duration::from_secs(7));
+        let status = r#"{"kind":"Status","code":503,"details":{"retryAfterSeconds":9}}"#;
+        let told = asked(503, "2", status).await;
+        assert_eq!(told.retry_after(), Duration::from_secs(9));
+        let date = asked(503, "Wed, 21 Oct 2026 07:28:00 GMT", "").await;
+        assert_eq!(date.retry_after(), Duration::ZERO);
     }
 }

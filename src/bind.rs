@@ -310,16 +310,9 @@ impl Attempt<'_> {
             return Ok(None);
         }
         let epoch = self.app.epoch().await?;
-        if let Some(newer) = pod.epoch.filter(|newer| *newer > epoch) {
-            // Names the other one, as a rule.
+        if pod.epoch.is_some_and(|other| other > epoch) {
+            // Of a successor, or of an earlier Lease that somebody deleted.
             self.app.epoch.confirm(epoch).await?;
-            self.app.epoch.lost(epoch);
-            let holder = "another replica".to_owned();
-            let error = EpochError::NotOurs {
-                holder,
-                epoch: newer,
-            };
-            return Err(error.into());
         }
         let assigned = self.begin(pod)?;
         let copies = self.app.ledger().copies();

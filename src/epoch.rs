@@ -1,35 +1,43 @@
 //! One extender decides, without trusting a clock.
 //!
-//! The epoch is `spec.leaseTransitions` of a Lease, moved by compare-and-swap. Whoever is called
-//! by kube-scheduler takes the next one. A predecessor that did not leave cleanly may still have a
-//! Binding on its way: every unbound pod that asks for GPU memory is patched with the new epoch,
-//! which moves its resourceVersion and so makes that Binding fail, before the pods are listed and
-//! the first reservation is made. It does not know how they are listed.
+//! Who decides is written in a Lease, moved by compare-and-swap: the holder, the number of its epoch
+//! in `spec.leaseTransitions`, and `spec.acquireTime`, by which one tenure differs from every other
+//! even where somebody deleted the Lease and it counts anew. Whoever is called by kube-scheduler
+//! takes the next epoch. A predecessor that did not leave cleanly may still have a Binding on its
+//! way: [`Fence`] makes it fail before the pods are listed and the first reservation is made. It does
+//! not know how they are listed.
+//!
+//! `crates/ledger/tests/epoch` is this protocol's specification, and searches it for a card that is
+//! given away twice.
 
-use std::sync::{Mutex, PoisonError};
+mod fence;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::{StreamExt, TryStreamExt, stream};
 use gpustow_api::{PodFacts, names};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::sleep_until;
 
 use crate::ask::{AskError, within};
+use fence::Fence;
+pub(crate) use fence::Unfenced;
 
-/// Patches of pods under way at once while fencing.
-const FENCE_WIDTH: usize = 32;
 /// Compare-and-swaps of the Lease tried in one takeover.
 const SWAPS: u32 = 4;
 /// For one request about the Lease or one pod.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// For a list of all pods, and for the ledger to take it in.
-const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Before a takeover that failed goes on; twice as long after each failure, up to [`MAX_PAUSE`].
+const PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Why this replica may not decide.
 #[derive(Debug, Error)]
@@ -51,33 +59,92 @@ pub(crate) enum EpochError {
     /// A takeover takes its time.
     #[error("taking over from another extender: reading the cluster's state")]
     TakingOver,
+    /// This replica is about to end.
+    #[error("this extender is shutting down")]
+    Leaving,
+}
+
+/// What the Lease says about who decides; of one that is gone, the default.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Tenure {
+    holder: String,
+    epoch: u64,
+    /// UID of the Lease.
+    lease: Option<String>,
+    since: Option<MicroTime>,
+}
+
+impl Tenure {
+    fn of(lease: &Lease) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        let epoch = spec.lease_transitions.unwrap_or(0);
+        Self {
+            holder: spec.holder_identity.unwrap_or_default(),
+            epoch: u64::try_from(epoch).unwrap_or(0),
+            lease: lease.metadata.uid.clone(),
+            since: spec.acquire_time,
+        }
+    }
+
+    /// What no pod has borne before.
+    fn mark(&self) -> String {
+        let since = self.since.as_ref().map(|since| since.0.to_string());
+        format!(
+            "{} decides since {}: epoch {} of {}",
+            self.holder,
+            since.unwrap_or_default(),
+            self.epoch,
+            self.lease.as_deref().unwrap_or_default()
+        )
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The epoch that we hold as far as we know.
-    held: Option<u64>,
+    /// The tenure that is ours as far as we know, everybody fenced and listed.
+    held: Option<Tenure>,
     /// The last epoch that we wrote into the Lease, and when.
     taken: Option<(u64, Instant)>,
+    /// What tells the last tenure that we tried to write, known to be written or not, in
+    /// microseconds.
+    tried: Option<i64>,
     /// The epoch that was ours when the Lease was looked at last, and how many copies of pods had
     /// come when that look began.
     confirmed: Option<(u64, u64)>,
+    /// This replica takes no epoch any more.
+    closed: bool,
 }
 
-/// Where holder and epoch of the Lease are to be told.
-type Answer = oneshot::Sender<Result<(String, u64), AskError>>;
+type Shared = Arc<Mutex<State>>;
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How far a takeover has come; it goes on there after a failure.
+#[derive(Default)]
+struct Takeover {
+    /// What was won, whether the predecessor had left cleanly, and who is fenced.
+    won: Option<(Tenure, bool, Fence)>,
+    /// Not before this.
+    again: Option<Instant>,
+    pause: Duration,
+}
+
+/// Where the tenure of now is to be told.
+type Answer = oneshot::Sender<Result<Tenure, AskError>>;
 
 /// This replica's part in the succession of epochs.
 pub(crate) struct Epoch {
     leases: Api<Lease>,
-    pods: Api<Pod>,
+    client: Client,
     name: String,
     identity: String,
-    resource: String,
+    resource: Arc<str>,
     retake_after: Duration,
-    state: Mutex<State>,
-    /// Guards nothing but the takeover itself: one at a time.
-    takeover: tokio::sync::Mutex<()>,
+    state: Shared,
+    /// One at a time.
+    takeover: tokio::sync::Mutex<Takeover>,
     looks: mpsc::UnboundedSender<Answer>,
 }
 
@@ -111,50 +178,114 @@ impl Epoch {
         tokio::spawn(look_for_all(leases.clone(), name.clone(), asked));
         Self {
             leases,
-            pods: Api::all(client),
+            client,
             name,
             identity,
-            resource,
+            resource: resource.into(),
             retake_after,
-            state: Mutex::default(),
+            state: Shared::default(),
             takeover: tokio::sync::Mutex::default(),
             looks,
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
     }
 
     /// The epoch that this replica holds as far as it knows.
     #[must_use]
     pub(crate) fn held(&self) -> Option<u64> {
-        self.state().held
+        let state = self.state();
+        let held = state.held.as_ref().filter(|_| !state.closed);
+        held.map(|tenure| tenure.epoch)
     }
 
-    /// The epoch in which this replica decides; takes the next one if it holds none. `relist` ends
-    /// when the ledger has the pods of a list that was asked for after it began.
+    /// The epoch in which this replica decides; takes the next one if it holds none, above `known`.
+    /// `relist` ends when the ledger has the pods of a list that was asked for after it began, and
+    /// knows of the pods that could not be fenced.
     ///
     /// # Errors
     /// If another replica decides and this one may not relieve it yet, or the API server does not
-    /// answer.
-    pub(crate) async fn ensure(&self, relist: impl Future<Output = ()>) -> Result<u64, EpochError> {
-        let _one = self.takeover.lock().await;
+    /// answer. The next call goes on where this one stopped.
+    pub(crate) async fn ensure<F: Future<Output = ()>>(
+        &self,
+        known: impl Fn() -> u64,
+        relist: impl FnOnce(Arc<[Unfenced]>) -> F,
+    ) -> Result<u64, EpochError> {
+        let mut takeover = self.takeover.lock().await;
         if let Some(epoch) = self.held() {
             return Ok(epoch);
         }
-        let (epoch, clean) = self.swap().await?;
-        let fenced = if clean { 0 } else { self.fence(epoch).await? };
-        timeout(LIST_TIMEOUT, relist)
-            .await
-            .map_err(|_| AskError::Timeout)?;
+        if let Some(again) = takeover.again {
+            sleep_until(again.into()).await;
+        }
+        if self.state().closed {
+            return Err(EpochError::Leaving);
+        }
+        match self.take(&mut takeover, known, relist).await {
+            Ok(epoch) => {
+                *takeover = Takeover::default();
+                Ok(epoch)
+            }
+            Err(error) => {
+                takeover.pause = (takeover.pause * 2).clamp(PAUSE, MAX_PAUSE);
+                let asked = match &error {
+                    EpochError::Ask(error) => error.retry_after(),
+                    _ => Duration::ZERO,
+                };
+                takeover.again = Some(Instant::now() + takeover.pause.max(asked));
+                Err(error)
+            }
+        }
+    }
+
+    async fn take<F: Future<Output = ()>>(
+        &self,
+        takeover: &mut Takeover,
+        known: impl Fn() -> u64,
+        relist: impl FnOnce(Arc<[Unfenced]>) -> F,
+    ) -> Result<u64, EpochError> {
+        if let Some((won, ..)) = &takeover.won
+            && *won != self.look().await?
+        {
+            takeover.won = None;
+        }
+        let (tenure, clean, fence) = match &mut takeover.won {
+            Some(won) => won,
+            None => {
+                let (tenure, clean) = self.swap(known).await?;
+                let (epoch, mark) = (tenure.epoch, tenure.mark());
+                let fence = Fence::new(self.client.clone(), self.resource.clone(), epoch, mark);
+                takeover.won.insert((tenure, clean, fence))
+            }
+        };
+        let unfenced = match clean {
+            true => Vec::new(),
+            false => fence.run().await?,
+        };
+        let (epoch, fenced) = (tenure.epoch, fence.len());
+        let unfenced: Arc<[Unfenced]> = unfenced.into();
+        // However long it takes: begun anew, it would take as long again.
+        relist(unfenced.clone()).await;
         {
             let mut state = self.state();
-            state.held = Some(epoch);
-            // A Lease that was deleted counts from one again.
+            state.held = Some(tenure.clone());
+            // Epochs of a Lease that was deleted may repeat.
             state.confirmed = None;
         }
-        tracing::info!(epoch, identity = %self.identity, fenced, clean, "took over");
+        let missed = unfenced.len();
+        tracing::info!(epoch, identity = %self.identity, fenced, missed, clean, "took over");
+        for index in 0..missed {
+            let (fence, state, tenure) = (fence.clone(), self.state.clone(), tenure.clone());
+            let unfenced = unfenced.clone();
+            tokio::spawn(async move {
+                let lasts = || lock(&state).held.as_ref() == Some(&tenure);
+                if let Some(pod) = unfenced.get(index) {
+                    fence.keep_trying(pod, lasts).await;
+                }
+            });
+        }
         Ok(epoch)
     }
 
@@ -164,35 +295,38 @@ impl Epoch {
     /// If the API server refuses or does not answer.
     pub(crate) async fn is_inherited(&self) -> Result<bool, AskError> {
         let lease = within(TIMEOUT, self.leases.get_opt(&self.name)).await?;
-        Ok(lease.is_some_and(|lease| holder(&lease).0 == self.identity))
+        Ok(lease.is_some_and(|lease| Tenure::of(&lease).holder == self.identity))
     }
 
     /// Moves the Lease to the next epoch. Also says whether its last holder left cleanly.
-    async fn swap(&self) -> Result<(u64, bool), EpochError> {
+    async fn swap(&self, known: impl Fn() -> u64) -> Result<(Tenure, bool), EpochError> {
         for _ in 0..SWAPS {
             let old = within(TIMEOUT, self.leases.get_opt(&self.name)).await?;
             let params = PostParams::default();
-            let (epoch, clean, written) = match old {
+            let (clean, written) = match old {
                 None => {
-                    let lease = self.lease(None, 1);
+                    let taken = self.state().taken.map_or(0, |(epoch, _)| epoch);
+                    let lease = self.lease(None, known().max(taken));
                     let create = self.leases.create(&params, &lease);
-                    (1, false, within(TIMEOUT, create).await)
+                    (false, within(TIMEOUT, create).await)
                 }
                 Some(old) => {
                     let clean = left_cleanly(&old);
-                    let (holder, epoch) = holder(&old);
-                    if !clean && self.relieved_lately(epoch) {
+                    let tenure = Tenure::of(&old);
+                    if !clean && self.relieved_lately(&tenure) {
+                        let Tenure { holder, epoch, .. } = tenure;
                         return Err(EpochError::NotOurs { holder, epoch });
                     }
-                    let lease = self.lease(old.metadata.resource_version, epoch + 1);
+                    let lease = self.lease(old.metadata.resource_version, tenure.epoch);
                     let replace = self.leases.replace(&self.name, &params, &lease);
-                    (epoch + 1, clean, within(TIMEOUT, replace).await)
+                    (clean, within(TIMEOUT, replace).await)
                 }
             };
             match written {
-                Ok(_) => {
-                    self.state().taken = Some((epoch, Instant::now()));
-                    return Ok((epoch, clean));
+                Ok(lease) => {
+                    let tenure = Tenure::of(&lease);
+                    self.state().taken = Some((tenure.epoch, Instant::now()));
+                    return Ok((tenure, clean));
                 }
                 Err(error) if error.status() == Some(409) => {}
                 Err(error) => return Err(error.into()),
@@ -202,12 +336,20 @@ impl Epoch {
     }
 
     /// Did this replica take over just now, and does the Lease show that it was relieved since?
-    fn relieved_lately(&self, current: u64) -> bool {
-        let taken = self.state().taken;
-        taken.is_some_and(|(epoch, at)| epoch != current && at.elapsed() < self.retake_after)
+    fn relieved_lately(&self, current: &Tenure) -> bool {
+        let state = self.state();
+        let since = current.since.as_ref().map(|since| since.0.as_microsecond());
+        let ours = since.is_some() && since == state.tried;
+        let lately = |(_, at): (u64, Instant)| at.elapsed() < self.retake_after;
+        !ours && state.taken.is_some_and(lately)
     }
 
-    fn lease(&self, resource_version: Option<String>, epoch: u64) -> Lease {
+    /// The Lease with the epoch after `last`; the last of all is not passed, and stays apart from
+    /// itself by its time.
+    fn lease(&self, resource_version: Option<String>, last: u64) -> Lease {
+        let last = i32::try_from(last).unwrap_or(i32::MAX);
+        let now = Timestamp::now();
+        self.state().tried = Some(now.as_microsecond());
         Lease {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
@@ -215,58 +357,12 @@ impl Epoch {
                 ..ObjectMeta::default()
             },
             spec: Some(LeaseSpec {
+                acquire_time: Some(MicroTime(now)),
                 holder_identity: Some(self.identity.clone()),
-                lease_transitions: Some(i32::try_from(epoch).unwrap_or(i32::MAX)),
+                lease_transitions: Some(last.saturating_add(1)),
                 ..LeaseSpec::default()
             }),
         }
-    }
-
-    /// Makes every Binding fail that an earlier epoch still has under way. Pods of any scheduler
-    /// and gated ones too: they could have been anything when that Binding was sent.
-    async fn fence(&self, epoch: u64) -> Result<usize, EpochError> {
-        let unbound = ListParams::default().fields("spec.nodeName=");
-        let pods = within(LIST_TIMEOUT, self.pods.list(&unbound)).await?;
-        let asking = pods
-            .iter()
-            .filter_map(|pod| PodFacts::from_pod(pod, &self.resource));
-        let asking = asking.filter(|pod| pod.request.as_ref().map_or(true, |r| !r.is_empty()));
-        let patches: Vec<_> = asking.map(|pod| self.fence_pod(pod, epoch)).collect();
-        let patched = stream::iter(patches).buffer_unordered(FENCE_WIDTH);
-        patched
-            .try_fold(0, |sum, one| async move { Ok(sum + one) })
-            .await
-    }
-
-    /// 1 for a pod that was patched, 0 for one that need not be.
-    async fn fence_pod(&self, pod: PodFacts, epoch: u64) -> Result<usize, EpochError> {
-        let (pods, epoch) = (self.pods_of(&pod), epoch.to_string());
-        for _ in 0..SWAPS {
-            let patched = within(TIMEOUT, annotate(&pods, &pod, names::EPOCH, &epoch)).await;
-            match patched {
-                Ok(_) => return Ok(1),
-                Err(error) if error.status() == Some(404) => return Ok(0),
-                // Full: then a Binding, which brings more of them, cannot be on its way.
-                Err(AskError::Refused(status))
-                    if status.code == 422 && status.message.contains("metadata.annotations") =>
-                {
-                    return Ok(0);
-                }
-                // Another pod of that name is younger than our epoch.
-                Err(error) if error.status() == Some(409) => {
-                    let now = within(TIMEOUT, pods.get_opt(&pod.name)).await?;
-                    if now.and_then(|now| now.metadata.uid).as_deref() != Some(&*pod.uid) {
-                        return Ok(0);
-                    }
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(EpochError::TakingOver)
-    }
-
-    fn pods_of(&self, pod: &PodFacts) -> Api<Pod> {
-        Api::namespaced(self.pods.clone().into_client(), &pod.namespace)
     }
 
     /// Was `epoch` ours after pod copy number `copy` had come? Then a Binding with that copy's
@@ -299,56 +395,53 @@ impl Epoch {
     /// # Errors
     /// If it is not, or nobody could tell.
     pub(crate) async fn confirm(&self, epoch: u64) -> Result<(), EpochError> {
-        let (answer, answered) = oneshot::channel();
-        self.looks.send(answer).map_err(|_| AskError::Timeout)?;
-        let (holder, current) = answered.await.map_err(|_| AskError::Timeout)??;
-        if holder == self.identity && current == epoch {
+        let seen = self.look().await?;
+        let mut state = self.state();
+        let held = state.held.as_ref().filter(|held| held.epoch == epoch);
+        if held == Some(&seen) {
             return Ok(());
         }
-        self.lost(epoch);
-        Err(EpochError::NotOurs {
-            holder,
-            epoch: current,
-        })
-    }
-
-    /// Another replica has taken over from `epoch`.
-    pub(crate) fn lost(&self, epoch: u64) {
-        let mut state = self.state();
-        if state.held == Some(epoch) {
+        if held.is_some() {
             tracing::warn!(epoch, "another extender took over");
             state.held = None;
         }
+        let Tenure { holder, epoch, .. } = seen;
+        Err(EpochError::NotOurs { holder, epoch })
     }
 
-    /// Marks the epoch as left with every bind done, so that a successor need not fence.
+    /// The tenure that the API server shows from now on.
+    async fn look(&self) -> Result<Tenure, AskError> {
+        let (answer, answered) = oneshot::channel();
+        self.looks.send(answer).map_err(|_| AskError::Timeout)?;
+        answered.await.map_err(|_| AskError::Timeout)?
+    }
+
+    /// From here on nobody is told that this replica holds an epoch, and it takes none. Who was told
+    /// before may still act on it.
+    pub(crate) fn close(&self) {
+        self.state().closed = true;
+    }
+
+    /// Marks the epoch as left with every bind done and every pod fenced, so that a successor need
+    /// not fence.
     ///
     /// # Errors
     /// If the API server refuses or does not answer.
     pub(crate) async fn leave(&self) -> Result<(), AskError> {
-        let Some(epoch) = self.state().held.take() else {
+        let Some(tenure) = self.state().held.take() else {
             return Ok(());
         };
         let mut lease = within(TIMEOUT, self.leases.get(&self.name)).await?;
-        if holder(&lease) != (self.identity.clone(), epoch) {
+        if Tenure::of(&lease) != tenure {
             return Ok(());
         }
         let annotations = lease.metadata.annotations.get_or_insert_default();
         annotations.insert(names::LEFT_CLEANLY.to_owned(), "true".to_owned());
         let params = PostParams::default();
         within(TIMEOUT, self.leases.replace(&self.name, &params, &lease)).await?;
-        tracing::info!(epoch, "left the epoch cleanly");
+        tracing::info!(epoch = tenure.epoch, "left the epoch cleanly");
         Ok(())
     }
-}
-
-fn holder(lease: &Lease) -> (String, u64) {
-    let spec = lease.spec.as_ref();
-    let holder = spec
-        .and_then(|spec| spec.holder_identity.clone())
-        .unwrap_or_default();
-    let epoch = spec.and_then(|spec| spec.lease_transitions).unwrap_or(0);
-    (holder, u64::try_from(epoch).unwrap_or(0))
 }
 
 fn left_cleanly(lease: &Lease) -> bool {
@@ -381,7 +474,7 @@ async fn look_for_all(
         }
         let seen = within(TIMEOUT, leases.get_opt(&name)).await;
         // A Lease that is gone is nobody's.
-        let seen = seen.map(|lease| lease.as_ref().map(holder).unwrap_or_default());
+        let seen = seen.map(|lease| lease.as_ref().map(Tenure::of).unwrap_or_default());
         for answer in waiting {
             let copy = match &seen {
                 Ok(seen) => Ok(seen.clone()),

@@ -11,6 +11,8 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use crate::epoch::Unfenced;
+
 /// Events of one kind that wait to be sent; more are dropped.
 const QUEUE: usize = 4096;
 /// So many Events are sent at once, then so many a second: an Event costs the API server about as
@@ -90,6 +92,19 @@ impl Events {
         self.told.insert(pod.uid.clone(), (kind, Instant::now()));
         let (reason, action) = ("GpuMemoryUnavailable", "Scheduling");
         let event = event(EventType::Warning, reason, action, note());
+        send(&self.refusals, pod, event);
+    }
+
+    /// An earlier extender may still bind the pod, and nobody can prevent it.
+    pub(crate) fn unfenced(&self, Unfenced { pod, error }: &Unfenced) {
+        tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot fence the pod");
+        let note = format!(
+            "An earlier extender's Binding of this pod may still arrive, for its status cannot be \
+             written: {error}. Until that works or the pod changes, it is not scheduled, and GPU \
+             memory is held back for it. Find the policy or webhook that refuses pods/status, or \
+             make the pod anew"
+        );
+        let event = event(EventType::Warning, "GpuFenceFailed", "Scheduling", note);
         send(&self.refusals, pod, event);
     }
 }

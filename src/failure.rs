@@ -69,7 +69,7 @@ impl From<&AskError> for ErrorKind {
 impl From<&EpochError> for ErrorKind {
     fn from(error: &EpochError) -> Self {
         match error {
-            EpochError::NotOurs { .. } => Self::Internal,
+            EpochError::NotOurs { .. } | EpochError::Leaving => Self::Internal,
             EpochError::Ask(error) => error.into(),
             EpochError::TakingOver => Self::Timeout,
         }

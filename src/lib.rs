@@ -34,7 +34,7 @@ use tokio::time::{sleep, timeout};
 pub use args::{Args, LogFormat};
 use bind::Binds;
 use call::Calls;
-use epoch::{Epoch, EpochError};
+use epoch::{Epoch, EpochError, Unfenced};
 use events::Events;
 use failure::{ErrorKind, Failure};
 use metrics::Metrics;
@@ -125,11 +125,17 @@ impl App {
         // Its own task: kube-scheduler hanging up must not end a takeover in the middle.
         let app = self.clone();
         let taking = tokio::spawn(async move {
-            let relist = async {
+            let known = || app.ledger().highest_epoch();
+            let relist = async |unfenced: Arc<[Unfenced]>| {
                 app.lists.pods.renew().await;
                 app.metrics.takeovers.inc();
+                let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
+                app.ledger().withhold(pods);
+                unfenced
+                    .iter()
+                    .for_each(|unfenced| app.events.unfenced(unfenced));
             };
-            app.epoch.ensure(relist).await
+            app.epoch.ensure(known, relist).await
         });
         match timeout(self.args.bind_timeout, taking).await {
             Ok(Ok(taken)) => taken,
@@ -264,9 +270,10 @@ async fn resume(app: Arc<App>) {
 /// Sees binds through, then leaves the epoch.
 async fn drain(app: &App) {
     let done = async {
-        while app.binds.count() > 0 {
-            sleep(Duration::from_millis(20)).await;
-        }
+        binds_done(app).await;
+        // A call that came since may have been told of the epoch.
+        app.epoch.close();
+        binds_done(app).await;
     };
     if timeout(DRAIN, done).await.is_err() {
         tracing::warn!(
@@ -275,7 +282,18 @@ async fn drain(app: &App) {
         );
         return;
     }
+    let unfenced = app.ledger().unfenced();
+    if unfenced > 0 {
+        tracing::warn!(unfenced, "pods could not be fenced; the successor will try");
+        return;
+    }
     if let Err(error) = app.epoch.leave().await {
         tracing::warn!(%error, "cannot mark the epoch as left; the successor will fence");
+    }
+}
+
+async fn binds_done(app: &App) {
+    while app.binds.count() > 0 {
+        sleep(Duration::from_millis(20)).await;
     }
 }

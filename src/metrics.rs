@@ -57,6 +57,8 @@ pub(crate) struct Totals {
     pub(crate) reservations: (usize, usize),
     /// Reservations that ended without a bind.
     pub(crate) expirations: u64,
+    /// Pods that an earlier extender may still bind.
+    pub(crate) unfenced: usize,
     /// What the pods that wait for room ask for.
     pub(crate) waiting: Vec<Arc<Request>>,
     /// When the oldest of them was created, in seconds since 1970.

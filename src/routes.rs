@@ -329,6 +329,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
             nodes,
             reservations: ledger.reservations(),
             expirations: ledger.expirations(),
+            unfenced: ledger.unfenced(),
             waiting: ledger.waiting_requests().collect(),
             oldest: ledger.oldest_waiting(),
             per_gpu: app.args.metrics_per_gpu,

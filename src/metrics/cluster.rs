@@ -49,6 +49,12 @@ pub(super) fn cluster(
     )?;
     expirations.inc_by(totals.expirations);
     registry.register(Box::new(expirations))?;
+    let unfenced = IntGauge::new(
+        "gpustow_unfenced_pods",
+        "Pods that an earlier extender may still bind, because their status cannot be written",
+    )?;
+    unfenced.set(count(totals.unfenced));
+    registry.register(Box::new(unfenced))?;
     mismatches(registry, &totals.nodes)?;
     memory(registry, &totals.nodes, models)?;
     if totals.per_gpu {

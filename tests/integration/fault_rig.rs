@@ -1,6 +1,7 @@
 //! What the cases of faults share: a control plane that they use in turn, replicas of the extender
 //! with a proxy each between them and the API server, and calls as kube-scheduler makes them.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -52,6 +53,16 @@ impl Replica {
         identity: &str,
         args: &[&str],
     ) -> Result<Replica> {
+        Replica::of(gpustow(), cluster, identity, args).await
+    }
+
+    /// Starts one of another build.
+    pub(crate) async fn of(
+        program: &Path,
+        cluster: &ControlPlane,
+        identity: &str,
+        args: &[&str],
+    ) -> Result<Replica> {
         let proxy = ApiProxy::start(cluster).await?;
         let kubeconfig = cluster
             .kubeconfig(SYSTEM, ACCOUNT, Some(proxy.url()))
@@ -62,7 +73,7 @@ impl Replica {
         // The cases' nodes have no agent that repeats its report.
         options.args.push("--stale-after=86400".to_owned());
         options.args.extend(args.iter().map(ToString::to_string));
-        let extender = Extender::start(cluster, gpustow(), &kubeconfig, options).await?;
+        let extender = Extender::start(cluster, program, &kubeconfig, options).await?;
         Ok(Replica { proxy, extender })
     }
 

@@ -118,6 +118,9 @@ impl Ledger {
             let node = node.to_owned();
             return Err(BindRefusal::Excluded { node, reason });
         }
+        if self.is_unfenced(uid) {
+            return Err(refusal(Reason::Unfenced));
+        }
         match self.reservations.get(uid) {
             // Annotations may have changed what it asks for since filter saw it.
             Some(held) if *held.node == *node && held.request == request => {}

@@ -83,6 +83,8 @@ pub struct Ledger {
     pub(crate) tried: HashMap<Uid, Tried>,
     /// Unbound pods by the node that kube-scheduler nominated for them, or where they have a claim.
     pub(crate) nominated: HashMap<Arc<str>, HashSet<Uid>>,
+    /// Pods that an earlier extender may still bind, as they were when nobody could prevent it.
+    pub(crate) unfenced: HashMap<Uid, Arc<PodFacts>>,
     pub(crate) claims: HashMap<Uid, Claim>,
     pub(crate) waiting: Waiting,
     pub(crate) wakes: Wakes,
@@ -206,6 +208,10 @@ impl Ledger {
             own,
             copy: self.tick(),
         };
+        let same = |then: &Arc<PodFacts>| then.resource_version == pod.resource_version;
+        if !self.unfenced.get(&uid).is_none_or(same) {
+            self.release_unfenced(&uid);
+        }
         let old = self.pods.insert(uid.clone(), known);
         self.demand
             .moved(old.as_ref().map(|old| &*old.facts), Some(&pod));
@@ -272,6 +278,7 @@ impl Ledger {
                 self.touch(name);
             }
         }
+        self.release_unfenced(uid);
         self.drop_reservation(uid);
         self.tried.remove(uid);
         self.waiting.remove(uid);
@@ -362,10 +369,11 @@ impl Ledger {
         if was_stale && node.gate().is_stale(now, stale_after) == Some(false) {
             self.waiting.room_on(&name);
         }
-        if let Some(old) = old {
-            self.models.release(&old.models);
-        }
         self.touch(&name);
+        match old {
+            Some(old) => self.models.release(&old.models),
+            None => self.withhold_on(&name),
+        }
     }
 
     /// A GpuNode is gone.

@@ -44,6 +44,8 @@ pub enum Reason {
     Gone,
     /// The call had spent its steps before it came to this node: the pod will be asked for again.
     NotYet,
+    /// An earlier extender's Binding of this pod may still arrive.
+    Unfenced,
 }
 
 impl Reason {
@@ -56,6 +58,7 @@ impl Reason {
             Self::BindUnderWay,
             Self::Gone,
             Self::NotYet,
+            Self::Unfenced,
         ];
         Refusal::ALL.into_iter().map(Self::Fit).chain(own)
     }
@@ -71,6 +74,10 @@ impl Reason {
             Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
             Self::Gone => "the pod has been deleted",
             Self::NotYet => "not looked at yet: the search for many containers or GPUs goes on",
+            Self::Unfenced => {
+                "the API server refuses to write this pod's status, see its Events: an earlier \
+                 Binding of it may still arrive"
+            }
         }
     }
 
@@ -90,6 +97,7 @@ impl Reason {
             Self::BindUnderWay => "bind_under_way",
             Self::Gone => "gone",
             Self::NotYet => "not_yet",
+            Self::Unfenced => "unfenced",
         }
     }
 }
@@ -150,6 +158,9 @@ impl Ledger {
                 },
                 None => refuse_all(candidates, Reason::BindUnderWay),
             };
+        }
+        if self.is_unfenced(uid) {
+            return refuse_all(candidates, Reason::Unfenced);
         }
         if let Some(reservation) = self.reservations.get(uid) {
             let node = reservation.node.clone();

@@ -32,6 +32,7 @@ mod offers;
 mod preempt;
 mod slots;
 mod snapshot;
+mod unfenced;
 mod waiting;
 mod wake;
 

@@ -14,5 +14,6 @@ mod nominated;
 mod preempt;
 mod reports;
 mod rescan;
+mod unfenced;
 mod wake;
 mod waking;

@@ -1,0 +1,235 @@
+//! Makes every Binding fail that an earlier epoch still has under way.
+//!
+//! A Binding bears the resourceVersion of the copy of the pod that its sender saw. Each unbound pod
+//! that asks for GPU memory is patched, so that its resourceVersion moves. What counts is that it
+//! moved, not that the patch was taken: a value that was there before writes nothing.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream};
+use gpustow_api::{PodFacts, names};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::core::{PartialObjectMeta, Request, Resource};
+use kube::{Api, Client};
+use serde_json::json;
+use thiserror::Error;
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
+
+use super::TIMEOUT;
+use crate::ask::{AskError, send, within};
+use crate::decode::Each;
+
+/// Patches under way at once.
+const WIDTH: usize = 32;
+/// Pods of one page of the list.
+const PAGE: u32 = 1000;
+/// For one page.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Before a pod is tried again; twice as long after each failure.
+const PAUSE: Duration = Duration::from_millis(50);
+/// A takeover tries a pod so often at least.
+const TRIES: u32 = 3;
+/// It waits this long for a pod after its first try.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same where the API server refused for a reason that seldom goes away.
+const PATIENCE_IF_REFUSED: Duration = Duration::from_secs(1);
+/// The API server's bound on annotations, less more than a fence adds. No extender sends a Binding,
+/// which brings more of them, for a pod that is so full.
+const FULL: usize = (256 << 10) - 2048;
+
+/// Why a pod may still be bound by an earlier epoch.
+#[derive(Debug, Error)]
+pub(crate) enum FenceError {
+    /// The write failed.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    /// The write was taken and left the pod as it was.
+    #[error("the API server took the write and the pod did not change: does a webhook undo it?")]
+    Unmoved,
+}
+
+impl FenceError {
+    /// Will it most likely be the same in a moment?
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Unmoved => true,
+            Self::Ask(error) => error.is_final(),
+        }
+    }
+
+    /// How long the API server asked to be left alone.
+    fn retry_after(&self) -> Duration {
+        match self {
+            Self::Ask(error) => error.retry_after(),
+            Self::Unmoved => Duration::ZERO,
+        }
+    }
+}
+
+/// A pod that could not be fenced: an earlier epoch's Binding may still arrive.
+#[derive(Debug)]
+pub(crate) struct Unfenced {
+    /// As it was listed after the epoch had begun.
+    pub(crate) pod: Arc<PodFacts>,
+    /// Why.
+    pub(crate) error: FenceError,
+}
+
+/// What one epoch writes, and where it has.
+#[derive(Clone)]
+pub(crate) struct Fence {
+    client: Client,
+    resource: Arc<str>,
+    epoch: String,
+    /// Was in no pod before.
+    mark: String,
+    /// UIDs of pods that no earlier epoch can bind.
+    done: HashSet<Arc<str>>,
+}
+
+impl Fence {
+    /// Of an epoch that nothing has been fenced for. No pod has borne `mark` before.
+    pub(crate) fn new(client: Client, resource: Arc<str>, epoch: u64, mark: String) -> Self {
+        Self {
+            client,
+            resource,
+            epoch: epoch.to_string(),
+            mark,
+            done: HashSet::new(),
+        }
+    }
+
+    /// How many pods it holds for.
+    pub(crate) fn len(&self) -> usize {
+        self.done.len()
+    }
+
+    /// Fences every pod that needs it and is not fenced yet, and tells which could not be. Whatever
+    /// the scheduler of a pod: that may have been another when the Binding was sent.
+    ///
+    /// # Errors
+    /// If the pods cannot be listed. What was fenced stays so.
+    pub(crate) async fn run(&mut self) -> Result<Vec<Unfenced>, AskError> {
+        let pods = Api::<Each<Pod>>::all(self.client.clone());
+        let mut page = ListParams::default().fields("spec.nodeName=").limit(PAGE);
+        let mut unfenced = Vec::new();
+        loop {
+            let listed = within(LIST_TIMEOUT, pods.list(&page)).await?;
+            let targets = listed.items.iter().filter_map(|pod| self.target(pod));
+            let targets: Vec<_> = targets.collect();
+            let slots = Semaphore::new(WIDTH);
+            let this = &*self;
+            let tries = targets.iter().map(|pod| this.insist(pod, &slots));
+            let tries: Vec<_> = tries.collect();
+            // A pod that waits for its next try keeps no other from being tried.
+            let width = tries.len().max(1);
+            let errors: Vec<_> = stream::iter(tries).buffered(width).collect().await;
+            for (pod, error) in targets.into_iter().zip(errors) {
+                match error {
+                    None => drop(self.done.insert(pod.uid.clone())),
+                    // Nobody could tell what to bind this copy with.
+                    Some(_) if pod.request.is_err() => {}
+                    Some(error) => unfenced.push(Unfenced { pod, error }),
+                }
+            }
+            match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok(unfenced),
+            }
+        }
+    }
+
+    /// The pod, if an earlier epoch may have a Binding for this very copy of it. The API server binds
+    /// none that is gated or being deleted; no pod becomes gated, and none is deleted no more.
+    fn target(&self, pod: &Each<Pod>) -> Option<Arc<PodFacts>> {
+        let facts = pod.facts(&self.resource)?;
+        let asks = facts.request.as_ref().map_or(true, |r| !r.is_empty());
+        let annotations = pod.meta().annotations.iter().flatten();
+        let bytes: usize = annotations
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
+        let exposed = asks
+            && !facts.gated
+            && !facts.deleting
+            && bytes <= FULL
+            && !self.done.contains(&facts.uid);
+        exposed.then(|| Arc::new(facts))
+    }
+
+    /// Tries until it is of no use to wait longer; the last error.
+    async fn insist(&self, pod: &PodFacts, slots: &Semaphore) -> Option<FenceError> {
+        let mut began = None;
+        let mut pause = PAUSE;
+        for tries in 1.. {
+            let slot = slots.acquire().await;
+            let began = *began.get_or_insert_with(Instant::now);
+            let error = self.fence(pod).await.err()?;
+            drop(slot);
+            let patience = match error.is_refusal() {
+                true => PATIENCE_IF_REFUSED,
+                false => PATIENCE,
+            };
+            let wait = pause.max(error.retry_after());
+            if tries >= TRIES && began.elapsed() + wait > patience {
+                return Some(error);
+            }
+            sleep(wait).await;
+            pause *= 2;
+        }
+        None
+    }
+
+    /// Tries for as long as the epoch lasts; ends when no earlier one can bind the pod.
+    pub(crate) async fn keep_trying(&self, unfenced: &Unfenced, lasts: impl Fn() -> bool) {
+        let mut pause = PATIENCE_IF_REFUSED;
+        let mut after = unfenced.error.retry_after();
+        loop {
+            sleep(pause.max(after)).await;
+            if !lasts() {
+                return;
+            }
+            match self.fence(&unfenced.pod).await {
+                Ok(()) => return,
+                Err(error) => after = error.retry_after(),
+            }
+            pause = (pause * 2).min(Duration::from_secs(60));
+        }
+    }
+
+    /// Moves the resourceVersion of the pod away from that of this copy. It is well, too, if the pod
+    /// is gone or was moved by somebody else.
+    async fn fence(&self, pod: &PodFacts) -> Result<(), FenceError> {
+        let patch = json!({"metadata": {
+            "uid": &*pod.uid,
+            "annotations": {names::EPOCH: &self.epoch, names::FENCE: &self.mark},
+        }});
+        let params = PatchParams::default();
+        let url = Pod::url_path(&(), Some(&pod.namespace));
+        let patch = Request::new(url)
+            .patch_subresource("status", &pod.name, &params, &Patch::Merge(patch))
+            .map_err(|error| AskError::Broken(Box::new(kube::Error::BuildRequest(error))))?;
+        let patched = within(TIMEOUT, send::<PartialObjectMeta<Pod>>(&self.client, patch)).await;
+        let now = match patched {
+            Ok(now) => Some(now),
+            Err(error) if error.status() == Some(404) => None,
+            // Another pod of that name, or somebody else writes it just now.
+            Err(error) if error.status() == Some(409) => {
+                let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
+                within(TIMEOUT, pods.get_metadata_opt(&pod.name)).await?
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let same = now.is_some_and(|now| {
+            now.metadata.uid.as_deref() == Some(&*pod.uid)
+                && now.metadata.resource_version.as_deref() == Some(&*pod.resource_version)
+        });
+        match same {
+            true => Err(FenceError::Unmoved),
+            false => Ok(()),
+        }
+    }
+}
