@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::baselines::Choice;
 use crate::progress::Progress;
-use crate::protocol::{Mode, Workload};
+use crate::protocol::{Mode, Wave, Workload};
 use crate::replay::replay_all;
-use crate::report::{Summary, table};
+use crate::report::{Summary, table, whole_table};
+use crate::trace::TracePod;
 use crate::{synthetic, trace};
 use gpustow_pack::PolicyKind;
 
@@ -29,7 +30,7 @@ const SYNTHETIC: [(Choice, f64); 2] = [
 ];
 const SYNTHETIC_SEEDS: RangeInclusive<u64> = 42..=51;
 
-const POLICIES: [Choice; 9] = [
+const POLICIES: [Choice; 10] = [
     Choice::Random,
     Choice::DotProd,
     Choice::Clustering,
@@ -38,8 +39,14 @@ const POLICIES: [Choice; 9] = [
     Choice::Fgd,
     Choice::FullestNode,
     Choice::Own(PolicyKind::FirstFit),
+    Choice::Own(PolicyKind::Binpack),
     Choice::Own(PolicyKind::Tight),
 ];
+
+/// Percent of arrivals at which pods of eight GPUs begin to come, and nothing else.
+const WAVES: [u32; 3] = [30, 50, 70];
+/// Nodes of the trace that they come to: all, and so few.
+const WAVE_NODES: [usize; 2] = [usize::MAX, 60];
 
 /// A published mean: list, policy, percent of arrivals, percent allocated.
 struct Published {
@@ -82,7 +89,7 @@ fn compare(
         .iter()
         .map(|(policy, summary)| (policy.name(), summary.clone()))
         .collect();
-    println!("{title}\n{}", table(&named));
+    println!("{title}\n{}\n{}", table(&named), whole_table(&named));
     Ok(summaries)
 }
 
@@ -111,7 +118,9 @@ fn openb(folder: &Path, seeds: RangeInclusive<u64>, off: &mut Vec<String>) -> Re
     let published = published(&trace::read(&path)?).with_context(|| path.display().to_string())?;
     let nodes = trace::nodes(&trace::read(&folder.join("openb_node_list_gpu_node.csv"))?)?;
     let lists = lists(folder)?;
-    let mut progress = Progress::new(lists.len() * POLICIES.len() * seeds.clone().count());
+    let waves_runs = WAVES.len() * WAVE_NODES.len();
+    let runs = (lists.len() + waves_runs) * POLICIES.len();
+    let mut progress = Progress::new(runs * seeds.clone().count());
     for path in lists {
         let list = list_name(&path);
         let pods = trace::pods(&trace::read(&path)?).with_context(|| path.display().to_string())?;
@@ -125,6 +134,42 @@ fn openb(folder: &Path, seeds: RangeInclusive<u64>, off: &mut Vec<String>) -> Re
                     off.push(format!("{list}: {text}"));
                 }
             }
+        }
+        if list == DEFAULT_LIST {
+            waves(&workload, &seeds, &mut progress)?;
+        }
+    }
+    Ok(())
+}
+
+/// Demand that the policies turn away, in percent of the cards, where late pods want whole nodes.
+fn waves(workload: &Workload, seeds: &RangeInclusive<u64>, progress: &mut Progress) -> Result<()> {
+    let mut workload = workload.clone();
+    let jobs = workload.read(vec![TracePod {
+        name: "whole-node".to_owned(),
+        cpu_milli: 64_000,
+        ram_mib: 262_144,
+        gpus: 8,
+        gpu_milli: 1000,
+        models: Vec::new(),
+    }]);
+    println!("turned away of pods of eight GPUs that come from some percent of arrivals on, %");
+    for nodes in WAVE_NODES {
+        workload.nodes = nodes;
+        for policy in POLICIES {
+            let count = nodes.min(workload.hosts.len());
+            let mut line = format!("{count:>5} nodes {policy:<16}");
+            for at in WAVES {
+                let jobs = jobs.clone();
+                workload.wave = Some(Wave { at, jobs });
+                let summary = Summary::of(&replay_all(&workload, policy, seeds.clone(), progress)?);
+                let away = summary.unplaced_pct;
+                line += &format!(
+                    "{:>20}",
+                    format!("@{at} {:.2} ±{:.2}", away.mean, away.ci95)
+                );
+            }
+            println!("{line}");
         }
     }
     Ok(())

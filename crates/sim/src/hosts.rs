@@ -59,6 +59,12 @@ impl Host {
         self.cpu >= job.cpu && self.ram >= job.ram && self.model & job.models != 0
     }
 
+    /// True if no pod holds a part of its cards.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.left.iter().all(|&left| left == self.card)
+    }
+
     /// True if the card may take its part of the job.
     #[must_use]
     pub fn card_fits(&self, card: usize, job: &Job) -> bool {

@@ -1,4 +1,4 @@
-//! Allocation against arrivals as an SVG picture, one line per policy.
+//! What is allocated, or empty, against arrivals as an SVG picture, one line per policy.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,8 +11,6 @@ use crate::report::Summary;
 /// Size of the picture, and of the margins around the axes: left, right, top, bottom.
 const SIZE: (f64, f64) = (860.0, 500.0);
 const MARGIN: (f64, f64, f64, f64) = (64.0, 200.0, 48.0, 56.0);
-/// Percent of arrivals from which on policies can be told apart.
-const FROM: u32 = 70;
 /// Height of a line of the legend.
 const LINE: f64 = 18.0;
 /// Colours that people with any colour vision can tell apart (Okabe and Ito).
@@ -30,21 +28,56 @@ struct Curve<'a> {
     dash: &'a str,
 }
 
-/// Maps percent of arrivals and percent allocated to places in the picture.
+/// What is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drawn {
+    /// Percent of the cards allocated, from 70 % of arrivals on: before that nothing is turned away.
+    Allocated,
+    /// Nodes without a GPU pod, up to 100 % of arrivals.
+    Empty,
+}
+
+impl Drawn {
+    fn points(self, summary: &Summary) -> Vec<(u32, f64)> {
+        match self {
+            Self::Allocated => {
+                let points = summary.allocation_pct.range(70..);
+                points.map(|(level, mean)| (*level, mean.mean)).collect()
+            }
+            Self::Empty => {
+                let points = summary.whole.range(..=100);
+                points
+                    .map(|(level, whole)| (*level, whole["empty_nodes"].mean))
+                    .collect()
+            }
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Allocated => "allocated, % of all GPUs",
+            Self::Empty => "nodes without a GPU pod",
+        }
+    }
+}
+
+/// Maps percent of arrivals and what is drawn to places in the picture.
 struct Axes {
+    from: u32,
     to: u32,
     low: f64,
     high: f64,
+    step: f64,
 }
 
 impl Axes {
     fn x(&self, level: u32) -> f64 {
-        let part = f64::from(level - FROM) / f64::from((self.to - FROM).max(1));
+        let part = f64::from(level - self.from) / f64::from((self.to - self.from).max(1));
         MARGIN.0 + part * (SIZE.0 - MARGIN.0 - MARGIN.1)
     }
 
-    fn y(&self, allocated: f64) -> f64 {
-        let part = (allocated - self.low) / (self.high - self.low);
+    fn y(&self, value: f64) -> f64 {
+        let part = (value - self.low) / (self.high - self.low);
         SIZE.1 - MARGIN.3 - part * (SIZE.1 - MARGIN.2 - MARGIN.3)
     }
 }
@@ -57,13 +90,12 @@ fn escape(text: &str) -> String {
 
 /// The picture; `title` says what was replayed.
 #[must_use]
-pub fn svg(title: &str, summaries: &[(&str, Summary)]) -> String {
+pub fn svg(title: &str, drawn: Drawn, summaries: &[(&str, Summary)]) -> String {
     let mut curves: Vec<Curve<'_>> = summaries
         .iter()
         .enumerate()
         .map(|(index, (name, summary))| {
-            let points = summary.allocation_pct.range(FROM..);
-            let points: Vec<_> = points.map(|(level, mean)| (*level, mean.mean)).collect();
+            let points = drawn.points(summary);
             Curve {
                 name,
                 last: points.last().map_or(0.0, |point| point.1),
@@ -75,11 +107,23 @@ pub fn svg(title: &str, summaries: &[(&str, Summary)]) -> String {
         .collect();
     curves.sort_by(|a, b| b.last.total_cmp(&a.last));
     let all = || curves.iter().flat_map(|curve| &curve.points);
-    let lowest = all().map(|point| point.1).fold(95.0, f64::min);
+    let (low, high, step) = match drawn {
+        Drawn::Allocated => {
+            let lowest = all().map(|point| point.1).fold(95.0, f64::min);
+            ((lowest / 5.0).floor() * 5.0, 100.0, 5.0)
+        }
+        Drawn::Empty => {
+            let highest = all().map(|point| point.1).fold(1.0, f64::max);
+            let step = 10_f64.powf(highest.log10().floor());
+            (0.0, (highest / step).ceil() * step, step)
+        }
+    };
     let axes = Axes {
-        to: all().map(|point| point.0).max().unwrap_or(FROM + 1),
-        low: (lowest / 5.0).floor() * 5.0,
-        high: 100.0,
+        from: all().map(|point| point.0).min().unwrap_or(0),
+        to: all().map(|point| point.0).max().unwrap_or(1),
+        low,
+        high,
+        step,
     };
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" \
@@ -91,7 +135,7 @@ pub fn svg(title: &str, summaries: &[(&str, Summary)]) -> String {
         x = MARGIN.0,
         title = escape(title),
     );
-    grid(&mut text, &axes);
+    grid(&mut text, &axes, drawn.label());
     for curve in curves.iter().rev() {
         let points: Vec<String> = curve
             .points
@@ -112,7 +156,7 @@ pub fn svg(title: &str, summaries: &[(&str, Summary)]) -> String {
     text
 }
 
-fn grid(text: &mut String, axes: &Axes) {
+fn grid(text: &mut String, axes: &Axes, label: &str) {
     let (left, right) = (MARGIN.0, SIZE.0 - MARGIN.1);
     let (top, bottom) = (MARGIN.2, SIZE.1 - MARGIN.3);
     let mut level = axes.low;
@@ -125,9 +169,9 @@ fn grid(text: &mut String, axes: &Axes) {
             left - 8.0,
             y + 4.5
         );
-        level += 5.0;
+        level += axes.step;
     }
-    for level in (FROM..=axes.to).filter(|level| level % 10 == 0) {
+    for level in (axes.from..=axes.to).filter(|level| level % 10 == 0) {
         let x = axes.x(level);
         let _ = writeln!(
             text,
@@ -142,8 +186,8 @@ fn grid(text: &mut String, axes: &Axes) {
          stroke=\"#888888\"/>\n\
          <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">GPUs asked for so far, % of all \
          GPUs</text>\n\
-         <text transform=\"translate(18 {:.1}) rotate(-90)\" text-anchor=\"middle\">allocated, % \
-         of all GPUs</text>",
+         <text transform=\"translate(18 {:.1}) rotate(-90)\" text-anchor=\"middle\">{label}\
+         </text>",
         right - left,
         bottom - top,
         (left + right) / 2.0,

@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 
 use crate::hosts::{Host, Job, Models};
 use crate::random::Random;
@@ -83,6 +84,17 @@ impl FromStr for Mode {
     }
 }
 
+/// Who places pods without GPUs, which never reach gpustow in a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CpuPods {
+    /// The policy itself, as the paper has it
+    Policy,
+    /// kube-scheduler, as it is set up by default: where most CPU and host memory stay free
+    LeastAllocated,
+    /// kube-scheduler, set up to fill nodes: where least of them stays free
+    MostAllocated,
+}
+
 /// A cluster and the jobs of a trace, ready to be drawn from.
 #[derive(Clone, Debug)]
 pub struct Workload {
@@ -90,9 +102,24 @@ pub struct Workload {
     pub hosts: Vec<Host>,
     /// The jobs of the trace in the order of their names.
     pub jobs: Vec<Job>,
+    /// So many of the hosts, drawn by seed; all if there are fewer.
+    pub nodes: usize,
+    /// What comes instead from some point on.
+    pub wave: Option<Wave>,
+    /// Who places pods without GPUs.
+    pub cpu_pods: CpuPods,
     mode: Mode,
     models: Vec<String>,
     classes: HashMap<Class, usize>,
+}
+
+/// From some point on, until as much has been asked for as there is, jobs come from another list.
+#[derive(Clone, Debug)]
+pub struct Wave {
+    /// Percent of the cards asked for when it begins.
+    pub at: u32,
+    /// What is drawn from.
+    pub jobs: Vec<Job>,
 }
 
 /// What tells classes of jobs apart: CPU, host memory, GPUs, thousandths, models.
@@ -143,6 +170,9 @@ impl Workload {
         let mut workload = Self {
             hosts,
             jobs: Vec::new(),
+            nodes: usize::MAX,
+            wave: None,
+            cpu_pods: CpuPods::Policy,
             mode,
             models,
             classes: HashMap::new(),
@@ -193,15 +223,17 @@ impl Workload {
     }
 
     /// The experiment of a seed: all jobs of the trace in random order, then jobs drawn with
-    /// replacement (or jobs taken out) until arrivals ask for 130 % of the cards.
+    /// replacement (or jobs taken out) until arrivals ask for 130 % of the cards, or until the wave.
     #[must_use]
     pub fn experiment(&self, seed: u64) -> Experiment {
         let mut random = Random::new(seed);
         let mut hosts = self.hosts.clone();
         random.shuffle(&mut hosts);
+        hosts.truncate(self.nodes);
+        let cards: u64 = hosts.iter().map(|host| host.left.len() as u64).sum();
         let mut arrivals = self.jobs.clone();
         random.shuffle(&mut arrivals);
-        let wanted = (TUNE * 1000.0 * self.cards() as f64) as u64;
+        let wanted = (TUNE * 1000.0 * cards as f64) as u64;
         let mut demand: u64 = arrivals.iter().map(Job::demand).sum();
         while demand > wanted {
             let index = random.below(arrivals.len());
@@ -214,6 +246,21 @@ impl Workload {
                 break;
             }
             arrivals.push(job.clone());
+        }
+        if let Some(wave) = &self.wave {
+            let mut demand = 0;
+            let begins = u64::from(wave.at) * 10 * cards;
+            arrivals.retain(|job| {
+                demand += job.demand();
+                demand <= begins
+            });
+            let mut demand: u64 = arrivals.iter().map(Job::demand).sum();
+            while demand < 1000 * cards && !wave.jobs.is_empty() {
+                let job = &wave.jobs[random.below(wave.jobs.len())];
+                // A list without GPUs would never end.
+                demand += job.demand().max(1);
+                arrivals.push(job.clone());
+            }
         }
         Experiment { hosts, arrivals }
     }

@@ -1,5 +1,6 @@
 //! One workload through one policy: pods come one by one, and what fits nowhere is dropped.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use anyhow::{Result, bail};
 use crate::baselines::{Choice, Fragmentation, TargetMix};
 use crate::hosts::{Host, Job};
 use crate::progress::Progress;
-use crate::protocol::Workload;
+use crate::protocol::{CpuPods, Workload};
 
 /// Where a policy puts a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +30,45 @@ pub trait Placer {
     /// The pod `id`, which was placed, is gone. The hosts are as they are afterwards.
     fn left(&mut self, id: usize, job: &Job, placed: &Placed);
 
+    /// The pod `id`, which asks for no GPU, was put on this host by somebody else. The hosts are as they
+    /// are afterwards.
+    fn beside(&mut self, _id: usize, _job: &Job, _host: usize) {}
+
     /// A minute has gone by.
     fn tick(&mut self) {}
+}
+
+/// How much of a cluster is in one piece.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Whole {
+    /// Nodes without a GPU pod.
+    pub empty: f64,
+    /// Those of them that have as many cards as any node has.
+    pub empty_large: f64,
+    /// Wholly free cards on the node that has most of them.
+    pub largest: f64,
+    /// Cards of nodes with a GPU pod, in percent of all: what runs, and is paid for, if an empty node
+    /// is switched off.
+    pub running_pct: f64,
+}
+
+impl Whole {
+    /// The state of these hosts.
+    #[must_use]
+    pub fn of(hosts: &[Host]) -> Self {
+        let cards = |host: &Host| host.left.len();
+        let most = hosts.iter().map(cards).max().unwrap_or(0);
+        let free = |host: &Host| host.left.iter().filter(|left| **left == host.card).count();
+        let all: usize = hosts.iter().map(cards).sum();
+        let empty = || hosts.iter().filter(|host| host.is_empty());
+        let idle: usize = empty().map(cards).sum();
+        Self {
+            empty: empty().count() as f64,
+            empty_large: empty().filter(|host| cards(host) == most).count() as f64,
+            largest: hosts.iter().map(free).max().unwrap_or(0) as f64,
+            running_pct: 100.0 * (all - idle) as f64 / all.max(1) as f64,
+        }
+    }
 }
 
 /// What one run showed. All percentages are of the cluster's cards.
@@ -40,6 +78,8 @@ pub struct Run {
     pub allocated: BTreeMap<u32, f64>,
     /// Free cards that are of no use to the trace's mix, in percent of what is free, likewise.
     pub fragmented: BTreeMap<u32, f64>,
+    /// How whole the cluster is when so much has been asked for.
+    pub whole: BTreeMap<u32, Whole>,
     /// GPUs asked for when a pod was turned away for the first time.
     pub first_rejection: Option<f64>,
     /// Pods and thousandths of cards turned away, by [`kind`].
@@ -63,6 +103,31 @@ pub fn kind(job: &Job) -> &'static str {
     }
 }
 
+/// kube-scheduler's own choice for a pod without GPUs, by what stays free of CPU and host memory; the
+/// first of equals.
+fn by_kube_scheduler(
+    cpu_pods: CpuPods,
+    hosts: &[Host],
+    sizes: &[(u64, u64)],
+    job: &Job,
+) -> Option<Placed> {
+    let free = |host: &Host, size: &(u64, u64)| {
+        let part = |free: u64, asked: u64, all: u64| 100 * (free - asked) / all.max(1);
+        let parts = part(host.cpu, job.cpu, size.0) + part(host.ram, job.ram, size.1);
+        match cpu_pods {
+            CpuPods::MostAllocated => 200 - parts,
+            CpuPods::LeastAllocated | CpuPods::Policy => parts,
+        }
+    };
+    let hosts = hosts.iter().zip(sizes).enumerate();
+    let able = hosts.filter(|(_, (host, _))| host.admits(job));
+    let best = able.max_by_key(|(at, (host, size))| (free(host, size), Reverse(*at)));
+    best.map(|(host, _)| Placed {
+        host,
+        cards: Vec::new(),
+    })
+}
+
 /// Replays the experiment of `seed`; `None` if it was stopped on the way.
 ///
 /// # Errors
@@ -77,8 +142,9 @@ pub fn replay(
     let mut hosts = experiment.hosts;
     let mut placer = choice.placer(&hosts, &workload.jobs, seed);
     let mut waste = Fragmentation::new(TargetMix::of(&workload.jobs), &hosts);
+    let sizes: Vec<(u64, u64)> = hosts.iter().map(|host| (host.cpu, host.ram)).collect();
     let capacity: u64 = hosts.iter().flat_map(|host| &host.left).sum();
-    let cards = 1000.0 * workload.cards() as f64;
+    let cards = 1000.0 * hosts.iter().map(|host| host.left.len()).sum::<usize>() as f64;
     let (mut arrived, mut used, mut idle, mut unplaced) = (0, 0, cards, 0);
     let mut run = Run::default();
     let mut buckets: BTreeMap<u32, (f64, f64, u32)> = BTreeMap::new();
@@ -90,7 +156,11 @@ pub fn replay(
         }
         arrived += job.demand();
         let begun = Instant::now();
-        let placed = placer.place(&hosts, job, id);
+        let by_others = job.gpus == 0 && workload.cpu_pods != CpuPods::Policy;
+        let placed = match by_others {
+            true => by_kube_scheduler(workload.cpu_pods, &hosts, &sizes, job),
+            false => placer.place(&hosts, job, id),
+        };
         run.decision_ns
             .push(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let percent = 100.0 * arrived as f64 / cards;
@@ -98,6 +168,9 @@ pub fn replay(
             let host = hosts.get_mut(placed.host);
             if !host.is_some_and(|host| host.take(job, &placed.cards)) {
                 bail!("{choice} put pod {id} where it does not fit: {job:?} on {placed:?}");
+            }
+            if by_others {
+                placer.beside(id, job, placed.host);
             }
             let host = &hosts[placed.host];
             let charged = job.gpus as u64 * host.charge(job);
@@ -110,7 +183,9 @@ pub fn replay(
             *count = (count.0 + 1, count.1 + job.demand());
             unplaced += job.demand();
         }
-        let bucket = buckets.entry(percent.round() as u32).or_default();
+        let level = percent.round() as u32;
+        run.whole.entry(level).or_insert_with(|| Whole::of(&hosts));
+        let bucket = buckets.entry(level).or_default();
         bucket.0 += 100.0 * used as f64 / capacity as f64;
         bucket.1 += 100.0 * waste.total() / idle.max(1.0);
         bucket.2 += 1;

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::replay::Run;
+use crate::replay::{Run, Whole};
 
 /// Levels of arrivals, in percent of the cards, that tables show.
 pub const LEVELS: [u32; 5] = [90, 95, 100, 115, 130];
+/// Percent of arrivals at which a partly full cluster is shown.
+const PARTIAL: [u32; 4] = [20, 40, 60, 80];
 
 /// A mean over seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -63,6 +65,8 @@ pub struct Summary {
     pub allocation_pct: BTreeMap<u32, Mean>,
     /// Of no use to the mix, in percent of what is free, likewise.
     pub fragmentation_pct: BTreeMap<u32, Mean>,
+    /// How whole the cluster is, by percent of arrivals and by what [`WHOLE`] names.
+    pub whole: BTreeMap<u32, BTreeMap<&'static str, Mean>>,
     /// Demand turned away, in percent of all cards.
     pub unplaced_pct: Mean,
     /// The same by what was asked for.
@@ -102,6 +106,13 @@ impl Summary {
             sum.pods += *pods as f64 / runs.len() as f64;
             sum.gpus += *milli as f64 / 1000.0 / runs.len() as f64;
         }
+        let whole = |level: u32| {
+            let all = || runs.iter().filter_map(|run| run.whole.get(&level));
+            let over = |of: fn(&Whole) -> f64| Mean::of(&all().map(of).collect::<Vec<_>>());
+            (level, WHOLE.map(|(name, of)| (name, over(of))).into())
+        };
+        let seen = runs.first().into_iter().flat_map(|run| run.whole.keys());
+        let tenths = seen.copied().filter(|level| level % 10 == 0);
         let mut times: Vec<u64> = runs
             .iter()
             .flat_map(|run| &run.decision_ns)
@@ -118,12 +129,45 @@ impl Summary {
             runs: runs.len(),
             allocation_pct: levels(&|run| run.allocated.clone()),
             fragmentation_pct: levels(&|run| run.fragmented.clone()),
+            whole: tenths.map(whole).collect(),
             unplaced_pct: mean(&|run| Some(run.unplaced_pct)),
             unplaced,
             first_rejection_pct: mean(&|run| run.first_rejection),
             decision_us: [("p50", quantile(0.5)), ("p99", quantile(0.99))].into(),
         }
     }
+}
+
+/// What is told of a partly full cluster.
+pub const WHOLE: [(&str, fn(&Whole) -> f64); 4] = [
+    ("empty_nodes", |whole| whole.empty),
+    ("empty_large_nodes", |whole| whole.empty_large),
+    ("largest_free_gpus", |whole| whole.largest),
+    ("running_gpus_pct", |whole| whole.running_pct),
+];
+
+/// What is whole in a partly full cluster as a table, one policy per line: empty nodes, empty nodes of
+/// the largest kind, most free GPUs on one node, percent of GPUs on nodes that run.
+#[must_use]
+pub fn whole_table(summaries: &[(&str, Summary)]) -> String {
+    let mut text = format!("{:<16}", "empty nodes");
+    for level in PARTIAL {
+        text += &format!("{:>28}", format!("@{level}"));
+    }
+    text.push('\n');
+    for (name, summary) in summaries {
+        text += &format!("{name:<16}");
+        for level in PARTIAL {
+            let shown = summary.whole.get(&level).map(|whole| {
+                let mean = |name| whole.get(name).map_or(0.0, |mean: &Mean| mean.mean);
+                let [empty, large, largest, running] = WHOLE.map(|(name, _)| mean(name));
+                format!("{empty:.1}/{large:.1}/{largest:.1}/{running:.1} %")
+            });
+            text += &format!("{:>28}", shown.unwrap_or_default());
+        }
+        text.push('\n');
+    }
+    text
 }
 
 /// The summaries as a table, one policy per line.

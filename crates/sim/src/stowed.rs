@@ -171,6 +171,14 @@ impl Placer for Stowed {
         self.ledger.delete_pod(&id.to_string());
     }
 
+    fn beside(&mut self, id: usize, job: &Job, host: usize) {
+        let bound = PodFacts {
+            node: Some(self.names[host].clone()),
+            ..self.pod(id, job)
+        };
+        self.ledger.apply_pod(bound);
+    }
+
     fn tick(&mut self) {
         self.ledger.learn();
     }

@@ -141,6 +141,46 @@ fn a_replay_is_drawn() -> Result<()> {
 }
 
 #[test]
+fn a_partly_full_cluster_and_a_wave_are_shown() -> Result<()> {
+    let folder = folder("partly")?;
+    let [nodes, pods] = lists(&folder)?;
+    let large = folder.join("large.csv").display().to_string();
+    let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli";
+    fs::write(&large, format!("{head}\nlarge,8000,1024,8,1000\n"))?;
+    let plot = folder.join("empty.svg");
+    let file = plot.display().to_string();
+    let lists = [
+        "replay",
+        "--nodes",
+        &nodes,
+        "--pods",
+        &pods,
+        "--output=json",
+    ];
+    let run = |more: &[&str]| -> Result<Value> {
+        let policies = ["--policy=tight,spread", "--seeds=42..43"];
+        let args = [&lists[..], &policies, more].concat();
+        Ok(serde_json::from_str(&printed(sim(&args).output()?)?)?)
+    };
+    let mean = |json: &Value, policy: &str, of: &str| {
+        let number = json["policies"][policy].pointer(of);
+        number
+            .and_then(Value::as_f64)
+            .with_context(|| of.to_owned())
+    };
+    let steady = run(&["--plot-empty", &file])?;
+    let empty = "/whole/40/empty_large_nodes/mean";
+    assert!(mean(&steady, "tight", empty)? > mean(&steady, "spread", empty)?);
+    assert_eq!(fs::read_to_string(&plot)?.matches("<polyline").count(), 2);
+    let wave = run(&["--then", &large, "--at=50"])?;
+    let away = "/unplaced_pct/mean";
+    assert!(mean(&wave, "tight", away)? < mean(&wave, "spread", away)?);
+    let by_others = run(&["--cpu-pods=least-allocated", "--nodes-count=20"])?;
+    assert_eq!(by_others["policies"]["tight"]["runs"], 2);
+    Ok(())
+}
+
+#[test]
 fn an_interrupted_run_prints_what_it_has_and_leaves_no_half_file() -> Result<()> {
     let folder = folder("interrupted")?;
     let [nodes, pods] = lists(&folder)?;

@@ -169,4 +169,10 @@ impl Placer for Fgd {
     fn left(&mut self, _id: usize, _job: &Job, placed: &Placed) {
         self.known[placed.host].clear();
     }
+
+    fn beside(&mut self, _id: usize, _job: &Job, host: usize) {
+        if let Some(known) = self.known.get_mut(host) {
+            known.clear();
+        }
+    }
 }

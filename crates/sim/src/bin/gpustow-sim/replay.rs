@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use gpustow_sim::baselines::Choice;
-use gpustow_sim::plot::{svg, write_whole};
+use gpustow_sim::plot::{Drawn, svg, write_whole};
 use gpustow_sim::progress::Progress;
-use gpustow_sim::protocol::{Mode, Workload};
+use gpustow_sim::protocol::{CpuPods, Mode, Wave, Workload};
 use gpustow_sim::replay::replay_all;
-use gpustow_sim::report::{Summary, table};
+use gpustow_sim::report::{Summary, table, whole_table};
 use serde_json::json;
 
 use crate::{Output, read_nodes, read_pods, seeds};
@@ -37,6 +37,18 @@ pub(crate) struct Args {
     /// models that the trace does not name)
     #[arg(long, default_value = "u")]
     mode: Mode,
+    /// Pod list to draw from, from --at on, until as much has been asked for as there is
+    #[arg(long, value_name = "CSV", requires = "at")]
+    then: Option<PathBuf>,
+    /// Percent of the GPUs asked for when the list changes
+    #[arg(long, value_name = "PERCENT", requires = "then", value_parser = clap::value_parser!(u32).range(..=100))]
+    at: Option<u32>,
+    /// So many of the nodes, drawn with each seed; without it all
+    #[arg(long, value_name = "N")]
+    nodes_count: Option<usize>,
+    /// Who places pods without GPUs; in a cluster they do not reach gpustow
+    #[arg(long, value_enum, default_value = "policy")]
+    cpu_pods: CpuPods,
     /// Seeds: one, or the first and last of a range
     #[arg(long, default_value = "42..51", value_parser = seeds)]
     seeds: (u64, u64),
@@ -46,6 +58,9 @@ pub(crate) struct Args {
     /// Draw allocation against arrivals, a line per policy
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Draw nodes without a GPU pod against arrivals, a line per policy
+    #[arg(long, value_name = "FILE.svg")]
+    plot_empty: Option<PathBuf>,
     /// How to print
     #[arg(long, value_enum, default_value = "table")]
     output: Output,
@@ -53,13 +68,19 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let Protocol::Fgd = args.protocol;
-    let workload = Workload::new(read_nodes(&args.nodes)?, read_pods(&args.pods)?, args.mode)?;
+    let mut workload = Workload::new(read_nodes(&args.nodes)?, read_pods(&args.pods)?, args.mode)?;
     ensure!(workload.cards() > 0, "{}: no GPUs", args.nodes.display());
     ensure!(
         workload.jobs.iter().any(|job| job.demand() > 0),
         "{}: no pod asks for GPUs",
         args.pods.display()
     );
+    workload.cpu_pods = args.cpu_pods;
+    workload.nodes = args.nodes_count.unwrap_or(usize::MAX);
+    if let (Some(path), Some(at)) = (&args.then, args.at) {
+        let jobs = workload.read(read_pods(path)?);
+        workload.wave = Some(Wave { at, jobs });
+    }
     let (first, last) = args.seeds;
     let seeds = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
     let mut progress = Progress::new(seeds.saturating_mul(args.policy.len()));
@@ -70,14 +91,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             summaries.push((policy.name(), Summary::of(&runs)));
         }
     }
-    if let Some(path) = &args.plot {
+    let plots = [
+        (&args.plot, Drawn::Allocated),
+        (&args.plot_empty, Drawn::Empty),
+    ];
+    for (path, drawn) in plots {
+        let Some(path) = path else { continue };
         let list = args.pods.file_stem().unwrap_or_default().to_string_lossy();
         let cards = workload.cards();
         let title = format!("{list}: {cards} GPUs, mode {}, {seeds} seeds", args.mode);
-        write_whole(path, &svg(&title, &summaries))?;
+        write_whole(path, &svg(&title, drawn, &summaries))?;
     }
     match args.output {
-        Output::Table => print!("{}", table(&summaries)),
+        Output::Table => print!("{}\n{}", table(&summaries), whole_table(&summaries)),
         Output::Json => {
             let policies: BTreeMap<_, _> = summaries.into_iter().collect();
             let document = json!({
