@@ -60,6 +60,12 @@ bench-server: control-plane ## Memory of the extender with a full cluster, and /
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --release --package gpustow-testkit --bin bench-server -- $(ARGS)
 
+.PHONY: bench-takeover
+bench-takeover: control-plane ## How long a takeover lasts with waiting pods and failing patches, beside an earlier build
+	$(CARGO) build --locked --bin gpustow
+	$(RUN) --release --package gpustow-testkit --bin bench-takeover -- \
+	    --gpustow "before=$$(tests/previous/build.sh),now=target/debug/gpustow" $(ARGS)
+
 .PHONY: bench-agent
 bench-agent: control-plane ## What the agent costs its node, and how soon its report decides
 	$(CARGO) build --locked --release --package gpustow --package gpustow-agent --package gpustow-fake-nvml
