@@ -19,7 +19,7 @@ demo: ## Watch pods being packed on a simulated cluster (ARGS=--help for options
 
 .PHONY: cluster
 cluster: control-plane ## Start a real control plane with simulated GPU nodes, until Ctrl-C
-	$(CARGO) build --locked --package gpustow --package gpustow-agent --bins
+	$(CARGO) build --locked --package gpustow --package gpustow-agent --package kubectl-gpustow --bins
 	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
 
 .PHONY: test

@@ -2,7 +2,11 @@
 //!
 //! The API server, the controllers, both kube-schedulers, the extender and the nodes' agents are
 //! real. Nodes, kubelets and GPUs are not: this program creates the nodes, writes the files in which
-//! the agents look for their cards, and calls bound pods running. No container ever starts.
+//! the agents look for their cards and for the pods' programs, and calls bound pods running. No container
+//! ever starts.
+
+#[path = "cluster/programs.rs"]
+mod programs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,6 +28,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
 use nvidia_ml::Machine;
 use nvidia_ml::machine::Gpu;
+use programs::Programs;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -40,6 +45,9 @@ struct Args {
     /// The extender's binary
     #[arg(long, default_value = "target/debug/gpustow")]
     gpustow: PathBuf,
+    /// Where kubectl-gpustow is
+    #[arg(long, default_value = "target/debug")]
+    plugin: PathBuf,
     /// The agent's binary
     #[arg(long, default_value = "target/debug/gpustow-agent")]
     agent: PathBuf,
@@ -75,10 +83,11 @@ async fn run(args: &Args) -> Result<()> {
     let client = cluster.admin()?;
     install(args, &cluster, &client).await?;
     let folder = cluster.dir().join("gpus");
-    std::fs::create_dir(&folder)?;
+    let mut programs = Programs::new(&folder);
+    std::fs::create_dir_all(programs.proc())?;
     let mut agents = Vec::new();
     for number in 0..args.nodes {
-        agents.push(node(args, &cluster, &client, &folder, number).await?);
+        agents.push(node(args, &cluster, &client, &mut programs, number).await?);
     }
 
     let kubeconfig = cluster
@@ -100,10 +109,9 @@ async fn run(args: &Args) -> Result<()> {
         for agent in &agents {
             agent.wait_ready().await?;
         }
-        welcome(args, &cluster, &extender, &folder);
-        anyhow::Ok(())
+        welcome(args, &cluster, &extender, &folder)
     };
-    tokio::try_join!(ready, resources(&client), kubelets(&client))?;
+    tokio::try_join!(ready, resources(&client), kubelets(&client, programs))?;
     Ok(())
 }
 
@@ -146,7 +154,7 @@ async fn node(
     args: &Args,
     cluster: &ControlPlane,
     client: &Client,
-    folder: &Path,
+    programs: &mut Programs,
     number: u16,
 ) -> Result<Agent> {
     let (l40s, t4) = (("NVIDIA L40S", 49_152), ("Tesla T4", 16_384));
@@ -175,50 +183,63 @@ async fn node(
             total_mib,
             ..Gpu::default()
         });
-    let machine = Machine {
+    let mut machine = Machine {
         driver: "simulated".to_owned(),
         gpus: gpus.collect(),
         ..Machine::default()
     };
-    let file = folder.join(format!("{name}.yaml"));
+    if let (0, Some(last)) = (number, machine.gpus.last_mut()) {
+        last.processes.push(programs.stranger()?);
+    }
+    let file = programs.file(&name);
     machine.write(&file)?;
     let devices = format!("fake:{}", file.display());
-    Agent::start(cluster, &args.agent, &name, &devices, &[]).await
+    let proc = format!("--proc={}", programs.proc().display());
+    Agent::start(cluster, &args.agent, &name, &devices, &[proc]).await
 }
 
-fn welcome(args: &Args, cluster: &ControlPlane, extender: &Extender, folder: &Path) {
-    let examples = args.repository.join("manifests/examples");
+fn welcome(args: &Args, cluster: &ControlPlane, extender: &Extender, folder: &Path) -> Result<()> {
+    let examples = args.repository.join("manifests/examples").canonicalize()?;
     let examples = examples.display();
+    let plugin = args.plugin.canonicalize()?;
     println!(
         "
-The cluster is ready: {} nodes with simulated GPUs. In another terminal:
+The cluster is ready: {} nodes with simulated GPUs. In another terminal, from any folder:
 
   export KUBECONFIG={}
-  export PATH={}:$PATH
+  export PATH={}:{}:$PATH
 
-  kubectl get gpunodes
-  cargo run --package kubectl-gpustow -- ui           # every GPU with its pods, in a browser
-  kubectl apply -f {examples}/inference-pod.yaml
+A tour:
+
   kubectl apply -f {examples}/
-  kubectl get pods -o wide
-  kubectl describe pod inference
-  kubectl scale deployment triton --replicas=200     # more than fit: some wait
-  curl -s {}/metrics | grep gpustow_cluster
+      # ten pods, each on the GPU that leaves the most useful room; this terminal says where
+  kubectl gpustow gpus
+      # requested against in use: programs take 60, 100, 35 or 115 % of their request, every fifth none
+  kubectl scale deployment triton --replicas=200; kubectl gpustow why deploy/triton
+      # more than fit: what the next one lacks, on which GPU, and whose end makes room for it
+  kubectl gpustow check
+      # a pod above its request, idle ones, and 3 GiB on gpu-node-0 that belong to no pod
+  kubectl gpustow ui
+      # all of it live in a browser
+
+More to try: kubectl describe pod inference; kubectl gpustow top; curl -s {}/metrics | grep gpustow_cluster
 
 The nodes' agents are real and look for their cards in {}.
-Change a file there, and the cluster sees it within seconds: `usedMiB: 40000` at a card is a
-stranger's memory, `error: 15` a card that fell off the bus.
+Change a file there, and the cluster sees it within seconds: `error: 15` at a card is one that fell off
+the bus.
 
-No container starts: pods are called Running as soon as they have a node.
-Logs are in {}. Ctrl-C ends all of it.
+No container starts: pods are called Running as soon as they have a node. Deployments, StatefulSets, Jobs and
+CronJobs work, DaemonSets do not. Logs are in {}. Ctrl-C ends all of it.
 ",
         args.nodes,
         cluster.admin_kubeconfig().display(),
+        plugin.display(),
         cluster.bin().display(),
         extender.health_url,
         folder.display(),
         cluster.dir().display(),
     );
+    Ok(())
 }
 
 /// The kubelets: what a node has of GPU memory, its pods may have.
@@ -256,7 +277,7 @@ async fn resources(client: &Client) -> Result<()> {
 type Said = BTreeMap<String, String>;
 
 /// The kubelets: bound pods run, and deleted ones end. Says what happens to every pod.
-async fn kubelets(client: &Client) -> Result<()> {
+async fn kubelets(client: &Client, mut programs: Programs) -> Result<()> {
     let pods = watcher(Api::<Pod>::all(client.clone()), watcher::Config::default());
     let mut events = std::pin::pin!(pods.default_backoff());
     let mut said = Said::new();
@@ -265,13 +286,16 @@ async fn kubelets(client: &Client) -> Result<()> {
         match event {
             Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
                 tell(&mut said, &pod);
-                if let Err(error) = run_pod(client, &pod, &mut started).await {
+                if let Err(error) = run_pod(client, &pod, &mut started, &mut programs).await {
                     println!("! {}: {error:#}", full_name(&pod));
                 }
             }
             Ok(watcher::Event::Delete(pod)) => {
                 let uid = pod.uid().unwrap_or_default();
                 started.remove(&uid);
+                if let Err(error) = programs.end(&uid) {
+                    println!("! {}: {error:#}", full_name(&pod));
+                }
                 if said.remove(&uid).is_some() {
                     println!("{:40} gone", full_name(&pod));
                 }
@@ -283,11 +307,16 @@ async fn kubelets(client: &Client) -> Result<()> {
     Ok(())
 }
 
-async fn run_pod(client: &Client, pod: &Pod, started: &mut BTreeSet<String>) -> Result<()> {
+async fn run_pod(
+    client: &Client,
+    pod: &Pod,
+    started: &mut BTreeSet<String>,
+    programs: &mut Programs,
+) -> Result<()> {
     let spec = pod.spec.as_ref().context("pod without a spec")?;
-    if spec.node_name.is_none() {
+    let Some(node) = &spec.node_name else {
         return Ok(());
-    }
+    };
     let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     let name = pod.name_any();
     if pod.metadata.deletion_timestamp.is_some() {
@@ -301,6 +330,10 @@ async fn run_pod(client: &Client, pod: &Pod, started: &mut BTreeSet<String>) -> 
         return Ok(());
     }
     set_running(client, pod).await?;
+    let assignment = pod.annotations().get(names::ASSIGNMENT);
+    if let Some(assignment) = assignment.and_then(|it| Assignment::decode(it).ok()) {
+        programs.begin(&pod.uid().unwrap_or_default(), node, &assignment)?;
+    }
     let ready = [
         "PodReadyToStartContainers",
         "Initialized",
