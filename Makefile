@@ -45,6 +45,10 @@ screenshots: ## Take the page's pictures in docs/images anew
 soak: ## The same with the repeated cases 200 times
 	@$(MAKE) --no-print-directory test ROUNDS=200
 
+.PHONY: teeth
+teeth: ## Take mends of the ledger out again and see the model find each (ARGS=tests/teeth/NAME.patch for some)
+	@tests/teeth/run.sh $(ARGS)
+
 .PHONY: bench
 bench: ## Benchmark the decision and the routes, and packing against others (OPENB=DIR: on the openb trace too)
 	$(CARGO) bench --locked --bench '*' -- $(ARGS)

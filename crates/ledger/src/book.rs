@@ -163,6 +163,7 @@ impl Ledger {
             |known: &Known| known.copy < asked || pod.node.is_some() && known.facts.node.is_none();
         if known.is_none_or(|known| is_newer(known) && (known.own.is_some() || !is_same(known))) {
             let seen = known.is_some_and(|known| known.seen);
+            self.end_given_up(&pod);
             self.put_pod(pod, seen, Some(now));
         }
     }

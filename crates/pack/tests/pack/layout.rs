@@ -196,3 +196,22 @@ fn every_test_that_architecture_names_exists() -> io::Result<()> {
     assert!(named >= 9, "only {named} tests named");
     Ok(())
 }
+
+/// `make teeth` takes mends out of the code again: their patches follow it.
+#[test]
+fn every_mend_can_be_taken_out_again() -> io::Result<()> {
+    let mut patches = 0;
+    for entry in fs::read_dir(root().join("tests/teeth"))? {
+        let patch = entry?.path();
+        if patch.extension().is_some_and(|it| it == "patch") {
+            let mut git = Command::new("git");
+            let applied = git.args(["apply", "--check"]).arg(&patch);
+            let output = applied.current_dir(root()).output()?;
+            let why = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {why}", patch.display());
+            patches += 1;
+        }
+    }
+    assert!(patches > 0);
+    Ok(())
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::Victims;
+use gpustow_ledger::{Ledger, NodeView, Victims};
 
 use super::server::NODES;
 use super::world::{World, require};
@@ -49,15 +49,22 @@ impl World {
             self.server.land(index);
             self.end_bind(index);
         }
-        self.take_list();
-        self.list_arrives();
+        if self.listing.is_some() {
+            self.take_list();
+            self.list_arrives();
+        }
         self.deliver_pods(usize::MAX);
         self.check_books()?;
         self.now += Duration::from_secs(31);
-        // A pod that came, was bound and went during one list is known until the next.
-        self.listing = Some((self.ledger.copies(), None));
-        self.take_list();
-        self.list_arrives();
+        for pod in self.ledger.unconfirmed(self.now) {
+            match self.server.find(&pod.uid) {
+                Some(index) => {
+                    let (copy, asked) = (self.server.pods[index].clone(), self.ledger.copies());
+                    self.ledger.read_back(copy, asked, self.now);
+                }
+                None => self.ledger.delete_pod(&pod.uid),
+            }
+        }
         for name in NODES {
             if let Some(mut report) = self.server.reports.get(name).cloned() {
                 report.heartbeat = Some("later".into());
@@ -65,16 +72,13 @@ impl World {
             }
         }
         self.deliver_nodes();
+        // Before there is a list that would heal it.
+        self.check_rebuilt()?;
+        self.listing = Some((self.ledger.copies(), None));
+        self.take_list();
+        self.list_arrives();
         self.check_wake()?;
-        self.ledger.expire(self.now);
-        require(self.ledger.reservations() == (0, 0), || {
-            format!("{:?} reservations are left", self.ledger.reservations())
-        })?;
-        let mut rebuilt = self.rebuilt();
-        let (ours, theirs) = (self.ledger.snapshot(self.now), rebuilt.snapshot(self.now));
-        require(ours == theirs, || {
-            format!("history {ours:#?}\nlists {theirs:#?}")
-        })?;
+        let mut rebuilt = self.check_rebuilt()?;
         self.ledger.learn();
         rebuilt.learn();
         for (gpus, size) in [(1, 1), (1, 4), (1, 7), (1, 10), (1, 16), (2, 5)] {
@@ -93,6 +97,81 @@ impl World {
                 })?;
                 self.ledger.delete_pod(&probe.uid);
                 rebuilt.delete_pod(&probe.uid);
+            }
+        }
+        self.check_placed()
+    }
+
+    /// Nothing is reserved any more, and the books are those of a ledger that has only seen the
+    /// lists, and by definition.
+    fn check_rebuilt(&mut self) -> Result<Ledger, String> {
+        self.ledger.expire(self.now);
+        require(self.ledger.reservations() == (0, 0), || {
+            format!("{:?} reservations are left", self.ledger.reservations())
+        })?;
+        let rebuilt = self.rebuilt();
+        let (ours, theirs) = (self.ledger.snapshot(self.now), rebuilt.snapshot(self.now));
+        require(ours == theirs, || {
+            format!("history {ours:#?}\nlists {theirs:#?}")
+        })?;
+        ours.iter().try_for_each(|node| self.check_free(node))?;
+        Ok(rebuilt)
+    }
+
+    /// What is free on a card is what nobody was promised or uses.
+    fn check_free(&self, node: &NodeView) -> Result<(), String> {
+        let report = self.server.reports.get(&*node.name);
+        for (card, gpu) in node.cards.iter().zip(report.iter().flat_map(|it| &it.gpus)) {
+            let charged = |uid: &str| {
+                let share = card.pods.iter().find(|share| *share.uid == *uid);
+                share.map_or(0, |share| share.charged.0)
+            };
+            let is_whole = |pod: &&PodFacts| match &pod.assignment {
+                Some(Ok(assignment)) if assignment.exclusive.is_some() => {
+                    assignment.exclusive == Some(true)
+                }
+                _ => pod.request.as_ref().is_ok_and(|request| request.exclusive),
+            };
+            let whole = self
+                .server
+                .pods
+                .iter()
+                .any(|pod| charged(&pod.uid) > 0 && is_whole(&pod));
+            let excess = gpu.pods.iter();
+            let excess: u64 = excess
+                .map(|used| used.used_mib.saturating_sub(charged(&used.uid)))
+                .sum();
+            let taken = card.held.0 + gpu.strangers_mib + excess;
+            let free = if whole {
+                0
+            } else {
+                card.capacity.0.saturating_sub(taken)
+            };
+            require(card.free.0 == free, || {
+                format!("{free} should be free on {card:?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Once faults have ceased, kube-scheduler gets every pod bound that fits on a node to which
+    /// Bindings are not refused, in as many rounds as there are nodes and two.
+    fn check_placed(&mut self) -> Result<(), String> {
+        self.schedule(NODES.len() + 2)?;
+        let open = NODES;
+        for pod in &self.server.pods {
+            if pod.node.is_some() || pod.gated || pod.deleting {
+                continue;
+            }
+            for name in open
+                .iter()
+                .filter(|name| !self.server.barred.contains(**name))
+            {
+                let (ask, nobody) = (ask(pod), Some(Victims::default()));
+                let victims = self.ledger.preempt(&ask, name, &[], &|_| false, self.now);
+                require(victims != nobody, || {
+                    format!("{} fits on {name} and is not bound", pod.uid)
+                })?;
             }
         }
         Ok(())

@@ -45,8 +45,24 @@ pub(super) enum Event {
     ListIsTaken,
     /// The answer arrives.
     ListArrives,
-    /// A copy of a pod arrives that is newer than what the watch has shown.
-    ReadBack {
+    /// The API server answers a read of our own with what is true then.
+    Ask {
+        pod: usize,
+    },
+    /// The answer to one of these reads arrives, early or late.
+    Answer {
+        read: usize,
+    },
+    /// The state of the API server is saved, or the saved one restored: watches break and all that
+    /// is under way to it is lost, but not the replies that it has sent.
+    Save,
+    Restore,
+    /// From here on every Binding to a node is refused, or none.
+    Bar {
+        node: usize,
+    },
+    /// The user changes what the pod says it wants.
+    Edit {
         pod: usize,
     },
     Filter {
@@ -134,7 +150,7 @@ pub(super) enum Event {
 impl Event {
     pub(super) fn random(random: &mut Random) -> Self {
         let (pod, node, post) = (random.index(), random.index(), random.index());
-        match random.below(64) {
+        match random.below(71) {
             0..10 => Self::Create {
                 size: 1 + random.below(10),
                 gpus: 1 + u32::from(random.below(6) == 0),
@@ -149,7 +165,7 @@ impl Event {
             18 => Self::ListBegins,
             19 => Self::ListIsTaken,
             20 => Self::ListArrives,
-            21 => Self::ReadBack { pod },
+            21 => Self::Ask { pod },
             22..29 => Self::Filter {
                 pod,
                 without: random.index(),
@@ -188,7 +204,15 @@ impl Event {
                 variant: random.below(8),
             },
             62 => Self::ReportVanishes { node },
-            _ => Self::Restart,
+            63 => Self::Restart,
+            64 => Self::Save,
+            65 => Self::Restore,
+            66 => Self::Bar { node },
+            67 => Self::Edit { pod },
+            68 => Self::Ask { pod },
+            _ => Self::Answer {
+                read: random.index(),
+            },
         }
     }
 }

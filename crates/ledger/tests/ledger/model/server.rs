@@ -1,6 +1,6 @@
 //! The simulated API server: what is true.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
@@ -33,6 +33,8 @@ pub(super) struct Post {
     pub(super) assignment: Arc<Assignment>,
     /// Whether it took effect, once that is decided.
     pub(super) landed: Option<bool>,
+    /// The API server would have none of it.
+    pub(super) refused: bool,
     /// The caller still waits for it.
     pub(super) awaited: bool,
 }
@@ -46,6 +48,9 @@ pub(super) struct Server {
     pub(super) posts: Vec<Post>,
     pub(super) pod_watch: VecDeque<PodEvent>,
     pub(super) node_watch: VecDeque<NodeEvent>,
+    /// Bindings to these nodes are refused.
+    pub(super) barred: BTreeSet<&'static str>,
+    saved: Vec<PodFacts>,
     version: u64,
 }
 
@@ -72,6 +77,29 @@ impl Server {
     pub(super) fn remove(&mut self, index: usize) {
         let pod = self.pods.remove(index);
         self.pod_watch.push_back(PodEvent::Delete(pod.uid));
+    }
+
+    pub(super) fn save(&mut self) {
+        self.saved = self.pods.clone();
+    }
+
+    pub(super) fn restore(&mut self) {
+        self.pods = self.saved.clone();
+        self.pod_watch.clear();
+        for post in &mut self.posts {
+            post.landed.get_or_insert(false);
+        }
+        // Kubelets end what is not theirs any more, and agents say so.
+        for (name, mut report) in self.reports.clone() {
+            let on_node = |uid: &str| {
+                let is_it = |pod: &PodFacts| *pod.uid == *uid && pod.node.as_deref() == Some(name);
+                self.pods.iter().any(is_it)
+            };
+            for gpu in &mut report.gpus {
+                gpu.pods.retain(|used| on_node(&used.uid));
+            }
+            self.set_report(name, Some(report));
+        }
     }
 
     pub(super) fn set_node(&mut self, name: &'static str, present: bool) {
@@ -108,7 +136,8 @@ impl Server {
         if post.landed.is_some() {
             return;
         }
-        let takes = self.may_land(&post);
+        self.posts[index].refused = self.may_land(&post) && self.barred.contains(&*post.node);
+        let takes = self.may_land(&post) && !self.posts[index].refused;
         self.posts[index].landed = Some(takes);
         if let Some(pod) = self.find(&post.pod.uid).filter(|_| takes) {
             self.write(pod, |pod| {

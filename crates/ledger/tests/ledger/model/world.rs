@@ -7,6 +7,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_ledger::{Ask, BindRefusal, Config, Ledger, Outcome, Reason, Victims};
+use gpustow_pack::Request;
 
 use super::event::Event;
 use super::server::{NODES, NodeEvent, PodEvent, Post, Server};
@@ -21,6 +22,13 @@ pub(super) struct World {
     /// When the list under way was asked for, and its answer.
     pub(super) listing: Option<(u64, Option<Vec<PodFacts>>)>,
     chosen: HashMap<Arc<str>, &'static str>,
+    /// Reads under way: the UID, the answer, and the ledger's clock when they were sent.
+    reads: Vec<(Arc<str>, Option<PodFacts>, u64)>,
+    /// Pods that kube-scheduler gave up after it had asked, with what it said.
+    given_up: HashMap<Arc<str>, u64>,
+    /// The server was restored, and the list that shows it is not in: the extender does not bind.
+    restored: bool,
+    broken: Option<String>,
 }
 
 fn config() -> Config {
@@ -47,6 +55,10 @@ impl World {
             known: BTreeMap::new(),
             listing: None,
             chosen: HashMap::new(),
+            reads: Vec::new(),
+            given_up: HashMap::new(),
+            restored: false,
+            broken: None,
         };
         for name in &NODES[..2] {
             world.server.set_node(name, true);
@@ -59,7 +71,8 @@ impl World {
 
     pub(super) fn step(&mut self, event: &Event) -> Result<(), String> {
         self.handle(event)?;
-        self.check_books()
+        self.check_books()?;
+        self.broken.take().map_or(Ok(()), Err)
     }
 
     fn handle(&mut self, event: &Event) -> Result<(), String> {
@@ -124,7 +137,33 @@ impl World {
             }
             Event::ReportVanishes { node } => self.server.set_report(NODES[node % 3], None),
             Event::Restart => self.restart(),
-            Event::ReadBack { pod }
+            Event::Save => self.server.save(),
+            Event::Restore => {
+                self.server.restore();
+                self.deliver_nodes();
+                self.listing = Some((self.ledger.copies(), None));
+                self.reads.clear();
+                self.given_up.clear();
+                self.restored = true;
+            }
+            Event::Bar { node } => {
+                let name = NODES[node % 3];
+                if !self.server.barred.remove(name) {
+                    self.server.barred.insert(name);
+                }
+            }
+            Event::Answer { read } => {
+                if let Some(read) = pick(&self.reads, read) {
+                    match self.reads.swap_remove(read) {
+                        (_, Some(pod), asked) => self.ledger.read_back(pod, asked, self.now),
+                        (uid, None, _) => self.ledger.delete_pod(&uid),
+                    }
+                }
+            }
+            Event::Filter { .. } | Event::BeginBind { .. } | Event::FilterAndBind { .. }
+                if self.restored => {}
+            Event::Ask { pod }
+            | Event::Edit { pod }
             | Event::Filter { pod, .. }
             | Event::BeginBind { pod, .. }
             | Event::FilterAndBind { pod }
@@ -149,7 +188,21 @@ impl World {
         let pod = self.server.pods[index].clone();
         let unbound = pod.node.is_none();
         match *event {
-            Event::ReadBack { .. } => self.ledger.read_back(pod, self.ledger.copies(), self.now),
+            Event::Ask { .. } => {
+                let asked = self.ledger.copies();
+                self.reads.push((pod.uid.clone(), Some(pod), asked));
+            }
+            Event::Edit { .. } => {
+                let whole = exclusive(pod.clone()).request;
+                let plain = pod.request.clone().map(|request| {
+                    Arc::new(Request {
+                        exclusive: false,
+                        ..(*request).clone()
+                    })
+                });
+                let request = if whole == pod.request { plain } else { whole };
+                self.server.write(index, |pod| pod.request = request);
+            }
             Event::Filter {
                 without,
                 cooperative,
@@ -169,7 +222,10 @@ impl World {
             Event::FilterAndBind { .. } if unbound && !pod.gated && !pod.deleting => {
                 self.chosen.remove(&pod.uid);
                 self.filter(&pod, &NODES, false)?;
-                let settled = !self.ledger.is_binding(&pod.uid);
+                // Filter is asked with the newest copy, bind with what the watch has shown.
+                let same = |known: Arc<PodFacts>| known.request == pod.request;
+                let settled =
+                    !self.ledger.is_binding(&pod.uid) && self.ledger.pod(&pod.uid).is_none_or(same);
                 if let Some(name) = self.chosen.get(&pod.uid).copied() {
                     let refused = self.begin_bind(&pod.uid, name)?;
                     require(refused.is_none() || !settled, || {
@@ -196,7 +252,11 @@ impl World {
             }
             Event::Touch { .. } => self.server.write(index, |_| {}),
             Event::Unschedulable { .. } if unbound => {
-                self.server.write(index, |pod| pod.waiting = true);
+                let refusal = self.server.number() + 1;
+                self.server.write(index, |pod| {
+                    (pod.waiting, pod.refusal) = (true, refusal);
+                });
+                self.given_up.insert(pod.uid, refusal);
             }
             Event::Ungate { .. } => self.server.write(index, |pod| pod.gated = false),
             Event::Nominate { node, .. } if unbound => {
@@ -224,7 +284,15 @@ impl World {
         let count = count.min(self.server.pod_watch.len());
         for event in self.server.pod_watch.drain(..count) {
             match event {
-                PodEvent::Apply(pod) => self.ledger.apply_pod(*pod),
+                PodEvent::Apply(pod) => {
+                    let (uid, refusal) = (pod.uid.clone(), pod.refusal);
+                    self.ledger.apply_pod(*pod);
+                    let gave_up = self.given_up.get(&uid) == Some(&refusal);
+                    let holds = self.ledger.reserved_because(&uid).is_some();
+                    if gave_up && holds && !self.ledger.is_binding(&uid) {
+                        self.broken = Some(format!("{uid} was given up and holds its room"));
+                    }
+                }
                 PodEvent::Delete(uid) => self.ledger.delete_pod(&uid),
             }
         }
@@ -258,10 +326,11 @@ impl World {
         if let Some((began, Some(list))) = &self.listing {
             self.ledger.reset_pods(list.clone(), *began);
             self.listing = None;
+            self.restored = false;
         }
     }
 
-    fn filter(
+    pub(super) fn filter(
         &mut self,
         pod: &PodFacts,
         nodes: &[&'static str],
@@ -277,6 +346,7 @@ impl World {
                 .pod(&pod.uid)
                 .is_none_or(|known| known.node.is_none());
         let verdict = self.ledger.filter(&asked, nodes, self.now);
+        self.given_up.remove(&pod.uid);
         let room = |name: &str| {
             let victims = self.ledger.preempt(&asked, name, &[], &|_| false, self.now);
             victims == Some(Victims::default())
@@ -303,6 +373,27 @@ impl World {
             Some(name) => self.chosen.insert(pod.uid.clone(), name),
             None => self.chosen.remove(&pod.uid),
         };
+        Ok(())
+    }
+
+    /// kube-scheduler tries every pod that it may, `rounds` times.
+    pub(super) fn schedule(&mut self, rounds: usize) -> Result<(), String> {
+        for _ in 0..rounds {
+            let mut pods = self.server.pods.clone();
+            pods.retain(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
+            pods.sort_by_key(|pod| (-pod.priority, pod.created, pod.uid.clone()));
+            for pod in pods {
+                self.filter(&pod, &NODES, false)?;
+                if let Some(&name) = self.chosen.get(&pod.uid) {
+                    self.begin_bind(&pod.uid, name)?;
+                }
+                for post in 0..self.server.posts.len() {
+                    self.server.land(post);
+                    self.end_bind(post);
+                }
+                self.deliver_pods(usize::MAX);
+            }
+        }
         Ok(())
     }
 
@@ -345,6 +436,7 @@ impl World {
             node: name.into(),
             assignment,
             landed: None,
+            refused: false,
             awaited: true,
         });
         Ok(None)
@@ -355,6 +447,7 @@ impl World {
         let outcome = match post.landed {
             _ if !post.awaited => return,
             Some(true) => Outcome::Bound,
+            Some(false) if post.refused => Outcome::Refused,
             Some(false) => Outcome::Conflict,
             None if self.server.may_land(&post) => return,
             None => Outcome::Failed,
@@ -385,6 +478,9 @@ impl World {
         self.server.pod_watch.clear();
         self.server.node_watch.clear();
         self.listing = None;
+        self.restored = false;
+        self.reads.clear();
+        self.given_up.clear();
         self.known = self.server.reports.clone();
         self.ledger = self.rebuilt();
     }

@@ -1,0 +1,32 @@
+#!/bin/bash
+# Takes mends out again, one by one, in a copy of the tree, and says whether the ledger's model finds
+# that, and after how many histories. Arguments are names of patches; without any, all are tried.
+set -eu
+cd "$(dirname "$0")/../.."
+root=$PWD
+copy=$root/target/teeth/tree
+rm -rf "$copy"
+mkdir -p "$copy"
+git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+    [ ! -f "$file" ] || printf '%s\0' "$file"
+done | xargs -0 cp --parents -t "$copy"
+[ $# -gt 0 ] || set -- $(ls tests/teeth/*.patch)
+missed=0
+for patch; do
+    name=$(basename "$patch" .patch)
+    log=$root/target/teeth/$name.log
+    apply() { GIT_CEILING_DIRECTORIES=$root/target git -C "$copy" apply "$@" "$root/tests/teeth/$name.patch"; }
+    apply
+    if (cd "$copy" && CARGO_TARGET_DIR=$root/target/teeth/build RUST_BACKTRACE=0 GPUSTOW_SEED=1 \
+        cargo test --workspace --locked --test ledger no_history_breaks_an_invariant) >"$log" 2>&1; then
+        echo "NOT FOUND  $name: $(head -n 1 "tests/teeth/$name.patch")"
+        missed=1
+    elif seed=$(sed -n 's/^seed \([0-9]*\): .*/\1/p' "$log") && [ -n "$seed" ]; then
+        echo "found      $name, at history $seed: $(sed -n 's/^seed [0-9]*: //p' "$log" | cut -c 1-90)"
+    else
+        echo "NOT BUILT  $name: see $log"
+        missed=1
+    fi
+    apply --reverse
+done
+exit $missed
