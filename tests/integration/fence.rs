@@ -28,7 +28,7 @@ async fn delete_lease(case: &Case) -> Result<()> {
     let (leases, params) = (leases(case, SYSTEM), DeleteParams::default());
     match leases.delete(LEASE, &params).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        other => Ok(drop(other?)),
+        other => Ok(other.map(drop)?),
     }
 }
 

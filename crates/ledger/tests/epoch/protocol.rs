@@ -365,8 +365,8 @@ impl World {
         });
         let waits = copies.iter().any(|copy| copy.sent);
         let unfenced = copies.iter().any(|copy| copy.unfenced.is_some());
-        if !waits && !(unfenced && self.protocol.clean_if_fenced) && self.ours(state.lease, tenure)
-        {
+        let held = waits || unfenced && self.protocol.clean_if_fenced;
+        if !held && self.ours(state.lease, tenure) {
             step(Action::LeaveCleanly(me), &|next| {
                 if let Some(lease) = &mut next.lease {
                     lease.clean = true;
