@@ -1,6 +1,7 @@
 //! The gpustow extender: everything that scheduling does to the outside world. The decisions are
 //! made in `gpustow-ledger` and `gpustow-pack`.
 
+mod admission;
 mod args;
 mod ask;
 mod bind;
@@ -60,6 +61,8 @@ pub struct App {
     started: Instant,
     ledger: Mutex<Ledger>,
     lists: Lists,
+    /// Whether the admission policies hold.
+    policies: admission::Found,
     draining: AtomicBool,
     epoch: Epoch,
     binds: Binds,
@@ -92,6 +95,7 @@ impl App {
                 .context("cannot set up the metrics")?,
             started: Instant::now(),
             lists: Lists::default(),
+            policies: admission::Found::default(),
             draining: AtomicBool::new(false),
             binds: Binds::default(),
             calls: Calls::new(args.client_ca.is_none().then_some(args.listen.ip())),
@@ -210,6 +214,7 @@ pub async fn serve(
     watch::spawn(&app);
     tokio::spawn(wake::run(app.clone()));
     tokio::spawn(warm::run(app.clone()));
+    tokio::spawn(admission::run(app.clone()));
     tokio::spawn(bind::confirm(app.clone()));
     tokio::spawn(resume(app.clone()));
     let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));

@@ -63,6 +63,8 @@ pub(crate) struct Totals {
     pub(crate) waiting: Vec<Arc<Request>>,
     /// When the oldest of them was created, in seconds since 1970.
     pub(crate) oldest: Option<i64>,
+    /// The admission policies that were read, and what is wrong with each, if anything.
+    pub(crate) policies: Vec<(&'static str, Option<&'static str>)>,
     /// Export each card too.
     pub(crate) per_gpu: bool,
 }

@@ -299,7 +299,8 @@ async fn on_readyz(State(app): State<Arc<App>>) -> Response {
     if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response()
     } else if missing.is_empty() {
-        "ok\n".into_response()
+        // Weak policies are told, and are no reason to schedule nothing.
+        format!("ok\n{}", app.policies.warnings()).into_response()
     } else {
         let text = format!("still reading {}\n", missing.join(", "));
         (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
@@ -322,7 +323,8 @@ async fn node_views(app: &App) -> Vec<NodeView> {
 }
 
 async fn on_metrics(State(app): State<Arc<App>>) -> Response {
-    let nodes = node_views(&app).await;
+    let mut nodes = node_views(&app).await;
+    gpustow_ledger::twice(&mut nodes);
     let totals = {
         let ledger = app.ledger();
         Totals {
@@ -332,6 +334,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
             unfenced: ledger.unfenced(),
             waiting: ledger.waiting_requests().collect(),
             oldest: ledger.oldest_waiting(),
+            policies: app.policies.all(),
             per_gpu: app.args.metrics_per_gpu,
         }
     };

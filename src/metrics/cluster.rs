@@ -55,6 +55,16 @@ pub(super) fn cluster(
     )?;
     unfenced.set(count(totals.unfenced));
     registry.register(Box::new(unfenced))?;
+    let holds = gauges(
+        registry,
+        "gpustow_policy_holds",
+        "1 for an admission policy that is in force, 0 for one that is missing or weak",
+        &["policy"],
+    )?;
+    for (policy, problem) in &totals.policies {
+        let holds = holds.with_label_values(&[*policy]);
+        holds.set(i64::from(problem.is_none()));
+    }
     mismatches(registry, &totals.nodes)?;
     memory(registry, &totals.nodes, models)?;
     if totals.per_gpu {

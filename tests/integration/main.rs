@@ -36,4 +36,5 @@ mod support;
 mod takeover;
 mod undecodable;
 mod waiting;
+mod weak_policies;
 mod wire;

@@ -171,6 +171,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GPU_MODEL_LABEL,
         names::GUARD_LABEL,
         names::MANAGED_LABEL,
+        names::ROOM_CONDITION,
         "gpunodes.gpustow.dev",
     ];
     let is_part = |c: char| c.is_ascii_alphanumeric() || "./-".contains(c);

@@ -1,6 +1,7 @@
 //! gpustow's contract with the cluster: every name, the custom resource, what a Pod asks for and
 //! how an assignment is written down. No I/O.
 
+pub mod admission;
 pub mod assignment;
 pub mod facts;
 pub mod gpunode;

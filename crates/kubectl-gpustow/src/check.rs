@@ -10,6 +10,7 @@ use crate::Answer;
 use crate::cluster::{Cluster, PodInfo, SILENT_AFTER};
 use crate::lists::indices;
 use crate::output::{Column, Listing, Place, Value, age, memory};
+use crate::source::Policies;
 
 /// Seconds after which a pod should have been seen on its GPU, or by a scheduler.
 const PATIENCE: u64 = 300;
@@ -68,6 +69,7 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
         .values()
         .for_each(|pod| of_pod(cluster, pod, &mut findings));
     scheduler(cluster, &mut findings);
+    policies(cluster, &mut findings);
     let Findings(mut rows) = findings;
     rows.sort_by(|a, b| (a.level, &a.object, &a.problem).cmp(&(b.level, &b.object, &b.problem)));
     let bad = rows.iter().any(|row| row.level < Level::Info);
@@ -184,6 +186,18 @@ fn of_ledger(cluster: &Cluster, view: &NodeView, problem: &Problem, findings: &m
             format!("pod/{pod}"),
             format!("assigned GPU {uuid}, which {} no longer has", view.name),
             "delete the pod; its owner makes a new one",
+        ),
+        Problem::Forged { pod } => findings.add(
+            Level::Error,
+            format!("pod/{pod}"),
+            "its assignment is not what it asks for: forged, or the request was changed after it was bound",
+            format!("delete the pod; find out who writes {}", names::ASSIGNMENT),
+        ),
+        Problem::Twice { uuid, other } => findings.add(
+            Level::Warning,
+            format!("node/{}", view.name),
+            format!("GPU {uuid} is reported by node {other} too"),
+            format!("one of the two {}s is not what it says: look at both nodes", names::AGENT),
         ),
         Problem::Overcommitted {
             uuid,
@@ -331,6 +345,28 @@ fn of_pod(cluster: &Cluster, pod: &PodInfo, findings: &mut Findings) {
             "has a GPU and was never seen on it",
             "is it idle, or does its container not see the GPU?",
         );
+    }
+}
+
+fn policies(cluster: &Cluster, findings: &mut Findings) {
+    match &cluster.policies {
+        Policies::NotThere => {}
+        Policies::Unreadable => findings.add(
+            Level::Info,
+            "admission",
+            "the admission policies were not checked: you may not read them",
+            "ask for the ClusterRole gpustow-viewer",
+        ),
+        Policies::Read(weak) => {
+            for (policy, problem) in weak {
+                findings.add(
+                    Level::Error,
+                    format!("validatingadmissionpolicy/{policy}"),
+                    format!("{problem}: what it holds off is open"),
+                    "apply gpustow's manifests again; docs/security.md says what may have come in",
+                );
+            }
+        }
     }
 }
 

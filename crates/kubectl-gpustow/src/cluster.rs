@@ -16,6 +16,7 @@ use kube::core::SelectorExt as _;
 
 use crate::args::Scope;
 use crate::owner::{self, Owner};
+use crate::source::Policies;
 use crate::state;
 
 /// Seconds after which an agent counts as silent, by the clocks of two machines: a hint for
@@ -44,6 +45,8 @@ pub(crate) struct Cluster {
     pub(crate) configs: Option<Vec<ConfigMap>>,
     /// The extender's own pods, by UID, and whether they are ready.
     extenders: BTreeMap<String, bool>,
+    /// The admission policies that do not hold.
+    pub(crate) policies: Policies,
     /// The time on the ledger's clock.
     pub(crate) now: Duration,
     /// The time of day, for ages.
@@ -92,6 +95,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             configs: None,
             extenders: BTreeMap::new(),
+            policies: Policies::NotThere,
             now: BEGINNING,
             wall: Timestamp::now(),
             resource: resource.to_owned(),

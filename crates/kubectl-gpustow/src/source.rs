@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gpustow_api::{GpuNode, names};
+use gpustow_api::{GpuNode, admission, names};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
@@ -53,8 +53,22 @@ pub struct Lists {
     pub pods: Vec<Pod>,
     /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
     pub(crate) configs: Option<Vec<ConfigMap>>,
+    /// The admission policies that do not hold.
+    pub(crate) policies: Policies,
     /// The namespace of the context, if there is one.
     pub(crate) namespace: Option<String>,
+}
+
+/// What is known of our admission policies.
+#[derive(Debug, Default)]
+pub(crate) enum Policies {
+    /// Files do not have them.
+    #[default]
+    NotThere,
+    /// The user may not read them.
+    Unreadable,
+    /// The names of those that do not hold, and why.
+    Read(Vec<(&'static str, &'static str)>),
 }
 
 impl Source {
@@ -68,17 +82,19 @@ impl Source {
         }
         let (client, namespace) = self.client().await?;
         let configs = Api::namespaced(client.clone(), names::NAMESPACE);
-        let (nodes, gpunodes, pods, configs) = tokio::join!(
+        let (nodes, gpunodes, pods, configs, policies) = tokio::join!(
             list(Api::<Node>::all(client.clone()), "nodes"),
             list(Api::<GpuNode>::all(client.clone()), "gpunodes"),
             list(Api::<Pod>::all(client.clone()), "pods"),
             list(configs, "configmaps"),
+            policies(&client, &self.resource_name),
         );
         Ok(Lists {
             nodes: nodes?,
             gpunodes: gpunodes?,
             pods: pods?,
             configs: configs.ok(),
+            policies: policies.map_or(Policies::Unreadable, Policies::Read),
             namespace: Some(namespace),
         })
     }
@@ -140,7 +156,24 @@ fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.reset_gpunodes(lists.gpunodes);
     cluster.reset_pods(lists.pods);
     cluster.configs = lists.configs;
+    cluster.policies = lists.policies;
     cluster
+}
+
+/// Our admission policies that do not hold.
+async fn policies(
+    client: &Client,
+    resource: &str,
+) -> kube::Result<Vec<(&'static str, &'static str)>> {
+    let policies = Api::all(client.clone());
+    let bindings = Api::all(client.clone());
+    let mut weak = Vec::new();
+    for name in admission::POLICIES {
+        let (policy, binding) = tokio::try_join!(policies.get_opt(name), bindings.get_opt(name))?;
+        let problem = admission::weakness(name, resource, policy.as_ref(), binding.as_ref());
+        weak.extend(problem.map(|problem| (name, problem)));
+    }
+    Ok(weak)
 }
 
 async fn list<K>(api: Api<K>, what: &'static str) -> Result<Vec<K>>

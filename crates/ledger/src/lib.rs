@@ -40,4 +40,4 @@ pub use bind::{BindRefusal, Outcome};
 pub use book::{Config, Ledger};
 pub use decide::{Ask, Reason, Verdict};
 pub use preempt::Victims;
-pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState};
+pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};

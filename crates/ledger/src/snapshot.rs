@@ -1,9 +1,10 @@
 //! The ledger as people and metrics see it.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::Mib;
 
 use crate::Ledger;
@@ -122,11 +123,30 @@ pub enum Problem {
         /// What there is.
         capacity: Mib,
     },
+    /// A pod's assignment is not what it asks for.
+    Forged {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// Another node reports a card of the same UUID.
+    Twice {
+        /// The card.
+        uuid: String,
+        /// The other node.
+        other: Arc<str>,
+    },
 }
 
 impl Problem {
     /// The value of metric labels, for every kind of problem.
-    pub const LABELS: [&'static str; 4] = ["unassigned", "broken", "card_gone", "overcommitted"];
+    pub const LABELS: [&'static str; 6] = [
+        "unassigned",
+        "broken",
+        "card_gone",
+        "overcommitted",
+        "forged",
+        "twice",
+    ];
 
     /// Which of [`Problem::LABELS`] it is.
     #[must_use]
@@ -136,6 +156,8 @@ impl Problem {
             Self::Broken { .. } => Self::LABELS[1],
             Self::CardGone { .. } => Self::LABELS[2],
             Self::Overcommitted { .. } => Self::LABELS[3],
+            Self::Forged { .. } => Self::LABELS[4],
+            Self::Twice { .. } => Self::LABELS[5],
         }
     }
 }
@@ -146,7 +168,9 @@ impl Ledger {
     pub fn snapshot(&self, now: Duration) -> Vec<NodeView> {
         let names = self.node_names();
         let views = names.iter().filter_map(|name| self.node_view(name, now));
-        views.collect()
+        let mut views = views.collect::<Vec<_>>();
+        twice(&mut views);
+        views
     }
 
     /// The names of all nodes, in order: for those who must not hold the ledger for a whole
@@ -240,6 +264,9 @@ impl Ledger {
             };
             let pod = || format!("{}/{}", facts.namespace, facts.name);
             match &facts.assignment {
+                Some(Ok(assignment)) if is_forged(facts, assignment) => {
+                    problems.push(Problem::Forged { pod: pod() });
+                }
                 Some(Err(broken)) => {
                     problems.push(Problem::Broken {
                         pod: pod(),
@@ -374,5 +401,64 @@ impl Ledger {
             usable.map(move |(index, card)| (name, index, card.free))
         });
         cards.max_by(|a, b| (a.2, b.0, b.1).cmp(&(b.2, a.0, a.1)))
+    }
+}
+
+/// Is this an assignment that the pod's request cannot have led to? A whole card may be any that is
+/// large enough.
+fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
+    let Ok(request) = &facts.request else {
+        return false;
+    };
+    let exclusive = assignment.exclusive.unwrap_or(request.exclusive);
+    let mut asked: BTreeMap<&str, Mib> = BTreeMap::new();
+    for (claim, name) in request.claims.iter().zip(&*facts.containers) {
+        let sees = assignment.containers.iter().find(|(it, _)| it == name);
+        let sees = sees.map_or(&[][..], |(_, uuids)| uuids);
+        if sees.len() != claim.gpus as usize {
+            return true;
+        }
+        for uuid in sees {
+            let sum = asked.entry(uuid).or_default();
+            *sum = Mib(sum.0.saturating_add(claim.mib.0));
+            let charged = assignment.charges.iter().find(|(it, _)| it == uuid);
+            if charged.is_none_or(|(_, charged)| *charged < claim.mib) {
+                return true;
+            }
+        }
+    }
+    let more = |(uuid, charged): &(Box<str>, Mib)| {
+        let asked = asked.get(&**uuid);
+        asked.is_none_or(|asked| !exclusive && charged > asked)
+    };
+    assignment.containers.len() != request.claims.len() || assignment.charges.iter().any(more)
+}
+
+/// Tells of cards that several nodes report.
+pub fn twice(nodes: &mut [NodeView]) {
+    let mut first: HashMap<String, usize> = HashMap::new();
+    let mut found = Vec::new();
+    for (index, node) in nodes.iter().enumerate() {
+        for card in &node.cards {
+            match first.get(&card.uuid) {
+                Some(&other) => found.push((other, index, card.uuid.clone())),
+                None => drop(first.insert(card.uuid.clone(), index)),
+            }
+        }
+    }
+    for (one, other, uuid) in found {
+        let names = [one, other].map(|index| nodes.get(index).map(|node| node.name.clone()));
+        let [Some(first), Some(second)] = names else {
+            continue;
+        };
+        for (index, other) in [(one, second), (other, first)] {
+            let (uuid, node) = (uuid.clone(), nodes.get_mut(index));
+            node.into_iter().for_each(|node| {
+                node.problems.push(Problem::Twice {
+                    uuid: uuid.clone(),
+                    other: other.clone(),
+                })
+            });
+        }
     }
 }

@@ -5,6 +5,7 @@ mod bounds;
 mod budget;
 mod build;
 mod filter;
+mod forged;
 mod gangs;
 mod later;
 mod links;

@@ -1,0 +1,59 @@
+//! Somebody notices when an admission policy no longer holds what the books rely on.
+
+use anyhow::{Result, ensure};
+use clap::Parser as _;
+use gpustow_testkit::{ControlPlane, eventually};
+use kubectl_gpustow::{Answer, Args, Screen, run};
+
+use crate::fault_rig::{Replica, control_plane};
+use crate::support::{ACCOUNT, SOON, SYSTEM};
+
+async fn check(cluster: &ControlPlane) -> Result<(Answer, String)> {
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let kubeconfig = kubeconfig.display().to_string();
+    let args = Args::try_parse_from(["kubectl-gpustow", "--kubeconfig", &kubeconfig, "check"])?;
+    let mut out = Vec::new();
+    let answer = run(args, &mut out, Screen::default()).await?;
+    Ok((answer, String::from_utf8(out)?))
+}
+
+#[tokio::test]
+async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
+    let cluster = control_plane().await?;
+    let (_, said) = check(&cluster).await?;
+    ensure!(!said.contains("validatingadmissionpolicy/"), "{said}");
+
+    let binding = "validatingadmissionpolicybinding/gpustow-annotations";
+    let warns = r#"{"spec":{"validationActions":["Warn"]}}"#;
+    let patch = ["patch", binding, "--type=merge", "--patch", warns];
+    cluster.kubectl(&patch).await?;
+    let least = "validatingadmissionpolicybinding/gpustow-least";
+    cluster.kubectl(&["delete", least]).await?;
+
+    let (answer, said) = check(&cluster).await?;
+    ensure!(answer == Answer::No, "{said}");
+    for (policy, problem) in [
+        ("gpustow-annotations", "does not deny"),
+        ("gpustow-least", "has no binding"),
+    ] {
+        let object = format!("validatingadmissionpolicy/{policy}");
+        let line = said.lines().find(|line| line.contains(&object));
+        ensure!(line.is_some_and(|line| line.contains(problem)), "{said}");
+    }
+
+    let replica = Replica::start(&cluster, "a", &[]).await?;
+    replica.extender.wait_ready().await?;
+    eventually(SOON, "the extender tells of weak policies", async || {
+        let metrics = replica.extender.metrics().await?;
+        for (policy, holds) in [
+            ("gpustow-annotations", 0),
+            ("gpustow-least", 0),
+            ("gpustow-extender", 1),
+        ] {
+            let series = format!("gpustow_policy_holds{{policy=\"{policy}\"}} {holds}");
+            ensure!(metrics.contains(&series), "no {series} in:\n{metrics}");
+        }
+        Ok(())
+    })
+    .await
+}
