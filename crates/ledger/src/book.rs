@@ -50,7 +50,7 @@ impl Default for Config {
             slow_reservation_ttl: Duration::from_secs(660),
             wake_again_after: Duration::from_secs(2),
             claim_ttl: Duration::from_secs(5),
-            search_steps: 1_000_000,
+            search_steps: 100_000,
         }
     }
 }

@@ -1,0 +1,121 @@
+//! Filter for pods of several containers on nodes that are all in different states, with nothing
+//! remembered: the most that one call can cost. `make bench ARGS=several` runs it alone.
+
+#![allow(
+    clippy::expect_used,
+    reason = "a bench that cannot make its world has to stop"
+)]
+#![allow(
+    dead_code,
+    reason = "the module of the load is shared with the other benches"
+)]
+
+mod load;
+
+use std::time::{Duration, Instant};
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Ask, Ledger};
+use load::{CARDS, NOW, empty, facts, gpunode};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use serde_json::json;
+
+const NODES: usize = 5_000;
+/// Calls of each kind; no two ask for the same.
+const CALLS: u64 = 60;
+/// Containers, GPUs of each, MiB on each GPU, and what each container asks beyond the one before.
+const KINDS: [(&str, u64, u64, u64, u64); 7] = [
+    ("1 container", 1, 1, 9_000, 0),
+    ("4 containers", 4, 1, 9_000, 500),
+    ("6 of 2 GPUs", 6, 2, 5_000, 300),
+    ("8 of 4 GPUs", 8, 4, 4_000, 200),
+    ("9 equal ones", 9, 1, 9_000, 0),
+    ("4, nowhere", 4, 1, 60_000, 500),
+    ("8 of 4, nowhere", 8, 4, 30_000, 200),
+];
+
+fn main() {
+    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    if filter.is_some_and(|filter| !"several".contains(&filter)) {
+        return;
+    }
+    println!(
+        "\nFilter on {NODES} nodes of {CARDS} cards, all in different states, nothing remembered;"
+    );
+    println!("{CALLS} calls of each kind, ms");
+    println!(
+        "{:>16} {:>8} {:>8} {:>8} {:>8}",
+        "", "p50", "p99", "max", "placed"
+    );
+    let (mut ledger, names) = diverse();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for (kind, containers, gpus, mib, step) in KINDS {
+        let mut placed = 0;
+        let mut calls: Vec<Duration> = (0..CALLS)
+            .map(|call| {
+                let pod = pod(kind, call, containers, gpus, mib, step);
+                let ask = Ask {
+                    pod: &pod,
+                    cooperative: false,
+                    slow: false,
+                    tolerates: &|_| true,
+                };
+                let began = Instant::now();
+                let verdict = ledger.filter(&ask, &names, NOW);
+                let took = began.elapsed();
+                placed += usize::from(!verdict.nodes.is_empty());
+                ledger.delete_pod(&pod.uid);
+                took
+            })
+            .collect();
+        calls.sort_unstable();
+        let ms = |at: usize| {
+            calls
+                .get(at)
+                .map_or(f64::NAN, |took| took.as_secs_f64() * 1e3)
+        };
+        let last = calls.len() - 1;
+        println!(
+            "{kind:>16} {:>8.1} {:>8.1} {:>8.1} {placed:>8}",
+            ms(last / 2),
+            ms(last * 99 / 100),
+            ms(last)
+        );
+    }
+}
+
+/// A ledger in which no two nodes have the same free.
+fn diverse() -> (Ledger, Vec<String>) {
+    let (mut ledger, names) = empty(NODES, CARDS);
+    let mut rng = SmallRng::seed_from_u64(11);
+    for (index, name) in names.iter().enumerate() {
+        let mut report = gpunode(index, CARDS);
+        for gpu in &mut report.gpus {
+            gpu.strangers_mib = rng.random_range(0..60_000);
+        }
+        ledger.apply_gpunode(name, report, NOW);
+    }
+    ledger.learn();
+    (ledger, names)
+}
+
+fn pod(kind: &str, call: u64, containers: u64, gpus: u64, mib: u64, step: u64) -> PodFacts {
+    let container = |index: u64| {
+        let mib = (mib + call + index * step) * gpus;
+        json!({
+            "name": format!("c{index}"),
+            "resources": {"limits": {"gpustow.dev/gpu-mem": mib.to_string()}},
+        })
+    };
+    facts(json!({
+        "metadata": {
+            "uid": format!("{kind}-{call}"),
+            "name": format!("p-{call}"),
+            "namespace": "team-a",
+            "annotations": {"gpustow.dev/gpu-count": gpus.to_string()},
+        },
+        "spec": {"containers": (0..containers).map(container).collect::<Vec<_>>()},
+        "status": {"phase": "Pending"},
+    }))
+}
