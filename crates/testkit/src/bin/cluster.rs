@@ -201,7 +201,8 @@ async fn node(
 fn welcome(args: &Args, cluster: &ControlPlane, extender: &Extender, folder: &Path) -> Result<()> {
     let examples = args.repository.join("manifests/examples").canonicalize()?;
     let examples = examples.display();
-    let plugin = args.plugin.canonicalize()?;
+    let plugin = args.plugin.canonicalize();
+    let plugin = plugin.with_context(|| format!("no folder {}", args.plugin.display()))?;
     println!(
         "
 The cluster is ready: {} nodes with simulated GPUs. In another terminal, from any folder:

@@ -23,7 +23,7 @@ fn beside(cluster: &Path, name: &str) -> Result<PathBuf> {
     let path = cluster.with_file_name(name);
     ensure!(
         path.exists(),
-        "no {}: cargo build --package gpustow --package gpustow-agent --bins",
+        "no {}: cargo build --package gpustow --package gpustow-agent --package kubectl-gpustow --bins",
         path.display()
     );
     Ok(path)
@@ -47,12 +47,15 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let log = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("cluster-{:08x}.log", rand::random::<u32>()));
+    let plugin = beside(program, "kubectl-gpustow")?;
+    let folder = plugin.parent().context("no folder")?;
     let process = Process::start(Launch {
         program: program.to_owned(),
         args: vec![
             "--nodes=2".to_owned(),
             format!("--gpustow={}", beside(program, "gpustow")?.display()),
             format!("--agent={}", beside(program, "gpustow-agent")?.display()),
+            format!("--plugin={}", folder.display()),
             format!("--repository={}", repository.display()),
         ],
         env: Vec::new(),
@@ -64,7 +67,8 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
     let (_, kubeconfig) = line.split_once('=').context("no path")?;
     let line = process.wait_for_log_line("export PATH=", SOON).await?;
     let path = line.trim().trim_start_matches("export PATH=");
-    let bin = path.trim_end_matches(":$PATH");
+    let folders = path.trim_end_matches(":$PATH");
+    let (_, bin) = folders.split_once(':').context("one folder")?;
 
     let example = repository.join("manifests/examples/inference-pod.yaml");
     let mut kubectl = Command::new(Path::new(bin).join("kubectl"));
