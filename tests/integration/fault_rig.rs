@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
 use crate::install::install;
-use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, ledger_agrees, repository};
+use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, ledger_agrees, node_of, repository};
 
 /// The control plane, for one case at a time: of two extenders on it, the second relieves the first.
 pub(crate) struct Turn {
@@ -145,6 +145,32 @@ impl Replica {
             action,
         );
         Ok(rule)
+    }
+
+    /// `/bind` of which the Binding arrives late: after `overtaken`. It must fail, and the pod stay
+    /// unbound.
+    pub(crate) async fn bind_late(
+        &self,
+        case: &Case,
+        pod: &Pod,
+        node: &str,
+        overtaken: impl AsyncFnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.until_fits(pod, node).await?;
+        let rule = self.on_first_bind(pod, Action::Hold)?;
+        let meanwhile = async {
+            rule.seen(1, SOON).await?;
+            overtaken().await?;
+            rule.release();
+            rule.answered(1, SOON).await
+        };
+        let (bind, meanwhile) = tokio::join!(self.bind(pod, node), meanwhile);
+        meanwhile?;
+        ensure!(bind.is_err(), "/bind said that it bound the pod");
+        let pod = now(case, pod).await?;
+        let on = node_of(&pod);
+        ensure!(on.is_empty(), "the late Binding bound the pod to {on}");
+        Ok(())
     }
 
     /// How often it took over.

@@ -82,21 +82,12 @@ async fn outlived(
         let other = create(&case, &format!("other{round}"), CARD).await?;
         let first = Replica::start(cluster, identities[0], args).await?;
         let second = Replica::start(cluster, identities[1], args).await?;
-        first.until_fits(&late, &n).await?;
-        let rule = first.on_first_bind(&late, Action::Hold)?;
-        let takeover = async {
-            rule.seen(1, SOON).await?;
+        let takeover = async || {
             meanwhile(&case).await?;
-            second.place(&other, &n).await?;
-            rule.release();
-            rule.answered(1, SOON).await
+            second.place(&other, &n).await
         };
-        let (bind, takeover) = tokio::join!(first.bind(&late, &n), takeover);
-        takeover?;
-        assert!(bind.is_err());
-
+        first.bind_late(&case, &late, &n, takeover).await?;
         assert_eq!(node_of(&now(&case, &other).await?), n);
-        assert_eq!(node_of(&now(&case, &late).await?), "");
         second.settled(&case).await?;
         clear(&case).await?;
     }

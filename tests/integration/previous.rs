@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{Action, Case};
+use gpustow_testkit::Case;
 use kube::ResourceExt as _;
 use tokio::process::Command;
 use tokio::sync::OnceCell;
@@ -55,19 +55,11 @@ async fn each_build_takes_over_from_the_other_that_was_killed() -> Result<()> {
         let other = create("other", CARD).await?;
         let waits = create("waits", CARD).await?;
         first.place(&bound, &n).await?;
-        first.until_fits(&late, &n).await?;
-        let rule = first.on_first_bind(&late, Action::Hold)?;
-        let takeover = async {
-            rule.seen(1, SOON).await?;
+        let takeover = async || {
             first.extender.process.kill9();
-            second.place(&other, &n).await?;
-            rule.release();
-            rule.answered(1, SOON).await
+            second.place(&other, &n).await
         };
-        let (bind, takeover) = tokio::join!(first.bind(&late, &n), takeover);
-        takeover?;
-        assert!(bind.is_err());
-        assert_eq!(node_of(&now(&case, &late).await?), "");
+        first.bind_late(&case, &late, &n, takeover).await?;
         // What the other build assigned counts.
         assert!(second.filter(&waits, &n).await.is_err());
         second.settled(&case).await?;

@@ -40,21 +40,12 @@ async fn a_binding_that_arrives_after_a_takeover_fails() -> Result<()> {
             .gpu_mem(CARD)
             .create(&case.client)
             .await?;
-        first.until_fits(&late, &n).await?;
-        let rule = first.on_first_bind(&late, Action::Hold)?;
-        let takeover = async {
-            rule.seen(1, SOON).await?;
+        let takeover = async || {
             first.extender.process.kill9();
-            second.place(&other, &n).await?;
-            rule.release();
-            rule.answered(1, SOON).await
+            second.place(&other, &n).await
         };
-        let (bind, takeover) = tokio::join!(first.bind(&late, &n), takeover);
-        takeover?;
-        assert!(bind.is_err());
-
+        first.bind_late(&case, &late, &n, takeover).await?;
         assert_eq!(node_of(&now(&case, &other).await?), n);
-        assert_eq!(node_of(&now(&case, &late).await?), "");
         second.settled(&case).await?;
         clear(&case).await?;
         first.restart().await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{GpuNode, names};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -302,12 +302,20 @@ impl ControlPlane {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Installs the GpuNode resource and waits until it is served.
-    pub async fn install_crd(&self) -> Result<()> {
-        let crds = Api::<CustomResourceDefinition>::all(self.admin()?);
+    /// Installs what our programs need at least: their namespace, and the GpuNode resource, which
+    /// is served then.
+    pub async fn install_bare(&self) -> Result<()> {
+        let client = self.admin()?;
+        let apply = PatchParams::apply("testkit").force();
+        let namespace = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": names::NAMESPACE},
+        });
+        Api::<Namespace>::all(client.clone())
+            .patch(names::NAMESPACE, &apply, &Patch::Apply(namespace))
+            .await?;
+        let crds = Api::<CustomResourceDefinition>::all(client);
         let name = GpuNode::crd_name();
-        let params = PatchParams::apply("testkit").force();
-        crds.patch(name, &params, &Patch::Apply(GpuNode::crd()))
+        crds.patch(name, &apply, &Patch::Apply(GpuNode::crd()))
             .await?;
         tokio::time::timeout(
             Duration::from_secs(30),

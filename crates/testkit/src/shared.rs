@@ -13,7 +13,7 @@ pub async fn shared() -> Result<&'static ControlPlane> {
     SHARED
         .get_or_try_init(async || {
             let cluster = ControlPlane::start(Options { controllers: true }).await?;
-            cluster.install_crd().await?;
+            cluster.install_bare().await?;
             Ok(cluster)
         })
         .await

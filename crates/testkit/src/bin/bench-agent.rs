@@ -151,7 +151,7 @@ async fn main() -> Result<()> {
     cluster
         .kubectl(&["apply", "--server-side", "-k", base])
         .await?;
-    cluster.install_crd().await?;
+    cluster.install_bare().await?;
     let client = cluster.admin()?;
     let mut host = Host::new(cluster.dir().join("host"), &library)?;
     let node = gpu_node(NODE, "64", "1Ti", &[]).node;

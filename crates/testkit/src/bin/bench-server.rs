@@ -48,10 +48,7 @@ async fn main() -> Result<()> {
     );
     eprintln!("starting the control plane");
     let cluster = ControlPlane::start(Options::default()).await?;
-    cluster.install_crd().await?;
-    cluster
-        .kubectl(&["create", "namespace", names::NAMESPACE])
-        .await?;
+    cluster.install_bare().await?;
     let case = Case::new(&cluster, "bench").await?;
     fill(&args, &case).await?;
 

@@ -51,10 +51,7 @@ async fn main() -> Result<()> {
     let args = Args::parse();
     eprintln!("starting the control plane");
     let cluster = ControlPlane::start(Options::default()).await?;
-    cluster.install_crd().await?;
-    cluster
-        .kubectl(&["create", "namespace", names::NAMESPACE])
-        .await?;
+    cluster.install_bare().await?;
     let case = Case::new(&cluster, "bench").await?;
     case.node("n", &[81_920]).create(&case.client).await?;
     let mut there = 0;
