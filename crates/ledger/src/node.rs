@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
-use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus};
+use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus, Request};
 use hashbrown::HashMap;
 
 use crate::answers::Gate;
@@ -35,6 +35,11 @@ pub(crate) enum Charges {
 impl Charges {
     pub(crate) const NONE: Self = Self::Assigned(None);
 
+    /// On every card what the request can take of one, whatever cards there are.
+    pub(crate) fn everywhere(request: &Request) -> Self {
+        Self::Everywhere(request.claims.iter().map(|claim| claim.mib).sum())
+    }
+
     pub(crate) fn on(&self, uuid: &str) -> Mib {
         match self {
             Self::Assigned(assignment) => assignment
@@ -57,9 +62,9 @@ impl Hold {
             _ if pod.released => Charges::NONE,
             None => Charges::NONE,
             Some(Ok(assignment)) => Charges::Assigned(Some(assignment.clone())),
-            Some(Err(_)) => Charges::Everywhere(request.map_or(Mib(u64::MAX), |request| {
-                request.claims.iter().map(|claim| claim.mib).sum()
-            })),
+            Some(Err(_)) => request.map_or(Charges::Everywhere(Mib(u64::MAX)), |request| {
+                Charges::everywhere(request)
+            }),
         };
         let (cpu_milli, ram) = match request {
             Some(request) if !pod.released => (request.cpu_milli, request.ram),
@@ -96,6 +101,8 @@ pub(crate) struct Node {
     pub(crate) report: Option<Report>,
     pub(crate) bound: HashMap<Uid, Hold>,
     pub(crate) reserved: HashMap<Uid, Hold>,
+    /// For pods that an earlier extender may still bind here: see [`crate::Ledger::withhold`].
+    pub(crate) withheld: HashMap<Uid, Hold>,
     /// The view for a new pod; follows from the fields above.
     pub(crate) view: Arc<NodeGpus>,
 }
@@ -107,6 +114,7 @@ impl Node {
             && self.report.is_none()
             && self.bound.is_empty()
             && self.reserved.is_empty()
+            && self.withheld.is_empty()
     }
 
     /// What every question needs to know first.
@@ -133,16 +141,17 @@ impl Node {
         Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
     }
 
-    /// Pods that are bound here or about to be.
+    /// Pods that are bound here, are about to be, or may be.
     pub(crate) fn count(&self) -> u64 {
-        (self.bound.len() + self.reserved.len()) as u64
+        (self.bound.len() + self.reserved.len() + self.withheld.len()) as u64
     }
 
     fn holds(&self) -> impl Iterator<Item = (&Uid, &Hold)> {
-        self.bound.iter().chain(&self.reserved)
+        let held = self.bound.iter().chain(&self.reserved);
+        held.chain(&self.withheld)
     }
 
-    /// MiB that bound and reserving pods hold on a card, those that `counts` accepts.
+    /// MiB that is held on a card for pods, those that `counts` accepts.
     pub(crate) fn held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> Mib {
         self.holds()
             .filter(|(uid, _)| counts(uid))

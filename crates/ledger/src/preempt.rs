@@ -53,6 +53,9 @@ impl Ledger {
         let request = ask.pod.request.as_ref().ok()?;
         let node = self.nodes.get(name)?;
         self.check(name, now).ok()?;
+        if self.is_unfenced(&ask.pod.uid) {
+            return None;
+        }
         let fits = |gone: &HashSet<Arc<str>>| {
             let view = self.view_after(name, node, ask.pod, gone);
             self.fit(&view, request).is_ok()

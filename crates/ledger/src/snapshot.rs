@@ -90,6 +90,8 @@ pub enum ShareState {
     Reserved,
     /// A bind is under way.
     Binding,
+    /// An earlier extender may still bind the pod here.
+    Withheld,
 }
 
 /// Something that the ledger had to work around.
@@ -220,6 +222,11 @@ impl Ledger {
                         };
                         (uid, hold, state)
                     }))
+                    .chain(
+                        node.withheld
+                            .iter()
+                            .map(|(uid, hold)| (uid, hold, ShareState::Withheld)),
+                    )
                     .filter_map(|(uid, hold, state)| {
                         let charged = hold.charges.on(&gpu.uuid);
                         let used = gpu.pods.iter().find(|used| *used.uid == **uid);

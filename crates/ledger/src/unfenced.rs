@@ -14,20 +14,11 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::node::{Charges, Hold, Node, Uid};
 
-/// What a node holds for an unfenced pod stands under its UID with this behind it.
-const UNFENCED: &str = " unfenced";
-
-fn key(uid: &str) -> Uid {
-    format!("{uid}{UNFENCED}").into()
-}
-
 /// What a Binding of the pod may bring to this node at most; none if it cannot come here.
 fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
     let request = pod.request.as_ref().ok()?;
     let Some(report) = &node.report else {
-        // Whatever cards it will turn out to have.
-        let all = request.claims.iter().map(|claim| claim.mib);
-        return Some(Charges::Everywhere(all.sum()));
+        return Some(Charges::everywhere(request));
     };
     let cards = node.view.cards.iter().zip(&report.status.gpus);
     let cards = cards.map(|(card, gpu)| {
@@ -93,7 +84,7 @@ impl Ledger {
         else {
             return;
         };
-        node.reserved.retain(|uid, _| !uid.ends_with(UNFENCED));
+        node.withheld.clear();
         // Each as if it were alone: any of them may come.
         let holds = self.unfenced.values();
         let holds = holds.filter_map(|pod| {
@@ -103,10 +94,9 @@ impl Ledger {
                 cpu_milli: 0,
                 ram: Mib::ZERO,
             };
-            Some((key(&pod.uid), hold))
+            Some((pod.uid.clone(), hold))
         });
-        let holds: Vec<_> = holds.collect();
-        node.reserved.extend(holds);
+        node.withheld = holds.collect();
         self.touch(name);
     }
 
@@ -115,10 +105,9 @@ impl Ledger {
         if self.unfenced.remove(uid).is_none() {
             return;
         }
-        let key = key(uid);
         let nodes = self.nodes.iter_mut();
         let nodes = nodes.filter_map(|(name, node)| {
-            node.reserved.remove(&key)?;
+            node.withheld.remove(uid)?;
             Some(name.clone())
         });
         let nodes: Vec<_> = nodes.collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ledger, Outcome, Reason};
+use gpustow_ledger::{Ledger, Outcome, Reason, ShareState, Victims};
 
 use crate::build::{ask, at, bound, card, choose, free, ledger, pod, report};
 
@@ -88,4 +88,30 @@ fn a_node_that_reports_later_holds_it_too() {
     let late = report(&[card("b-0", 100)]);
     ledger.apply_gpunode("b", late, at(0));
     assert_eq!(free(&ledger, "b"), [40]);
+}
+
+#[test]
+fn what_is_withheld_is_shown_under_the_pod_it_is_for() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    withhold(&mut ledger, &pod("p", 60));
+    let snapshot = ledger.snapshot(at(0));
+    let shares = snapshot.iter().flat_map(|node| &node.cards[0].pods);
+    let shares: Vec<_> = shares
+        .map(|share| (&*share.uid, &*share.name, share.charged.0, share.state))
+        .collect();
+    assert_eq!(shares, [("p", "p", 60, ShareState::Withheld)]);
+}
+
+#[test]
+fn nobody_is_evicted_for_it() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("x", "a", "a-0", 100));
+    let p = PodFacts {
+        priority: 10,
+        ..pod("p", 60)
+    };
+    let victims = |ledger: &Ledger| ledger.preempt(&ask(&p), "a", &["x".into()], &|_| false, at(0));
+    assert_eq!(victims(&ledger), Some(Victims::default()));
+    withhold(&mut ledger, &p);
+    assert_eq!(victims(&ledger), None);
 }
