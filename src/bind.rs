@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dashmap::DashMap;
+use dashmap::DashSet;
 use gpustow_api::intree::Constraints;
 use gpustow_api::{Assignment, BadRequest, PodFacts, names};
 use gpustow_ledger::{Ask, BindRefusal, Outcome};
@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
+use strum::{IntoStaticStr, VariantNames};
 use thiserror::Error;
 use tokio::time::{sleep, timeout};
 
@@ -30,78 +31,56 @@ const CONFIRM_EVERY: Duration = Duration::from_secs(2);
 /// Such pods read at one look.
 const CONFIRM_AT_ONCE: usize = 64;
 
-/// Why a pod is not bound, as kube-scheduler shows it to the user.
-#[derive(Debug, Error)]
+/// Why a pod is not bound, as kube-scheduler shows it to the user; as a string, the `reason` label.
+#[derive(Debug, Error, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum BindError {
     /// kube-scheduler gave up waiting and asked again.
     #[error("a bind of this pod is still under way; its outcome will show in the pod")]
+    #[strum(serialize = "unknown_outcome")]
     UnderWay,
     /// Its outcome is not known in time.
     #[error("the API server did not say in time whether the pod is bound; this is being looked up")]
+    #[strum(serialize = "unknown_outcome")]
     Unknown,
     /// The pod is bound already, not by this call.
     #[error("the pod is bound to node {0} already")]
+    #[strum(serialize = "bound_elsewhere")]
     Elsewhere(String),
     /// The pod does not exist any more.
     #[error("the pod is gone")]
     Gone,
     /// The pod is being deleted.
     #[error("the pod is being deleted")]
+    #[strum(serialize = "gone")]
     Deleting,
     /// The pod got scheduling gates.
     #[error("the pod has scheduling gates")]
     Gated,
     /// It changed again and again meanwhile, or time ran out.
     #[error("the pod changed while it was being bound")]
+    #[strum(serialize = "changed")]
     Changing,
     /// Its request cannot be read.
     #[error(transparent)]
+    #[strum(serialize = "bad_pod")]
     Request(#[from] BadRequest),
     /// The node does not do.
     #[error(transparent)]
+    #[strum(serialize = "no_fit")]
     Refused(#[from] BindRefusal),
     /// This replica may not decide.
     #[error(transparent)]
     Epoch(#[from] EpochError),
     /// The API server refused, or could not be reached before anything was sent.
     #[error(transparent)]
+    #[strum(serialize = "api")]
     Ask(#[from] AskError),
-}
-
-impl BindError {
-    /// Every value of the `reason` label.
-    pub(crate) const LABELS: [&'static str; 9] = [
-        "unknown_outcome",
-        "bound_elsewhere",
-        "gone",
-        "gated",
-        "changed",
-        "bad_pod",
-        "no_fit",
-        "epoch",
-        "api",
-    ];
-
-    /// The value of the `reason` label.
-    #[must_use]
-    pub(crate) fn label(&self) -> &'static str {
-        match self {
-            Self::UnderWay | Self::Unknown => Self::LABELS[0],
-            Self::Elsewhere(_) => Self::LABELS[1],
-            Self::Gone | Self::Deleting => Self::LABELS[2],
-            Self::Gated => Self::LABELS[3],
-            Self::Changing => Self::LABELS[4],
-            Self::Request(_) => Self::LABELS[5],
-            Self::Refused(_) => Self::LABELS[6],
-            Self::Epoch(_) => Self::LABELS[7],
-            Self::Ask(_) => Self::LABELS[8],
-        }
-    }
 }
 
 /// Binds under way by pod UID.
 #[derive(Default)]
-pub(crate) struct Binds(DashMap<Arc<str>, ()>);
+pub(crate) struct Binds(DashSet<Arc<str>>);
 
 impl Binds {
     /// How many there are.
@@ -126,7 +105,7 @@ impl Drop for UnderWay {
 /// With the text for the user. The ledger is right in every case.
 pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<(), Failure> {
     let uid: Arc<str> = args.pod_uid.as_str().into();
-    if app.binds.0.insert(uid.clone(), ()).is_some() {
+    if !app.binds.0.insert(uid.clone()) {
         return tell(app, &args, Err(BindError::UnderWay));
     }
     let under_way = UnderWay(app.clone(), uid.clone());
@@ -171,7 +150,7 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Fail
         }
         Err(error) => {
             let failures = &app.metrics.bind_failures;
-            failures.with_label_values(&[error.label()]).inc();
+            failures.with_label_values(&[<&str>::from(&error)]).inc();
             tracing::warn!(%namespace, %pod, %node, %error, "not bound");
             return Err(error.into());
         }

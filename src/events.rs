@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dashmap::DashMap;
+use dashmap::{DashMap, Entry};
 use gpustow_api::{PodFacts, names};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -82,14 +82,15 @@ impl Events {
     /// The pod fits nowhere. `kind` tells one refusal from another; the note is only made if it is
     /// to be told.
     pub(crate) fn refused(&self, pod: &PodFacts, kind: u64, note: impl FnOnce() -> String) {
-        let told = self.told.get(&pod.uid).map(|told| *told);
-        if told.is_some_and(|(last, when)| last == kind && when.elapsed() < AGAIN) {
-            return;
-        }
         if self.told.len() >= MEMORY {
             self.told.clear();
         }
-        self.told.insert(pod.uid.clone(), (kind, Instant::now()));
+        let now = Instant::now();
+        match self.told.entry(pod.uid.clone()) {
+            Entry::Occupied(told) if told.get().0 == kind && now < told.get().1 + AGAIN => return,
+            Entry::Occupied(mut told) => drop(told.insert((kind, now))),
+            Entry::Vacant(first) => drop(first.insert((kind, now))),
+        }
         let (reason, action) = ("GpuMemoryUnavailable", "Scheduling");
         let event = event(EventType::Warning, reason, action, note());
         send(&self.refusals, pod, event);

@@ -1,11 +1,14 @@
 //! Calls of kube-scheduler that were not served, as metrics count them.
 
+use strum::{IntoStaticStr, VariantNames};
+
 use crate::ask::AskError;
 use crate::bind::BindError;
 use crate::epoch::EpochError;
 
-/// Why a call was not served. That a pod fits nowhere is an answer, not one of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a call was not served; as a string, the `error` label. That a pod fits nowhere is an answer, not one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum ErrorKind {
     /// The call cannot be read.
     Decode,
@@ -15,20 +18,6 @@ pub(crate) enum ErrorKind {
     Api,
     /// This replica is in no position to answer.
     Internal,
-}
-
-impl ErrorKind {
-    pub(crate) const ALL: [Self; 4] = [Self::Decode, Self::Timeout, Self::Api, Self::Internal];
-
-    /// The value of the `error` label.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::Decode => "decode",
-            Self::Timeout => "timeout",
-            Self::Api => "api",
-            Self::Internal => "internal",
-        }
-    }
 }
 
 /// An answer with an error in it.

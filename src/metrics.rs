@@ -16,6 +16,7 @@ use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
     Registry,
 };
+use strum::{IntoStaticStr, VariantNames};
 
 use crate::bind::BindError;
 use crate::failure::ErrorKind;
@@ -23,8 +24,15 @@ use crate::failure::ErrorKind;
 pub(crate) use demand::Size;
 use models::Models;
 
-/// kube-scheduler's verbs.
-const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
+/// kube-scheduler's verbs; as a string, the `verb` label.
+#[derive(Clone, Copy, Debug, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum Verb {
+    Filter,
+    Prioritize,
+    Preempt,
+    Bind,
+}
 
 /// The extender's own series.
 pub(crate) struct Metrics {
@@ -128,14 +136,14 @@ impl Metrics {
             ),
             &["resource"],
         )?;
-        for verb in VERBS {
+        for verb in Verb::VARIANTS {
             requests.with_label_values(&[verb]);
-            for error in ErrorKind::ALL {
-                errors.with_label_values(&[verb, error.label()]);
+            for error in ErrorKind::VARIANTS {
+                errors.with_label_values(&[verb, error]);
             }
         }
         Reason::all().for_each(|reason| drop(refusals.with_label_values(&[reason.label()])));
-        for reason in BindError::LABELS {
+        for reason in BindError::VARIANTS {
             bind_failures.with_label_values(&[reason]);
         }
         registry.register(Box::new(requests.clone()))?;
@@ -167,12 +175,13 @@ impl Metrics {
     }
 
     /// A request was answered, or was not served for this reason.
-    pub(crate) fn answered(&self, verb: &str, error: Option<ErrorKind>, took: Duration) {
+    pub(crate) fn answered(&self, verb: Verb, error: Option<ErrorKind>, took: Duration) {
+        let verb: &str = verb.into();
         let took = took.as_secs_f64();
         self.requests.with_label_values(&[verb]).observe(took);
         if let Some(error) = error {
             let errors = &self.errors;
-            errors.with_label_values(&[verb, error.label()]).inc();
+            errors.with_label_values(&[verb, error.into()]).inc();
         }
     }
 

@@ -26,7 +26,7 @@ use crate::App;
 use crate::bind::bind;
 use crate::call::Call;
 use crate::failure::{ErrorKind, Failure};
-use crate::metrics::Totals;
+use crate::metrics::{Totals, Verb};
 use crate::preempt::preempt;
 use crate::wire::{
     ExtenderArgs, ExtenderBindingArgs, ExtenderBindingResult, ExtenderFilterResult,
@@ -89,7 +89,7 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
     let began = Instant::now();
     let failed = |failure: Failure| {
         app.metrics
-            .answered("filter", failure.kind, began.elapsed());
+            .answered(Verb::Filter, failure.kind, began.elapsed());
         tracing::warn!(error = failure.text, "filter failed");
         json(&ExtenderFilterResult {
             error: failure.text,
@@ -136,7 +136,7 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
         }
     }
     let response = json(&answer);
-    app.metrics.answered("filter", None, began.elapsed());
+    app.metrics.answered(Verb::Filter, None, began.elapsed());
     response
 }
 
@@ -224,7 +224,8 @@ async fn on_prioritize(State(app): State<Arc<App>>, call: Call) -> Response {
         (Err(failure), _) | (_, Err(failure)) => Err(failure.clone()),
     };
     let error = scores.as_ref().err().and_then(|failure| failure.kind);
-    app.metrics.answered("prioritize", error, began.elapsed());
+    app.metrics
+        .answered(Verb::Prioritize, error, began.elapsed());
     let names = names.unwrap_or_default();
     let scores = scores.unwrap_or_else(|failure| {
         tracing::warn!(
@@ -267,7 +268,7 @@ async fn on_preempt(State(app): State<Arc<App>>, call: Call) -> Response {
         Err(error) => Err(error),
     };
     let error = answer.as_ref().err().and_then(|failure| failure.kind);
-    app.metrics.answered("preempt", error, began.elapsed());
+    app.metrics.answered(Verb::Preempt, error, began.elapsed());
     json(&answer.unwrap_or_else(|failure| {
         tracing::warn!(error = failure.text, "preempt failed: no node offered");
         ExtenderPreemptionResult::default()
@@ -286,7 +287,7 @@ async fn on_bind(State(app): State<Arc<App>>, call: Call) -> Response {
     };
     let took = began.elapsed();
     let error = bound.as_ref().err().and_then(|failure| failure.kind);
-    app.metrics.answered("bind", error, took);
+    app.metrics.answered(Verb::Bind, error, took);
     app.metrics.binds.inc();
     app.metrics.bind_seconds.observe(took.as_secs_f64());
     json(&ExtenderBindingResult {

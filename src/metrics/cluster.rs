@@ -5,12 +5,22 @@ use std::collections::BTreeMap;
 use gpustow_ledger::{Mismatches, NodeView, Problem};
 use gpustow_pack::Mib;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use strum::{IntoStaticStr, VariantNames};
 
 use super::Totals;
 use super::models::Models;
 
-/// States of GPUs.
-const STATES: [&str; 4] = ["ready", "stale", "unhealthy", "unknown"];
+/// States of GPUs; as a string, the `state` label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+enum State {
+    Ready,
+    Stale,
+    Unhealthy,
+    /// Nobody reports them.
+    Unknown,
+}
+
 /// The model of a card that nobody reports.
 const UNKNOWN: &str = "unknown";
 
@@ -95,11 +105,11 @@ fn mismatches(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus:
         "What needs a person's attention, as `kubectl gpustow` names it",
         &["kind"],
     )?;
-    for kind in Problem::LABELS {
+    for kind in Problem::VARIANTS {
         problems.with_label_values(&[kind]).set(0);
     }
     for problem in nodes.iter().flat_map(|node| &node.problems) {
-        problems.with_label_values(&[problem.label()]).inc();
+        problems.with_label_values(&[<&str>::from(problem)]).inc();
     }
     Ok(())
 }
@@ -132,16 +142,16 @@ fn memory(
     for node in nodes {
         for card in &node.cards {
             let state = match (node.stale, card.healthy) {
-                (true, _) => "stale",
-                (false, true) => "ready",
-                (false, false) => "unhealthy",
+                (true, _) => State::Stale,
+                (false, true) => State::Ready,
+                (false, false) => State::Unhealthy,
             };
             let model = models.label(&card.model);
-            for state in STATES {
+            for state in State::VARIANTS {
                 gpus.with_label_values(&[model, state]);
             }
-            gpus.with_label_values(&[model, state]).inc();
-            let free = if state == "ready" {
+            gpus.with_label_values(&[model, state.into()]).inc();
+            let free = if state == State::Ready {
                 card.free
             } else {
                 Mib::ZERO
@@ -154,7 +164,7 @@ fn memory(
         }
     }
     let unreported = nodes.iter().map(|node| node.unreported).sum();
-    let unknown = gpus.with_label_values(&[UNKNOWN, "unknown"]);
+    let unknown = gpus.with_label_values(&[UNKNOWN, State::Unknown.into()]);
     unknown.set(count(unreported));
     for (model, sum) in sums {
         for (gauge, amount) in [&capacity, &requested, &room, &strangers]

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use gpustow_ledger::NodeView;
 use gpustow_pack::{Mib, Request};
 use prometheus::{Gauge, Registry};
+use strum::{IntoStaticStr, VariantNames};
 
 use super::Totals;
 use super::cluster::{bytes, gauges};
@@ -13,16 +14,23 @@ use super::models::Models;
 
 const WHOLE: &str = "whole";
 
-/// Why pods wait: no GPU is as large; those that are, are stale or unhealthy; all is full; the room
-/// is there, in pieces; the room is there, and something else about the pod stands against it.
-const REASONS: [&str; 6] = [
-    "too_large",
-    "stale",
-    "unhealthy",
-    "no_room",
-    "fragmented",
-    "policy",
-];
+/// Why pods wait; as a string, the `reason` label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+enum Why {
+    /// No GPU is as large.
+    TooLarge,
+    /// Those that are have stale reports.
+    Stale,
+    /// Those that are have failed.
+    Unhealthy,
+    /// All is full.
+    NoRoom,
+    /// The room is there, in pieces.
+    Fragmented,
+    /// The room is there, and something else about the pod stands against it.
+    Policy,
+}
 
 /// The size of a pod whose places are counted, as an operator wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,8 +116,7 @@ impl Supply {
         supply
     }
 
-    /// The one of [`REASONS`] for which a request waits.
-    fn reason(&self, request: &Request) -> &'static str {
+    fn why(&self, request: &Request) -> Why {
         let claims = || request.claims.iter();
         let mib = claims().map(|claim| claim.mib).max().unwrap_or_default();
         let gpus = claims().map(|claim| claim.gpus).max().unwrap_or_default();
@@ -118,17 +125,17 @@ impl Supply {
             false => &self.free,
         };
         if !self.all.has(gpus, mib) {
-            "too_large"
+            Why::TooLarge
         } else if !self.fresh.has(gpus, mib) {
-            "stale"
+            Why::Stale
         } else if !self.healthy.has(gpus, mib) {
-            "unhealthy"
+            Why::Unhealthy
         } else if free.has(gpus, mib) {
-            "policy"
+            Why::Policy
         } else if asked(request) <= self.sum {
-            "fragmented"
+            Why::Fragmented
         } else {
-            "no_room"
+            Why::NoRoom
         }
     }
 }
@@ -159,13 +166,13 @@ pub(super) fn demand(
         "GPU memory that these pods ask for",
         &["reason"],
     )?;
-    for reason in REASONS {
+    for reason in Why::VARIANTS {
         pods.with_label_values(&[reason]).set(0);
         memory.with_label_values(&[reason]).set(0);
     }
     let supply = Supply::of(&totals.nodes);
     for request in &totals.waiting {
-        let reason = supply.reason(request);
+        let reason: &str = supply.why(request).into();
         pods.with_label_values(&[reason]).inc();
         let asked = bytes(asked(request));
         memory.with_label_values(&[reason]).add(asked);
@@ -261,18 +268,18 @@ mod tests {
             node(true, &[(400, 400, true)]),
         ]);
         for (request, reason) in [
-            (asks(1, 500, false), "too_large"),
-            (asks(3, 50, false), "too_large"),
-            (asks(1, 300, false), "stale"),
-            (asks(1, 150, false), "unhealthy"),
-            (asks(1, 90, false), "no_room"),
-            (asks(1, 70, false), "fragmented"),
-            (asks(2, 31, false), "fragmented"),
-            (asks(1, 30, true), "fragmented"),
-            (asks(2, 30, false), "policy"),
-            (asks(1, 10, false), "policy"),
+            (asks(1, 500, false), Why::TooLarge),
+            (asks(3, 50, false), Why::TooLarge),
+            (asks(1, 300, false), Why::Stale),
+            (asks(1, 150, false), Why::Unhealthy),
+            (asks(1, 90, false), Why::NoRoom),
+            (asks(1, 70, false), Why::Fragmented),
+            (asks(2, 31, false), Why::Fragmented),
+            (asks(1, 30, true), Why::Fragmented),
+            (asks(2, 30, false), Why::Policy),
+            (asks(1, 10, false), Why::Policy),
         ] {
-            assert_eq!(supply.reason(&request), reason, "{request:?}");
+            assert_eq!(supply.why(&request), reason, "{request:?}");
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::Mib;
+use strum::{IntoStaticStr, VariantNames};
 
 use crate::Ledger;
 use crate::node::{Charges, Node};
@@ -95,7 +96,8 @@ pub enum ShareState {
 }
 
 /// Something that the ledger had to work around.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum Problem {
     /// A pod that asks for GPU memory was bound around us: it holds no card.
     Unassigned {
@@ -137,31 +139,6 @@ pub enum Problem {
         /// The other node.
         other: Arc<str>,
     },
-}
-
-impl Problem {
-    /// The value of metric labels, for every kind of problem.
-    pub const LABELS: [&'static str; 6] = [
-        "unassigned",
-        "broken",
-        "card_gone",
-        "overcommitted",
-        "forged",
-        "twice",
-    ];
-
-    /// Which of [`Problem::LABELS`] it is.
-    #[must_use]
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::Unassigned { .. } => Self::LABELS[0],
-            Self::Broken { .. } => Self::LABELS[1],
-            Self::CardGone { .. } => Self::LABELS[2],
-            Self::Overcommitted { .. } => Self::LABELS[3],
-            Self::Forged { .. } => Self::LABELS[4],
-            Self::Twice { .. } => Self::LABELS[5],
-        }
-    }
 }
 
 impl Ledger {
