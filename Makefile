@@ -70,6 +70,13 @@ bench-takeover: control-plane ## How long a takeover lasts with waiting pods and
 	$(RUN) --release --package gpustow-testkit --bin bench-takeover -- \
 	    --gpustow "before=$$(tests/previous/build.sh),now=target/debug/gpustow" $(ARGS)
 
+.PHONY: bench-admission
+bench-admission: control-plane ## What the admission policies cost a CREATE, beside none and beside an earlier build's
+	@mkdir -p target/bench-admission
+	@git archive $$(sed -n 's/^commit=//p' tests/previous/build.sh) manifests scheduler-config | tar -x -C target/bench-admission
+	$(RUN) --package gpustow-testkit --bin bench-admission -- \
+	    --policies before=target/bench-admission/manifests/base,now=manifests/base $(ARGS)
+
 .PHONY: bench-agent
 bench-agent: control-plane ## What the agent costs its node, and how soon its report decides
 	$(CARGO) build --locked --release --package gpustow --package gpustow-agent --package gpustow-fake-nvml
