@@ -6,6 +6,7 @@ mod guard;
 mod later;
 mod openapi;
 mod tenant;
+mod walk;
 
 use anyhow::{Result, ensure};
 use gpustow_api::names;

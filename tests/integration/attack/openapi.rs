@@ -1,5 +1,7 @@
 //! What this API server says of itself: its doors, and the fields behind them.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, Result, ensure};
 use kube::Client;
 use serde_json::{Value, json};
@@ -9,7 +11,11 @@ pub(crate) struct Document(Value);
 
 impl Document {
     pub(crate) async fn read(client: &Client) -> Result<Document> {
-        let request = axum::http::Request::get("/openapi/v3/api/v1").body(Vec::new())?;
+        Document::read_at(client, "/openapi/v3/api/v1").await
+    }
+
+    pub(crate) async fn read_at(client: &Client, url: &str) -> Result<Document> {
+        let request = axum::http::Request::get(url).body(Vec::new())?;
         Ok(Document(client.request(request).await?))
     }
 
@@ -28,6 +34,23 @@ impl Document {
         let patched = paths.iter().filter(|(_, verbs)| !verbs["patch"].is_null());
         let doors = patched.filter_map(|(path, _)| path.strip_prefix(below));
         Ok(doors.map(str::to_owned).collect())
+    }
+
+    /// The names of all schemas that this part of the document refers to, and those that they refer to.
+    pub(crate) fn reached(&self, from: &Value) -> BTreeSet<String> {
+        let mut reached = BTreeSet::new();
+        let mut waiting = references(from);
+        while let Some(name) = waiting.pop() {
+            if reached.insert(name.clone()) {
+                waiting.extend(self.schema(&name).map(references).unwrap_or_default());
+            }
+        }
+        reached
+    }
+
+    /// Every path, and what may be done there.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.0["paths"].as_object().into_iter().flatten()
     }
 
     /// Tries to change every field of the status of `which`; those that are not `allowed` stay as they
@@ -67,6 +90,20 @@ impl Document {
         }
         ensure!(wrong.is_empty(), "{path} takes\n{}", wrong.join("\n"));
         Ok(())
+    }
+}
+
+/// The names of the schemas that are referred to here.
+fn references(value: &Value) -> Vec<String> {
+    match value {
+        Value::Array(list) => list.iter().flat_map(references).collect(),
+        Value::Object(fields) => {
+            let own = fields.get("$ref").and_then(Value::as_str);
+            let own = own.and_then(|path| path.rsplit('/').next());
+            let inner = fields.values().flat_map(references);
+            own.map(str::to_owned).into_iter().chain(inner).collect()
+        }
+        _ => Vec::new(),
     }
 }
 
