@@ -1,10 +1,10 @@
 //! kube-scheduler's protocol to the letter, against an extender that watches a real API server: what
 //! upstream's own tests send, and what nobody should.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use axum::http::{Request, header};
 use gpustow_api::names;
-use gpustow_testkit::Case;
+use gpustow_testkit::{Case, eventually};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Client, Config};
@@ -331,6 +331,48 @@ async fn what_a_web_page_can_make_a_browser_send_is_refused() -> Result<()> {
     assert_eq!(send(charset, "localhost:1").await?, 200);
     assert_eq!(node_of(&now(&case, &pod).await?), case.node_name("n"));
     case.end().await
+}
+
+#[tokio::test]
+async fn large_calls_that_never_end_leave_room_for_ordinary_ones() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "large", &[]).await?;
+    let address = replica.extender.url.trim_start_matches("http://");
+    // All of a call but its last byte: it holds its room until that comes, or nobody waits any more.
+    let large = vec![b' '; 15 << 20];
+    let head = format!(
+        "POST /filter HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        large.len() + 1
+    );
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        let mut connection = TcpStream::connect(address).await?;
+        connection.write_all(head.as_bytes()).await?;
+        connection.write_all(&large).await?;
+        open.push(connection);
+    }
+    let told = async || -> Result<String> {
+        let answer = answer(&replica, "filter", vec![b' '; 6 << 20]).await?;
+        Ok(answer["Error"].as_str().unwrap_or_default().to_owned())
+    };
+    eventually(SOON, "a fifth is refused", async || {
+        let told = told().await?;
+        ensure!(told.contains("too many large calls at once"), "{told}");
+        Ok(())
+    })
+    .await?;
+    let small =
+        json!({"Pod": {"metadata": {"uid": "u"}, "spec": {"containers": []}}, "NodeNames": ["n"]});
+    let small = answer(&replica, "filter", small.to_string()).await?;
+    assert_eq!(small["NodeNames"], json!(["n"]));
+    drop(open);
+    eventually(SOON, "their room is given back", async || {
+        let told = told().await?;
+        ensure!(told.contains("cannot read the call"), "{told}");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]

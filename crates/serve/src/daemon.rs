@@ -39,7 +39,7 @@ pub enum ClientError {
 /// # Errors
 /// If there is no usable configuration.
 pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
-    let mut config = match kubeconfig {
+    let config = match kubeconfig {
         None => Config::infer().await?,
         Some(path) => {
             let error = |source| ClientError::Kubeconfig {
@@ -52,11 +52,16 @@ pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
             config.map_err(error)?
         }
     };
+    Ok(with_patience(config, SILENCE)?)
+}
+
+/// A client that gives an answer up when its next piece does not come for so long: a connection that
+/// a firewall has forgotten would else be waited for until the kernel gives up.
+fn with_patience(mut config: Config, silence: Duration) -> Result<Client, kube::Error> {
     config.default_retry = false;
-    // A connection that a firewall has forgotten would else be waited for until the kernel gives up.
-    config.read_timeout = Some(SILENCE);
+    config.read_timeout = Some(silence);
     config.reset_reader_on_write = true;
-    Ok(Client::try_from(config)?)
+    Client::try_from(config)
 }
 
 /// Returns at SIGTERM or SIGINT.
@@ -86,5 +91,55 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() && seconds <= 86_400.0 => Ok(duration),
         _ => Err("must be more than 0 and at most 86400 seconds".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::TryStreamExt as _;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::api::{Api, WatchEvent, WatchParams};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// A watch of pods at a server that sends this and then nothing for ever: how many bookmarks came
+    /// before it was given up.
+    async fn watch(sent: &'static str) -> Result<usize, Box<dyn std::error::Error>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await?;
+            connection.read_u8().await?;
+            connection.write_all(sent.as_bytes()).await?;
+            std::future::pending::<std::io::Result<()>>().await
+        });
+        let client = with_patience(Config::new(url.parse()?), Duration::from_millis(300))?;
+        let pods = Api::<Pod>::all(client);
+        let mut bookmarks = 0;
+        let ended = async {
+            let mut events = std::pin::pin!(pods.watch(&WatchParams::default(), "0").await?);
+            while let Some(event) = events.try_next().await? {
+                assert!(matches!(event, WatchEvent::Bookmark(_)), "{event:?}");
+                bookmarks += 1;
+            }
+            Ok::<_, kube::Error>(())
+        };
+        let ended = timeout(Duration::from_secs(30), ended).await?;
+        assert!(ended.is_err(), "it ended by itself");
+        Ok(bookmarks)
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_falls_silent_is_given_up() -> Result<(), Box<dyn std::error::Error>> {
+        let bookmark = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\
+            transfer-encoding: chunked\r\n\r\n\
+            72\r\n{\"type\":\"BOOKMARK\",\"object\":{\"kind\":\"Pod\",\"apiVersion\":\"v1\",\
+            \"metadata\":{\"resourceVersion\":\"1\",\"annotations\":{}}}}\n\r\n";
+        assert_eq!(watch("").await?, 0);
+        assert_eq!(watch(bookmark).await?, 1);
+        Ok(())
     }
 }
