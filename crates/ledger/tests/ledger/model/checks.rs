@@ -9,7 +9,7 @@ use gpustow_ledger::{Ledger, NodeView, Victims};
 
 use super::server::NODES;
 use super::world::{World, require};
-use crate::build::{ask, asking, exclusive};
+use crate::build::{ask, asking, at, exclusive};
 
 impl World {
     /// Every share in the books: (pod, node, card, MiB).
@@ -78,6 +78,7 @@ impl World {
         self.take_list();
         self.list_arrives();
         self.check_wake()?;
+        self.check_nobody_comes()?;
         let mut rebuilt = self.check_rebuilt()?;
         self.ledger.learn();
         rebuilt.learn();
@@ -167,9 +168,8 @@ impl World {
                 .iter()
                 .filter(|name| !self.server.barred.contains(**name))
             {
-                let (ask, nobody) = (ask(pod), Some(Victims::default()));
-                let victims = self.ledger.preempt(&ask, name, &[], &|_| false, self.now);
-                require(victims != nobody, || {
+                let fits = self.fits_on(&self.ledger, pod, name);
+                require(!fits, || {
                     format!("{} fits on {name} and is not bound", pod.uid)
                 })?;
             }
@@ -183,16 +183,9 @@ impl World {
         let able = |pod: &&PodFacts| {
             self.ledger.is_waiting(&pod.uid) && pod.node.is_none() && !pod.gated && !pod.deleting
         };
-        let fits = |pod: &&PodFacts| {
-            NODES.iter().any(|name| {
-                let victims = self
-                    .ledger
-                    .preempt(&ask(pod), name, &[], &|_| false, self.now);
-                victims == Some(Victims::default())
-            })
-        };
-        let waiting = self.server.pods.iter().filter(able).filter(fits);
-        let first = waiting.min_by_key(|pod| (-pod.priority, pod.created, &pod.uid));
+        let waiting = self.server.pods.iter().filter(able);
+        let waiting = waiting.filter(|pod| self.fits(&self.ledger, pod));
+        let first = waiting.min_by_key(turn);
         let Some(first) = first.map(|pod| pod.uid.clone()) else {
             return Ok(());
         };
@@ -205,4 +198,54 @@ impl World {
         }
         Err(format!("{first} fits and is not woken"))
     }
+
+    fn fits(&self, ledger: &Ledger, pod: &PodFacts) -> bool {
+        NODES.iter().any(|name| self.fits_on(ledger, pod, name))
+    }
+
+    /// By what preempt says: nobody has to go.
+    pub(super) fn fits_on(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
+        let mut budget = ledger.budget();
+        let victims = ledger.preempt(pod, name, &[], &|_| false, &mut budget, self.now);
+        victims == Some(Victims::default())
+    }
+
+    /// All that are unbound wait, and something that the ledger does not know keeps everybody from
+    /// coming: the last one that fits is woken in time all the same, and nobody again and again.
+    fn check_nobody_comes(&mut self) -> Result<(), String> {
+        let mut ledger = self.rebuilt();
+        let pods = self.server.pods.iter();
+        let asleep = pods.filter(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
+        let asleep: Vec<&PodFacts> = asleep.collect();
+        let fitting = asleep.iter().copied();
+        let fitting = fitting.filter(|pod| self.fits(&ledger, pod));
+        let Some(last) = fitting.max_by_key(turn) else {
+            return Ok(());
+        };
+        for pod in &asleep {
+            ledger.filter(&ask(pod), &[], self.now);
+        }
+        // What joins is looked at after two seconds; then each round of two offers twice as many. Pods
+        // that are nominated may take one more.
+        let limit = 2 * (4 + u64::from(asleep.len().ilog2()));
+        let mut woken: HashMap<Arc<str>, Vec<u64>> = HashMap::new();
+        for second in 0..19 {
+            for pod in ledger.wake(10, self.now + at(second)) {
+                woken.entry(pod.uid.clone()).or_default().push(second);
+            }
+        }
+        let first = woken.get(&last.uid).and_then(|times| times.first());
+        require(first.is_some_and(|first| *first <= limit), || {
+            format!("{} is woken after {first:?} s, not {limit}", last.uid)
+        })?;
+        // Once for each node, and for one again after a pause of at least four seconds, then eight.
+        let most = NODES.len() + 2;
+        let often = woken.iter().find(|(_, times)| times.len() > most);
+        require(often.is_none(), || format!("woken in vain: {often:?}"))
+    }
+}
+
+/// The order in which kube-scheduler tries pods.
+fn turn<'a>(pod: &&'a PodFacts) -> (i32, i64, &'a Arc<str>) {
+    (-pod.priority, pod.created, &pod.uid)
 }

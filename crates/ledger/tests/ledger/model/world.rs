@@ -1,6 +1,6 @@
 //! The ledger beside the truth, and the checks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub(super) struct World {
     chosen: HashMap<Arc<str>, &'static str>,
     /// Reads under way: the UID, the answer, and the ledger's clock when they were sent.
     reads: Vec<(Arc<str>, Option<PodFacts>, u64)>,
+    /// Pods that the watch, or an answer that they are not there, has told to be gone.
+    gone: HashSet<Arc<str>>,
     /// Pods that kube-scheduler gave up after it had asked, with what it said.
     given_up: HashMap<Arc<str>, u64>,
     /// The server was restored, and the list that shows it is not in: the extender does not bind.
@@ -56,6 +58,7 @@ impl World {
             listing: None,
             chosen: HashMap::new(),
             reads: Vec::new(),
+            gone: HashSet::new(),
             given_up: HashMap::new(),
             restored: false,
             broken: None,
@@ -143,6 +146,7 @@ impl World {
                 self.deliver_nodes();
                 self.listing = Some((self.ledger.copies(), None));
                 self.reads.clear();
+                self.gone.clear();
                 self.given_up.clear();
                 self.restored = true;
             }
@@ -154,10 +158,7 @@ impl World {
             }
             Event::Answer { read } => {
                 if let Some(read) = pick(&self.reads, read) {
-                    match self.reads.swap_remove(read) {
-                        (_, Some(pod), asked) => self.ledger.read_back(pod, asked, self.now),
-                        (uid, None, _) => self.ledger.delete_pod(&uid),
-                    }
+                    return self.answer(read);
                 }
             }
             Event::Filter { .. } | Event::BeginBind { .. } | Event::FilterAndBind { .. }
@@ -234,10 +235,11 @@ impl World {
                 }
             }
             Event::Preempt { node, .. } => {
-                let (asked, name) = (ask(&pod), NODES[node % 3]);
+                let name = NODES[node % 3];
                 let preempt = |victims: &[Arc<str>]| {
+                    let mut budget = self.ledger.budget();
                     self.ledger
-                        .preempt(&asked, name, victims, &|_| false, self.now)
+                        .preempt(&pod, name, victims, &|_| false, &mut budget, self.now)
                 };
                 if let Some(victims) = preempt(&[]) {
                     require(preempt(&victims.uids) == Some(Victims::default()), || {
@@ -277,6 +279,17 @@ impl World {
         Ok(())
     }
 
+    /// The answer to a read arrives: one that was sent before a pod was gone does not bring it back.
+    fn answer(&mut self, read: usize) -> Result<(), String> {
+        let (uid, answer, asked) = self.reads.swap_remove(read);
+        match answer {
+            Some(pod) => self.ledger.read_back(pod, asked, self.now),
+            None => self.ledger.delete_pod(&uid),
+        }
+        let is_back = self.gone.contains(&uid) && self.ledger.pod(&uid).is_some();
+        require(!is_back, || format!("a late read brings {uid} back"))
+    }
+
     pub(super) fn deliver_pods(&mut self, count: usize) {
         if self.listing.is_some() {
             return;
@@ -293,7 +306,10 @@ impl World {
                         self.broken = Some(format!("{uid} was given up and holds its room"));
                     }
                 }
-                PodEvent::Delete(uid) => self.ledger.delete_pod(&uid),
+                PodEvent::Delete(uid) => {
+                    self.ledger.delete_pod(&uid);
+                    self.gone.insert(uid);
+                }
             }
         }
     }
@@ -347,10 +363,7 @@ impl World {
                 .is_none_or(|known| known.node.is_none());
         let verdict = self.ledger.filter(&asked, nodes, self.now);
         self.given_up.remove(&pod.uid);
-        let room = |name: &str| {
-            let victims = self.ledger.preempt(&asked, name, &[], &|_| false, self.now);
-            victims == Some(Victims::default())
-        };
+        let room = |name: &str| self.fits_on(&self.ledger, pod, name);
         for name in &verdict.nodes {
             require(!settled || room(name), || {
                 format!("filter takes {name}, preempt does not")
@@ -364,7 +377,9 @@ impl World {
                 format!("filter refuses {name} ({reason:?}), preempt does not")
             })?;
         }
-        let scores = self.ledger.rank(&asked, &verdict.nodes, self.now);
+        let scores = self
+            .ledger
+            .rank(pod, asked.tolerates, &verdict.nodes, self.now);
         require(
             !settled || scores.first().is_none_or(|&best| best == 10),
             || format!("prioritize gives {scores:?} to {:?}", verdict.nodes),
@@ -407,7 +422,7 @@ impl World {
         if pod.node.is_some() || pod.gated || pod.deleting {
             return Ok(None);
         }
-        let assignment = match self.ledger.begin_bind(&ask(&pod), name, self.now) {
+        let assignment = match self.ledger.begin_bind(&pod, name, self.now) {
             Ok(assignment) => assignment,
             Err(refusal) => return Ok(Some(refusal)),
         };
@@ -480,6 +495,7 @@ impl World {
         self.listing = None;
         self.restored = false;
         self.reads.clear();
+        self.gone.clear();
         self.given_up.clear();
         self.known = self.server.reports.clone();
         self.ledger = self.rebuilt();
