@@ -7,7 +7,7 @@
 //! over, and stands behind all pods with fewer wake-ups in vain.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ const UNSEEN_FOR: Duration = Duration::from_secs(60);
 pub(crate) const FLUSH: Duration = Duration::from_secs(300);
 /// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
 const BARS: usize = 8;
+/// Pods that joined are noted so many at a time.
+const JOINS: usize = 1024;
 /// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority and age.
 pub(crate) type Turn = (u32, Reverse<i32>, i64, Uid);
 /// A kind of pods; never used twice.
@@ -43,8 +45,8 @@ pub(crate) struct Waiting {
     needs: BTreeMap<Mib, usize>,
     /// Those for which a look at every node is due, and when.
     due: BTreeSet<(Duration, Uid)>,
-    /// Those that joined since the last tick.
-    joined: Vec<Uid>,
+    /// Those that joined and have not been noted by a tick.
+    joined: VecDeque<Uid>,
     /// Those that only a filter call has told of so far: since when.
     unseen: HashMap<Uid, Duration>,
     offers: Offers,
@@ -167,7 +169,7 @@ impl Waiting {
             woken: false,
         };
         self.pods.insert(pod.uid.clone(), wait);
-        self.joined.push(pod.uid.clone());
+        self.joined.push_back(pod.uid.clone());
     }
 
     fn new_kind(&mut self, key: Key) -> KindId {
@@ -324,10 +326,15 @@ impl Waiting {
         }
     }
 
-    /// What time alone does: credit grows, promises end, pods that joined will be due.
-    pub(crate) fn tick(&mut self, now: Duration, interval: Duration) {
+    /// What time alone does: credit grows, promises end, pods that joined will be due. True if more
+    /// have joined than one call notes.
+    pub(crate) fn tick(&mut self, now: Duration, interval: Duration) -> bool {
         self.offers.grow(now);
-        for uid in std::mem::take(&mut self.joined) {
+        for uid in self
+            .joined
+            .drain(..JOINS.min(self.joined.len()))
+            .collect::<Vec<_>>()
+        {
             self.be_due(&uid, now + interval);
         }
         while let Some(uid) = self.offers.ended(now) {
@@ -336,6 +343,7 @@ impl Waiting {
                 self.in_vain(&uid);
             }
         }
+        !self.joined.is_empty()
     }
 
     /// Wakes a pod for room on a node.

@@ -103,7 +103,7 @@ impl Ledger {
         for uid in lost {
             self.tried.remove(&uid);
         }
-        self.waiting.tick(now, self.config.wake_again_after);
+        let more_joined = self.waiting.tick(now, self.config.wake_again_after);
         let mut woken = self.come_again(limit);
         let mut work = WORK;
         if self.waiting.is_empty() {
@@ -113,7 +113,7 @@ impl Ledger {
             self.look_everywhere(&mut work, now);
             self.offer_room(limit, &mut work, now, &mut woken);
         }
-        self.wakes.unfinished = work == 0;
+        self.wakes.unfinished = work == 0 || more_joined;
         woken
     }
 

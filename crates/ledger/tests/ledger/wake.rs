@@ -226,3 +226,27 @@ fn thousands_wait_on_thousands_of_nodes_and_each_gets_its_room() {
     woken.dedup();
     assert_eq!((woken.len(), count), (1000, 1000));
 }
+
+/// However many join at once: what one call does not note, it says so, and the next ones do.
+#[test]
+fn a_crowd_that_joins_at_once_is_noted_in_slices_and_woken_all_the_same() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let waiting = |number: i64, mib| PodFacts {
+        waiting: true,
+        created: number,
+        ..pod(&format!("p{number}"), mib)
+    };
+    (0..3000).for_each(|number| ledger.apply_pod(waiting(number, 101)));
+    // It is there before anybody waits for it, and the last to join is the one that fits.
+    ledger.apply_pod(waiting(3000, 50));
+    let mut calls = 1;
+    while ledger.wake(10, at(1)).is_empty() && ledger.wakes_on() {
+        calls += 1;
+    }
+    assert!(calls > 1, "all at once");
+    let woken = ledger.wake(10, at(3));
+    assert_eq!(
+        woken.iter().map(|pod| &*pod.uid).collect::<Vec<_>>(),
+        ["p3000"]
+    );
+}
