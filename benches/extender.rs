@@ -147,14 +147,8 @@ fn answer(ledger: &mut Ledger, body: &[u8]) -> (Option<String>, Took) {
     let pod = PodFacts::from_pod(&args.pod, gpustow_api::names::GPU_MEM).expect("a UID");
     let names = args.node_names.unwrap_or_default();
     let names: Vec<&str> = names.iter().map(|name| &*name.0).collect();
-    let ask = Ask {
-        pod: &pod,
-        cooperative: false,
-        slow: false,
-        tolerates: &|_| true,
-    };
     let decoded = began.elapsed();
-    let verdict = ledger.filter(&ask, &names, NOW);
+    let verdict = ledger.filter(&Ask::of(&pod), &names, NOW);
     let decided = began.elapsed();
     let chosen = verdict.nodes.first().map(|name| (*name).to_owned());
     let refused = verdict.refused.iter().filter(|_| verdict.nodes.is_empty());

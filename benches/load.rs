@@ -215,25 +215,13 @@ pub(crate) fn bind(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> bool {
 
 /// Takes a pod through filter among these nodes, and bind.
 pub(crate) fn bind_anywhere(ledger: &mut Ledger, pod: &PodFacts, nodes: &[&str]) -> bool {
-    let ask = Ask {
-        pod,
-        cooperative: false,
-        slow: false,
-        tolerates: &|_| true,
-    };
-    let chosen = ledger.filter(&ask, nodes, NOW).nodes;
+    let chosen = ledger.filter(&Ask::of(pod), nodes, NOW).nodes;
     chosen.first().is_some_and(|node| settle(ledger, pod, node))
 }
 
 /// Binds a pod that has its reservation.
 pub(crate) fn settle(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> bool {
-    let ask = Ask {
-        pod,
-        cooperative: false,
-        slow: false,
-        tolerates: &|_| true,
-    };
-    let bound = ledger.begin_bind(&ask, node, NOW).is_ok();
+    let bound = ledger.begin_bind(pod, node, NOW).is_ok();
     if bound {
         ledger.end_bind(pod, Outcome::Bound, NOW);
     }

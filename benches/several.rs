@@ -55,14 +55,8 @@ fn main() {
         let mut calls: Vec<Duration> = (0..CALLS)
             .map(|call| {
                 let pod = pod(kind, call, containers, gpus, mib, step);
-                let ask = Ask {
-                    pod: &pod,
-                    cooperative: false,
-                    slow: false,
-                    tolerates: &|_| true,
-                };
                 let began = Instant::now();
-                let verdict = ledger.filter(&ask, &names, NOW);
+                let verdict = ledger.filter(&Ask::of(&pod), &names, NOW);
                 let took = began.elapsed();
                 placed += usize::from(!verdict.nodes.is_empty());
                 ledger.delete_pod(&pod.uid);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashSet;
 use gpustow_api::intree::Constraints;
 use gpustow_api::{Assignment, BadRequest, PodFacts, names};
-use gpustow_ledger::{Ask, BindRefusal, Outcome};
+use gpustow_ledger::{BindRefusal, Outcome};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -327,15 +327,9 @@ impl Attempt<'_> {
     }
 
     fn begin(&self, pod: &PodFacts) -> Result<Assigned, BindError> {
-        let ask = Ask {
-            pod,
-            cooperative: false,
-            slow: false,
-            tolerates: &|_| true,
-        };
         let now = self.app.now();
         let mut ledger = self.app.ledger();
-        let assignment = ledger.begin_bind(&ask, &self.args.node, now)?;
+        let assignment = ledger.begin_bind(pod, &self.args.node, now)?;
         let because = ledger.reserved_because(&pod.uid).unwrap_or_default();
         Ok((assignment, because.to_owned()))
     }

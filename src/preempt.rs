@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::uses_volumes_or_claims;
-use gpustow_ledger::{Ask, Victims};
+use gpustow_ledger::{Budget, Victims};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
@@ -49,15 +49,30 @@ pub(crate) async fn preempt(
         });
     }
     app.may_decide().await?;
-    let candidates = args.victims.len();
+    let mut victims: Vec<(String, MetaVictims)> = args.victims.into_iter().collect();
+    let candidates = victims.len();
+    // What this call cannot afford to look at, a later one begins with.
+    let (mut steps, copies) = {
+        let ledger = app.ledger();
+        (ledger.budget(), ledger.copies())
+    };
+    let first = usize::try_from(copies).unwrap_or(0) % candidates.max(1);
+    victims.rotate_left(first);
     let mut answer = BTreeMap::new();
     let mut others = Vec::new();
     // Nodes that need no more victims are the better ones, and looked at fast.
-    for (node, victims) in args.victims {
+    for (node, victims) in victims {
         if answer.len() == ENOUGH {
             break;
         }
-        match added(app, &pod, &node, &uids(&victims), &HashSet::new()) {
+        match added(
+            app,
+            &pod,
+            &node,
+            &uids(&victims),
+            &HashSet::new(),
+            &mut steps,
+        ) {
             Some(more) if !more.uids.is_empty() => others.push((node, victims)),
             Some(_) if !victims.pods.is_empty() => drop(answer.insert(node, victims)),
             _ => {}
@@ -65,6 +80,7 @@ pub(crate) async fn preempt(
     }
     if answer.len() < ENOUGH && !others.is_empty() {
         let budgets = budgets(app).await?;
+        steps = app.ledger().budget();
         let waits_for_room_alone = waits_for_room_alone(&args.pod, &app.args.resource_name);
         for (node, victims) in others {
             if answer.len() == ENOUGH {
@@ -72,11 +88,13 @@ pub(crate) async fn preempt(
             }
             let given = uids(&victims);
             let protected = protected(app, &node, &given, pod.priority, &budgets);
-            let Some(more) = added(app, &pod, &node, &given, &protected) else {
+            let Some(more) = added(app, &pod, &node, &given, &protected, &mut steps) else {
                 continue;
             };
             let spared = match waits_for_room_alone {
-                true => app.ledger().spared(&ask(&pod), &node, &given, &more.uids),
+                true => app
+                    .ledger()
+                    .spared(&pod, &node, &given, &more.uids, &mut steps),
                 false => Vec::new(),
             };
             answer.insert(node, changed(victims, &more, &spared, &protected));
@@ -96,30 +114,18 @@ fn uids(victims: &MetaVictims) -> Vec<Arc<str>> {
     pods.map(|pod| pod.uid.as_str().into()).collect()
 }
 
-fn ask(pod: &PodFacts) -> Ask<'_> {
-    Ask {
-        pod,
-        cooperative: false,
-        slow: false,
-        tolerates: &|_| true,
-    }
-}
-
 fn added(
     app: &App,
     pod: &PodFacts,
     node: &str,
     victims: &[Arc<str>],
     protected: &HashSet<Arc<str>>,
+    steps: &mut Budget,
 ) -> Option<Victims> {
     let now = app.now();
-    app.ledger().preempt(
-        &ask(pod),
-        node,
-        victims,
-        &|uid| protected.contains(uid),
-        now,
-    )
+    let protected = |uid: &str| protected.contains(uid);
+    app.ledger()
+        .preempt(pod, node, victims, &protected, steps, now)
 }
 
 /// The victims with those added and without those spared.
@@ -177,14 +183,14 @@ fn waits_for_room_alone(pod: &Pod, resource: &str) -> bool {
 }
 
 /// A disruption budget.
-struct Budget {
+struct Disruption {
     namespace: Option<String>,
     selector: Selector,
     allowed: i32,
 }
 
 /// Every disruption budget that covers anybody.
-async fn budgets(app: &App) -> Result<Vec<Budget>, Failure> {
+async fn budgets(app: &App) -> Result<Vec<Disruption>, Failure> {
     let budgets = Api::<PodDisruptionBudget>::all(app.client.clone());
     let listed = within(TIMEOUT, budgets.list(&ListParams::default())).await;
     let listed = listed.map_err(|error| {
@@ -195,7 +201,7 @@ async fn budgets(app: &App) -> Result<Vec<Budget>, Failure> {
         let namespace = budget.namespace();
         let selector = budget.spec?.selector?.try_into().ok()?;
         let allowed = budget.status.map_or(0, |status| status.disruptions_allowed);
-        Some(Budget {
+        Some(Disruption {
             namespace,
             selector,
             allowed,
@@ -204,7 +210,7 @@ async fn budgets(app: &App) -> Result<Vec<Budget>, Failure> {
     Ok(listed.into_iter().filter_map(budget).collect())
 }
 
-impl Budget {
+impl Disruption {
     fn covers(&self, pod: &PodFacts) -> bool {
         let labels = pod.labels.iter();
         let labels = labels.map(|label| (label.key.to_string(), label.value.to_string()));
@@ -221,7 +227,7 @@ fn protected(
     node: &str,
     given: &[Arc<str>],
     priority: i32,
-    budgets: &[Budget],
+    budgets: &[Disruption],
 ) -> HashSet<Arc<str>> {
     let mut pods: Vec<Arc<PodFacts>> = {
         let ledger = app.ledger();

@@ -251,14 +251,8 @@ async fn scores(
     };
     app.may_decide().await?;
     let tolerates = |taints: &Taints| tolerates_prefer_no_schedule(&args.pod, taints);
-    let ask = Ask {
-        pod: &pod,
-        cooperative: true,
-        slow: false,
-        tolerates: &tolerates,
-    };
     let now = app.now();
-    Ok(app.ledger().rank(&ask, names, now))
+    Ok(app.ledger().rank(&pod, &tolerates, names, now))
 }
 
 async fn on_preempt(State(app): State<Arc<App>>, call: Call) -> Response {

@@ -8,7 +8,7 @@ use gpustow_pack::{Choice, Request};
 use thiserror::Error;
 
 use crate::Ledger;
-use crate::decide::{Ask, Reason};
+use crate::Reason;
 use crate::node::{Charges, Hold, Uid};
 
 /// Memory held for a pod that is not bound yet. What it holds is in its node's books.
@@ -82,36 +82,36 @@ impl Ledger {
     /// gone), if a bind to another node is under way, or if the pod is bound.
     pub fn begin_bind(
         &mut self,
-        ask: &Ask<'_>,
+        pod: &PodFacts,
         node: &str,
         now: Duration,
     ) -> Result<Arc<Assignment>, BindRefusal> {
-        let begun = self.begin(ask, node, now);
+        let begun = self.begin(pod, node, now);
         if matches!(begun, Err(BindRefusal::NoFit { .. })) {
-            self.note_conflict(&ask.pod.uid);
+            self.note_conflict(&pod.uid);
         }
         begun
     }
 
     fn begin(
         &mut self,
-        ask: &Ask<'_>,
+        pod: &PodFacts,
         node: &str,
         now: Duration,
     ) -> Result<Arc<Assignment>, BindRefusal> {
-        let uid = &ask.pod.uid;
+        let uid = &pod.uid;
         let refusal = |reason| BindRefusal::NoFit {
             node: node.to_owned(),
             reason,
         };
-        let Ok(request) = ask.pod.request.clone() else {
+        let Ok(request) = pod.request.clone() else {
             return Err(refusal(Reason::Fit(gpustow_pack::Refusal::TooComplex)));
         };
         let known = self.pods.get(uid);
         if let Some(bound) = known.and_then(|known| known.facts.node.as_ref()) {
             return Err(BindRefusal::Bound(bound.to_string()));
         }
-        if let Some(reason) = self.excluded(node, &ask.pod.constraints) {
+        if let Some(reason) = self.excluded(node, &pod.constraints) {
             if !self.is_binding(uid) {
                 self.drop_reservation(uid);
             }
@@ -130,8 +130,9 @@ impl Ledger {
             _ => {
                 self.drop_reservation(uid);
                 self.check(node, now).map_err(refusal)?;
-                let choice = self.choose(node, ask.pod, &request).map_err(refusal)?;
-                self.reserve(ask, node, &request, &choice, now);
+                let choice = self.choose(node, pod, &request).map_err(refusal)?;
+                let deadline = now + self.config.reservation_ttl;
+                self.reserve(pod, node, &request, &choice, deadline);
             }
         }
         if let Err(reason) = self.within_bounds(uid, node) {
@@ -278,13 +279,13 @@ impl Ledger {
     /// Writes a choice into the books.
     pub(crate) fn reserve(
         &mut self,
-        ask: &Ask<'_>,
+        pod: &PodFacts,
         name: &str,
         request: &Arc<Request>,
         choice: &Choice,
-        now: Duration,
+        deadline: Duration,
     ) {
-        let uid = ask.pod.uid.clone();
+        let uid = pod.uid.clone();
         let made = self.tick();
         let Some((node_name, node)) = self.nodes.get_key_value(name) else {
             return;
@@ -292,7 +293,7 @@ impl Ledger {
         let node_name = node_name.clone();
         let cards = 0..node.view.cards.len();
         let uuids: Vec<&str> = cards.map(|card| node.uuid(card)).collect();
-        let containers = &ask.pod.containers;
+        let containers = &pod.containers;
         let assignment =
             Assignment::from_placement(&choice.placement, containers, &uuids, request.exclusive);
         let Some(assignment) = assignment else {
@@ -306,18 +307,14 @@ impl Ledger {
             ram: request.ram,
         };
         let because = self.because(&node.view, request, &choice.placement.charges);
-        let ttl = match ask.slow {
-            true => self.config.slow_reservation_ttl,
-            false => self.config.reservation_ttl,
-        };
         let held = Reservation {
             node: node_name,
             assignment,
             request: request.clone(),
             made,
-            refusal: ask.pod.refusal,
-            group: ask.pod.group.clone(),
-            deadline: now + ttl,
+            refusal: pod.refusal,
+            group: pod.group.clone(),
+            deadline,
             binds: 0,
             because: because.into(),
         };

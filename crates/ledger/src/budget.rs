@@ -14,8 +14,9 @@ use crate::book::Config;
 use crate::node::Uid;
 use crate::{Ledger, Reason};
 
-/// The search steps that a call has left.
-pub(crate) struct Budget {
+/// The search steps that a call has left; see [`Ledger::budget`].
+#[derive(Debug)]
+pub struct Budget {
     left: u64,
 }
 
@@ -57,6 +58,12 @@ impl Budget {
 pub(crate) struct Unfinished(Vec<Uid>);
 
 impl Ledger {
+    /// What one call may spend on searches, for [`Ledger::preempt`] and [`Ledger::spared`].
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        Budget::of(&self.config)
+    }
+
     /// The nodes that are to be looked at, in the order of their slots from where the last call for
     /// this pod stopped.
     pub(crate) fn in_turn<T>(&self, uid: &str, nodes: &mut [(Slot, T)]) {

@@ -14,7 +14,7 @@ use crate::book::Known;
 use crate::budget::Budget;
 use crate::node::Node;
 
-/// One pod's question.
+/// One pod's question of where to go, for [`Ledger::filter`].
 #[derive(Clone, Copy)]
 pub struct Ask<'a> {
     /// The pod.
@@ -25,6 +25,19 @@ pub struct Ask<'a> {
     pub slow: bool,
     /// Does it tolerate these `PreferNoSchedule` taints (key, value)?
     pub tolerates: &'a dyn Fn(&Taints) -> bool,
+}
+
+impl<'a> Ask<'a> {
+    /// Of a pod without preferences and volumes, which tolerates every soft taint.
+    #[must_use]
+    pub fn of(pod: &'a PodFacts) -> Self {
+        Self {
+            pod,
+            cooperative: false,
+            slow: false,
+            tolerates: &|_| true,
+        }
+    }
 }
 
 /// Why a node is refused. The texts are constant; see [`Refusal`].
@@ -197,7 +210,9 @@ impl Ledger {
                 continue;
             };
             match self.cost(slot, name, ask.pod, class, now, &mut remembered) {
-                Ok((cost, tainted)) => take(name, cost, tainted && self.is_averse(name, ask)),
+                Ok((cost, tainted)) => {
+                    take(name, cost, tainted && self.is_averse(name, ask.tolerates))
+                }
                 Err(Reason::NotYet) => unknown.push((slot, name)),
                 Err(reason) => refused.push((name, reason)),
             }
@@ -206,7 +221,9 @@ impl Ledger {
         self.in_turn(uid, &mut unknown);
         for (slot, name) in unknown {
             match self.cost(slot, name, ask.pod, class, now, &mut budget) {
-                Ok((cost, tainted)) => take(name, cost, tainted && self.is_averse(name, ask)),
+                Ok((cost, tainted)) => {
+                    take(name, cost, tainted && self.is_averse(name, ask.tolerates))
+                }
                 Err(reason) => {
                     refused.push((name, reason));
                     if reason == Reason::NotYet {
@@ -234,7 +251,13 @@ impl Ledger {
             tried.nodes.clear();
         }
         match self.choose(best, ask.pod, &request) {
-            Ok(choice) => self.reserve(ask, best, &request, &choice, now),
+            Ok(choice) => {
+                let ttl = match ask.slow {
+                    true => self.config.slow_reservation_ttl,
+                    false => self.config.reservation_ttl,
+                };
+                self.reserve(ask.pod, best, &request, &choice, now + ttl);
+            }
             Err(reason) => {
                 self.wait_refused(ask.pod, candidates, now);
                 return refuse_all(candidates, reason);
@@ -247,11 +270,17 @@ impl Ledger {
     }
 
     /// Scores nodes that [`Ledger::filter`] let pass, 0 to 10, best highest, in the order given.
-    pub fn rank(&mut self, ask: &Ask<'_>, nodes: &[&str], now: Duration) -> Vec<i64> {
-        let Ok(request) = ask.pod.request.clone() else {
+    pub fn rank(
+        &mut self,
+        pod: &PodFacts,
+        tolerates: &dyn Fn(&Taints) -> bool,
+        nodes: &[&str],
+        now: Duration,
+    ) -> Vec<i64> {
+        let Ok(request) = pod.request.clone() else {
             return vec![0; nodes.len()];
         };
-        let uid = &ask.pod.uid;
+        let uid = &pod.uid;
         let held = self.reservations.get(uid).map(|held| held.node.clone());
         let bound = |known: &Known| known.facts.node.clone();
         let own = held.or_else(|| self.pods.get(uid).and_then(bound));
@@ -260,14 +289,13 @@ impl Ledger {
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {
-                self.cost_without(name, ask.pod, &request, now, &mut budget)?
+                self.cost_without(name, pod, &request, now, &mut budget)?
             } else {
                 let slot = self.answers.slot(name)?;
-                self.cost(slot, name, ask.pod, class, now, &mut budget)
-                    .ok()?
+                self.cost(slot, name, pod, class, now, &mut budget).ok()?
             };
             let tried = tried.as_ref().is_some_and(|it| it.nodes.contains(name));
-            Some((tried, tainted && self.is_averse(name, ask), cost))
+            Some((tried, tainted && self.is_averse(name, tolerates), cost))
         };
         let keys: Vec<Option<Key<'_>>> = nodes
             .iter()
@@ -300,7 +328,8 @@ impl Ledger {
     ) -> Option<(Cost, bool)> {
         let gate = self.enter(self.answers.slot(name)?, now).ok()?;
         let node = self.nodes.get(name)?;
-        let view = self.view_without(name, node, pod, |uid| *uid == *pod.uid);
+        let gone = |uid: &str| *uid == *pod.uid;
+        let view = self.view_without(name, node, pod, gone, budget).ok()?;
         let choice = self.fit_within(&view, request, budget).ok()?;
         Some((choice.cost, gate.tainted))
     }
@@ -381,8 +410,11 @@ impl Ledger {
     ) -> Result<Choice, Reason> {
         let node = self.nodes.get(name).ok_or(Reason::NoReport)?;
         let choice = self.fit_within(&node.view, request, budget)?;
-        match self.beside_nominated(name, node, pod, |_| false) {
-            Some(view) => self.fit(&view, request).map_err(|_| Reason::Nominated),
+        match self.beside_nominated(name, node, pod, |_| false, budget)? {
+            Some(view) => match self.fit_within(&view, request, budget) {
+                Err(Reason::Fit(_)) => Err(Reason::Nominated),
+                found => found,
+            },
             None => Ok(choice),
         }
     }
@@ -400,17 +432,19 @@ impl Ledger {
     }
 
     /// The node's view without those that `gone` names, less what pods nominated there will need
-    /// beyond the memory of the pods that are being deleted for them. None if nobody is nominated.
+    /// beyond the memory of the pods that are being deleted for them. None if nobody is nominated;
+    /// [`Reason::NotYet`] if that could not be told within the budget.
     pub(crate) fn beside_nominated(
         &self,
         name: &str,
         node: &Node,
         pod: &PodFacts,
         gone: impl Fn(&str) -> bool,
-    ) -> Option<NodeGpus> {
+        budget: &mut Budget,
+    ) -> Result<Option<NodeGpus>, Reason> {
         let mut nominated: Vec<_> = self.others_nominated(name, pod).collect();
         if nominated.is_empty() {
-            return None;
+            return Ok(None);
         }
         nominated.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
         let leaving = |uid: &str| self.pods.get(uid).is_some_and(|known| known.facts.deleting);
@@ -421,8 +455,10 @@ impl Ledger {
             let Ok(request) = &other.request else {
                 continue;
             };
-            let Ok(choice) = self.fit(&later, request) else {
-                continue;
+            let choice = match self.fit_within(&later, request, budget) {
+                Ok(choice) => choice,
+                Err(Reason::NotYet) => return Err(Reason::NotYet),
+                Err(_) => continue,
             };
             for (card, mib) in choice.placement.charges {
                 later.cards[card].free = later.cards[card].free.minus(mib);
@@ -433,7 +469,7 @@ impl Ledger {
             let freed = node.held(node.uuid(index), |uid| leaving(uid) && !gone(uid));
             card.free = card.free.minus(needs[index].minus(freed));
         }
-        Some(view)
+        Ok(Some(view))
     }
 
     /// The node as it would be for `pod` if those that `gone` names were not there.
@@ -443,17 +479,18 @@ impl Ledger {
         node: &Node,
         pod: &PodFacts,
         gone: impl Fn(&str) -> bool,
-    ) -> NodeGpus {
-        self.beside_nominated(name, node, pod, &gone)
-            .unwrap_or_else(|| node.view_of(|uid| !gone(uid)))
+        budget: &mut Budget,
+    ) -> Result<NodeGpus, Reason> {
+        let beside = self.beside_nominated(name, node, pod, &gone, budget)?;
+        Ok(beside.unwrap_or_else(|| node.view_of(|uid| !gone(uid))))
     }
 
     /// Does the node have soft taints that the pod does not tolerate?
-    fn is_averse(&self, name: &str, ask: &Ask<'_>) -> bool {
+    fn is_averse(&self, name: &str, tolerates: &dyn Fn(&Taints) -> bool) -> bool {
         let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
         facts.is_some_and(|facts| {
             let taints = &facts.prefer_no_schedule;
-            !taints.is_empty() && !(ask.tolerates)(taints)
+            !taints.is_empty() && !tolerates(taints)
         })
     }
 }

@@ -38,6 +38,7 @@ mod wake;
 
 pub use bind::{BindRefusal, Outcome};
 pub use book::{Config, Ledger};
+pub use budget::Budget;
 pub use decide::{Ask, Reason, Verdict};
 pub use preempt::Victims;
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};

@@ -8,9 +8,9 @@ use gpustow_api::PodFacts;
 use gpustow_pack::{Card, NodeGpus};
 use hashbrown::HashSet;
 
-use crate::Ledger;
-use crate::decide::Ask;
+use crate::budget::Budget;
 use crate::node::Node;
+use crate::{Ledger, Reason};
 
 /// Pods to evict beyond those that kube-scheduler chose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,34 +37,35 @@ impl Ledger {
     }
 
     /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
-    /// anyway. `None` if no eviction of pods of lower priority would do.
+    /// anyway. `None` if no eviction of pods of lower priority would do, or if that cannot be told within
+    /// the budget: nobody is to be evicted in vain.
     ///
     /// Pods that no disruption budget protects go first, then low priority, then the youngest;
     /// whoever turns out not to be needed is spared.
     #[must_use]
     pub fn preempt(
         &self,
-        ask: &Ask<'_>,
+        pod: &PodFacts,
         name: &str,
         victims: &[Arc<str>],
         protected: &dyn Fn(&str) -> bool,
+        budget: &mut Budget,
         now: Duration,
     ) -> Option<Victims> {
-        let request = ask.pod.request.as_ref().ok()?;
         let node = self.nodes.get(name)?;
         self.check(name, now).ok()?;
-        if self.is_unfenced(&ask.pod.uid) {
+        if self.is_unfenced(&pod.uid) {
             return None;
         }
-        let fits = |gone: &HashSet<Arc<str>>| {
-            let view = self.view_after(name, node, ask.pod, gone);
-            self.fit(&view, request).is_ok()
+        let mut fits = |gone: &HashSet<Arc<str>>| {
+            let after = self.fits_after(name, node, pod, gone, budget);
+            after.map(|view| view.is_some())
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().cloned().collect();
-        if fits(&gone) {
+        if fits(&gone)? {
             return Some(Victims::default());
         }
-        let mut others = self.evictable(name, ask.pod.priority);
+        let mut others = self.evictable(name, pod.priority);
         others.retain(|pod| !gone.contains(&pod.uid));
         others.sort_unstable_by_key(|pod| {
             (
@@ -75,21 +76,20 @@ impl Ledger {
             )
         });
         let mut added: Vec<&Arc<PodFacts>> = Vec::new();
-        for pod in &others {
-            gone.insert(pod.uid.clone());
-            added.push(pod);
-            if fits(&gone) {
+        let mut others = others.iter();
+        loop {
+            let other = others.next()?;
+            gone.insert(other.uid.clone());
+            added.push(other);
+            if fits(&gone)? {
                 break;
             }
-        }
-        if !fits(&gone) {
-            return None;
         }
         // Spare the most precious first, as the scheduler does with its own victims.
         let mut spared = HashSet::new();
         for pod in added.iter().rev() {
             gone.remove(&pod.uid);
-            if fits(&gone) {
+            if fits(&gone)? {
                 spared.insert(pod.uid.clone());
             } else {
                 gone.insert(pod.uid.clone());
@@ -105,24 +105,27 @@ impl Ledger {
 
     /// Those of `victims`, the most precious first, who need not go beside `added`: without them the
     /// pod fits, and CPU, host memory, GPU memory in sum and the number of pods, by which
-    /// kube-scheduler chose them, suffice.
+    /// kube-scheduler chose them, suffice, as far as that can be told within the budget.
     #[must_use]
     pub fn spared(
         &self,
-        ask: &Ask<'_>,
+        pod: &PodFacts,
         name: &str,
         victims: &[Arc<str>],
         added: &[Arc<str>],
+        budget: &mut Budget,
     ) -> Vec<Arc<str>> {
-        let (Ok(request), Some(node)) = (&ask.pod.request, self.nodes.get(name)) else {
+        let (Ok(request), Some(node)) = (&pod.request, self.nodes.get(name)) else {
             return Vec::new();
         };
         let asked = request.claims.iter();
         let asked = asked.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
         let asked = asked.fold(0, u64::saturating_add);
         let pods = node.facts.as_ref().and_then(|facts| facts.pods);
-        let does = |gone: &HashSet<Arc<str>>| {
-            let view = self.view_after(name, node, ask.pod, gone);
+        let mut does = |gone: &HashSet<Arc<str>>| {
+            let Some(Some(view)) = self.fits_after(name, node, pod, gone, budget) else {
+                return false;
+            };
             let left = |(index, card): (usize, &Card)| {
                 let held = node.held(node.uuid(index), |uid| !gone.contains(uid));
                 card.capacity.minus(held).0
@@ -134,7 +137,6 @@ impl Ledger {
                 && request.ram <= view.ram_free
                 && asked <= left.fold(0, u64::saturating_add)
                 && pods.is_none_or(|pods| node.count().saturating_sub(leaving) < pods)
-                && self.fit(&view, request).is_ok()
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().chain(added).cloned().collect();
         let here = |uid: &&Arc<str>| node.bound.contains_key(*uid) && !added.contains(uid);
@@ -150,15 +152,23 @@ impl Ledger {
         spared
     }
 
-    /// The node for `pod` once these are gone.
-    fn view_after(
+    /// The node for `pod` once these are gone, if the pod fits there then; none if that cannot be told
+    /// within the budget.
+    fn fits_after(
         &self,
         name: &str,
         node: &Node,
         pod: &PodFacts,
         gone: &HashSet<Arc<str>>,
-    ) -> NodeGpus {
+        budget: &mut Budget,
+    ) -> Option<Option<NodeGpus>> {
+        let request = pod.request.as_ref().ok()?;
         let gone = |uid: &str| *uid == *pod.uid || gone.contains(uid);
-        self.view_without(name, node, pod, gone)
+        let view = self.view_without(name, node, pod, gone, budget).ok()?;
+        match self.fit_within(&view, request, budget) {
+            Ok(_) => Some(Some(view)),
+            Err(Reason::NotYet) => None,
+            Err(_) => Some(None),
+        }
     }
 }

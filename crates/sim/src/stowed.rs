@@ -149,14 +149,9 @@ impl Placer for Stowed {
             .filter(|(_, host)| host.admits(job))
             .map(|(name, _)| &**name)
             .collect();
-        let ask = Ask {
-            pod: &pod,
-            cooperative: false,
-            slow: false,
-            tolerates: &|_| true,
-        };
-        let node = *self.ledger.filter(&ask, &candidates, NOW).nodes.first()?;
-        let assignment = self.ledger.begin_bind(&ask, node, NOW).ok()?;
+        let verdict = self.ledger.filter(&Ask::of(&pod), &candidates, NOW);
+        let node = *verdict.nodes.first()?;
+        let assignment = self.ledger.begin_bind(&pod, node, NOW).ok()?;
         let cards = assignment
             .charges
             .iter()

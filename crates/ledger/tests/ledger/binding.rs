@@ -10,7 +10,7 @@ fn an_unknown_outcome_holds_its_memory_beyond_every_deadline() {
     let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
     let p = pod("p", 60);
     choose(&mut ledger, &p, &["a"], at(0));
-    assert!(ledger.begin_bind(&ask(&p), "a", at(0)).is_ok());
+    assert!(ledger.begin_bind(&p, "a", at(0)).is_ok());
     ledger.expire(at(10_000));
     assert!(ledger.is_binding("p"));
     assert_eq!(
@@ -20,7 +20,7 @@ fn an_unknown_outcome_holds_its_memory_beyond_every_deadline() {
     assert_eq!(choose(&mut ledger, &p, &["a", "b"], at(1)), ["a"]);
     let refused = ledger.filter(&ask(&p), &["b"], at(1)).refused;
     assert_eq!(refused, [("b", Reason::BindUnderWay)]);
-    let elsewhere = ledger.begin_bind(&ask(&p), "b", at(1));
+    let elsewhere = ledger.begin_bind(&p, "b", at(1));
     assert_eq!(elsewhere, Err(BindRefusal::UnderWay("a".into())));
 }
 
@@ -28,8 +28,8 @@ fn an_unknown_outcome_holds_its_memory_beyond_every_deadline() {
 fn a_second_bind_keeps_the_memory_of_the_first() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 60);
-    let first = ledger.begin_bind(&ask(&p), "a", at(0));
-    assert_eq!(ledger.begin_bind(&ask(&p), "a", at(0)), first);
+    let first = ledger.begin_bind(&p, "a", at(0));
+    assert_eq!(ledger.begin_bind(&p, "a", at(0)), first);
     ledger.end_bind(&p, Outcome::Conflict, at(0));
     assert_eq!(
         (free(&ledger, "a"), ledger.is_binding("p")),
@@ -48,7 +48,7 @@ fn a_bound_pod_is_held_whoever_says_so_first() {
     for watch_first in [true, false] {
         let p = pod("p", 60);
         ledger.apply_pod(p.clone());
-        let assignment = ledger.begin_bind(&ask(&p), "a", at(0)).expect("room");
+        let assignment = ledger.begin_bind(&p, "a", at(0)).expect("room");
         let told = PodFacts {
             node: Some("a".into()),
             assignment: Some(Ok(assignment)),
@@ -69,7 +69,7 @@ fn a_bound_pod_is_held_whoever_says_so_first() {
             (free(&ledger, "a"), ledger.reservations()),
             (vec![40], (0, 0))
         );
-        let again = ledger.begin_bind(&ask(&p), "a", at(1));
+        let again = ledger.begin_bind(&p, "a", at(1));
         assert_eq!(again, Err(BindRefusal::Bound("a".into())));
         ledger.delete_pod("p");
         assert_eq!(free(&ledger, "a"), [100]);
@@ -81,7 +81,7 @@ fn a_pod_deleted_during_its_bind_holds_nothing_afterwards() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 60);
     ledger.apply_pod(p.clone());
-    assert!(ledger.begin_bind(&ask(&p), "a", at(0)).is_ok());
+    assert!(ledger.begin_bind(&p, "a", at(0)).is_ok());
     ledger.delete_pod("p");
     ledger.end_bind(&p, Outcome::Bound, at(0));
     assert_eq!((free(&ledger, "a"), ledger.pods().count()), (vec![100], 0));
@@ -91,8 +91,8 @@ fn a_pod_deleted_during_its_bind_holds_nothing_afterwards() {
 fn a_bind_without_a_reservation_needs_room() {
     let mut ledger = ledger(&[("a", &[100])]);
     ledger.apply_pod(bound("old", "a", "a-0", 60));
-    assert!(ledger.begin_bind(&ask(&pod("p", 60)), "a", at(0)).is_err());
-    assert!(ledger.begin_bind(&ask(&pod("q", 40)), "a", at(0)).is_ok());
+    assert!(ledger.begin_bind(&pod("p", 60), "a", at(0)).is_err());
+    assert!(ledger.begin_bind(&pod("q", 40), "a", at(0)).is_ok());
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_list_that_began_before_our_bind_does_not_undo_it() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 60);
     let began = ledger.copies();
-    assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
+    assert!(ledger.begin_bind(&p, "a", at(5)).is_ok());
     ledger.end_bind(&p, Outcome::Bound, at(5));
     ledger.reset_pods(Vec::new(), began);
     assert_eq!(free(&ledger, "a"), [40]);
@@ -114,7 +114,7 @@ fn a_list_that_lacks_a_pod_that_a_watch_has_shown_ends_it() {
     let p = pod("p", 60);
     ledger.apply_pod(p.clone());
     let began = ledger.copies();
-    assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
+    assert!(ledger.begin_bind(&p, "a", at(5)).is_ok());
     ledger.end_bind(&p, Outcome::Bound, at(5));
     ledger.reset_pods(Vec::new(), began);
     assert_eq!((free(&ledger, "a"), ledger.pods().count()), (vec![100], 0));
@@ -125,7 +125,7 @@ fn a_list_with_an_older_copy_does_not_undo_a_bind() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 60);
     let began = ledger.copies();
-    assert!(ledger.begin_bind(&ask(&p), "a", at(5)).is_ok());
+    assert!(ledger.begin_bind(&p, "a", at(5)).is_ok());
     ledger.end_bind(&p, Outcome::Bound, at(5));
     ledger.reset_pods(vec![p], began);
     assert_eq!(free(&ledger, "a"), [40]);
@@ -138,7 +138,7 @@ fn a_node_whose_bindings_are_refused_is_left_for_another() {
     ledger.apply_pod(p.clone());
     let mut cycle = |outcome| {
         let node = choose(&mut ledger, &p, &["a", "b"], at(0))[0];
-        assert!(ledger.begin_bind(&ask(&p), node, at(0)).is_ok());
+        assert!(ledger.begin_bind(&p, node, at(0)).is_ok());
         ledger.end_bind(&p, outcome, at(0));
         node
     };
@@ -165,7 +165,7 @@ fn a_pod_that_finds_its_node_full_at_its_bind_is_soon_sent_to_one_node_alone() {
         let nodes = ledger.filter(&cooperative, &["a", "b"], at(0)).nodes;
         assert_eq!(nodes.len(), 2);
         // Its own preferences led it where somebody else was faster.
-        let full = ledger.begin_bind(&cooperative, "c", at(0));
+        let full = ledger.begin_bind(cooperative.pod, "c", at(0));
         assert!(matches!(full, Err(BindRefusal::NoFit { .. })));
     }
     let nodes = ledger.filter(&cooperative, &["a", "b"], at(0)).nodes;

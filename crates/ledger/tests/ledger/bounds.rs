@@ -31,7 +31,7 @@ fn strangers_refuse_at_filter_and_never_at_bind() {
         ledger.filter(&ask(&late), &["a"], at(1)).refused,
         [("a", NO_ROOM)]
     );
-    assert!(ledger.begin_bind(&ask(&first), "a", at(1)).is_ok());
+    assert!(ledger.begin_bind(&first, "a", at(1)).is_ok());
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn live_use_beyond_the_request_refuses_at_filter_and_never_at_bind() {
         ledger.filter(&ask(&late), &["a"], at(1)).refused,
         [("a", NO_ROOM)]
     );
-    assert!(ledger.begin_bind(&ask(&first), "a", at(1)).is_ok());
+    assert!(ledger.begin_bind(&first, "a", at(1)).is_ok());
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn the_hard_bound_is_checked_again_at_bind() {
         node: "a".into(),
         reason: NO_ROOM,
     };
-    assert_eq!(ledger.begin_bind(&ask(&pod), "a", at(1)), Err(refusal));
+    assert_eq!(ledger.begin_bind(&pod, "a", at(1)), Err(refusal));
     assert_eq!(ledger.reservations(), (0, 0));
 }
 
@@ -219,7 +219,7 @@ fn nobody_joins_an_exclusive_pod_whose_card_grew() {
 fn what_a_running_pod_says_of_itself_later_takes_no_card() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 10);
-    let assignment = ledger.begin_bind(&ask(&p), "a", at(0)).expect("it fits");
+    let assignment = ledger.begin_bind(&p, "a", at(0)).expect("it fits");
     ledger.end_bind(&p, Outcome::Bound, at(0));
     let greedy = PodFacts {
         node: Some("a".into()),

@@ -129,12 +129,7 @@ pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
 }
 
 pub(crate) fn ask(pod: &PodFacts) -> Ask<'_> {
-    Ask {
-        pod,
-        cooperative: false,
-        slow: false,
-        tolerates: &|_| true,
-    }
+    Ask::of(pod)
 }
 
 /// Filters at `now` and gives the chosen nodes.

@@ -67,7 +67,7 @@ fn a_settled_bind_is_no_refusal() {
     let pod = pod("p", 60);
     ledger.apply_pod(pod.clone());
     choose(&mut ledger, &pod, &["a", "b"], at(0));
-    assert!(ledger.begin_bind(&ask(&pod), "a", at(0)).is_ok());
+    assert!(ledger.begin_bind(&pod, "a", at(0)).is_ok());
     ledger.end_bind(&pod, Outcome::Failed, at(0));
     assert_eq!(choose(&mut ledger, &pod, &["a", "b"], at(0)), ["a"]);
 }
@@ -159,7 +159,7 @@ fn a_cooperative_pod_hears_of_every_node_until_two_conflicts() {
             (vec![40], vec![100])
         );
         // The scheduler prefers the other: the reservation moves.
-        assert!(ledger.begin_bind(&cooperative, "b", at(0)).is_ok());
+        assert!(ledger.begin_bind(cooperative.pod, "b", at(0)).is_ok());
         assert_eq!(
             (free(&ledger, "a"), free(&ledger, "b")),
             (vec![100], vec![40])
@@ -181,11 +181,23 @@ fn ranks_run_from_ten_to_zero_and_agree_with_filter() {
     let verdict = ledger.filter(&cooperative, &["a", "b", "c", "d"], at(0));
     assert_eq!(verdict.nodes, ["c", "b", "a"]);
     assert_eq!(
-        ledger.rank(&cooperative, &["a", "b", "c", "d"], at(0)),
+        ledger.rank(
+            cooperative.pod,
+            cooperative.tolerates,
+            &["a", "b", "c", "d"],
+            at(0)
+        ),
         [0, 5, 10, 0]
     );
-    assert_eq!(ledger.rank(&cooperative, &["a"], at(0)), [10]);
-    assert!(ledger.rank(&cooperative, &[], at(0)).is_empty());
+    assert_eq!(
+        ledger.rank(cooperative.pod, cooperative.tolerates, &["a"], at(0)),
+        [10]
+    );
+    assert!(
+        ledger
+            .rank(cooperative.pod, cooperative.tolerates, &[], at(0))
+            .is_empty()
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ledger, Outcome};
 
-use crate::build::{ask, at, choose, free, ledger, pod};
+use crate::build::{at, choose, free, ledger, pod};
 
 /// One pod of a group, which wants a whole card.
 fn member(group: &str, number: usize) -> PodFacts {
@@ -34,7 +34,7 @@ fn attempt(
         } else if number + 1 == size {
             for number in 0..size {
                 let pod = member(group, number);
-                let begun = ledger.begin_bind(&ask(&pod), "n", now);
+                let begun = ledger.begin_bind(&pod, "n", now);
                 assert!(begun.is_ok(), "{begun:?}");
                 ledger.end_bind(&pod, Outcome::Bound, now);
             }
@@ -70,7 +70,7 @@ fn a_member_that_is_refused_gives_back_what_its_own_group_reserved_and_no_more()
         );
     }
     // A Binding that is under way stays.
-    assert!(ledger.begin_bind(&ask(&member("p", 1)), "n", at(0)).is_ok());
+    assert!(ledger.begin_bind(&member("p", 1), "n", at(0)).is_ok());
     assert_eq!(
         choose(&mut ledger, &pod("lone", 100), &["n"], at(0)).len(),
         1

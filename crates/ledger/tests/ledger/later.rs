@@ -28,7 +28,7 @@ fn a_later_list_in_which_a_bound_pod_is_unbound_frees_its_memory() {
     let by_us: fn(&mut Ledger) = |ledger| {
         let p = pod("p", 60);
         ledger.apply_pod(p.clone());
-        ledger.begin_bind(&ask(&p), "a", at(1)).expect("it fits");
+        ledger.begin_bind(&p, "a", at(1)).expect("it fits");
         ledger.end_bind(&p, Outcome::Bound, at(1));
     };
     for bind in [by_watch, by_us] {
@@ -38,7 +38,7 @@ fn a_later_list_in_which_a_bound_pod_is_unbound_frees_its_memory() {
         ledger.reset_pods(vec![pod("p", 60)], ledger.copies());
         assert_eq!(free(&ledger, "a"), [100]);
         assert_eq!(choose(&mut ledger, &pod("p", 60), &["a"], at(2)), ["a"]);
-        assert!(ledger.begin_bind(&ask(&pod("p", 60)), "a", at(2)).is_ok());
+        assert!(ledger.begin_bind(&pod("p", 60), "a", at(2)).is_ok());
         assert_eq!(free(&ledger, "a"), [40]);
     }
 }
@@ -47,7 +47,7 @@ fn a_later_list_in_which_a_bound_pod_is_unbound_frees_its_memory() {
 fn a_bind_under_way_outlives_a_list_in_which_the_pod_is_unbound() {
     let mut ledger = on_a();
     let p = pod("p", 60);
-    ledger.begin_bind(&ask(&p), "a", at(1)).expect("it fits");
+    ledger.begin_bind(&p, "a", at(1)).expect("it fits");
     ledger.reset_pods(Vec::new(), ledger.copies());
     ledger.reset_pods(vec![p.clone()], ledger.copies());
     ledger.apply_pod(p);
@@ -132,7 +132,7 @@ fn a_reservation_ends_when_the_scheduler_says_anew_that_it_gave_the_pod_up() {
         ["b"]
     );
     let p = refused("p", 3);
-    ledger.begin_bind(&ask(&p), "b", at(1)).expect("it fits");
+    ledger.begin_bind(&p, "b", at(1)).expect("it fits");
     ledger.apply_pod(refused("p", 4));
     assert_eq!(free(&ledger, "b"), [40]);
 }
@@ -141,7 +141,7 @@ fn a_reservation_ends_when_the_scheduler_says_anew_that_it_gave_the_pod_up() {
 fn a_bind_that_no_watch_confirms_is_to_be_read_again() {
     let mut ledger = on_a();
     let p = pod("p", 60);
-    ledger.begin_bind(&ask(&p), "a", at(1)).expect("it fits");
+    ledger.begin_bind(&p, "a", at(1)).expect("it fits");
     ledger.end_bind(&p, Outcome::Bound, at(1));
     assert!(ledger.unconfirmed(at(5)).is_empty());
     let late = ledger.unconfirmed(at(60));
@@ -158,9 +158,7 @@ fn what_a_pod_asks_for_at_its_bind_is_fitted_anew() {
     assert_eq!(choose(&mut ledger, &p, &["a"], at(1)), ["a"]);
     assert_eq!(free(&ledger, "a"), [30, 100]);
     let whole = exclusive(p);
-    let assignment = ledger
-        .begin_bind(&ask(&whole), "a", at(1))
-        .expect("it fits");
+    let assignment = ledger.begin_bind(&whole, "a", at(1)).expect("it fits");
     assert_eq!(&*assignment.charges[0].0, "a-1");
     assert_eq!(free(&ledger, "a"), [90, 0]);
 }

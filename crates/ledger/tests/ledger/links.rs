@@ -4,7 +4,7 @@ use gpustow_api::gpunode::{Gpu, GpuNodeStatus, Near, Place};
 use gpustow_ledger::{Ledger, Outcome};
 use gpustow_pack::Mib;
 
-use crate::build::{ask, asking, at, bound, card, choose, ledger, report};
+use crate::build::{asking, at, bound, card, choose, ledger, report};
 
 /// Four cards of 100 MiB, joined by NVLink crosswise.
 fn crossed(node: &str) -> GpuNodeStatus {
@@ -38,7 +38,7 @@ fn a_pod_of_two_gpus_gets_a_linked_pair() {
     ledger.apply_pod(bound("old", "a", "a-0", 100));
     let pod = asking("p", &[(2, 60)]);
     assert_eq!(choose(&mut ledger, &pod, &["a"], at(1)), ["a"]);
-    let assignment = ledger.begin_bind(&ask(&pod), "a", at(1)).unwrap();
+    let assignment = ledger.begin_bind(&pod, "a", at(1)).unwrap();
     let charges = ["a-1", "a-2"].map(|uuid| (uuid.into(), Mib(60)));
     assert_eq!(assignment.charges, charges);
     assert_eq!(
@@ -59,7 +59,7 @@ fn one_gpu_is_taken_from_the_broken_pair() {
     for (uid, uuid) in [("p", "a-1"), ("q", "a-0"), ("r", "a-3")] {
         let pod = asking(uid, &[(1, 100)]);
         assert_eq!(choose(&mut ledger, &pod, &["a"], at(1)), ["a"]);
-        let assignment = ledger.begin_bind(&ask(&pod), "a", at(1)).unwrap();
+        let assignment = ledger.begin_bind(&pod, "a", at(1)).unwrap();
         assert_eq!(assignment.charges, [(uuid.into(), Mib(100))]);
     }
 }

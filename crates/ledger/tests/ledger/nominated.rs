@@ -28,7 +28,7 @@ fn a_nominated_pod_holds_its_room_against_its_equals_and_below() {
         let other = with_priority("other", 30, priority);
         let refused = ledger.filter(&ask(&other), &["a"], at(0)).refused;
         assert_eq!(refused, [("a", Reason::Nominated)]);
-        assert!(ledger.begin_bind(&ask(&other), "a", at(0)).is_err());
+        assert!(ledger.begin_bind(&other, "a", at(0)).is_err());
     }
     assert_eq!(choose(&mut ledger, &pod("small", 20), &["a"], at(0)), ["a"]);
     ledger.delete_pod("small");
@@ -75,7 +75,7 @@ fn a_preemptor_makes_room_beside_those_nominated_before_it() {
     ledger.apply_pod(bound("low", "a", "a-0", 30));
     ledger.apply_pod(nominated("first", 40, 5));
     let second = with_priority("second", 50, 5);
-    let victims = ledger.preempt(&ask(&second), "a", &[], &|_| false, at(0));
+    let victims = ledger.preempt(&second, "a", &[], &|_| false, &mut ledger.budget(), at(0));
     let uids = victims.map(|victims| victims.uids);
     assert_eq!(uids, Some(vec!["low".into()]));
 }
@@ -111,7 +111,7 @@ fn a_preemptor_that_asks_before_we_see_its_victim_go_gets_its_room() {
     let rival = pod("rival", 60);
     let refused = ledger.filter(&ask(&rival), &["a"], at(1)).refused;
     assert_eq!(refused, [("a", Reason::Nominated)]);
-    assert!(ledger.begin_bind(&ask(&rival), "a", at(1)).is_err());
+    assert!(ledger.begin_bind(&rival, "a", at(1)).is_err());
     assert_eq!(choose(&mut ledger, &pod("small", 20), &["a"], at(1)), ["a"]);
     let first = with_priority("first", 80, 5);
     assert_eq!(choose(&mut ledger, &first, &["a"], at(1)), ["a"]);
@@ -169,7 +169,7 @@ fn a_claim_ends_with_a_reservation_a_bind_a_deletion_or_another_nomination() {
     let ends: [fn(&mut Ledger, &PodFacts); 5] = [
         |ledger, first| {
             assert_eq!(choose(ledger, first, &["a"], at(1)), ["a"]);
-            ledger.begin_bind(&ask(first), "a", at(1)).expect("it fits");
+            ledger.begin_bind(first, "a", at(1)).expect("it fits");
             ledger.end_bind(first, Outcome::Failed, at(1));
         },
         |ledger, _| ledger.apply_pod(bound("first", "b", "b-0", 80)),

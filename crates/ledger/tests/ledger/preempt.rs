@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ledger, Victims};
+use gpustow_ledger::{Config, Ledger, Victims};
 use gpustow_pack::Request;
 
-use crate::build::{ask, at, bound, ledger, pod};
+use crate::build::{asking, at, bound, card, ledger, node, pod, report};
 
 /// A bound pod of that priority and age (a larger number is younger).
 fn holder(uid: &str, card: &str, mib: u64, priority: i32, created: i64) -> PodFacts {
@@ -24,10 +24,11 @@ fn preempt(ledger: &Ledger, mib: u64, victims: &[&str], protected: &[&str]) -> O
     };
     let victims: Vec<Arc<str>> = victims.iter().map(|uid| (*uid).into()).collect();
     ledger.preempt(
-        &ask(&pod),
+        &pod,
         "a",
         &victims,
         &|uid| protected.contains(&uid),
+        &mut ledger.budget(),
         at(0),
     )
 }
@@ -117,7 +118,8 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
     // By the node's sum x is enough: 40 + 50 are free then, but on no card.
     let added = preempt(&ledger, 60, &["x"], &[]).expect("room");
     assert_eq!(added.uids, ["y".into()]);
-    let spared = |pod: &PodFacts| ledger.spared(&ask(pod), "a", &["x".into()], &added.uids);
+    let spared =
+        |pod: &PodFacts| ledger.spared(pod, "a", &["x".into()], &added.uids, &mut ledger.budget());
     let p = pod("p", 60);
     assert_eq!(spared(&p), ["x".into()]);
     // 100 fit on the card, and the sum has 100 without x; one more has no card.
@@ -147,6 +149,61 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
         resource_version: "2".into(),
         ..x
     });
-    let kept = ledger.spared(&ask(&hungry), "a", &["x".into()], &added.uids);
+    let kept = ledger.spared(
+        &hungry,
+        "a",
+        &["x".into()],
+        &added.uids,
+        &mut ledger.budget(),
+    );
     assert!(kept.is_empty());
+}
+
+/// What a call may spend on searches is spent: a node that it cannot judge is not offered.
+#[test]
+fn nobody_is_evicted_where_the_call_cannot_afford_to_look() {
+    let mut sparing = Ledger::new(Config {
+        search_steps: 1,
+        ..Config::default()
+    });
+    for name in ["a", "b"] {
+        sparing.apply_node(node(name));
+        let cards = [
+            card(&format!("{name}-0"), 100),
+            card(&format!("{name}-1"), 100),
+        ];
+        sparing.apply_gpunode(name, report(&cards), at(0));
+        sparing.apply_pod(PodFacts {
+            node: Some(name.into()),
+            ..holder(&format!("x{name}"), &format!("{name}-0"), 60, 0, 0)
+        });
+    }
+    let p = PodFacts {
+        priority: 10,
+        ..asking("p", &[(1, 90), (1, 80)])
+    };
+    let mut budget = sparing.budget();
+    let mut offered = |node: &str, victims: &[Arc<str>]| {
+        sparing.preempt(&p, node, victims, &|_| false, &mut budget, at(0))
+    };
+    // One search, to its end, is what it may spend.
+    assert_eq!(offered("a", &["xa".into()]), Some(Victims::default()));
+    assert_eq!(offered("b", &["xb".into()]), None);
+    // Another call has its own; but nobody is added whose eviction it cannot judge.
+    let mut budget = sparing.budget();
+    assert_eq!(
+        sparing.preempt(&p, "b", &[], &|_| false, &mut budget, at(0)),
+        None
+    );
+    // A pod on one card takes no search.
+    let one = PodFacts {
+        priority: 10,
+        ..pod("one", 100)
+    };
+    let mut budget = sparing.budget();
+    for name in ["a", "b"] {
+        let victims = [format!("x{name}").into()];
+        let found = sparing.preempt(&one, name, &victims, &|_| false, &mut budget, at(0));
+        assert_eq!(found, Some(Victims::default()));
+    }
 }

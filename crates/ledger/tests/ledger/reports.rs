@@ -18,11 +18,7 @@ fn a_node_without_a_report_is_refused() {
         refused,
         [("bare", Reason::NoReport), ("unknown", Reason::NoReport)]
     );
-    assert!(
-        ledger
-            .begin_bind(&ask(&pod("p", 1)), "bare", at(0))
-            .is_err()
-    );
+    assert!(ledger.begin_bind(&pod("p", 1), "bare", at(0)).is_err());
 }
 
 #[test]
@@ -38,12 +34,12 @@ fn a_report_is_stale_when_it_has_not_changed_for_too_long() {
         ledger.filter(&ask(&p), &["a"], at(181)).refused,
         [("a", Reason::Stale)]
     );
-    assert!(ledger.begin_bind(&ask(&p), "a", at(181)).is_err());
+    assert!(ledger.begin_bind(&p, "a", at(181)).is_err());
     assert_eq!(
-        ledger.preempt(&ask(&p), "a", &[], &|_| false, at(181)),
+        ledger.preempt(&p, "a", &[], &|_| false, &mut ledger.budget(), at(181)),
         None
     );
-    assert_eq!(ledger.rank(&ask(&p), &["a"], at(181)), [0]);
+    assert_eq!(ledger.rank(&p, &|_| true, &["a"], at(181)), [0]);
     assert!(ledger.snapshot(at(181))[0].stale);
     let mut heartbeat = same;
     heartbeat.heartbeat = Some("now".into());
@@ -99,7 +95,7 @@ fn a_reservation_is_bound_though_the_report_went_stale_meanwhile() {
     let mut ledger = ledger(&[("a", &[100])]);
     let p = pod("p", 10);
     choose(&mut ledger, &p, &["a"], at(175));
-    assert!(ledger.begin_bind(&ask(&p), "a", at(185)).is_ok());
+    assert!(ledger.begin_bind(&p, "a", at(185)).is_ok());
 }
 
 #[test]
@@ -112,7 +108,7 @@ fn an_unhealthy_card_takes_nobody() {
         ..card("a-0", 100)
     };
     ledger.apply_gpunode("a", report(&[ill]), at(1));
-    assert!(ledger.begin_bind(&ask(&p), "a", at(1)).is_err());
+    assert!(ledger.begin_bind(&p, "a", at(1)).is_err());
     let refused = ledger.filter(&ask(&p), &["a"], at(1)).refused;
     assert_eq!(refused, [("a", Reason::Fit(Refusal::Unhealthy))]);
 }

@@ -108,7 +108,7 @@ fn history(seed: u64) {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 let chosen = ledger.filter(&ask(&pod), &names, now).nodes;
                 if let Some(node) = chosen.first()
-                    && ledger.begin_bind(&ask(&pod), node, now).is_ok()
+                    && ledger.begin_bind(&pod, node, now).is_ok()
                 {
                     ledger.end_bind(&pod, Outcome::Bound, now);
                     pods.push(pod);

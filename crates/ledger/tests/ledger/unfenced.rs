@@ -38,11 +38,11 @@ fn it_is_refused_and_others_take_the_rest() {
     withhold(&mut ledger, &p);
     let refused = ledger.filter(&ask(&p), &["a"], at(0)).refused;
     assert_eq!(refused, [("a", Reason::Unfenced)]);
-    assert!(ledger.begin_bind(&ask(&p), "a", at(0)).is_err());
+    assert!(ledger.begin_bind(&p, "a", at(0)).is_err());
     assert!(choose(&mut ledger, &pod("q", 60), &["a"], at(0)).is_empty());
     let r = pod("r", 40);
     assert_eq!(choose(&mut ledger, &r, &["a"], at(0)), ["a"]);
-    assert!(ledger.begin_bind(&ask(&r), "a", at(0)).is_ok());
+    assert!(ledger.begin_bind(&r, "a", at(0)).is_ok());
     ledger.end_bind(&r, Outcome::Bound, at(0));
     // It lands.
     ledger.apply_pod(PodFacts {
@@ -110,7 +110,16 @@ fn nobody_is_evicted_for_it() {
         priority: 10,
         ..pod("p", 60)
     };
-    let victims = |ledger: &Ledger| ledger.preempt(&ask(&p), "a", &["x".into()], &|_| false, at(0));
+    let victims = |ledger: &Ledger| {
+        ledger.preempt(
+            &p,
+            "a",
+            &["x".into()],
+            &|_| false,
+            &mut ledger.budget(),
+            at(0),
+        )
+    };
     assert_eq!(victims(&ledger), Some(Victims::default()));
     withhold(&mut ledger, &p);
     assert_eq!(victims(&ledger), None);

@@ -9,7 +9,7 @@ use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Ledger, Outcome};
 use gpustow_pack::{Mib, Request};
 
-use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report};
+use crate::build::{at, bound, card, choose, ledger, node, pod, report};
 use crate::model::Random;
 
 /// Between two calls of [`Ledger::wake`].
@@ -73,7 +73,7 @@ impl World {
             return;
         }
         if let [node] = *choose(&mut self.ledger, pod, &candidates, self.now) {
-            let begun = self.ledger.begin_bind(&ask(pod), node, self.now);
+            let begun = self.ledger.begin_bind(pod, node, self.now);
             assert!(begun.is_ok(), "{begun:?}");
             self.ledger.end_bind(pod, Outcome::Bound, self.now);
             self.pods.remove(&pod.uid);

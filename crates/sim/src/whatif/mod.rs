@@ -278,13 +278,11 @@ impl Cluster {
                 .map(|(_, name)| name.as_str())
                 .collect();
             let ask = Ask {
-                pod: facts,
-                cooperative: false,
-                slow: false,
                 tolerates: &|taints| gpustow_api::facts::tolerates_prefer_no_schedule(pod, taints),
+                ..Ask::of(facts)
             };
             let best = ledger.filter(&ask, &candidates, NOW).nodes.first().copied();
-            match best.map(|node| ledger.begin_bind(&ask, node, NOW)) {
+            match best.map(|node| ledger.begin_bind(facts, node, NOW)) {
                 Some(Ok(_)) => ledger.end_bind(facts, Outcome::Bound, NOW),
                 _ => drop(waiting.insert(full_name(facts))),
             }
