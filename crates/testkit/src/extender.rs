@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context as _, Result};
 use hyper::Request;
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::control_plane::ControlPlane;
 use crate::net::{free_port, get, send};
-use crate::process::{Launch, Process};
+use crate::process::{Launch, Process, built};
 
 /// The series per GPU of what its ledger holds, bytes.
 const HELD: &str = "gpustow_extender_gpu_memory_requested_bytes{";
@@ -22,6 +23,29 @@ pub struct ExtenderOptions {
     pub args: Vec<String>,
     /// Environment set on top of this process's own.
     pub env: Vec<(String, String)>,
+}
+
+/// A build of the extender for a benchmark, written `name=binary`.
+#[derive(Clone, Debug)]
+pub struct Build {
+    /// What the table calls it.
+    pub name: String,
+    /// The gpustow binary.
+    pub program: PathBuf,
+}
+
+impl FromStr for Build {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, program) = text.split_once('=').context("give NAME=BINARY")?;
+        let program = PathBuf::from(program);
+        built(&program, "cargo build --release --bin gpustow")?;
+        Ok(Self {
+            name: name.to_owned(),
+            program,
+        })
+    }
 }
 
 /// A running extender. Ports and arguments stay the same when its process is restarted.

@@ -22,7 +22,7 @@ pub use builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
 pub use case::Case;
 pub use check::{BY_HAND, check_cluster, held};
 pub use control_plane::{ControlPlane, Options, client};
-pub use extender::{Extender, ExtenderOptions};
+pub use extender::{Build, Extender, ExtenderOptions};
 pub use net::{free_port, get};
 pub use process::{Launch, Process, built};
 pub use proxy::{Action, ApiProxy, Rule};

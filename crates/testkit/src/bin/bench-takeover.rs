@@ -1,17 +1,17 @@
 //! How long a takeover from a killed extender lasts while pods wait and patches fail: builds of the
 //! extender beside each other on a real API server.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::names;
 use gpustow_testkit::{
-    Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, Rule,
+    Action, ApiProxy, Build, Case, ControlPlane, Extender, ExtenderOptions, Options, Rule,
 };
 use hyper::StatusCode;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -31,7 +31,7 @@ struct Args {
         value_delimiter = ',',
         default_value = "now=target/release/gpustow"
     )]
-    gpustow: Vec<String>,
+    gpustow: Vec<Build>,
     /// Pods that wait
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 10_000])]
     pods: Vec<usize>,
@@ -69,10 +69,10 @@ async fn main() -> Result<()> {
         there = there.max(pods);
         for &failing in &args.failing {
             for build in &args.gpustow {
-                let (name, program) = build.split_once('=').context("--gpustow NAME=BINARY")?;
+                let Build { name, program } = build;
                 let mut runs = Vec::new();
                 for round in 0..args.rounds {
-                    let run = takeover(&args, &cluster, &case, program.into(), failing, round);
+                    let run = takeover(&args, &cluster, &case, program, failing, round);
                     runs.push(run.await?);
                 }
                 let seconds = runs.iter().map(|run| match run.seconds {
@@ -106,7 +106,7 @@ async fn takeover(
     args: &Args,
     cluster: &ControlPlane,
     case: &Case,
-    program: PathBuf,
+    program: &Path,
     failing: usize,
     round: usize,
 ) -> Result<Run> {
@@ -125,7 +125,7 @@ async fn takeover(
         ],
         ..ExtenderOptions::default()
     };
-    let extender = Extender::start(cluster, &program, &kubeconfig, options).await?;
+    let extender = Extender::start(cluster, program, &kubeconfig, options).await?;
     let before = epoch(case).await?;
     let body = json!({
         "Pod": {
