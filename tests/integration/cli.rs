@@ -84,6 +84,17 @@ async fn a_reader_is_told_what_the_extender_then_does() -> Result<()> {
         "{why}"
     );
 
+    // The extender and its scheduler are looked at, and nothing is wrong with them.
+    let (_, check) = reader.ask(&["check"]).await?;
+    for wrong in [
+        "Leases",
+        "Lease was renewed",
+        "ever decided",
+        "kube-scheduler is of",
+    ] {
+        assert!(!check.contains(wrong), "{check}");
+    }
+
     // 9000 MiB are left in sum and on no card.
     let large = case
         .pod("large")

@@ -4,6 +4,7 @@
 pub mod admission;
 pub mod assignment;
 pub mod facts;
+pub mod faults;
 pub mod gpunode;
 pub mod intree;
 mod links;

@@ -1,16 +1,23 @@
 //! `check`: drift between assignments, GPUs, agents and the scheduler's configuration, and the mend.
 
-use gpustow_api::names;
-use gpustow_ledger::{CardView, NodeView, Problem};
+mod cards;
+mod configuration;
+mod parts;
+
+use std::collections::BTreeMap;
+
+use gpustow_api::{names, quantity};
+use gpustow_ledger::{NodeView, Problem};
 use gpustow_pack::Mib;
-use serde::Deserialize as _;
-use serde_json::Value as Json;
 
 use crate::Answer;
-use crate::cluster::{Cluster, PodInfo, SILENT_AFTER};
+use crate::cluster::{Cluster, PodInfo};
 use crate::lists::indices;
 use crate::output::{Column, Listing, Place, Value, age, memory};
-use crate::source::Policies;
+use crate::system::Seen;
+
+/// Objects with one and the same problem that are named one by one.
+const NAMED: usize = 3;
 
 /// Seconds after which a pod should have been seen on its GPU, or by a scheduler.
 const PATIENCE: u64 = 300;
@@ -25,13 +32,25 @@ enum Level {
 #[derive(Debug)]
 pub(crate) struct Finding {
     level: Level,
-    object: String,
+    /// Those with the same problem and the same mend, by name.
+    objects: Vec<String>,
     problem: String,
     mend: String,
 }
 
+impl Finding {
+    /// For people: of many the first, and how many more.
+    fn object(&self) -> String {
+        match self.objects.as_slice() {
+            [first, rest @ ..] if rest.len() >= NAMED => format!("{first} and {} more", rest.len()),
+            all => all.join(", "),
+        }
+    }
+}
+
+/// By level, problem and mend: the objects.
 #[derive(Default)]
-struct Findings(Vec<Finding>);
+struct Findings(BTreeMap<(Level, String, String), Vec<String>>);
 
 impl Findings {
     fn add(
@@ -41,13 +60,8 @@ impl Findings {
         problem: impl Into<String>,
         mend: impl Into<String>,
     ) {
-        let (object, problem, mend) = (object.into(), problem.into(), mend.into());
-        self.0.push(Finding {
-            level,
-            object,
-            problem,
-            mend,
-        });
+        let key = (level, problem.into(), mend.into());
+        self.0.entry(key).or_default().push(object.into());
     }
 }
 
@@ -55,23 +69,34 @@ impl Findings {
 /// information.
 pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
     let mut findings = Findings::default();
+    parts::look(cluster, &mut findings);
     for view in cluster.views() {
         node(cluster, &view, &mut findings);
         for problem in &view.problems {
             of_ledger(cluster, &view, problem, &mut findings);
         }
         for card in &view.cards {
-            of_card(cluster, &view, card, &mut findings);
+            cards::look(cluster, &view, card, &mut findings);
         }
     }
     cluster
         .pods
         .values()
         .for_each(|pod| of_pod(cluster, pod, &mut findings));
-    scheduler(cluster, &mut findings);
+    configuration::look(cluster, &mut findings);
     policies(cluster, &mut findings);
-    let Findings(mut rows) = findings;
-    rows.sort_by(|a, b| (a.level, &a.object, &a.problem).cmp(&(b.level, &b.object, &b.problem)));
+    let rows = findings.0.into_iter();
+    let rows = rows.map(|((level, problem, mend), mut objects)| {
+        objects.sort();
+        Finding {
+            level,
+            objects,
+            problem,
+            mend,
+        }
+    });
+    let mut rows: Vec<_> = rows.collect();
+    rows.sort_by(|a, b| (a.level, &a.objects, &a.problem).cmp(&(b.level, &b.objects, &b.problem)));
     let bad = rows.iter().any(|row| row.level < Level::Info);
     Listing {
         kind: "GpuFindingList",
@@ -81,13 +106,19 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
                 Level::Warning => Value::Bad("warning".to_owned()),
                 Level::Info => Value::Text("info".to_owned()),
             }),
-            column("OBJECT", "object", |row| Value::Text(row.object.clone())),
+            column("OBJECT", "object", |row| Value::Text(row.object())),
             column("PROBLEM", "problem", |row| Value::Text(row.problem.clone())),
-            column("MEND", "mend", |row| Value::Text(row.mend.clone())),
+            column("FIX", "mend", |row| Value::Text(row.mend.clone())),
+            Column {
+                head: "OBJECTS",
+                key: "objects",
+                place: Place::Wide,
+                value: |row| Value::Names(row.objects.clone()),
+            },
         ],
         rows,
         total: None,
-        name: |row| row.object.clone(),
+        name: |row| row.objects.join("\n"),
         empty: "Nothing is wrong.",
         answer: if bad { Answer::No } else { Answer::Yes },
     }
@@ -113,17 +144,14 @@ fn node(cluster: &Cluster, view: &NodeView, findings: &mut Findings) {
         );
         return;
     };
-    if let Some(silent) = cluster.report_age(&view.name)
-        && silent > SILENT_AFTER
-    {
+    if view.stale {
+        let silent = cluster.report_age(&view.name).map(age);
+        let silent = silent.map_or_else(|| "never".to_owned(), |age| format!("{age} ago"));
         findings.add(
             Level::Warning,
             object.clone(),
-            format!(
-                "its agent reported {} ago: no new pod goes here",
-                age(silent)
-            ),
-            format!("look at the log of {} on this node", names::AGENT),
+            format!("its agent reported {silent}: no new pod goes here"),
+            parts::look_at_agent(cluster, &view.name),
         );
     }
     let capacity: Mib = view.cards.iter().map(|card| card.capacity).sum();
@@ -142,9 +170,7 @@ fn node(cluster: &Cluster, view: &NodeView, findings: &mut Findings) {
     };
     let allocatable = status.allocatable.as_ref();
     let said = allocatable.and_then(|list| list.get(cluster.resource()));
-    let said = said
-        .and_then(|quantity| quantity.0.parse().ok())
-        .map_or(Mib::ZERO, Mib);
+    let said = said.map_or(Mib::ZERO, |amount| Mib(quantity::rounded_up(amount, 1)));
     if said < capacity || said > capacity && report.gpus.is_empty() {
         findings.add(
             Level::Warning,
@@ -217,89 +243,6 @@ fn of_ledger(cluster: &Cluster, view: &NodeView, problem: &Problem, findings: &m
     }
 }
 
-fn of_card(cluster: &Cluster, view: &NodeView, card: &CardView, findings: &mut Findings) {
-    let object = || format!("node/{}", view.name);
-    let report = cluster.reports.get(&*view.name);
-    let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
-    let Some(gpu) = gpu else { return };
-    if !card.healthy {
-        let reason = gpu.reason.as_deref().unwrap_or("no reason given");
-        findings.add(
-            Level::Warning,
-            object(),
-            format!("GPU {} takes no pods: {reason}", card.index),
-            "drain the node, then reset or replace the GPU",
-        );
-    }
-    if card.strangers > Mib(2048) {
-        findings.add(
-            Level::Warning,
-            object(),
-            format!(
-                "GPU {}: {} used by processes of no gpustow pod",
-                card.index,
-                memory(card.strangers)
-            ),
-            "nvidia-smi on the node names them",
-        );
-    }
-    for used in &gpu.pods {
-        let amount = Mib(used.used_mib);
-        let Some(pod) = cluster.pods.get(used.uid.as_str()) else {
-            findings.add(
-                Level::Warning,
-                object(),
-                format!(
-                    "GPU {}: {} held by pod {}, which is gone",
-                    card.index,
-                    memory(amount),
-                    used.uid
-                ),
-                "end the process on the node",
-            );
-            continue;
-        };
-        let assignment = pod
-            .facts
-            .assignment
-            .as_ref()
-            .and_then(|it| it.as_ref().ok());
-        let charged = assignment.map_or(Mib::ZERO, |assignment| {
-            let here = assignment
-                .charges
-                .iter()
-                .filter(|(uuid, _)| **uuid == *card.uuid);
-            here.map(|&(_, mib)| mib).sum()
-        });
-        let on_node = pod.facts.node.as_deref() == Some(&*view.name);
-        if assignment.is_some() && (charged == Mib::ZERO || !on_node) {
-            findings.add(
-                Level::Error,
-                format!("pod/{}", pod.full_name()),
-                format!(
-                    "uses {} on {} GPU {}, which is not its own",
-                    memory(amount),
-                    view.name,
-                    card.index
-                ),
-                format!("does its image or command set {}?", names::VISIBLE_DEVICES),
-            );
-        } else if amount.0 > charged.0 + charged.0 / 20 && charged > Mib::ZERO {
-            let level = if card.free == Mib::ZERO {
-                Level::Warning
-            } else {
-                Level::Info
-            };
-            findings.add(
-                level,
-                format!("pod/{}", pod.full_name()),
-                format!("uses {} of {} asked for", memory(amount), memory(charged)),
-                format!("raise its {}", cluster.resource()),
-            );
-        }
-    }
-}
-
 fn of_pod(cluster: &Cluster, pod: &PodInfo, findings: &mut Findings) {
     let facts = &pod.facts;
     let object = || format!("pod/{}", pod.full_name());
@@ -350,14 +293,14 @@ fn of_pod(cluster: &Cluster, pod: &PodInfo, findings: &mut Findings) {
 
 fn policies(cluster: &Cluster, findings: &mut Findings) {
     match &cluster.policies {
-        Policies::NotThere => {}
-        Policies::Unreadable => findings.add(
+        Seen::NotThere => {}
+        Seen::Unreadable => findings.add(
             Level::Info,
             "admission",
             "the admission policies were not checked: you may not read them",
             "ask for the ClusterRole gpustow-viewer",
         ),
-        Policies::Read(weak) => {
+        Seen::Read(weak) => {
             for (policy, problem) in weak {
                 findings.add(
                     Level::Error,
@@ -366,101 +309,6 @@ fn policies(cluster: &Cluster, findings: &mut Findings) {
                     "apply gpustow's manifests again; docs/security.md says what may have come in",
                 );
             }
-        }
-    }
-}
-
-fn scheduler(cluster: &Cluster, findings: &mut Findings) {
-    let Some(configs) = &cluster.configs else {
-        findings.add(
-            Level::Info,
-            "configuration",
-            "the scheduler's configuration was not checked: you may not read it",
-            format!(
-                "ask for the right to list ConfigMaps in {}",
-                names::NAMESPACE
-            ),
-        );
-        return;
-    };
-    for config in configs {
-        let name = config.metadata.name.as_deref().unwrap_or_default();
-        for text in config.data.iter().flat_map(|data| data.values()) {
-            for document in serde_yaml::Deserializer::from_str(text) {
-                if let Ok(value) = Json::deserialize(document)
-                    && value["kind"] == "KubeSchedulerConfiguration"
-                {
-                    configuration(&format!("configmap/{name}"), &value, cluster, findings);
-                }
-            }
-        }
-    }
-}
-
-/// What must hold of the scheduler's configuration.
-fn configuration(object: &str, config: &Json, cluster: &Cluster, findings: &mut Findings) {
-    let list = |value: &Json, key: &str| value[key].as_array().cloned().unwrap_or_default();
-    let ours = list(config, "extenders").into_iter().find_map(|extender| {
-        let resources = list(&extender, "managedResources");
-        let resource = resources
-            .iter()
-            .find(|it| it["name"] == cluster.resource())?
-            .clone();
-        Some((extender, resource))
-    });
-    let Some((extender, resource)) = ours else {
-        findings.add(
-            Level::Error,
-            object,
-            format!("no extender manages {}", cluster.resource()),
-            "take extenders from scheduler-config/gpustow-scheduler.yaml",
-        );
-        return;
-    };
-    let mut wrong = |is: bool, setting: &str, why: &str| {
-        if is {
-            findings.add(Level::Error, object, why, format!("set {setting}"));
-        }
-    };
-    let on = |value: &Json| value == true;
-    wrong(
-        !on(&extender["nodeCacheCapable"]),
-        "nodeCacheCapable: true",
-        "the extender is sent whole nodes and answers with an error",
-    );
-    wrong(
-        on(&extender["ignorable"]),
-        "ignorable: false",
-        "pods are bound without a GPU while the extender is down",
-    );
-    wrong(
-        extender["weight"] != 1,
-        "weight: 1",
-        "the extender's scores outweigh the pods' own preferences",
-    );
-    wrong(
-        on(&resource["ignoredByScheduler"]),
-        "ignoredByScheduler: false",
-        "kube-scheduler does not count the node's memory itself",
-    );
-    for verb in ["filterVerb", "preemptVerb", "bindVerb"] {
-        wrong(
-            extender[verb].as_str().is_none_or(str::is_empty),
-            &format!("{verb}, as in scheduler-config/"),
-            &format!("the extender is not called: {verb} is missing"),
-        );
-    }
-    for profile in list(config, "profiles") {
-        let share = profile
-            .get("percentageOfNodesToScore")
-            .or(config.get("percentageOfNodesToScore"));
-        if share.is_none_or(|share| *share != 100) && profile["schedulerName"] == names::SCHEDULER {
-            findings.add(
-                Level::Warning,
-                object,
-                "the extender is shown some of the nodes only and packs worse",
-                "set percentageOfNodesToScore: 100 in the profile",
-            );
         }
     }
 }

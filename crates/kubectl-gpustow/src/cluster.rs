@@ -16,12 +16,8 @@ use kube::core::SelectorExt as _;
 
 use crate::args::Scope;
 use crate::owner::{self, Owner};
-use crate::source::Policies;
 use crate::state;
-
-/// Seconds after which an agent counts as silent, by the clocks of two machines: a hint for
-/// people. The extender measures on its own clock alone.
-pub(crate) const SILENT_AFTER: u64 = 180;
+use crate::system::{Seen, System};
 
 /// Where the ledger's clock begins: reports can be older than this program.
 const BEGINNING: Duration = Duration::from_secs(86_400);
@@ -43,10 +39,10 @@ pub(crate) struct Cluster {
     pub(crate) pods: BTreeMap<Arc<str>, PodInfo>,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub(crate) configs: Option<Vec<ConfigMap>>,
-    /// The extender's own pods, by UID, and whether they are ready.
-    extenders: BTreeMap<String, bool>,
-    /// The admission policies that do not hold.
-    pub(crate) policies: Policies,
+    /// gpustow's own parts.
+    pub(crate) system: System,
+    /// The admission policies that do not hold, and why.
+    pub(crate) policies: Seen<Vec<(&'static str, &'static str)>>,
     /// The time on the ledger's clock.
     pub(crate) now: Duration,
     /// The time of day, for ages.
@@ -72,9 +68,7 @@ impl PodInfo {
 
     /// What kube-scheduler said last.
     pub(crate) fn scheduler_said(&self) -> Option<&str> {
-        let conditions = self.object.status.as_ref()?.conditions.as_ref()?;
-        let scheduled = conditions.iter().find(|it| it.type_ == "PodScheduled");
-        scheduled?.message.as_deref()
+        state::said(&self.object)
     }
 
     /// What the agent confirmed.
@@ -85,17 +79,17 @@ impl PodInfo {
 }
 
 impl Cluster {
-    /// An empty cluster in which gpu-mem is called `resource`.
-    pub(crate) fn new(resource: &str) -> Self {
+    /// An empty cluster in which gpu-mem is called `resource`, and an extender with these settings.
+    pub(crate) fn new(resource: &str, config: Config) -> Self {
         Self {
-            ledger: Ledger::new(Config::default()),
+            ledger: Ledger::new(config),
             namespace: None,
             nodes: BTreeMap::new(),
             reports: BTreeMap::new(),
             pods: BTreeMap::new(),
             configs: None,
-            extenders: BTreeMap::new(),
-            policies: Policies::NotThere,
+            system: System::default(),
+            policies: Seen::NotThere,
             now: BEGINNING,
             wall: Timestamp::now(),
             resource: resource.to_owned(),
@@ -118,23 +112,16 @@ impl Cluster {
         self.wall = Timestamp::now();
     }
 
-    /// Does the extender run as pods of which none is ready?
-    pub(crate) fn extender_is_down(&self) -> bool {
-        !self.extenders.is_empty() && !self.extenders.values().any(|ready| *ready)
-    }
-
     pub(crate) fn apply_pod(&mut self, mut pod: Pod) {
-        if let (Some(uid), Some(ready)) = (&pod.metadata.uid, state::extender_is_ready(&pod)) {
-            self.extenders.insert(uid.clone(), ready);
-        }
+        self.system.apply(&pod);
         let Some(facts) = self.facts(&pod) else {
             return;
         };
-        let asks = facts
+        let asks_nothing = facts
             .request
             .as_ref()
             .is_ok_and(|request| request.is_empty());
-        if !asks || facts.assignment.is_some() {
+        if !asks_nothing || facts.assignment.is_some() {
             pod.metadata.managed_fields = None;
             let info = PodInfo {
                 facts: Arc::new(facts.clone()),
@@ -147,14 +134,14 @@ impl Cluster {
 
     pub(crate) fn delete_pod(&mut self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        self.extenders.remove(uid);
+        self.system.delete(uid);
         self.pods.remove(uid);
         self.ledger.delete_pod(uid);
     }
 
     pub(crate) fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.pods.clear();
-        self.extenders.clear();
+        self.system.clear();
         let facts = pods.iter().filter_map(|pod| self.facts(pod)).collect();
         let began = self.ledger.copies();
         self.ledger.reset_pods(facts, began);
@@ -260,7 +247,8 @@ impl Cluster {
         self.seconds_since(self.reports.get(node)?.heartbeat.as_deref()?)
     }
 
-    fn seconds_since(&self, time: &str) -> Option<u64> {
+    /// Seconds from a time of day until now.
+    pub(crate) fn seconds_since(&self, time: &str) -> Option<u64> {
         let time: Timestamp = time.parse().ok()?;
         u64::try_from(self.wall.as_second() - time.as_second()).ok()
     }

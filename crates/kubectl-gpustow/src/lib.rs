@@ -16,6 +16,7 @@ mod owner;
 mod selector;
 mod source;
 mod state;
+mod system;
 mod top;
 mod ui;
 mod why;

@@ -138,15 +138,15 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
                 Value::Memory(row.requested)
             }),
             column("USED", "usedBytes", Always, |row| Value::Memory(row.used)),
+            column("OTHERS", "strangersBytes", Always, |row| {
+                Value::Memory(row.strangers)
+            }),
             column("STATE", "state", Always, |row| row.state.clone()),
             column("AGENT-AGE", "agentAgeSeconds", Wide, |row| {
                 row.age.map_or(Value::Nothing, Value::Age)
             }),
             column("DRIVER", "driver", Wide, |row| {
                 row.driver.clone().map_or(Value::Nothing, Value::Text)
-            }),
-            column("STRANGERS", "strangersBytes", Wide, |row| {
-                Value::Memory(row.strangers)
             }),
         ],
         total: (rows.len() > 1).then_some(total),
@@ -216,6 +216,9 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             column("USED", "usedBytes", Always, |row| {
                 Value::Memory(used(&row.card))
             }),
+            column("OTHERS", "strangersBytes", Always, |row| {
+                Value::Memory(row.card.strangers)
+            }),
             column("ROOM", "roomBytes", Always, |row| Value::Memory(row.room)),
             column("HEALTH", "health", Always, |row| match &row.refuses {
                 None => Value::Good("healthy".to_owned()),
@@ -232,9 +235,6 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             }),
             column("RESERVED", "reservedBytes", Wide, |row| {
                 Value::Memory(row.card.total.minus(row.card.capacity))
-            }),
-            column("STRANGERS", "strangersBytes", Wide, |row| {
-                Value::Memory(row.card.strangers)
             }),
         ],
         rows: rows.collect(),
@@ -253,6 +253,8 @@ pub(crate) struct PodRow {
     uuids: Vec<String>,
     indices: Vec<String>,
     requested: Option<Mib>,
+    /// What the pod holds of all its GPUs: more than it asks for if it takes them whole.
+    charged: Option<Mib>,
     used: Option<Mib>,
     confirmed: Value,
     age: u64,
@@ -280,6 +282,9 @@ pub(crate) fn pods(cluster: &Cluster, scope: &Scope) -> Listing<PodRow> {
             }),
             column("REQUESTED", "requestedBytes", Always, |row| {
                 row.requested.into()
+            }),
+            column("CHARGED", "podChargedBytes", Always, |row| {
+                row.charged.into()
             }),
             column("USED", "podUsedBytes", Always, |row| row.used.into()),
             column("CONFIRMED", "confirmed", Always, |row| {
@@ -329,6 +334,7 @@ pub(crate) fn indices<'a>(
 fn pod_rows(cluster: &Cluster, pod: &PodInfo) -> Vec<PodRow> {
     let facts = &pod.facts;
     let assignment = facts.assignment.as_ref().and_then(|it| it.as_ref().ok());
+    let charged = assignment.map(|it| it.charges.iter().map(|&(_, mib)| mib).sum());
     let confirmed = match (pod.confirmed(), &facts.node) {
         (_, None) => Value::Nothing,
         (Some(_), _) => Value::Good("yes".to_owned()),
@@ -349,7 +355,8 @@ fn pod_rows(cluster: &Cluster, pod: &PodInfo) -> Vec<PodRow> {
             indices: indices(cluster, facts.node.as_deref(), uuids.iter().copied()),
             uuids: uuids.into_iter().map(str::to_owned).collect(),
             requested,
-            // The agent knows pods, not containers.
+            // GPUs and the agent know pods, not containers.
+            charged: charged.filter(|_| first),
             used: pod_use(cluster, pod).filter(|_| first),
             confirmed: confirmed.clone(),
             age: pod.age(cluster.wall),

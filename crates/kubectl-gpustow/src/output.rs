@@ -94,7 +94,7 @@ pub(crate) enum Value {
     Memory(Mib),
     /// Seconds.
     Age(u64),
-    /// Hundredths of a GiB-hour.
+    /// GiB-hours; programs get two digits.
     GibHours(f64),
     Names(Vec<String>),
     /// The same for people alone, each of several words.
@@ -353,8 +353,8 @@ pub(crate) fn write_value(
     out.write_all(text.as_bytes()).context("cannot write")
 }
 
-/// Makes a table no wider than `limit`, if it can: without bars, then with short models and reasons, then
-/// with a short last column.
+/// Makes a table no wider than `limit`, if it can: without bars and what others use, then with short models
+/// and reasons, then with a short last column.
 fn narrow<R>(
     columns: &mut Vec<&Column<R>>,
     lines: &mut [Vec<Value>],
@@ -365,11 +365,15 @@ fn narrow<R>(
         let sum: usize = widths.iter().sum();
         (sum + 2 * widths.len().saturating_sub(1)).saturating_sub(limit)
     };
-    let bar = columns.iter().position(|it| it.place == Place::Terminal);
-    if let Some(bar) = bar.filter(|_| over(widths) > 0) {
-        columns.remove(bar);
-        widths.remove(bar);
-        lines.iter_mut().for_each(|line| drop(line.remove(bar)));
+    let optional: [fn(&&Column<R>) -> bool; 2] =
+        [|it| it.place == Place::Terminal, |it| it.head == "OTHERS"];
+    for is_optional in optional {
+        let at = columns.iter().position(|it| is_optional(it));
+        if let Some(at) = at.filter(|_| over(widths) > 0) {
+            columns.remove(at);
+            widths.remove(at);
+            lines.iter_mut().for_each(|line| drop(line.remove(at)));
+        }
     }
     let at = |head: &str| columns.iter().position(|it| it.head == head);
     if let Some(model) = at("MODEL").filter(|_| over(widths) > 0) {

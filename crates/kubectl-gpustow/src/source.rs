@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::{GpuNode, admission, names};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
@@ -16,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
+use crate::system::{self, Seen};
 
 /// Objects per answer of a List, as kubectl asks for them.
 const CHUNK: u32 = 500;
@@ -53,22 +55,14 @@ pub struct Lists {
     pub pods: Vec<Pod>,
     /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
     pub(crate) configs: Option<Vec<ConfigMap>>,
-    /// The admission policies that do not hold.
-    pub(crate) policies: Policies,
+    /// The admission policies that do not hold, and why.
+    pub(crate) policies: Seen<Vec<(&'static str, &'static str)>>,
+    /// Those by which replicas agree who decides.
+    pub(crate) leases: Seen<Vec<Lease>>,
+    /// Minor version of the API server.
+    pub(crate) minor: Option<u32>,
     /// The namespace of the context, if there is one.
     pub(crate) namespace: Option<String>,
-}
-
-/// What is known of our admission policies.
-#[derive(Debug, Default)]
-pub(crate) enum Policies {
-    /// Files do not have them.
-    #[default]
-    NotThere,
-    /// The user may not read them.
-    Unreadable,
-    /// The names of those that do not hold, and why.
-    Read(Vec<(&'static str, &'static str)>),
 }
 
 impl Source {
@@ -82,19 +76,23 @@ impl Source {
         }
         let (client, namespace) = self.client().await?;
         let configs = Api::namespaced(client.clone(), names::NAMESPACE);
-        let (nodes, gpunodes, pods, configs, policies) = tokio::join!(
+        let (nodes, gpunodes, pods, configs, policies, leases, version) = tokio::join!(
             list(Api::<Node>::all(client.clone()), "nodes"),
             list(Api::<GpuNode>::all(client.clone()), "gpunodes"),
             list(Api::<Pod>::all(client.clone()), "pods"),
             list(configs, "configmaps"),
             policies(&client, &self.resource_name),
+            leases(&client),
+            client.apiserver_version(),
         );
         Ok(Lists {
             nodes: nodes?,
             gpunodes: gpunodes?,
             pods: pods?,
             configs: configs.ok(),
-            policies: policies.map_or(Policies::Unreadable, Policies::Read),
+            policies: policies.map_or(Seen::Unreadable, Seen::Read),
+            leases: leases.map_or(Seen::Unreadable, Seen::Read),
+            minor: version.ok().and_then(|version| minor(&version.minor)),
             namespace: Some(namespace),
         })
     }
@@ -142,7 +140,7 @@ pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster> {
 }
 
 fn cluster(lists: Lists, resource: &str) -> Cluster {
-    let mut cluster = Cluster::new(resource);
+    let mut cluster = Cluster::new(resource, system::config(&lists.pods));
     if lists.namespace.is_none() {
         // The files' own time: ages do not depend on when they are read.
         let heartbeats = lists.gpunodes.iter().filter_map(|node| {
@@ -157,6 +155,8 @@ fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.reset_pods(lists.pods);
     cluster.configs = lists.configs;
     cluster.policies = lists.policies;
+    cluster.system.leases = lists.leases;
+    cluster.system.minor = lists.minor;
     cluster
 }
 
@@ -174,6 +174,21 @@ async fn policies(
         weak.extend(problem.map(|problem| (name, problem)));
     }
     Ok(weak)
+}
+
+/// The Leases of the extender and of its scheduler, as far as they are there.
+async fn leases(client: &Client) -> kube::Result<Vec<Lease>> {
+    let api: Api<Lease> = Api::namespaced(client.clone(), names::NAMESPACE);
+    let mut leases = Vec::new();
+    for name in [names::EXTENDER, names::SCHEDULER] {
+        leases.extend(api.get_opt(name).await?);
+    }
+    Ok(leases)
+}
+
+/// Some providers write `36+`.
+fn minor(text: &str) -> Option<u32> {
+    text.trim_end_matches('+').parse().ok()
 }
 
 async fn list<K>(api: Api<K>, what: &'static str) -> Result<Vec<K>>
@@ -279,6 +294,13 @@ impl Lists {
             "ConfigMap" => {
                 let config = serde_json::from_value(object)?;
                 self.configs.get_or_insert_default().push(config);
+            }
+            "Lease" => {
+                let lease = serde_json::from_value(object)?;
+                match &mut self.leases {
+                    Seen::Read(leases) => leases.push(lease),
+                    other => *other = Seen::Read(vec![lease]),
+                }
             }
             "" => bail!("an object without a kind"),
             _ => {}

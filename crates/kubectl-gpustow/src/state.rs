@@ -1,11 +1,13 @@
 //! What takes new pods and what does not: one rule for every command and the page. Reports are stale
 //! by the ledger's rule, to which [`Cluster`] tells how old they are.
 
+use gpustow_api::{faults, names};
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::cluster::Cluster;
+use crate::{output, system};
 
 /// Why no GPU of the node takes a new pod.
 pub(crate) fn node_refuses(cluster: &Cluster, view: &NodeView) -> Option<&'static str> {
@@ -29,31 +31,7 @@ pub(crate) fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Op
     let report = cluster.reports.get(&*view.name);
     let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
     let reason = gpu.and_then(|gpu| gpu.reason.as_deref());
-    let reason = reason.unwrap_or("unhealthy");
-    Some(match meaning(reason) {
-        Some(meaning) => format!("{reason} ({meaning})"),
-        None => reason.to_owned(),
-    })
-}
-
-/// What the number of an error means, in NVIDIA's words: of XIDs by
-/// <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>, of NVML's by nvml.h.
-fn meaning(reason: &str) -> Option<&'static str> {
-    Some(match reason {
-        "NVML's error 15" | "XID 79" => "GPU has fallen off the bus",
-        "XID 48" => "double bit ECC error",
-        "XID 62" => "internal micro-controller halt",
-        "XID 63" => "ECC page retirement or row remapping recorded",
-        "XID 64" => "ECC page retirement or row remapping failed",
-        "XID 74" => "NVLink error",
-        "XID 92" => "high single-bit ECC error rate",
-        "XID 94" => "contained ECC error",
-        "XID 95" => "uncontained ECC error",
-        "XID 109" => "context switch timeout",
-        "XID 119" => "GSP RPC timeout",
-        "XID 120" => "GSP error",
-        _ => return None,
-    })
+    Some(faults::in_words(reason.unwrap_or("unhealthy")))
 }
 
 /// What a new pod may take of the GPU: nothing while it takes none.
@@ -65,10 +43,38 @@ pub(crate) fn room(view: &NodeView, card: &CardView) -> Mib {
     }
 }
 
+/// What kube-scheduler said last of the pod.
+pub(crate) fn said(pod: &Pod) -> Option<&str> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let scheduled = conditions.iter().find(|it| it.type_ == "PodScheduled");
+    scheduled?.message.as_deref()
+}
+
+/// Why no kube-scheduler looks at pods that name gpustow's own, by its Lease.
+pub(crate) fn leaderless(cluster: &Cluster) -> Option<String> {
+    let lease = cluster.system.lease(names::SCHEDULER)?;
+    let Some(spec) = lease.and_then(|lease| lease.spec.as_ref()) else {
+        let installed = !cluster.system.pods_with(system::SCHEDULER).is_empty();
+        return installed
+            .then(|| format!("no kube-scheduler has ever led as {}", names::SCHEDULER));
+    };
+    let renewed = spec.renew_time.as_ref()?;
+    let age = cluster.seconds_since(&renewed.0.to_string())?;
+    let lasts = u64::try_from(spec.lease_duration_seconds?).ok()?;
+    // Two machines' clocks differ.
+    (age > 2 * lasts + 30).then(|| {
+        format!(
+            "no kube-scheduler leads as {}: its Lease was renewed {} ago",
+            names::SCHEDULER,
+            output::age(age)
+        )
+    })
+}
+
 /// What keeps a pod for which there is room from its place, by what kube-scheduler said last: the
 /// refusals that neither gpustow nor this program would make, or no answer from the extender at all.
 pub(crate) fn held_by(said: &str) -> Option<String> {
-    if said.starts_with("Post \"") && said.contains("/filter\"") {
+    if is_unreached(said) {
         return Some("kube-scheduler does not reach gpustow's extender".to_owned());
     }
     let Some((_, reasons)) = said.split_once(" nodes are available: ") else {
@@ -87,6 +93,11 @@ pub(crate) fn held_by(said: &str) -> Option<String> {
             others.join(", ")
         )
     })
+}
+
+/// Did kube-scheduler get no answer from the extender?
+pub(crate) fn is_unreached(said: &str) -> bool {
+    said.starts_with("Post \"") && said.contains("/filter\"")
 }
 
 /// What kube-scheduler said of a pod, for a list: gpustow's own refusals, most common first, without
@@ -131,30 +142,9 @@ fn is_looked_at(reason: &str) -> bool {
     .any(|known| text.starts_with(known))
 }
 
-/// Is this one of the extender's own pods, and ready? None if it is another pod.
-pub(crate) fn extender_is_ready(pod: &Pod) -> Option<bool> {
-    if pod.metadata.namespace.as_deref() != Some(gpustow_api::names::NAMESPACE) {
-        return None;
-    }
-    let spec = pod.spec.as_ref()?;
-    spec.containers.iter().find(|it| it.name == "extender")?;
-    let statuses = pod
-        .status
-        .as_ref()
-        .and_then(|it| it.container_statuses.as_ref());
-    let mut statuses = statuses.into_iter().flatten();
-    Some(statuses.any(|it| it.name == "extender" && it.ready))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_of_errors_have_words() {
-        assert_eq!(meaning("XID 79"), Some("GPU has fallen off the bus"));
-        assert_eq!(meaning("XID 79: fallen off the bus"), None);
-    }
 
     #[test]
     fn a_list_names_the_reasons_most_common_first() {

@@ -30,6 +30,8 @@ struct Row {
     model: String,
     held: Mib,
     used: Mib,
+    /// What processes outside gpustow pods use.
+    others: Mib,
     room: Mib,
     free: Mib,
     pods: String,
@@ -160,7 +162,8 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
             gpu: card.index,
             model: card.model.clone(),
             held: card.held,
-            used: used(card) + card.strangers,
+            used: used(card),
+            others: card.strangers,
             room: room(node, card),
             free: card.free,
             pods: printable(&owner::grouped(cluster, card).join(", ")),
@@ -169,11 +172,12 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
         .collect();
     let sum = |of: fn(&Row) -> Mib| memory(rows.iter().map(of).sum());
     let headline = format!(
-        "{} nodes, {} GPUs: {} requested, {} used, {} room; {} pods wait",
+        "{} nodes, {} GPUs: {} requested, {} used, {} by others, {} room; {} pods wait",
         views.len(),
         rows.len(),
         sum(|row| row.held),
         sum(|row| row.used),
+        sum(|row| row.others),
         sum(|row| row.room),
         cluster.waiting().len()
     );
@@ -214,9 +218,18 @@ fn widths(rows: &[Row], screen: u16) -> (usize, usize, usize) {
     )
 }
 
+/// A cell of what others use, where there is room for it.
+fn others(bar: usize, text: &str) -> String {
+    match bar {
+        0..20 => String::new(),
+        _ => format!("  {text:>7}"),
+    }
+}
+
 fn heads(&(node, model, bar): &(usize, usize, usize)) -> String {
+    let others = others(bar, "OTHERS");
     format!(
-        "{:node$}  GPU  {:model$}  {:bar$}  {:>9}  {:>7}  {:>7}  PODS",
+        "{:node$}  GPU  {:model$}  {:bar$}  {:>9}  {:>7}{others}  {:>7}  PODS",
         "NODE", "MODEL", "", "REQUESTED", "USED", "ROOM"
     )
 }
@@ -226,7 +239,7 @@ fn parts(row: &Row, &(node, model, length): &(usize, usize, usize)) -> [String; 
     let state = row.refuses.as_deref().map_or_else(String::new, |why| {
         format!("(takes no pods: {}) ", printable(why))
     });
-    let (held, used, room) = (memory(row.held), memory(row.used), memory(row.room));
+    let [held, used, others, room] = [row.held, row.used, row.others, row.room].map(memory);
     [
         format!(
             "{:node$}  {:>3}  {:model$}  ",
@@ -236,9 +249,13 @@ fn parts(row: &Row, &(node, model, length): &(usize, usize, usize)) -> [String; 
         ),
         format!(
             "{:length$}",
-            bar(row.held, row.used, row.free, length as u64)
+            bar(row.held, row.used + row.others, row.free, length as u64)
         ),
-        format!("  {held:>9}  {used:>7}  {room:>7}  {state}{}", row.pods),
+        format!(
+            "  {held:>9}  {used:>7}{}  {room:>7}  {state}{}",
+            self::others(length, &others),
+            row.pods
+        ),
     ]
 }
 

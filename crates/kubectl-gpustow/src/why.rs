@@ -4,7 +4,7 @@ mod nearest;
 mod print;
 
 use anyhow::{Context as _, Result};
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, names};
 use gpustow_ledger::NodeView;
 use gpustow_pack::{Choice, Cost, Mib};
 use k8s_openapi::api::core::v1::Pod;
@@ -17,6 +17,9 @@ use crate::lists::indices;
 use crate::output::{api_version, memory};
 use crate::state::{self, room};
 use nearest::{Near, nearest};
+
+/// Seconds after which a scheduler has said something of a new pod.
+const LOOKED_AT_WITHIN: i64 = 60;
 
 /// What there is to say about one pod.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -60,6 +63,9 @@ struct Place {
     gpus: Vec<PlaceGpu>,
     /// Since the node's last report, by the clocks of two machines.
     agent_age_seconds: Option<u64>,
+    /// Why no new pod goes there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refuses: Option<&'static str>,
     /// Nodes that would do, and the place of this one among them, 1 for the best.
     feasible_nodes: usize,
     rank: usize,
@@ -193,14 +199,7 @@ pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> W
 /// What there is to say about a pod that is not bound, or not even created.
 pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about(cluster, facts, "Why");
-    let conditions = pod
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let said = conditions
-        .filter(|it| it.type_ == "PodScheduled")
-        .find_map(|it| it.message.clone());
-    why.scheduler_said = said;
+    why.scheduler_said = state::said(pod).map(str::to_owned);
     if let Err(bad) = &facts.request {
         return refused(cluster, facts, bad.to_string());
     }
@@ -214,11 +213,11 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
             views.len(),
             view.name
         );
-        (why.verdict, why.summary) = match held_by(cluster, why.scheduler_said.as_deref()) {
+        (why.verdict, why.summary) = match held_by(cluster, pod, facts) {
             None => (Verdict::Fits, format!("It fits now on {of}.")),
             Some(held) => (
                 Verdict::Waiting,
-                format!("It would fit now on {of}. It waits: {held}."),
+                format!("It would fit now on {of}, but {held}."),
             ),
         };
         why.place = Some(Place {
@@ -265,12 +264,28 @@ fn verdict(views: &[NodeView], trial: &Trial<'_>) -> String {
 }
 
 /// What keeps a pod that fits from its place, if anything is known to.
-fn held_by(cluster: &Cluster, said: Option<&str>) -> Option<String> {
-    if cluster.extender_is_down() {
+fn held_by(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Option<String> {
+    if cluster.system.extender_is_down() {
         let down = "no pod of gpustow's extender is ready: see `kubectl get pods -n ";
-        return Some(format!("{down}{}`", gpustow_api::names::NAMESPACE));
+        return Some(format!("{down}{}`", names::NAMESPACE));
     }
-    state::held_by(said?)
+    if *facts.scheduler == *names::SCHEDULER
+        && let Some(problem) = state::leaderless(cluster)
+    {
+        return Some(problem);
+    }
+    match state::said(pod) {
+        Some(said) => state::held_by(said),
+        // One that is not created yet has no age.
+        None => {
+            let created = pod.metadata.creation_timestamp.as_ref()?;
+            let old = cluster.wall.as_second() - created.0.as_second() > LOOKED_AT_WITHIN;
+            old.then(|| {
+                let scheduler = &facts.scheduler;
+                format!("no scheduler has looked at it: is {scheduler} running?")
+            })
+        }
+    }
 }
 
 fn counts(trial: &Trial<'_>) -> Vec<Count> {
@@ -291,6 +306,7 @@ fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Place {
     Place {
         node: view.name.to_string(),
         agent_age_seconds: None,
+        refuses: None,
         gpus: gpus.collect(),
         feasible_nodes,
         rank: 1,
@@ -325,7 +341,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
             why.summary = format!(
                 "It is on {node} without a GPU: a scheduler that does not ask gpustow bound it. \
                  Delete it and let {} place it.",
-                gpustow_api::names::SCHEDULER
+                names::SCHEDULER
             );
             return why;
         }
@@ -348,7 +364,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     });
     let policy = match &facts.request {
         Ok(request) => cluster.ledger.policy(request).name(),
-        Err(_) => "binpack",
+        Err(_) => "unknown",
     };
     let feasible = trial.fits.len();
     why.summary = match (rank, trial.fits.first()) {
@@ -380,6 +396,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     });
     why.place = Some(Place {
         agent_age_seconds: cluster.report_age(node),
+        refuses: view.and_then(|view| state::node_refuses(cluster, view)),
         node: node.to_owned(),
         gpus: gpus.collect(),
         feasible_nodes: feasible,

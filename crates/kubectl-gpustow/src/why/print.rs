@@ -6,7 +6,6 @@ use anyhow::Result;
 use gpustow_pack::Mib;
 
 use super::{Count, Verdict, Why};
-use crate::cluster::SILENT_AFTER;
 use crate::output::{Format, age, memory, printable, write_value};
 
 impl Why {
@@ -49,12 +48,10 @@ impl Why {
                 };
                 writeln!(out, "  {when}{}", printable(because))?;
             }
-            if let Some(silent) = place.agent_age_seconds.filter(|age| *age > SILENT_AFTER) {
-                let silent = age(silent);
-                writeln!(
-                    out,
-                    "  Its agent reported {silent} ago: no new pod goes there."
-                )?;
+            if let Some(refuses) = place.refuses {
+                let since = place.agent_age_seconds.map(age);
+                let since = since.map_or_else(String::new, |age| format!(" for {age}"));
+                writeln!(out, "  No new pod goes to that node: {refuses}{since}.")?;
             }
         }
         match (&self.place, self.refusals.as_slice()) {

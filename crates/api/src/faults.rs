@@ -1,0 +1,73 @@
+//! What the numbers of GPU errors mean, in NVIDIA's words. docs/events.md says what to do about each.
+
+/// XIDs, the errors that NVIDIA's driver reports, by
+/// <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>.
+pub const XIDS: [(u64, &str); 17] = [
+    (13, "graphics engine exception"),
+    (31, "GPU memory page fault"),
+    (43, "GPU stopped processing"),
+    (45, "preemptive cleanup, due to previous errors"),
+    (48, "double bit ECC error"),
+    (62, "internal micro-controller halt"),
+    (63, "ECC page retirement or row remapping recorded"),
+    (64, "ECC page retirement or row remapping failed"),
+    (68, "video processor exception"),
+    (74, "NVLink error"),
+    (79, "GPU has fallen off the bus"),
+    (92, "high single-bit ECC error rate"),
+    (94, "contained ECC error"),
+    (95, "uncontained ECC error"),
+    (109, "context switch timeout"),
+    (119, "GSP RPC timeout"),
+    (120, "GSP error"),
+];
+
+/// Return values of NVML, by `nvmlReturn_t` in nvml.h.
+pub const NVML: [(u64, &str); 8] = [
+    (4, "no permission"),
+    (9, "NVIDIA driver is not loaded"),
+    (11, "the kernel detected an interrupt issue with the GPU"),
+    (14, "infoROM is corrupted"),
+    (
+        15,
+        "GPU has fallen off the bus or is otherwise inaccessible",
+    ),
+    (16, "GPU must be reset before it can be used again"),
+    (18, "driver and library versions do not match"),
+    (999, "unknown error of the driver"),
+];
+
+/// A card's reason to take no pods with the meaning of the number in it, if it is known.
+#[must_use]
+pub fn in_words(reason: &str) -> String {
+    let table = [("XID ", XIDS.as_slice()), ("NVML's error ", &NVML)];
+    let meaning = table.iter().find_map(|(prefix, table)| {
+        let number: u64 = reason.strip_prefix(prefix)?.parse().ok()?;
+        table.iter().find(|(known, _)| *known == number)
+    });
+    match meaning {
+        Some((_, meaning)) => format!("{reason} ({meaning})"),
+        None => reason.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_errors_have_words() {
+        for (reason, words) in [
+            ("XID 79", "XID 79 (GPU has fallen off the bus)"),
+            (
+                "NVML's error 16",
+                "NVML's error 16 (GPU must be reset before it can be used again)",
+            ),
+            ("XID 4711", "XID 4711"),
+            ("XID 79: fallen off the bus", "XID 79: fallen off the bus"),
+            ("uncorrectable memory error", "uncorrectable memory error"),
+        ] {
+            assert_eq!(in_words(reason), words);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What is wrong with one card, or with what uses it.
+
+use gpustow_api::gpunode::{Gpu, HeldBy};
+use gpustow_api::{faults, names};
+use gpustow_ledger::{CardView, NodeView};
+use gpustow_pack::Mib;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::{Findings, Level};
+use crate::cluster::Cluster;
+use crate::output::memory;
+use crate::system;
+
+/// A card that its agent saw fail this recently before its report still fails: seconds.
+const STILL: i64 = 30;
+
+pub(super) fn look(cluster: &Cluster, view: &NodeView, card: &CardView, findings: &mut Findings) {
+    let object = || format!("node/{}", view.name);
+    let report = cluster.reports.get(&*view.name);
+    let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+    let Some(gpu) = gpu else { return };
+    if let Some(by) = &gpu.held_by {
+        held_by_others(by, view, card, findings);
+    } else if !card.healthy {
+        failed(cluster, gpu, view, card, findings);
+    }
+    if card.strangers > Mib(2048) {
+        findings.add(
+            Level::Warning,
+            object(),
+            format!(
+                "GPU {}: {} used by processes that belong to no gpustow pod",
+                card.index,
+                memory(card.strangers)
+            ),
+            "nvidia-smi on the node names them",
+        );
+    }
+    for used in &gpu.pods {
+        let amount = Mib(used.used_mib);
+        let Some(pod) = cluster.pods.get(used.uid.as_str()) else {
+            findings.add(
+                Level::Warning,
+                object(),
+                format!(
+                    "GPU {}: {} held by pod {}, which is gone",
+                    card.index,
+                    memory(amount),
+                    used.uid
+                ),
+                "end the process on the node",
+            );
+            continue;
+        };
+        let assignment = pod
+            .facts
+            .assignment
+            .as_ref()
+            .and_then(|it| it.as_ref().ok());
+        let charged = assignment.map_or(Mib::ZERO, |assignment| {
+            let here = assignment
+                .charges
+                .iter()
+                .filter(|(uuid, _)| **uuid == *card.uuid);
+            here.map(|&(_, mib)| mib).sum()
+        });
+        let on_node = pod.facts.node.as_deref() == Some(&*view.name);
+        if assignment.is_some() && (charged == Mib::ZERO || !on_node) {
+            findings.add(
+                Level::Error,
+                format!("pod/{}", pod.full_name()),
+                format!(
+                    "uses {} on {} GPU {}, which is not its own",
+                    memory(amount),
+                    view.name,
+                    card.index
+                ),
+                format!("does its image or command set {}?", names::VISIBLE_DEVICES),
+            );
+        } else if amount.0 > charged.0 + charged.0 / 20 && charged > Mib::ZERO {
+            let level = if card.free == Mib::ZERO {
+                Level::Warning
+            } else {
+                Level::Info
+            };
+            findings.add(
+                level,
+                format!("pod/{}", pod.full_name()),
+                format!("uses {} of {} asked for", memory(amount), memory(charged)),
+                format!("raise its {}", cluster.resource()),
+            );
+        }
+    }
+}
+
+/// Something that does not know gpustow has given the card away.
+fn held_by_others(by: &HeldBy, view: &NodeView, card: &CardView, findings: &mut Findings) {
+    let problem = format!(
+        "GPU {} is held by pod {} through {}",
+        card.index, by.pod, by.through
+    );
+    let ours = card
+        .pods
+        .iter()
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    let ours: Vec<_> = ours.collect();
+    if ours.is_empty() {
+        findings.add(
+            Level::Info,
+            format!("node/{}", view.name),
+            problem,
+            "nothing: it takes pods again once that pod is gone",
+        );
+    } else {
+        findings.add(
+            Level::Error,
+            format!("node/{}", view.name),
+            format!(
+                "{problem}, and by {}: they do not know of each other",
+                ours.join(", ")
+            ),
+            "keep one of the two off the node: docs/platforms.md",
+        );
+    }
+}
+
+/// A card that has failed takes pods again by itself unless it fails on.
+fn failed(cluster: &Cluster, gpu: &Gpu, view: &NodeView, card: &CardView, findings: &mut Findings) {
+    let reason = faults::in_words(gpu.reason.as_deref().unwrap_or("no reason given"));
+    let report = cluster.reports.get(&*view.name);
+    let written = report.and_then(|report| report.written());
+    let time = gpu
+        .failed
+        .as_deref()
+        .and_then(|it| it.parse::<Timestamp>().ok());
+    let passed = time
+        .zip(written)
+        .filter(|(time, written)| written - time.as_second() > STILL);
+    let (problem, mend) = match passed {
+        Some((time, _)) => {
+            let again = time.saturating_add(probation(cluster, &view.name));
+            let clock = |time: Timestamp| time.strftime("%H:%M UTC").to_string();
+            let again = again.map_or_else(|_| "later".to_owned(), clock);
+            (
+                format!(", seen last at {}", clock(time)),
+                format!(
+                    "wait: it takes pods again from {again} on unless it fails again; if it does, drain the node \
+                     and reset or replace the GPU"
+                ),
+            )
+        }
+        None => (
+            String::new(),
+            "drain the node, then reset or replace the GPU".to_owned(),
+        ),
+    };
+    findings.add(
+        Level::Warning,
+        format!("node/{}", view.name),
+        format!("GPU {} takes no pods: {reason}{problem}", card.index),
+        mend,
+    );
+}
+
+/// How long the node's agent keeps a card that has failed from new pods.
+fn probation(cluster: &Cluster, node: &str) -> SignedDuration {
+    let pod = cluster.system.agent_on(node);
+    let agent = pod.and_then(|pod| system::container(pod, system::AGENT));
+    let said = agent.and_then(|agent| system::setting(agent, "probation"));
+    let said = said.and_then(|text| gpustow_serve::seconds(&text).ok());
+    let seconds = said.map_or(600, |it| it.as_secs());
+    SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(600))
+}

@@ -1,0 +1,272 @@
+//! Do gpustow's own parts run: the extender, its scheduler and the agents?
+
+use std::collections::BTreeSet;
+
+use gpustow_api::names;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+
+use super::{Findings, Level};
+use crate::cluster::Cluster;
+use crate::state;
+use crate::system::{self, AGENT, EXTENDER, SCHEDULER, Seen};
+
+/// Labels for which the DaemonSet of agents looks, with the value if it wants one.
+const GPU_LABELS: [(&str, Option<&str>); 4] = [
+    ("nvidia.com/gpu.present", Some("true")),
+    ("feature.node.kubernetes.io/pci-10de.present", Some("true")),
+    ("cloud.google.com/gke-accelerator", None),
+    ("kubernetes.azure.com/accelerator", Some("nvidia")),
+];
+/// By this label the GPU Operator sends agents away.
+const DEPLOY: &str = "nvidia.com/gpu.deploy.client";
+
+pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
+    extender(cluster, findings);
+    scheduler(cluster, findings);
+    agents(cluster, findings);
+}
+
+/// Who decides, and does kube-scheduler reach it?
+fn extender(cluster: &Cluster, findings: &mut Findings) {
+    let pods = format!("kubectl get pods -n {}", names::NAMESPACE);
+    let waiting = cluster.waiting();
+    let unreached = |said: &str| state::is_unreached(said);
+    let unreached = waiting
+        .iter()
+        .filter(|pod| pod.scheduler_said().is_some_and(unreached));
+    let unreached = unreached.count();
+    let wait = if unreached == 1 {
+        "pod waits"
+    } else {
+        "pods wait"
+    };
+    if cluster.system.extender_is_down() {
+        let pods = cluster.system.pods_with(EXTENDER);
+        let why: BTreeSet<_> = pods
+            .iter()
+            .filter_map(|pod| system::not_ready(pod, EXTENDER))
+            .collect();
+        let why = why.into_iter().collect::<Vec<_>>().join(", ");
+        findings.add(
+            Level::Error,
+            "extender",
+            format!(
+                "none of its {} pods is ready ({why}): pods that ask for GPU memory wait",
+                pods.len()
+            ),
+            format!(
+                "kubectl logs -n {} -c {EXTENDER} deployment/{}",
+                names::NAMESPACE,
+                names::SCHEDULER
+            ),
+        );
+    } else if unreached > 0 {
+        findings.add(
+            Level::Error,
+            "extender",
+            format!("{unreached} {wait} because kube-scheduler does not reach it"),
+            pods.clone(),
+        );
+    }
+    let patient = waiting
+        .iter()
+        .any(|pod| pod.age(cluster.wall) > super::PATIENCE && !pod.facts.gated);
+    let Some(lease) = cluster.system.lease(names::EXTENDER) else {
+        if matches!(cluster.system.leases, Seen::Unreadable) {
+            findings.add(
+                Level::Info,
+                "extender",
+                "who decides was not checked: you may not read the Leases",
+                "ask for the ClusterRole gpustow-viewer",
+            );
+        }
+        return;
+    };
+    // An extender takes the Lease when it is first asked about a pod.
+    let problem = match lease {
+        None => Some("none has ever decided: its Lease is not there, and pods wait".to_owned()),
+        Some(lease) if lease.annotations().contains_key(names::LEFT_CLEANLY) => {
+            Some("the last one left, none has been asked since, and pods wait".to_owned())
+        }
+        Some(lease) => {
+            let holder = lease
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.holder_identity.clone());
+            let holder = holder.unwrap_or_default();
+            let known = cluster.system.pods_with(EXTENDER);
+            let gone = !known.is_empty() && !known.iter().any(|pod| pod.name_any() == holder);
+            gone.then(|| format!("the one that decides, {holder}, is gone, and pods wait"))
+        }
+    };
+    if let Some(problem) = problem.filter(|_| patient) {
+        let mend = "does kube-scheduler call an extender? `kubectl describe pod` of one that waits says what it got";
+        findings.add(Level::Error, "extender", problem, mend);
+    }
+}
+
+fn scheduler(cluster: &Cluster, findings: &mut Findings) {
+    let object = format!("deployment/{}", names::SCHEDULER);
+    if let Some(problem) = state::leaderless(cluster) {
+        let mend = format!(
+            "kubectl logs -n {} -c {SCHEDULER} {object}",
+            names::NAMESPACE
+        );
+        findings.add(Level::Error, object.clone(), problem, mend);
+    }
+    let Some(wanted) = cluster.system.minor else {
+        return;
+    };
+    let found = cluster
+        .system
+        .pods_with(SCHEDULER)
+        .into_iter()
+        .filter_map(minor);
+    let wrong: BTreeSet<u32> = found.filter(|minor| *minor != wanted).collect();
+    for minor in wrong {
+        findings.add(
+            Level::Warning,
+            object.clone(),
+            format!("kube-scheduler is of Kubernetes 1.{minor}, the API server of 1.{wanted}"),
+            format!("set newTag in manifests/base/kustomization.yaml to the cluster's own version, v1.{wanted}.x"),
+        );
+    }
+}
+
+/// Minor version of the pod's kube-scheduler, as its image's tag has it.
+fn minor(pod: &Pod) -> Option<u32> {
+    let image = system::container(pod, SCHEDULER)?.image.as_deref()?;
+    let (_, tag) = image.split('@').next()?.rsplit_once(":v1.")?;
+    tag.split('.').next()?.parse().ok()
+}
+
+/// Nodes that should have an agent's report and do not.
+fn agents(cluster: &Cluster, findings: &mut Findings) {
+    let dumb = cluster.nodes.values().filter_map(|node| {
+        let unreported = !cluster.reports.contains_key(&node.name_any());
+        Some((node.name_any(), gpus_by(node).filter(|_| unreported)?))
+    });
+    let dumb: Vec<_> = dumb.collect();
+    for (name, sign) in &dumb {
+        findings.add(
+            Level::Warning,
+            format!("node/{name}"),
+            format!("it has GPUs by {sign}, and no agent has reported them"),
+            look_at_agent(cluster, name),
+        );
+    }
+    if !cluster.reports.is_empty() {
+        return;
+    }
+    let mend = if cluster.system.pods_with(AGENT).is_empty() && dumb.is_empty() {
+        "no node bears a label for which the agents look: install NVIDIA's GPU feature discovery, or \
+         kubectl label node NODE nvidia.com/gpu.present=true"
+            .to_owned()
+    } else {
+        format!(
+            "kubectl describe daemonset -n {} {}",
+            names::NAMESPACE,
+            names::AGENT
+        )
+    };
+    findings.add(
+        Level::Error,
+        format!("daemonset/{}", names::AGENT),
+        "no agent has ever reported a GPU: no GpuNode exists, so no pod gets GPU memory",
+        mend,
+    );
+}
+
+/// By what the node says that it has GPUs.
+fn gpus_by(node: &Node) -> Option<String> {
+    let labels = node.labels();
+    if labels.get(DEPLOY).is_some_and(|value| value != "true") {
+        return None;
+    }
+    let label = GPU_LABELS.iter().find_map(|(key, wanted)| {
+        let value = labels.get(*key)?;
+        wanted
+            .is_none_or(|wanted| wanted == value)
+            .then(|| format!("its label {key}={value}"))
+    });
+    let capacity = || {
+        let all = node.status.as_ref()?.capacity.as_ref()?;
+        let count = all.get(names::NVIDIA_GPU).filter(|count| count.0 != "0")?;
+        Some(format!("its capacity of {} {}", count.0, names::NVIDIA_GPU))
+    };
+    label.or_else(capacity)
+}
+
+/// Where to look for why a node's agent says nothing.
+pub(super) fn look_at_agent(cluster: &Cluster, node: &str) -> String {
+    let namespace = names::NAMESPACE;
+    let Some(pod) = cluster.system.agent_on(node) else {
+        return format!(
+            "no pod of {} runs there: kubectl describe daemonset -n {namespace} {}",
+            names::AGENT,
+            names::AGENT
+        );
+    };
+    let name = pod.name_any();
+    match system::not_ready(pod, AGENT) {
+        Some(why) => format!("its agent's pod is {why}: kubectl logs -n {namespace} {name}"),
+        None => format!("kubectl logs -n {namespace} {name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use anyhow::Context as _;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The same labels, so that `check` misses no node on which an agent should be.
+    #[test]
+    fn agents_are_looked_for_where_the_daemonset_puts_them() -> anyhow::Result<()> {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests/agent/daemonset.yaml");
+        let text = std::fs::read_to_string(path)?;
+        let manifest: Value = serde_yaml::from_str(&text)?;
+        let terms = manifest
+            .pointer("/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms")
+            .and_then(Value::as_array)
+            .context("no terms")?;
+        let mut wanted = Vec::new();
+        for term in terms {
+            let expressions = term["matchExpressions"]
+                .as_array()
+                .context("no expressions")?;
+            let others = expressions.iter().filter(|it| it["key"] != DEPLOY);
+            wanted.extend(others.map(|it| (it["key"].as_str(), it["values"][0].as_str())));
+        }
+        let known: Vec<_> = GPU_LABELS
+            .iter()
+            .map(|(key, value)| (Some(*key), *value))
+            .collect();
+        assert_eq!(known, wanted);
+        Ok(())
+    }
+
+    #[test]
+    fn a_schedulers_minor_is_read_off_its_image() -> anyhow::Result<()> {
+        for (image, wanted) in [
+            ("registry.k8s.io/kube-scheduler:v1.36.3", Some(36)),
+            (
+                "localhost:5000/kube-scheduler:v1.35.0@sha256:0123",
+                Some(35),
+            ),
+            ("registry.k8s.io/kube-scheduler@sha256:0123", None),
+            ("registry.k8s.io/kube-scheduler:latest", None),
+        ] {
+            let pod = serde_json::from_value(serde_json::json!({
+                "spec": { "containers": [{ "name": "kube-scheduler", "image": image }] },
+            }))?;
+            assert_eq!(minor(&pod), wanted, "{image}");
+        }
+        Ok(())
+    }
+}

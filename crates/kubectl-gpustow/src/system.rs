@@ -1,0 +1,224 @@
+//! gpustow's own parts as the cluster runs them: its pods with their settings, its Leases, and the
+//! version of the API server.
+
+use std::collections::BTreeMap;
+
+use gpustow_api::names;
+use gpustow_ledger::Config;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+
+/// Containers of gpustow's pods, by name.
+pub(crate) const EXTENDER: &str = "extender";
+pub(crate) const SCHEDULER: &str = "kube-scheduler";
+pub(crate) const AGENT: &str = "agent";
+
+/// Something that not everybody may read.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Seen<T> {
+    /// The files do not have it.
+    #[default]
+    NotThere,
+    /// The user may not read it.
+    Unreadable,
+    Read(T),
+}
+
+/// What is known of gpustow's own parts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct System {
+    /// By UID.
+    pods: BTreeMap<String, Pod>,
+    pub(crate) leases: Seen<Vec<Lease>>,
+    /// Minor version of the API server.
+    pub(crate) minor: Option<u32>,
+}
+
+impl System {
+    pub(crate) fn apply(&mut self, pod: &Pod) {
+        if pod.metadata.namespace.as_deref() == Some(names::NAMESPACE)
+            && let Some(uid) = &pod.metadata.uid
+        {
+            let mut pod = pod.clone();
+            pod.metadata.managed_fields = None;
+            self.pods.insert(uid.clone(), pod);
+        }
+    }
+
+    pub(crate) fn delete(&mut self, uid: &str) {
+        self.pods.remove(uid);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.pods.clear();
+    }
+
+    /// The pods with a container of this name, by name.
+    pub(crate) fn pods_with<'a>(&'a self, container: &'a str) -> Vec<&'a Pod> {
+        let mut pods: Vec<_> = self.pods.values().collect();
+        pods.retain(|pod| self::container(pod, container).is_some());
+        pods.sort_by_key(|pod| pod.metadata.name.clone());
+        pods
+    }
+
+    /// Does the extender run as pods of which none is ready?
+    pub(crate) fn extender_is_down(&self) -> bool {
+        let pods = self.pods_with(EXTENDER);
+        !pods.is_empty() && !pods.iter().any(|pod| not_ready(pod, EXTENDER).is_none())
+    }
+
+    /// The agent's pod on the node.
+    pub(crate) fn agent_on(&self, node: &str) -> Option<&Pod> {
+        let on = |pod: &&&Pod| {
+            pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
+        };
+        self.pods_with(AGENT).iter().find(on).copied()
+    }
+
+    /// The Lease with this name. None if nobody could look.
+    pub(crate) fn lease(&self, name: &str) -> Option<Option<&Lease>> {
+        let Seen::Read(leases) = &self.leases else {
+            return None;
+        };
+        let named = |lease: &&Lease| lease.metadata.name.as_deref() == Some(name);
+        Some(leases.iter().find(named))
+    }
+}
+
+/// The container of this name, sidecars included.
+pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+    let spec = pod.spec.as_ref()?;
+    let sidecars = spec.init_containers.iter().flatten();
+    let mut all = spec.containers.iter().chain(sidecars);
+    all.find(|it| it.name == name)
+}
+
+/// Why the container is not ready, in Kubernetes' words. None if it is.
+pub(crate) fn not_ready(pod: &Pod, name: &str) -> Option<String> {
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.clone());
+    let found = status.and_then(|status| {
+        let sidecars = status.init_container_statuses.iter().flatten();
+        let mut all = status.container_statuses.iter().flatten().chain(sidecars);
+        all.find(|it| it.name == name)
+    });
+    let reason = |status: &ContainerStatus| {
+        let state = status.state.as_ref()?;
+        let waiting = state.waiting.as_ref().and_then(|it| it.reason.clone());
+        let ended = || state.terminated.as_ref().and_then(|it| it.reason.clone());
+        waiting.or_else(ended)
+    };
+    match found {
+        Some(status) if status.ready => None,
+        Some(status) => Some(reason(status).unwrap_or_else(|| "not ready".to_owned())),
+        None => Some(phase.unwrap_or_else(|| "not started".to_owned())),
+    }
+}
+
+/// What the container's flag, or the environment variable that stands for it, is set to.
+pub(crate) fn setting(container: &Container, flag: &str) -> Option<String> {
+    let words = container.command.iter().chain(&container.args).flatten();
+    let mut words = words.peekable();
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--").and_then(|it| it.strip_prefix(flag)) {
+            Some("") => return words.peek().map(|value| (*value).clone()),
+            Some(rest) if rest.starts_with('=') => return Some(rest[1..].to_owned()),
+            _ => {}
+        }
+    }
+    let variable = format!("GPUSTOW_{}", flag.replace('-', "_").to_uppercase());
+    let variables = container.env.iter().flatten();
+    variables
+        .filter(|it| it.name == variable)
+        .find_map(|it| it.value.clone())
+}
+
+/// The settings of the extender that `pods` show; what they do not say is as by default.
+pub(crate) fn config(pods: &[Pod]) -> Config {
+    let ours = |pod: &&Pod| pod.metadata.namespace.as_deref() == Some(names::NAMESPACE);
+    let extender = pods
+        .iter()
+        .filter(ours)
+        .find_map(|pod| container(pod, EXTENDER));
+    let said = |flag: &str| setting(extender?, flag);
+    let mut config = Config::default();
+    if let Some(policy) = said("policy").and_then(|it| it.parse().ok()) {
+        config.policy = policy;
+    }
+    if let Some(after) = said("stale-after").and_then(|it| gpustow_serve::seconds(&it).ok()) {
+        config.stale_after = after;
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(place: &str, container: serde_json::Value) -> anyhow::Result<Pod> {
+        let mut spec = json!({ "containers": [] });
+        spec[place] = json!([container]);
+        Ok(serde_json::from_value(json!({
+            "metadata": { "namespace": "gpustow-system", "name": "p", "uid": "u" },
+            "spec": spec,
+        }))?)
+    }
+
+    #[test]
+    fn the_extenders_settings_are_those_of_its_pod() -> anyhow::Result<()> {
+        for (place, container) in [
+            (
+                "containers",
+                json!({ "name": "extender", "args": ["--policy=spread", "--stale-after", "60"] }),
+            ),
+            (
+                "initContainers",
+                json!({ "name": "extender", "env": [
+                { "name": "GPUSTOW_POLICY", "value": "spread" },
+                { "name": "GPUSTOW_STALE_AFTER", "value": "60s" },
+            ] }),
+            ),
+        ] {
+            let config = config(&[pod(place, container)?]);
+            assert_eq!(config.policy.name(), "spread");
+            assert_eq!(config.stale_after, Duration::from_secs(60));
+        }
+        let other = pod(
+            "containers",
+            json!({ "name": "web", "args": ["--policy=spread"] }),
+        )?;
+        assert_eq!(config(&[other]).policy, Config::default().policy);
+        Ok(())
+    }
+
+    #[test]
+    fn a_sidecar_is_ready_by_its_own_status() -> anyhow::Result<()> {
+        let mut system = System::default();
+        let mut pod = pod("initContainers", json!({ "name": "extender" }))?;
+        for (status, down) in [
+            (json!({}), true),
+            (
+                json!({ "initContainerStatuses": [{ "name": "extender", "ready": true, "image": "", "imageID": "", "restartCount": 0 }] }),
+                false,
+            ),
+            (
+                json!({ "initContainerStatuses": [{ "name": "extender", "ready": false, "image": "", "imageID": "", "restartCount": 9,
+                "state": { "waiting": { "reason": "CrashLoopBackOff" } } }] }),
+                true,
+            ),
+        ] {
+            pod.status = serde_json::from_value(status)?;
+            system.apply(&pod);
+            assert_eq!(system.extender_is_down(), down);
+        }
+        assert_eq!(
+            not_ready(&pod, EXTENDER).as_deref(),
+            Some("CrashLoopBackOff")
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,385 @@
+//! `check` and `why` in the moments that they are there for, on clusters made for each.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use kubectl_gpustow::{Answer, Screen};
+use serde_json::{Value, json};
+
+use crate::output_of;
+
+/// The files' time: that of the youngest report.
+const NOW: &str = "2026-11-21T10:00:00Z";
+
+/// A folder with these objects in one list.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(name: &str, objects: &[Value]) -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("gpustow-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let list = json!({ "kind": "List", "items": objects });
+        std::fs::write(folder.join("list.json"), list.to_string())?;
+        Ok(Self(folder))
+    }
+
+    async fn ask(&self, command: &str) -> Result<(Answer, String)> {
+        output_of(&self.0, command, Screen::default()).await
+    }
+
+    /// The rows of `check`, as JSON.
+    async fn check(&self) -> Result<(Answer, Vec<Value>)> {
+        let (answer, text) = self.ask("check -o json").await?;
+        let list: Value = serde_json::from_str(&text)?;
+        Ok((
+            answer,
+            list["items"].as_array().cloned().unwrap_or_default(),
+        ))
+    }
+
+    /// The one row of `check` whose problem has this text.
+    async fn finds(&self, level: &str, problem: &str, mend: &str) -> Result<Value> {
+        let (answer, rows) = self.check().await?;
+        let has = |row: &&Value, key: &str, text: &str| {
+            row[key].as_str().is_some_and(|value| value.contains(text))
+        };
+        let mut found = rows.iter().filter(|row| has(row, "problem", problem));
+        let row = found
+            .next()
+            .with_context(|| format!("no {problem:?} in {rows:#?}"))?;
+        ensure!(
+            found.next().is_none(),
+            "{problem:?} more than once in {rows:#?}"
+        );
+        ensure!(has(&row, "mend", mend) && row["level"] == level, "{row:#?}");
+        ensure!(
+            answer
+                == if level == "info" {
+                    Answer::Yes
+                } else {
+                    Answer::No
+                }
+        );
+        Ok(row.clone())
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // A folder that stays is no failure.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn node(name: &str, labels: &Value, mib: &str) -> Value {
+    json!({ "kind": "Node", "metadata": { "name": name, "labels": labels },
+        "status": { "allocatable": { "cpu": "64", "memory": "512Gi", "pods": "110", "gpustow.dev/gpu-mem": mib } } })
+}
+
+fn report(name: &str, heartbeat: &str, gpu: &Value) -> Value {
+    let mut whole = json!({ "uuid": format!("GPU-{name}"), "index": 0, "model": "NVIDIA L4", "totalMiB": 24000 });
+    for (key, value) in gpu.as_object().into_iter().flatten() {
+        whole[key] = value.clone();
+    }
+    json!({ "kind": "GpuNode", "metadata": { "name": name }, "spec": {},
+        "status": { "heartbeat": heartbeat, "gpus": [whole] } })
+}
+
+/// A pod that asks for GPU memory and has waited for ten minutes.
+fn waiting(name: &str, said: &str) -> Value {
+    json!({ "kind": "Pod",
+        "metadata": { "namespace": "ops", "name": name, "uid": name, "creationTimestamp": "2026-11-21T09:50:00Z" },
+        "spec": { "schedulerName": "gpustow-scheduler", "containers": [
+            { "name": "main", "resources": { "limits": { "gpustow.dev/gpu-mem": "2048" } } }] },
+        "status": { "phase": "Pending", "conditions": [
+            { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said }] } })
+}
+
+/// A pod of gpustow's own.
+fn part(name: &str, place: &str, container: &str, args: &[&str], ready: bool) -> Value {
+    let statuses = if place == "containers" {
+        "containerStatuses"
+    } else {
+        "initContainerStatuses"
+    };
+    let state = if ready {
+        json!({})
+    } else {
+        json!({ "waiting": { "reason": "CrashLoopBackOff" } })
+    };
+    json!({ "kind": "Pod", "metadata": { "namespace": "gpustow-system", "name": name, "uid": name },
+        "spec": { "nodeName": "n", "containers": [], place: [{ "name": container, "args": args }] },
+        "status": { "phase": "Running", statuses: [
+            { "name": container, "ready": ready, "state": state, "image": "", "imageID": "", "restartCount": 0 }] } })
+}
+
+fn lease(name: &str, spec: &Value) -> Value {
+    json!({ "kind": "Lease", "metadata": { "namespace": "gpustow-system", "name": name }, "spec": spec })
+}
+
+const ROOM: &str = "0/1 nodes are available: 1 not enough free memory on any one GPU.";
+const REFUSED: &str =
+    "Post \"http://127.0.0.1:32766/filter\": dial tcp 127.0.0.1:32766: connect: connection refused";
+
+fn healthy() -> [Value; 2] {
+    [node("n", &json!({}), "24k"), report("n", NOW, &json!({}))]
+}
+
+#[tokio::test]
+async fn a_cluster_without_a_report_is_not_fine() -> Result<()> {
+    let bare = node("n", &json!({}), "0");
+    let files = Files::new("no-label", &[bare])?;
+    files
+        .finds(
+            "error",
+            "no GpuNode exists",
+            "install NVIDIA's GPU feature discovery",
+        )
+        .await?;
+
+    let labelled: Vec<_> = (0..9)
+        .map(|it| {
+            node(
+                &format!("n{it}"),
+                &json!({ "nvidia.com/gpu.present": "true" }),
+                "0",
+            )
+        })
+        .collect();
+    let files = Files::new("no-agent", &labelled)?;
+    files
+        .finds("error", "no GpuNode exists", "kubectl describe daemonset")
+        .await?;
+    let row = files
+        .finds(
+            "warning",
+            "no agent has reported them",
+            "no pod of gpustow-agent",
+        )
+        .await?;
+    ensure!(
+        row["objects"].as_array().is_some_and(|all| all.len() == 9),
+        "{row}"
+    );
+    ensure!(row["object"] == "node/n0 and 8 more", "{row}");
+
+    let mut objects = healthy().to_vec();
+    objects.push(node(
+        "m",
+        &json!({ "nvidia.com/gpu.present": "true", "nvidia.com/gpu.deploy.client": "false" }),
+        "0",
+    ));
+    let (answer, rows) = Files::new("sent-away", &objects)?.check().await?;
+    ensure!(answer == Answer::Yes && rows.is_empty(), "{rows:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_quantity_is_read_as_kubernetes_writes_it() -> Result<()> {
+    // 24k is 24000.
+    let (answer, rows) = Files::new("quantity", &healthy())?.check().await?;
+    ensure!(answer == Answer::Yes && rows.is_empty(), "{rows:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_extender_that_nobody_reaches_is_found() -> Result<()> {
+    let mut objects = healthy().to_vec();
+    objects.extend([waiting("a", REFUSED), waiting("b", REFUSED)]);
+    let files = Files::new("unreached", &objects)?;
+    files
+        .finds(
+            "error",
+            "2 pods wait because kube-scheduler does not reach it",
+            "kubectl get pods",
+        )
+        .await?;
+
+    let mut objects = healthy().to_vec();
+    objects.push(part(
+        "gpustow-scheduler-1",
+        "initContainers",
+        "extender",
+        &[],
+        false,
+    ));
+    objects.push(waiting("a", ROOM));
+    let files = Files::new("down", &objects)?;
+    files
+        .finds(
+            "error",
+            "none of its 1 pods is ready (CrashLoopBackOff)",
+            "kubectl logs",
+        )
+        .await?;
+    let (answer, said) = files.ask("why ops/a").await?;
+    ensure!(answer == Answer::No && !said.contains("Fits"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_that_nobody_renews_is_found() -> Result<()> {
+    let mut objects = healthy().to_vec();
+    let stale = json!({ "holderIdentity": "x", "leaseDurationSeconds": 15, "renewTime": "2026-11-21T09:55:00.000000Z" });
+    objects.extend([waiting("a", ROOM), lease("gpustow-scheduler", &stale)]);
+    let files = Files::new("stale-lease", &objects)?;
+    files
+        .finds("error", "its Lease was renewed 5m ago", "kubectl logs")
+        .await?;
+    // Leases are there, and not the extender's.
+    files
+        .finds("error", "none has ever decided", "kubectl describe pod")
+        .await?;
+    let (answer, said) = files.ask("why ops/a").await?;
+    ensure!(
+        answer == Answer::No && said.contains("no kube-scheduler leads"),
+        "{said}"
+    );
+
+    let mut objects = healthy().to_vec();
+    let gone = json!({ "holderIdentity": "gpustow-scheduler-0" });
+    let fresh = json!({ "leaseDurationSeconds": 15, "renewTime": "2026-11-21T09:59:58.000000Z" });
+    objects.push(part(
+        "gpustow-scheduler-1",
+        "initContainers",
+        "extender",
+        &[],
+        true,
+    ));
+    objects.extend([
+        lease("gpustow-extender", &gone),
+        lease("gpustow-scheduler", &fresh),
+    ]);
+    // Nobody waits: nobody had to ask.
+    let (answer, rows) = Files::new("quiet", &objects)?.check().await?;
+    ensure!(answer == Answer::Yes && rows.is_empty(), "{rows:#?}");
+    objects.push(waiting("a", ROOM));
+    let files = Files::new("gone", &objects)?;
+    files
+        .finds(
+            "error",
+            "gpustow-scheduler-0, is gone",
+            "kubectl describe pod",
+        )
+        .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_silent_agent_is_one_by_the_extenders_own_setting() -> Result<()> {
+    let [n, _] = healthy();
+    let mut objects = vec![
+        n,
+        report("n", "2026-11-21T09:58:30Z", &json!({})),
+        report("m", NOW, &json!({})),
+    ];
+    objects.push(node("m", &json!({}), "24k"));
+    let (answer, _) = Files::new("three-minutes", &objects)?.check().await?;
+    ensure!(answer == Answer::Yes);
+    objects.push(part(
+        "gpustow-scheduler-1",
+        "initContainers",
+        "extender",
+        &["--stale-after=60"],
+        true,
+    ));
+    objects.push(part("gpustow-agent-x", "containers", "agent", &[], false));
+    let files = Files::new("one-minute", &objects)?;
+    files
+        .finds(
+            "warning",
+            "its agent reported 90s ago",
+            "CrashLoopBackOff: kubectl logs -n gpustow-system gpustow-agent-x",
+        )
+        .await?;
+    let (_, gpus) = files.ask("gpus n").await?;
+    ensure!(gpus.contains("agent silent"), "{gpus}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_card_is_found_with_what_helps_it() -> Result<()> {
+    for (name, gpu, level, problem, mend) in [
+        (
+            "failing",
+            json!({ "healthy": false, "reason": "NVML's error 15", "failed": NOW }),
+            "warning",
+            "NVML's error 15 (GPU has fallen off the bus or is otherwise inaccessible)",
+            "drain the node",
+        ),
+        (
+            "probation",
+            json!({ "healthy": false, "reason": "XID 79", "failed": "2026-11-21T09:57:00Z" }),
+            "warning",
+            "XID 79 (GPU has fallen off the bus), seen last at 09:57 UTC",
+            "wait: it takes pods again from 10:07 UTC on",
+        ),
+        (
+            "lent",
+            json!({ "healthy": false, "reason": "held by pod a/b through nvidia.com/gpu",
+                "heldBy": { "pod": "a/b", "through": "nvidia.com/gpu" } }),
+            "info",
+            "GPU 0 is held by pod a/b through nvidia.com/gpu",
+            "once that pod is gone",
+        ),
+    ] {
+        let [n, _] = healthy();
+        let files = Files::new(name, &[n, report("n", NOW, &gpu)])?;
+        files.finds(level, problem, mend).await?;
+    }
+    // One that gpustow gave away as well.
+    let [n, _] = healthy();
+    let gpu = json!({ "healthy": false, "reason": "held by pod a/b through nvidia.com/gpu",
+        "heldBy": { "pod": "a/b", "through": "nvidia.com/gpu" } });
+    let mut pod = waiting("ours", "");
+    pod["spec"]["nodeName"] = json!("n");
+    pod["status"] = json!({ "phase": "Pending" });
+    let assignment = json!({ "version": 1, "gpus": [{ "uuid": "GPU-n", "mib": 2048 }],
+        "containers": { "main": ["GPU-n"] } });
+    pod["metadata"]["annotations"] = json!({ "gpustow.dev/assignment": assignment.to_string() });
+    let files = Files::new("shared", &[n, report("n", NOW, &gpu), pod])?;
+    files
+        .finds("error", "and by ops/ours", "docs/platforms.md")
+        .await?;
+    Ok(())
+}
+
+/// As scripts see it.
+#[test]
+fn exit_codes_are_as_documented() -> Result<()> {
+    let mut objects = healthy().to_vec();
+    objects.push(waiting("waits", REFUSED));
+    let files = Files::new("codes", &objects)?;
+    for (words, code) in [
+        ("nodes", 0),
+        ("gpus n -o json", 0),
+        ("why ops/waits", 1),
+        ("check", 1),
+        ("--version", 0),
+        ("--help", 0),
+        ("why ops/nobody", 2),
+        ("gpus nowhere", 2),
+        ("fit -f /nowhere.yaml", 2),
+        ("nodes --sort-by colour", 2),
+        ("nodes -o colour", 2),
+        ("colour", 2),
+    ] {
+        let program = Command::new(env!("CARGO_BIN_EXE_kubectl-gpustow"))
+            .arg("--from")
+            .arg(&files.0)
+            .args(words.split_whitespace())
+            .output()?;
+        let said = String::from_utf8_lossy(&program.stderr).into_owned();
+        ensure!(
+            program.status.code() == Some(code),
+            "{words}: {} {said}",
+            program.status
+        );
+        ensure!(
+            (code == 2) == said.starts_with("error: "),
+            "{words}: {said}"
+        );
+    }
+    Ok(())
+}
