@@ -140,13 +140,10 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Fail
             let gpus = assignment.charges.iter();
             let gpus = gpus.map(|(uuid, mib)| format!("{mib} on {uuid}"));
             let gpus = gpus.collect::<Vec<_>>().join(", ");
-            tracing::info!(%namespace, %pod, %node, %gpus, "bound");
-            let because = match because.as_str() {
-                "" => because,
-                because => format!(". {because}"),
-            };
+            tracing::info!(%namespace, %pod, %node, %gpus, because, "bound");
+            let view = app.ledger().node_view(node, app.now());
             app.events
-                .assigned(&facts, format!("assigned {gpus} of node {node}{because}"));
+                .assigned(&facts, &assignment, node, view.as_ref());
         }
         Err(error) => {
             let failures = &app.metrics.bind_failures;

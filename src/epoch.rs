@@ -54,7 +54,7 @@ pub(crate) enum EpochError {
         epoch: u64,
     },
     /// The API server could not be asked.
-    #[error("cannot settle with the API server who decides: {0}")]
+    #[error("cannot claim the right to decide: {0}; kube-scheduler tries again")]
     Ask(#[from] AskError),
     /// A takeover takes its time.
     #[error("taking over from another extender: reading the cluster's state")]

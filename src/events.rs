@@ -1,10 +1,11 @@
-//! Events on pods for people: which GPU was chosen, or why nothing fits, with numbers.
+//! Events for people: which GPU a pod got, or why nothing fits, with numbers; nodes whose agent is silent.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dashmap::{DashMap, Entry};
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{Assignment, PodFacts, names};
+use gpustow_ledger::{CardView, NodeView};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -26,7 +27,7 @@ const MEMORY: usize = 20_000;
 /// Bytes of a note that the API server takes.
 const NOTE: usize = 1024;
 
-/// An Event and the pod that it is about.
+/// An Event and what it is about.
 type Message = (Event, ObjectReference);
 
 /// Sends Events without making anybody wait.
@@ -58,9 +59,9 @@ impl Events {
                     next = refused.recv() => next,
                     next = assigned.recv() => next,
                 };
-                let Some((event, pod)) = next else { break };
+                let Some((event, about)) = next else { break };
                 pace.taken();
-                if let Err(error) = recorder.publish(&event, &pod).await {
+                if let Err(error) = recorder.publish(&event, &about).await {
                     tracing::debug!(%error, "cannot write an Event");
                 }
             }
@@ -72,11 +73,39 @@ impl Events {
         }
     }
 
-    /// The pod got its cards.
-    pub(crate) fn assigned(&self, pod: &PodFacts, note: String) {
+    /// The pod got its cards. `view` is its node, the pod in it.
+    pub(crate) fn assigned(
+        &self,
+        pod: &PodFacts,
+        assigned: &Assignment,
+        node: &str,
+        view: Option<&NodeView>,
+    ) {
         self.told.remove(&pod.uid);
+        let note = placed(assigned, node, view);
         let event = event(EventType::Normal, "GpuAssigned", "Binding", note);
-        send(&self.assignments, pod, event);
+        send(&self.assignments, of_pod(pod), event);
+    }
+
+    /// The node's agent has said nothing for `after`.
+    pub(crate) fn silent(&self, node: &str, after: Duration) {
+        let note = format!(
+            "The gpustow agent of this node has said nothing for {} s. No new pod gets GPU memory here until it \
+             does; pods that run are left alone. Look at its pod: kubectl get pods -n {} \
+             --field-selector spec.nodeName={node}",
+            after.as_secs(),
+            names::NAMESPACE
+        );
+        let event = event(EventType::Warning, "GpuAgentSilent", "Watching", note);
+        let reference = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            // As the kubelet does it, and kubectl describe looks for it.
+            uid: Some(node.to_owned()),
+            ..ObjectReference::default()
+        };
+        send(&self.refusals, reference, event);
     }
 
     /// The pod fits nowhere. `kind` tells one refusal from another; the note is only made if it is
@@ -93,7 +122,7 @@ impl Events {
         }
         let (reason, action) = ("GpuMemoryUnavailable", "Scheduling");
         let event = event(EventType::Warning, reason, action, note());
-        send(&self.refusals, pod, event);
+        send(&self.refusals, of_pod(pod), event);
     }
 
     /// An earlier extender may still bind the pod, and nobody can prevent it.
@@ -103,10 +132,10 @@ impl Events {
             "An earlier extender's Binding of this pod may still arrive, for its status cannot be \
              written: {error}. Until that works or the pod changes, it is not scheduled, and GPU \
              memory is held back for it. Find the policy or webhook that refuses pods/status, or \
-             make the pod anew"
+             recreate the pod"
         );
         let event = event(EventType::Warning, "GpuFenceFailed", "Scheduling", note);
-        send(&self.refusals, pod, event);
+        send(&self.refusals, of_pod(pod), event);
     }
 }
 
@@ -121,17 +150,37 @@ fn event(type_: EventType, reason: &str, action: &str, mut note: String) -> Even
     }
 }
 
-fn send(queue: &mpsc::Sender<Message>, pod: &PodFacts, event: Event) {
-    let reference = ObjectReference {
+/// Where the pod went and what stays free there.
+fn placed(assigned: &Assignment, node: &str, view: Option<&NodeView>) -> String {
+    let cards = view.map_or(&[][..], |view| &view.cards);
+    let shares = assigned.charges.iter().map(|(uuid, mib)| {
+        match cards.iter().find(|card| *card.uuid == **uuid) {
+            Some(CardView {
+                index, model, free, ..
+            }) => {
+                format!("{mib} on GPU {index} ({model}), {free} stay free there")
+            }
+            None => format!("{mib} on GPU {uuid}"),
+        }
+    });
+    format!("node {node}: {}", shares.collect::<Vec<_>>().join("; "))
+}
+
+fn of_pod(pod: &PodFacts) -> ObjectReference {
+    ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
         namespace: Some(pod.namespace.to_string()),
         name: Some(pod.name.to_string()),
         uid: Some(pod.uid.to_string()),
         ..ObjectReference::default()
-    };
-    if queue.try_send((event, reference)).is_err() {
-        tracing::debug!(pod = %pod.name, "too many Events: one was dropped");
+    }
+}
+
+fn send(queue: &mpsc::Sender<Message>, about: ObjectReference, event: Event) {
+    if let Err(error) = queue.try_send((event, about)) {
+        let (_, about) = error.into_inner();
+        tracing::debug!(about = ?about.name, "too many Events: one was dropped");
     }
 }
 

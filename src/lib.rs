@@ -13,6 +13,7 @@ mod failure;
 mod metrics;
 mod preempt;
 mod routes;
+mod silence;
 mod telemetry;
 mod wake;
 mod warm;
@@ -215,6 +216,7 @@ pub async fn serve(
     tokio::spawn(wake::run(app.clone()));
     tokio::spawn(warm::run(app.clone()));
     tokio::spawn(admission::run(app.clone()));
+    tokio::spawn(silence::run(app.clone()));
     tokio::spawn(bind::confirm(app.clone()));
     tokio::spawn(resume(app.clone()));
     let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));

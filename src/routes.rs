@@ -3,6 +3,7 @@
 //! Logical failures are answered with status 200 and an `Error`: kube-scheduler throws the text of
 //! any other status away.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -189,10 +190,13 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
     let mut kind = DefaultHasher::new();
     counts.keys().for_each(|reason| reason.hash(&mut kind));
     app.events.refused(pod, kind.finish(), || {
-        let reasons = counts
-            .iter()
-            .map(|(reason, count)| format!("{count}× {}", reason.text()));
-        let reasons = reasons.collect::<Vec<_>>().join(", ");
+        let mut counts: Vec<_> = counts.iter().collect();
+        counts.sort_by_key(|(_, count)| Reverse(**count));
+        let reasons = counts.iter().map(|(reason, count)| {
+            let nodes = if **count == 1 { "node" } else { "nodes" };
+            format!("{} ({count} {nodes})", reason.text())
+        });
+        let reasons = reasons.collect::<Vec<_>>().join("; ");
         let asks = pod
             .request
             .as_ref()
@@ -201,15 +205,16 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
                     1 => claim.mib.to_string(),
                     gpus => format!("{} on each of {gpus} GPUs", claim.mib),
                 });
-                claims.collect::<Vec<_>>().join(" + ")
+                claims.collect::<Vec<_>>().join(" and ")
             });
         let free = app.ledger().largest_free(names);
         let free = free.map_or_else(String::new, |(node, card, free)| {
-            format!("; most free on one GPU: {free} (node {node}, GPU {card})")
+            format!(" Most free on one GPU: {free} (node {node}, GPU {card}).")
         });
+        let (namespace, name) = (&pod.namespace, &pod.name);
         format!(
-            "asks for {asks} of GPU memory; {} nodes refused: {reasons}{free}",
-            refused.len()
+            "No node has GPU memory for this pod now, which asks for {asks}: {reasons}.{free} \
+             `kubectl gpustow why {namespace}/{name}` says what would make the room."
         )
     });
 }

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::agent_token::{agent_client, policy_holds};
-use crate::support::{SOON, event, node_of, refused, rig, rounds};
+use crate::support::{SOON, event, node_event, node_of, refused, rig, rounds};
 
 /// A node of a case with an agent, and a driver that does as the test says.
 pub(crate) struct AgentNode {
@@ -338,7 +338,15 @@ async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Resu
     node.card("the card is condemned", |gpu| !gpu.healthy)
         .await?;
     let note = event(&case.client, &pod, "GpuFailed").await?;
-    ensure!(note.contains("XID 79"), "{note}");
+    ensure!(
+        note.contains("XID 79 (GPU has fallen off the bus)"),
+        "{note}"
+    );
+    let note = node_event(&case.client, &node.name, "GpuFailed").await?;
+    ensure!(
+        note.contains(&uuid) && note.contains("XID 79 (GPU has"),
+        "{note}"
+    );
     node.metric("gpustow_gpu_xid_errors_total", &[&uuid, "xid=\"79\""], "1")
         .await?;
     let waiting = case.pod("q").gpu_mem(1);

@@ -65,7 +65,7 @@ async fn a_reader_is_told_what_the_extender_then_does() -> Result<()> {
     let path = file.display().to_string();
     let (answer, fit) = reader.ask(&["fit", "-f", &path, "-o", "json"]).await?;
     std::fs::remove_file(&file)?;
-    assert_eq!(answer, Answer::Yes);
+    assert_eq!(answer, Answer::Yes, "{fit}");
     let fit: Value = serde_json::from_str(&fit)?;
     assert_eq!(fit["place"]["node"], case.node_name("n"));
     assert_eq!(fit["place"]["gpus"][0]["gpu"], "1", "{fit}");

@@ -31,6 +31,7 @@ mod races;
 mod scheduling;
 mod serving;
 mod shutdown;
+mod silence;
 mod smoke;
 mod support;
 mod takeover;

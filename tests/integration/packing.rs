@@ -100,7 +100,7 @@ async fn free_memory_in_pieces_is_not_enough() -> Result<()> {
 
     let told = event(&case.client, &third, "GpuMemoryUnavailable").await?;
     assert!(
-        told.contains(reason) && told.contains("most free on one GPU: 4000 MiB"),
+        told.contains(reason) && told.contains("Most free on one GPU: 4000 MiB"),
         "{told}"
     );
     delete(&case.client, &second, 0).await?;

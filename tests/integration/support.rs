@@ -60,6 +60,16 @@ impl<'a> Rig<'a> {
         cluster
             .kubectl(&["apply", "-k", &base.display().to_string()])
             .await?;
+        // Extender and scheduler are processes here.
+        cluster
+            .kubectl(&[
+                "scale",
+                "--replicas=0",
+                "deployment/gpustow-scheduler",
+                "-n",
+                SYSTEM,
+            ])
+            .await?;
         in_force(cluster).await?;
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
@@ -163,22 +173,33 @@ pub(crate) async fn refused(client: &Client, pod: PodBuilder, text: &str) -> Res
 /// Waits for an Event of this reason on the pod; its text.
 pub(crate) async fn event(client: &Client, pod: &Pod, reason: &str) -> Result<String> {
     let namespace = pod.namespace().context("pod without a namespace")?;
-    let events = Api::<Event>::namespaced(client.clone(), &namespace);
-    let of_pod = format!("involvedObject.name={},reason={reason}", pod.name_any());
-    let of_pod = ListParams::default().fields(&of_pod);
-    eventually(
-        SOON,
-        &format!("Event {reason} on {}", pod.name_any()),
-        async || {
-            let event = events
-                .list(&of_pod)
-                .await?
-                .items
-                .pop()
-                .context("no such Event")?;
-            event.message.context("an Event without a message")
-        },
-    )
+    event_in(client, &namespace, "Pod", &pod.name_any(), reason).await
+}
+
+/// The same of a node, as `kubectl describe node` finds it.
+pub(crate) async fn node_event(client: &Client, node: &str, reason: &str) -> Result<String> {
+    event_in(client, "default", "Node", node, reason).await
+}
+
+async fn event_in(
+    client: &Client,
+    namespace: &str,
+    kind: &str,
+    name: &str,
+    reason: &str,
+) -> Result<String> {
+    let events = Api::<Event>::namespaced(client.clone(), namespace);
+    let mut about =
+        format!("involvedObject.kind={kind},involvedObject.name={name},reason={reason}");
+    if kind == "Node" {
+        about += &format!(",involvedObject.uid={name}");
+    }
+    let about = ListParams::default().fields(&about);
+    eventually(SOON, &format!("Event {reason} on {name}"), async || {
+        let event = events.list(&about).await?.items.pop();
+        let event = event.context("no such Event")?;
+        event.message.context("an Event without a message")
+    })
     .await
 }
 

@@ -215,9 +215,6 @@ impl Agent {
             self.shared.metrics.fault(fault);
             tracing::warn!(gpu = fault.uuid, kind = ?fault.kind, "the driver reported an error");
         }
-        for uuid in &condemned {
-            tracing::warn!(gpu = uuid, "the card takes no new pods");
-        }
         let driver = reading.ok().and_then(|reading| reading.driver.as_deref());
         self.shared.metrics.sampled(driver, &self.state, &self.pods);
         // First what schedulers wait for, then what people read.
@@ -321,6 +318,10 @@ impl Agent {
                     }
                     None => Ok(()),
                 },
+                Notice::WarnNode { reason, note } => {
+                    tracing::warn!(reason, note);
+                    self.cluster.warn_node(reason, note).await
+                }
                 Notice::Warn { uid, reason, note } => match self.pods.get(&uid) {
                     Some(pod) => {
                         tracing::info!(pod = %pod.facts.name, namespace = %pod.facts.namespace, reason, note);
@@ -331,7 +332,7 @@ impl Agent {
             };
             if let Err(error) = told {
                 self.shared.metrics.write_errors.inc();
-                tracing::warn!(%error, "cannot tell users about a pod");
+                tracing::warn!(%error, "cannot write an Event or a confirmation");
             }
         }
     }

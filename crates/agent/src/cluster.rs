@@ -115,6 +115,16 @@ pub struct Cluster {
     recorder: Recorder,
 }
 
+fn warning(reason: &str, note: String) -> Event {
+    Event {
+        type_: EventType::Warning,
+        reason: reason.to_owned(),
+        note: Some(note),
+        action: "Sampling".to_owned(),
+        secondary: None,
+    }
+}
+
 async fn bounded<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, ClusterError> {
@@ -274,13 +284,7 @@ impl Cluster {
         reason: &str,
         note: String,
     ) -> Result<(), ClusterError> {
-        let event = Event {
-            type_: EventType::Warning,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: "Sampling".to_owned(),
-            secondary: None,
-        };
+        let event = warning(reason, note);
         let reference = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
@@ -290,5 +294,21 @@ impl Cluster {
             ..ObjectReference::default()
         };
         bounded(self.recorder.publish(&event, &reference)).await
+    }
+
+    /// Tells the node's administrators something about it.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be written.
+    pub async fn warn_node(&self, reason: &str, note: String) -> Result<(), ClusterError> {
+        let reference = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(self.node.clone()),
+            // As the kubelet does it, and kubectl describe looks for it.
+            uid: Some(self.node.clone()),
+            ..ObjectReference::default()
+        };
+        bounded(self.recorder.publish(&warning(reason, note), &reference)).await
     }
 }

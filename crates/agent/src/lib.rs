@@ -22,6 +22,7 @@ pub mod sampler;
 pub mod shares;
 pub mod state;
 
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -57,6 +58,7 @@ pub async fn run(args: Args) -> Result<()> {
         )
     })?;
     let log = tracing_subscriber::fmt()
+        .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
     log.try_init()

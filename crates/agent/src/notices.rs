@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::names;
+use gpustow_api::gpunode::Gpu;
+use gpustow_api::{faults, names};
 
 use crate::pods::{NodePod, NodePods};
 use crate::state::State;
@@ -25,6 +26,13 @@ pub enum Notice {
         /// Comma list of UUIDs.
         devices: String,
     },
+    /// An Event on the node.
+    WarnNode {
+        /// One word.
+        reason: &'static str,
+        /// A sentence.
+        note: String,
+    },
     /// An Event.
     Warn {
         /// The pod's UID.
@@ -42,6 +50,8 @@ pub struct Notices {
     silent_after: Duration,
     /// Ages are the agent's.
     told: HashMap<(Arc<str>, String), Duration>,
+    /// By UUID and reason: cards of which the node was told that they failed.
+    failed: HashMap<(String, String), Duration>,
     seen_on: HashMap<Arc<str>, BTreeSet<String>>,
     active: HashSet<(Arc<str>, Arc<str>)>,
     /// Since when containers were seen to run.
@@ -55,6 +65,7 @@ impl Notices {
         Self {
             silent_after,
             told: HashMap::new(),
+            failed: HashMap::new(),
             seen_on: HashMap::new(),
             active: HashSet::new(),
             running: HashMap::new(),
@@ -74,12 +85,13 @@ impl Notices {
         self.active.retain(|(uid, _)| pods.get(uid).is_some());
         self.running.retain(|(uid, _), _| pods.get(uid).is_some());
         let mut notices = Vec::new();
+        let failed = self.failed(&mut notices, state, condemned, now);
         for pod in pods.iter().filter(|pod| !pod.facts.released) {
             let uid = &pod.facts.uid;
             if pod.asks() && pod.facts.assignment.is_none() {
                 let note = format!(
-                    "Nothing says which GPU this pod may use: it was bound by something else than {}, or its annotation {} was lost. \
-                     Delete it and create it anew with schedulerName: {}.",
+                    "Nothing says which GPU this pod may use: it was bound by something other than {}, or its annotation {} was lost. \
+                     Delete it and recreate it with schedulerName: {}.",
                     names::EXTENDER,
                     names::ASSIGNMENT,
                     names::SCHEDULER
@@ -92,7 +104,7 @@ impl Notices {
                 self.silent(&mut notices, state, pod, now);
             }
             self.shared(&mut notices, state, pod, now);
-            for uuid in condemned {
+            for (uuid, what) in &failed {
                 let parts = state.cards().filter(|seen| {
                     seen.gpu
                         .place
@@ -104,13 +116,8 @@ impl Notices {
                     .chain([uuid])
                     .any(|uuid| pod.assigned(uuid) > 0);
                 if holds {
-                    let reason = state.cards().find_map(|seen| {
-                        seen.gpu.reason.as_ref().filter(|_| seen.gpu.uuid == *uuid)
-                    });
-                    let reason = reason.map_or("it failed", String::as_str);
-                    let note = format!(
-                        "GPU {uuid} takes no new pods: {reason}. This pod is left alone: see whether it still works."
-                    );
+                    let note =
+                        format!("{what}. This pod is left alone: see whether it still works.");
                     notices.push(Notice::Warn {
                         uid: uid.clone(),
                         reason: "GpuFailed",
@@ -129,6 +136,52 @@ impl Notices {
             }
         }
         notices
+    }
+
+    /// Tells the node of the cards that have just failed, each reason of a card once in a while. Those
+    /// that are told of now, each with a sentence.
+    fn failed(
+        &mut self,
+        notices: &mut Vec<Notice>,
+        state: &State,
+        condemned: &[String],
+        now: Duration,
+    ) -> Vec<(String, String)> {
+        let mut told = Vec::new();
+        self.failed.retain(|_, at| now.saturating_sub(*at) < AGAIN);
+        for uuid in condemned {
+            let of = |gpu: &Gpu| {
+                let parent = gpu.place.as_ref().and_then(|place| place.parent.as_ref());
+                gpu.uuid == *uuid || parent == Some(uuid)
+            };
+            let gpu = state.cards().map(|seen| &seen.gpu).find(|gpu| of(gpu));
+            let reason = gpu
+                .and_then(|gpu| gpu.reason.as_deref())
+                .unwrap_or("it failed");
+            let key = (uuid.clone(), reason.to_owned());
+            if self.failed.contains_key(&key) {
+                continue;
+            }
+            let index = gpu
+                .filter(|gpu| gpu.uuid == *uuid)
+                .map(|gpu| format!("{} ", gpu.index));
+            let what = format!(
+                "GPU {}{uuid} takes no new pods: {}",
+                index.unwrap_or_default(),
+                faults::in_words(reason)
+            );
+            self.failed.insert(key, now);
+            notices.push(Notice::WarnNode {
+                reason: "GpuFailed",
+                note: format!(
+                    "{what}. Pods that run on it are left alone. It takes pods again by itself once it has \
+                     shown no error for the time of --probation; if it fails on, drain the node and reset or \
+                     replace the GPU: docs/events.md."
+                ),
+            });
+            told.push((uuid.clone(), what));
+        }
+        told
     }
 
     /// The other holder came later: what gave it the card does not know of gpustow.

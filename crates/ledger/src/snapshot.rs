@@ -161,6 +161,13 @@ impl Ledger {
         names
     }
 
+    /// Is the node's report stale? None if there is none.
+    #[must_use]
+    pub fn is_stale(&self, node: &str, now: Duration) -> Option<bool> {
+        let gate = self.nodes.get(node)?.gate();
+        gate.is_stale(now, self.config.stale_after)
+    }
+
     /// One node, if it has a GPU report or holders of GPU memory.
     #[must_use]
     pub fn node_view(&self, name: &str, now: Duration) -> Option<NodeView> {

@@ -48,7 +48,7 @@ impl Scene {
         let notices = self.look(pods, second);
         let reason = |notice: &Notice| match notice {
             Notice::Confirm { .. } => "Confirm",
-            Notice::Warn { reason, .. } => reason,
+            Notice::WarnNode { reason, .. } | Notice::Warn { reason, .. } => reason,
         };
         notices.iter().map(reason).collect()
     }
@@ -171,16 +171,25 @@ fn pods_on_a_card_that_fails_are_told() {
         }
     })
     .unwrap();
-    let Notice::Warn {
-        reason: "GpuFailed",
-        note,
-        ..
-    } = &told[1][0]
+    let [
+        Notice::WarnNode {
+            reason: "GpuFailed",
+            note: of_node,
+        },
+        Notice::Warn {
+            reason: "GpuFailed",
+            note: of_pod,
+            ..
+        },
+    ] = &told[1][..]
     else {
         panic!("{told:?}")
     };
-    assert!(note.contains("XID 79"), "{note}");
-    assert_eq!((told[0].len(), told[1].len(), told[2].len()), (0, 1, 0));
+    for note in [of_node, of_pod] {
+        let words = "GPU 0 GPU-0 takes no new pods: XID 79 (GPU has fallen off the bus).";
+        assert!(note.starts_with(words), "{note}");
+    }
+    assert_eq!((told[0].len(), told[2].len()), (0, 0));
 }
 
 #[test]
@@ -231,7 +240,7 @@ fn a_confirmation_is_no_longer_than_the_api_server_takes() {
     let told = Notices::new(Duration::from_secs(60)).look(&state, &mine, &[], at(0).age);
     let confirmed = told.iter().find_map(|notice| match notice {
         Notice::Confirm { devices, .. } => Some(devices),
-        Notice::Warn { .. } => None,
+        Notice::WarnNode { .. } | Notice::Warn { .. } => None,
     });
     let confirmed = confirmed.unwrap();
     assert!(

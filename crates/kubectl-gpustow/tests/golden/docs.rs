@@ -1,0 +1,137 @@
+//! docs/events.md has what people see and search for: every Event, refusal and error of the extender, and
+//! the numbers of GPU errors.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use anyhow::{Result, ensure};
+use gpustow_api::faults;
+use gpustow_ledger::Reason;
+
+use crate::here;
+
+fn read(path: &str) -> Result<String> {
+    Ok(fs::read_to_string(here("../../..").join(path))?)
+}
+
+/// The page with each paragraph in one line.
+fn events() -> Result<String> {
+    let page = read("docs/events.md")?;
+    Ok(page.replace("\n  ", " "))
+}
+
+/// The string literals of a source, as they read.
+fn literals(source: &str) -> Vec<String> {
+    let code: Vec<_> = source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .collect();
+    let code = code.join("\n").replace("\\\"", "'");
+    let texts = code.split('"').skip(1).step_by(2);
+    // A line that goes on.
+    texts
+        .map(|text| {
+            text.split("\\\n")
+                .map(str::trim_start)
+                .collect::<Vec<_>>()
+                .concat()
+        })
+        .collect()
+}
+
+/// `GpuFailed`, but neither `Binding` nor `gpustow`.
+fn is_reason(text: &str) -> bool {
+    let capitals = text.bytes().filter(u8::is_ascii_uppercase).count();
+    capitals > 1 && text.bytes().all(|it| it.is_ascii_alphabetic()) && text != "PodScheduled"
+}
+
+#[test]
+fn every_event_is_explained() -> Result<()> {
+    let page = events()?;
+    let mut found = BTreeSet::new();
+    for path in ["src/events.rs", "crates/agent/src/notices.rs"] {
+        found.extend(
+            literals(&read(path)?)
+                .into_iter()
+                .filter(|text| is_reason(text)),
+        );
+    }
+    ensure!(
+        found.contains("GpuAssigned") && found.contains("NoGpuProcess"),
+        "{found:?}"
+    );
+    for reason in found {
+        ensure!(
+            page.contains(&format!("| `{reason}` |")),
+            "{reason} is not explained"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn every_refusal_is_explained() -> Result<()> {
+    let page = events()?;
+    for reason in Reason::all() {
+        ensure!(
+            page.contains(reason.text()),
+            "{:?} is not explained",
+            reason.text()
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn every_error_that_kube_scheduler_quotes_is_explained() -> Result<()> {
+    let page = events()?;
+    let mut found = 0;
+    for path in [
+        "src/epoch.rs",
+        "src/bind.rs",
+        "src/ask.rs",
+        "crates/ledger/src/bind.rs",
+    ] {
+        let source = read(path)?;
+        for error in source.split("#[error(").skip(1) {
+            let error = error.split(")]").next().unwrap_or_default();
+            let Some(text) = literals(error).into_iter().next() else {
+                continue;
+            };
+            // What stands before the first number or name.
+            let fixed = text.split('{').next().unwrap_or_default().trim();
+            let fixed = if fixed.len() < 9 {
+                text.rsplit('}').next().unwrap_or_default().trim()
+            } else {
+                fixed
+            };
+            let fixed = fixed.split(';').next().unwrap_or_default();
+            ensure!(page.contains(fixed), "{path}: {fixed:?} is not explained");
+            found += 1;
+        }
+    }
+    ensure!(found > 12, "{found}");
+    Ok(())
+}
+
+#[test]
+fn every_number_of_an_error_is_explained() -> Result<()> {
+    let page = events()?;
+    let table = page.lines().filter(|line| line.starts_with("| XID"));
+    let known: BTreeSet<u64> = table
+        .filter_map(|line| line.split('|').nth(1))
+        .flat_map(|cell| cell.split(|it: char| !it.is_ascii_digit()))
+        .filter_map(|number| number.parse().ok())
+        .collect();
+    ensure!(
+        known == faults::XIDS.iter().map(|(number, _)| *number).collect(),
+        "{known:?}"
+    );
+    for (number, _) in faults::NVML {
+        ensure!(
+            page.contains(&format!("| `NVML's error {number}` |")),
+            "{number} is not explained"
+        );
+    }
+    Ok(())
+}

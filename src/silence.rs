@@ -1,0 +1,52 @@
+//! Tells of agents that have fallen silent, by an Event on their node.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::App;
+
+/// Between two looks, at most; a short `--stale-after` is looked at more often.
+const LOOK: Duration = Duration::from_secs(10);
+/// Nodes of one look that are told of. Where more fall silent at once it is not the agents.
+const MOST: usize = 16;
+/// Nodes that are looked at before filter has its turn.
+const AT_ONCE: usize = 256;
+
+/// Looks until the process ends. A node is told of when its report goes stale under this process's
+/// eyes, by the replica that decides: what was stale before was told by an earlier one.
+pub(crate) async fn run(app: Arc<App>) {
+    let look = LOOK.min(app.args.stale_after / 3);
+    let mut heard: HashSet<Arc<str>> = HashSet::new();
+    loop {
+        sleep(look).await;
+        let names = app.ledger().node_names();
+        let mut silent = Vec::new();
+        for few in names.chunks(AT_ONCE) {
+            let now = app.now();
+            let ledger = app.ledger();
+            for name in few {
+                match ledger.is_stale(name, now) {
+                    Some(false) => _ = heard.insert(name.clone()),
+                    Some(true) if heard.remove(name) => silent.push(name.clone()),
+                    Some(true) | None => {}
+                }
+            }
+        }
+        if app.epoch.held().is_none() {
+            continue;
+        }
+        if silent.len() > MOST {
+            tracing::warn!(
+                nodes = silent.len(),
+                "many agents fell silent at once: only some have an Event"
+            );
+        }
+        for node in silent.iter().take(MOST) {
+            tracing::warn!(%node, "the agent has fallen silent");
+            app.events.silent(node, app.args.stale_after);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Nodes whose agent falls silent, as `kubectl describe node` shows it.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use gpustow_testkit::{Case, Extender, ExtenderOptions};
+use serde_json::json;
+
+use crate::fault_rig::turn;
+use crate::support::{ACCOUNT, SYSTEM, gpustow, node_event};
+
+#[tokio::test]
+async fn a_node_whose_agent_falls_silent_has_an_event() -> Result<()> {
+    let turn = turn().await?;
+    let case = Case::new(turn.cluster, "silent").await?;
+    let kubeconfig = turn.cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let options = ExtenderOptions {
+        args: vec!["--stale-after=3".to_owned()],
+        ..ExtenderOptions::default()
+    };
+    let program: &Path = gpustow();
+    let extender = Extender::start(turn.cluster, program, &kubeconfig, options).await?;
+    // Asked once, it decides.
+    let pod = case.pod("p").gpu_mem(1).create(&case.client).await?;
+    let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [] });
+    let (status, answer) = extender.call("filter", body.to_string()).await?;
+    ensure!(status == 200, "{answer}");
+    // A report that nobody repeats.
+    case.node("n", &[8192]).create(&case.client).await?;
+    let note = node_event(&case.client, &case.node_name("n"), "GpuAgentSilent").await?;
+    ensure!(note.contains("has said nothing for 3 s"), "{note}");
+    case.end().await
+}
