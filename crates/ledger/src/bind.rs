@@ -306,7 +306,9 @@ impl Ledger {
             cpu_milli: request.cpu_milli,
             ram: request.ram,
         };
-        let because = self.because(&node.view, request, &choice.placement.charges);
+        let because = self
+            .scores
+            .because(&node.view, request, &choice.placement.charges);
         let held = Reservation {
             node: node_name,
             assignment,

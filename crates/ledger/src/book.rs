@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts, intree};
-use gpustow_pack::{PolicyKind, Tight};
+use gpustow_pack::{PolicyKind, Request};
 use hashbrown::{HashMap, HashSet};
 
-use crate::answers::{Answers, Slot};
 use crate::bind::Reservation;
 use crate::budget::Unfinished;
 use crate::gone::Gone;
-use crate::learn::Demand;
 use crate::models::Models;
 use crate::node::{Hold, Node, Report, Uid};
 use crate::nominated::Claim;
+use crate::scores::{Scores, Slot};
 use crate::waiting::Waiting;
 use crate::wake::Wakes;
 
@@ -89,14 +88,8 @@ pub struct Ledger {
     pub(crate) waiting: Waiting,
     pub(crate) wakes: Wakes,
     pub(crate) unfinished: Unfinished,
-    pub(crate) answers: Answers,
+    pub(crate) scores: Scores,
     pub(crate) models: Models,
-    pub(crate) tight: Tight,
-    pub(crate) demand: Demand,
-    /// Pods that asked for GPU memory when `tight` was learnt.
-    pub(crate) learnt: usize,
-    /// Decisions since scarcity was looked at.
-    pub(crate) since_look: usize,
     /// Reservations that ended because no bind came in time.
     pub(crate) expirations: u64,
 }
@@ -123,8 +116,29 @@ impl Ledger {
     pub fn new(config: Config) -> Self {
         Self {
             config,
+            scores: Scores::new(config.policy),
             ..Self::default()
         }
+    }
+
+    /// The policy that applies to a request.
+    #[must_use]
+    pub fn policy(&self, request: &Request) -> PolicyKind {
+        self.scores.policy(request)
+    }
+
+    /// Learns anew what pods ask for: from those known now and from nothing else, so that a
+    /// restart loses nothing. Filter does this by itself when their number has changed by a
+    /// third; call it now and then, so that a mix that changes at constant numbers is followed.
+    pub fn learn(&mut self) {
+        self.scores.learn(&self.nodes, &self.models);
+    }
+
+    /// Does what filter would do first, or is likely to be asked, in advance, so that kube-scheduler
+    /// does not wait for it: learns, and scores at most `limit` nodes for requests that came lately.
+    /// True if there may be more to score.
+    pub fn warm(&mut self, limit: usize) -> bool {
+        self.scores.warm(limit, &self.nodes, &self.models)
     }
 
     /// The ledger's own clock: how many copies of pods, ends of pods and reservations it has noted.
@@ -214,8 +228,8 @@ impl Ledger {
             self.release_unfenced(&uid);
         }
         let old = self.pods.insert(uid.clone(), known);
-        self.demand
-            .moved(old.as_ref().map(|old| &*old.facts), Some(&pod));
+        self.scores
+            .pod_moved(old.as_ref().map(|old| &*old.facts), Some(&pod));
         self.index_nomination(old.as_ref().map(|old| &*old.facts), Some(&pod));
         let ended = pod.node.is_some() || pod.released;
         let was_held = match ended {
@@ -252,8 +266,7 @@ impl Ledger {
             return;
         }
         if let Ok(request) = &pod.request {
-            let policy = self.policy(request);
-            self.answers.expect(request, policy);
+            self.scores.expect(request);
         }
         if pod.waiting {
             self.wait(&pod);
@@ -269,7 +282,7 @@ impl Ledger {
             self.gone.note(uid.into(), when);
         }
         if let Some(Known { facts, .. }) = known {
-            self.demand.moved(Some(&facts), None);
+            self.scores.pod_moved(Some(&facts), None);
             self.index_nomination(Some(&facts), None);
             if let Some(name) = &facts.node
                 && let Some(node) = self.nodes.get_mut(name)
@@ -417,13 +430,13 @@ impl Ledger {
         if node.is_empty() {
             let name = name.clone();
             self.nodes.remove(&name);
-            self.answers.gone(&name);
+            self.scores.node_gone(&name);
             return;
         }
         if node.refresh() {
             self.waiting.room_on(name);
         }
-        self.answers.changed(name, node.gate(), &mut node.view);
+        self.scores.node_changed(name, node.gate(), &mut node.view);
     }
 }
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 
-use crate::answers::Slot;
 use crate::book::Config;
 use crate::node::Uid;
+use crate::scores::Slot;
 use crate::{Ledger, Reason};
 
 /// The search steps that a call has left; see [`Ledger::budget`].

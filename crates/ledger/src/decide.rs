@@ -1,18 +1,17 @@
 //! Filter and prioritize: which nodes would do, and which is best.
 
 use std::cmp::Reverse;
-use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, NodeGpus, PolicyKind, Refusal, Request, cost};
+use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
 
 use crate::Ledger;
-use crate::answers::{Class, Gate, Slot};
 use crate::book::Known;
 use crate::budget::Budget;
-use crate::node::Node;
+use crate::node::{Gate, Node};
+use crate::scores::{Class, Slot};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
 #[derive(Clone, Copy)]
@@ -182,9 +181,8 @@ impl Ledger {
         }
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
-        self.since_look += 1;
-        self.learn_if_due(1.0);
-        let class = self.class(&request);
+        self.scores.deciding(&self.nodes, &self.models);
+        let class = self.scores.class(&request);
         let tried = self.tried.get(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
@@ -205,7 +203,7 @@ impl Ledger {
         };
         let mut unknown = Vec::new();
         for &name in candidates {
-            let Some(slot) = self.answers.slot(name) else {
+            let Some(slot) = self.scores.slot(name) else {
                 refused.push((name, Reason::NoReport));
                 continue;
             };
@@ -285,13 +283,13 @@ impl Ledger {
         let bound = |known: &Known| known.facts.node.clone();
         let own = held.or_else(|| self.pods.get(uid).and_then(bound));
         let tried = self.tried.get(uid).cloned();
-        let class = self.class(&request);
+        let class = self.scores.class(&request);
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {
                 self.cost_without(name, pod, &request, now, &mut budget)?
             } else {
-                let slot = self.answers.slot(name)?;
+                let slot = self.scores.slot(name)?;
                 self.cost(slot, name, pod, class, now, &mut budget).ok()?
             };
             let tried = tried.as_ref().is_some_and(|it| it.nodes.contains(name));
@@ -326,33 +324,22 @@ impl Ledger {
         now: Duration,
         budget: &mut Budget,
     ) -> Option<(Cost, bool)> {
-        let gate = self.enter(self.answers.slot(name)?, now).ok()?;
+        let gate = self.enter(self.scores.slot(name)?, now).ok()?;
         let node = self.nodes.get(name)?;
         let gone = |uid: &str| *uid == *pod.uid;
         let view = self.view_without(name, node, pod, gone, budget).ok()?;
-        let choice = self.fit_within(&view, request, budget).ok()?;
-        Some((choice.cost, gate.tainted))
-    }
-
-    /// The policy that applies to a request.
-    #[must_use]
-    pub fn policy(&self, request: &Request) -> PolicyKind {
-        request.policy.unwrap_or(self.config.policy)
-    }
-
-    pub(crate) fn class(&mut self, request: &Arc<Request>) -> Class {
-        let policy = self.policy(request);
-        self.answers.class(request, policy)
+        let choice = self.scores.fit_within(&view, request, budget).ok()?;
+        Some((choice.cost, gate.is_tainted()))
     }
 
     /// Is the node in a state to be asked at all?
     pub(crate) fn check(&self, name: &str, now: Duration) -> Result<(), Reason> {
-        let slot = self.answers.slot(name).ok_or(Reason::NoReport)?;
+        let slot = self.scores.slot(name).ok_or(Reason::NoReport)?;
         self.enter(slot, now).map(drop)
     }
 
     fn enter(&self, slot: Slot, now: Duration) -> Result<Gate, Reason> {
-        let gate = self.answers.gate(slot);
+        let gate = self.scores.gate(slot);
         match gate.is_stale(now, self.config.stale_after) {
             None => Err(Reason::NoReport),
             Some(true) => Err(Reason::Stale),
@@ -376,18 +363,10 @@ impl Ledger {
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         if !self.nominated.is_empty() && self.others_nominated(name, pod).next().is_some() {
             let choice = self.choose_within(name, pod, request, budget)?;
-            return Ok((choice.cost, gate.tainted));
+            return Ok((choice.cost, gate.is_tainted()));
         }
-        let cost = match self.answers.known(class, slot) {
-            Some(cost) => cost,
-            None => {
-                let policy = self.policy(request).with(&self.tight);
-                let find =
-                    |view: &NodeGpus| budget.spend(|steps| cost(view, request, policy, steps));
-                self.answers.find(class, slot, find)?
-            }
-        };
-        cost.map(|cost| (cost, gate.tainted)).map_err(Reason::Fit)
+        let cost = self.scores.cost(class, slot, request, budget)?;
+        Ok((cost, gate.is_tainted()))
     }
 
     /// The placement on one node, as [`Ledger::cost`] saw it.
@@ -409,9 +388,9 @@ impl Ledger {
         budget: &mut Budget,
     ) -> Result<Choice, Reason> {
         let node = self.nodes.get(name).ok_or(Reason::NoReport)?;
-        let choice = self.fit_within(&node.view, request, budget)?;
+        let choice = self.scores.fit_within(&node.view, request, budget)?;
         match self.beside_nominated(name, node, pod, |_| false, budget)? {
-            Some(view) => match self.fit_within(&view, request, budget) {
+            Some(view) => match self.scores.fit_within(&view, request, budget) {
                 Err(Reason::Fit(_)) => Err(Reason::Nominated),
                 found => found,
             },
@@ -455,7 +434,7 @@ impl Ledger {
             let Ok(request) = &other.request else {
                 continue;
             };
-            let choice = match self.fit_within(&later, request, budget) {
+            let choice = match self.scores.fit_within(&later, request, budget) {
                 Ok(choice) => choice,
                 Err(Reason::NotYet) => return Err(Reason::NotYet),
                 Err(_) => continue,

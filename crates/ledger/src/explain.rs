@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::intree::{self, Constraints};
-use gpustow_pack::{Choice, Mib, NodeGpus, Refusal, Request, because};
+use gpustow_pack::{Choice, Mib, Refusal};
 
 use crate::{Ledger, Reason};
 
@@ -33,17 +33,10 @@ impl Ledger {
         charges: &[(usize, Mib)],
     ) -> Option<String> {
         let request = pod.request.as_ref().ok()?;
-        let sentence = self.because(&self.nodes.get(node)?.view, request, charges);
+        let sentence = self
+            .scores
+            .because(&self.nodes.get(node)?.view, request, charges);
         Some(sentence).filter(|sentence| !sentence.is_empty())
-    }
-
-    pub(crate) fn because(
-        &self,
-        view: &NodeGpus,
-        request: &Request,
-        charges: &[(usize, Mib)],
-    ) -> String {
-        because(view, request, charges, self.policy(request), &self.tight)
     }
 
     /// Why a pod with these constraints may not go to the node, whatever is free there.

@@ -17,20 +17,18 @@
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
 
-mod answers;
 mod bind;
 mod book;
 mod budget;
 mod decide;
 mod explain;
 mod gone;
-mod learn;
 mod models;
 mod node;
 mod nominated;
 mod offers;
 mod preempt;
-mod slots;
+mod scores;
 mod snapshot;
 mod unfenced;
 mod waiting;

@@ -8,8 +8,6 @@ use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus, Request};
 use hashbrown::HashMap;
 
-use crate::answers::Gate;
-
 /// A pod's UID.
 pub(crate) type Uid = Arc<str>;
 
@@ -92,6 +90,30 @@ pub(crate) struct Report {
     pub(crate) seen: Duration,
     pub(crate) models: Vec<ModelId>,
     pub(crate) links: Option<Arc<Links>>,
+}
+
+/// What every question needs to know of a node first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gate {
+    /// When its report was seen to change last.
+    seen: Option<Duration>,
+    /// For how long its kubelet has spoken without its agent.
+    silence: Duration,
+    /// It has `PreferNoSchedule` taints.
+    tainted: bool,
+}
+
+impl Gate {
+    /// Is there a report, and is it too old by both measures there are?
+    pub(crate) fn is_stale(&self, now: Duration, stale_after: Duration) -> Option<bool> {
+        let age = now.saturating_sub(self.seen?);
+        Some(age.max(self.silence) > stale_after)
+    }
+
+    /// Has the node soft taints?
+    pub(crate) fn is_tainted(&self) -> bool {
+        self.tainted
+    }
 }
 
 /// A node and everything on it.

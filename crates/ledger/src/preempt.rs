@@ -165,7 +165,7 @@ impl Ledger {
         let request = pod.request.as_ref().ok()?;
         let gone = |uid: &str| *uid == *pod.uid || gone.contains(uid);
         let view = self.view_without(name, node, pod, gone, budget).ok()?;
-        match self.fit_within(&view, request, budget) {
+        match self.scores.fit_within(&view, request, budget) {
             Ok(_) => Some(Some(view)),
             Err(Reason::NotYet) => None,
             Err(_) => Some(None),

@@ -236,7 +236,7 @@ impl Ledger {
 
     /// Takes room for a request, if there is any.
     fn take(&self, left: &mut NodeGpus, request: &Request) -> bool {
-        let choice = self.fit(left, request);
+        let choice = self.scores.fit(left, request);
         let charges = choice.map(|choice| choice.placement.charges);
         for &(card, mib) in charges.iter().flatten() {
             left.cards[card].free = left.cards[card].free.minus(mib);
@@ -359,7 +359,7 @@ impl Ledger {
             .get(name)
             .is_some_and(|node| node.facts.is_some());
         (free || !known)
-            && self.fit(left, request).is_ok()
+            && self.scores.fit(left, request).is_ok()
             && (self.nominated.is_empty() || self.choose(name, pod, request).is_ok())
     }
 

@@ -7,13 +7,13 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_pack::{Cost, NodeGpus, PolicyKind, Refusal, Request};
 use hashbrown::HashMap;
 
+use super::slots::Slots;
 use crate::Reason;
-use crate::slots::Slots;
+use crate::node::Gate;
 
 /// Answers that there is memory for, 32 bytes each: classes × states. Beyond that the classes asked for
 /// least lately are forgotten.
@@ -33,17 +33,6 @@ pub(crate) type Slot = usize;
 pub(crate) type Class = usize;
 /// A view that one or more nodes have.
 type State = usize;
-
-/// What every question needs to know of a node first.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Gate {
-    /// When its report was seen to change last.
-    pub(crate) seen: Option<Duration>,
-    /// For how long its kubelet has spoken without its agent.
-    pub(crate) silence: Duration,
-    /// It has `PreferNoSchedule` taints.
-    pub(crate) tainted: bool,
-}
 
 /// The tables.
 #[derive(Debug, Default)]
@@ -137,14 +126,6 @@ impl States {
             self.ids.remove(view);
             self.vacant.push(state);
         }
-    }
-}
-
-impl Gate {
-    /// Is there a report, and is it too old by both measures there are?
-    pub(crate) fn is_stale(&self, now: Duration, stale_after: Duration) -> Option<bool> {
-        let age = now.saturating_sub(self.seen?);
-        Some(age.max(self.silence) > stale_after)
     }
 }
 

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{
-    Choice, Class, Mib, ModelId, NodeGpus, Refusal, Request, Tight, cost, fit, fit_counting,
-};
+use gpustow_pack::{Class, Mib, ModelId, Request, Tight, cost};
 use hashbrown::HashMap;
 
+use super::Scores;
 use crate::book::asks;
-use crate::budget::Budget;
-use crate::{Ledger, Reason};
+use crate::models::Models;
+use crate::node::Node;
 
 /// Scarcity is looked at once in (number of nodes) / this many decisions: so many change a cluster
 /// of any size by the same share.
@@ -85,15 +84,15 @@ impl Make {
     }
 }
 
-impl Ledger {
-    /// Learns anew what pods ask for: from those known now and from nothing else, so that a
-    /// restart loses nothing. Filter does this by itself when their number has changed by a
-    /// third; call it now and then, so that a mix that changes at constant numbers is followed.
-    pub fn learn(&mut self) {
-        let makes = self.makes();
+type Nodes = HashMap<Arc<str>, Node>;
+
+impl Scores {
+    /// Learns anew what pods ask for: from those known now and from nothing else.
+    pub(crate) fn learn(&mut self, nodes: &Nodes, models: &Models) {
+        let makes = makes(nodes);
         let mut mix = Vec::with_capacity(self.demand.wishes.len());
         for ((request, labels), &pods) in &self.demand.wishes {
-            let models = self.labelled(labels);
+            let models = labelled(models, labels);
             // A pod bound to models that are not here cannot use anything, nor can one that is too
             // large for every node.
             let can = labels.is_empty() == models.is_empty();
@@ -111,44 +110,29 @@ impl Ledger {
         }
     }
 
-    /// The makes of nodes there are, each with the most CPU and host memory that one of them has.
-    fn makes(&self) -> Vec<Make> {
-        let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Mib)> = HashMap::new();
-        for node in self.nodes.values() {
-            let cards = node.view.cards.iter();
-            let mut cards: Vec<_> = cards.map(|card| (card.capacity, card.model)).collect();
-            cards.sort_unstable();
-            let facts = node.facts.as_ref();
-            let (cpu_milli, ram) = facts.map_or((0, Mib::ZERO), |node| (node.cpu_milli, node.ram));
-            let most = makes.entry(cards).or_default();
-            *most = (most.0.max(cpu_milli), most.1.max(ram));
-        }
-        let make = |(cards, (cpu_milli, ram))| Make {
-            cards,
-            cpu_milli,
-            ram,
-        };
-        makes.into_iter().map(make).collect()
-    }
-
-    /// Does what filter would do first, or is likely to be asked, in advance, so that kube-scheduler
-    /// does not wait for it: learns, and scores at most `limit` nodes for requests that came lately.
-    /// True if there may be more to score.
-    pub fn warm(&mut self, limit: usize) -> bool {
-        self.learn_if_due(EARLY);
+    /// Learns before filter would have to, and scores at most `limit` nodes for requests that came
+    /// lately. True if there may be more to score.
+    pub(crate) fn warm(&mut self, limit: usize, nodes: &Nodes, models: &Models) -> bool {
+        self.learn_if_due(EARLY, nodes, models);
         let tight = &self.tight;
         self.answers.warm(limit, |view, request, policy, steps| {
             cost(view, request, policy.with(tight), steps)
         })
     }
 
+    /// A decision is to be taken: learns if that is due.
+    pub(crate) fn deciding(&mut self, nodes: &Nodes, models: &Models) {
+        self.since_look += 1;
+        self.learn_if_due(1.0, nodes, models);
+    }
+
     /// Learns if the number of pods that ask has changed by a third since the last time; looks at
     /// what is scarce once in a while; both at this `share` of what is due.
-    pub(crate) fn learn_if_due(&mut self, share: f64) {
+    fn learn_if_due(&mut self, share: f64, nodes: &Nodes, models: &Models) {
         let (now, then) = (self.demand.pods as f64, self.learnt as f64);
-        let looks = (self.nodes.len() / DECISIONS_PER_LOOK) as f64;
+        let looks = (nodes.len() / DECISIONS_PER_LOOK) as f64;
         if (now - then).abs() > (now.min(then) / 3.0).floor() * share {
-            self.learn();
+            self.learn(nodes, models);
         } else if self.since_look as f64 > looks * share {
             self.since_look = 0;
             if self.tight.look(self.answers.views()) {
@@ -156,32 +140,36 @@ impl Ledger {
             }
         }
     }
+}
 
-    /// The models that these node labels name, in order: blanks of a model's name are dashes there.
-    fn labelled(&self, labels: &[Box<str>]) -> Vec<ModelId> {
-        if labels.is_empty() {
-            return Vec::new();
-        }
-        let named = |model: &str| {
-            let label = model.replace(' ', "-");
-            labels.iter().any(|known| **known == *label)
-        };
-        self.models.those(named)
+/// The makes of nodes there are, each with the most CPU and host memory that one of them has.
+fn makes(nodes: &Nodes) -> Vec<Make> {
+    let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Mib)> = HashMap::new();
+    for node in nodes.values() {
+        let cards = node.view.cards.iter();
+        let mut cards: Vec<_> = cards.map(|card| (card.capacity, card.model)).collect();
+        cards.sort_unstable();
+        let facts = node.facts.as_ref();
+        let (cpu_milli, ram) = facts.map_or((0, Mib::ZERO), |node| (node.cpu_milli, node.ram));
+        let most = makes.entry(cards).or_default();
+        *most = (most.0.max(cpu_milli), most.1.max(ram));
     }
+    let make = |(cards, (cpu_milli, ram))| Make {
+        cards,
+        cpu_milli,
+        ram,
+    };
+    makes.into_iter().map(make).collect()
+}
 
-    pub(crate) fn fit(&self, view: &NodeGpus, request: &Request) -> Result<Choice, Refusal> {
-        fit(view, request, self.policy(request).with(&self.tight))
+/// The models that these node labels name, in order: blanks of a model's name are dashes there.
+fn labelled(models: &Models, labels: &[Box<str>]) -> Vec<ModelId> {
+    if labels.is_empty() {
+        return Vec::new();
     }
-
-    /// The same within what the call may spend.
-    pub(crate) fn fit_within(
-        &self,
-        view: &NodeGpus,
-        request: &Request,
-        budget: &mut Budget,
-    ) -> Result<Choice, Reason> {
-        let policy = self.policy(request).with(&self.tight);
-        let found = budget.spend(|steps| fit_counting(view, request, policy, steps))?;
-        found.map_err(Reason::Fit)
-    }
+    let named = |model: &str| {
+        let label = model.replace(' ', "-");
+        labels.iter().any(|known| **known == *label)
+    };
+    models.those(named)
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::answers::Slot;
+use super::answers::Slot;
 
 /// Bytes of names that are gone, beyond as many as are there, before the rest is moved together.
 const WASTE: usize = 4096;

@@ -1,0 +1,140 @@
+//! What nodes cost for requests: what filter remembers of that, and what policies have learnt.
+//!
+//! All of it follows from the books and could be computed anew from them at any time. It does not know
+//! pods' names, reservations or who waits.
+
+mod answers;
+mod learn;
+mod slots;
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{
+    Choice, Cost, Mib, NodeGpus, Policy, PolicyKind, Refusal, Request, Tight, because, cost, fit,
+    fit_counting,
+};
+
+use crate::Reason;
+use crate::budget::Budget;
+use crate::node::Gate;
+use answers::Answers;
+pub(crate) use answers::{Class, Slot};
+use learn::Demand;
+
+/// What is remembered and learnt. See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Scores {
+    /// The policy for pods that name none.
+    policy: PolicyKind,
+    answers: Answers,
+    tight: Tight,
+    demand: Demand,
+    /// Pods that asked for GPU memory when `tight` was learnt.
+    learnt: usize,
+    /// Decisions since scarcity was looked at.
+    since_look: usize,
+}
+
+impl Scores {
+    pub(crate) fn new(policy: PolicyKind) -> Self {
+        Self {
+            policy,
+            ..Self::default()
+        }
+    }
+
+    /// The policy that applies to a request.
+    pub(crate) fn policy(&self, request: &Request) -> PolicyKind {
+        request.policy.unwrap_or(self.policy)
+    }
+
+    fn rule(&self, request: &Request) -> &dyn Policy {
+        self.policy(request).with(&self.tight)
+    }
+
+    /// A pod has changed, come or gone.
+    pub(crate) fn pod_moved(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        self.demand.moved(old, new);
+    }
+
+    /// This will be asked before long.
+    pub(crate) fn expect(&mut self, request: &Arc<Request>) {
+        let policy = self.policy(request);
+        self.answers.expect(request, policy);
+    }
+
+    /// A node has changed, or may have: nodes with equal views are made to share one.
+    pub(crate) fn node_changed(&mut self, name: &Arc<str>, gate: Gate, view: &mut Arc<NodeGpus>) {
+        self.answers.changed(name, gate, view);
+    }
+
+    /// A node is gone.
+    pub(crate) fn node_gone(&mut self, name: &str) {
+        self.answers.gone(name);
+    }
+
+    /// Where a node's answers are; none if there is no such node.
+    pub(crate) fn slot(&self, name: &str) -> Option<Slot> {
+        self.answers.slot(name)
+    }
+
+    /// What is to be known first of the node there.
+    pub(crate) fn gate(&self, slot: Slot) -> Gate {
+        self.answers.gate(slot)
+    }
+
+    /// The request as the answers know it; good until the next is looked up.
+    pub(crate) fn class(&mut self, request: &Arc<Request>) -> Class {
+        let policy = self.policy(request);
+        self.answers.class(request, policy)
+    }
+
+    /// What the node would cost for the request, which is of this class: from memory if such a node was
+    /// asked about before.
+    pub(crate) fn cost(
+        &mut self,
+        class: Class,
+        slot: Slot,
+        request: &Request,
+        budget: &mut Budget,
+    ) -> Result<Cost, Reason> {
+        let found = match self.answers.known(class, slot) {
+            Some(found) => found,
+            None => {
+                let policy = self.policy(request).with(&self.tight);
+                let find =
+                    |view: &NodeGpus| budget.spend(|steps| cost(view, request, policy, steps));
+                self.answers.find(class, slot, find)?
+            }
+        };
+        found.map_err(Reason::Fit)
+    }
+
+    /// The best placement on a view.
+    pub(crate) fn fit(&self, view: &NodeGpus, request: &Request) -> Result<Choice, Refusal> {
+        fit(view, request, self.rule(request))
+    }
+
+    /// The same within what the call may spend.
+    pub(crate) fn fit_within(
+        &self,
+        view: &NodeGpus,
+        request: &Request,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
+        let policy = self.rule(request);
+        let found = budget.spend(|steps| fit_counting(view, request, policy, steps))?;
+        found.map_err(Reason::Fit)
+    }
+
+    /// One sentence on what speaks for these charges.
+    pub(crate) fn because(
+        &self,
+        view: &NodeGpus,
+        request: &Request,
+        charges: &[(usize, Mib)],
+    ) -> String {
+        because(view, request, charges, self.policy(request), &self.tight)
+    }
+}
