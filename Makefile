@@ -6,6 +6,9 @@ CARGO := cargo
 RUN := $(CARGO) run --locked
 # How often the cases that look for races are repeated.
 ROUNDS := 20
+# The minor of Kubernetes that the tests run: one of the folders of tests/control-plane.
+KUBERNETES ?= 1.36
+export KUBERNETES
 # Arguments for demo, cluster and the benches: make demo ARGS="--seed 7 --nodes 12"
 ARGS :=
 
@@ -23,8 +26,12 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
 
 .PHONY: test
-test: control-plane prometheus ## Run every test, those on the real control plane included
+test: control-plane prometheus ## Run every test, those on the real control plane included (KUBERNETES=1.37: on that one)
 	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
+
+.PHONY: test-versions
+test-versions: ## Test on each minor of Kubernetes what depends on it (ARGS="1.33 1.37" for some)
+	@tests/versions/run.sh $(ARGS)
 
 .PHONY: test-node
 test-node: ## Test a real kubelet with containers (root; apt-get install -y containerd runc)

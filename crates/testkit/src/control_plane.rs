@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,6 +19,7 @@ use kube::{Client, Config, CustomResourceExt as _};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
+use crate::binaries::{Binaries, beta_policies, binaries};
 use crate::net::free_port;
 use crate::process::{Launch, Process};
 use crate::wait::eventually;
@@ -46,6 +48,7 @@ pub struct Options {
 pub struct ControlPlane {
     dir: PathBuf,
     bin: PathBuf,
+    minor: u32,
     url: String,
     admin_kubeconfig: PathBuf,
     admin_config: Config,
@@ -55,12 +58,13 @@ pub struct ControlPlane {
     pub api_server: Process,
     /// kube-controller-manager, if asked for.
     pub controllers: Option<Process>,
+    companions: Mutex<Vec<Process>>,
 }
 
 impl ControlPlane {
     /// Starts one and waits until it is ready. Builds Kubernetes first if that was not done yet.
     pub async fn start(options: Options) -> Result<ControlPlane> {
-        let bin = binaries().await?;
+        let Binaries { bin, minor } = binaries().await?;
         let dir = run_dir(&bin)?;
         let (etcd_port, peer_port, port) = (free_port()?, free_port()?, free_port()?);
         let etcd_url = format!("http://127.0.0.1:{etcd_port}");
@@ -95,30 +99,27 @@ impl ControlPlane {
             format!("{:032x}", rand::random::<u128>()),
         );
         std::fs::write(&tokens, format!("{token},admin,admin,\"system:masters\"\n"))?;
-        let api_server = run(
-            &bin,
-            &dir,
-            "kube-apiserver",
-            vec![
-                format!("--etcd-servers={etcd_url}"),
-                format!("--cert-dir={}", dir.join("certs").display()),
-                "--bind-address=127.0.0.1".to_owned(),
-                "--advertise-address=127.0.0.1".to_owned(),
-                "--endpoint-reconciler-type=none".to_owned(),
-                format!("--secure-port={port}"),
-                "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
-                "--authorization-mode=RBAC".to_owned(),
-                "--allow-privileged=true".to_owned(),
-                format!("--client-ca-file={}", client_ca.display()),
-                format!("--token-auth-file={}", tokens.display()),
-                format!("--service-account-issuer={url}/"),
-                format!("--service-account-key-file={}", public.display()),
-                format!("--service-account-signing-key-file={}", signing.display()),
-                // ServiceAccount would hold pods back until the controller made the account;
-                // TaintNodesByCondition would leave every node tainted, for want of node lifecycle.
-                "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition".to_owned(),
-            ],
-        )?;
+        let mut flags = beta_policies(minor);
+        flags.extend([
+            format!("--etcd-servers={etcd_url}"),
+            format!("--cert-dir={}", dir.join("certs").display()),
+            "--bind-address=127.0.0.1".to_owned(),
+            "--advertise-address=127.0.0.1".to_owned(),
+            "--endpoint-reconciler-type=none".to_owned(),
+            format!("--secure-port={port}"),
+            "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+            "--authorization-mode=RBAC".to_owned(),
+            "--allow-privileged=true".to_owned(),
+            format!("--client-ca-file={}", client_ca.display()),
+            format!("--token-auth-file={}", tokens.display()),
+            format!("--service-account-issuer={url}/"),
+            format!("--service-account-key-file={}", public.display()),
+            format!("--service-account-signing-key-file={}", signing.display()),
+            // ServiceAccount would hold pods back until the controller made the account;
+            // TaintNodesByCondition would leave every node tainted, for want of node lifecycle.
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition".to_owned(),
+        ]);
+        let api_server = run(&bin, &dir, "kube-apiserver", flags)?;
 
         let admin_kubeconfig = dir.join("admin.kubeconfig");
         write_kubeconfig(&admin_kubeconfig, &url, &ca(&dir), &token)?;
@@ -148,12 +149,14 @@ impl ControlPlane {
         Ok(ControlPlane {
             dir,
             bin,
+            minor,
             url,
             admin_kubeconfig,
             admin_config,
             etcd,
             api_server,
             controllers,
+            companions: Mutex::default(),
         })
     }
 
@@ -173,6 +176,20 @@ impl ControlPlane {
     #[must_use]
     pub fn bin(&self) -> &Path {
         &self.bin
+    }
+
+    /// The minor version of this Kubernetes 1.
+    #[must_use]
+    pub fn minor(&self) -> u32 {
+        self.minor
+    }
+
+    /// Has `process` end with this control plane.
+    pub fn keep(&self, process: Process) {
+        self.companions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(process);
     }
 
     /// A client that may do anything. Its connections live on the caller's runtime: do not hand it
@@ -449,25 +466,6 @@ fn run(bin: &Path, dir: &Path, program: &str, args: Vec<String>) -> Result<Proce
         env: Vec::new(),
         log,
     })
-}
-
-/// The folder of the Kubernetes binaries, built if need be.
-async fn binaries() -> Result<PathBuf> {
-    let script = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/control-plane/build.sh"
-    );
-    let output = tokio::process::Command::new(script)
-        .stderr(Stdio::inherit())
-        .kill_on_drop(true)
-        .output()
-        .await
-        .with_context(|| format!("run {script}"))?;
-    ensure!(
-        output.status.success(),
-        "{script} failed: its complaint is above"
-    );
-    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim_end()))
 }
 
 /// A fresh folder beside the binaries, named after this process. Folders of processes that are gone

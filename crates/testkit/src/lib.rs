@@ -5,6 +5,7 @@
 //! Everything listens on 127.0.0.1 and dies with the test process.
 
 mod agent;
+mod binaries;
 pub mod builders;
 mod case;
 mod check;

@@ -1,0 +1,56 @@
+//! The Kubernetes that is run: the minor that KUBERNETES names, built if need be.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::process::Command;
+
+/// Built programs.
+pub(crate) struct Binaries {
+    /// Their folder.
+    pub(crate) bin: PathBuf,
+    /// Of Kubernetes 1.
+    pub(crate) minor: u32,
+}
+
+/// Builds them first if that was not done yet.
+pub(crate) async fn binaries() -> Result<Binaries> {
+    let script = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/control-plane/build.sh"
+    );
+    let bin = PathBuf::from(output(Command::new(script)).await?);
+    let mut version = Command::new(bin.join("kube-apiserver"));
+    version.arg("--version");
+    let version = output(version).await?;
+    let minor = version.split('.').nth(1).and_then(|it| it.parse().ok());
+    let minor = minor.with_context(|| format!("not a version: {version}"))?;
+    Ok(Binaries { bin, minor })
+}
+
+/// Flags of kube-apiserver by which policies may change pods where they do so by an administrator's
+/// will alone. Before 1.34 their form is another.
+pub(crate) fn beta_policies(minor: u32) -> Vec<String> {
+    let flags: &[&str] = match minor {
+        34 | 35 => &[
+            "--feature-gates=MutatingAdmissionPolicy=true",
+            "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
+        ],
+        _ => &[],
+    };
+    flags.iter().map(ToString::to_string).collect()
+}
+
+async fn output(mut command: Command) -> Result<String> {
+    let output = command.stderr(Stdio::inherit()).kill_on_drop(true);
+    let output = output
+        .output()
+        .await
+        .with_context(|| format!("run {command:?}"))?;
+    ensure!(
+        output.status.success(),
+        "{command:?} failed: its complaint is above"
+    );
+    Ok(String::from_utf8(output.stdout)?.trim_end().to_owned())
+}
