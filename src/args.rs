@@ -14,6 +14,7 @@ use gpustow_pack::PolicyKind;
 use gpustow_serve::{MetricsArgs, Tls, TlsError, seconds};
 
 use crate::metrics::Size;
+use crate::webhook::WebhookArgs;
 
 /// kube-scheduler extender that packs pods onto physical GPUs by memory.
 #[derive(Clone, Debug, Parser)]
@@ -121,6 +122,10 @@ pub struct Args {
     /// How health and metrics are served.
     #[command(flatten)]
     pub serving: MetricsArgs,
+
+    /// How pods are changed where the API server cannot do it.
+    #[command(flatten)]
+    pub webhook: WebhookArgs,
 
     /// What to log, as in `info` or `gpustow=debug,kube=warn`
     #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]

@@ -102,7 +102,7 @@ fn is_own(host: &str, address: IpAddr) -> bool {
     }
 }
 
-type Rejected = (StatusCode, &'static str);
+pub(crate) type Rejected = (StatusCode, &'static str);
 
 /// A call as it came in.
 pub(crate) struct Call {
@@ -115,15 +115,22 @@ impl FromRequest<Arc<App>> for Call {
     type Rejection = Rejected;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejected> {
-        if let Err(rejected) = app.calls.admit(request.headers()) {
+        Call::hear(&app.calls, request).await
+    }
+}
+
+impl Call {
+    /// Reads a request whole, if its sender may call.
+    pub(crate) async fn hear(calls: &Calls, request: Request) -> Result<Self, Rejected> {
+        if let Err(rejected) = calls.admit(request.headers()) {
             tracing::warn!(
                 path = request.uri().path(),
                 why = rejected.1.trim(),
-                "not kube-scheduler"
+                "a call is refused"
             );
             return Err(rejected);
         }
-        let read = timeout(PATIENCE, app.calls.read(request.into_body())).await;
+        let read = timeout(PATIENCE, calls.read(request.into_body())).await;
         let read = read.unwrap_or_else(|_| {
             let text = "gpustow: the call did not come in whole in time";
             Err(Failure::new(ErrorKind::Timeout, text))
@@ -134,9 +141,7 @@ impl FromRequest<Arc<App>> for Call {
             _share: share,
         })
     }
-}
 
-impl Call {
     /// Reads it as a call of `/verb`.
     pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self, verb: &str) -> Result<T, Failure> {
         let body = self.body.as_ref().map_err(Failure::clone)?;

@@ -18,6 +18,7 @@ mod telemetry;
 mod wake;
 mod warm;
 mod watch;
+mod webhook;
 pub mod wire;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +42,7 @@ use events::Events;
 use failure::{ErrorKind, Failure};
 use metrics::Metrics;
 use watch::Lists;
+pub use webhook::WebhookArgs;
 
 /// For binds under way at a shutdown, unknown outcomes included.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -205,6 +207,7 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
     let (tls, verbs_tls) = (args.serving.tls()?, args.tls()?);
+    webhook::start(&args.webhook, &args.resource_name, client.clone()).await?;
     let app = App::new(args, client)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,

@@ -14,7 +14,7 @@ use crate::observability::prometheus;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 18] = [
+const NOT_RUN: [(&str, &str); 20] = [
     ("git clone", "this is the repository"),
     (
         "cargo install --path crates/kubectl-gpustow",
@@ -42,6 +42,14 @@ const NOT_RUN: [(&str, &str); 18] = [
     ("kubectl top", "no metrics server"),
     ("kubectl port-forward", "no kubelet runs the pods"),
     ("kubectl rollout", "no kubelet runs the pods"),
+    (
+        "kubectl apply --server-side -k manifests/overlays/webhook",
+        "no kubelet runs the pods behind its Service; webhook.rs applies it",
+    ),
+    (
+        "kubectl patch mutatingwebhookconfiguration",
+        "the same; webhook.rs patches it",
+    ),
 ];
 /// Pages whose commands another test runs.
 const ELSEWHERE: [(&str, &str); 1] = [("docs/uninstall.md", "manifests.rs uninstalls by it")];

@@ -9,6 +9,7 @@ use kube::api::{Api, PostParams};
 use tokio::sync::OnceCell;
 
 use crate::support::{SOON, repository};
+use crate::webhook::Webhook;
 
 /// A control plane with the second scheduler's manifests, for tests of admission; no controllers.
 pub(crate) async fn installed() -> Result<&'static ControlPlane> {
@@ -23,21 +24,42 @@ pub(crate) async fn installed() -> Result<&'static ControlPlane> {
 }
 
 /// Applies a kustomization of the repository, warnings forbidden, and waits until it is [`in_force`].
+/// `manifests/base` stands for what is installed instead of it on this Kubernetes.
 pub(crate) async fn install(cluster: &ControlPlane, kustomization: &str) -> Result<()> {
+    let flags = ["--server-side", "--warnings-as-errors"];
+    apply(cluster, kustomization, &flags).await
+}
+
+/// The same with flags of `kubectl apply`.
+pub(crate) async fn apply(
+    cluster: &ControlPlane,
+    kustomization: &str,
+    flags: &[&str],
+) -> Result<()> {
+    let kustomization = match (kustomization, cluster.minor()) {
+        ("manifests/base", 34 | 35) => "manifests/overlays/v1beta1",
+        ("manifests/base", ..34) => "manifests/overlays/webhook",
+        _ => kustomization,
+    };
     let path = repository(kustomization);
     let path = path.to_str().context("path of the repository")?;
-    cluster
-        .kubectl(&["apply", "--server-side", "--warnings-as-errors", "-k", path])
-        .await?;
+    let args = ["apply", "-k", path];
+    cluster.kubectl(&[&args[..], flags].concat()).await?;
+    if kustomization.ends_with("webhook") {
+        let webhook = Webhook::start(cluster).await?;
+        cluster.keep(webhook.process);
+    }
     in_force(cluster).await
 }
 
 /// Waits until GpuNodes are served and the policies in force.
 pub(crate) async fn in_force(cluster: &ControlPlane) -> Result<()> {
     let client = cluster.admin()?;
-    let mutating = cluster
-        .kubectl(&["get", "mutatingadmissionpolicies", "--output=name"])
-        .await?;
+    let kinds = match cluster.minor() {
+        ..34 => "mutatingwebhookconfigurations",
+        34.. => "mutatingadmissionpolicies,mutatingwebhookconfigurations",
+    };
+    let mutating = cluster.kubectl(&["get", kinds, "--output=name"]).await?;
     let served = async || cluster.kubectl(&["get", "gpunodes"]).await;
     eventually(SOON, "GpuNodes are served", served).await?;
     let probe = || {
@@ -63,7 +85,10 @@ pub(crate) async fn in_force(cluster: &ControlPlane) -> Result<()> {
 
 /// Applies the opt-in guard and waits until it is in force.
 pub(crate) async fn installed_guard(cluster: &ControlPlane) -> Result<()> {
-    let path = repository("manifests/guard");
+    let path = repository(match cluster.minor() {
+        34 | 35 => "manifests/overlays/guard-v1beta1",
+        _ => "manifests/guard",
+    });
     let path = path.to_str().context("path of the repository")?;
     let apply = ["apply", "--server-side", "--warnings-as-errors", "-k", path];
     cluster.kubectl(&apply).await?;

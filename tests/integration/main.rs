@@ -38,4 +38,5 @@ mod takeover;
 mod undecodable;
 mod waiting;
 mod weak_policies;
+mod webhook;
 mod wire;

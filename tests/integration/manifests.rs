@@ -173,6 +173,8 @@ fn no_file_invents_a_name() -> Result<()> {
         names::MANAGED_LABEL,
         names::ROOM_CONDITION,
         "gpunodes.gpustow.dev",
+        // The webhook.
+        "pods.gpustow.dev",
     ];
     let is_part = |c: char| c.is_ascii_alphanumeric() || "./-".contains(c);
     let mut seen = 0;

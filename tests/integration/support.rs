@@ -15,7 +15,7 @@ use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use tokio::sync::OnceCell;
 
-use crate::install::in_force;
+use crate::install::apply;
 
 /// Bound on waits that end at once when all is well.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -56,10 +56,7 @@ impl<'a> Rig<'a> {
     /// Installs gpustow and starts extender and scheduler. A cluster takes one rig: of two extenders
     /// on one cluster, the second relieves the first.
     pub(crate) async fn start(cluster: &'a ControlPlane, setup: Setup<'_>) -> Result<Rig<'a>> {
-        let base = repository("manifests/base");
-        cluster
-            .kubectl(&["apply", "-k", &base.display().to_string()])
-            .await?;
+        apply(cluster, "manifests/base", &[]).await?;
         // Extender and scheduler are processes here.
         cluster
             .kubectl(&[
@@ -70,7 +67,6 @@ impl<'a> Rig<'a> {
                 SYSTEM,
             ])
             .await?;
-        in_force(cluster).await?;
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
         let options = ExtenderOptions {

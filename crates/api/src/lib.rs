@@ -9,6 +9,7 @@ pub mod gpunode;
 pub mod intree;
 mod links;
 pub mod manifests;
+pub mod mutate;
 pub mod names;
 pub mod quantity;
 pub mod request;

@@ -76,6 +76,8 @@ pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
 /// Namespace of everything that the manifests install.
 pub const NAMESPACE: &str = "gpustow-system";
+/// ConfigMap there that says what an administrator gives pods that ask beside their GPUs.
+pub const POD_DEFAULTS: &str = "gpustow-pods";
 /// Name of the second scheduler.
 pub const SCHEDULER: &str = "gpustow-scheduler";
 /// Field manager and event source of the extender.

@@ -1,0 +1,265 @@
+//! What gpustow changes in a pod that asks for GPU memory when it is created: the same as the policies
+//! gpustow-device-env, gpustow-pod-defaults and gpustow-scheduler-name, for API servers that change pods
+//! by webhooks alone. It works on the pod as it came, so that fields stay that this version does not
+//! know. It refuses nothing: the policy gpustow-requests judges what comes of it.
+
+use serde_json::{Map, Value, json};
+
+use crate::names;
+
+/// The most containers of all kinds that are looked at.
+pub const MAX_CONTAINERS: usize = 256;
+/// The most environment variables and limits in all of them.
+pub const MAX_VARIABLES: usize = 2048;
+
+/// What an administrator gives pods that ask beside their GPUs; empty texts give nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodDefaults {
+    /// Name of the RuntimeClass.
+    pub runtime_class: String,
+    /// Value of the variable that says which of the driver's libraries a container gets.
+    pub capabilities: String,
+}
+
+/// One request to the API server.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// The pod as it would be.
+    pub pod: &'a Value,
+    /// The pod as it is, if it is there.
+    pub before: Option<&'a Value>,
+    /// Does the request bring ephemeral containers, and nothing else?
+    pub debugs: bool,
+}
+
+/// The JSON patch for a pod, where gpu-mem is called `resource`; empty if there is nothing to change.
+#[must_use]
+pub fn patch(change: Change<'_>, resource: &str, defaults: &PodDefaults) -> Vec<Value> {
+    let mut patch = Patch {
+        pod: change.pod.clone(),
+        operations: Vec::new(),
+    };
+    let applies = |pod: &Value| is_bounded(pod) && asks(pod, resource);
+    if applies(&patch.pod) {
+        give_devices(&mut patch, change, resource);
+    }
+    if !change.debugs && applies(&patch.pod) {
+        give_defaults(&mut patch, resource, defaults);
+    }
+    if !change.debugs
+        && applies(&patch.pod)
+        && patch.pod["spec"]["schedulerName"] == "default-scheduler"
+    {
+        patch.put("replace", "/spec/schedulerName", json!(names::SCHEDULER));
+    }
+    patch.operations
+}
+
+/// A pod and what was done to it.
+struct Patch {
+    pod: Value,
+    operations: Vec<Value>,
+}
+
+impl Patch {
+    /// Puts `value` at `path`, whose last part is the key of an object or `-`, the end of a list.
+    fn put(&mut self, operation: &str, path: &str, value: Value) {
+        let Some((parent, key)) = path.rsplit_once('/') else {
+            return;
+        };
+        match self.pod.pointer_mut(parent) {
+            Some(Value::Array(list)) => list.push(value.clone()),
+            Some(Value::Object(fields)) => {
+                fields.insert(key.replace("~1", "/").replace("~0", "~"), value.clone());
+            }
+            _ => return,
+        }
+        self.operations
+            .push(json!({ "op": operation, "path": path, "value": value }));
+    }
+
+    fn give_variable(&mut self, container: &str, variable: Value) {
+        let env = format!("{container}/env");
+        if !self.pod.pointer(&env).is_some_and(Value::is_array) {
+            self.put("add", &env, json!([]));
+        }
+        self.put("add", &format!("{env}/-"), variable);
+    }
+}
+
+fn give_devices(patch: &mut Patch, change: Change<'_>, resource: &str) {
+    if !change.debugs {
+        if !patch.pod["metadata"]["labels"].is_object() {
+            patch.put("add", "/metadata/labels", json!({}));
+        }
+        let label = names::MANAGED_LABEL.replace('~', "~0").replace('/', "~1");
+        patch.put("add", &format!("/metadata/labels/{label}"), json!("true"));
+    }
+    let brought = if change.debugs {
+        let old = change.before.map(|pod| list(pod, "ephemeralContainers"));
+        let old = old.unwrap_or_default();
+        let is_new = |it: &Value| !old.iter().any(|old| old["name"] == it["name"]);
+        paths(&patch.pod, "ephemeralContainers", is_new)
+    } else {
+        let init = paths(&patch.pod, "initContainers", |_| true);
+        let main = paths(&patch.pod, "containers", |_| true);
+        [init, main].concat()
+    };
+    let open = brought.into_iter().filter(|path| {
+        let it = &patch.pod.pointer(path).unwrap_or(&Value::Null);
+        !has_variable(it, names::VISIBLE_DEVICES) && !asks_nvidia(it)
+    });
+    // Those that ask come first, as the policy has it.
+    let wants = |path: &String| {
+        patch
+            .pod
+            .pointer(path)
+            .is_some_and(|it| wants(it, resource))
+    };
+    let (asking, idle): (Vec<_>, Vec<_>) = open.partition(wants);
+    for path in asking {
+        let name = patch.pod.pointer(&path).and_then(|it| it["name"].as_str());
+        let field = format!(
+            "metadata.annotations['{}{}']",
+            names::DEVICES_OF,
+            name.unwrap_or_default()
+        );
+        let from = json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": field } });
+        let variable = json!({ "name": names::VISIBLE_DEVICES, "valueFrom": from });
+        patch.give_variable(&path, variable);
+    }
+    for path in idle {
+        let variable = json!({ "name": names::VISIBLE_DEVICES, "value": "void" });
+        patch.give_variable(&path, variable);
+    }
+}
+
+fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
+    if !defaults.runtime_class.is_empty() && patch.pod["spec"]["runtimeClassName"].is_null() {
+        let class = json!(defaults.runtime_class);
+        patch.put("add", "/spec/runtimeClassName", class);
+    }
+    if defaults.capabilities.is_empty() {
+        return;
+    }
+    let open = |it: &Value| wants(it, resource) && !has_variable(it, names::DRIVER_CAPABILITIES);
+    let init = paths(&patch.pod, "initContainers", open);
+    let main = paths(&patch.pod, "containers", open);
+    for path in [init, main].concat() {
+        let variable =
+            json!({ "name": names::DRIVER_CAPABILITIES, "value": defaults.capabilities });
+        patch.give_variable(&path, variable);
+    }
+}
+
+/// The containers of a kind.
+fn list<'a>(pod: &'a Value, kind: &str) -> &'a [Value] {
+    pod["spec"][kind].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The paths of those for which `of` is true.
+fn paths(pod: &Value, kind: &str, of: impl Fn(&Value) -> bool) -> Vec<String> {
+    let all = list(pod, kind).iter().enumerate();
+    all.filter(|(_, it)| of(it))
+        .map(|(index, _)| format!("/spec/{kind}/{index}"))
+        .collect()
+}
+
+fn limits(container: &Value) -> Option<&Map<String, Value>> {
+    container["resources"]["limits"].as_object()
+}
+
+fn wants(container: &Value, resource: &str) -> bool {
+    let limit = limits(container).and_then(|limits| limits.get(resource));
+    limit.is_some_and(|limit| limit != "0")
+}
+
+fn asks(pod: &Value, resource: &str) -> bool {
+    let mut all = list(pod, "containers")
+        .iter()
+        .chain(list(pod, "initContainers"));
+    all.any(|it| wants(it, resource))
+}
+
+fn asks_nvidia(container: &Value) -> bool {
+    let mut limits = limits(container).into_iter().flatten();
+    limits.any(|(name, limit)| name.starts_with("nvidia.com/") && limit != "0")
+}
+
+fn has_variable(container: &Value, name: &str) -> bool {
+    let mut env = container["env"].as_array().into_iter().flatten();
+    env.any(|it| it["name"] == name)
+}
+
+fn is_bounded(pod: &Value) -> bool {
+    let kinds = ["containers", "initContainers", "ephemeralContainers"];
+    let all = kinds.map(|kind| list(pod, kind));
+    let brought = all.iter().copied().flatten().map(|it| {
+        let env = it["env"].as_array().map_or(0, Vec::len);
+        env + limits(it).map_or(0, Map::len)
+    });
+    all.iter().map(|list| list.len()).sum::<usize>() <= MAX_CONTAINERS
+        && brought.sum::<usize>() <= MAX_VARIABLES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pod: &Value) -> Vec<Value> {
+        let change = Change {
+            pod,
+            before: None,
+            debugs: false,
+        };
+        let defaults = PodDefaults {
+            runtime_class: "nvidia".to_owned(),
+            capabilities: "compute".to_owned(),
+        };
+        patch(change, names::GPU_MEM, &defaults)
+    }
+
+    #[test]
+    fn it_writes_its_own_paths_alone_and_leaves_what_it_does_not_know() {
+        let asking = json!({
+            "name": "a", "resources": { "limits": { names::GPU_MEM: "1" }, "later": {} },
+            "fieldOfALaterVersion": { "x": [1] },
+        });
+        let pod = json!({ "metadata": { "later": 1 }, "spec": {
+            "schedulerName": "default-scheduler", "containers": [asking, { "name": "b" }],
+            "alsoLater": true,
+        }});
+        let written: Vec<_> = of(&pod)
+            .into_iter()
+            .map(|it| it["path"].as_str().unwrap_or_default().to_owned())
+            .collect();
+        let expected = [
+            "/metadata/labels",
+            "/metadata/labels/gpustow.dev~1managed",
+            "/spec/containers/0/env",
+            "/spec/containers/0/env/-",
+            "/spec/containers/1/env",
+            "/spec/containers/1/env/-",
+            "/spec/runtimeClassName",
+            "/spec/containers/0/env/-",
+            "/spec/schedulerName",
+        ];
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn whatever_it_is_given_it_answers() {
+        for pod in [
+            json!(null),
+            json!([]),
+            json!({ "spec": { "containers": {} } }),
+            json!({ "spec": { "containers": [null, 1, { "env": 1, "resources": [] }] } }),
+            json!({ "spec": { "containers": [{ "name": "plain" }] } }),
+        ] {
+            assert_eq!(of(&pod), Vec::<Value>::new(), "{pod}");
+        }
+        let asks = json!({ "resources": { "limits": { names::GPU_MEM: 1 } } });
+        let odd = json!({ "spec": { "containers": [asks, { "env": "no list" }, null] } });
+        assert!(!of(&odd).is_empty());
+    }
+}

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Runs what depends on the version of Kubernetes on each minor, or on those named as arguments, and ends
+# with a table of what passed. Usage: run.sh [1.33 1.37 …]
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+[ $# -gt 0 ] || set -- 1.33 1.34 1.35 1.36 1.37
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+# What is shown, and the case that shows it; where one cannot be, the first minor that has it.
+cat >"$out/cases" <<'LIST'
+pods are changed as they are created|policies::an_asking_pod_gets_scheduler_label_and_device_variables
+good requests pass|policies::good_requests_pass
+bad requests are refused|policies::bad_requests_are_refused_in_the_extenders_words
+other pods are left alone|policies::a_pod_that_asks_for_nothing_is_created_as_ever
+nobody forges an assignment|attack::extender::nobody_but_the_extender_writes_an_assignment_through_any_door_that_there_is
+bound with annotations in one write|main_path::one_pod_is_bound_with_its_gpu_in_the_same_write
+a Binding needs its resourceVersion|takeover::a_binding_that_arrives_after_a_takeover_fails
+the Lease is taken anew|takeover::a_lease_that_somebody_deletes_is_taken_anew
+a condition wakes a waiting pod|waiting::a_waiting_pod_is_bound_though_the_extenders_watch_is_late
+preemption frees a card|preemption::the_schedulers_own_victim_frees_the_card
+webhook: others do not notice it|webhook::pods_that_ask_for_nothing_do_not_notice_that_the_webhook_is_down
+webhook: certificate replaced|webhook::no_pod_is_refused_while_the_webhooks_certificate_is_replaced
+webhook equals policies|webhook::of_a_pod_comes_the_same_by_webhook_and_by_policy|1.34
+schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
+LIST
+
+for minor; do
+    echo "versions: Kubernetes $minor" >&2
+    KUBERNETES=$minor tests/control-plane/build.sh >/dev/null
+    names=$(awk -F'|' -v minor="$minor" '$3 == "" || minor >= $3 { print $2 }' "$out/cases")
+    # Word splitting is meant: names have no blanks.
+    KUBERNETES=$minor RUST_BACKTRACE=0 GPUSTOW_ROUNDS=3 cargo test --workspace --locked --test integration -- \
+        --exact $names >"$out/$minor" 2>&1 || sed 's/^/    /' "$out/$minor" >&2
+done
+
+printf '%-40s' ''
+printf '%8s' "$@"
+echo
+failed=0
+while IFS='|' read -r what name since; do
+    printf '%-40s' "$what"
+    for minor; do
+        case $since in
+        '') is=$(sed -n "s/^test $name ... //p" "$out/$minor") ;;
+        *) is=$(awk -v a="$minor" -v b="$since" 'BEGIN { if (a < b) print "-" }')
+            is=${is:-$(sed -n "s/^test $name ... //p" "$out/$minor")} ;;
+        esac
+        case $is in
+        ok | -) ;;
+        *) failed=1 is=FAILED ;;
+        esac
+        printf '%8s' "$is"
+    done
+    echo
+done <"$out/cases"
+exit "$failed"
