@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::{Request, header};
 use clap::Parser as _;
 use gpustow_api::names;
+use gpustow_machine::Machine;
 use gpustow_testkit::{
     Case, ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, eventually,
     wait_bound,
@@ -15,7 +16,6 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, PostParams};
 use kube::client::Body;
 use kube::{Client, Config};
-use nvidia_ml::machine::Machine;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeStatus};
 use gpustow_api::{names, quantity};
+use gpustow_machine::{self as machine, Machine};
 use gpustow_testkit::{
     Case, ControlPlane, Launch, PodBuilder, Process, eventually, free_port, get, wait_condition,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::Api;
-use nvidia_ml::machine::{self, Machine};
 use serde_json::{Value, json};
 
 use crate::place::Place;

@@ -6,7 +6,4 @@
 //! does not support.
 
 mod ffi;
-pub mod machine;
 mod state;
-
-pub use machine::{Event, Gpu, Kind, Machine, Mig, Near, Process, ReadError};

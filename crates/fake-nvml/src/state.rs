@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_enum_NVML_ERROR_UNKNOWN as UNKNOWN, nvmlReturn_t as Return,
 };
 
-use crate::machine::{Followed, Gpu, Machine, Mig, Process};
+use gpustow_machine::{Followed, Gpu, Machine, Mig, Process};
 
 /// A card, or a MIG instance of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

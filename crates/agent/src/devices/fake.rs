@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use gpustow_api::gpunode::{Near, Place};
-use nvidia_ml::machine::{self, Followed};
+use gpustow_machine::{self as machine, Followed};
 
 use super::{
     Card, DeviceError, Devices, Fault, FaultKind, LEVELS, Memory, Path, Process, Reading,

@@ -3,7 +3,7 @@
 use clap::Parser as _;
 use gpustow_agent::clock::Now;
 use gpustow_agent::state::State;
-use nvidia_ml::{Event, Gpu, Machine};
+use gpustow_machine::{Event, Gpu, Machine};
 
 use crate::support::{Host, at, h100, machine, pods, present, settings, state, status_of, take};
 
@@ -161,10 +161,10 @@ fn a_restarted_agent_keeps_the_verdict() {
 
 #[test]
 fn a_fault_of_a_divided_card_condemns_its_instances() {
-    let part = |number: u32| nvidia_ml::Mig {
+    let part = |number: u32| gpustow_machine::Mig {
         uuid: format!("MIG-{number}"),
         total_mib: 9856,
-        ..nvidia_ml::Mig::default()
+        ..gpustow_machine::Mig::default()
     };
     let host = Host::new(&machine(vec![Gpu {
         mig: vec![part(1), part(2)],

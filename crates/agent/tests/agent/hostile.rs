@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use gpustow_agent::devices::{DeviceError, Devices, FakeDevices, Reading};
 use gpustow_agent::processes::Who;
-use nvidia_ml::{Event, Gpu, Kind, Machine, Mig, Near, Process};
+use gpustow_machine::{Event, Gpu, Kind, Machine, Mig, Near, Process};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -7,7 +7,7 @@ use gpustow_agent::devices::{
     DeviceError, Devices as _, FakeDevices, Fault, FaultKind, Memory, NvmlDevices, Process,
 };
 use gpustow_api::gpunode::{Near, Place};
-use nvidia_ml::{Event, Gpu, Kind, Machine, Mig};
+use gpustow_machine::{Event, Gpu, Kind, Machine, Mig};
 
 use crate::support::{Host, h100, machine, process};
 
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn every_field_of_a_card_is_read() {
-    let near = vec![nvidia_ml::Near {
+    let near = vec![gpustow_machine::Near {
         gpu: 2,
         level: 10,
         nvlinks: None,
@@ -66,12 +66,12 @@ fn every_field_of_a_card_is_read() {
 /// Pairs joined directly, and all cards joined through switches.
 #[test]
 fn cards_joined_by_nvlink_are_nearer_than_any_other_path() {
-    let joined = |gpu, level, nvlinks| nvidia_ml::Near {
+    let joined = |gpu, level, nvlinks| gpustow_machine::Near {
         gpu,
         level,
         nvlinks,
     };
-    let paths = |near: Vec<nvidia_ml::Near>| {
+    let paths = |near: Vec<gpustow_machine::Near>| {
         let first = Gpu {
             near,
             nvlinks: 12,
@@ -107,7 +107,7 @@ fn cards_joined_by_nvlink_are_nearer_than_any_other_path() {
 #[test]
 fn a_process_in_several_lists_counts_once() {
     let kinds = [Kind::Both, Kind::Mps, Kind::Compute];
-    let processes = kinds.map(|kind| nvidia_ml::Process {
+    let processes = kinds.map(|kind| gpustow_machine::Process {
         kind,
         ..process(5, 100)
     });
@@ -182,7 +182,7 @@ fn what_the_driver_lacks_is_unknown_and_not_zero() {
 
 #[test]
 fn memory_that_the_driver_cannot_tell_is_none() {
-    let unknown = nvidia_ml::Process {
+    let unknown = gpustow_machine::Process {
         used_mib: None,
         ..process(5, 0)
     };

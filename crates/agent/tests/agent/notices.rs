@@ -6,8 +6,8 @@ use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::HeldBy;
+use gpustow_machine::{Event, Gpu};
 use k8s_openapi::api::core::v1::Pod;
-use nvidia_ml::{Event, Gpu};
 
 use crate::support::{Host, UID, at, cgroup_of, h100, machine, pod, pods, process, state};
 

@@ -5,7 +5,7 @@ use gpustow_agent::processes::Who;
 use gpustow_agent::state::State;
 use gpustow_api::gpunode::{GpuNodeStatus, HeldBy, PodUse};
 use gpustow_api::names;
-use nvidia_ml::{Gpu, Process};
+use gpustow_machine::{Gpu, Process};
 use serde_json::json;
 
 use crate::support::{

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gpustow_agent::devices::{DeviceError, Devices, Fault, FaultKind, NvmlDevices, Reading};
 use gpustow_agent::sampler::Sampler;
-use nvidia_ml::{Gpu, Machine};
+use gpustow_machine::{Gpu, Machine};
 
 use crate::support::{Host, h100, machine};
 

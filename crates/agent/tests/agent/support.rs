@@ -13,9 +13,9 @@ use gpustow_agent::processes::{Processes, Who};
 use gpustow_agent::state::{Settings, State};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
+use gpustow_machine::{Gpu, Machine, Process};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use nvidia_ml::{Gpu, Machine, Process};
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gpustow_api::names;
-use nvidia_ml::{Gpu, Machine};
+use gpustow_machine::{Gpu, Machine};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use gpustow_api::{GpuNode, names};
+use gpustow_machine::{Gpu, Machine, Process};
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
     Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
@@ -15,7 +16,6 @@ use gpustow_testkit::{
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use nvidia_ml::machine::{Gpu, Machine, Process};
 use serde_json::json;
 use tokio::time::{interval, sleep};
 

@@ -16,6 +16,8 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use futures::StreamExt as _;
 use gpustow_api::{Assignment, names};
+use gpustow_machine::Gpu;
+use gpustow_machine::Machine;
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
     Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
@@ -26,8 +28,6 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
-use nvidia_ml::Machine;
-use nvidia_ml::machine::Gpu;
 use programs::Programs;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};

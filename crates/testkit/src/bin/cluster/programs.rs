@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use gpustow_api::Assignment;
-use nvidia_ml::Machine;
-use nvidia_ml::machine::Process;
+use gpustow_machine::Machine;
+use gpustow_machine::Process;
 
 /// Per cent of its request that a pod's program takes, in turn: below, at and above it, and nothing.
 const USES: [u64; 5] = [60, 100, 35, 115, 0];

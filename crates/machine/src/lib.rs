@@ -1,4 +1,5 @@
-//! The file: what a machine's driver says of its cards.
+//! The file that describes a simulated machine: what its driver says of its GPUs. The agent reads it
+//! with `--devices fake:FILE`, and the library without a GPU beside itself.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
