@@ -368,7 +368,7 @@ fn narrow<R>(
     let optional: [fn(&&Column<R>) -> bool; 2] =
         [|it| it.place == Place::Terminal, |it| it.head == "OTHERS"];
     for is_optional in optional {
-        let at = columns.iter().position(|it| is_optional(it));
+        let at = columns.iter().position(is_optional);
         if let Some(at) = at.filter(|_| over(widths) > 0) {
             columns.remove(at);
             widths.remove(at);
