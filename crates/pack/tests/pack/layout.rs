@@ -52,6 +52,7 @@ fn ledger_depends_on_no_client_and_no_runtime() -> io::Result<()> {
         "gpustow_api",
         "gpustow_pack",
         "hashbrown",
+        "strum",
         "thiserror",
     ];
     for library in tree("gpustow-ledger", "1")? {
