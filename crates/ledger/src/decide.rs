@@ -8,9 +8,8 @@ use gpustow_api::facts::Taints;
 use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
 
 use crate::Ledger;
-use crate::book::Known;
+use crate::books::{Gate, Node, Reservation};
 use crate::budget::Budget;
-use crate::node::{Gate, Node};
 use crate::scores::{Class, Slot};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
@@ -153,16 +152,13 @@ impl Ledger {
             return Verdict::default();
         };
         let uid = &ask.pod.uid;
-        if self.is_gone(uid) {
+        if self.books.is_gone(uid) {
             return refuse_all(candidates, Reason::Gone);
         }
-        let bound = self
-            .pods
-            .get(uid)
-            .and_then(|known| known.facts.node.clone());
-        let binding = self.reservations.get(uid).filter(|held| held.binds > 0);
-        if let Some(node) = bound.or_else(|| binding.map(|held| held.node.clone())) {
-            let only = candidates.iter().find(|name| ***name == *node);
+        let bound = self.books.pod(uid).and_then(|known| known.node.as_ref());
+        let binding = self.books.reservation(uid).filter(|it| it.is_binding());
+        if let Some(node) = bound.or(binding.map(Reservation::node)) {
+            let only = candidates.iter().find(|name| **name == &**node);
             return match only {
                 Some(name) => Verdict {
                     nodes: vec![name],
@@ -171,23 +167,21 @@ impl Ledger {
                 None => refuse_all(candidates, Reason::BindUnderWay),
             };
         }
-        if self.is_unfenced(uid) {
+        if self.books.is_unfenced(uid) {
             return refuse_all(candidates, Reason::Unfenced);
         }
-        if let Some(reservation) = self.reservations.get(uid) {
-            let node = reservation.node.clone();
-            self.drop_reservation(uid);
-            self.note_refusal(uid, node);
-        }
+        // It was asked for before, and no bind came.
+        let change = self.books.give_up(uid);
+        self.follow(change);
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
-        self.scores.deciding(&self.nodes, &self.models);
+        self.scores.deciding(&self.books);
         let class = self.scores.class(&request);
-        let tried = self.tried.get(uid).cloned();
+        let tried = self.queue.tried(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
         let mut take = |name: &'a str, cost, averse: bool| {
-            let tried = tried.is_some_and(|tried| tried.nodes.contains(name));
+            let tried = tried.is_some_and(|tried| tried.has(name));
             let key = (tried, averse, cost, name);
             match feasible.first_mut() {
                 Some(best) if decisive => *best = key.min(*best),
@@ -216,7 +210,7 @@ impl Ledger {
             }
         }
         let mut stopped = None;
-        self.in_turn(uid, &mut unknown);
+        self.queue.in_turn(uid, &mut unknown);
         for (slot, name) in unknown {
             match self.cost(slot, name, ask.pod, class, now, &mut budget) {
                 Ok((cost, tainted)) => {
@@ -230,14 +224,14 @@ impl Ledger {
                 }
             }
         }
-        self.stopped_at(ask.pod, stopped);
+        self.queue.stopped_at(uid, stopped);
         feasible.sort_unstable();
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
             let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
             let looked_at: Vec<&str> = looked_at.map(|(name, _)| *name).collect();
             self.wait_refused(ask.pod, &looked_at, now);
             if stopped.is_some() {
-                self.ask_again(uid);
+                self.queue.ask_again(uid);
             }
             return Verdict {
                 nodes: Vec::new(),
@@ -245,8 +239,8 @@ impl Ledger {
             };
         };
         refused.retain(|(_, reason)| *reason != Reason::NotYet);
-        if all_tried && let Some(tried) = self.tried.get_mut(uid) {
-            tried.nodes.clear();
+        if all_tried {
+            self.queue.try_all_again(uid);
         }
         match self.choose(best, ask.pod, &request) {
             Ok(choice) => {
@@ -267,6 +261,15 @@ impl Ledger {
         }
     }
 
+    /// The pod was refused just now on all of these nodes.
+    fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
+        let claimed_until = now + self.config.claim_ttl;
+        self.queue.claim(pod, &self.books, claimed_until);
+        let change = self.books.release_group(pod);
+        self.follow(change);
+        self.queue.refused(pod, candidates, &self.books, now);
+    }
+
     /// Scores nodes that [`Ledger::filter`] let pass, 0 to 10, best highest, in the order given.
     pub fn rank(
         &mut self,
@@ -279,10 +282,10 @@ impl Ledger {
             return vec![0; nodes.len()];
         };
         let uid = &pod.uid;
-        let held = self.reservations.get(uid).map(|held| held.node.clone());
-        let bound = |known: &Known| known.facts.node.clone();
-        let own = held.or_else(|| self.pods.get(uid).and_then(bound));
-        let tried = self.tried.get(uid).cloned();
+        let held = self.books.reservation(uid).map(|held| held.node().clone());
+        let bound = || self.books.pod(uid)?.node.clone();
+        let own = held.or_else(bound);
+        let tried = self.queue.tried(uid).cloned();
         let class = self.scores.class(&request);
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {
@@ -292,7 +295,7 @@ impl Ledger {
                 let slot = self.scores.slot(name)?;
                 self.cost(slot, name, pod, class, now, &mut budget).ok()?
             };
-            let tried = tried.as_ref().is_some_and(|it| it.nodes.contains(name));
+            let tried = tried.as_ref().is_some_and(|tried| tried.has(name));
             Some((tried, tainted && self.is_averse(name, tolerates), cost))
         };
         let keys: Vec<Option<Key<'_>>> = nodes
@@ -325,7 +328,7 @@ impl Ledger {
         budget: &mut Budget,
     ) -> Option<(Cost, bool)> {
         let gate = self.enter(self.scores.slot(name)?, now).ok()?;
-        let node = self.nodes.get(name)?;
+        let node = self.books.node(name)?;
         let gone = |uid: &str| *uid == *pod.uid;
         let view = self.view_without(name, node, pod, gone, budget).ok()?;
         let choice = self.scores.fit_within(&view, request, budget).ok()?;
@@ -340,7 +343,7 @@ impl Ledger {
 
     fn enter(&self, slot: Slot, now: Duration) -> Result<Gate, Reason> {
         let gate = self.scores.gate(slot);
-        match gate.is_stale(now, self.config.stale_after) {
+        match self.books.is_stale(gate, now) {
             None => Err(Reason::NoReport),
             Some(true) => Err(Reason::Stale),
             Some(false) => Ok(gate),
@@ -361,7 +364,7 @@ impl Ledger {
         let gate = self.enter(slot, now)?;
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        if !self.nominated.is_empty() && self.others_nominated(name, pod).next().is_some() {
+        if !self.queue.nobody_nominated() && self.others_nominated(name, pod).next().is_some() {
             let choice = self.choose_within(name, pod, request, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }
@@ -387,8 +390,8 @@ impl Ledger {
         request: &Request,
         budget: &mut Budget,
     ) -> Result<Choice, Reason> {
-        let node = self.nodes.get(name).ok_or(Reason::NoReport)?;
-        let choice = self.scores.fit_within(&node.view, request, budget)?;
+        let node = self.books.node(name).ok_or(Reason::NoReport)?;
+        let choice = self.scores.fit_within(node.view(), request, budget)?;
         match self.beside_nominated(name, node, pod, |_| false, budget)? {
             Some(view) => match self.scores.fit_within(&view, request, budget) {
                 Err(Reason::Fit(_)) => Err(Reason::Nominated),
@@ -404,9 +407,9 @@ impl Ledger {
         name: &str,
         pod: &'s PodFacts,
     ) -> impl Iterator<Item = &'s PodFacts> {
-        let uids = self.nominated.get(name).into_iter().flatten();
-        uids.filter(|uid| **uid != pod.uid && !self.reservations.contains_key(*uid))
-            .filter_map(|uid| Some(&*self.pods.get(uid)?.facts))
+        let uids = self.queue.nominated_on(name);
+        uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
+            .filter_map(|uid| Some(&**self.books.pod(uid)?))
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
     }
 
@@ -426,7 +429,7 @@ impl Ledger {
             return Ok(None);
         }
         nominated.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
-        let leaving = |uid: &str| self.pods.get(uid).is_some_and(|known| known.facts.deleting);
+        let leaving = |uid: &str| self.books.pod(uid).is_some_and(|known| known.deleting);
         let mut later = node.view_of(|uid| !leaving(uid) && !gone(uid));
         let mut view = node.view_of(|uid| !gone(uid));
         let mut needs = vec![gpustow_pack::Mib::ZERO; view.cards.len()];
@@ -466,7 +469,7 @@ impl Ledger {
 
     /// Does the node have soft taints that the pod does not tolerate?
     fn is_averse(&self, name: &str, tolerates: &dyn Fn(&Taints) -> bool) -> bool {
-        let facts = self.nodes.get(name).and_then(|node| node.facts.as_ref());
+        let facts = self.books.node(name).and_then(Node::facts);
         facts.is_some_and(|facts| {
             let taints = &facts.prefer_no_schedule;
             !taints.is_empty() && !tolerates(taints)

@@ -35,14 +35,14 @@ impl Ledger {
         let request = pod.request.as_ref().ok()?;
         let sentence = self
             .scores
-            .because(&self.nodes.get(node)?.view, request, charges);
+            .because(self.books.node(node)?.view(), request, charges);
         Some(sentence).filter(|sentence| !sentence.is_empty())
     }
 
     /// Why a pod with these constraints may not go to the node, whatever is free there.
     #[must_use]
     pub fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
-        intree::refuses(self.nodes.get(node)?.facts.as_ref()?, constraints)
+        intree::refuses(self.books.node(node)?.facts()?, constraints)
     }
 
     /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
@@ -50,14 +50,14 @@ impl Ledger {
     #[must_use]
     pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
         let excluded = self.excluded(node, &pod.constraints);
-        let node = self.nodes.get(node)?;
-        let facts = node.facts.as_ref()?;
+        let node = self.books.node(node)?;
+        let facts = node.facts()?;
         let request = pod.request.as_ref().ok()?;
         if excluded.is_some() {
             excluded
-        } else if request.cpu_milli > node.view.cpu_free_milli {
+        } else if request.cpu_milli > node.view().cpu_free_milli {
             Some("not enough CPU")
-        } else if request.ram > node.view.ram_free {
+        } else if request.ram > node.view().ram_free {
             Some("not enough memory of the host")
         } else if facts.pods.is_some_and(|pods| node.count() >= pods) {
             Some("as many pods as the node takes")

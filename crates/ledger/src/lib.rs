@@ -14,29 +14,64 @@
 //!                         └─ watch: has a node ─▶ bound                       ▼
 //!                                                                            gone
 //! ```
+//! Inside are three parts, each with walls of its own: the *books* (nodes, pods, reservations, the hard
+//! bound), the *scores* (what filter remembers and policies have learnt) and the *queue* (who waits for
+//! which room). Only the books say what is true. Each of their verbs returns a `Change`, and scores and
+//! queue follow from that: nobody has to remember what else to update. The verbs of this crate's users,
+//! one file each, ask all three.
+//!
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
 
 mod bind;
-mod book;
+mod books;
 mod budget;
+mod config;
 mod decide;
 mod explain;
-mod gone;
-mod models;
-mod node;
-mod nominated;
-mod offers;
 mod preempt;
+mod queue;
 mod scores;
 mod snapshot;
-mod unfenced;
-mod waiting;
-mod wake;
+mod watch;
+
+use books::{Books, Change};
+use queue::Queue;
+use scores::Scores;
 
 pub use bind::{BindRefusal, Outcome};
-pub use book::{Config, Ledger};
 pub use budget::Budget;
+pub use config::Config;
 pub use decide::{Ask, Reason, Verdict};
 pub use preempt::Victims;
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
+
+/// The ledger: the books, and what follows from them. See the crate's documentation.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    config: Config,
+    books: Books,
+    scores: Scores,
+    queue: Queue,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            books: Books::new(config.stale_after),
+            scores: Scores::new(config.policy),
+            queue: Queue::default(),
+        }
+    }
+
+    /// Lets scores and queue follow what has changed in the books.
+    fn follow(&mut self, change: Change) {
+        for event in change.into_events() {
+            self.scores.follow(&event, &mut self.books);
+            self.queue.follow(&event, &self.books);
+        }
+    }
+}

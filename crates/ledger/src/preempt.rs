@@ -8,8 +8,8 @@ use gpustow_api::PodFacts;
 use gpustow_pack::{Card, NodeGpus};
 use hashbrown::HashSet;
 
+use crate::books::Node;
 use crate::budget::Budget;
-use crate::node::Node;
 use crate::{Ledger, Reason};
 
 /// Pods to evict beyond those that kube-scheduler chose.
@@ -26,12 +26,9 @@ impl Ledger {
     /// those that [`Ledger::preempt`] may add.
     #[must_use]
     pub fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
-        let bound = self
-            .nodes
-            .get(node)
-            .into_iter()
-            .flat_map(|node| node.bound.keys());
-        let pods = bound.filter_map(|uid| Some(self.pods.get(uid)?.facts.clone()));
+        let node = self.books.node(node);
+        let bound = node.into_iter().flat_map(|node| node.bound().keys());
+        let pods = bound.filter_map(|uid| self.books.pod(uid).cloned());
         pods.filter(|pod| pod.priority < priority && !pod.deleting && pod.assignment.is_some())
             .collect()
     }
@@ -52,9 +49,9 @@ impl Ledger {
         budget: &mut Budget,
         now: Duration,
     ) -> Option<Victims> {
-        let node = self.nodes.get(name)?;
+        let node = self.books.node(name)?;
         self.check(name, now).ok()?;
-        if self.is_unfenced(&pod.uid) {
+        if self.books.is_unfenced(&pod.uid) {
             return None;
         }
         let mut fits = |gone: &HashSet<Arc<str>>| {
@@ -115,13 +112,13 @@ impl Ledger {
         added: &[Arc<str>],
         budget: &mut Budget,
     ) -> Vec<Arc<str>> {
-        let (Ok(request), Some(node)) = (&pod.request, self.nodes.get(name)) else {
+        let (Ok(request), Some(node)) = (&pod.request, self.books.node(name)) else {
             return Vec::new();
         };
         let asked = request.claims.iter();
         let asked = asked.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
         let asked = asked.fold(0, u64::saturating_add);
-        let pods = node.facts.as_ref().and_then(|facts| facts.pods);
+        let pods = node.facts().and_then(|facts| facts.pods);
         let mut does = |gone: &HashSet<Arc<str>>| {
             let Some(Some(view)) = self.fits_after(name, node, pod, gone, budget) else {
                 return false;
@@ -131,7 +128,7 @@ impl Ledger {
                 card.capacity.minus(held).0
             };
             let left = view.cards.iter().enumerate().map(left);
-            let leaving = gone.iter().filter(|uid| node.bound.contains_key(*uid));
+            let leaving = gone.iter().filter(|uid| node.bound().contains_key(*uid));
             let leaving = u64::try_from(leaving.count()).unwrap_or(u64::MAX);
             request.cpu_milli <= view.cpu_free_milli
                 && request.ram <= view.ram_free
@@ -139,7 +136,7 @@ impl Ledger {
                 && pods.is_none_or(|pods| node.count().saturating_sub(leaving) < pods)
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().chain(added).cloned().collect();
-        let here = |uid: &&Arc<str>| node.bound.contains_key(*uid) && !added.contains(uid);
+        let here = |uid: &&Arc<str>| node.bound().contains_key(*uid) && !added.contains(uid);
         let mut spared = Vec::new();
         for uid in victims.iter().filter(here) {
             gone.remove(uid);

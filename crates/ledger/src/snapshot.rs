@@ -9,7 +9,7 @@ use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantNames};
 
 use crate::Ledger;
-use crate::node::{Charges, Node};
+use crate::books::{Node, Share};
 
 /// A node with GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,7 +156,7 @@ impl Ledger {
     /// [`Ledger::snapshot`].
     #[must_use]
     pub fn node_names(&self) -> Vec<Arc<str>> {
-        let mut names: Vec<_> = self.nodes.keys().cloned().collect();
+        let mut names: Vec<_> = self.books.nodes().map(|(name, _)| name.clone()).collect();
         names.sort_unstable();
         names
     }
@@ -164,15 +164,14 @@ impl Ledger {
     /// Is the node's report stale? None if there is none.
     #[must_use]
     pub fn is_stale(&self, node: &str, now: Duration) -> Option<bool> {
-        let gate = self.nodes.get(node)?.gate();
-        gate.is_stale(now, self.config.stale_after)
+        self.books.is_stale(self.books.node(node)?.gate(), now)
     }
 
     /// One node, if it has a GPU report or holders of GPU memory.
     #[must_use]
     pub fn node_view(&self, name: &str, now: Duration) -> Option<NodeView> {
-        let (name, node) = self.nodes.get_key_value(name)?;
-        let stale = node.gate().is_stale(now, self.config.stale_after);
+        let (name, node) = self.books.named_node(name)?;
+        let stale = self.books.is_stale(node.gate(), now);
         let stale = stale.unwrap_or(true);
         let view = NodeView {
             name: name.clone(),
@@ -190,39 +189,24 @@ impl Ledger {
     }
 
     fn cards(&self, node: &Node) -> Vec<CardView> {
-        let gpus = node.report.iter().flat_map(|report| &report.status.gpus);
-        gpus.zip(&node.view.cards)
+        node.gpus()
+            .iter()
+            .zip(&node.view().cards)
             .map(|(gpu, card)| {
                 let mut pods: Vec<PodShare> = node
-                    .bound
-                    .iter()
-                    .map(|(uid, hold)| (uid, hold, ShareState::Bound))
-                    .chain(node.reserved.iter().map(|(uid, hold)| {
-                        let binding = self.is_binding(uid);
-                        let state = if binding {
-                            ShareState::Binding
-                        } else {
-                            ShareState::Reserved
-                        };
-                        (uid, hold, state)
-                    }))
-                    .chain(
-                        node.withheld
-                            .iter()
-                            .map(|(uid, hold)| (uid, hold, ShareState::Withheld)),
-                    )
-                    .filter_map(|(uid, hold, state)| {
-                        let charged = hold.charges.on(&gpu.uuid);
+                    .shares()
+                    .filter_map(|(uid, hold, share)| {
+                        let charged = hold.on(&gpu.uuid);
                         let used = gpu.pods.iter().find(|used| *used.uid == **uid);
                         let used = used.map(|used| Mib(used.used_mib));
-                        let facts = self.pods.get(uid).map(|known| &known.facts);
+                        let facts = self.books.pod(uid);
                         (charged > Mib::ZERO || used.is_some()).then(|| PodShare {
                             uid: uid.clone(),
                             namespace: facts.map_or_else(|| "".into(), |f| f.namespace.clone()),
                             name: facts.map_or_else(|| "".into(), |f| f.name.clone()),
                             charged,
                             used,
-                            state,
+                            state: self.state(uid, share),
                         })
                     })
                     .collect();
@@ -245,12 +229,21 @@ impl Ledger {
             .collect()
     }
 
+    fn state(&self, uid: &str, share: Share) -> ShareState {
+        match share {
+            Share::Bound => ShareState::Bound,
+            Share::Reserved if self.is_binding(uid) => ShareState::Binding,
+            Share::Reserved => ShareState::Reserved,
+            Share::Withheld => ShareState::Withheld,
+        }
+    }
+
     fn problems(&self, node: &Node) -> Vec<Problem> {
-        let mut uids: Vec<_> = node.bound.iter().collect();
+        let mut uids: Vec<_> = node.bound().iter().collect();
         uids.sort_unstable_by_key(|(uid, _)| *uid);
         let mut problems = Vec::new();
         for (uid, hold) in uids {
-            let Some(facts) = self.pods.get(uid).map(|known| &known.facts) else {
+            let Some(facts) = self.books.pod(uid) else {
                 continue;
             };
             let pod = || format!("{}/{}", facts.namespace, facts.name);
@@ -273,17 +266,16 @@ impl Ledger {
                 }
                 _ => {}
             }
-            if let (Charges::Assigned(Some(held)), Some(report)) = (&hold.charges, &node.report) {
-                let has = |uuid: &str| report.status.gpus.iter().any(|gpu| *gpu.uuid == *uuid);
-                problems.extend(held.charges.iter().filter(|(uuid, _)| !has(uuid)).map(
-                    |(uuid, _)| Problem::CardGone {
-                        pod: pod(),
-                        uuid: uuid.to_string(),
-                    },
-                ));
+            if node.status().is_some() {
+                let has = |uuid: &str| node.gpus().iter().any(|gpu| *gpu.uuid == *uuid);
+                let missing = hold.cards().filter(|uuid| !has(uuid));
+                problems.extend(missing.map(|uuid| Problem::CardGone {
+                    pod: pod(),
+                    uuid: uuid.to_owned(),
+                }));
             }
         }
-        for (index, card) in node.view.cards.iter().enumerate() {
+        for (index, card) in node.view().cards.iter().enumerate() {
             let uuid = node.uuid(index);
             let held = node.held(uuid, |_| true);
             if held > card.capacity {
@@ -299,24 +291,24 @@ impl Ledger {
     }
 
     fn mismatches(&self, node: &Node) -> Mismatches {
-        let gpus = || node.report.iter().flat_map(|report| &report.status.gpus);
+        let gpus = || node.gpus().iter();
         let mut found = Mismatches::default();
         for gpu in gpus() {
             for used in &gpu.pods {
-                let hold = node.bound.get(used.uid.as_str());
-                if hold.is_some_and(|hold| hold.charges.on(&gpu.uuid) > Mib::ZERO) {
+                let hold = node.bound().get(used.uid.as_str());
+                if hold.is_some_and(|hold| hold.on(&gpu.uuid) > Mib::ZERO) {
                     continue;
                 }
-                if self.pods.contains_key(used.uid.as_str()) {
+                if self.books.pod(&used.uid).is_some() {
                     found.wrong_gpu += 1;
                 } else {
                     found.orphan += 1;
                 }
             }
         }
-        for (uid, hold) in &node.bound {
+        for (uid, hold) in node.bound() {
             let mut mine = gpus()
-                .filter(|gpu| hold.charges.on(&gpu.uuid) > Mib::ZERO)
+                .filter(|gpu| hold.on(&gpu.uuid) > Mib::ZERO)
                 .peekable();
             let holds = mine.peek().is_some();
             let seen = mine.any(|gpu| gpu.pods.iter().any(|used| *used.uid == **uid));
@@ -328,48 +320,41 @@ impl Ledger {
     /// What the ledger knows of a pod.
     #[must_use]
     pub fn pod(&self, uid: &str) -> Option<Arc<PodFacts>> {
-        self.pods.get(uid).map(|known| known.facts.clone())
+        self.books.pod(uid).cloned()
     }
 
     /// The same, with the ledger's clock before this copy came.
     #[must_use]
     pub fn copy(&self, uid: &str) -> Option<(Arc<PodFacts>, u64)> {
-        let known = self.pods.get(uid)?;
-        Some((known.facts.clone(), known.copy))
+        self.books.copy(uid)
     }
 
     /// Every pod that the ledger knows.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
-        self.pods.values().map(|known| &known.facts)
+        self.books.pods()
     }
 
     /// Reservations that have not ended: (waiting for a bind, bind under way).
     #[must_use]
     pub fn reservations(&self) -> (usize, usize) {
-        let binding = self.reservations.values().filter(|held| held.binds > 0);
-        let binding = binding.count();
-        (self.reservations.len() - binding, binding)
+        let held = self.books.reservations();
+        let (binding, waiting): (Vec<_>, Vec<_>) = held.partition(|held| held.is_binding());
+        (waiting.len(), binding.len())
     }
 
     /// Reservations that ended because no bind came in time, since the start.
     #[must_use]
     pub fn expirations(&self) -> u64 {
-        self.expirations
+        self.books.expirations()
     }
 }
 
 /// Different cards that pods hold on the node and that are not in its report.
 fn unreported(node: &Node) -> usize {
-    let reported = |uuid: &str| {
-        let mut gpus = node.report.iter().flat_map(|report| &report.status.gpus);
-        gpus.any(|gpu| *gpu.uuid == *uuid)
-    };
+    let reported = |uuid: &str| node.gpus().iter().any(|gpu| *gpu.uuid == *uuid);
     let mut missing: Vec<&str> = Vec::new();
-    for hold in node.bound.values() {
-        if let Charges::Assigned(Some(held)) = &hold.charges {
-            let uuids = held.charges.iter().map(|(uuid, _)| &**uuid);
-            missing.extend(uuids.filter(|uuid| !reported(uuid)));
-        }
+    for hold in node.bound().values() {
+        missing.extend(hold.cards().filter(|uuid| !reported(uuid)));
     }
     missing.sort_unstable();
     missing.dedup();
@@ -382,7 +367,7 @@ impl Ledger {
     pub fn largest_free<'n>(&self, names: &[&'n str]) -> Option<(&'n str, usize, Mib)> {
         let views = names
             .iter()
-            .filter_map(|name| Some((*name, &*self.nodes.get(*name)?.view)));
+            .filter_map(|name| Some((*name, self.books.node(name)?.view())));
         let cards = views.flat_map(|(name, view)| {
             let usable = view
                 .cards

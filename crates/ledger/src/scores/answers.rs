@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 
 use super::slots::Slots;
 use crate::Reason;
-use crate::node::Gate;
+use crate::books::Gate;
 
 /// Answers that there is memory for, 32 bytes each: classes × states. Beyond that the classes asked for
 /// least lately are forgotten.

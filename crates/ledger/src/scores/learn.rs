@@ -7,9 +7,7 @@ use gpustow_pack::{Class, Mib, ModelId, Request, Tight, cost};
 use hashbrown::HashMap;
 
 use super::Scores;
-use crate::book::asks;
-use crate::models::Models;
-use crate::node::Node;
+use crate::books::{Books, Models, asks};
 
 /// Scarcity is looked at once in (number of nodes) / this many decisions: so many change a cluster
 /// of any size by the same share.
@@ -84,15 +82,13 @@ impl Make {
     }
 }
 
-type Nodes = HashMap<Arc<str>, Node>;
-
 impl Scores {
     /// Learns anew what pods ask for: from those known now and from nothing else.
-    pub(crate) fn learn(&mut self, nodes: &Nodes, models: &Models) {
-        let makes = makes(nodes);
+    pub(crate) fn learn(&mut self, books: &Books) {
+        let makes = makes(books);
         let mut mix = Vec::with_capacity(self.demand.wishes.len());
         for ((request, labels), &pods) in &self.demand.wishes {
-            let models = labelled(models, labels);
+            let models = labelled(books.models(), labels);
             // A pod bound to models that are not here cannot use anything, nor can one that is too
             // large for every node.
             let can = labels.is_empty() == models.is_empty();
@@ -112,8 +108,8 @@ impl Scores {
 
     /// Learns before filter would have to, and scores at most `limit` nodes for requests that came
     /// lately. True if there may be more to score.
-    pub(crate) fn warm(&mut self, limit: usize, nodes: &Nodes, models: &Models) -> bool {
-        self.learn_if_due(EARLY, nodes, models);
+    pub(crate) fn warm(&mut self, limit: usize, books: &Books) -> bool {
+        self.learn_if_due(EARLY, books);
         let tight = &self.tight;
         self.answers.warm(limit, |view, request, policy, steps| {
             cost(view, request, policy.with(tight), steps)
@@ -121,18 +117,18 @@ impl Scores {
     }
 
     /// A decision is to be taken: learns if that is due.
-    pub(crate) fn deciding(&mut self, nodes: &Nodes, models: &Models) {
+    pub(crate) fn deciding(&mut self, books: &Books) {
         self.since_look += 1;
-        self.learn_if_due(1.0, nodes, models);
+        self.learn_if_due(1.0, books);
     }
 
     /// Learns if the number of pods that ask has changed by a third since the last time; looks at
     /// what is scarce once in a while; both at this `share` of what is due.
-    fn learn_if_due(&mut self, share: f64, nodes: &Nodes, models: &Models) {
+    fn learn_if_due(&mut self, share: f64, books: &Books) {
         let (now, then) = (self.demand.pods as f64, self.learnt as f64);
-        let looks = (nodes.len() / DECISIONS_PER_LOOK) as f64;
+        let looks = (books.nodes().len() / DECISIONS_PER_LOOK) as f64;
         if (now - then).abs() > (now.min(then) / 3.0).floor() * share {
-            self.learn(nodes, models);
+            self.learn(books);
         } else if self.since_look as f64 > looks * share {
             self.since_look = 0;
             if self.tight.look(self.answers.views()) {
@@ -143,13 +139,13 @@ impl Scores {
 }
 
 /// The makes of nodes there are, each with the most CPU and host memory that one of them has.
-fn makes(nodes: &Nodes) -> Vec<Make> {
+fn makes(books: &Books) -> Vec<Make> {
     let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Mib)> = HashMap::new();
-    for node in nodes.values() {
-        let cards = node.view.cards.iter();
+    for node in books.nodes().map(|(_, node)| node) {
+        let cards = node.view().cards.iter();
         let mut cards: Vec<_> = cards.map(|card| (card.capacity, card.model)).collect();
         cards.sort_unstable();
-        let facts = node.facts.as_ref();
+        let facts = node.facts();
         let (cpu_milli, ram) = facts.map_or((0, Mib::ZERO), |node| (node.cpu_milli, node.ram));
         let most = makes.entry(cards).or_default();
         *most = (most.0.max(cpu_milli), most.1.max(ram));

@@ -9,15 +9,14 @@ mod slots;
 
 use std::sync::Arc;
 
-use gpustow_api::PodFacts;
 use gpustow_pack::{
     Choice, Cost, Mib, NodeGpus, Policy, PolicyKind, Refusal, Request, Tight, because, cost, fit,
     fit_counting,
 };
 
 use crate::Reason;
+use crate::books::{Books, Event, Gate, may_be_bound};
 use crate::budget::Budget;
-use crate::node::Gate;
 use answers::Answers;
 pub(crate) use answers::{Class, Slot};
 use learn::Demand;
@@ -53,25 +52,25 @@ impl Scores {
         self.policy(request).with(&self.tight)
     }
 
-    /// A pod has changed, come or gone.
-    pub(crate) fn pod_moved(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
-        self.demand.moved(old, new);
-    }
-
-    /// This will be asked before long.
-    pub(crate) fn expect(&mut self, request: &Arc<Request>) {
-        let policy = self.policy(request);
-        self.answers.expect(request, policy);
-    }
-
-    /// A node has changed, or may have: nodes with equal views are made to share one.
-    pub(crate) fn node_changed(&mut self, name: &Arc<str>, gate: Gate, view: &mut Arc<NodeGpus>) {
-        self.answers.changed(name, gate, view);
-    }
-
-    /// A node is gone.
-    pub(crate) fn node_gone(&mut self, name: &str) {
-        self.answers.gone(name);
+    /// Something has changed in the books. Nodes with equal views are made to share one.
+    pub(crate) fn follow(&mut self, event: &Event, books: &mut Books) {
+        match event {
+            Event::Pod { old, new, .. } => {
+                self.demand.moved(old.as_deref(), new.as_deref());
+                if let Some(pod) = new.as_ref().filter(|pod| may_be_bound(pod))
+                    && let Ok(request) = &pod.request
+                {
+                    self.answers.expect(request, self.policy(request));
+                }
+            }
+            Event::Node { name, .. } => {
+                if let Some((gate, view)) = books.shared_view(name) {
+                    self.answers.changed(name, gate, view);
+                }
+            }
+            Event::NodeGone(name) => self.answers.gone(name),
+            _ => {}
+        }
     }
 
     /// Where a node's answers are; none if there is no such node.

@@ -89,6 +89,22 @@ fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {
     Ok(())
 }
 
+/// What changes the ledger's books is one of their verbs, and scores and queue follow it: nobody else
+/// reaches a field.
+#[test]
+fn no_field_of_the_ledger_is_visible_outside_its_part() -> io::Result<()> {
+    for (path, code) in code_below(&root().join("crates/ledger/src"))? {
+        for line in code.lines() {
+            let visible = line.trim_start().strip_prefix("pub(crate) ");
+            let field = visible.and_then(|rest| rest.split_once(':'));
+            let is_name = |name: &str| name.chars().all(|c| c == '_' || c.is_alphanumeric());
+            let is_field = field.is_some_and(|(name, _)| is_name(name));
+            assert!(!is_field, "{}: {line}", path.display());
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn our_keys_are_spelled_in_names_alone() -> io::Result<()> {
     spelled_only_in(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus, Request};
 use hashbrown::HashMap;
@@ -14,16 +14,16 @@ pub(crate) type Uid = Arc<str>;
 /// What a pod takes from a node, whether bound or only reserved.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hold {
-    pub(crate) charges: Charges,
+    charges: Charges,
     /// Nobody else on its cards, whatever size they turn out to have.
-    pub(crate) exclusive: bool,
-    pub(crate) cpu_milli: u64,
-    pub(crate) ram: Mib,
+    exclusive: bool,
+    cpu_milli: u64,
+    ram: Mib,
 }
 
 /// On which cards a pod holds memory.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Charges {
+pub(super) enum Charges {
     /// As it says; nowhere if there is none.
     Assigned(Option<Arc<Assignment>>),
     /// Nobody can tell: its assignment is unreadable. Charged on every card.
@@ -31,14 +31,14 @@ pub(crate) enum Charges {
 }
 
 impl Charges {
-    pub(crate) const NONE: Self = Self::Assigned(None);
+    const NONE: Self = Self::Assigned(None);
 
     /// On every card what the request can take of one, whatever cards there are.
-    pub(crate) fn everywhere(request: &Request) -> Self {
+    pub(super) fn everywhere(request: &Request) -> Self {
         Self::Everywhere(request.claims.iter().map(|claim| claim.mib).sum())
     }
 
-    pub(crate) fn on(&self, uuid: &str) -> Mib {
+    fn on(&self, uuid: &str) -> Mib {
         match self {
             Self::Assigned(assignment) => assignment
                 .iter()
@@ -52,9 +52,44 @@ impl Charges {
 }
 
 impl Hold {
+    /// What is held on a card.
+    pub(crate) fn on(&self, uuid: &str) -> Mib {
+        self.charges.on(uuid)
+    }
+
+    /// The cards that the pod holds, if an assignment says so.
+    pub(crate) fn cards(&self) -> impl Iterator<Item = &str> {
+        let assigned = match &self.charges {
+            Charges::Assigned(assigned) => assigned.as_deref(),
+            Charges::Everywhere(_) => None,
+        };
+        let charges = assigned.into_iter().flat_map(|assigned| &assigned.charges);
+        charges.map(|(uuid, _)| &**uuid)
+    }
+
+    /// GPU memory alone.
+    pub(super) fn of_charges(charges: Charges) -> Self {
+        Self {
+            charges,
+            exclusive: false,
+            cpu_milli: 0,
+            ram: Mib::ZERO,
+        }
+    }
+
+    /// What is held for a pod that asks for this and has this assignment.
+    pub(super) fn reserved(assignment: &Arc<Assignment>, request: &Request) -> Self {
+        Self {
+            charges: Charges::Assigned(Some(assignment.clone())),
+            exclusive: request.exclusive,
+            cpu_milli: request.cpu_milli,
+            ram: request.ram,
+        }
+    }
+
     /// What a bound pod holds. A request that is unreadable beside a broken assignment takes whole
     /// cards.
-    pub(crate) fn of(pod: &PodFacts) -> Self {
+    pub(super) fn of(pod: &PodFacts) -> Self {
         let request = pod.request.as_ref().ok();
         let charges = match &pod.assignment {
             _ if pod.released => Charges::NONE,
@@ -85,11 +120,11 @@ impl Hold {
 
 /// What the agent said last, and when that was seen to change.
 #[derive(Clone, Debug)]
-pub(crate) struct Report {
-    pub(crate) status: GpuNodeStatus,
-    pub(crate) seen: Duration,
-    pub(crate) models: Vec<ModelId>,
-    pub(crate) links: Option<Arc<Links>>,
+struct Report {
+    status: GpuNodeStatus,
+    seen: Duration,
+    models: Vec<ModelId>,
+    links: Option<Arc<Links>>,
 }
 
 /// What every question needs to know of a node first.
@@ -116,22 +151,143 @@ impl Gate {
     }
 }
 
+/// How firm it is that a pod holds something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    Bound,
+    Reserved,
+    Withheld,
+}
+
 /// A node and everything on it.
 #[derive(Debug, Default)]
 pub(crate) struct Node {
-    pub(crate) facts: Option<NodeFacts>,
-    pub(crate) report: Option<Report>,
-    pub(crate) bound: HashMap<Uid, Hold>,
-    pub(crate) reserved: HashMap<Uid, Hold>,
-    /// For pods that an earlier extender may still bind here: see [`crate::Ledger::withhold`].
-    pub(crate) withheld: HashMap<Uid, Hold>,
+    facts: Option<NodeFacts>,
+    report: Option<Report>,
+    bound: HashMap<Uid, Hold>,
+    reserved: HashMap<Uid, Hold>,
+    /// For pods that an earlier extender may still bind here: see [`super::unfenced`].
+    withheld: HashMap<Uid, Hold>,
     /// The view for a new pod; follows from the fields above.
-    pub(crate) view: Arc<NodeGpus>,
+    view: Arc<NodeGpus>,
 }
 
 impl Node {
+    pub(crate) fn facts(&self) -> Option<&NodeFacts> {
+        self.facts.as_ref()
+    }
+
+    pub(super) fn set_facts(&mut self, facts: Option<NodeFacts>) {
+        self.facts = facts;
+    }
+
+    /// What the agent said last.
+    pub(crate) fn status(&self) -> Option<&GpuNodeStatus> {
+        self.report.as_ref().map(|report| &report.status)
+    }
+
+    /// The cards that the agent reported last.
+    pub(crate) fn gpus(&self) -> &[Gpu] {
+        self.status().map_or(&[], |status| &status.gpus)
+    }
+
+    /// The agent reports something new; `models` are those of its cards. Gives back those of the report
+    /// before.
+    pub(super) fn report(
+        &mut self,
+        status: GpuNodeStatus,
+        seen: Duration,
+        models: Vec<ModelId>,
+    ) -> Option<Vec<ModelId>> {
+        let links = status.links();
+        let report = Report {
+            status,
+            seen,
+            models,
+            links,
+        };
+        Some(self.report.replace(report)?.models)
+    }
+
+    /// There is no report any more.
+    pub(super) fn forget_report(&mut self) -> Option<Vec<ModelId>> {
+        Some(self.report.take()?.models)
+    }
+
+    /// The view for a new pod.
+    pub(crate) fn view(&self) -> &NodeGpus {
+        &self.view
+    }
+
+    pub(super) fn shared_view(&mut self) -> &mut Arc<NodeGpus> {
+        &mut self.view
+    }
+
+    /// The card of this UUID as the view has it.
+    pub(super) fn card(&self, uuid: &str) -> Option<&Card> {
+        let index = self.gpus().iter().position(|gpu| *gpu.uuid == *uuid)?;
+        self.view.cards.get(index)
+    }
+
+    /// The UUIDs of the cards, in the view's order.
+    pub(super) fn uuids(&self) -> Vec<&str> {
+        (0..self.view.cards.len())
+            .map(|card| self.uuid(card))
+            .collect()
+    }
+
+    /// The pods that are bound here.
+    pub(crate) fn bound(&self) -> &HashMap<Uid, Hold> {
+        &self.bound
+    }
+
+    /// Everybody who holds something.
+    pub(crate) fn shares(&self) -> impl Iterator<Item = (&Uid, &Hold, Share)> {
+        let bound = self
+            .bound
+            .iter()
+            .map(|(uid, hold)| (uid, hold, Share::Bound));
+        let reserved = self.reserved.iter();
+        let reserved = reserved.map(|(uid, hold)| (uid, hold, Share::Reserved));
+        let withheld = self.withheld.iter();
+        let withheld = withheld.map(|(uid, hold)| (uid, hold, Share::Withheld));
+        bound.chain(reserved).chain(withheld)
+    }
+
+    /// A pod is bound here. True if that changes what it holds.
+    pub(super) fn bind(&mut self, uid: &Uid, hold: Hold) -> bool {
+        let changes = self.bound.get(uid) != Some(&hold);
+        if changes {
+            self.bound.insert(uid.clone(), hold);
+        }
+        changes
+    }
+
+    /// The pod is bound here no more. True if it was.
+    pub(super) fn unbind(&mut self, uid: &str) -> bool {
+        self.bound.remove(uid).is_some()
+    }
+
+    pub(super) fn reserve(&mut self, uid: &Uid, hold: Hold) {
+        self.reserved.insert(uid.clone(), hold);
+    }
+
+    pub(super) fn release(&mut self, uid: &str) {
+        self.reserved.remove(uid);
+    }
+
+    /// For pods that an earlier extender may still bind here this is held, and nothing else.
+    pub(super) fn withhold(&mut self, holds: Vec<(Uid, Hold)>) {
+        self.withheld = holds.into_iter().collect();
+    }
+
+    /// True if something was withheld for the pod.
+    pub(super) fn release_withheld(&mut self, uid: &str) -> bool {
+        self.withheld.remove(uid).is_some()
+    }
+
     /// True if nothing is known that would be lost.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.facts.is_none()
             && self.report.is_none()
             && self.bound.is_empty()
@@ -182,7 +338,7 @@ impl Node {
     }
 
     /// Recomputes the view. True if a card has more room than before.
-    pub(crate) fn refresh(&mut self) -> bool {
+    pub(super) fn refresh(&mut self) -> bool {
         let view = self.view_of(|_| true);
         let gained = view.cards.len() > self.view.cards.len()
             || view.cards.iter().zip(&self.view.cards).any(|(new, old)| {

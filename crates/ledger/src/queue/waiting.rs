@@ -16,25 +16,25 @@ use gpustow_api::{PodFacts, names};
 use gpustow_pack::{Mib, NodeGpus, Request};
 use hashbrown::{HashMap, HashSet};
 
-use crate::node::Uid;
-use crate::offers::{End, Offers};
+use super::offers::{End, Offers};
+use crate::books::Uid;
 
 /// A pod that is never seen in a watch is forgotten after this long.
 const UNSEEN_FOR: Duration = Duration::from_secs(60);
 /// kube-scheduler itself tries every pod again after so long: no pause of ours is longer.
-pub(crate) const FLUSH: Duration = Duration::from_secs(300);
+pub(super) const FLUSH: Duration = Duration::from_secs(300);
 /// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
 const BARS: usize = 8;
 /// Pods that joined are noted so many at a time.
 const JOINS: usize = 1024;
 /// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority and age.
-pub(crate) type Turn = (u32, Reverse<i32>, i64, Uid);
+pub(super) type Turn = (u32, Reverse<i32>, i64, Uid);
 /// A kind of pods; never used twice.
-pub(crate) type KindId = u64;
+pub(super) type KindId = u64;
 
 /// The pods that wait, and the nodes that gained room.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
+pub(super) struct Waiting {
     pods: HashMap<Uid, Wait>,
     ids: HashMap<Key, KindId>,
     kinds: HashMap<KindId, Kind>,
@@ -90,8 +90,8 @@ struct Kind {
 
 /// So many cards with so much free on each, at least.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Need {
-    pub(crate) mib: Mib,
+pub(super) struct Need {
+    mib: Mib,
     cards: usize,
 }
 
@@ -105,7 +105,7 @@ impl Need {
     }
 
     /// False if the request certainly does not fit.
-    pub(crate) fn may_fit(self, view: &NodeGpus) -> bool {
+    pub(super) fn may_fit(self, view: &NodeGpus) -> bool {
         let cards = view.cards.iter();
         let enough = cards.filter(|card| card.usable && card.free >= self.mib);
         enough.take(self.cards).count() >= self.cards
@@ -113,41 +113,41 @@ impl Need {
 }
 
 impl Waiting {
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.pods.len()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.pods.is_empty()
     }
 
-    pub(crate) fn contains(&self, uid: &str) -> bool {
+    pub(super) fn contains(&self, uid: &str) -> bool {
         self.pods.contains_key(uid)
     }
 
-    pub(crate) fn requests(&self) -> impl Iterator<Item = Arc<Request>> {
+    pub(super) fn requests(&self) -> impl Iterator<Item = Arc<Request>> {
         let kinds = self.pods.values().filter_map(|w| self.kinds.get(&w.kind));
         kinds.map(|kind| kind.key.0.clone())
     }
 
     /// The creation time of the oldest.
-    pub(crate) fn oldest(&self) -> Option<i64> {
+    pub(super) fn oldest(&self) -> Option<i64> {
         self.pods.values().map(|wait| wait.turn.2).min()
     }
 
     /// This scheduler asks us.
-    pub(crate) fn asks_us(&mut self, scheduler: &Arc<str>) {
+    pub(super) fn asks_us(&mut self, scheduler: &Arc<str>) {
         if !self.is_asker(scheduler) {
             self.askers.insert(scheduler.clone());
         }
     }
 
-    pub(crate) fn is_asker(&self, scheduler: &str) -> bool {
+    pub(super) fn is_asker(&self, scheduler: &str) -> bool {
         scheduler == names::SCHEDULER || self.askers.contains(scheduler)
     }
 
     /// A pod that may be asleep joins, unless it waits already.
-    pub(crate) fn insert(&mut self, pod: &PodFacts) {
+    pub(super) fn insert(&mut self, pod: &PodFacts) {
         let Ok(request) = &pod.request else { return };
         let key = (request.clone(), pod.constraints.clone());
         let kind = self.ids.get(&key).copied();
@@ -212,7 +212,7 @@ impl Waiting {
     }
 
     /// A pod waits no more, for whatever reason.
-    pub(crate) fn remove(&mut self, uid: &str) {
+    pub(super) fn remove(&mut self, uid: &str) {
         self.settle(uid, End::Open);
         let Some(wait) = self.pods.remove(uid) else {
             return;
@@ -241,7 +241,7 @@ impl Waiting {
     }
 
     /// A pod has its room, on this node.
-    pub(crate) fn reserved(&mut self, uid: &str, node: &str) {
+    pub(super) fn reserved(&mut self, uid: &str, node: &str) {
         let Some(wait) = self.pods.get(uid) else {
             return;
         };
@@ -258,7 +258,7 @@ impl Waiting {
     }
 
     /// A pod was asked about and refused; `asked` says of a node whether it was among the candidates.
-    pub(crate) fn refused(&mut self, uid: &str, asked: impl Fn(&str) -> bool) {
+    pub(super) fn refused(&mut self, uid: &str, asked: impl Fn(&str) -> bool) {
         let Some(wait) = self.pods.get_mut(uid) else {
             return;
         };
@@ -277,12 +277,12 @@ impl Waiting {
     }
 
     /// Only a filter call has told of this pod so far.
-    pub(crate) fn unseen(&mut self, uid: &Uid, now: Duration) {
+    pub(super) fn unseen(&mut self, uid: &Uid, now: Duration) {
         self.unseen.entry(uid.clone()).or_insert(now);
     }
 
     /// The pods that no watch has shown in time, which wait no more.
-    pub(crate) fn forget_unseen(&mut self, seen: impl Fn(&str) -> bool, now: Duration) -> Vec<Uid> {
+    pub(super) fn forget_unseen(&mut self, seen: impl Fn(&str) -> bool, now: Duration) -> Vec<Uid> {
         let mut lost = Vec::new();
         self.unseen.retain(|uid, since| {
             let late = now.saturating_sub(*since) >= UNSEEN_FOR;
@@ -296,29 +296,29 @@ impl Waiting {
     }
 
     /// The nodes whose room is offered.
-    pub(crate) fn offers(&mut self) -> &mut Offers {
+    pub(super) fn offers(&mut self) -> &mut Offers {
         &mut self.offers
     }
 
     /// The pods that a node's room is promised to.
-    pub(crate) fn promised_on(&self, node: &str) -> &[Uid] {
+    pub(super) fn promised_on(&self, node: &str) -> &[Uid] {
         self.offers.to(node)
     }
 
     /// May anybody be woken now?
-    pub(crate) fn has_credit(&self) -> bool {
+    pub(super) fn has_credit(&self) -> bool {
         self.offers.has_credit()
     }
 
     /// A node gained room.
-    pub(crate) fn room_on(&mut self, node: &str) {
+    pub(super) fn room_on(&mut self, node: &str) {
         if !self.pods.is_empty() {
             self.offers.gain(node);
         }
     }
 
     /// A node has changed in a way that other filters than ours may heed: nobody is barred from it.
-    pub(crate) fn opened(&mut self, node: &Arc<str>) {
+    pub(super) fn opened(&mut self, node: &Arc<str>) {
         if !self.pods.is_empty() {
             self.changes += 1;
             self.changed.insert(node.clone(), self.changes);
@@ -328,7 +328,7 @@ impl Waiting {
 
     /// What time alone does: credit grows, promises end, pods that joined will be due. True if more
     /// have joined than one call notes.
-    pub(crate) fn tick(&mut self, now: Duration, interval: Duration) -> bool {
+    pub(super) fn tick(&mut self, now: Duration, interval: Duration) -> bool {
         self.offers.grow(now);
         for uid in self
             .joined
@@ -347,7 +347,7 @@ impl Waiting {
     }
 
     /// Wakes a pod for room on a node.
-    pub(crate) fn promise(
+    pub(super) fn promise(
         &mut self,
         uid: &Uid,
         node: &Arc<str>,
@@ -365,7 +365,7 @@ impl Waiting {
     }
 
     /// The pod was not woken after all.
-    pub(crate) fn take_back(&mut self, uid: &str) {
+    pub(super) fn take_back(&mut self, uid: &str) {
         if self.settle(uid, End::Open) {
             self.offers.spared();
         }
@@ -422,7 +422,7 @@ impl Waiting {
 
     /// The next pod whose pause is over: it is barred from none any more. Its kind, if a look at
     /// every node is due for that.
-    pub(crate) fn next_due(
+    pub(super) fn next_due(
         &mut self,
         now: Duration,
         interval: Duration,
@@ -437,23 +437,23 @@ impl Waiting {
     }
 
     /// Every node was looked at for this kind.
-    pub(crate) fn looked(&mut self, kind: KindId, until: Duration) {
+    pub(super) fn looked(&mut self, kind: KindId, until: Duration) {
         if let Some(kind) = self.kinds.get_mut(&kind) {
             kind.looked = until;
         }
     }
 
-    pub(crate) fn need(&self, kind: KindId) -> Option<Need> {
+    pub(super) fn need(&self, kind: KindId) -> Option<Need> {
         Some(self.kinds.get(&kind)?.need)
     }
 
     /// What the kind that wants least wants on one card.
-    pub(crate) fn least(&self) -> Option<Mib> {
+    pub(super) fn least(&self) -> Option<Mib> {
         self.needs.keys().next().copied()
     }
 
     /// The first pod of a kind whose first pod stands after `turn`.
-    pub(crate) fn head_after(&self, turn: Option<&Turn>) -> Option<(&Turn, KindId)> {
+    pub(super) fn head_after(&self, turn: Option<&Turn>) -> Option<(&Turn, KindId)> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = turn.map_or(Unbounded, Excluded);
         let (turn, kind) = self.heads.range((from, Unbounded)).next()?;
@@ -461,20 +461,20 @@ impl Waiting {
     }
 
     /// The pod that stands after `turn` among its kind.
-    pub(crate) fn after(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
+    pub(super) fn after(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
         use std::ops::Bound::{Excluded, Unbounded};
         let order = &self.kinds.get(&kind)?.order;
         order.range((Excluded(turn), Unbounded)).next().cloned()
     }
 
     /// Where a pod of this kind stands.
-    pub(crate) fn turn(&self, kind: KindId, uid: &str) -> Option<&Turn> {
+    pub(super) fn turn(&self, kind: KindId, uid: &str) -> Option<&Turn> {
         let wait = self.pods.get(uid).filter(|wait| wait.kind == kind)?;
         Some(&wait.turn)
     }
 
     /// Is the pod to be left alone as far as this node's room goes: promised some, or barred?
-    pub(crate) fn is_spoken_for(&self, uid: &str, node: &str) -> bool {
+    pub(super) fn is_spoken_for(&self, uid: &str, node: &str) -> bool {
         let Some(wait) = self.pods.get(uid) else {
             return true;
         };

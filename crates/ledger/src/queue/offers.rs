@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::node::Uid;
+use crate::books::Uid;
 
 /// At most this many pods are offered the same room at once.
 const WIDEST: u32 = 1 << 10;
@@ -18,7 +18,7 @@ const SUCCESS: u32 = 2;
 
 /// Nodes that gained room, first come, first served, and the promises that were made of it.
 #[derive(Debug, Default)]
-pub(crate) struct Offers {
+pub(super) struct Offers {
     gained: VecDeque<Arc<str>>,
     queued: HashSet<Arc<str>>,
     rounds: HashMap<Arc<str>, Round>,
@@ -38,7 +38,7 @@ struct Round {
 
 /// How a promise ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(super) enum End {
     /// The pod has it.
     Taken,
     /// It asked and there was no room any more.
@@ -67,7 +67,7 @@ impl Default for Credit {
 
 impl Offers {
     /// Nobody waits any more.
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         let credit = std::mem::take(&mut self.credit);
         *self = Self {
             credit,
@@ -76,7 +76,7 @@ impl Offers {
     }
 
     /// A node has room to offer.
-    pub(crate) fn gain(&mut self, node: &str) {
+    pub(super) fn gain(&mut self, node: &str) {
         if !self.queued.contains(node) {
             let node: Arc<str> = node.into();
             self.queued.insert(node.clone());
@@ -85,25 +85,25 @@ impl Offers {
     }
 
     /// The node that gained room first.
-    pub(crate) fn next(&mut self) -> Option<Arc<str>> {
+    pub(super) fn next(&mut self) -> Option<Arc<str>> {
         let node = self.gained.pop_front()?;
         self.queued.remove(&node);
         Some(node)
     }
 
     /// The pods that the node's room is promised to.
-    pub(crate) fn to(&self, node: &str) -> &[Uid] {
+    pub(super) fn to(&self, node: &str) -> &[Uid] {
         self.rounds.get(node).map_or(&[], |round| &round.to)
     }
 
     /// How many pods beyond those that fit together are to be offered the node's room.
-    pub(crate) fn extra(&self, node: &str) -> u32 {
+    pub(super) fn extra(&self, node: &str) -> u32 {
         let in_vain = self.rounds.get(node).map_or(0, |round| round.in_vain);
         (1 << in_vain.min(WIDEST.ilog2())) - 1
     }
 
     /// Promises a pod room on a node; promises end in the order in which they are made.
-    pub(crate) fn promise(&mut self, uid: &Uid, node: &Arc<str>, until: Duration) {
+    pub(super) fn promise(&mut self, uid: &Uid, node: &Arc<str>, until: Duration) {
         self.credit.left = self.credit.left.saturating_sub(1);
         self.ends.push_back((until, uid.clone()));
         let round = self.rounds.entry(node.clone()).or_default();
@@ -111,7 +111,7 @@ impl Offers {
     }
 
     /// A promise ends. With the last of a round, what nobody took is offered anew.
-    pub(crate) fn settle(&mut self, uid: &str, node: &str, end: End) {
+    pub(super) fn settle(&mut self, uid: &str, node: &str, end: End) {
         let Some(round) = self.rounds.get_mut(node) else {
             return;
         };
@@ -134,25 +134,25 @@ impl Offers {
     }
 
     /// The node's room was offered to all that it is for.
-    pub(crate) fn done(&mut self, node: &str) {
+    pub(super) fn done(&mut self, node: &str) {
         if self.to(node).is_empty() {
             self.rounds.remove(node);
         }
     }
 
     /// A pod whose promise may have ended by now.
-    pub(crate) fn ended(&mut self, now: Duration) -> Option<Uid> {
+    pub(super) fn ended(&mut self, now: Duration) -> Option<Uid> {
         let (_, uid) = self.ends.pop_front_if(|(end, _)| *end <= now)?;
         Some(uid)
     }
 
     /// May anybody be woken now?
-    pub(crate) fn has_credit(&self) -> bool {
+    pub(super) fn has_credit(&self) -> bool {
         self.credit.left > 0
     }
 
     /// Credit grows with time.
-    pub(crate) fn grow(&mut self, now: Duration) {
+    pub(super) fn grow(&mut self, now: Duration) {
         let grown = now.saturating_sub(self.credit.since).as_millis() / CREDIT_EVERY.as_millis();
         let grown = u32::try_from(grown).unwrap_or(u32::MAX);
         self.earn(grown);
@@ -160,12 +160,12 @@ impl Offers {
     }
 
     /// A wake-up led to a reservation.
-    pub(crate) fn succeeded(&mut self) {
+    pub(super) fn succeeded(&mut self) {
         self.earn(SUCCESS);
     }
 
     /// A pod was not woken after all.
-    pub(crate) fn spared(&mut self) {
+    pub(super) fn spared(&mut self) {
         self.earn(1);
     }
 

@@ -4,21 +4,21 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use crate::node::Uid;
+use super::Uid;
 
 /// Pods remembered: those that ended last. At a hundred deletions a second they last for minutes.
 const REMEMBERED: usize = 1 << 14;
 
 /// The UIDs of pods that ended, and when on the ledger's own clock ([`crate::Ledger::copies`]).
 #[derive(Debug, Default)]
-pub(crate) struct Gone {
+pub(super) struct Gone {
     when: HashMap<Uid, u64>,
     order: VecDeque<(Uid, u64)>,
 }
 
 impl Gone {
     /// A pod has ended.
-    pub(crate) fn note(&mut self, uid: Uid, when: u64) {
+    pub(super) fn note(&mut self, uid: Uid, when: u64) {
         self.when.insert(uid.clone(), when);
         self.order.push_back((uid, when));
         while self.order.len() > REMEMBERED {
@@ -31,12 +31,12 @@ impl Gone {
     }
 
     /// When this pod ended, if it did.
-    pub(crate) fn when(&self, uid: &str) -> Option<u64> {
+    pub(super) fn when(&self, uid: &str) -> Option<u64> {
         self.when.get(uid).copied()
     }
 
     /// It is there after all.
-    pub(crate) fn is_back(&mut self, uid: &str) {
+    pub(super) fn is_back(&mut self, uid: &str) {
         self.when.remove(uid);
     }
 }

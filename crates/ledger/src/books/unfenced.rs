@@ -11,16 +11,16 @@ use std::sync::Arc;
 use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::Mib;
 
-use crate::Ledger;
-use crate::node::{Charges, Hold, Node, Uid};
+use super::node::{Charges, Hold, Node};
+use super::{Books, Change, Uid};
 
 /// What a Binding of the pod may bring to this node at most; none if it cannot come here.
 fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
     let request = pod.request.as_ref().ok()?;
-    let Some(report) = &node.report else {
+    let Some(status) = node.status() else {
         return Some(Charges::everywhere(request));
     };
-    let cards = node.view.cards.iter().zip(&report.status.gpus);
+    let cards = node.view().cards.iter().zip(&status.gpus);
     let cards = cards.map(|(card, gpu)| {
         let held = node.held(&gpu.uuid, |_| true);
         let free = match request.exclusive && held > Mib::ZERO {
@@ -55,63 +55,65 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
         })
 }
 
-impl Ledger {
-    /// Nobody could fence these pods, as they are here, when the epoch began. To be called when the
-    /// list of pods is in that was asked for after that, before the first decision; what an earlier
-    /// epoch withheld is given back.
-    pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
+impl Books {
+    /// Nobody could fence these pods, as they are here, when the epoch began; what an earlier epoch
+    /// withheld is given back.
+    pub(crate) fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) -> Change {
+        let mut change = Change::default();
         let before: Vec<Uid> = self.unfenced.keys().cloned().collect();
-        before.iter().for_each(|uid| self.release_unfenced(uid));
+        for uid in before {
+            self.release_unfenced(&uid, &mut change);
+        }
         for pod in pods {
-            let same = |known: &PodFacts| known.resource_version == pod.resource_version;
-            let known = self.pods.get(&pod.uid);
-            if !known.is_some_and(|known| same(&known.facts)) {
-                continue;
+            let same = |known: &Arc<PodFacts>| known.resource_version == pod.resource_version;
+            if self.pod(&pod.uid).is_some_and(same) {
+                self.drop_reservation(&pod.uid, &mut change);
+                self.unfenced.insert(pod.uid.clone(), pod);
             }
-            self.drop_reservation(&pod.uid);
-            self.unfenced.insert(pod.uid.clone(), pod);
         }
         let names: Vec<Arc<str>> = self.nodes.keys().cloned().collect();
-        names.iter().for_each(|name| self.withhold_on(name));
+        names
+            .iter()
+            .for_each(|name| self.withhold_on(name, &mut change));
+        change
     }
 
     /// A node that nothing was known of may be where they land.
-    pub(crate) fn withhold_on(&mut self, name: &str) {
-        let Some(node) = self
-            .nodes
-            .get_mut(name)
-            .filter(|_| !self.unfenced.is_empty())
-        else {
+    pub(super) fn withhold_on(&mut self, name: &str, change: &mut Change) {
+        let node = self.nodes.get_mut(name);
+        let Some(node) = node.filter(|_| !self.unfenced.is_empty()) else {
             return;
         };
-        node.withheld.clear();
+        node.withhold(Vec::new());
         // Each as if it were alone: any of them may come.
         let holds = self.unfenced.values();
         let holds = holds.filter_map(|pod| {
-            let hold = Hold {
-                charges: charges(pod, node)?,
-                exclusive: false,
-                cpu_milli: 0,
-                ram: Mib::ZERO,
-            };
+            let hold = Hold::of_charges(charges(pod, node)?);
             Some((pod.uid.clone(), hold))
         });
-        node.withheld = holds.collect();
-        self.touch(name);
+        let holds = holds.collect();
+        node.withhold(holds);
+        self.touch(name, change);
     }
 
-    /// The pod is not what it was when nobody could fence it: no earlier Binding of it can succeed.
-    pub(crate) fn release_unfenced(&mut self, uid: &str) {
+    /// This copy of a pod is known now: unless it is the one that nobody could fence, no earlier Binding
+    /// of the pod can succeed.
+    pub(super) fn fenced_by(&mut self, pod: &PodFacts, change: &mut Change) {
+        let same = |then: &Arc<PodFacts>| then.resource_version == pod.resource_version;
+        if !self.unfenced.get(&pod.uid).is_none_or(same) {
+            self.release_unfenced(&pod.uid, change);
+        }
+    }
+
+    pub(super) fn release_unfenced(&mut self, uid: &str, change: &mut Change) {
         if self.unfenced.remove(uid).is_none() {
             return;
         }
         let nodes = self.nodes.iter_mut();
-        let nodes = nodes.filter_map(|(name, node)| {
-            node.withheld.remove(uid)?;
-            Some(name.clone())
-        });
-        let nodes: Vec<_> = nodes.collect();
-        nodes.iter().for_each(|name| self.touch(name));
+        let nodes =
+            nodes.filter_map(|(name, node)| node.release_withheld(uid).then(|| name.clone()));
+        let nodes: Vec<Arc<str>> = nodes.collect();
+        nodes.iter().for_each(|name| self.touch(name, change));
     }
 
     /// Is it one that nobody could fence?
@@ -120,15 +122,13 @@ impl Ledger {
     }
 
     /// How many pods nobody could fence.
-    #[must_use]
-    pub fn unfenced(&self) -> usize {
+    pub(crate) fn unfenced(&self) -> usize {
         self.unfenced.len()
     }
 
     /// The highest epoch that a pod bears.
-    #[must_use]
-    pub fn highest_epoch(&self) -> u64 {
-        let epochs = self.pods.values().filter_map(|known| known.facts.epoch);
+    pub(crate) fn highest_epoch(&self) -> u64 {
+        let epochs = self.pods().filter_map(|pod| pod.epoch);
         epochs.max().unwrap_or(0)
     }
 }

@@ -15,9 +15,9 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, NodeGpus, Request};
 
+use super::waiting::{FLUSH, KindId, Need, Turn};
 use crate::Ledger;
-use crate::node::Uid;
-use crate::waiting::{FLUSH, KindId, Need, Turn};
+use crate::books::Uid;
 
 /// What one call may cost, in looks at a pod or a node.
 const WORK: usize = 8192;
@@ -50,45 +50,36 @@ impl Ledger {
     /// Number of pods that were refused, or lost their reservation, and still wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.queue.waiting()
     }
 
     /// What the waiting pods ask for, one entry per pod.
     pub fn waiting_requests(&self) -> impl Iterator<Item = Arc<Request>> {
-        self.waiting.requests()
+        self.queue.requests()
     }
 
     /// When the pod that has existed longest among those that wait was created, in seconds since
     /// 1970.
     #[must_use]
     pub fn oldest_waiting(&self) -> Option<i64> {
-        self.waiting.oldest()
+        self.queue.oldest()
     }
 
     /// Does this pod wait for room?
     #[must_use]
     pub fn is_waiting(&self, uid: &str) -> bool {
-        self.waiting.contains(uid)
+        self.queue.is_waiting(uid)
     }
 
-    /// A pod that may be asleep, unless it holds a reservation: waking it would move its
-    /// resourceVersion under its bind.
-    pub(crate) fn wait(&mut self, pod: &PodFacts) {
-        if !self.reservations.contains_key(&pod.uid) {
-            self.waiting.insert(pod);
-        }
+    /// Did the last [`Ledger::wake`] stop because of what it cost?
+    #[must_use]
+    pub fn wakes_on(&self) -> bool {
+        self.queue.wakes_on()
     }
 
-    /// A pod that was refused just now on all of these nodes.
-    pub(crate) fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
-        self.claim(pod, now);
-        self.release_group(pod);
-        self.wait(pod);
-        let asked = |node: &str| candidates.contains(&node);
-        self.waiting.refused(&pod.uid, asked);
-        if !self.pods.contains_key(&pod.uid) {
-            self.waiting.unseen(&pod.uid, now);
-        }
+    /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
+    pub fn wake_failed(&mut self, uid: &str) {
+        self.queue.wake_failed(uid);
     }
 
     /// The pods to wake now, at most `limit`: for room that appeared, those that would fit in it
@@ -96,36 +87,36 @@ impl Ledger {
     /// though they would fit.
     pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
         self.expire(now);
-        let pods = &self.pods;
-        let lost = self
-            .waiting
-            .forget_unseen(|uid| pods.contains_key(uid), now);
-        for uid in lost {
-            self.tried.remove(&uid);
+        let seen = |uid: &str| self.books.pod(uid).is_some();
+        for uid in self.queue.waiting.forget_unseen(seen, now) {
+            self.queue.tried.remove(&uid);
         }
-        let more_joined = self.waiting.tick(now, self.config.wake_again_after);
+        let more_joined = self.queue.waiting.tick(now, self.config.wake_again_after);
         let mut woken = self.come_again(limit);
         let mut work = WORK;
-        if self.waiting.is_empty() {
-            self.wakes = Wakes::default();
+        if self.queue.waiting.is_empty() {
+            self.queue.wakes = Wakes::default();
         }
-        if limit > 0 && self.waiting.has_credit() {
+        if limit > 0 && self.queue.waiting.has_credit() {
             self.look_everywhere(&mut work, now);
             self.offer_room(limit, &mut work, now, &mut woken);
         }
-        self.wakes.unfinished = work == 0 || more_joined;
+        self.queue.wakes.unfinished = work == 0 || more_joined;
         woken
     }
 
-    /// Did the last [`Ledger::wake`] stop because of what it cost?
-    #[must_use]
-    pub fn wakes_on(&self) -> bool {
-        self.wakes.unfinished
-    }
-
-    /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
-    pub fn wake_failed(&mut self, uid: &str) {
-        self.waiting.take_back(uid);
+    /// At most `limit` pods that are to ask again at once.
+    fn come_again(&mut self, limit: usize) -> Vec<Arc<PodFacts>> {
+        let mut again = Vec::new();
+        while again.len() < limit
+            && let Some(uid) = self.queue.unfinished.pop()
+        {
+            let twice = |pod: &Arc<PodFacts>| pod.uid == uid;
+            if self.queue.is_waiting(&uid) && !again.iter().any(twice) {
+                again.extend(self.asleep(&uid));
+            }
+        }
+        again
     }
 
     /// Finds room that was there before somebody waited for it, or that nobody came for.
@@ -134,33 +125,33 @@ impl Ledger {
         // Half of it is for room that has just appeared.
         let rest = *work / 2;
         while *work > rest {
-            if let Some(mut look) = self.wakes.look.take() {
+            if let Some(mut look) = self.queue.wakes.look.take() {
                 if !self.look(&mut look, work, rest, now) {
-                    self.wakes.look = Some(look);
+                    self.queue.wakes.look = Some(look);
                     return;
                 }
                 continue;
             }
-            let Some((uid, kind)) = self.waiting.next_due(now, interval) else {
+            let Some((uid, kind)) = self.queue.waiting.next_due(now, interval) else {
                 return;
             };
             *work -= 1;
             if let Some(kind) = kind.filter(|_| self.asleep(&uid).is_some()) {
-                let nodes = self.nodes.keys().cloned().collect();
-                self.wakes.look = Some(Look { uid, kind, nodes });
+                let nodes = self.books.nodes().map(|(name, _)| name.clone()).collect();
+                self.queue.wakes.look = Some(Look { uid, kind, nodes });
             }
         }
     }
 
     /// True if there is nothing left to look at.
     fn look(&mut self, look: &mut Look, work: &mut usize, rest: usize, now: Duration) -> bool {
-        let need = self.waiting.need(look.kind);
+        let need = self.queue.waiting.need(look.kind);
         let (Some(pod), Some(need)) = (self.asleep(&look.uid), need) else {
             return true;
         };
         while *work > rest {
             let Some(name) = look.nodes.pop() else {
-                self.waiting.looked(look.kind, now + FLUSH);
+                self.queue.waiting.looked(look.kind, now + FLUSH);
                 return true;
             };
             *work -= 1;
@@ -168,9 +159,9 @@ impl Ledger {
                 *work = work.saturating_sub(price(&pod));
                 let left = self.unpromised(&name, now);
                 if left.is_some_and(|left| self.fits(&name, &left, &pod)) {
-                    self.waiting.room_on(&name);
+                    self.queue.waiting.room_on(&name);
                     let again = now + self.config.wake_again_after;
-                    self.waiting.looked(look.kind, again);
+                    self.queue.waiting.looked(look.kind, again);
                     return true;
                 }
             }
@@ -185,15 +176,15 @@ impl Ledger {
         now: Duration,
         woken: &mut Vec<Arc<PodFacts>>,
     ) {
-        while *work > 0 && woken.len() < limit && self.waiting.has_credit() {
-            let under_way = self.wakes.offering.take();
+        while *work > 0 && woken.len() < limit && self.queue.waiting.has_credit() {
+            let under_way = self.queue.wakes.offering.take();
             let Some(mut offering) = under_way.or_else(|| self.next_offering(work, now)) else {
                 return;
             };
             if self.offer(&mut offering, limit, work, now, woken) {
-                self.waiting.offers().done(&offering.node);
+                self.queue.waiting.offers().done(&offering.node);
             } else {
-                self.wakes.offering = Some(offering);
+                self.queue.wakes.offering = Some(offering);
             }
         }
     }
@@ -201,12 +192,12 @@ impl Ledger {
     /// The node that gained room first, unless that helps nobody.
     fn next_offering(&mut self, work: &mut usize, now: Duration) -> Option<Offering> {
         while *work > 0 {
-            let node = self.waiting.offers().next()?;
+            let node = self.queue.waiting.offers().next()?;
             *work -= 1;
-            let least = self.waiting.least().unwrap_or_default();
+            let least = self.queue.waiting.least().unwrap_or_default();
             let room = |view: &NodeGpus| largest(view) >= least;
             if let Some(left) = self.unpromised(&node, now).filter(room) {
-                let extra = self.waiting.offers().extra(&node);
+                let extra = self.queue.waiting.offers().extra(&node);
                 return Some(Offering {
                     node,
                     left,
@@ -215,7 +206,7 @@ impl Ledger {
                     next: BTreeMap::new(),
                 });
             }
-            self.waiting.offers().done(&node);
+            self.queue.waiting.offers().done(&node);
         }
         None
     }
@@ -223,10 +214,10 @@ impl Ledger {
     /// A node's room less what is promised there; `None` if nobody may go there.
     fn unpromised(&self, name: &str, now: Duration) -> Option<NodeGpus> {
         self.check(name, now).ok()?;
-        let mut left = NodeGpus::clone(&self.nodes.get(name)?.view);
-        for uid in self.waiting.promised_on(name) {
-            if let Some(pod) = self.pods.get(uid)
-                && let Ok(request) = &pod.facts.request
+        let mut left = NodeGpus::clone(self.books.node(name)?.view());
+        for uid in self.queue.waiting.promised_on(name) {
+            if let Some(pod) = self.books.pod(uid)
+                && let Ok(request) = &pod.request
             {
                 self.take(&mut left, request);
             }
@@ -259,11 +250,11 @@ impl Ledger {
     ) -> bool {
         let interval = self.config.wake_again_after;
         loop {
-            let least = self.waiting.least().unwrap_or_default();
+            let least = self.queue.waiting.least().unwrap_or_default();
             if offering.extra == 0 && largest(&offering.left) < least {
                 return true;
             }
-            if *work == 0 || woken.len() == limit || !self.waiting.has_credit() {
+            if *work == 0 || woken.len() == limit || !self.queue.waiting.has_credit() {
                 return false;
             }
             *work -= 1;
@@ -272,12 +263,13 @@ impl Ledger {
             };
             let next = match self.answer(offering, kind, &turn.3, work, now) {
                 Answer::Comes(pod) => {
-                    self.waiting
+                    self.queue
+                        .waiting
                         .promise(&pod.uid, &offering.node, now, interval);
                     woken.push(pod);
-                    self.waiting.after(kind, &turn)
+                    self.queue.waiting.after(kind, &turn)
                 }
-                Answer::Passes => self.waiting.after(kind, &turn),
+                Answer::Passes => self.queue.waiting.after(kind, &turn),
                 Answer::None => self.next_nominated(kind, &turn),
             };
             if let Some(next) = next {
@@ -287,7 +279,7 @@ impl Ledger {
     }
 
     fn next_turn(&self, offering: &mut Offering) -> Option<(Turn, KindId)> {
-        let head = self.waiting.head_after(offering.after.as_ref());
+        let head = self.queue.waiting.head_after(offering.after.as_ref());
         let next = offering.next.first_key_value();
         match (head, next) {
             (Some((head, kind)), next) if next.is_none_or(|(next, _)| head < next) => {
@@ -309,13 +301,13 @@ impl Ledger {
         now: Duration,
     ) -> Answer {
         let name = &offering.node;
-        if self.waiting.is_spoken_for(uid, name) {
+        if self.queue.waiting.is_spoken_for(uid, name) {
             return Answer::Passes;
         }
         let Some(pod) = self.asleep(uid) else {
             return Answer::Passes;
         };
-        let Some(need) = self.waiting.need(kind) else {
+        let Some(need) = self.queue.waiting.need(kind) else {
             return Answer::None;
         };
         let alone = offering.extra > 0;
@@ -342,9 +334,9 @@ impl Ledger {
     fn may_fit(&self, name: &str, pod: &PodFacts, need: Need, now: Duration) -> bool {
         self.check(name, now).is_ok()
             && self
-                .nodes
-                .get(name)
-                .is_some_and(|node| need.may_fit(&node.view))
+                .books
+                .node(name)
+                .is_some_and(|node| need.may_fit(node.view()))
             && self.refused_in_tree(name, pod).is_none()
     }
 
@@ -354,36 +346,40 @@ impl Ledger {
             return false;
         };
         let free = left.cpu_free_milli >= request.cpu_milli && left.ram_free >= request.ram;
-        let known = self
-            .nodes
-            .get(name)
-            .is_some_and(|node| node.facts.is_some());
+        let node = self.books.node(name);
+        let known = node.is_some_and(|node| node.facts().is_some());
         (free || !known)
             && self.scores.fit(left, request).is_ok()
-            && (self.nominated.is_empty() || self.choose(name, pod, request).is_ok())
+            && (self.queue.nobody_nominated() || self.choose(name, pod, request).is_ok())
     }
 
     /// The next pod of a kind that room is kept for: it may fit where one before it does not.
     fn next_nominated(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
-        let nominated = self.nominated.values().flatten();
-        let turns = nominated.filter_map(|uid| self.waiting.turn(kind, uid));
+        let nominated = self.queue.nominated.values().flatten();
+        let turns = nominated.filter_map(|uid| self.queue.waiting.turn(kind, uid));
         turns.filter(|behind| *behind > turn).min().cloned()
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.
-    pub(crate) fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
-        let facts = &self.pods.get(uid)?.facts;
+    fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
+        let facts = self.books.pod(uid)?;
         let able = facts.node.is_none() && !facts.gated && !facts.deleting;
-        (able && self.waiting.is_asker(&facts.scheduler)).then(|| facts.clone())
+        (able && self.queue.waiting.is_asker(&facts.scheduler)).then(|| facts.clone())
     }
 }
 
 /// What is under way between two calls.
 #[derive(Debug, Default)]
-pub(crate) struct Wakes {
+pub(super) struct Wakes {
     offering: Option<Offering>,
     look: Option<Look>,
     unfinished: bool,
+}
+
+impl Wakes {
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.unfinished
+    }
 }
 
 /// What a pod makes of an offer.

@@ -9,20 +9,31 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use crate::Ledger;
+use super::Queue;
+use crate::books::{Books, Uid};
 
 /// A refused pod's claim to room on the node that it is or was nominated to.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(super) struct Claim {
     node: Arc<str>,
     /// When it ends if the pod is nominated no more.
     until: Duration,
 }
 
-impl Ledger {
+impl Queue {
+    /// Is room kept on no node?
+    pub(crate) fn nobody_nominated(&self) -> bool {
+        self.nominated.is_empty()
+    }
+
+    /// The pods that are nominated to a node, or have a claim there.
+    pub(crate) fn nominated_on(&self, node: &str) -> impl Iterator<Item = &Uid> {
+        self.nominated.get(node).into_iter().flatten()
+    }
+
     /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
     /// their victims are leaving, make room for others.
-    pub(crate) fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+    pub(super) fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
         let key = |pod: &PodFacts| (self.holds_room_on(pod), pod.gated, pod.deleting);
         if old.map(key) == new.map(key) && old.is_some() {
             return;
@@ -53,51 +64,47 @@ impl Ledger {
     }
 
     /// A pod reserves: what it was nominated for is free.
-    pub(crate) fn nomination_changed(&mut self, uid: &str) {
-        let nominated = self
-            .pods
-            .get(uid)
-            .and_then(|known| known.facts.nominated.clone());
-        if let Some(node) = nominated {
-            self.waiting.room_on(&node);
+    pub(super) fn nomination_changed(&mut self, uid: &str, books: &Books) {
+        let pod = books.pod(uid);
+        if let Some(node) = pod.and_then(|pod| pod.nominated.as_ref()) {
+            self.waiting.room_on(node);
         }
-        self.end_claim(uid);
+        self.end_claim(uid, books);
     }
 
     /// A pod is refused: should it be nominated, its claim will outlive that.
-    pub(crate) fn claim(&mut self, pod: &PodFacts, now: Duration) {
-        let known = self.pods.get(&pod.uid).map(|known| &known.facts);
+    pub(crate) fn claim(&mut self, pod: &PodFacts, books: &Books, until: Duration) {
+        let known = books.pod(&pod.uid);
         let Some(known) = known.filter(|known| known.node.is_none() && !known.released) else {
             return;
         };
         let Some(node) = known.nominated.clone().or_else(|| pod.nominated.clone()) else {
             return;
         };
-        self.end_claim(&pod.uid);
+        self.end_claim(&pod.uid, books);
         let pods = self.nominated.entry(node.clone()).or_default();
         pods.insert(pod.uid.clone());
-        let until = now + self.config.claim_ttl;
         self.claims.insert(pod.uid.clone(), Claim { node, until });
     }
 
     /// Ends the claims whose time is over.
-    pub(crate) fn expire_claims(&mut self, now: Duration) {
+    pub(crate) fn expire_claims(&mut self, books: &Books, now: Duration, ttl: Duration) {
         let mut over = Vec::new();
         for (uid, claim) in &mut self.claims {
-            let known = self.pods.get(uid);
-            if known.is_some_and(|known| known.facts.nominated.as_ref() == Some(&claim.node)) {
-                claim.until = now + self.config.claim_ttl;
+            let known = books.pod(uid);
+            if known.is_some_and(|known| known.nominated.as_ref() == Some(&claim.node)) {
+                claim.until = now + ttl;
             } else if claim.until <= now {
                 over.push(uid.clone());
             }
         }
-        over.iter().for_each(|uid| self.end_claim(uid));
+        over.iter().for_each(|uid| self.end_claim(uid, books));
     }
 
-    fn end_claim(&mut self, uid: &str) {
+    fn end_claim(&mut self, uid: &str, books: &Books) {
         if let Some(Claim { node, .. }) = self.claims.remove(uid) {
-            let known = self.pods.get(uid);
-            if known.is_none_or(|known| known.facts.nominated.as_ref() != Some(&node)) {
+            let known = books.pod(uid);
+            if known.is_none_or(|known| known.nominated.as_ref() != Some(&node)) {
                 self.unindex(uid, &node);
             }
         }

@@ -1,0 +1,105 @@
+//! The books: which nodes and pods there are, and who holds what.
+//!
+//! Every verb that changes them returns a [`Change`], which scores and queue follow. The hard bound has
+//! one door: no assignment leaves the books but through [`Books::begin_bind`]. They do not know what a
+//! node costs or who waits.
+
+mod change;
+mod gone;
+mod models;
+mod node;
+mod nodes;
+mod pods;
+mod reservations;
+mod unfenced;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::NodeGpus;
+use hashbrown::HashMap;
+
+pub(crate) use change::{Change, Event};
+use gone::Gone;
+pub(crate) use models::Models;
+pub(crate) use node::{Gate, Node, Share, Uid};
+use pods::Known;
+pub(crate) use pods::{asks, may_be_bound};
+pub(crate) use reservations::Reservation;
+
+/// What is known. See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Books {
+    nodes: HashMap<Arc<str>, Node>,
+    pods: HashMap<Uid, Known>,
+    gone: Gone,
+    /// See [`Books::copies`].
+    copies: u64,
+    reservations: HashMap<Uid, Reservation>,
+    /// No reservation without a bind under way ends before this.
+    earliest: Duration,
+    /// Reservations that ended because no bind came in time.
+    expirations: u64,
+    /// Pods that an earlier extender may still bind, as they were when nobody could prevent it.
+    unfenced: HashMap<Uid, Arc<PodFacts>>,
+    models: Models,
+    /// A report that has not changed for longer says nothing.
+    stale_after: Duration,
+}
+
+impl Books {
+    pub(crate) fn new(stale_after: Duration) -> Self {
+        Self {
+            stale_after,
+            ..Self::default()
+        }
+    }
+
+    /// How many copies of pods, ends of pods and reservations were noted.
+    pub(crate) fn copies(&self) -> u64 {
+        self.copies
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.copies += 1;
+        self.copies - 1
+    }
+
+    pub(crate) fn models(&self) -> &Models {
+        &self.models
+    }
+
+    pub(crate) fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    pub(crate) fn named_node(&self, name: &str) -> Option<(&Arc<str>, &Node)> {
+        self.nodes.get_key_value(name)
+    }
+
+    pub(crate) fn nodes(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, &Node)> {
+        self.nodes.iter()
+    }
+
+    /// A node's view, to be replaced by an equal one that it shares with others.
+    pub(crate) fn shared_view(&mut self, name: &str) -> Option<(Gate, &mut Arc<NodeGpus>)> {
+        let node = self.nodes.get_mut(name)?;
+        Some((node.gate(), node.shared_view()))
+    }
+
+    /// Recomputes a node after a change.
+    fn touch(&mut self, name: &str, change: &mut Change) {
+        let Some((name, node)) = self.nodes.get_key_value_mut(name) else {
+            return;
+        };
+        let name = name.clone();
+        if node.is_empty() {
+            self.nodes.remove(&name);
+            change.note(Event::NodeGone(name));
+        } else {
+            let gained = node.refresh();
+            change.note(Event::Node { name, gained });
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Memory that is held for pods which are not bound yet, until a bind's outcome is known.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::{Assignment, PodFacts};
+use gpustow_pack::{Placement, Refusal, Request};
+
+use super::node::Hold;
+use super::{Books, Change, Event, Uid};
+use crate::{Outcome, Reason};
+
+/// Memory held for a pod that is not bound yet. What it holds is in its node's books.
+#[derive(Clone, Debug)]
+pub(crate) struct Reservation {
+    node: Arc<str>,
+    assignment: Arc<Assignment>,
+    /// What it was chosen for.
+    request: Arc<Request>,
+    /// The ledger's clock when it was made.
+    made: u64,
+    /// What kube-scheduler had said of the pod when it asked ([`PodFacts::refusal`]).
+    refusal: u64,
+    /// The pod's group.
+    group: Option<Arc<str>>,
+    /// When it ends if no bind has begun.
+    deadline: Duration,
+    /// Bindings that were sent or are about to be and whose outcome is not known; while there are
+    /// any, the reservation stays.
+    binds: u32,
+    /// What spoke for it when it was chosen, for people.
+    because: Box<str>,
+}
+
+impl Reservation {
+    pub(crate) fn node(&self) -> &Arc<str> {
+        &self.node
+    }
+
+    /// Is it for this, on this node?
+    pub(crate) fn is_for(&self, node: &str, request: &Arc<Request>) -> bool {
+        *self.node == *node && self.request == *request
+    }
+
+    pub(crate) fn is_binding(&self) -> bool {
+        self.binds > 0
+    }
+
+    pub(crate) fn because(&self) -> &str {
+        &self.because
+    }
+
+    /// Was it made before that time on the ledger's clock, and is no bind under way?
+    pub(super) fn is_unused_since(&self, began: u64) -> bool {
+        self.made < began && !self.is_binding()
+    }
+}
+
+impl Books {
+    pub(crate) fn reservation(&self, uid: &str) -> Option<&Reservation> {
+        self.reservations.get(uid)
+    }
+
+    pub(crate) fn reservations(&self) -> impl Iterator<Item = &Reservation> {
+        self.reservations.values()
+    }
+
+    /// Reservations that ended because no bind came in time.
+    pub(crate) fn expirations(&self) -> u64 {
+        self.expirations
+    }
+
+    /// Writes a placement down: memory is held for the pod until `deadline`, or until its bind ends.
+    pub(crate) fn reserve(
+        &mut self,
+        pod: &PodFacts,
+        name: &str,
+        request: &Arc<Request>,
+        placement: &Placement,
+        because: String,
+        deadline: Duration,
+    ) -> Change {
+        let mut change = Change::default();
+        let made = self.tick();
+        let Some((node_name, node)) = self.nodes.get_key_value_mut(name) else {
+            return change;
+        };
+        let node_name = node_name.clone();
+        let assignment = Assignment::from_placement(
+            placement,
+            &pod.containers,
+            &node.uuids(),
+            request.exclusive,
+        );
+        let Some(assignment) = assignment.map(Arc::new) else {
+            return change;
+        };
+        node.reserve(&pod.uid, Hold::reserved(&assignment, request));
+        let held = Reservation {
+            node: node_name.clone(),
+            assignment,
+            request: request.clone(),
+            made,
+            refusal: pod.refusal,
+            group: pod.group.clone(),
+            deadline,
+            binds: 0,
+            because: because.into(),
+        };
+        self.earliest = self.earliest.min(deadline);
+        self.reservations.insert(pod.uid.clone(), held);
+        self.touch(name, &mut change);
+        let (uid, node) = (pod.uid.clone(), node_name);
+        change.note(Event::Reserved { uid, node });
+        change
+    }
+
+    /// The door to every Binding: hands the assignment out if, with it in the books, no card of it holds
+    /// more than it has. What is handed out is held until [`Books::end_bind`].
+    ///
+    /// # Errors
+    /// If the pod has no reservation there, or a card of it has no room any more.
+    pub(crate) fn begin_bind(&mut self, uid: &str, name: &str) -> Result<Arc<Assignment>, Reason> {
+        let held = self.reservations.get_mut(uid).ok_or(Reason::NoReport)?;
+        let node = self.nodes.get(name).filter(|node| node.status().is_some());
+        let node = node.ok_or(Reason::NoReport)?;
+        for (uuid, _) in &held.assignment.charges {
+            let card = node.card(uuid).ok_or(Reason::Fit(Refusal::NoRoom))?;
+            if !card.usable {
+                return Err(Reason::Fit(Refusal::Unhealthy));
+            }
+            if node.held(uuid, |_| true) > card.capacity {
+                return Err(Reason::Fit(Refusal::NoRoom));
+            }
+        }
+        held.binds += 1;
+        Ok(held.assignment.clone())
+    }
+
+    /// The outcome of a bind is known; `pod` is the pod as it was sent.
+    pub(crate) fn end_bind(&mut self, pod: &PodFacts, outcome: &Outcome, now: Duration) -> Change {
+        let mut change = Change::default();
+        let uid = &pod.uid;
+        let Some(held) = self.reservations.get_mut(uid) else {
+            // A watch knew the end before us.
+            return change;
+        };
+        if *outcome == Outcome::Bound {
+            let bound = PodFacts {
+                node: Some(held.node.clone()),
+                assignment: Some(Ok(held.assignment.clone())),
+                nominated: None,
+                waiting: false,
+                ..pod.clone()
+            };
+            self.put_bound(bound, now, &mut change);
+            return change;
+        }
+        held.binds = held.binds.saturating_sub(1);
+        let (node, last) = (held.node.clone(), held.binds == 0);
+        if last {
+            self.drop_reservation(uid, &mut change);
+        }
+        let uid = uid.clone();
+        match outcome {
+            Outcome::Conflict => change.note(Event::Conflict(uid)),
+            Outcome::Refused if self.pods.contains_key(&uid) => {
+                change.note(Event::Refused { uid, node });
+            }
+            _ => {}
+        }
+        change
+    }
+
+    /// A bind of this pod came too late.
+    pub(crate) fn conflict(&self, uid: &Uid) -> Change {
+        let mut change = Change::default();
+        change.note(Event::Conflict(uid.clone()));
+        change
+    }
+
+    /// Gives a reservation back, unless a bind of it is under way.
+    pub(crate) fn release(&mut self, uid: &str) -> Change {
+        let mut change = Change::default();
+        if !self
+            .reservations
+            .get(uid)
+            .is_some_and(Reservation::is_binding)
+        {
+            self.drop_reservation(uid, &mut change);
+        }
+        change
+    }
+
+    /// The same: something after us refused the node.
+    pub(crate) fn give_up(&mut self, uid: &Uid) -> Change {
+        let held = self.reservations.get(uid).map(|held| held.node.clone());
+        let mut change = self.release(uid);
+        if let Some(node) = held {
+            let uid = uid.clone();
+            change.note(Event::Refused { uid, node });
+        }
+        change
+    }
+
+    /// A pod was refused: the others of its group will not be scheduled without it. What they have
+    /// reserved would only keep other groups out, and those would keep out this one.
+    pub(crate) fn release_group(&mut self, pod: &PodFacts) -> Change {
+        let mut change = Change::default();
+        if pod.group.is_none() {
+            return change;
+        }
+        let held = self.reservations.iter();
+        let same = held.filter(|(_, held)| !held.is_binding() && held.group == pod.group);
+        let same: Vec<Uid> = same.map(|(uid, _)| uid.clone()).collect();
+        for uid in same {
+            self.drop_reservation(&uid, &mut change);
+            change.note(Event::Released(uid));
+        }
+        change
+    }
+
+    /// Ends reservations whose bind never came.
+    pub(crate) fn expire(&mut self, now: Duration) -> Change {
+        let mut change = Change::default();
+        if now < self.earliest {
+            return change;
+        }
+        self.earliest = Duration::MAX;
+        let mut late = Vec::new();
+        // One with a bind under way ends with it.
+        for (uid, held) in self
+            .reservations
+            .iter()
+            .filter(|(_, held)| !held.is_binding())
+        {
+            match held.deadline <= now {
+                true => late.push((uid.clone(), held.node.clone())),
+                false => self.earliest = self.earliest.min(held.deadline),
+            }
+        }
+        for (uid, node) in late {
+            self.expirations += 1;
+            self.drop_reservation(&uid, &mut change);
+            change.note(Event::Expired { uid, node });
+        }
+        change
+    }
+
+    /// Ends the reservation of a pod that kube-scheduler has given up since it asked: `pod` is a new
+    /// copy of it that says so in words that are neither those of the copy before nor those that
+    /// kube-scheduler itself knew when it asked.
+    pub(super) fn end_given_up(&mut self, pod: &PodFacts, change: &mut Change) {
+        let before = self.pod(&pod.uid).map_or(0, |known| known.refusal);
+        let is_news = |held: &&Reservation| ![0, before, held.refusal].contains(&pod.refusal);
+        let held = self.reservations.get(&pod.uid).filter(is_news);
+        if let Some(held) = held.filter(|held| !held.is_binding() && pod.node.is_none()) {
+            let (uid, node) = (pod.uid.clone(), held.node.clone());
+            self.drop_reservation(&uid, change);
+            change.note(Event::Refused { uid, node });
+        }
+    }
+
+    /// Gives a reservation back, if there is one.
+    pub(super) fn drop_reservation(&mut self, uid: &str, change: &mut Change) {
+        if let Some(node) = self.take_reservation(uid) {
+            self.touch(&node, change);
+        }
+    }
+
+    /// The same, but leaves it to the caller to touch the node.
+    pub(super) fn take_reservation(&mut self, uid: &str) -> Option<Arc<str>> {
+        let held = self.reservations.remove(uid)?;
+        self.nodes.get_mut(&held.node)?.release(uid);
+        Some(held.node)
+    }
+}

@@ -1,0 +1,40 @@
+//! What an operator may tune.
+
+use std::time::Duration;
+
+use gpustow_pack::PolicyKind;
+
+/// What an operator may tune.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The policy for pods that name none.
+    pub policy: PolicyKind,
+    /// A GpuNode that has not changed for longer refuses gpu-mem pods.
+    pub stale_after: Duration,
+    /// How long a reservation waits for its bind.
+    pub reservation_ttl: Duration,
+    /// The same for pods with volumes or resource claims, which kube-scheduler may take long to
+    /// prepare before it binds.
+    pub slow_reservation_ttl: Duration,
+    /// A woken pod that has not asked after this long has woken in vain. It is woken again for the
+    /// same room after twice as long, then after twice that, up to five minutes.
+    pub wake_again_after: Duration,
+    /// How long a nominated pod that was refused keeps its room after its nomination is cleared.
+    pub claim_ttl: Duration,
+    /// Steps that one call may spend on searches for pods of several containers or cards.
+    pub search_steps: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::default(),
+            stale_after: Duration::from_secs(180),
+            reservation_ttl: Duration::from_secs(30),
+            slow_reservation_ttl: Duration::from_secs(660),
+            wake_again_after: Duration::from_secs(2),
+            claim_ttl: Duration::from_secs(5),
+            search_steps: 100_000,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Who waits, for which room, and what became of earlier attempts.
+//!
+//! It follows what changes in the books. It does not know what is free or what a node costs: waking
+//! (`wake`) asks books and scores.
+
+mod nominated;
+mod offers;
+mod tried;
+mod waiting;
+mod wake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::Request;
+use hashbrown::{HashMap, HashSet};
+
+use crate::books::{Books, Event, Uid, may_be_bound};
+use nominated::Claim;
+pub(crate) use tried::Tried;
+use waiting::Waiting;
+use wake::Wakes;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
+    tried: HashMap<Uid, Tried>,
+    /// Unbound pods by the node that kube-scheduler nominated for them, or where they have a claim.
+    nominated: HashMap<Arc<str>, HashSet<Uid>>,
+    claims: HashMap<Uid, Claim>,
+    waiting: Waiting,
+    wakes: Wakes,
+    /// Pods that were refused before every node was looked at, and are to ask again.
+    unfinished: Vec<Uid>,
+}
+
+impl Queue {
+    /// Something has changed in the books.
+    pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
+        match event {
+            Event::Pod { uid, old, new } => {
+                self.index_nomination(old.as_deref(), new.as_deref());
+                self.pod_changed(uid, new.as_deref(), books);
+            }
+            Event::Node { name, gained } => {
+                if *gained {
+                    self.waiting.room_on(name);
+                }
+            }
+            Event::NodeGone(_) => {}
+            Event::Opened(name) => self.waiting.opened(name),
+            Event::Reserved { uid, node } => {
+                self.waiting.reserved(uid, node);
+                self.nomination_changed(uid, books);
+            }
+            Event::Released(uid) => self.sleeps(uid, books),
+            Event::Refused { uid, node } => self.note_refusal(uid, node),
+            Event::Expired { uid, node } => {
+                if books.pod(uid).is_some() {
+                    self.note_refusal(uid, node);
+                    self.sleeps(uid, books);
+                } else {
+                    self.tried.remove(uid);
+                }
+            }
+            Event::Conflict(uid) => {
+                if books.pod(uid).is_some() {
+                    self.note_conflict(uid);
+                }
+            }
+            Event::Listed => self.forget_tries(books),
+        }
+    }
+
+    fn pod_changed(&mut self, uid: &Uid, new: Option<&PodFacts>, books: &Books) {
+        let ended = new.is_none_or(|pod| pod.node.is_some() || pod.released);
+        if ended {
+            self.tried.remove(uid);
+        }
+        if let Some(pod) = new
+            && let Some(Ok(_)) = &pod.assignment
+        {
+            self.waiting.asks_us(&pod.scheduler);
+        }
+        match new.filter(|pod| may_be_bound(pod)) {
+            Some(pod) if pod.waiting => self.wait(pod, books),
+            Some(_) => {}
+            None => self.waiting.remove(uid),
+        }
+    }
+
+    /// A pod that may be asleep, unless it holds a reservation: waking it would move its
+    /// resourceVersion under its bind.
+    fn wait(&mut self, pod: &PodFacts, books: &Books) {
+        if books.reservation(&pod.uid).is_none() {
+            self.waiting.insert(pod);
+        }
+    }
+
+    fn sleeps(&mut self, uid: &str, books: &Books) {
+        if let Some(pod) = books.pod(uid) {
+            self.wait(pod, books);
+        }
+    }
+
+    /// A pod was refused just now on all of these nodes.
+    pub(crate) fn refused(
+        &mut self,
+        pod: &PodFacts,
+        candidates: &[&str],
+        books: &Books,
+        now: Duration,
+    ) {
+        self.wait(pod, books);
+        let asked = |node: &str| candidates.contains(&node);
+        self.waiting.refused(&pod.uid, asked);
+        if books.pod(&pod.uid).is_none() {
+            self.waiting.unseen(&pod.uid, now);
+        }
+    }
+
+    /// Number of pods that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// What they ask for, one entry per pod.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = Arc<Request>> {
+        self.waiting.requests()
+    }
+
+    /// When the oldest of them was created.
+    pub(crate) fn oldest(&self) -> Option<i64> {
+        self.waiting.oldest()
+    }
+
+    pub(crate) fn is_waiting(&self, uid: &str) -> bool {
+        self.waiting.contains(uid)
+    }
+
+    /// A pod that was to be woken could not be.
+    pub(crate) fn wake_failed(&mut self, uid: &str) {
+        self.waiting.take_back(uid);
+    }
+
+    /// Did the last wake stop because of what it cost?
+    pub(crate) fn wakes_on(&self) -> bool {
+        self.wakes.is_unfinished()
+    }
+}

@@ -1,0 +1,83 @@
+//! What went wrong with pods' earlier attempts, and where their next one begins.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::Queue;
+use crate::books::{Books, Uid};
+use crate::scores::Slot;
+
+/// What went wrong with a pod's earlier attempts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tried {
+    nodes: BTreeSet<Arc<str>>,
+    conflicts: u32,
+    /// Where the next call begins to look at nodes that are not remembered.
+    next: Slot,
+}
+
+impl Tried {
+    /// Did something after us refuse this node?
+    pub(crate) fn has(&self, node: &str) -> bool {
+        self.nodes.contains(node)
+    }
+
+    /// How often something after us said no.
+    pub(crate) fn failures(&self) -> usize {
+        self.nodes.len() + self.conflicts as usize
+    }
+}
+
+impl Queue {
+    pub(crate) fn tried(&self, uid: &str) -> Option<&Tried> {
+        self.tried.get(uid)
+    }
+
+    /// A node was reserved for this pod, and no bind came.
+    pub(super) fn note_refusal(&mut self, uid: &Uid, node: &Arc<str>) {
+        let tried = self.tried.entry(uid.clone()).or_default();
+        tried.nodes.insert(node.clone());
+    }
+
+    /// A bind of this pod came too late. Two, and filter decides alone.
+    pub(super) fn note_conflict(&mut self, uid: &Uid) {
+        self.tried.entry(uid.clone()).or_default().conflicts += 1;
+    }
+
+    /// Every node was tried: all may be tried again.
+    pub(crate) fn try_all_again(&mut self, uid: &str) {
+        if let Some(tried) = self.tried.get_mut(uid) {
+            tried.nodes.clear();
+        }
+    }
+
+    /// Pods that nobody knows of were never created, or are long gone.
+    pub(super) fn forget_tries(&mut self, books: &Books) {
+        let known = |uid: &Uid| books.pod(uid).is_some() || books.reservation(uid).is_some();
+        self.tried.retain(|uid, _| known(uid));
+    }
+
+    /// The nodes that are to be looked at, in the order of their slots from where the last call for
+    /// this pod stopped.
+    pub(crate) fn in_turn<T>(&self, uid: &str, nodes: &mut [(Slot, T)]) {
+        let next = self.tried.get(uid).map_or(0, |tried| tried.next);
+        nodes.sort_unstable_by_key(|&(slot, _)| (slot < next, slot));
+    }
+
+    /// This call has looked at everything up to here, or at everything there is.
+    pub(crate) fn stopped_at(&mut self, uid: &Uid, next: Option<Slot>) {
+        match next {
+            Some(next) => self.tried.entry(uid.clone()).or_default().next = next,
+            None => {
+                if let Some(tried) = self.tried.get_mut(uid) {
+                    tried.next = 0;
+                }
+            }
+        }
+    }
+
+    /// The pod was refused before everything was looked at.
+    pub(crate) fn ask_again(&mut self, uid: &Uid) {
+        self.unfinished.push(uid.clone());
+    }
+}

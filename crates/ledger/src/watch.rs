@@ -1,0 +1,147 @@
+//! What watches, lists and our own reads say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_pack::{PolicyKind, Request};
+use hashbrown::HashSet;
+
+use crate::Ledger;
+
+impl Ledger {
+    /// The policy that applies to a request.
+    #[must_use]
+    pub fn policy(&self, request: &Request) -> PolicyKind {
+        self.scores.policy(request)
+    }
+
+    /// Learns anew what pods ask for: from those known now and from nothing else, so that a
+    /// restart loses nothing. Filter does this by itself when their number has changed by a
+    /// third; call it now and then, so that a mix that changes at constant numbers is followed.
+    pub fn learn(&mut self) {
+        self.scores.learn(&self.books);
+    }
+
+    /// Does what filter would do first, or is likely to be asked, in advance, so that kube-scheduler
+    /// does not wait for it: learns, and scores at most `limit` nodes for requests that came lately.
+    /// True if there may be more to score.
+    pub fn warm(&mut self, limit: usize) -> bool {
+        self.scores.warm(limit, &self.books)
+    }
+
+    /// The ledger's own clock: how many copies of pods, ends of pods and reservations it has noted.
+    /// What it notes later has at least this number, so that a read of the API server is in order
+    /// with all else: take the number before the read is sent.
+    #[must_use]
+    pub fn copies(&self) -> u64 {
+        self.books.copies()
+    }
+
+    /// A pod as a watch shows it.
+    pub fn apply_pod(&mut self, pod: PodFacts) {
+        let change = self.books.apply_pod(pod);
+        self.follow(change);
+    }
+
+    /// A pod as a read of our own shows it that was sent at `asked` on the ledger's clock
+    /// ([`Ledger::copies`]). It counts if nothing newer came meanwhile: whole, even if the pod was
+    /// bound before and is not any more, since the API server can be restored to an older state.
+    pub fn read_back(&mut self, pod: PodFacts, asked: u64, now: Duration) {
+        let change = self.books.read_back(pod, asked, now);
+        self.follow(change);
+    }
+
+    /// Bound pods of which only we know, by our own Binding or read, for so long that a watch should
+    /// have shown them: to be read again.
+    #[must_use]
+    pub fn unconfirmed(&self, now: Duration) -> Vec<Arc<PodFacts>> {
+        self.books.unconfirmed(now)
+    }
+
+    /// A pod is gone. A filter call or a read that is late does not bring it back.
+    pub fn delete_pod(&mut self, uid: &str) {
+        let change = self.books.delete_pod(uid);
+        self.follow(change);
+    }
+
+    /// The whole list of pods, asked for at `began` on the ledger's clock ([`Ledger::copies`]). It
+    /// wins over all that came before: what it lacks is gone, and who is unbound in it is unbound.
+    /// Of what we did and read ourselves since nobody can tell before the next list.
+    pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: u64) {
+        for uid in self.books.not_among(&pods, began) {
+            self.delete_pod(&uid);
+        }
+        for pod in pods {
+            let change = self.books.apply_listed(pod, began);
+            self.follow(change);
+        }
+        let change = self.books.listed();
+        self.follow(change);
+    }
+
+    /// A node as a watch shows it.
+    pub fn apply_node(&mut self, facts: NodeFacts) {
+        let change = self.books.apply_node(facts);
+        self.follow(change);
+    }
+
+    /// A node is gone. Pods bound to it still count should it come back.
+    pub fn delete_node(&mut self, name: &str) {
+        let change = self.books.delete_node(name);
+        self.follow(change);
+    }
+
+    /// The whole list of nodes.
+    pub fn reset_nodes(&mut self, nodes: Vec<NodeFacts>) {
+        let listed: HashSet<&str> = nodes.iter().map(|node| &*node.name).collect();
+        let gone = self.books.nodes_beside(&listed);
+        drop(listed);
+        gone.iter().for_each(|name| self.delete_node(name));
+        nodes.into_iter().for_each(|node| self.apply_node(node));
+    }
+
+    /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
+    pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) {
+        let change = self.books.apply_gpunode(name, status, now);
+        self.follow(change);
+    }
+
+    /// A GpuNode is gone.
+    pub fn delete_gpunode(&mut self, name: &str) {
+        let change = self.books.delete_gpunode(name);
+        self.follow(change);
+    }
+
+    /// The whole list of GpuNodes.
+    pub fn reset_gpunodes(&mut self, gpunodes: Vec<(String, GpuNodeStatus)>, now: Duration) {
+        let listed: HashSet<&str> = gpunodes.iter().map(|(name, _)| &**name).collect();
+        let gone = self.books.nodes_beside(&listed);
+        drop(listed);
+        gone.iter().for_each(|name| self.delete_gpunode(name));
+        for (name, status) in gpunodes {
+            self.apply_gpunode(&name, status, now);
+        }
+    }
+
+    /// Nobody could fence these pods, as they are here, when the epoch began. To be called when the
+    /// list of pods is in that was asked for after that, before the first decision; what an earlier
+    /// epoch withheld is given back.
+    pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
+        let change = self.books.withhold(pods);
+        self.follow(change);
+    }
+
+    /// How many pods nobody could fence.
+    #[must_use]
+    pub fn unfenced(&self) -> usize {
+        self.books.unfenced()
+    }
+
+    /// The highest epoch that a pod bears.
+    #[must_use]
+    pub fn highest_epoch(&self) -> u64 {
+        self.books.highest_epoch()
+    }
+}
