@@ -1,10 +1,11 @@
 //! The one answer to "does it fit on this node, and on which cards".
 
+use std::convert::Infallible;
 use std::fmt;
 
 use crate::links::closest;
 use crate::search::Search;
-use crate::several::{self, fit_several};
+use crate::several::fit_several;
 use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
 
 /// Where the containers of a pod go on one node.
@@ -122,7 +123,7 @@ pub fn fit_counting(
         },
     };
     let Some(mut choice) = found else {
-        return Err(refusal(node, request, steps)?);
+        return Err(refusal_of_several(node, request, steps)?);
     };
     if policy.heeds_links() {
         closest(node, &mut choice, steps);
@@ -167,16 +168,11 @@ fn fit_one(
     let mut survey = None;
     for (index, card) in node.cards.iter().enumerate() {
         // Of cards that cannot be told apart the first wins; here only neighbours are.
-        let does = card.usable && several::has_room(card, request, claim);
-        if !does || index > 0 && node.cards[index - 1] == *card {
+        if !request.may_take(card, claim.mib) || index > 0 && node.cards[index - 1] == *card {
             continue;
         }
         let survey = survey.get_or_insert_with(|| policy.survey(node));
-        let charge = if request.exclusive {
-            card.capacity
-        } else {
-            claim.mib
-        };
+        let charge = request.charge(card, claim.mib);
         let cost = Cost {
             cards: 1,
             policy: policy.cost(node, survey, request, &[(index, charge)]),
@@ -186,41 +182,63 @@ fn fit_one(
             best = Some((index, charge, cost));
         }
     }
-    best.ok_or_else(|| several::refusal(node, request, claim))
+    best.ok_or_else(|| refusal_of_one(node, request, claim))
 }
 
-/// Why nothing fits, from the most lasting reason to the most passing; an error if that cannot be
-/// told within the bound.
-fn refusal(node: &NodeGpus, request: &Request, steps: &mut u64) -> Result<Refusal, Refusal> {
-    let mut could_with = |free: fn(&Card) -> Mib| {
-        let healthy = |card: &Card| Card {
-            free: free(card),
-            usable: true,
-            ..*card
-        };
-        let node = NodeGpus {
-            cards: node.cards.iter().map(healthy).collect(),
-            links: None,
-            ..*node
-        };
-        let search = Search::any(&node, request, &crate::policy::FirstFit);
-        search.run(steps).map(|found| found.is_some())
+/// Why nothing fits, from the most lasting reason to the most passing. `could` says whether the request
+/// would fit were each card as that function makes it.
+fn refusal<E>(
+    node: &NodeGpus,
+    request: &Request,
+    mut could: impl FnMut(fn(&Card) -> Card) -> Result<bool, E>,
+) -> Result<Refusal, E> {
+    let widest = request.claims.iter().map(|claim| claim.gpus as usize).max();
+    let healthy = |card: &Card| Card {
+        usable: true,
+        ..*card
     };
-    let widest = request
-        .claims
-        .iter()
-        .map(|claim| claim.gpus as usize)
-        .max()
-        .unwrap_or(0);
-    Ok(if widest > node.cards.len() {
+    let empty = |card: &Card| Card {
+        free: card.capacity,
+        usable: true,
+        ..*card
+    };
+    Ok(if widest.unwrap_or(0) > node.cards.len() {
         Refusal::TooFewCards
-    } else if !could_with(|card| card.capacity)? {
+    } else if !could(empty)? {
         Refusal::TooLarge
-    } else if could_with(|card| card.free)? {
+    } else if could(healthy)? {
         Refusal::Unhealthy
     } else if request.exclusive {
         Refusal::NoWholeCard
     } else {
         Refusal::NoRoom
+    })
+}
+
+/// Why the only claim of a request does not fit.
+pub(crate) fn refusal_of_one(node: &NodeGpus, request: &Request, claim: &Claim) -> Refusal {
+    let could = |state: fn(&Card) -> Card| {
+        let cards = node.cards.iter().map(state);
+        let may = cards.filter(|card| request.may_take(card, claim.mib));
+        Ok::<_, Infallible>(may.count() >= claim.gpus as usize)
+    };
+    let Ok(why) = refusal(node, request, could);
+    why
+}
+
+/// The same for a request of several containers; an error if it cannot be told within the bound.
+fn refusal_of_several(
+    node: &NodeGpus,
+    request: &Request,
+    steps: &mut u64,
+) -> Result<Refusal, Refusal> {
+    refusal(node, request, |state| {
+        let node = NodeGpus {
+            cards: node.cards.iter().map(state).collect(),
+            links: None,
+            ..*node
+        };
+        let search = Search::any(&node, request, &crate::policy::FirstFit);
+        search.run(steps).map(|found| found.is_some())
     })
 }

@@ -1,6 +1,6 @@
 //! What a pod asks for.
 
-use crate::{Mib, PolicyKind};
+use crate::{Card, Mib, PolicyKind};
 
 /// When a container holds its share, by Kubernetes' rule for init containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +45,26 @@ impl Request {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
+    }
+
+    /// May this card take something of this request, and how much at most? For whole cards that is all of
+    /// it or nothing.
+    pub(crate) fn limit(&self, card: &Card) -> Option<Mib> {
+        let whole = card.free == card.capacity;
+        (card.usable && (whole || !self.exclusive)).then_some(card.free)
+    }
+
+    /// May this card take so much of this request?
+    pub(crate) fn may_take(&self, card: &Card, mib: Mib) -> bool {
+        self.limit(card).is_some_and(|limit| mib <= limit)
+    }
+
+    /// What a card is charged that holds so much of this request.
+    pub(crate) fn charge(&self, card: &Card, held: Mib) -> Mib {
+        match self.exclusive {
+            true => card.capacity,
+            false => held,
+        }
     }
 
     /// The most MiB that a card holds at once for the claims that `on_card` selects: the sum of

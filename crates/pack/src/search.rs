@@ -1,9 +1,7 @@
 //! The search for a pod of which several containers ask.
 
 use crate::policy::Survey;
-use crate::{
-    Card, Choice, Claim, ClaimKind, Cost, Mib, NodeGpus, Placement, Policy, Refusal, Request,
-};
+use crate::{Choice, Claim, ClaimKind, Cost, Mib, NodeGpus, Placement, Policy, Refusal, Request};
 
 /// Steps after which one search stops looking for a better placement. Pods that a person writes need
 /// far fewer; the bound is there for pods written to keep a scheduler busy.
@@ -100,10 +98,6 @@ impl<'a> Search<'a> {
         order: Vec<usize>,
     ) -> Self {
         let claims = &request.claims;
-        let limit = |card: &Card| {
-            let whole = card.free == card.capacity;
-            (card.usable && (whole || !request.exclusive)).then_some(card.free)
-        };
         let mut lasting = vec![Mib::ZERO; order.len() + 1];
         for (at, &claim) in order.iter().enumerate().rev() {
             let Claim { kind, gpus, mib } = claims[claim];
@@ -123,7 +117,7 @@ impl<'a> Search<'a> {
                 .collect(),
             order,
             lasting,
-            limits: node.cards.iter().map(limit).collect(),
+            limits: node.cards.iter().map(|card| request.limit(card)).collect(),
             held: vec![Held::default(); node.cards.len()],
             used: 0,
             chosen: vec![Vec::new(); claims.len()],
@@ -228,9 +222,9 @@ impl<'a> Search<'a> {
 
     fn consider(&mut self) {
         let used = (0..self.held.len()).filter(|&card| self.held[card].claims > 0);
-        let charge = |card: usize| match self.request.exclusive {
-            true => (card, self.node.cards[card].capacity),
-            false => (card, self.held[card].most()),
+        let charge = |card: usize| {
+            let (state, held) = (&self.node.cards[card], self.held[card].most());
+            (card, self.request.charge(state, held))
         };
         let charges: Vec<_> = used.map(charge).collect();
         self.costs += 1;

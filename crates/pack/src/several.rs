@@ -1,8 +1,9 @@
 //! The search for a pod of which one container asks, for several cards.
 
+use crate::fit::refusal_of_one;
 use crate::policy::Survey;
 use crate::search::{MAX_STEPS, STEPS_PER_COST};
-use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Refusal, Request};
+use crate::{Claim, Cost, Mib, NodeGpus, Policy, Refusal, Request};
 
 /// The best cards for the only claim of `request`, with what each is charged.
 pub(crate) fn fit_several(
@@ -12,18 +13,17 @@ pub(crate) fn fit_several(
     policy: &dyn Policy,
     steps: &mut u64,
 ) -> Result<(Vec<(usize, Mib)>, Cost), Refusal> {
-    let does = |card: &Card| card.usable && has_room(card, request, claim);
-    let count = node.cards.iter().filter(|card| does(card)).count();
-    if count < claim.gpus as usize {
-        return Err(refusal(node, request, claim));
+    let may_take = |&card: &usize| request.may_take(&node.cards[card], claim.mib);
+    let cards: Vec<usize> = (0..node.cards.len()).filter(may_take).collect();
+    if cards.len() < claim.gpus as usize {
+        return Err(refusal_of_one(node, request, claim));
     }
-    let indices = (0..node.cards.len()).filter(|&card| does(&node.cards[card]));
     let mut search = Search {
         node,
         request,
         policy,
         survey: policy.survey(node),
-        cards: indices.collect(),
+        cards,
         wanted: claim.gpus as usize,
         mib: claim.mib,
         chosen: Vec::new(),
@@ -34,32 +34,6 @@ pub(crate) fn fit_several(
     search.choose(0);
     *steps += u64::from(search.steps + STEPS_PER_COST * (search.costs + 1));
     search.best.ok_or(Refusal::TooComplex)
-}
-
-/// Has a card the room that each card of the claim must have, its health aside?
-pub(crate) fn has_room(card: &Card, request: &Request, claim: &Claim) -> bool {
-    match request.exclusive {
-        true => card.free == card.capacity && claim.mib <= card.capacity,
-        false => claim.mib <= card.free,
-    }
-}
-
-/// Why the only claim of a request does not fit, from the most lasting reason to the most passing.
-pub(crate) fn refusal(node: &NodeGpus, request: &Request, claim: &Claim) -> Refusal {
-    let enough = |is: &dyn Fn(&Card) -> bool| {
-        node.cards.iter().filter(|card| is(card)).count() >= claim.gpus as usize
-    };
-    if !enough(&|_| true) {
-        Refusal::TooFewCards
-    } else if !enough(&|card| claim.mib <= card.capacity) {
-        Refusal::TooLarge
-    } else if enough(&|card| has_room(card, request, claim)) {
-        Refusal::Unhealthy
-    } else if request.exclusive {
-        Refusal::NoWholeCard
-    } else {
-        Refusal::NoRoom
-    }
 }
 
 struct Search<'a> {
@@ -96,10 +70,7 @@ impl Search<'_> {
             if before.any(|&twin| self.node.cards[twin] == *card) {
                 continue;
             }
-            let charge = match self.request.exclusive {
-                true => card.capacity,
-                false => self.mib,
-            };
+            let charge = self.request.charge(card, self.mib);
             self.chosen.push((index, charge));
             self.choose(at + 1);
             self.chosen.pop();
