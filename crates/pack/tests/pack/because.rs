@@ -44,7 +44,7 @@ fn tight_names_what_it_spoils() {
     let tight = Tight::learn(&mix, std::iter::once((&node, 1)));
     assert_eq!(
         sentence(&node, &request, PolicyKind::Tight, &tight),
-        "tight (spoil the least for others): it spoils 24 MiB (22 in pieces of little use, 2 short \
-         of CPU or host memory); 20 of 80 MiB stay free on its GPU"
+        "tight (spoil the least for others): it spoils 25 MiB (22 in pieces of little use, 3 as \
+         the node was empty); 20 of 80 MiB stay free on its GPU"
     );
 }

@@ -138,12 +138,65 @@ fn of_empty_nodes_the_one_with_the_most_cpu_is_kept_for_a_pod_that_takes_it_all(
     let tight = learn(&[(single.clone(), 200)], &nodes);
     assert!(on(&plain, &single, &tight) < on(&rich, &single, &tight));
     // The others are no part of such a place, however many cards of theirs are free.
-    let begun = node(
-        &[(1000, 0), (1000, 1000), (1000, 1000), (1000, 1000)],
-        48_000,
-    );
+    let begun = |free| {
+        node(
+            &[(1000, 0), (1000, free), (1000, 1000), (1000, 1000)],
+            48_000,
+        )
+    };
     let waste = |node| on(node, &single, &tight).policy.0;
-    assert_eq!(waste(&plain), waste(&begun));
+    assert_eq!(waste(&begun(0)), waste(&begun(1000)));
+}
+
+#[test]
+fn a_pod_that_does_as_any_would_opens_no_node() {
+    // Pods ask for more CPU than nodes have: each that asks for less than the mean is a gain.
+    let empty = node(&[(1000, 1000); 8], 64_000);
+    let mut cards = [(1000, 1000); 8];
+    cards[..6].fill((1000, 0));
+    let nodes = vec![empty.clone(); 20];
+    let tight = learn(
+        &[(pod(1, 1000, 11_000), 200), (pod(1, 1000, 9000), 200)],
+        &nodes,
+    );
+    let begun = node(&cards, 16_000);
+    let usual = pod(1, 1000, 9000);
+    assert!(on(&begun, &usual, &tight) < on(&empty, &usual, &tight));
+}
+
+#[test]
+fn places_are_kept_where_those_are_bound_who_need_them() {
+    let plain = node(&[(1000, 1000); 4], 48_000);
+    let mut scarce = plain.clone();
+    scarce
+        .cards
+        .iter_mut()
+        .for_each(|card| card.model = ModelId(1));
+    let mut nodes = vec![plain.clone(); 40];
+    nodes.push(scarce.clone());
+    let (single, four) = (pod(1, 1000, 1000), pod(4, 1000, 1000));
+    let class = |request, models, pods| Class::of(request, models, pods);
+    let mix = [
+        class(&single, Vec::new(), 100),
+        class(&four, vec![ModelId(1)], 1),
+    ];
+    let tight = Tight::learn(&mix, nodes.iter().map(|node| (node, 1)));
+    // One such pod hardly makes its cards scarce, but it has a single place.
+    let premium = Tight::learn(
+        &[
+            class(&single, Vec::new(), 100),
+            class(&pod(1, 1000, 4000), vec![ModelId(1)], 4),
+        ],
+        nodes.iter().map(|node| (node, 1)),
+    );
+    let more =
+        |tight: &Tight| on(&scarce, &single, tight).policy.0 - on(&plain, &single, tight).policy.0;
+    assert!(
+        more(&tight) > more(&premium),
+        "{} {}",
+        more(&tight),
+        more(&premium)
+    );
 }
 
 #[test]

@@ -30,6 +30,12 @@ const STRANDED: f64 = 0.5;
 /// scarce.
 const RESERVE: f64 = 0.2;
 
+/// A mean over so many pods is off by about this share over the root of their number: what a pod gains
+/// on a node that nobody uses counts beyond that share of the node's memory.
+const UNSURE: f64 = 0.25;
+/// So much of it the first pod on a node costs in any case.
+const OPENING: f64 = 0.25;
+
 /// The policy with what it has learnt. The default has learnt nothing and takes every free MiB
 /// for useful.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,6 +50,8 @@ pub struct Tight {
     ram: f64,
     /// MiB that a pod asks for on average.
     mean: f64,
+    /// By how much what is learnt may be off, as a share.
+    unsure: f64,
 }
 
 impl Tight {
@@ -89,6 +97,7 @@ impl Tight {
             cpu: per_mib(|class| class.cpu_milli),
             ram: per_mib(|class| class.ram.0),
             mean: asked / pods.max(1) as f64,
+            unsure: UNSURE / (pods.max(1) as f64).sqrt(),
         };
         tight.look(nodes);
         tight
@@ -122,13 +131,29 @@ impl Tight {
         STRANDED * room.useful * (short(room.cpu, self.cpu) + short(room.ram, self.ram))
     }
 
+    /// What the first pod on a node spoils where CPU or host memory is short, if it leaves `after`.
+    /// Whichever pod comes first can make up for what the node is short of: what a mean pod of its size
+    /// does, too, is no gain of this one.
+    fn stranded_by_first(&self, before: &Room, after: &Room) -> f64 {
+        let used = before.useful - after.useful;
+        let left = |free: u64, per_mib: f64| free.saturating_sub((per_mib * used) as u64);
+        let mean = Room {
+            cpu: left(before.cpu, self.cpu),
+            ram: left(before.ram, self.ram),
+            ..*after
+        };
+        let more = self.stranded(after) - self.stranded(&mean);
+        more.max((more + self.unsure * before.whole).min(0.0))
+    }
+
     /// What the scarcest places on the node are worth, in MiB.
-    fn reserve(&self, room: &Room) -> f64 {
+    fn reserve(&self, node: &NodeGpus, room: &Room) -> f64 {
         if room.whole_cards == 0 {
             return 0.0;
         }
         let card = room.whole / f64::from(room.whole_cards);
-        let scarce = self.wide.iter().filter(|wide| wide.scarcity > 0.0);
+        let scarce = self.wide.iter();
+        let scarce = scarce.filter(|wide| wide.scarcity > 0.0 && wide.may_use(node));
         let worth = scarce.map(|wide| {
             let places = wide.hope(room.whole_cards, room.cpu);
             wide.scarcity * card * f64::from(wide.gpus) * places
@@ -170,6 +195,7 @@ struct Terms {
     stranded: f64,
     reserve: f64,
     premium: f64,
+    opening: f64,
     /// Charged beyond what was asked.
     surplus: f64,
     /// Free memory on the node and, once more, on the chosen cards.
@@ -229,14 +255,13 @@ impl Tight {
             terms.premium += lost.fold(0.0, f64::max);
             terms.surplus += charge.minus(asked).0 as f64;
         }
-        let stranded = self.stranded(&after) - before.stranded;
-        // Whichever pod comes first to an empty node can make up for what that is short of: it is no
-        // gain of this one. Otherwise pods that ask for little CPU would open every such node.
-        terms.stranded = match before.empty {
-            true => stranded.max(0.0),
-            false => stranded,
-        };
-        terms.reserve = before.reserve - self.reserve(&after);
+        if before.empty {
+            terms.stranded = self.stranded_by_first(&before.room, &after);
+            terms.opening = OPENING * self.unsure * before.room.whole;
+        } else {
+            terms.stranded = self.stranded(&after) - before.stranded;
+        }
+        terms.reserve = before.reserve - self.reserve(node, &after);
         terms
     }
 
@@ -253,6 +278,7 @@ impl Tight {
             (terms.stranded, "short of CPU or host memory"),
             (terms.reserve, "for want of places for several GPUs"),
             (terms.premium, "as such GPUs are scarce"),
+            (terms.opening, "as the node was empty"),
             (terms.surplus, "beyond what was asked"),
         ];
         let parts = parts.map(|(mib, what)| (mib.round() as i64, what));
@@ -302,7 +328,7 @@ impl Policy for Tight {
             room,
             empty: free == all,
             stranded: self.stranded(&room),
-            reserve: self.reserve(&room),
+            reserve: self.reserve(node, &room),
         };
         Survey { free, tight }
     }
@@ -315,7 +341,8 @@ impl Policy for Tight {
         charges: &[(usize, Mib)],
     ) -> (i64, i64) {
         let terms = self.terms(node, survey, request, charges);
-        let cost = terms.pieces + terms.premium + terms.surplus + terms.stranded + terms.reserve;
+        let kept = terms.stranded + terms.reserve + terms.premium + terms.opening;
+        let cost = terms.pieces + terms.surplus + kept;
         (
             (cost * SCALE).round() as i64,
             super::cost_of(terms.tightness),

@@ -12,7 +12,7 @@ pub(super) const SLACK: f64 = 1.2;
 /// Share of the cluster that is worth keeping whatever is expected: expectations are means.
 const SPARE: f64 = 0.1;
 /// The most that a MiB of scarce cards costs beyond itself.
-const PREMIUM: f64 = 0.5;
+const PREMIUM: f64 = 1.0;
 /// What a place that is all but there is worth beside one that is.
 const PART: f64 = 0.5;
 /// Nodes of one make differ by what runs on each of them: so many percent of the CPU that the best
@@ -29,6 +29,8 @@ const STEPS: f64 = 8.0;
 pub(super) struct Wide {
     pub(super) gpus: u32,
     cpu_milli: u64,
+    /// That they are bound to; empty for any.
+    models: Vec<ModelId>,
     /// Share of all pods that ask for as much or more.
     share: f64,
     /// How scarce places for them are, 0 to 1.
@@ -47,6 +49,12 @@ impl Wide {
         places as f64 + PART * part * part
     }
 
+    /// Are all cards of the node of models that will do?
+    pub(super) fn may_use(&self, node: &NodeGpus) -> bool {
+        let mut cards = node.cards.iter();
+        self.models.is_empty() || cards.all(|card| self.models.contains(&card.model))
+    }
+
     /// How many such pods would find a place beside each other.
     pub(super) fn places(&self, whole_cards: u32, cpu: u64) -> u64 {
         u64::from(whole_cards / self.gpus).min(self.by_cpu(cpu))
@@ -63,29 +71,31 @@ impl Wide {
 /// have spread it would find no place; among many pods these hardly count.
 pub(super) fn wide(mix: &[Class], nodes: &BTreeMap<u32, u64>) -> Vec<Wide> {
     let pods: usize = mix.iter().map(|class| class.pods).sum();
-    let mut seen: BTreeMap<(u32, u64), usize> = BTreeMap::new();
+    let mut seen: BTreeMap<(u32, u64, &[ModelId]), usize> = BTreeMap::new();
     for class in mix.iter().filter(|class| class.gpus > 1) {
-        *seen.entry((class.gpus, class.cpu_milli)).or_default() += class.pods;
+        let kind = (class.gpus, class.cpu_milli, &class.models[..]);
+        *seen.entry(kind).or_default() += class.pods;
     }
     let mut seen: Vec<_> = seen.into_iter().collect();
     seen.sort_by_key(|&(_, pods)| Reverse(pods));
     seen.truncate(MAX_KINDS);
     let seen = seen
         .iter()
-        .map(|&((gpus, cpu_milli), pods)| (gpus, cpu_milli, pods));
+        .map(|&((gpus, cpu_milli, models), pods)| (gpus, cpu_milli, models, pods));
     let possible = nodes.iter().flat_map(|(&cards, &cpu)| {
         let all_cpu = cpu / 100 * ALL_CPU_PERCENT;
-        [(cards, 0, 1), (cards, all_cpu, 1)]
+        [(cards, 0, &[][..], 1), (cards, all_cpu, &[][..], 1)]
     });
     let several: Vec<_> = seen.chain(possible).filter(|kind| kind.0 > 1).collect();
-    let wide = several.iter().map(|&(gpus, cpu_milli, _)| {
+    let wide = several.iter().map(|&(gpus, cpu_milli, models, _)| {
         let more = several
             .iter()
-            .filter(|other| other.0 >= gpus && other.1 >= cpu_milli);
+            .filter(|other| other.0 >= gpus && other.1 >= cpu_milli && is_within(other.2, models));
         let more: usize = more.map(|(.., pods)| pods).sum();
         Wide {
             gpus,
             cpu_milli,
+            models: models.to_vec(),
             share: more as f64 / (pods + 1) as f64,
             scarcity: 0.0,
         }
@@ -159,13 +169,12 @@ pub(super) fn bound(mix: &[Class], whole: f64, sizes: &[u64]) -> Vec<Bound> {
     sets.sort_by(|a, b| b.1.total_cmp(&a.1));
     sets.truncate(MAX_KINDS);
     let bound = sets.into_iter().map(|((models, least, whole_card), _)| {
-        let is_within = |class: &&Class| {
-            let narrower = models.is_empty()
-                || !class.models.is_empty()
-                    && class.models.iter().all(|model| models.contains(model));
-            narrower && size(class) >= least && (class.exclusive || !whole_card)
+        let needs_them = |class: &&Class| {
+            is_within(&class.models, models)
+                && size(class) >= least
+                && (class.exclusive || !whole_card)
         };
-        let within = || mix.iter().filter(is_within);
+        let within = || mix.iter().filter(needs_them);
         let share: f64 = within().map(|class| class.asked(whole)).sum();
         let pieces = within().filter(|_| least > 0).map(|class| class.mib.0);
         Bound {
@@ -178,6 +187,11 @@ pub(super) fn bound(mix: &[Class], whole: f64, sizes: &[u64]) -> Vec<Bound> {
         }
     });
     bound.collect()
+}
+
+/// Are pods that are bound to `narrow` bound to `wide` as well? Empty stands for any.
+fn is_within(narrow: &[ModelId], wide: &[ModelId]) -> bool {
+    wide.is_empty() || !narrow.is_empty() && narrow.iter().all(|model| wide.contains(model))
 }
 
 /// Scarcity of what there are `free` of `all`, when so many are expected to be asked for.
@@ -214,7 +228,8 @@ pub(super) fn look<'a>(
         let count = f64::from(count);
         let whole = node.cards.iter().filter(|card| card.is_whole()).count();
         let whole = u32::try_from(whole).unwrap_or(0);
-        for (places, wide) in places.iter_mut().zip(&*wide) {
+        let all = places.iter_mut().zip(&*wide);
+        for (places, wide) in all.filter(|(_, wide)| wide.may_use(node)) {
             places.free += wide.places(whole, node.cpu_free_milli) as f64 * count;
             places.all += f64::from(u8::from(node.cards.len() >= wide.gpus as usize)) * count;
         }
