@@ -1,5 +1,6 @@
 //! Runs of several seeds as one table or one JSON document.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
@@ -80,12 +81,13 @@ pub struct Summary {
 impl Summary {
     /// The summary of the runs of one policy.
     #[must_use]
-    pub fn of(runs: &[Run]) -> Self {
+    pub fn of<R: Borrow<Run>>(runs: &[R]) -> Self {
+        let runs: Vec<&Run> = runs.iter().map(Borrow::borrow).collect();
         let mean = |value: &dyn Fn(&Run) -> Option<f64>| {
-            Mean::of(&runs.iter().filter_map(value).collect::<Vec<_>>())
+            Mean::of(&runs.iter().copied().filter_map(value).collect::<Vec<_>>())
         };
         let levels = |of: &dyn Fn(&Run) -> BTreeMap<u32, f64>| -> BTreeMap<u32, Mean> {
-            let maps: Vec<_> = runs.iter().map(of).collect();
+            let maps: Vec<_> = runs.iter().copied().map(of).collect();
             let all: Vec<u32> = maps
                 .first()
                 .map_or_else(Vec::new, |m| m.keys().copied().collect());

@@ -33,6 +33,8 @@ const MINUTE: u64 = 60_000;
 pub struct Plan {
     /// Hosts and the pods that are drawn from.
     pub workload: Workload,
+    /// Pods that are there from the start, stay, and hold this part of the cards; if any.
+    pub standing: Option<(Vec<Job>, f64)>,
     /// The pods that are drawn from in the second half of what is measured, if they change.
     pub then: Option<Vec<Job>>,
     /// So many of the hosts, drawn by seed; all if there are fewer.
@@ -236,6 +238,15 @@ pub fn churn(
         now: 0,
         cards,
     };
+    if let Some((jobs, part)) = &plan.standing {
+        let stays = Source::new(jobs, &world.hosts, *part, cards)?;
+        let mut demand = 0;
+        while (demand as f64) < part * cards as f64 {
+            let job = stays.draw(&mut random);
+            demand += job.demand();
+            world.come(job, 2 * end)?;
+        }
+    }
     // What is there at the start is what a cluster of this load would hold, part of its life spent.
     let mut demand = 0;
     while (demand as f64) < plan.load * cards as f64 {

@@ -77,6 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut plan = Plan {
         hosts: args.nodes_count.unwrap_or(workload.hosts.len()),
         workload,
+        standing: None,
         then,
         load: 0.0,
         lifetimes: args.lifetimes,
