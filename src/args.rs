@@ -70,7 +70,7 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_POLICY", default_value_t, value_parser = PolicyKind::from_str)]
     pub policy: PolicyKind,
 
-    /// Namespace of the Lease by which one extender decides
+    /// Namespace of the Lease that says which extender decides
     #[arg(
         long,
         env = "GPUSTOW_LEASE_NAMESPACE",
@@ -103,7 +103,7 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_STALE_AFTER", default_value = "180", value_parser = seconds)]
     pub stale_after: Duration,
 
-    /// Wake-ups of waiting pods per second at most
+    /// Maximum number of waiting pods to wake per second
     #[arg(long, env = "GPUSTOW_WAKE_RATE", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub wake_rate: u32,
 

@@ -16,7 +16,7 @@ pub(crate) enum ErrorKind {
     Timeout,
     /// The API server refused or did not answer.
     Api,
-    /// This replica is in no position to answer.
+    /// This replica is not ready, or not the one that decides.
     Internal,
 }
 

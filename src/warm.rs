@@ -7,7 +7,8 @@ use tokio::time::sleep;
 
 use crate::App;
 
-/// Answers found at once, in about as long as a filter call takes: so long one may have to wait.
+/// Answers computed per slice. A slice takes about as long as one filter call, which bounds how long a
+/// call can be delayed.
 const SLICE: usize = 256;
 /// Between two slices, at least.
 const PAUSE: Duration = Duration::from_millis(1);

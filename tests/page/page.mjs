@@ -190,6 +190,9 @@ const cases = {
     }
     await page.keyboard.press("3");
     assert.ok(await page.evaluate(() => document.documentElement.scrollHeight) < 4000);
+    await page.getByRole("button", { name: "Why does" }).first().click();
+    await page.waitForSelector("pre");
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390, "an answer");
     assert.deepEqual(wrong, []);
     await context.close();
   },

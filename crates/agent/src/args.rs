@@ -67,7 +67,7 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_HEADROOM_MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=16_777_216))]
     pub headroom_mib: u64,
 
-    /// MiB that a card offers which shares the host's memory and tells no size
+    /// Size in MiB to assume for a GPU that shares the host's memory and reports none of its own
     #[arg(long, env = "GPUSTOW_UNIFIED_MEMORY_MIB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
     pub unified_memory_mib: Option<u64>,
 
@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_SHRINK_AFTER", default_value = "60", value_parser = seconds)]
     pub shrink_after: Duration,
 
-    /// Seconds after which a container without a process on its card is told of
+    /// Report a container that has had no process on its GPU for this many seconds
     #[arg(long, env = "GPUSTOW_SILENT_AFTER", default_value = "60", value_parser = seconds)]
     pub silent_after: Duration,
 

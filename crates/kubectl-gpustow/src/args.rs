@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use kube::core::Selector;
 
 use crate::cluster::Cluster;
@@ -12,14 +12,58 @@ use crate::output::{Format, Output};
 use crate::selector;
 use crate::source::Source;
 
+/// The commands, by what one wants to know.
+const GROUPS: [(&str, &[&str]); 4] = [
+    (
+        "See what is there",
+        &["nodes", "gpus", "pods", "report", "top", "ui"],
+    ),
+    ("Ask about a pod", &["why", "fit"]),
+    ("Find what is wrong", &["check"]),
+    ("Set up", &["completion"]),
+];
+
 /// See which pods sit on which GPU, and why a pod waits.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "kubectl-gpustow", bin_name = "kubectl gpustow", version)]
+#[command(
+    name = "kubectl-gpustow",
+    bin_name = "kubectl gpustow",
+    version,
+    after_help = "Examples:\n  kubectl gpustow gpus                  which pods are on which GPU\n  \
+                  kubectl gpustow why deploy/triton     why its oldest pod waits\n  \
+                  kubectl gpustow check                 what is wrong, and what to do\n\n\
+                  Exit codes: 0 yes, 1 no (does not fit, waits, something is wrong), 2 no answer.\n\
+                  Each command has examples of its own: kubectl gpustow gpus --help"
+)]
 pub struct Args {
     #[command(flatten)]
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// The process's arguments; help, version and mistakes end it.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let matches = grouped().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+/// The program with its commands in groups, which clap has for options alone.
+fn grouped() -> clap::Command {
+    let command = Args::command();
+    let mut text = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
+    for (group, names) in GROUPS {
+        text += &format!("\n{group}:\n");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(|it| it.get_about());
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            text += &format!("  {name:<11} {about}\n");
+        }
+    }
+    command.help_template(text + "\n{options}{after-help}")
 }
 
 /// Where to ask and for what.
@@ -61,6 +105,9 @@ impl Global {
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Nodes with GPUs: room, largest piece, whole cards left
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow nodes --sort-by -largest\n  kubectl gpustow nodes -o wide"
+    )]
     Nodes {
         #[command(flatten)]
         output: Output,
@@ -76,6 +123,9 @@ pub(crate) enum Command {
         output: Output,
     },
     /// Pods that ask for GPU memory: on which GPU, how much, how much in use
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow pods -A\n  kubectl gpustow pods -n team-a -l app=triton -o json"
+    )]
     Pods {
         #[command(flatten)]
         output: Output,
@@ -114,8 +164,14 @@ pub(crate) enum Command {
         format: Format,
     },
     /// Live view of every GPU with its pods
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow top --sort idle\n  kubectl gpustow top -1 --filter h100"
+    )]
     Top(TopArgs),
     /// What each team holds, uses and leaves idle
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow report\n  kubectl gpustow report --by team -o csv"
+    )]
     Report {
         /// `namespace`, or a label's key
         #[arg(long, default_value = "namespace", value_name = "namespace|LABEL")]
@@ -123,14 +179,21 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Find drift between assignments, GPUs and agents, and say the mend. Exit code 1 if any
+    /// Find what is wrong with gpustow, its agents, GPUs and pods, and say what to do. Exit code 1 if anything is
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow check\n  kubectl gpustow check -o json | jq '.items[] | select(.level == \"error\")'"
+    )]
     Check {
         #[command(flatten)]
         output: Output,
     },
     /// Live page on this machine, with your own rights
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow ui\n  kubectl gpustow ui --from cluster.json --listen 127.0.0.1:8080"
+    )]
     Ui(UiArgs),
     /// Let kubectl complete this command's words
+    #[command(after_help = "Example:\n  kubectl gpustow completion install")]
     Completion(CompletionArgs),
     /// What kubectl calls to complete a word
     #[command(name = "__complete", hide = true)]
@@ -199,4 +262,44 @@ pub(crate) enum CompletionAction {
         #[arg(long, value_name = "FOLDER")]
         dir: Option<PathBuf>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_in_one_group_and_has_an_example() {
+        let command = Args::command();
+        let mut named: Vec<_> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| names.iter().copied())
+            .collect();
+        let mut all = Vec::new();
+        for command in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+            let name = command.get_name();
+            let examples = command.get_after_help().map(ToString::to_string);
+            let example = format!("kubectl gpustow {name}");
+            assert!(
+                examples.is_some_and(|text| text.contains(&example)),
+                "{name}"
+            );
+            all.push(name);
+        }
+        named.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(named, all);
+    }
+
+    #[test]
+    fn help_is_in_groups() {
+        let help = grouped().render_help().to_string();
+        let at = |text: &str| help.find(text);
+        assert!(
+            at("See what is there:").is_some() && at("Ask about a pod:") < at("  why "),
+            "{help}"
+        );
+        assert!(at("  check ") < at("Options of every command:"), "{help}");
+        assert!(help.contains("Exit codes: 0 yes"), "{help}");
+    }
 }

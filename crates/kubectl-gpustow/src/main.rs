@@ -2,12 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use kubectl_gpustow::{Answer, Args, Screen, run};
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let answer = run(Args::parse(), &mut std::io::stdout(), Screen::stdout()).await;
+    let answer = run(Args::of_process(), &mut std::io::stdout(), Screen::stdout()).await;
     match answer {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),

@@ -254,6 +254,12 @@ fn verdict(views: &[NodeView], trial: &Trial<'_>) -> String {
         taking.map(|card| room(view, card))
     });
     let rooms: Vec<Mib> = rooms.collect();
+    if rooms.is_empty() {
+        return format!(
+            "It fits on none of {} GPU nodes: no GPU that it may use takes pods now.",
+            views.len()
+        );
+    }
     format!(
         "It fits on none of {} GPU nodes. {} is free on {} GPUs there; the largest piece is {}.",
         views.len(),

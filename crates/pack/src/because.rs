@@ -2,7 +2,7 @@
 
 use crate::{Mib, NodeGpus, PolicyKind, Request, Tight};
 
-/// What speaks for putting `charges` (card index, MiB; ascending, each card once) on `node`, as the
+/// Why to put `charges` (card index, MiB; ascending, each card once) on `node`, as the
 /// policy sees it: what it looks at and what it found, in MiB.
 #[must_use]
 pub fn because(

@@ -146,6 +146,7 @@ function filter() {
     if (block.element.style.containIntrinsicSize !== size) block.element.style.containIntrinsicSize = size;
   }
   $("count").textContent = `${shown} of ${nodes.size} nodes`;
+  $("gpus").classList.toggle("empty", !nodes.size);
   $("nodes").querySelector(".none")?.remove();
   if (!shown) $("nodes").append(none());
   redraw();
@@ -155,7 +156,7 @@ function filter() {
 function none() {
   const box = make("div", "none");
   if (!nodes.size) {
-    box.append(nothing("No node reports GPUs. Are gpustow's agents running?"), make("pre", "", "kubectl get pods -n gpustow-system -o wide"));
+    box.append(nothing("No node reports GPUs. Are gpustow's agents running?"), make("pre", "", "kubectl gpustow check\nkubectl get pods -n gpustow-system -o wide"));
     return box;
   }
   const clear = make("button", "", "Clear the filters");
@@ -220,7 +221,7 @@ function receive(update) {
 }
 
 function stats() {
-  const sum = { gpus: 0, room: 0, held: 0, used: 0, capacity: 0, bad: 0, piece: 0 };
+  const sum = { gpus: 0, room: 0, held: 0, used: 0, others: 0, capacity: 0, bad: 0, piece: 0 };
   for (const { data } of nodes.values()) {
     sum.bad += isBad(data) ? 1 : 0;
     for (const gpu of data.gpus) {
@@ -228,7 +229,8 @@ function stats() {
       sum.room += gpu.room;
       sum.piece = Math.max(sum.piece, gpu.room);
       sum.held += gpu.held;
-      sum.used += gpu.used + gpu.strangers;
+      sum.used += gpu.used;
+      sum.others += gpu.strangers;
       sum.capacity += gpu.capacity;
     }
   }
@@ -237,6 +239,7 @@ function stats() {
     ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Room", memory(sum.room)],
     ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Nodes with problems", sum.bad],
   ];
+  if (sum.others) entries.splice(6, 0, ["Used by others", memory(sum.others)]);
   $("stats").replaceChildren(...entries.map(([name, value]) => {
     const entry = make("div");
     entry.append(make("dt", "", name), make("dd", "", String(value)));

@@ -7,8 +7,9 @@ use std::fs;
 use anyhow::{Result, ensure};
 use gpustow_api::faults;
 use gpustow_ledger::Reason;
+use kubectl_gpustow::Screen;
 
-use crate::here;
+use crate::{here, output_of};
 
 fn read(path: &str) -> Result<String> {
     Ok(fs::read_to_string(here("../../..").join(path))?)
@@ -132,6 +133,18 @@ fn every_number_of_an_error_is_explained() -> Result<()> {
             page.contains(&format!("| `NVML's error {number}` |")),
             "{number} is not explained"
         );
+    }
+    Ok(())
+}
+
+/// What README shows is what the commands print of such a cluster.
+#[tokio::test]
+async fn readme_shows_what_is_printed() -> Result<()> {
+    let page = read("README.md")?;
+    for command in ["gpus", "check"] {
+        let (_, printed) = output_of(&here("readme"), command, Screen::default()).await?;
+        let shown = format!("$ kubectl gpustow {command}\n{printed}```");
+        ensure!(page.contains(&shown), "README should have\n{shown}");
     }
     Ok(())
 }

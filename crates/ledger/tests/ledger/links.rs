@@ -44,7 +44,7 @@ fn a_pod_of_two_gpus_gets_a_linked_pair() {
     assert_eq!(
         ledger.reserved_because("p"),
         Some(
-            "tight (spoil the least for others): it spoils 108 MiB (88 in pieces of little use, 20 \
+            "tight (waste the least memory): it wastes 108 MiB (88 in pieces of little use, 20 \
              for want of places for several GPUs); 80 of 200 MiB stay free on its 2 GPUs, joined by NVLink"
         )
     );

@@ -95,7 +95,7 @@ impl PolicyKind {
     #[must_use]
     pub fn rule(self) -> &'static str {
         match self {
-            Self::Tight => "spoil the least for others",
+            Self::Tight => "waste the least memory",
             Self::Binpack => "leave the least free",
             Self::Spread => "have the fewest neighbours",
             Self::FirstFit => "the first with room",

@@ -28,7 +28,7 @@ fn every_policy_says_in_a_sentence_what_it_found() {
     );
     assert_eq!(
         sentence(&one, &pod(&[(1, 30)]), PolicyKind::Tight, &nothing),
-        "tight (spoil the least for others): it spoils nothing; 20 of 80 MiB stay free on its GPU"
+        "tight (waste the least memory): it wastes nothing; 20 of 80 MiB stay free on its GPU"
     );
 }
 
@@ -44,7 +44,7 @@ fn tight_names_what_it_spoils() {
     let tight = Tight::learn(&mix, std::iter::once((&node, 1)));
     assert_eq!(
         sentence(&node, &request, PolicyKind::Tight, &tight),
-        "tight (spoil the least for others): it spoils 25 MiB (22 in pieces of little use, 3 as \
+        "tight (waste the least memory): it wastes 25 MiB (22 in pieces of little use, 3 as \
          the node was empty); 20 of 80 MiB stay free on its GPU"
     );
 }

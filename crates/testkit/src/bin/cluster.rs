@@ -216,7 +216,7 @@ A tour:
       # ten pods, each on the GPU that leaves the most useful room; this terminal says where
   kubectl gpustow gpus
       # requested against in use: programs take 60, 100, 35 or 115 % of their request, every fifth none
-  kubectl scale deployment triton --replicas=200; kubectl gpustow why deploy/triton
+  kubectl scale deployment triton --replicas=200; sleep 30; kubectl gpustow why deploy/triton
       # more than fit: what the next one lacks, on which GPU, and whose end makes room for it
   kubectl gpustow check
       # a pod above its request, idle ones, and 3 GiB on gpu-node-0 that belong to no pod

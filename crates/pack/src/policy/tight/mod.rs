@@ -265,7 +265,7 @@ impl Tight {
         terms
     }
 
-    /// What a placement spoils, in words.
+    /// What a placement wastes, in words.
     pub(crate) fn found(
         &self,
         node: &NodeGpus,
@@ -287,7 +287,7 @@ impl Tight {
             .iter()
             .fold(0_i64, |sum, (mib, _)| sum.saturating_add(*mib));
         let parts = match told.as_slice() {
-            [] => return "it spoils nothing".to_owned(),
+            [] => return "it wastes nothing".to_owned(),
             [(_, what)] if sum > 0 => format!(" {what}"),
             [_] => String::new(),
             several => {
@@ -296,8 +296,8 @@ impl Tight {
             }
         };
         match sum < 0 {
-            true => format!("it makes {} MiB useful again{parts}", sum.saturating_neg()),
-            false => format!("it spoils {sum} MiB{parts}"),
+            true => format!("it makes {} MiB usable again{parts}", sum.saturating_neg()),
+            false => format!("it wastes {sum} MiB{parts}"),
         }
     }
 }
