@@ -63,7 +63,7 @@ fn grouped() -> clap::Command {
             text += &format!("  {name:<11} {about}\n");
         }
     }
-    command.help_template(text + "\n{options}{after-help}")
+    command.help_template(text + "\nOptions of every command:\n{options}{after-help}")
 }
 
 /// Where to ask and for what.
@@ -179,7 +179,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Find what is wrong with gpustow, its agents, GPUs and pods, and say what to do. Exit code 1 if anything is
+    /// What is wrong, and what to do. Exit code 1 if anything is
     #[command(
         after_help = "Examples:\n  kubectl gpustow check\n  kubectl gpustow check -o json | jq '.items[] | select(.level == \"error\")'"
     )]

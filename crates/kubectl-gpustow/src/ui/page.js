@@ -237,9 +237,9 @@ function stats() {
   const share = (part) => `${Math.round((100 * part) / Math.max(1, sum.capacity))} %`;
   const entries = [
     ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Room", memory(sum.room)],
-    ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Nodes with problems", sum.bad],
+    ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Problems", sum.bad],
   ];
-  if (sum.others) entries.splice(6, 0, ["Used by others", memory(sum.others)]);
+  if (sum.others) entries.splice(6, 0, ["Others", memory(sum.others)]);
   $("stats").replaceChildren(...entries.map(([name, value]) => {
     const entry = make("div");
     entry.append(make("dt", "", name), make("dd", "", String(value)));
