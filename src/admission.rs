@@ -1,10 +1,10 @@
 //! Looks now and then whether the policies still hold on which the ledger relies: that nobody else
 //! writes assignments, above all. A weak policy is told, and stops nothing.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpustow_api::admission::{POLICIES, weakness};
+use gpustow_api::admission::{Expected, Weakness};
 use kube::Api;
 use tokio::time::sleep;
 
@@ -16,25 +16,29 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What was found at the last look: each policy that was read, and what is wrong with it, if anything.
+/// Policies, and what is wrong with each, if anything.
+type Looked = Vec<(&'static str, Option<Weakness>)>;
+
+/// What was found at the last look, of the policies that could be read.
 #[derive(Default)]
-pub(crate) struct Found(Mutex<Vec<(&'static str, Option<&'static str>)>>);
+pub(crate) struct Found(Mutex<Looked>);
 
 impl Found {
+    fn lock(&self) -> MutexGuard<'_, Looked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The policies that were read.
-    pub(crate) fn all(&self) -> Vec<(&'static str, Option<&'static str>)> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    pub(crate) fn all(&self) -> Looked {
+        self.lock().clone()
     }
 
     /// A line for each that is weak.
     pub(crate) fn warnings(&self) -> String {
         let weak = self.all().into_iter();
-        let lines = weak.filter_map(|(policy, problem)| Some((policy, problem?)));
-        lines
-            .map(|(policy, problem)| format!("warning: admission policy {policy} {problem}\n"))
+        let weak = weak.filter_map(|(policy, weak)| Some((policy, weak?)));
+        weak.filter(|(_, weak)| weak.is_open())
+            .map(|(policy, weak)| format!("warning: admission policy {policy} {weak}\n"))
             .collect()
     }
 }
@@ -42,35 +46,34 @@ impl Found {
 /// Looks for as long as the process runs.
 pub(crate) async fn run(app: Arc<App>) {
     app.lists.all_in().await;
+    let expected = Expected::new(&app.args.resource_name);
     loop {
         let mut found = Vec::new();
-        for name in POLICIES {
-            match look(&app, name).await {
-                Ok(problem) => found.push((name, problem)),
-                Err(error) => tracing::debug!(%error, policy = name, "cannot read the policy"),
+        for (policy, looked) in expected.look(|name| read(app.clone(), name)).await {
+            match looked {
+                Ok(weak) => found.push((policy, weak)),
+                Err(error) => tracing::debug!(%error, policy, "cannot read the policy"),
             }
         }
         let before = app.policies.all();
-        for (policy, problem) in &found {
-            if let Some(problem) = problem
-                && !before.contains(&(policy, Some(problem)))
-            {
-                tracing::warn!(policy, problem, "apply gpustow's manifests again");
+        for told in found.iter().filter(|told| !before.contains(told)) {
+            if let (policy, Some(weak)) = told {
+                tracing::warn!(policy, %weak, "are gpustow's manifests of this build's version?");
             }
         }
-        *app.policies
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = found;
+        *app.policies.lock() = found;
         sleep(PERIOD).await;
     }
 }
 
-async fn look(app: &App, name: &str) -> Result<Option<&'static str>, AskError> {
+async fn read(
+    app: Arc<App>,
+    name: &'static str,
+) -> Result<gpustow_api::admission::Found, AskError> {
     let policies = Api::all(app.client.clone());
     let bindings = Api::all(app.client.clone());
-    let policy = within(TIMEOUT, policies.get_opt(name)).await?;
-    let binding = within(TIMEOUT, bindings.get_opt(name)).await?;
-    let resource = &app.args.resource_name;
-    Ok(weakness(name, resource, policy.as_ref(), binding.as_ref()))
+    tokio::try_join!(
+        within(TIMEOUT, policies.get_opt(name)),
+        within(TIMEOUT, bindings.get_opt(name)),
+    )
 }

@@ -70,7 +70,8 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_POLICY", default_value_t, value_parser = PolicyKind::from_str)]
     pub policy: PolicyKind,
 
-    /// Namespace of the Lease that says which extender decides
+    /// Namespace of the Lease that says which extender decides; another than the default must also be
+    /// named in the admission policy gpustow-extender and in a Role
     #[arg(
         long,
         env = "GPUSTOW_LEASE_NAMESPACE",

@@ -8,6 +8,7 @@ mod models;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use gpustow_api::admission::Weakness;
 use gpustow_ledger::{NodeView, Reason};
 use gpustow_pack::Request;
 use gpustow_serve::BUCKETS;
@@ -72,7 +73,7 @@ pub(crate) struct Totals {
     /// When the oldest of them was created, in seconds since 1970.
     pub(crate) oldest: Option<i64>,
     /// The admission policies that were read, and what is wrong with each, if anything.
-    pub(crate) policies: Vec<(&'static str, Option<&'static str>)>,
+    pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
     /// Export each card too.
     pub(crate) per_gpu: bool,
 }

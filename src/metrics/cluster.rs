@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gpustow_api::admission::Weakness;
 use gpustow_ledger::{Mismatches, NodeView, Problem};
 use gpustow_pack::Mib;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
@@ -68,12 +69,12 @@ pub(super) fn cluster(
     let holds = gauges(
         registry,
         "gpustow_policy_holds",
-        "1 for an admission policy that is in force, 0 for one that is missing or weak",
+        "1 for an admission policy that is in force, 0 for one that is missing, weak or another than this build's",
         &["policy"],
     )?;
-    for (policy, problem) in &totals.policies {
+    for (policy, weak) in &totals.policies {
         let holds = holds.with_label_values(&[*policy]);
-        holds.set(i64::from(problem.is_none()));
+        holds.set(i64::from(!weak.as_ref().is_some_and(Weakness::is_open)));
     }
     mismatches(registry, &totals.nodes)?;
     memory(registry, &totals.nodes, models)?;

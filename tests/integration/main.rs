@@ -35,6 +35,7 @@ mod silence;
 mod smoke;
 mod support;
 mod takeover;
+mod templates;
 mod undecodable;
 mod waiting;
 mod weak_policies;

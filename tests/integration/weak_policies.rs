@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use clap::Parser as _;
+use gpustow_api::names;
 use gpustow_testkit::{ControlPlane, eventually};
 use kubectl_gpustow::{Answer, Args, Screen, run};
 
@@ -30,11 +31,31 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
     let least = "validatingadmissionpolicybinding/gpustow-least";
     cluster.kubectl(&["delete", least]).await?;
 
+    let agents = "validatingadmissionpolicy/gpustow-agent";
+    let all = r#"[{"op":"replace","path":"/spec/validations/0/expression","value":"true"}]"#;
+    let rewrite = ["patch", agents, "--type=json", "--patch", all];
+    cluster.kubectl(&rewrite).await?;
+    let requests = "validatingadmissionpolicy/gpustow-requests";
+    let later = format!("{}=9999.0.0", names::POLICY_VERSION);
+    let of_later = ["annotate", requests, "--overwrite", &later];
+    cluster.kubectl(&of_later).await?;
+    let more = r#"[{"op":"add","path":"/spec/validations/-","value":{"expression":"true"}}]"#;
+    let add = ["patch", requests, "--type=json", "--patch", more];
+    cluster.kubectl(&add).await?;
+
     let (answer, said) = check(&cluster).await?;
     ensure!(answer == Answer::No, "{said}");
     for (policy, problem) in [
         ("gpustow-annotations", "does not deny"),
         ("gpustow-least", "has no binding"),
+        (
+            "gpustow-agent",
+            "differs from this build: spec.validations[0].expression",
+        ),
+        (
+            "gpustow-requests",
+            "is that of version 9999.0.0, later than this build: spec.validations",
+        ),
     ] {
         let object = format!("validatingadmissionpolicy/{policy}");
         let line = said.lines().find(|line| line.contains(&object));
@@ -48,6 +69,8 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
         for (policy, holds) in [
             ("gpustow-annotations", 0),
             ("gpustow-least", 0),
+            ("gpustow-agent", 0),
+            ("gpustow-requests", 1),
             ("gpustow-extender", 1),
         ] {
             let series = format!("gpustow_policy_holds{{policy=\"{policy}\"}} {holds}");

@@ -1,16 +1,20 @@
-//! Does a policy of ours hold what it promises? It looks at one policy and its binding, as they are in
-//! the cluster. It does not know who asks, nor what a policy holds.
+//! Do our policies hold what they promise? They and their bindings, as they are in the cluster, are held
+//! against what this build would generate. It does not know who asks, nor what a policy holds.
+
+use std::future::Future;
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-    ValidatingAdmissionPolicySpec as Spec,
 };
-use serde::Deserialize as _;
+use serde::{Deserialize as _, Serialize};
+use serde_json::Value;
+use thiserror::Error;
 
 use crate::manifests::generated;
+use crate::names;
 
 /// The policies that keep tenants and our own parts in bounds; each has a binding of its name.
-pub const POLICIES: [&str; 5] = [
+const POLICIES: [&str; 5] = [
     "gpustow-agent",
     "gpustow-annotations",
     "gpustow-extender",
@@ -18,103 +22,188 @@ pub const POLICIES: [&str; 5] = [
     "gpustow-requests",
 ];
 
-/// What is wrong with the policy `name` or its binding, if anything, where pods ask for `resource`.
-#[must_use]
-pub fn weakness(
-    name: &str,
-    resource: &str,
-    policy: Option<&ValidatingAdmissionPolicy>,
-    binding: Option<&ValidatingAdmissionPolicyBinding>,
-) -> Option<&'static str> {
-    let Some(is) = policy.and_then(|policy| policy.spec.as_ref()) else {
-        return Some("is missing");
-    };
-    let Some(bound) = binding.and_then(|binding| binding.spec.as_ref()) else {
-        return Some("has no binding");
-    };
-    let denies = bound.validation_actions.iter().flatten();
-    if bound.policy_name.as_deref() != Some(name) || !denies.into_iter().any(|it| it == "Deny") {
-        return Some("does not deny: its binding says otherwise");
-    }
-    if bound.match_resources.is_some() {
-        return Some("is narrowed by its binding");
-    }
-    if is.failure_policy.as_deref() == Some("Ignore") {
-        return Some("lets pass what it cannot judge: failurePolicy is Ignore");
-    }
-    let should = generated_policy(name, resource).and_then(|policy| policy.spec)?;
-    let count = |spec: &Spec| spec.validations.as_ref().map_or(0, Vec::len);
-    (count(is) < count(&should)).then_some("has fewer rules than that of this version")
+/// Variables whose lists are an administrator's to change: docs/install.md says for what.
+const OPEN: [&str; 2] = ["extenders", "schedulers"];
+
+/// Fields that the API server writes where a manifest leaves them out.
+const DEFAULTS: [(&str, &str); 5] = [
+    ("failurePolicy", r#""Fail""#),
+    ("matchPolicy", r#""Equivalent""#),
+    ("namespaceSelector", "{}"),
+    ("objectSelector", "{}"),
+    ("scope", r#""*""#),
+];
+
+/// What is wrong with a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Weakness {
+    /// Nobody applied it.
+    #[error("is missing")]
+    Missing,
+    /// It judges nothing.
+    #[error("has no binding")]
+    Unbound,
+    /// It only warns.
+    #[error("does not deny: its binding says otherwise")]
+    Toothless,
+    /// It judges some requests only.
+    #[error("is narrowed by its binding")]
+    Narrowed,
+    /// It passes what it fails to compute.
+    #[error("lets pass what it cannot judge: failurePolicy is Ignore")]
+    Ignores,
+    /// It is another policy than this build's; the field that shows it.
+    #[error("differs from this build: {0}")]
+    Differs(String),
+    /// It is a later version's, and may hold more; that version, and the field.
+    #[error("is that of version {0}, later than this build: {1}")]
+    Newer(String, String),
 }
 
-/// The policy as this version's manifests have it.
-fn generated_policy(name: &str, resource: &str) -> Option<ValidatingAdmissionPolicy> {
-    let files = generated(resource).ok()?;
-    let texts = files.iter().map(|(_, text)| text.as_str());
-    let documents = texts.flat_map(serde_yaml::Deserializer::from_str);
-    let objects = documents.filter_map(|it| serde_json::Value::deserialize(it).ok());
-    objects
-        .filter(|object| object["kind"] == "ValidatingAdmissionPolicy")
-        .find(|object| object["metadata"]["name"] == name)
-        .and_then(|object| serde_json::from_value(object).ok())
+impl Weakness {
+    /// May it let something pass that this build counts on?
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !matches!(self, Self::Newer(..))
+    }
+}
+
+/// A policy and its binding as they are in the cluster, if they are.
+pub type Found = (
+    Option<ValidatingAdmissionPolicy>,
+    Option<ValidatingAdmissionPolicyBinding>,
+);
+
+/// The policies that this build would generate, and their bindings.
+#[derive(Debug)]
+pub struct Expected(Vec<(&'static str, Value, Value)>);
+
+impl Expected {
+    /// Where pods ask for `resource`; nothing is expected for a name that no pod could ask for.
+    #[must_use]
+    pub fn new(resource: &str) -> Expected {
+        let files = generated(resource).unwrap_or_default();
+        let texts = files.iter().map(|(_, text)| text.as_str());
+        let documents = texts.flat_map(serde_yaml::Deserializer::from_str);
+        let objects: Vec<Value> = documents
+            .filter_map(|it| Value::deserialize(it).ok())
+            .collect();
+        let spec = |kind: &str, name: &str| {
+            let is = |it: &&Value| it["kind"] == kind && it["metadata"]["name"] == name;
+            Some(objects.iter().find(is)?["spec"].clone())
+        };
+        let expected = POLICIES.into_iter().filter_map(|name| {
+            let policy = spec("ValidatingAdmissionPolicy", name)?;
+            Some((
+                name,
+                policy,
+                spec("ValidatingAdmissionPolicyBinding", name)?,
+            ))
+        });
+        Expected(expected.collect())
+    }
+
+    /// Reads each policy by `read`; what is wrong with it, if anything, or why it could not be read.
+    pub async fn look<E, F>(
+        &self,
+        read: impl Fn(&'static str) -> F,
+    ) -> Vec<(&'static str, Result<Option<Weakness>, E>)>
+    where
+        F: Future<Output = Result<Found, E>>,
+    {
+        let mut looked = Vec::new();
+        for (name, policy, binding) in &self.0 {
+            let found = read(name).await;
+            looked.push((*name, found.map(|found| weakness(policy, binding, &found))));
+        }
+        looked
+    }
+}
+
+fn weakness(policy: &Value, binding: &Value, found: &Found) -> Option<Weakness> {
+    let Some((is, spec)) = found
+        .0
+        .as_ref()
+        .and_then(|it| Some((it, it.spec.as_ref()?)))
+    else {
+        return Some(Weakness::Missing);
+    };
+    let Some(bound) = found.1.as_ref().and_then(|it| it.spec.as_ref()) else {
+        return Some(Weakness::Unbound);
+    };
+    let mut actions = bound.validation_actions.iter().flatten();
+    if binding["policyName"].as_str() != bound.policy_name.as_deref()
+        || !actions.any(|it| it == "Deny")
+    {
+        return Some(Weakness::Toothless);
+    }
+    if bound.match_resources.is_some() {
+        return Some(Weakness::Narrowed);
+    }
+    if spec.failure_policy.as_deref() == Some("Ignore") {
+        return Some(Weakness::Ignores);
+    }
+    let differs = difference("spec", policy, &json(spec))
+        .or_else(|| difference("its binding's spec", binding, &json(bound)))?;
+    let version = is.metadata.annotations.as_ref();
+    let version = version.and_then(|all| all.get(names::POLICY_VERSION));
+    Some(match version.filter(|it| numbers(it) > numbers(VERSION)) {
+        Some(version) => Weakness::Newer(version.clone(), differs),
+        None => Weakness::Differs(differs),
+    })
+}
+
+/// The version that this build writes into its policies.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn numbers(version: &str) -> Vec<u64> {
+    let release = version.split(['-', '+']).next().unwrap_or_default();
+    release
+        .split('.')
+        .map(|part| part.parse().unwrap_or(0))
+        .collect()
+}
+
+fn json(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap_or_default()
+}
+
+/// The path of the first thing in which `is` is not as it should be, but for the API server's defaults.
+fn difference(path: &str, should: &Value, is: &Value) -> Option<String> {
+    match (should, is) {
+        (Value::Object(should), Value::Object(is)) => {
+            let missing = should.iter().find_map(|(key, value)| {
+                let path = format!("{path}.{key}");
+                difference(&path, value, is.get(key).unwrap_or(&Value::Null))
+            });
+            missing.or_else(|| {
+                let more = is.iter().filter(|(key, _)| !should.contains_key(*key));
+                let mut strange = more.filter(|(key, value)| {
+                    let text = value.to_string();
+                    !value.is_null() && !DEFAULTS.contains(&(key.as_str(), &text))
+                });
+                strange.next().map(|(key, _)| format!("{path}.{key}"))
+            })
+        }
+        (Value::Array(should), Value::Array(is)) => {
+            let pairs = should.iter().zip(is).enumerate();
+            let other = pairs
+                .filter(|(_, (should, _))| !OPEN.iter().any(|name| should["name"] == **name))
+                .find_map(|(index, (should, is))| {
+                    let name = should["name"].as_str().map(str::to_owned);
+                    let name = name.unwrap_or_else(|| index.to_string());
+                    difference(&format!("{path}[{name}]"), should, is)
+                });
+            other.or_else(|| (should.len() != is.len()).then(|| path.to_owned()))
+        }
+        // YAML's readers fold lines in different ways.
+        (Value::String(should), Value::String(is)) => {
+            let same = should.split_whitespace().eq(is.split_whitespace());
+            (!same).then(|| path.to_owned())
+        }
+        _ => (should != is).then(|| path.to_owned()),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::names;
-
-    fn binding(spec: Value) -> ValidatingAdmissionPolicyBinding {
-        serde_json::from_value(json!({ "spec": spec })).unwrap()
-    }
-
-    #[test]
-    fn every_policy_of_ours_is_generated_and_holds_as_it_is() {
-        for name in POLICIES {
-            let policy = generated_policy(name, names::GPU_MEM);
-            assert!(policy.is_some(), "{name}");
-            let denies = json!({ "policyName": name, "validationActions": ["Deny"] });
-            let bound = binding(denies);
-            let weak = weakness(name, names::GPU_MEM, policy.as_ref(), Some(&bound));
-            assert_eq!(weak, None, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_policy_that_holds_less_is_told() {
-        let name = "gpustow-annotations";
-        let policy = generated_policy(name, names::GPU_MEM).unwrap();
-        let denies = || json!({ "policyName": name, "validationActions": ["Deny"] });
-        let tell = |policy: Option<&ValidatingAdmissionPolicy>, spec: Option<Value>| {
-            weakness(name, names::GPU_MEM, policy, spec.map(binding).as_ref())
-        };
-        assert_eq!(tell(None, Some(denies())), Some("is missing"));
-        assert_eq!(tell(Some(&policy), None), Some("has no binding"));
-        let warns = json!({ "policyName": name, "validationActions": ["Warn", "Audit"] });
-        let not = Some("does not deny: its binding says otherwise");
-        assert_eq!(tell(Some(&policy), Some(warns)), not);
-        let mut narrow = denies();
-        narrow["matchResources"] = json!({ "objectSelector": { "matchLabels": { "a": "b" } } });
-        assert_eq!(
-            tell(Some(&policy), Some(narrow)),
-            Some("is narrowed by its binding")
-        );
-        let mut ignores = policy.clone();
-        ignores.spec.as_mut().unwrap().failure_policy = Some("Ignore".to_owned());
-        let lets_pass = Some("lets pass what it cannot judge: failurePolicy is Ignore");
-        assert_eq!(tell(Some(&ignores), Some(denies())), lets_pass);
-        let mut gutted = policy.clone();
-        gutted
-            .spec
-            .as_mut()
-            .unwrap()
-            .validations
-            .as_mut()
-            .unwrap()
-            .pop();
-        let other = Some("has fewer rules than that of this version");
-        assert_eq!(tell(Some(&gutted), Some(denies())), other);
-    }
-}
+mod tests;

@@ -29,6 +29,11 @@ pub const ASSIGNMENT: &str = "gpustow.dev/assignment";
 /// Written by the extender in the Binding: comma list of GPU UUIDs of the container whose name
 /// follows. The container's environment reads it.
 pub const DEVICES_OF: &str = "devices.gpustow.dev/";
+/// Written by the extender in the Binding: MiB that the container whose name follows may use of each of
+/// its GPUs.
+pub const MIB_OF: &str = "mib.gpustow.dev/";
+/// Written by the extender in the Binding: the same as a share of the whole GPU, as `0.1234`.
+pub const SHARE_OF: &str = "share.gpustow.dev/";
 /// Written by the extender in the Binding for NVIDIA's NRI plugin: CDI device names.
 pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
 /// What every annotation begins with by which NVIDIA's NRI plugin gives devices to containers.
@@ -59,6 +64,9 @@ pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
 /// Node label written by the agent: number of cards.
 pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 
+/// Annotation of our admission policies: the version that generated them.
+pub const POLICY_VERSION: &str = "gpustow.dev/version";
+
 /// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
 pub const GUARD_LABEL: &str = "gpustow.dev/guard";
 
@@ -69,10 +77,22 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
     "pod-group.scheduling.sigs.k8s.io",
 ];
 
+/// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
+pub const POD_KEYS: [&str; 7] = [
+    GPU_COUNT, EXCLUSIVE, POLICY, ASSIGNMENT, CONFIRMED, EPOCH, FENCE,
+];
+/// Those that the name of a container follows.
+pub const POD_KEYS_OF: [&str; 4] = [GPU_COUNT_OF, DEVICES_OF, MIB_OF, SHARE_OF];
+
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Environment variable by which it chooses the driver's libraries.
 pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+
+/// Environment variable of containers that ask: what [`MIB_OF`] says.
+pub const MEM_MIB: &str = "GPUSTOW_MEM_MIB";
+/// Environment variable of containers that ask: what [`SHARE_OF`] says.
+pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 
 /// Namespace of everything that the manifests install.
 pub const NAMESPACE: &str = "gpustow-system";

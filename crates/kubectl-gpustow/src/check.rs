@@ -301,13 +301,23 @@ fn policies(cluster: &Cluster, findings: &mut Findings) {
             "ask for the ClusterRole gpustow-viewer",
         ),
         Seen::Read(weak) => {
-            for (policy, problem) in weak {
-                findings.add(
-                    Level::Error,
-                    format!("validatingadmissionpolicy/{policy}"),
-                    format!("{problem}: what it holds off is open"),
-                    "apply gpustow's manifests again; docs/security.md says what may have come in",
-                );
+            for (policy, weak) in weak {
+                let object = format!("validatingadmissionpolicy/{policy}");
+                if weak.is_open() {
+                    findings.add(
+                        Level::Error,
+                        object,
+                        format!("{weak}; what it holds off may be open"),
+                        "apply gpustow's manifests again; docs/security.md says what may have come in",
+                    );
+                } else {
+                    findings.add(
+                        Level::Info,
+                        object,
+                        weak.to_string(),
+                        "use the plugin of that version",
+                    );
+                }
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use gpustow_api::admission::Weakness;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{GpuNode, NodeFacts, PodFacts, names};
 use gpustow_ledger::{Config, Ledger, NodeView};
@@ -42,7 +43,7 @@ pub(crate) struct Cluster {
     /// gpustow's own parts.
     pub(crate) system: System,
     /// The admission policies that do not hold, and why.
-    pub(crate) policies: Seen<Vec<(&'static str, &'static str)>>,
+    pub(crate) policies: Seen<Vec<(&'static str, Weakness)>>,
     /// The time on the ledger's clock.
     pub(crate) now: Duration,
     /// The time of day, for ages.

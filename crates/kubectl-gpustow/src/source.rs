@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gpustow_api::{GpuNode, admission, names};
+use gpustow_api::admission::{Expected, Weakness};
+use gpustow_api::{GpuNode, names};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -56,7 +57,7 @@ pub struct Lists {
     /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
     pub(crate) configs: Option<Vec<ConfigMap>>,
     /// The admission policies that do not hold, and why.
-    pub(crate) policies: Seen<Vec<(&'static str, &'static str)>>,
+    pub(crate) policies: Seen<Vec<(&'static str, Weakness)>>,
     /// Those by which replicas agree who decides.
     pub(crate) leases: Seen<Vec<Lease>>,
     /// Minor version of the API server.
@@ -161,19 +162,15 @@ fn cluster(lists: Lists, resource: &str) -> Cluster {
 }
 
 /// Our admission policies that do not hold.
-async fn policies(
-    client: &Client,
-    resource: &str,
-) -> kube::Result<Vec<(&'static str, &'static str)>> {
-    let policies = Api::all(client.clone());
-    let bindings = Api::all(client.clone());
-    let mut weak = Vec::new();
-    for name in admission::POLICIES {
-        let (policy, binding) = tokio::try_join!(policies.get_opt(name), bindings.get_opt(name))?;
-        let problem = admission::weakness(name, resource, policy.as_ref(), binding.as_ref());
-        weak.extend(problem.map(|problem| (name, problem)));
-    }
-    Ok(weak)
+async fn policies(client: &Client, resource: &str) -> kube::Result<Vec<(&'static str, Weakness)>> {
+    let read = async |name: &'static str| {
+        let policies = Api::all(client.clone());
+        let bindings = Api::all(client.clone());
+        tokio::try_join!(policies.get_opt(name), bindings.get_opt(name))
+    };
+    let looked = Expected::new(resource).look(read).await.into_iter();
+    let looked = looked.filter_map(|(name, weak)| Some(weak.transpose()?.map(|weak| (name, weak))));
+    looked.collect()
 }
 
 /// The Leases of the extender and of its scheduler, as far as they are there.

@@ -1,0 +1,240 @@
+//! Who writes a template of pods is told at once what would be refused later.
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::{ControlPlane, eventually};
+use serde_json::{Value, json};
+
+use crate::install::installed;
+use crate::policies::{asks, own_env, with};
+use crate::support::SOON;
+
+/// An object of this kind with a template of pods.
+fn made(kind: &str, annotations: &Value, container: &Value) -> Value {
+    let mut container = container.clone();
+    container["image"] = json!("registry.k8s.io/pause:3.10");
+    let labels = json!({ "app": "a" });
+    let restart = if ["Job", "CronJob"].contains(&kind) {
+        "Never"
+    } else {
+        "Always"
+    };
+    let template = json!({
+        "metadata": { "labels": labels, "annotations": annotations },
+        "spec": { "containers": [container], "restartPolicy": restart },
+    });
+    let selector = json!({ "matchLabels": labels });
+    let (group, spec) = match kind {
+        "Job" => ("batch/v1", json!({ "template": template })),
+        "CronJob" => (
+            "batch/v1",
+            json!({ "schedule": "0 0 1 1 *", "jobTemplate": { "spec": { "template": template } } }),
+        ),
+        "ReplicationController" => ("v1", json!({ "selector": labels, "template": template })),
+        "StatefulSet" => (
+            "apps/v1",
+            json!({ "serviceName": "a", "selector": selector, "template": template }),
+        ),
+        _ => (
+            "apps/v1",
+            json!({ "selector": selector, "template": template }),
+        ),
+    };
+    json!({ "apiVersion": group, "kind": kind, "metadata": { "name": "a", "namespace": "default" }, "spec": spec })
+}
+
+/// What the API server warns of when it is created; nothing if it does not.
+async fn warned(cluster: &ControlPlane, object: &Value) -> Result<String> {
+    let file = cluster
+        .dir()
+        .join(format!("warned-{:08x}.json", rand::random::<u32>()));
+    std::fs::write(&file, object.to_string())?;
+    let path = file.to_str().context("path of the file")?;
+    let create = [
+        "create",
+        "--dry-run=server",
+        "--warnings-as-errors",
+        "-f",
+        path,
+    ];
+    Ok(match cluster.kubectl(&create).await {
+        Ok(_) => String::new(),
+        Err(error) => {
+            let said = format!("{error:#}");
+            ensure!(said.contains("Warning:"), "refused: {said}");
+            said
+        }
+    })
+}
+
+#[tokio::test]
+async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_for() -> Result<()> {
+    let cluster = installed().await?;
+    let none = json!({});
+    let too_much = made("Deployment", &none, &asks("a", "8Gi"));
+    eventually(SOON, "templates are judged", async || {
+        ensure!(!warned(cluster, &too_much).await?.is_empty(), "no warning");
+        Ok(())
+    })
+    .await?;
+    let privileged = json!({ "privileged": true });
+    let bad = [
+        (
+            none.clone(),
+            asks("a", "8Gi"),
+            "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: no GPU has 8589934592 MiB: the unit is MiB already, write 8192",
+        ),
+        (
+            json!({ names::GPU_COUNT: "two" }),
+            asks("a", "1"),
+            "metadata.annotations[gpustow.dev/gpu-count]: \"two\" is not a number of GPUs",
+        ),
+        (
+            json!({ names::EXCLUSIVE: "yes" }),
+            asks("a", "1"),
+            "metadata.annotations[gpustow.dev/exclusive]: \"yes\" is neither",
+        ),
+        (
+            json!({ "gpustow.dev/gpu_count": "2" }),
+            asks("a", "2"),
+            "metadata.annotations[gpustow.dev/gpu_count]: there is no such annotation: write gpustow.dev/gpu-count",
+        ),
+        (
+            json!({ "gpustow.dev/limit": "2" }),
+            asks("a", "2"),
+            "metadata.annotations[gpustow.dev/limit]: this version of gpustow does not know it",
+        ),
+        (
+            none.clone(),
+            with(asks("a", "1"), "securityContext", privileged),
+            "spec.containers[0].securityContext.privileged",
+        ),
+        (
+            none.clone(),
+            with(asks("a", "1"), "env", own_env("all")),
+            "spec.containers[0].env: NVIDIA_VISIBLE_DEVICES is gpustow's to set",
+        ),
+    ];
+    let kinds = [
+        "DaemonSet",
+        "Deployment",
+        "ReplicaSet",
+        "StatefulSet",
+        "ReplicationController",
+        "Job",
+        "CronJob",
+    ];
+    for kind in kinds {
+        let at = if kind == "CronJob" {
+            "spec.jobTemplate.spec.template."
+        } else {
+            "spec.template."
+        };
+        for (annotations, container, expected) in &bad {
+            let said = warned(cluster, &made(kind, annotations, container)).await?;
+            ensure!(
+                said.contains(&format!("{at}{expected}")),
+                "{kind}: {said}\nexpected {at}{expected}"
+            );
+        }
+        for (annotations, container) in [
+            (none.clone(), asks("a", "8k")),
+            (
+                json!({ names::GPU_COUNT: "2", names::EXCLUSIVE: "true" }),
+                asks("a", "8192"),
+            ),
+            // None of our business.
+            (
+                json!({ "gpustow.dev/gpu_count": "?", names::EXCLUSIVE: "?" }),
+                json!({ "name": "a" }),
+            ),
+        ] {
+            let said = warned(cluster, &made(kind, &annotations, &container)).await?;
+            ensure!(said.is_empty(), "{kind}: {said}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_that_is_misspelt_is_refused_and_one_that_may_be_a_later_versions_is_not()
+-> Result<()> {
+    let cluster = installed().await?;
+    let pod = |annotations: Value, container: Value| {
+        let pod = crate::policies::pod(annotations, json!({ "containers": [container] }))?;
+        let mut pod = serde_json::to_value(pod)?;
+        pod["apiVersion"] = json!("v1");
+        pod["kind"] = json!("Pod");
+        anyhow::Ok(pod)
+    };
+    let client = cluster.admin()?;
+    for (key, mend) in [
+        ("gpustow.dev/gpu_count", "write gpustow.dev/gpu-count"),
+        ("gpustow.dev/gpucount", "write gpustow.dev/gpu-count"),
+        ("gpustow.dev/GPU-Count", "write gpustow.dev/gpu-count"),
+        ("gpustow.dev/gpu-counts", "write gpustow.dev/gpu-count"),
+        ("gpustow.dev/gpus", "write gpustow.dev/gpu-count"),
+        ("gpustow.dev/count", "write gpustow.dev/gpu-count"),
+        ("gpustow.dev/exlusive", "write gpustow.dev/exclusive"),
+        ("gpustow.dev/Exclusive", "write gpustow.dev/exclusive"),
+        ("gpustow.dev/polcy", "write gpustow.dev/policy"),
+        ("gpustow.dev/policies", "write gpustow.dev/policy"),
+        (
+            "gpu-counts.gpustow.dev/a",
+            "write gpu-count.gpustow.dev/<container>",
+        ),
+        (
+            "gpucount.gpustow.dev/a",
+            "write gpu-count.gpustow.dev/<container>",
+        ),
+        (
+            "gpustow.dev/gpu-mem",
+            "write it into resources.limits of a container",
+        ),
+    ] {
+        let asking = crate::policies::pod(
+            json!({ key: "2" }),
+            json!({ "containers": [asks("a", "2")] }),
+        )?;
+        let said = crate::policies::refusal(&client, &asking)
+            .await
+            .context(key)?;
+        ensure!(
+            said.contains(&format!("metadata.annotations[{key}]: ")) && said.ends_with(mend),
+            "{said}"
+        );
+        let plain = crate::policies::pod(
+            json!({ key: "2" }),
+            json!({ "containers": [{ "name": "a" }] }),
+        )?;
+        crate::install::try_create(&client, &plain)
+            .await
+            .context(key)?;
+    }
+    for key in [
+        "gpustow.dev/limit",
+        "gpustow.dev/queue",
+        "gpustow.dev/gpu-share",
+        "limits.gpustow.dev/a",
+    ] {
+        let said = warned(cluster, &pod(json!({ key: "2" }), asks("a", "2"))?).await?;
+        ensure!(
+            said.contains(&format!(
+                "metadata.annotations[{key}]: this version of gpustow does not know it"
+            )),
+            "{key}: {said}"
+        );
+        let said = warned(cluster, &pod(json!({ key: "2" }), json!({ "name": "a" }))?).await?;
+        ensure!(said.is_empty(), "{key}: {said}");
+    }
+    let said = warned(
+        cluster,
+        &pod(
+            json!({ "example.com/own": "x", names::GPU_COUNT: "2" }),
+            asks("a", "2"),
+        )?,
+    )
+    .await?;
+    ensure!(said.is_empty(), "{said}");
+    Ok(())
+}
