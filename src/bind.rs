@@ -1,11 +1,12 @@
 //! Binding a pod: one POST that carries node and cards, and what to make of its outcome.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dashmap::DashSet;
 use gpustow_api::intree::Constraints;
-use gpustow_api::{Assignment, BadRequest, PodFacts, names};
+use gpustow_api::{Assignment, BadRequest, PodFacts, allowances, names};
 use gpustow_ledger::{BindRefusal, Outcome};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -344,7 +345,7 @@ impl Attempt<'_> {
                 namespace: Some(self.args.pod_namespace.clone()),
                 uid: Some(self.uid.to_string()),
                 resource_version: assignment.map(|_| pod.resource_version.to_string()),
-                annotations: assignment.map(Assignment::annotations),
+                annotations: assignment.map(|assignment| self.notes(pod, assignment)),
                 ..ObjectMeta::default()
             },
             target: ObjectReference {
@@ -362,6 +363,17 @@ impl Attempt<'_> {
             &binding,
         );
         within(left, post).await.map(drop)
+    }
+
+    /// What the Binding writes into the pod.
+    fn notes(&self, pod: &PodFacts, assignment: &Assignment) -> BTreeMap<String, String> {
+        let mut notes = assignment.annotations();
+        if let Ok(request) = &pod.request {
+            let ledger = self.app.ledger();
+            let total = |uuid: &str| ledger.card_total(&self.args.node, uuid);
+            notes.extend(allowances(request, &pod.containers, assignment, total));
+        }
+        notes
     }
 
     /// The pod as the API server has it, unless it is gone.

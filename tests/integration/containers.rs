@@ -48,6 +48,17 @@ async fn init_containers_and_sidecars_are_charged_by_the_max_rule() -> Result<()
         ("warm", card),
     ];
     assert_eq!(devices(&pod), BTreeMap::from(all));
+    // The card has 6000 MiB.
+    for (container, mib, share) in [
+        ("proxy", "1000", "0.1666"),
+        ("warm", "5000", "0.8333"),
+        ("main", "2000", "0.3333"),
+        ("second", "3000", "0.5000"),
+    ] {
+        let says = |key: &str| pod.annotations().get(&format!("{key}{container}")).cloned();
+        assert_eq!(says(names::MIB_OF).as_deref(), Some(mib), "{container}");
+        assert_eq!(says(names::SHARE_OF).as_deref(), Some(share), "{container}");
+    }
 
     // max(9000, 1000 + 3000): the init container has ended when the sidecar starts.
     let pod = case

@@ -10,11 +10,13 @@ use serde_json::{Value, json};
 
 use crate::install::{installed, try_create};
 
-const EXTENDERS: [&str; 7] = [
+const EXTENDERS: [&str; 9] = [
     names::ASSIGNMENT,
     names::EPOCH,
     names::FENCE,
     "devices.gpustow.dev/main",
+    "mib.gpustow.dev/main",
+    "share.gpustow.dev/main",
     "nvidia.cdi.k8s.io/container.main",
     "nvidia.cdi.k8s.io/pod",
     names::CDI_DOMAIN,

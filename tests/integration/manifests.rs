@@ -8,6 +8,7 @@ use gpustow_testkit::{Case, ControlPlane, Options, Scheduler, SchedulerConfig, e
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::install::{install, installed, try_create};
@@ -163,6 +164,8 @@ fn no_file_invents_a_name() -> Result<()> {
         names::POLICY,
         names::ASSIGNMENT,
         names::DEVICES_OF,
+        names::MIB_OF,
+        names::SHARE_OF,
         names::CONFIRMED,
         names::EPOCH,
         names::FENCE,
@@ -171,8 +174,12 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GPU_MODEL_LABEL,
         names::GUARD_LABEL,
         names::MANAGED_LABEL,
+        names::POLICY_VERSION,
         names::ROOM_CONDITION,
         "gpunodes.gpustow.dev",
+        // How unknown keys are told from others.
+        "gpustow.dev/",
+        ".gpustow.dev/",
         // The webhook.
         "pods.gpustow.dev",
     ];
@@ -210,4 +217,59 @@ fn files(folder: &str) -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// Switches by which frameworks are told a share of the card, and an amount in bytes.
+const SHARES: [&str; 3] = [
+    "--gpu-memory-utilization=",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION=",
+    "TF_GPU_MEMORY_FRACTION=",
+];
+const BYTES: [&str; 2] = ["--kv-cache-memory-bytes=", "--cuda-memory-pool-byte-size="];
+
+#[test]
+fn no_example_uses_more_than_it_asks_for() -> Result<()> {
+    let mut told = 0;
+    for example in files("manifests/examples")? {
+        let text = std::fs::read_to_string(&example)?;
+        for document in serde_yaml::Deserializer::from_str(&text) {
+            let object = Value::deserialize(document)?;
+            let spec = match object["kind"].as_str() {
+                Some("Pod") => &object["spec"],
+                _ => &object["spec"]["template"]["spec"],
+            };
+            for container in spec["containers"].as_array().into_iter().flatten() {
+                let asked = container["resources"]["limits"][names::GPU_MEM].as_u64();
+                let asked = asked.context("every example asks")?;
+                for word in words(container) {
+                    if let Some(share) = SHARES.iter().find_map(|it| word.strip_prefix(it)) {
+                        ensure!(share == format!("$({})", names::MEM_SHARE), "{word}");
+                        told += 1;
+                    }
+                    if let Some(bytes) = BYTES.iter().find_map(|it| word.strip_prefix(it)) {
+                        let bytes: u64 = bytes.rsplit(':').next().unwrap_or(bytes).parse()?;
+                        ensure!(bytes >> 20 < asked, "{word} of {asked} MiB");
+                    }
+                }
+            }
+        }
+    }
+    ensure!(told >= 2, "only {told} examples obey their share");
+    Ok(())
+}
+
+/// What a container is told by arguments and variables.
+fn words(container: &Value) -> Vec<String> {
+    let args = ["command", "args"].map(|key| container[key].as_array());
+    let args = args.into_iter().flatten().flatten();
+    let args = args.filter_map(|it| it.as_str().map(str::to_owned));
+    let env = container["env"].as_array().into_iter().flatten();
+    let env = env.filter_map(|it| {
+        Some(format!(
+            "{}={}",
+            it["name"].as_str()?,
+            it["value"].as_str()?
+        ))
+    });
+    args.chain(env).collect()
 }

@@ -125,6 +125,76 @@ async fn an_asking_pod_gets_scheduler_label_and_device_variables() -> Result<()>
     Ok(())
 }
 
+/// First of all variables, so that a container's own can name them; its own words stand.
+#[tokio::test]
+async fn an_asking_container_is_told_what_it_may_use() -> Result<()> {
+    let client = installed().await?.admin()?;
+    let named =
+        json!([{"name": "XLA_PYTHON_CLIENT_MEM_FRACTION", "value": "$(GPUSTOW_MEM_SHARE)"}]);
+    let own = json!([{"name": names::MEM_SHARE, "value": "0.5"}]);
+    let pod = pod(
+        json!({}),
+        json!({
+            "initContainers": [asks("init", "1")],
+            "containers": [
+                with(asks("main", "1"), "env", named),
+                with(asks("own", "1"), "env", own),
+                {"name": "idle"},
+            ],
+        }),
+    )?;
+    let made = try_create(&client, &pod).await?;
+    let spec = made.spec.context("no spec")?;
+    let all = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers);
+    let told = all.map(|container| {
+        let env = container.env.iter().flatten().map(|env| {
+            let field = env
+                .value_from
+                .as_ref()
+                .and_then(|from| from.field_ref.as_ref());
+            let from = field.map(|field| field.field_path.clone());
+            format!(
+                "{}={}",
+                env.name,
+                env.value.clone().or(from).unwrap_or_default()
+            )
+        });
+        (container.name.clone(), env.collect::<Vec<_>>().join(" "))
+    });
+    let told: Vec<_> = told.collect();
+    let mib =
+        |name: &str| format!("GPUSTOW_MEM_MIB=metadata.annotations['mib.gpustow.dev/{name}']");
+    let share =
+        |name: &str| format!("GPUSTOW_MEM_SHARE=metadata.annotations['share.gpustow.dev/{name}']");
+    let devices = |name: &str| format!("{}={}", names::VISIBLE_DEVICES, path_of(name));
+    let expected = [
+        (
+            "init",
+            format!("{} {} {}", mib("init"), share("init"), devices("init")),
+        ),
+        (
+            "main",
+            format!(
+                "{} {} XLA_PYTHON_CLIENT_MEM_FRACTION=$(GPUSTOW_MEM_SHARE) {}",
+                mib("main"),
+                share("main"),
+                devices("main")
+            ),
+        ),
+        (
+            "own",
+            format!("{} GPUSTOW_MEM_SHARE=0.5 {}", mib("own"), devices("own")),
+        ),
+        ("idle", format!("{}=void", names::VISIBLE_DEVICES)),
+    ];
+    assert_eq!(told, expected.map(|(name, env)| (name.to_owned(), env)));
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_pod_that_asks_for_nothing_is_created_as_ever() -> Result<()> {
     let client = installed().await?.admin()?;

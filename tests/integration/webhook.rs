@@ -131,6 +131,7 @@ impl Pods {
             json!([other, capable]),
             json!([field]),
             json!([own("all")]),
+            json!([other, { "name": names::MEM_SHARE, "value": "0.5" }]),
         ]);
         let wish = ["4096", "4096", "8Ki", "1", "0", "3", "1500000", "1Mi"];
         let wish = self.one(wish.iter().map(|it| json!(it)).collect());

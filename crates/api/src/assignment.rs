@@ -21,7 +21,7 @@ const MAX_UUID: usize = 96;
 /// Bound on what one GPU of one container adds: its UUID four times, and what stands around it.
 const GPU_BYTES: usize = 4 * MAX_UUID + 80;
 /// Bound on what one container adds beside its GPUs and its name.
-const CONTAINER_BYTES: usize = 160;
+const CONTAINER_BYTES: usize = 224;
 
 /// What a bound pod holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -194,7 +194,7 @@ impl Assignment {
             .sum();
         let added: usize = containers
             .map(|(name, gpus)| {
-                CONTAINER_BYTES + 3 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
+                CONTAINER_BYTES + 5 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
             })
             .sum();
         present.saturating_add(added) <= ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE

@@ -2,6 +2,7 @@
 //! how an assignment is written down. No I/O.
 
 pub mod admission;
+mod allowance;
 pub mod assignment;
 pub mod facts;
 pub mod faults;
@@ -15,6 +16,7 @@ pub mod quantity;
 pub mod request;
 mod share;
 
+pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};
 pub use facts::{NodeFacts, PodFacts};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};

@@ -62,13 +62,17 @@ struct Patch {
 }
 
 impl Patch {
-    /// Puts `value` at `path`, whose last part is the key of an object or `-`, the end of a list.
+    /// Puts `value` at `path`, whose last part is the key of an object, a place in a list, or `-`, its
+    /// end.
     fn put(&mut self, operation: &str, path: &str, value: Value) {
         let Some((parent, key)) = path.rsplit_once('/') else {
             return;
         };
         match self.pod.pointer_mut(parent) {
-            Some(Value::Array(list)) => list.push(value.clone()),
+            Some(Value::Array(list)) => {
+                let at = key.parse().unwrap_or(list.len()).min(list.len());
+                list.insert(at, value.clone());
+            }
             Some(Value::Object(fields)) => {
                 fields.insert(key.replace("~1", "/").replace("~0", "~"), value.clone());
             }
@@ -78,12 +82,23 @@ impl Patch {
             .push(json!({ "op": operation, "path": path, "value": value }));
     }
 
-    fn give_variable(&mut self, container: &str, variable: Value) {
+    fn give_variable(&mut self, container: &str, place: &str, variable: Value) {
         let env = format!("{container}/env");
         if !self.pod.pointer(&env).is_some_and(Value::is_array) {
             self.put("add", &env, json!([]));
         }
-        self.put("add", &format!("{env}/-"), variable);
+        self.put("add", &format!("{env}/{place}"), variable);
+    }
+
+    /// Gives a container the variable `name`, which reads the annotation `key` of the container.
+    fn tell(&mut self, container: &str, place: &str, name: &str, key: &str) {
+        let own = self
+            .pod
+            .pointer(container)
+            .and_then(|it| it["name"].as_str());
+        let field = format!("metadata.annotations['{key}{}']", own.unwrap_or_default());
+        let from = json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": field } });
+        self.give_variable(container, place, json!({ "name": name, "valueFrom": from }));
     }
 }
 
@@ -105,32 +120,35 @@ fn give_devices(patch: &mut Patch, change: Change<'_>, resource: &str) {
         let main = paths(&patch.pod, "containers", |_| true);
         [init, main].concat()
     };
+    let of = |path: &String| patch.pod.pointer(path).cloned().unwrap_or_default();
+    let told = brought.iter().filter(|path| {
+        let it = of(path);
+        !change.debugs && wants(&it, resource) && !asks_nvidia(&it)
+    });
+    let told: Vec<_> = told.cloned().collect();
     let open = brought.into_iter().filter(|path| {
-        let it = &patch.pod.pointer(path).unwrap_or(&Value::Null);
-        !has_variable(it, names::VISIBLE_DEVICES) && !asks_nvidia(it)
+        let it = of(path);
+        !has_variable(&it, names::VISIBLE_DEVICES) && !asks_nvidia(&it)
     });
     // Those that ask come first, as the policy has it.
-    let wants = |path: &String| {
-        patch
-            .pod
-            .pointer(path)
-            .is_some_and(|it| wants(it, resource))
-    };
-    let (asking, idle): (Vec<_>, Vec<_>) = open.partition(wants);
+    let (asking, idle): (Vec<_>, Vec<_>) = open.partition(|path| wants(&of(path), resource));
+    for (name, key) in [
+        (names::MEM_SHARE, names::SHARE_OF),
+        (names::MEM_MIB, names::MIB_OF),
+    ] {
+        for path in &told {
+            let it = patch.pod.pointer(path);
+            if !it.is_some_and(|it| has_variable(it, name)) {
+                patch.tell(path, "0", name, key);
+            }
+        }
+    }
     for path in asking {
-        let name = patch.pod.pointer(&path).and_then(|it| it["name"].as_str());
-        let field = format!(
-            "metadata.annotations['{}{}']",
-            names::DEVICES_OF,
-            name.unwrap_or_default()
-        );
-        let from = json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": field } });
-        let variable = json!({ "name": names::VISIBLE_DEVICES, "valueFrom": from });
-        patch.give_variable(&path, variable);
+        patch.tell(&path, "-", names::VISIBLE_DEVICES, names::DEVICES_OF);
     }
     for path in idle {
         let variable = json!({ "name": names::VISIBLE_DEVICES, "value": "void" });
-        patch.give_variable(&path, variable);
+        patch.give_variable(&path, "-", variable);
     }
 }
 
@@ -148,7 +166,7 @@ fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
     for path in [init, main].concat() {
         let variable =
             json!({ "name": names::DRIVER_CAPABILITIES, "value": defaults.capabilities });
-        patch.give_variable(&path, variable);
+        patch.give_variable(&path, "-", variable);
     }
 }
 
@@ -237,6 +255,8 @@ mod tests {
             "/metadata/labels",
             "/metadata/labels/gpustow.dev~1managed",
             "/spec/containers/0/env",
+            "/spec/containers/0/env/0",
+            "/spec/containers/0/env/0",
             "/spec/containers/0/env/-",
             "/spec/containers/1/env",
             "/spec/containers/1/env/-",

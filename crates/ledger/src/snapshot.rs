@@ -188,6 +188,14 @@ impl Ledger {
         known.then_some(view)
     }
 
+    /// All memory of a card of this node, if it is reported.
+    #[must_use]
+    pub fn card_total(&self, node: &str, uuid: &str) -> Option<Mib> {
+        let mut gpus = self.books.node(node)?.gpus().iter();
+        let gpu = gpus.find(|gpu| gpu.uuid == uuid)?;
+        Some(Mib(gpu.total_mib))
+    }
+
     fn cards(&self, node: &Node) -> Vec<CardView> {
         node.gpus()
             .iter()

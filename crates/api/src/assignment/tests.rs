@@ -1,6 +1,8 @@
+use gpustow_pack::{Claim, ClaimKind, Request};
 use proptest::prelude::*;
 
 use super::*;
+use crate::allowances;
 
 fn sample() -> Assignment {
     let placement = Placement {
@@ -129,11 +131,22 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
             containers: vec![("c".repeat(53).into(), uuids)],
             exclusive: Some(false),
         };
-        let added: usize = longest
-            .annotations()
-            .iter()
-            .map(|(k, v)| k.len() + v.len())
-            .sum();
+        let claim = Claim {
+            kind: ClaimKind::Main,
+            gpus,
+            mib: Mib(u64::MAX),
+        };
+        let request = Request {
+            claims: vec![claim],
+            ..Request::default()
+        };
+        let name = [longest.containers[0].0.clone()];
+        let mut all = longest.annotations();
+        all.extend(allowances(&request, &name, &longest, |_| {
+            Some(Mib(u64::MAX))
+        }));
+        assert_eq!(all.len(), 5);
+        let added: usize = all.iter().map(|(k, v)| k.len() + v.len()).sum();
         let free = ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE;
         let fits = |bytes| {
             let container = [(&*longest.containers[0].0, gpus)];

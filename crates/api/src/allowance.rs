@@ -1,0 +1,130 @@
+//! What each container may use of its cards, in the words that frameworks take: MiB, and a share of the
+//! whole card. It tells, and enforces nothing.
+
+use std::collections::BTreeMap;
+
+use gpustow_pack::{Mib, Request};
+
+use crate::{Assignment, names};
+
+/// Shares are whole numbers of these.
+const PARTS: u64 = 10_000;
+
+/// The annotations that say so to every container of `request`, whose names are `containers`. `total` is
+/// all memory of a card, by its UUID; where it is not known, no share is told.
+#[must_use]
+pub fn allowances(
+    request: &Request,
+    containers: &[Box<str>],
+    assignment: &Assignment,
+    total: impl Fn(&str) -> Option<Mib>,
+) -> BTreeMap<String, String> {
+    let mut told = BTreeMap::new();
+    for (claim, name) in request.claims.iter().zip(containers) {
+        let cards = assignment.containers.iter().find(|(it, _)| it == name);
+        let cards = cards.map_or(&[][..], |(_, cards)| cards);
+        let charged = |uuid: &str| {
+            let charge = assignment.charges.iter().find(|(it, _)| **it == *uuid);
+            charge.map(|&(_, mib)| mib)
+        };
+        // Of cards that differ, what is right on each of them.
+        let whole = cards.iter().filter_map(|card| charged(card)).min();
+        let mib = whole.filter(|_| request.exclusive).unwrap_or(claim.mib);
+        told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
+        let totals: Option<Vec<Mib>> = cards.iter().map(|card| total(card)).collect();
+        let largest = totals.and_then(|totals| totals.into_iter().max());
+        if let Some(share) = largest.and_then(|total| share(request.exclusive, mib, total)) {
+            told.insert(format!("{}{name}", names::SHARE_OF), share);
+        }
+    }
+    told
+}
+
+/// Rounded down, so that a share never comes to more than the MiB.
+fn share(exclusive: bool, mib: Mib, total: Mib) -> Option<String> {
+    let parts = mib.0.saturating_mul(PARTS).checked_div(total.0)?;
+    Some(match parts {
+        PARTS.. => "1".to_owned(),
+        _ if exclusive => "1".to_owned(),
+        parts => format!("0.{parts:04}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use gpustow_pack::{Claim, ClaimKind};
+
+    use super::*;
+
+    fn told(mib: u64, exclusive: bool, cards: &[(&str, u64, u64)]) -> Vec<(String, String)> {
+        let claim = Claim {
+            kind: ClaimKind::Main,
+            gpus: cards.len() as u32,
+            mib: Mib(mib),
+        };
+        let request = Request {
+            claims: vec![claim],
+            exclusive,
+            ..Request::default()
+        };
+        let uuids = cards.iter().map(|&(uuid, ..)| uuid.into()).collect();
+        let assignment = Assignment {
+            charges: cards
+                .iter()
+                .map(|&(uuid, charge, _)| (uuid.into(), Mib(charge)))
+                .collect(),
+            containers: vec![("main".into(), uuids)],
+            exclusive: Some(exclusive),
+        };
+        let total = |uuid: &str| {
+            let card = cards.iter().find(|card| card.0 == uuid);
+            card.map(|&(.., total)| Mib(total))
+                .filter(|total| *total > Mib::ZERO)
+        };
+        allowances(&request, &["main".into()], &assignment, total)
+            .into_iter()
+            .collect()
+    }
+
+    fn says(mib: &str, share: &str) -> Vec<(String, String)> {
+        let all = [
+            ("mib.gpustow.dev/main", mib),
+            ("share.gpustow.dev/main", share),
+        ];
+        let all = all.into_iter().filter(|(_, value)| !value.is_empty());
+        all.map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn a_share_is_rounded_down_and_right_on_every_card() {
+        assert_eq!(
+            told(8192, false, &[("a", 8192, 81_920)]),
+            says("8192", "0.1000")
+        );
+        assert_eq!(
+            told(8191, false, &[("a", 8191, 81_920)]),
+            says("8191", "0.0999")
+        );
+        assert_eq!(told(1, false, &[("a", 1, 81_920)]), says("1", "0.0000"));
+        assert_eq!(
+            told(24_576, false, &[("a", 24_576, 24_576)]),
+            says("24576", "1")
+        );
+        let unlike = [("a", 4096, 24_576), ("b", 4096, 81_920)];
+        assert_eq!(told(4096, false, &unlike), says("4096", "0.0500"));
+        // Of another container's besides.
+        assert_eq!(
+            told(1000, false, &[("a", 9000, 10_000)]),
+            says("1000", "0.1000")
+        );
+        assert_eq!(told(1000, false, &[("a", 1000, 0)]), says("1000", ""));
+    }
+
+    #[test]
+    fn who_has_a_whole_card_is_told_all_of_it() {
+        assert_eq!(told(1, true, &[("a", 80_000, 81_920)]), says("80000", "1"));
+        let two = [("a", 80_000, 81_920), ("b", 40_000, 40_960)];
+        assert_eq!(told(1, true, &two), says("40000", "1"));
+    }
+}
