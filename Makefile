@@ -26,7 +26,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
 
 .PHONY: test
-test: control-plane prometheus ## Run every test, those on the real control plane included (KUBERNETES=1.37: on that one)
+test: control-plane prometheus helm ## Run every test, those on the real control plane included (KUBERNETES=1.37: on that one)
 	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
 
 .PHONY: test-versions
@@ -104,6 +104,10 @@ control-plane: ## Build the Kubernetes and etcd that the tests run (once)
 .PHONY: prometheus
 prometheus: ## Build the Prometheus that the tests run (once)
 	@tests/prometheus/build.sh >/dev/null
+
+.PHONY: helm
+helm: ## Build the Helm that the tests run (once; HELM=3: that one)
+	@tests/helm/build.sh >/dev/null
 
 .PHONY: fmt
 fmt: ## Check the formatting

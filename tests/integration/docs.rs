@@ -14,8 +14,12 @@ use crate::observability::prometheus;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 20] = [
+const NOT_RUN: [(&str, &str); 21] = [
     ("git clone", "this is the repository"),
+    (
+        "helm ",
+        "helm.rs installs, upgrades, rolls back and uninstalls",
+    ),
     (
         "cargo install --path crates/kubectl-gpustow",
         "the program that it would install is used",
@@ -85,7 +89,7 @@ fn pages() -> Result<Vec<(String, String)>> {
 
 fn is_command(line: &str) -> bool {
     let words = [
-        "kubectl ", "make ", "curl ", "git ", "cargo ", "openssl ", "$ ",
+        "kubectl ", "make ", "curl ", "git ", "cargo ", "openssl ", "helm ", "$ ",
     ];
     words.iter().any(|word| line.starts_with(word))
 }

@@ -17,6 +17,7 @@ mod fault_rig;
 mod faults;
 mod fence;
 mod gpunodes;
+mod helm;
 mod install;
 mod lifecycle;
 mod main_path;

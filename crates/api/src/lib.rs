@@ -15,6 +15,7 @@ pub mod names;
 pub mod quantity;
 pub mod request;
 mod share;
+mod values;
 
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};

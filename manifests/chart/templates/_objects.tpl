@@ -1,0 +1,75 @@
+{{/* The files that are installed, a JSON list. */}}
+{{- define "gpustow.files" -}}
+{{- $files := list }}
+{{- range $path, $_ := .Files.Glob "files/{core,agent,base}/**.yaml" }}
+{{- $files = append $files (trimPrefix "files/" $path) }}
+{{- end }}
+{{- $admission := include "gpustow.admission" . }}
+{{- if eq $admission "v1beta1" }}
+{{- $files = append $files "overlays/v1beta1/policies.yaml" }}
+{{- else if eq $admission "webhook" }}
+{{- $files = concat $files (list "overlays/webhook/rbac.yaml" "overlays/webhook/service.yaml" "overlays/webhook/webhook.yaml") }}
+{{- end }}
+{{- if .Values.guard }}
+{{- $files = append $files "guard/policy.yaml" }}
+{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/guard-v1beta1/policies.yaml" }}{{- end }}
+{{- end }}
+{{- if .Values.page.enabled }}{{- $files = concat $files (list "page/rbac.yaml" "page/page.yaml") }}{{- end }}
+{{- if .Values.monitoring.enabled }}{{- $files = concat $files (list "monitoring/podmonitors.yaml" "monitoring/rules.yaml") }}{{- end }}
+{{- toJson $files }}
+{{- end }}
+
+{{/* dict root object: sets what values say of an object. */}}
+{{- define "gpustow.object" -}}
+{{- $root := .root }}{{- $values := .root.Values }}{{- $object := .object }}
+{{- $what := printf "%s/%s" $object.kind $object.metadata.name }}
+{{- range $ours, $theirs := dict "labels" $values.commonLabels "annotations" $values.commonAnnotations }}
+{{- with $theirs }}
+{{- $_ := set $object.metadata $ours (mergeOverwrite (deepCopy .) (get $object.metadata $ours | default dict)) }}
+{{- end }}
+{{- end }}
+{{- $env := list }}
+{{- if ne $values.resourceName "gpustow.dev/gpu-mem" }}
+{{- $env = list (dict "name" "GPUSTOW_RESOURCE_NAME" "value" $values.resourceName) }}
+{{- end }}
+{{- if eq $what "Deployment/gpustow-scheduler" }}
+{{- $_ := set $object.spec "replicas" $values.scheduler.replicas }}
+{{- $pod := $object.spec.template.spec }}
+{{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" $values.scheduler) }}
+{{- $extender := first $pod.initContainers }}
+{{- $args := list }}
+{{- with $values.extender.policy }}{{- $args = list (printf "--policy=%s" .) }}{{- end }}
+{{- if eq (include "gpustow.admission" $root) "webhook" }}
+{{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}
+{{- $args = append $args "--webhook-tls-cert=/etc/gpustow-webhook/tls.crt" }}
+{{- $args = append $args "--webhook-tls-key=/etc/gpustow-webhook/tls.key" }}
+{{- $_ := set $extender "ports" (append $extender.ports (dict "name" "webhook" "containerPort" 32765)) }}
+{{- $_ := set $extender "lifecycle" (dict "preStop" (dict "sleep" (dict "seconds" 5))) }}
+{{- $_ := set $extender "volumeMounts" (list (dict "name" "webhook-tls" "mountPath" "/etc/gpustow-webhook" "readOnly" true)) }}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
+{{- end }}
+{{- $args = concat $args $values.extender.extraArgs }}
+{{- include "gpustow.container" (dict "root" $root "container" $extender "image" $values.extender.image "tag" $root.Chart.AppVersion "resources" $values.extender.resources "args" $args) }}
+{{- $_ := set $extender "env" (concat $extender.env $env) }}
+{{- $tag := include "gpustow.schedulerTag" $root }}
+{{- include "gpustow.container" (dict "root" $root "container" (first $pod.containers) "image" $values.scheduler.image "tag" $tag "resources" $values.scheduler.resources "args" $values.scheduler.extraArgs) }}
+{{- $_ := set (first $pod.volumes).configMap "name" (include "gpustow.configName" $root) }}
+{{- else if eq $what "DaemonSet/gpustow-agent" }}
+{{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" $values.agent) }}
+{{- $agent := first $object.spec.template.spec.containers }}
+{{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $values.agent.extraArgs) }}
+{{- $_ := set $agent "env" (concat $agent.env $env) }}
+{{- else if eq $what "Deployment/gpustow-page" }}
+{{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" dict) }}
+{{- include "gpustow.container" (dict "root" $root "container" (first $object.spec.template.spec.containers) "image" $values.page.image "tag" $root.Chart.AppVersion) }}
+{{- else if eq $object.kind "CustomResourceDefinition" }}
+{{- $_ := set $object.metadata "annotations" (set ($object.metadata.annotations | default dict) "helm.sh/resource-policy" "keep") }}
+{{- else if eq $object.kind "MutatingWebhookConfiguration" }}
+{{- if eq $values.webhook.certificate "certManager" }}
+{{- $_ := set $object.metadata "annotations" (set ($object.metadata.annotations | default dict) "cert-manager.io/inject-ca-from" "gpustow-system/gpustow-webhook") }}
+{{- else if .authority }}
+{{- $_ := set (first $object.webhooks).clientConfig "caBundle" (b64enc .authority) }}
+{{- end }}
+{{- end }}
+{{- toYaml $object }}
+{{- end }}

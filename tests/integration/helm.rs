@@ -1,0 +1,267 @@
+//! The Helm chart: the same objects as the kustomizations, and what becomes of them on a real API server.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::{GpuNode, names};
+use gpustow_testkit::{Case, ControlPlane, Options};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use kube::{Client, ResourceExt as _};
+use serde::Deserialize as _;
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+
+use crate::install::in_force;
+use crate::support::{SYSTEM, repository};
+
+async fn output(command: &mut Command) -> Result<String> {
+    let output = command.kill_on_drop(true).output().await?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {complaint}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Runs Helm in gpustow's namespace.
+async fn helm(args: &[&str], kubeconfig: Option<&Path>) -> Result<String> {
+    static BUILT: OnceCell<String> = OnceCell::const_new();
+    let built = BUILT.get_or_try_init(async || {
+        output(&mut Command::new(repository("tests/helm/build.sh"))).await
+    });
+    let home = tempfile::tempdir()?;
+    let mut command = Command::new(built.await?.trim_end());
+    command.args(args).arg("--namespace").arg(SYSTEM);
+    command.env("HOME", home.path()).env_remove("KUBECONFIG");
+    if let Some(kubeconfig) = kubeconfig {
+        command.env("KUBECONFIG", kubeconfig);
+    }
+    output(&mut command).await
+}
+
+fn chart() -> String {
+    repository("manifests/chart").display().to_string()
+}
+
+async fn template(version: &str, args: &[&str]) -> Result<String> {
+    let version = format!("--kube-version={version}");
+    let chart = chart();
+    let all = [
+        &["template", "gpustow", &chart, &version, "--skip-tests"],
+        args,
+    ]
+    .concat();
+    helm(&all, None).await
+}
+
+/// Objects by kind and name. Blanks within texts count as one: kustomize breaks folded lines anew.
+fn objects(yaml: &str) -> Result<BTreeMap<String, Value>> {
+    fn fold(value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            }
+            Value::Array(list) => list.iter_mut().for_each(fold),
+            Value::Object(fields) => fields.values_mut().for_each(fold),
+            _ => {}
+        }
+    }
+    let mut all = BTreeMap::new();
+    for document in serde_yaml::Deserializer::from_str(yaml) {
+        let mut object = Value::deserialize(document)?;
+        let Some(kind) = object["kind"].as_str() else {
+            continue;
+        };
+        let metadata = &object["metadata"];
+        let key = format!("{kind} {} {}", metadata["namespace"], metadata["name"]);
+        // Helm's own.
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            let notes = metadata.get_mut("annotations");
+            if let Some(notes) = notes.and_then(Value::as_object_mut)
+                && notes.remove("helm.sh/resource-policy").is_some()
+                && notes.is_empty()
+            {
+                metadata.remove("annotations");
+            }
+        }
+        fold(&mut object);
+        ensure!(all.insert(key.clone(), object).is_none(), "{key} twice");
+    }
+    Ok(all)
+}
+
+#[tokio::test]
+async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let tag = |tag: &str| format!("--set=scheduler.image.tag={tag}");
+    let same = tag("v1.36.3");
+    for (version, args, kustomization) in [
+        ("1.36.3", &[][..], "base"),
+        (
+            "1.33.1",
+            &["--set=webhook.certificate=secret", same.as_str()],
+            "overlays/webhook",
+        ),
+        (
+            "1.35.0",
+            &["--set=admission=policy", &same],
+            "overlays/v1beta1",
+        ),
+        (
+            "1.34.0",
+            &["--set=admission=none", &same],
+            "overlays/before-1.36",
+        ),
+    ] {
+        let ours = objects(&template(version, args).await?)?;
+        let path = repository("manifests").join(kustomization);
+        let theirs = cluster
+            .kubectl(&["kustomize", &path.display().to_string()])
+            .await?;
+        let theirs = objects(&theirs)?;
+        let names = |all: &BTreeMap<String, Value>| all.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&ours), names(&theirs), "{kustomization}");
+        for (name, theirs) in &theirs {
+            assert_eq!(&ours[name], theirs, "{kustomization}: {name}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_schedulers_image_is_the_clusters_version_as_far_as_it_was_tested() -> Result<()> {
+    let mut tested = Vec::new();
+    for minor in 33..=37 {
+        let pins = repository(&format!("tests/control-plane/1.{minor}/go.mod"));
+        let pins = std::fs::read_to_string(pins)?;
+        let version = pins.split("k8s.io/kubernetes ").nth(1);
+        let version = version.and_then(|rest| rest.split_whitespace().next());
+        tested.push((
+            format!("v1.{minor}.99-gke.100"),
+            version.context("no pin")?.to_owned(),
+        ));
+    }
+    tested.push(("v1.33.5-eks-a1b2".to_owned(), "v1.33.5".to_owned()));
+    tested.push(("v1.36.1".to_owned(), "v1.36.1".to_owned()));
+    tested.push(("v1.38.2-rc.1".to_owned(), "v1.38.2".to_owned()));
+    for (cluster, expected) in tested {
+        let made = template(&cluster, &[]).await?;
+        let image = format!("registry.k8s.io/kube-scheduler:{expected}\n");
+        ensure!(made.contains(&image), "{cluster}: not {expected}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_value_that_the_chart_does_not_have_is_refused() -> Result<()> {
+    let values = std::fs::read_to_string(repository("manifests/chart/values.yaml"))?;
+    let values: Value = serde_yaml::from_str(&values)?;
+    let (mut levels, mut open) = (Vec::new(), vec![(String::new(), &values)]);
+    while let Some((path, value)) = open.pop() {
+        let fields = value.as_object().into_iter().flatten();
+        let below = fields.filter(|(_, value)| value.as_object().is_some_and(|it| !it.is_empty()));
+        open.extend(below.map(|(key, value)| (format!("{path}{key}."), value)));
+        levels.push(path);
+    }
+    ensure!(levels.len() > 10, "{levels:?}");
+    for path in levels {
+        let set = format!("--set={path}misspelt=1");
+        let refused = template("1.36.3", &[&set]).await.map(drop);
+        let text = refused.err().with_context(|| format!("{set} passes"))?;
+        ensure!(text.to_string().contains("misspelt"), "{text}");
+    }
+    Ok(())
+}
+
+/// What must be as before, whatever is done to gpustow.
+async fn kept(client: &Client, case: &Case) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for pod in case.pods().list(&Default::default()).await? {
+        let pod: Pod = pod;
+        all.push(format!("{:?} {:?}", pod.uid(), pod.metadata.annotations));
+    }
+    for node in Api::<GpuNode>::all(client.clone())
+        .list(&Default::default())
+        .await?
+    {
+        all.push(format!("{:?} {:?}", node.uid(), node.status));
+    }
+    ensure!(all.len() == 2, "{all:?}");
+    Ok(all)
+}
+
+#[tokio::test]
+async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are() -> Result<()>
+{
+    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let client = cluster.admin()?;
+    let chart = chart();
+    let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
+    let install = ["install", "gpustow", &chart, "--create-namespace"];
+    run(&install).await?;
+    if cluster.minor() >= 36 {
+        in_force(&cluster).await?;
+    }
+    let case = Case::new(&cluster, "helm").await?;
+    case.node("n", &[24576]).create(&client).await?;
+    // With its scheduler named, it can be made before the webhook runs.
+    let wish = case.pod("p").gpu_mem(8192).scheduler(names::SCHEDULER);
+    if cluster.minor() >= 36 {
+        wish.create(&client).await?;
+    } else {
+        case.pod("p").create(&client).await?;
+    }
+    let before = kept(&client, &case).await?;
+
+    run(&[
+        "upgrade",
+        "gpustow",
+        &chart,
+        "--set=extender.policy=binpack",
+    ])
+    .await?;
+    let args = "--output=jsonpath={.spec.template.spec.initContainers[0].args}";
+    let deployment = ["get", "deployment", names::SCHEDULER, "-n", SYSTEM, args];
+    ensure!(
+        cluster
+            .kubectl(&deployment)
+            .await?
+            .contains("--policy=binpack")
+    );
+    run(&["rollback", "gpustow", "1"]).await?;
+    ensure!(
+        !cluster
+            .kubectl(&deployment)
+            .await?
+            .contains("--policy=binpack")
+    );
+    assert_eq!(kept(&client, &case).await?, before);
+
+    let kinds = "customresourcedefinitions,clusterroles,clusterrolebindings,\
+                 mutatingwebhookconfigurations,validatingadmissionpolicies,\
+                 validatingadmissionpolicybindings";
+    let gone = async || {
+        let left = cluster.kubectl(&["get", kinds, "--output=name"]).await?;
+        let left: Vec<_> = left.lines().filter(|it| it.contains("gpustow")).collect();
+        let crd = ["customresourcedefinition.apiextensions.k8s.io/gpunodes.gpustow.dev"];
+        ensure!(left == crd, "{left:?}");
+        assert_eq!(kept(&client, &case).await?, before);
+        anyhow::Ok(())
+    };
+    run(&["uninstall", "gpustow"]).await?;
+    gone().await?;
+
+    // From kustomize to Helm.
+    if cluster.minor() >= 36 {
+        let base = repository("manifests/base").display().to_string();
+        cluster
+            .kubectl(&["apply", "--server-side", "-k", &base])
+            .await?;
+        run(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await?;
+        assert_eq!(kept(&client, &case).await?, before);
+        run(&["uninstall", "gpustow"]).await?;
+        gone().await?;
+    }
+    Ok(())
+}
