@@ -96,8 +96,8 @@ pub fn generated(resource: &str) -> Result<Vec<(&'static str, String)>, Manifest
         .iter()
         .map(|(file, template)| (*file, format!("{NOTE}{}", filled(template, resource))));
     let own = [
-        ("core/policies/templates.yaml", templates(resource)),
         ("core/crd.yaml", format!("{NOTE}{crd}")),
+        ("core/policies/templates.yaml", templates(resource)),
         ("monitoring/rules.yaml", rules()),
         ("chart/README.md", values::page()),
     ];
