@@ -49,13 +49,15 @@ fn quantiles() {
         "{:>8} {:>22} {:>22} {:>22}",
         "nodes", "decision", "decode and encode", "body to body"
     );
-    for (nodes, unique) in SIZES
+    for (nodes, kind) in SIZES
         .into_iter()
-        .flat_map(|size| [(size, false), (size, true)])
+        .flat_map(|size| [Kind::Usual, Kind::Unwarmed, Kind::Unique].map(|kind| (size, kind)))
     {
         let mut world = World::new(nodes);
-        if unique {
-            world.pods.make_unique();
+        match kind {
+            Kind::Usual => {}
+            Kind::Unwarmed => world.ahead = None,
+            Kind::Unique => world.pods.make_unique(),
         }
         let took: Vec<Took> = (0..CALLS).map(|_| world.call()).collect();
         let of = |part: fn(&Took) -> Duration| {
@@ -65,10 +67,10 @@ fn quantiles() {
             let [p50, p99, max] = [CALLS / 2, CALLS * 99 / 100, CALLS - 1].map(at);
             format!("{p50:.0} / {p99:.0} / {max:.0}")
         };
-        let note = if unique {
-            "  each pod with a request that nobody had before"
-        } else {
-            ""
+        let note = match kind {
+            Kind::Usual => "",
+            Kind::Unwarmed => "  nothing looked up ahead",
+            Kind::Unique => "  each pod with a request that nobody had before",
         };
         println!(
             "{nodes:>8} {:>22} {:>22} {:>22}{note}",
@@ -77,6 +79,14 @@ fn quantiles() {
             of(|took| took.decision + took.wire),
         );
     }
+}
+
+/// Which calls are timed.
+#[derive(Clone, Copy)]
+enum Kind {
+    Usual,
+    Unwarmed,
+    Unique,
 }
 
 /// What one call of `/filter` took.
@@ -93,6 +103,8 @@ struct World {
     order: Order,
     bound: std::collections::VecDeque<std::sync::Arc<PodFacts>>,
     pods: Pods,
+    /// Answers looked up ahead between two calls, if any.
+    ahead: Option<usize>,
 }
 
 impl World {
@@ -105,6 +117,7 @@ impl World {
             names,
             bound: bound.into(),
             pods,
+            ahead: Some(AHEAD),
         }
     }
 
@@ -125,7 +138,9 @@ impl World {
         let (pod, body) = self.body();
         // The watch tells of the pod first, and the extender does ahead what it can.
         self.ledger.apply_pod(facts(pod.clone()));
-        self.ledger.warm(AHEAD);
+        if let Some(ahead) = self.ahead {
+            self.ledger.warm(ahead);
+        }
         let (chosen, took) = answer(&mut self.ledger, &body);
         if let Some(node) = chosen {
             let pod = facts(pod);
