@@ -146,7 +146,7 @@ impl Measure {
                 } else {
                     Vec::new()
                 };
-                (format!("{relation} {number}"), missed)
+                (format!("{relation} {number:.2}"), missed)
             }
             Goal::Of(choice, factor, more) => {
                 let values = baselines.iter().find(|(known, _)| *known == choice);

@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::interval;
 
-use report::{Row, summary};
+use report::{Row, over_seeds, summary};
 use screen::Screen;
 use workload::Workload;
 use world::{Clock, World};
@@ -41,6 +41,10 @@ pub struct Args {
     /// What nodes and pods are drawn from: the same seed, the same workload
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
+
+    /// Runs with so many seeds from that one on, one after another, and compares the policies over all
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub seeds: u16,
 
     /// Nodes: 8 GPUs of 80 GiB, 4 of 24 GiB, 2 of 48 and 2 of 16 GiB, in turn
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=30))]
@@ -80,6 +84,29 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 async fn play(args: &Args) -> Result<ExitCode> {
+    let mut all = Vec::new();
+    for run in 0..u64::from(args.seeds) {
+        let args = Args {
+            seed: args.seed.wrapping_add(run),
+            ..args.clone()
+        };
+        let (rows, complete) = once(&args).await?;
+        if rows.iter().any(|row| !row.is_sound()) {
+            return Ok(ExitCode::FAILURE);
+        }
+        if !complete {
+            return Ok(ExitCode::from(130));
+        }
+        all.push(rows);
+    }
+    if all.len() > 1 {
+        print!("{}", over_seeds(&all));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One run: what every policy came to, and whether nobody stopped it.
+async fn once(args: &Args) -> Result<(Vec<Row>, bool)> {
     let pods = usize::try_from(args.pods)?;
     let workload = Arc::new(Workload::new(args.seed, args.nodes.into(), pods));
     let folder = tempfile::Builder::new().prefix("gpustow-demo-").tempdir();
@@ -108,11 +135,7 @@ async fn play(args: &Args) -> Result<ExitCode> {
         .map(|world| Row::of(world, clock.now()))
         .collect();
     print!("{}", summary(args, workload.gpus, clock.now(), &rows));
-    Ok(match complete {
-        _ if rows.iter().any(|row| !row.is_sound()) => ExitCode::FAILURE,
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(130),
-    })
+    Ok((rows, complete))
 }
 
 /// Shows the first world until all have lived (true) or somebody wants to stop (false).

@@ -9,6 +9,7 @@ use super::Args;
 use super::picture::Picture;
 use super::workload::RAMP;
 use super::world::{Tally, World};
+use crate::report::Mean;
 
 /// What one policy has come to.
 #[derive(Clone, Debug, Default)]
@@ -113,6 +114,48 @@ pub(crate) fn table(rows: &[Row]) -> Vec<String> {
         ]));
     }
     lines
+}
+
+/// Runs with several seeds: means with their 95 % intervals, and how the first policy, which is shown,
+/// compares with each other one, seed by seed.
+pub(crate) fn over_seeds(all: &[Vec<Row>]) -> String {
+    let policies = all.first().map_or(0, Vec::len);
+    let values = |at: usize, of: fn(&Row) -> f64| -> Vec<f64> {
+        let rows = all.iter().filter_map(|rows| rows.get(at));
+        rows.map(of).collect()
+    };
+    let wait = |row: &Row| row.mean_wait.as_secs_f64() / 60.0;
+    let share = |row: &Row| 100.0 * row.tally.mean_allocated().unwrap_or(0.0);
+    let mut text = format!(
+        "\n{} seeds; the differences are seed by seed\n{:12}{:>18}{:>20}{:>22}{:>22}\n",
+        all.len(),
+        "policy",
+        "allocated, %",
+        "mean wait, min",
+        "allocated: shown −",
+        "wait: shown −"
+    );
+    for at in 0..policies {
+        let name = all.first().and_then(|rows| rows.get(at));
+        let name = name.map_or("", |row| row.policy.name());
+        let minus = |of: fn(&Row) -> f64| {
+            let both = values(0, of).into_iter().zip(values(at, of));
+            Mean::of(&both.map(|(shown, other)| shown - other).collect::<Vec<_>>())
+        };
+        let cell = |mean: Mean| format!("{:.2} ± {:.2}", mean.mean, mean.ci95);
+        let signed = |mean: Mean| match at {
+            0 => String::new(),
+            _ => format!("{:+.2} ± {:.2}", mean.mean, mean.ci95),
+        };
+        text += &format!(
+            "{name:12}{:>18}{:>20}{:>22}{:>22}\n",
+            cell(Mean::of(&values(at, share))),
+            cell(Mean::of(&values(at, wait))),
+            signed(minus(share)),
+            signed(minus(wait)),
+        );
+    }
+    text
 }
 
 /// What stays on the terminal.
