@@ -16,7 +16,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use gpustow_api::{Assignment, PodFacts, Shared, names};
-use gpustow_ledger::Ledger;
+use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::Mib;
 use load::{Pods, bind_anywhere, empty, uuid};
 
@@ -65,7 +65,7 @@ fn main() {
 }
 
 fn row(nodes: usize, cards: usize, count: usize) {
-    let (mut ledger, names) = empty(nodes, cards);
+    let (mut ledger, names) = empty(nodes, cards, Config::default());
     let mut pods = Pods::new(42);
     let mut shared = Shared::default();
     let mut listed = Vec::new();

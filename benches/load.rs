@@ -174,8 +174,8 @@ pub(crate) fn facts(pod: Value) -> PodFacts {
 }
 
 /// A ledger of `nodes` nodes without pods, and the names of the nodes.
-pub(crate) fn empty(nodes: usize, cards: usize) -> (Ledger, Vec<String>) {
-    let mut ledger = Ledger::new(Config::default());
+pub(crate) fn empty(nodes: usize, cards: usize, config: Config) -> (Ledger, Vec<String>) {
+    let mut ledger = Ledger::new(config);
     let names: Vec<String> = (0..nodes).map(node_name).collect();
     for (index, name) in names.iter().enumerate() {
         ledger.apply_node(NodeFacts {
@@ -194,7 +194,7 @@ pub(crate) fn half_full(
     nodes: usize,
     pods: &mut Pods,
 ) -> (Ledger, Vec<String>, Vec<Arc<PodFacts>>) {
-    let (mut ledger, names) = empty(nodes, CARDS);
+    let (mut ledger, names) = empty(nodes, CARDS, Config::default());
     // Packed in name order, so that half of the nodes, and so half of the cards, stay empty.
     let mut bound = Vec::new();
     let mut node = 0;

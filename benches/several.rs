@@ -1,5 +1,6 @@
 //! Filter for pods of several containers on nodes that are all in different states, with nothing
-//! remembered: the most that one call can cost. `make bench ARGS=several` runs it alone.
+//! remembered: the most that one call can cost, by the search steps that it may spend: half as many as
+//! it does, as many, and twice as many. `make bench ARGS=several` runs it alone.
 
 #![allow(
     clippy::expect_used,
@@ -15,7 +16,7 @@ mod load;
 use std::time::{Duration, Instant};
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ask, Ledger};
+use gpustow_ledger::{Ask, Config, Ledger};
 use load::{CARDS, NOW, empty, facts, gpunode};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -40,15 +41,22 @@ fn main() {
     if filter.is_some_and(|filter| !"several".contains(&filter)) {
         return;
     }
+    let steps = Config::default().search_steps;
+    for steps in [steps / 2, steps, steps * 2] {
+        table(steps);
+    }
+}
+
+fn table(search_steps: u64) {
     println!(
         "\nFilter on {NODES} nodes of {CARDS} cards, all in different states, nothing remembered;"
     );
-    println!("{CALLS} calls of each kind, ms");
+    println!("{search_steps} search steps a call; {CALLS} calls of each kind, ms");
     println!(
         "{:>16} {:>8} {:>8} {:>8} {:>8}",
         "", "p50", "p99", "max", "placed"
     );
-    let (mut ledger, names) = diverse();
+    let (mut ledger, names) = diverse(search_steps);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     for (kind, containers, gpus, mib, step) in KINDS {
         let mut placed = 0;
@@ -80,8 +88,12 @@ fn main() {
 }
 
 /// A ledger in which no two nodes have the same free.
-fn diverse() -> (Ledger, Vec<String>) {
-    let (mut ledger, names) = empty(NODES, CARDS);
+fn diverse(search_steps: u64) -> (Ledger, Vec<String>) {
+    let config = Config {
+        search_steps,
+        ..Config::default()
+    };
+    let (mut ledger, names) = empty(NODES, CARDS, config);
     let mut rng = SmallRng::seed_from_u64(11);
     for (index, name) in names.iter().enumerate() {
         let mut report = gpunode(index, CARDS);
