@@ -83,11 +83,13 @@ impl Expected {
     #[must_use]
     pub fn new(resource: &str) -> Expected {
         let files = generated(resource).unwrap_or_default();
-        let texts = files.iter().map(|(_, text)| text.as_str());
-        let documents = texts.flat_map(serde_yaml::Deserializer::from_str);
-        let objects: Vec<Value> = documents
-            .filter_map(|it| Value::deserialize(it).ok())
-            .collect();
+        let manifests = files.iter().filter(|(path, _)| path.ends_with(".yaml"));
+        // After what is no document the parser has no end.
+        let documents = |text| {
+            let documents = serde_yaml::Deserializer::from_str(text);
+            documents.map_while(|it| Value::deserialize(it).ok())
+        };
+        let objects: Vec<Value> = manifests.flat_map(|(_, text)| documents(text)).collect();
         let spec = |kind: &str, name: &str| {
             let is = |it: &&Value| it["kind"] == kind && it["metadata"]["name"] == name;
             Some(objects.iter().find(is)?["spec"].clone())

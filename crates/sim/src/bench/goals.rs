@@ -30,10 +30,13 @@ pub(super) enum Goal {
     Best(f64),
 }
 
+/// What a run came to, if it came that far.
+type Figure = dyn Fn(&Outcome) -> Option<f64>;
+
 /// What is measured of every run.
 pub(super) struct Measure {
     pub(super) name: String,
-    pub(super) of: Box<dyn Fn(&Outcome) -> Option<f64>>,
+    pub(super) of: Box<Figure>,
     pub(super) less_is_better: bool,
     pub(super) goals: Vec<Goal>,
     /// What the policy had up to commit 8a73bf4, as it was recorded then (seeds 42 to 51).
