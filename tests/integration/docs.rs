@@ -155,7 +155,8 @@ fn runnable(found: &Found, makefile: &str, case: &Case) -> Result<String> {
     let Found { place, script, .. } = found;
     let mut left = String::new();
     for line in script.replace("\\\n", " ").lines() {
-        let line = line.trim_end();
+        // Commands of a list are indented.
+        let line = line.trim();
         if let Some(target) = line.strip_prefix("make ") {
             let target = target.split_whitespace().next().unwrap_or_default();
             ensure!(

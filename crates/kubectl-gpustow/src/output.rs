@@ -244,7 +244,10 @@ impl<R> Listing<R> {
             column.head.eq_ignore_ascii_case(name) || column.key.eq_ignore_ascii_case(name)
         };
         let Some(Column { value, .. }) = self.columns.iter().find(same) else {
-            let heads: Vec<_> = self.columns.iter().map(|column| column.head).collect();
+            let mut heads: Vec<_> = self.columns.iter().map(|column| column.head).collect();
+            // Some are told in two ways, and the bar has no name.
+            heads.dedup();
+            heads.retain(|head| !head.is_empty());
             bail!(
                 "--sort-by {wanted}: no such column; there are {}",
                 heads.join(", ")

@@ -12,11 +12,16 @@ use crate::state;
 use crate::system::{self, AGENT, EXTENDER, SCHEDULER, Seen};
 
 /// Labels for which the DaemonSet of agents looks, with the value if it wants one.
-const GPU_LABELS: [(&str, Option<&str>); 4] = [
+const GPU_LABELS: [(&str, Option<&str>); 6] = [
     ("nvidia.com/gpu.present", Some("true")),
     ("feature.node.kubernetes.io/pci-10de.present", Some("true")),
     ("cloud.google.com/gke-accelerator", None),
     ("kubernetes.azure.com/accelerator", Some("nvidia")),
+    ("k8s.amazonaws.com/accelerator", None),
+    (
+        "karpenter.k8s.aws/instance-gpu-manufacturer",
+        Some("nvidia"),
+    ),
 ];
 /// By this label the GPU Operator sends agents away.
 const DEPLOY: &str = "nvidia.com/gpu.deploy.client";
