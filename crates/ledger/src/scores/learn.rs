@@ -13,7 +13,7 @@ use crate::books::{Books, Models, asks};
 /// of any size by the same share.
 const DECISIONS_PER_LOOK: usize = 16;
 
-/// [`Ledger::warm`] learns when this share of what filter would wait for is reached.
+/// [`crate::Ledger::warm`] learns when this share of what filter would wait for is reached.
 const EARLY: f64 = 0.75;
 
 /// What a pod asks for, and the models that it is bound to, by label.
