@@ -6,20 +6,21 @@ use anyhow::{Result, ensure};
 use gpustow_testkit::{Case, Extender, ExtenderOptions, eventually};
 use serde_json::json;
 
-use crate::fault_rig::turn;
+use crate::fault_rig::control_plane;
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, node_event};
 
 #[tokio::test]
 async fn a_node_whose_agent_falls_silent_has_an_event() -> Result<()> {
-    let turn = turn().await?;
-    let case = Case::new(turn.cluster, "silent").await?;
-    let kubeconfig = turn.cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    // Of its own: on another, nodes of other cases fall silent at once, and only some are told of.
+    let cluster = control_plane().await?;
+    let case = Case::new(&cluster, "silent").await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let options = ExtenderOptions {
         args: vec!["--stale-after=6".to_owned()],
         ..ExtenderOptions::default()
     };
     let program: &Path = gpustow();
-    let extender = Extender::start(turn.cluster, program, &kubeconfig, options).await?;
+    let extender = Extender::start(&cluster, program, &kubeconfig, options).await?;
     // Asked once, it decides.
     let pod = case.pod("p").gpu_mem(1).create(&case.client).await?;
     let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [] });
