@@ -4,6 +4,7 @@
 
 mod checks;
 mod event;
+mod scheduler;
 mod server;
 mod world;
 

@@ -1,0 +1,150 @@
+//! What kube-scheduler and the extender do in the model: filter, bind, and what becomes of the Binding.
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
+
+use super::server::{NODES, Post};
+use super::world::{World, require};
+use crate::build::ask;
+
+impl World {
+    pub(super) fn filter(
+        &mut self,
+        pod: &PodFacts,
+        nodes: &[&'static str],
+        cooperative: bool,
+    ) -> Result<(), String> {
+        let asked = Ask {
+            cooperative,
+            ..ask(pod)
+        };
+        let settled = !self.ledger.is_binding(&pod.uid)
+            && self
+                .ledger
+                .pod(&pod.uid)
+                .is_none_or(|known| known.node.is_none());
+        let verdict = self.ledger.filter(&asked, nodes, self.now);
+        self.given_up.remove(&pod.uid);
+        let room = |name: &str| self.fits_on(&self.ledger, pod, name);
+        for name in &verdict.nodes {
+            require(!settled || room(name), || {
+                format!("filter takes {name}, preempt does not")
+            })?;
+        }
+        for (name, reason) in &verdict.refused {
+            require(!settled || *reason != Reason::BindUnderWay, || {
+                "no bind is under way".into()
+            })?;
+            require(!settled || !room(name), || {
+                format!("filter refuses {name} ({reason:?}), preempt does not")
+            })?;
+        }
+        let scores = self
+            .ledger
+            .rank(pod, asked.tolerates, &verdict.nodes, self.now);
+        require(
+            !settled || scores.first().is_none_or(|&best| best == 10),
+            || format!("prioritize gives {scores:?} to {:?}", verdict.nodes),
+        )?;
+        match verdict.nodes.first() {
+            Some(name) => self.chosen.insert(pod.uid.clone(), name),
+            None => self.chosen.remove(&pod.uid),
+        };
+        Ok(())
+    }
+
+    /// kube-scheduler tries every pod that it may, `rounds` times.
+    pub(super) fn schedule(&mut self, rounds: usize) -> Result<(), String> {
+        for _ in 0..rounds {
+            let mut pods = self.server.pods.clone();
+            pods.retain(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
+            pods.sort_by_key(|pod| (-pod.priority, pod.created, pod.uid.clone()));
+            for pod in pods {
+                self.filter(&pod, &NODES, false)?;
+                if let Some(&name) = self.chosen.get(&pod.uid) {
+                    self.begin_bind(&pod.uid, name)?;
+                }
+                for post in 0..self.server.posts.len() {
+                    self.server.land(post);
+                    self.end_bind(post);
+                }
+                self.deliver_pods(usize::MAX);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a bind of the copy that the ledger has, as the extender does.
+    pub(super) fn begin_bind(
+        &mut self,
+        uid: &Arc<str>,
+        name: &str,
+    ) -> Result<Option<BindRefusal>, String> {
+        let index = self.server.find(uid).ok_or("it is there")?;
+        let pod = match self.ledger.pod(uid) {
+            Some(known) => PodFacts::clone(&known),
+            None => self.server.pods[index].clone(),
+        };
+        if pod.node.is_some() || pod.gated || pod.deleting {
+            return Ok(None);
+        }
+        let assignment = match self.ledger.begin_bind(&pod, name, self.now) {
+            Ok(assignment) => assignment,
+            Err(refusal) => return Ok(Some(refusal)),
+        };
+        let whole = pod.request.as_ref().is_ok_and(|request| request.exclusive);
+        for (uuid, mib) in &assignment.charges {
+            let report = self
+                .known
+                .get(name)
+                .ok_or("bound to a node without a report")?;
+            let card = report.gpus.iter().find(|gpu| *gpu.uuid == **uuid);
+            let card = card.ok_or_else(|| format!("{uuid} is not there"))?;
+            let others = self.server.assigned(name, uuid, uid);
+            require(card.healthy, || format!("{uuid} is not healthy"))?;
+            require(others + mib.0 <= card.total_mib, || {
+                format!(
+                    "{uid} takes {mib} beside {others} on {uuid}, which has {}",
+                    card.total_mib
+                )
+            })?;
+            require(!whole || others == 0, || {
+                format!("{uid} is not alone on {uuid}")
+            })?;
+        }
+        self.server.posts.push(Post {
+            pod,
+            node: name.into(),
+            assignment,
+            landed: None,
+            refused: false,
+            awaited: true,
+        });
+        Ok(None)
+    }
+
+    pub(super) fn end_bind(&mut self, index: usize) {
+        let post = self.server.posts[index].clone();
+        let outcome = match post.landed {
+            _ if !post.awaited => return,
+            Some(true) => Outcome::Bound,
+            Some(false) if post.refused => Outcome::Refused,
+            Some(false) => Outcome::Conflict,
+            None if self.server.may_land(&post) => return,
+            None => Outcome::Failed,
+        };
+        // Half of the callers learn it by reading the pod back.
+        if let Some(pod) = self
+            .server
+            .find(&post.pod.uid)
+            .filter(|_| index.is_multiple_of(2))
+        {
+            let copy = self.server.pods[pod].clone();
+            self.ledger.read_back(copy, self.ledger.copies(), self.now);
+        }
+        self.ledger.end_bind(&post.pod, outcome, self.now);
+        self.server.posts[index].awaited = false;
+    }
+}
