@@ -111,7 +111,8 @@ impl Events {
     /// The pod fits nowhere. `kind` tells one refusal from another; the note is only made if it is
     /// to be told.
     pub(crate) fn refused(&self, pod: &PodFacts, kind: u64, note: impl FnOnce() -> String) {
-        if self.told.len() >= MEMORY {
+        // Only somebody new needs the room.
+        if self.told.len() >= MEMORY && !self.told.contains_key(&pod.uid) {
             self.told.clear();
         }
         let now = Instant::now();
