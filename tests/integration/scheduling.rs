@@ -1,8 +1,10 @@
 //! What kube-scheduler itself weighs and forbids still counts, beside what gpustow would choose.
 
 use anyhow::Result;
+use gpustow_api::names;
 use gpustow_testkit::{Case, GpuNodeBuilder, PodBuilder};
-use k8s_openapi::api::core::v1::{Affinity, Taint, Toleration, TopologySpreadConstraint};
+use k8s_openapi::api::core::v1::{Affinity, Node, Taint, Toleration, TopologySpreadConstraint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
 use crate::support::{bound, node_of, refused, rig};
@@ -20,13 +22,17 @@ fn host(case: &Case, name: &str, cards: &[u64]) -> GpuNodeBuilder {
     case.node(name, cards).label(HOST, name)
 }
 
-fn tainted(node: GpuNodeBuilder, effect: &str) -> GpuNodeBuilder {
+fn taint(node: &mut Node, key: &str, effect: &str) {
     let taint = Taint {
-        key: "testkit/taint".to_owned(),
+        key: key.to_owned(),
         effect: effect.to_owned(),
         ..Taint::default()
     };
-    node.with_node(|node| node.spec.get_or_insert_default().taints = Some(vec![taint]))
+    node.spec.get_or_insert_default().taints = Some(vec![taint]);
+}
+
+fn tainted(node: GpuNodeBuilder, effect: &str) -> GpuNodeBuilder {
+    node.with_node(|node| taint(node, "testkit/taint", effect))
 }
 
 fn tolerating(pod: PodBuilder) -> PodBuilder {
@@ -191,5 +197,53 @@ async fn a_soft_taint_ranks_a_node_last() -> Result<()> {
     assert_eq!(lands(&case, pod("b")).await?, "wide");
     assert_eq!(lands(&case, pod("c")).await?, "wide");
     assert_eq!(lands(&case, pod("d")).await?, "tight");
+    rig.end(case).await
+}
+
+/// On a node with a card and 64 cores, and one of 8 cores without, where pods of 2 cores that ask for no
+/// GPU memory land, one after another.
+async fn land_without_gpus(case: &Case, effect: Option<&str>, pods: usize) -> Result<Vec<String>> {
+    let gpu = case.node("gpu", &[8000]);
+    let gpu = match effect {
+        Some(effect) => gpu.with_node(|node| taint(node, names::GPU_MEM, effect)),
+        None => gpu,
+    };
+    gpu.create(&case.client).await?;
+    let plain = case.node("plain", &[]).with_node(|node| {
+        let status = node.status.get_or_insert_default();
+        let capacity = status.capacity.get_or_insert_default();
+        capacity.insert("cpu".to_owned(), Quantity("8".to_owned()));
+    });
+    plain.create(&case.client).await?;
+    let mut on = Vec::new();
+    for index in 0..pods {
+        let pod = case.pod(&format!("p{index}")).requests("cpu", "2");
+        on.push(lands(case, pod).await?);
+    }
+    Ok(on)
+}
+
+/// What docs/packing.md tells people to do about pods that ask for no GPU memory.
+#[tokio::test]
+async fn a_taint_keeps_gpu_nodes_free_of_pods_without_gpus() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "untainted").await?;
+    assert_eq!(land_without_gpus(&case, None, 1).await?, ["gpu"]);
+    rig.end(case).await?;
+
+    // There is room for four beside the taint; the fifth and pods with GPU memory need no toleration.
+    let case = Case::new(rig.cluster, "soft-gpu").await?;
+    let on = land_without_gpus(&case, Some("PreferNoSchedule"), 5).await?;
+    assert_eq!(on, ["plain", "plain", "plain", "plain", "gpu"]);
+    assert_eq!(lands(&case, case.pod("gpu").gpu_mem(8000)).await?, "gpu");
+    rig.end(case).await?;
+
+    let case = Case::new(rig.cluster, "hard-gpu").await?;
+    let on = land_without_gpus(&case, Some("NoSchedule"), 4).await?;
+    assert_eq!(on, ["plain"; 4]);
+    let more = case.pod("more").requests("cpu", "2");
+    refused(&case.client, more, "had untolerated taint").await?;
+    let gpu = tolerating(case.pod("gpu").gpu_mem(8000));
+    assert_eq!(lands(&case, gpu).await?, "gpu");
     rig.end(case).await
 }
