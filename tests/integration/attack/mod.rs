@@ -3,6 +3,7 @@
 
 mod extender;
 mod guard;
+mod keys;
 mod later;
 mod openapi;
 mod tenant;
