@@ -1,7 +1,7 @@
 //! What gpustow changes in a pod that asks for GPU memory when it is created: the same as the policies
-//! gpustow-device-env, gpustow-pod-defaults and gpustow-scheduler-name, for API servers that change pods
-//! by webhooks alone. It works on the pod as it came, so that fields stay that this version does not
-//! know. It refuses nothing: the policy gpustow-requests judges what comes of it.
+//! gpustow-device-env and gpustow-pod-defaults, for API servers that change pods by webhooks alone. It works
+//! on the pod as it came, so that fields stay that this version does not know. It refuses nothing: the policy
+//! gpustow-requests judges what comes of it.
 
 use serde_json::{Map, Value, json};
 
@@ -45,12 +45,6 @@ pub fn patch(change: Change<'_>, resource: &str, defaults: &PodDefaults) -> Vec<
     }
     if !change.debugs && applies(&patch.pod) {
         give_defaults(&mut patch, resource, defaults);
-    }
-    if !change.debugs
-        && applies(&patch.pod)
-        && patch.pod["spec"]["schedulerName"] == "default-scheduler"
-    {
-        patch.put("replace", "/spec/schedulerName", json!(names::SCHEDULER));
     }
     patch.operations
 }
@@ -109,6 +103,9 @@ fn give_devices(patch: &mut Patch, change: Change<'_>, resource: &str) {
         }
         let label = names::MANAGED_LABEL.replace('~', "~0").replace('/', "~1");
         patch.put("add", &format!("/metadata/labels/{label}"), json!("true"));
+        if patch.pod["spec"]["schedulerName"] == "default-scheduler" {
+            patch.put("replace", "/spec/schedulerName", json!(names::SCHEDULER));
+        }
     }
     let brought = if change.debugs {
         let old = change.before.map(|pod| list(pod, "ephemeralContainers"));
@@ -254,6 +251,7 @@ mod tests {
         let expected = [
             "/metadata/labels",
             "/metadata/labels/gpustow.dev~1managed",
+            "/spec/schedulerName",
             "/spec/containers/0/env",
             "/spec/containers/0/env/0",
             "/spec/containers/0/env/0",
@@ -262,7 +260,6 @@ mod tests {
             "/spec/containers/1/env/-",
             "/spec/runtimeClassName",
             "/spec/containers/0/env/-",
-            "/spec/schedulerName",
         ];
         assert_eq!(written, expected);
     }
