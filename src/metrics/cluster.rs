@@ -12,7 +12,7 @@ use super::Totals;
 use super::models::Models;
 
 /// States of GPUs; as a string, the `state` label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 enum State {
     Ready,
@@ -139,7 +139,9 @@ fn memory(
     let requested = memory("requested", "GPU memory promised to pods")?;
     let room = memory("room", "GPU memory that new pods may take")?;
     let strangers = memory("unattributed", "GPU memory used outside of gpustow's pods")?;
+    // Summed before they become series: looking a series up for each card would be most of a scrape.
     let mut sums: BTreeMap<&str, [Mib; 4]> = BTreeMap::new();
+    let mut cards: BTreeMap<(&str, State), usize> = BTreeMap::new();
     for node in nodes {
         for card in &node.cards {
             let state = match (node.stale, card.healthy) {
@@ -148,10 +150,7 @@ fn memory(
                 (false, false) => State::Unhealthy,
             };
             let model = models.label(&card.model);
-            for state in State::VARIANTS {
-                gpus.with_label_values(&[model, state]);
-            }
-            gpus.with_label_values(&[model, state.into()]).inc();
+            *cards.entry((model, state)).or_default() += 1;
             let free = if state == State::Ready {
                 card.free
             } else {
@@ -165,15 +164,21 @@ fn memory(
         }
     }
     let unreported = nodes.iter().map(|node| node.unreported).sum();
-    let unknown = gpus.with_label_values(&[UNKNOWN, State::Unknown.into()]);
-    unknown.set(count(unreported));
+    cards.insert((UNKNOWN, State::Unknown), unreported);
     for (model, sum) in sums {
+        for state in State::VARIANTS {
+            gpus.with_label_values(&[model, state]);
+        }
         for (gauge, amount) in [&capacity, &requested, &room, &strangers]
             .into_iter()
             .zip(sum)
         {
             gauge.with_label_values(&[model]).set(bytes(amount));
         }
+    }
+    for ((model, state), cards) in cards {
+        let gpus = gpus.with_label_values(&[model, state.into()]);
+        gpus.set(count(cards));
     }
     Ok(())
 }
