@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::runtime::watcher::{self, Event};
@@ -248,7 +249,7 @@ impl Agent {
                 self.owned = false;
                 return Err(error);
             }
-            self.shared.metrics.published();
+            self.shared.metrics.published(now);
             self.shared.ready.store(true, Ordering::Release);
             self.heartbeat =
                 Instant::now() + self.args.heartbeat.mul_f64(rand::random_range(0.9..1.1));
@@ -276,9 +277,9 @@ impl Agent {
     /// report was written before. But they may have bound a pod there that the watch has yet to show.
     async fn capacity(
         &mut self,
-        present: Option<u64>,
+        present: Option<Mib>,
         now: Now,
-    ) -> Result<Option<u64>, ClusterError> {
+    ) -> Result<Option<Mib>, ClusterError> {
         let cards = self.state.present();
         let wanted = self.capacity.decide(&cards, &self.pods, present, now.age);
         if wanted.is_none() || wanted > present {
@@ -340,9 +341,10 @@ impl Agent {
 
 /// The cards that an earlier agent reported.
 fn cards(status: &GpuNodeStatus) -> Cards {
+    let headroom = Mib(status.headroom_mib);
     let there = status.gpus.iter().filter(|gpu| !gpu.missing);
     there
-        .map(|gpu| (gpu.uuid.clone(), gpu.capacity(status.headroom_mib).0))
+        .map(|gpu| (gpu.uuid.clone(), gpu.capacity(headroom)))
         .collect()
 }
 

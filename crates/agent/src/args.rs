@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::builder::TypedValueParser as _;
+use clap::{Parser, ValueEnum, value_parser};
 use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
+use gpustow_pack::Mib;
 use gpustow_serve::{MetricsArgs, seconds};
 
 use crate::devices::Source;
-use crate::state::Settings;
+use crate::state::{MAX_CARD, Settings};
 
 /// Tells gpustow what NVML shows of this node's GPUs.
 #[derive(Clone, Debug, Parser)]
@@ -60,16 +62,16 @@ pub struct Args {
     pub heartbeat: Duration,
 
     /// MiB of foreign memory whose coming or going is reported at once
-    #[arg(long, env = "GPUSTOW_THRESHOLD_MIB", default_value_t = 256)]
-    pub threshold_mib: u64,
+    #[arg(long, env = "GPUSTOW_THRESHOLD_MIB", default_value = "256", value_parser = value_parser!(u64).map(Mib))]
+    pub threshold_mib: Mib,
 
     /// MiB per card that no pod may hold
-    #[arg(long, env = "GPUSTOW_HEADROOM_MIB", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=16_777_216))]
-    pub headroom_mib: u64,
+    #[arg(long, env = "GPUSTOW_HEADROOM_MIB", default_value = "0", value_parser = value_parser!(u64).range(0..=MAX_CARD.0).map(Mib))]
+    pub headroom_mib: Mib,
 
     /// Size in MiB to assume for a GPU that shares the host's memory and reports none of its own
-    #[arg(long, env = "GPUSTOW_UNIFIED_MEMORY_MIB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
-    pub unified_memory_mib: Option<u64>,
+    #[arg(long, env = "GPUSTOW_UNIFIED_MEMORY_MIB", value_parser = value_parser!(u64).range(1..=MAX_CARD.0).map(Mib))]
+    pub unified_memory_mib: Option<Mib>,
 
     /// XIDs that are an application's fault and do not condemn a card
     #[arg(
@@ -135,9 +137,9 @@ impl Args {
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {
-            headroom_mib: self.headroom_mib,
-            unified_memory_mib: self.unified_memory_mib,
-            threshold_mib: self.threshold_mib,
+            headroom: self.headroom_mib,
+            unified_memory: self.unified_memory_mib,
+            threshold: self.threshold_mib,
             application_xids: self
                 .application_xids
                 .iter()

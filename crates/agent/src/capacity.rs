@@ -4,49 +4,50 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::pods::NodePods;
-use crate::state::MAX_MIB;
+use gpustow_pack::Mib;
 
-/// Cards by UUID, and the MiB that pods may hold of each.
-pub type Cards = BTreeMap<String, u64>;
+use crate::pods::NodePods;
+use crate::state::MAX_CARD;
+
+/// Cards by UUID, and what pods may hold of each.
+pub type Cards = BTreeMap<String, Mib>;
 
 /// A report has no more cards, and no card has more memory.
-const MAX_CAPACITY: u64 = 256 * MAX_MIB;
+const MAX_CAPACITY: Mib = Mib(256 * MAX_CARD.0);
 
-/// The node's capacity in MiB: what `cards` hold, and what kubelets and kube-scheduler subtract from it
+/// The node's capacity: what `cards` hold, and what kubelets and kube-scheduler subtract from it
 /// although it is on none of them. That is what pods were assigned on other cards or beyond a card's
 /// size, from their Binding on, and what pods without an assignment ask for, once their kubelet has
 /// accepted them. No such pod counts for more than all that the node has; but what a kubelet has
 /// accepted is never too much in all, as it would reject it when it starts.
 #[must_use]
-pub fn capacity(cards: &Cards, pods: &NodePods) -> u64 {
-    let (mut held, mut accepted) = (BTreeMap::<&str, u64>::new(), 0);
+pub fn capacity(cards: &Cards, pods: &NodePods) -> Mib {
+    let (mut held, mut accepted) = (BTreeMap::<&str, Mib>::new(), Mib::ZERO);
     for pod in pods.iter().filter(|pod| !pod.facts.released) {
         for (uuid, mib) in pod.charges() {
             let held = held.entry(uuid).or_default();
             // A pod with whole cards is charged for more than others subtract for it.
-            *held = held.saturating_add(mib.min(pod.requested));
+            *held = *held + mib.min(pod.requested);
         }
         if pod.accepted {
-            accepted = sum([accepted, pod.requested]);
+            accepted = accepted + pod.requested;
         }
     }
     let beyond = held.into_iter().map(|(uuid, held)| {
         let card = cards.get(uuid).copied().unwrap_or_default();
-        held.saturating_sub(card)
+        held.minus(card)
     });
-    let hardware = sum(beyond.chain(cards.values().copied()));
+    let hardware: Mib = beyond.chain(cards.values().copied()).sum();
     let strays = pods
         .iter()
         .filter(|pod| !pod.facts.released && pod.accepted && pod.facts.assignment.is_none());
     let strays = strays.map(|pod| pod.requested.min(hardware));
-    sum(strays.chain([hardware]))
-        .max(accepted)
-        .min(MAX_CAPACITY)
+    let counted: Mib = strays.chain([hardware]).sum();
+    counted.max(accepted).min(MAX_CAPACITY)
 }
 
-fn sum(amounts: impl IntoIterator<Item = u64>) -> u64 {
-    amounts.into_iter().fold(0, u64::saturating_add)
+fn all(cards: &Cards) -> Mib {
+    cards.values().copied().sum()
 }
 
 /// Decides when the capacity of the node is to be written. Fewer cards count late: a driver that is
@@ -71,17 +72,17 @@ impl Capacity {
         }
     }
 
-    /// The MiB to write, if any: `present` is what the node says now. Before less is written, see
+    /// What to write, if anything: `present` is what the node says now. Before less is written, see
     /// whether [`Self::now`] says the same of a consistent list of the node's pods.
     pub fn decide(
         &mut self,
         cards: &Cards,
         pods: &NodePods,
-        present: Option<u64>,
+        present: Option<Mib>,
         now: Duration,
-    ) -> Option<u64> {
+    ) -> Option<Mib> {
         let fewer = match &self.cards {
-            Some(known) => sum(cards.values().copied()) < sum(known.values().copied()),
+            Some(known) => all(cards) < all(known),
             None => present.is_some_and(|present| capacity(cards, pods) < present),
         };
         let since = fewer.then(|| *self.less_since.get_or_insert(now));
@@ -92,7 +93,7 @@ impl Capacity {
         let wanted = self.now(pods)?;
         match present {
             // A driver that cannot be read on a node that never had cards is no reason to write.
-            None if wanted == 0 => None,
+            None if wanted == Mib::ZERO => None,
             Some(present) if present == wanted => None,
             _ => Some(wanted),
         }
@@ -100,7 +101,7 @@ impl Capacity {
 
     /// What the capacity should be with these pods; none while it is to be left alone.
     #[must_use]
-    pub fn now(&self, pods: &NodePods) -> Option<u64> {
+    pub fn now(&self, pods: &NodePods) -> Option<Mib> {
         Some(capacity(self.cards.as_ref()?, pods))
     }
 }

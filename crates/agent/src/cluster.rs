@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gpustow_api::{names, quantity};
+use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, ListParams, Patch, PatchParams, Request};
@@ -36,8 +37,8 @@ pub enum ClusterError {
 pub struct NodeView {
     /// Its owner reference for objects of its own.
     pub owner: Option<OwnerReference>,
-    /// Its capacity of GPU memory in MiB, if it has that at all.
-    pub capacity: Option<u64>,
+    /// Its capacity of GPU memory, if it has that at all.
+    pub capacity: Option<Mib>,
     /// Our labels on it.
     pub labels: BTreeMap<String, String>,
 }
@@ -58,7 +59,7 @@ impl NodeView {
         ];
         Self {
             owner: node.owner_ref(&()),
-            capacity: capacity.map(|amount| quantity::rounded_up(amount, 1)),
+            capacity: capacity.map(|amount| Mib(quantity::rounded_up(amount, 1))),
             labels: labels
                 .filter(|(key, _)| ours.contains(&key.as_str()))
                 .map(|(key, value)| (key.clone(), value.clone()))
@@ -86,7 +87,7 @@ pub fn labels(status: &GpuNodeStatus) -> BTreeMap<String, String> {
     let capacities = status
         .gpus
         .iter()
-        .map(|gpu| gpu.capacity(status.headroom_mib).0);
+        .map(|gpu| gpu.capacity(Mib(status.headroom_mib)).0);
     let smallest = capacities.min().unwrap_or_default();
     labels.insert(names::GPU_MEMORY_LABEL.to_owned(), smallest.to_string());
     labels
@@ -237,7 +238,7 @@ impl Cluster {
     pub async fn node(
         &self,
         resource: &str,
-        capacity: Option<u64>,
+        capacity: Option<Mib>,
         labels: &BTreeMap<String, String>,
         stale: impl Iterator<Item = &String>,
     ) -> Result<(), ClusterError> {
@@ -246,7 +247,7 @@ impl Cluster {
             labels[key] = json!(null);
         }
         let mut patch = json!({ "metadata": { "labels": labels } });
-        if let Some(mib) = capacity {
+        if let Some(Mib(mib)) = capacity {
             patch["status"] = json!({ "capacity": { resource: mib.to_string() } });
         }
         let api = Api::<Node>::all(self.client.clone());

@@ -2,15 +2,16 @@
 //! there: a pod that is gone leaves none behind.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_api::gpunode::Gpu;
+use gpustow_pack::Mib;
 use gpustow_serve::BUCKETS;
 use prometheus::proto::MetricFamily;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry,
 };
 
+use crate::clock::Now;
 use crate::devices::{Fault, FaultKind};
 use crate::pods::NodePods;
 use crate::state::{Seen, State};
@@ -117,11 +118,8 @@ impl Metrics {
     }
 
     /// A report was written.
-    pub fn published(&self) {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or(Duration::ZERO);
-        self.last_publish.set(now.as_secs_f64());
+    pub fn published(&self, now: Now) {
+        self.last_publish.set(now.wall.as_duration().as_secs_f64());
     }
 
     /// Remembers what the next scrapes show.
@@ -212,14 +210,16 @@ impl Metrics {
             ];
             info.with_label_values(&labels).set(1.0);
             let card = [&self.node, &gpu.uuid];
-            total.with_label_values(&card).set(bytes(gpu.total_mib));
+            total
+                .with_label_values(&card)
+                .set(bytes(Mib(gpu.total_mib)));
             reserved
                 .with_label_values(&card)
-                .set(bytes(gpu.reserved_mib));
+                .set(bytes(Mib(gpu.reserved_mib)));
             used.with_label_values(&card).set(seen.used_bytes as f64);
             unattributed
                 .with_label_values(&card)
-                .set(bytes(gpu.strangers_mib));
+                .set(bytes(Mib(gpu.strangers_mib)));
             healthy
                 .with_label_values(&card)
                 .set(f64::from(u8::from(gpu.healthy)));
@@ -264,7 +264,7 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
                 let mib = if request.exclusive {
                     pod.assigned(uuid)
                 } else {
-                    claim.mib.0
+                    claim.mib
                 };
                 users.extend(mine.then(|| (&**name, Some(bytes(mib)))));
             }
@@ -292,6 +292,6 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
     shares
 }
 
-fn bytes(mib: u64) -> f64 {
+fn bytes(Mib(mib): Mib) -> f64 {
     mib as f64 * 1_048_576.0
 }

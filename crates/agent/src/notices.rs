@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::{faults, names};
+use gpustow_pack::Mib;
 
 use crate::pods::{NodePod, NodePods};
 use crate::state::State;
@@ -114,7 +115,7 @@ impl Notices {
                 let holds = parts
                     .map(|seen| &seen.gpu.uuid)
                     .chain([uuid])
-                    .any(|uuid| pod.assigned(uuid) > 0);
+                    .any(|uuid| pod.assigned(uuid) > Mib::ZERO);
                 if holds {
                     let note =
                         format!("{what}. This pod is left alone: see whether it still works.");
@@ -128,8 +129,8 @@ impl Notices {
         }
         for over in state.over_users(pods) {
             let note = format!(
-                "Uses {} MiB of GPU {} and asked for {}: ask for more, or limit the program's memory.",
-                over.used_mib, over.uuid, over.assigned_mib
+                "Uses {} of GPU {} and asked for {}: ask for more, or limit the program's memory.",
+                over.used, over.uuid, over.assigned.0
             );
             if let Some(pod) = pods.get(&over.uid) {
                 self.again(&mut notices, pod, "OverGpuMemory", &over.uuid, note, now);
@@ -187,7 +188,11 @@ impl Notices {
     /// The other holder came later: what gave it the card does not know of gpustow.
     fn shared(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
         for gpu in state.cards().map(|seen| &seen.gpu) {
-            if let Some(by) = gpu.held_by.as_ref().filter(|_| pod.assigned(&gpu.uuid) > 0) {
+            if let Some(by) = gpu
+                .held_by
+                .as_ref()
+                .filter(|_| pod.assigned(&gpu.uuid) > Mib::ZERO)
+            {
                 let note = format!(
                     "GPU {} was also given to pod {} through {}, which does not know of this pod. Keep one of the two \
                      off the node: see docs/platforms.md.",
@@ -209,7 +214,7 @@ impl Notices {
         if on.is_empty() {
             return;
         }
-        for uuid in on.iter().filter(|uuid| pod.assigned(uuid) == 0) {
+        for uuid in on.iter().filter(|uuid| pod.assigned(uuid) == Mib::ZERO) {
             let mine: Vec<&str> = pod.charges().map(|(uuid, _)| uuid).collect();
             let note = format!(
                 "Runs on GPU {uuid}, which is not its own; its own is {}. See whether the NVIDIA container toolkit obeys {}.",

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gpustow_api::{PodFacts, names, request};
+use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
 /// Annotation by which the kubelet names a static pod's cgroup.
@@ -14,8 +15,8 @@ const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";
 pub struct NodePod {
     /// What scheduling knows of it.
     pub facts: PodFacts,
-    /// MiB that its kubelet counts for it, assigned or not.
-    pub requested: u64,
+    /// What its kubelet counts for it, assigned or not.
+    pub requested: Mib,
     /// Its kubelet has taken it in: it has written when. A pod that it rejects is Failed.
     pub accepted: bool,
     /// The devices confirmed last.
@@ -53,7 +54,7 @@ impl NodePod {
         });
         let spec = pod.spec.as_ref();
         Some(Self {
-            requested: spec.map_or(0, |spec| request::effective(spec, resource, 1)),
+            requested: spec.map_or(Mib::ZERO, |spec| Mib(request::effective(spec, resource, 1))),
             accepted: status.is_some_and(|status| status.start_time.is_some()),
             confirmed: annotation(names::CONFIRMED),
             cgroup: annotation(STATIC_POD_HASH).map_or_else(|| facts.uid.clone(), Arc::from),
@@ -74,24 +75,19 @@ impl NodePod {
             .is_ok_and(|request| !request.claims.is_empty())
     }
 
-    /// MiB that it may use of a card.
+    /// What it may use of a card.
     #[must_use]
-    pub fn assigned(&self, uuid: &str) -> u64 {
+    pub fn assigned(&self, uuid: &str) -> Mib {
         self.charges()
             .find(|(card, _)| *card == uuid)
-            .map_or(0, |(_, mib)| mib)
+            .map_or(Mib::ZERO, |(_, mib)| mib)
     }
 
-    /// The cards that it holds and the MiB on each; nothing once it has ended.
-    pub fn charges(&self) -> impl Iterator<Item = (&str, u64)> {
+    /// The cards that it holds and what of each; nothing once it has ended.
+    pub fn charges(&self) -> impl Iterator<Item = (&str, Mib)> {
         let assignment = self.facts.assignment.iter().flatten();
         let held = assignment.filter(|_| !self.facts.released);
-        held.flat_map(|assignment| {
-            assignment
-                .charges
-                .iter()
-                .map(|(uuid, mib)| (&**uuid, mib.0))
-        })
+        held.flat_map(|assignment| assignment.charges.iter().map(|(uuid, mib)| (&**uuid, *mib)))
     }
 
     /// The name of the container with this id.

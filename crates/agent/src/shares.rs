@@ -59,9 +59,8 @@ impl CardUse {
         if !is.measured {
             // What nobody measured may well be what these pods were promised.
             let promised = pods.iter().map(|pod| {
-                pod.assigned(&card.uuid)
-                    .saturating_mul(1 << 20)
-                    .saturating_sub(is.pod(&pod.facts.uid))
+                let bytes = pod.assigned(&card.uuid).bytes();
+                bytes.saturating_sub(is.pod(&pod.facts.uid))
             });
             let promised = promised.fold(0, u64::saturating_add);
             is.unattributed = is.unattributed.saturating_sub(promised);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Condition, Gpu, GpuNodeStatus, HeldBy, PodUse, Summary};
+use gpustow_pack::Mib;
 
 use crate::capacity::Cards;
 use crate::clock::Now;
@@ -17,12 +18,12 @@ use crate::shares::CardUse;
 /// What an operator chose.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// MiB per card that no pod may hold.
-    pub headroom_mib: u64,
-    /// MiB that a card offers which shares the host's memory and tells no size.
-    pub unified_memory_mib: Option<u64>,
+    /// What no pod may hold of a card.
+    pub headroom: Mib,
+    /// What a card offers that shares the host's memory and tells no size.
+    pub unified_memory: Option<Mib>,
     /// Changes of foreign memory below this wait for the heartbeat.
-    pub threshold_mib: u64,
+    pub threshold: Mib,
     /// XIDs that are an application's fault.
     pub application_xids: BTreeSet<u64>,
     /// How long a card that failed takes no pods.
@@ -124,11 +125,12 @@ impl State {
     pub fn present(&self) -> Cards {
         let there = self.known.values().filter(|known| known.there);
         let gpus = there.map(|known| &known.seen.gpu);
-        gpus.map(|gpu| (gpu.uuid.clone(), gpu.capacity(self.settings.headroom_mib).0))
+        gpus.map(|gpu| (gpu.uuid.clone(), gpu.capacity(self.settings.headroom)))
             .collect()
     }
 
-    /// Takes in a reading. `held` are the cards that somebody else has given away, by whom. The cards that this reading condemned are returned.
+    /// Takes in a reading. `held` are the cards that somebody else has given away, by whom.
+    /// Returns the cards that this reading condemned.
     pub fn read(
         &mut self,
         reading: Result<&Reading, &DeviceError>,
@@ -181,16 +183,17 @@ impl State {
             self.health.condemn(&card.uuid, failure.clone(), now);
         }
         let unified = card.memory.is_none() && card.failure.is_none();
-        let (total_mib, reserved_mib) = match (card.memory, before) {
+        let (total, reserved) = match (card.memory, before) {
             (Some(memory), _) => {
                 let total = floor(memory.total);
                 // What is reserved rounds up, but never above what there is.
                 (total, ceil(memory.reserved).min(total))
             }
             (None, Some(known)) if !unified => {
-                (known.seen.gpu.total_mib, known.seen.gpu.reserved_mib)
+                let gpu = &known.seen.gpu;
+                (Mib(gpu.total_mib), Mib(gpu.reserved_mib))
             }
-            _ => (self.settings.unified_memory_mib.unwrap_or(0), 0),
+            _ => (self.settings.unified_memory.unwrap_or_default(), Mib::ZERO),
         };
         let illness = self
             .health
@@ -202,7 +205,7 @@ impl State {
                 Some(format!("held by pod {pod} through {through}"))
             })
             .or_else(|| {
-                let no_size = unified && self.settings.unified_memory_mib.is_none();
+                let no_size = unified && self.settings.unified_memory.is_none();
                 no_size.then(|| "shares the host's memory: set --unified-memory-mib".to_owned())
             });
         let foreign = used.other_pods.saturating_add(used.host);
@@ -219,21 +222,21 @@ impl State {
             uuid: card.uuid.clone(),
             index: card.index,
             model: shortened(&card.model, 128),
-            total_mib,
-            reserved_mib,
+            total_mib: total.0,
+            reserved_mib: reserved.0,
             healthy: reason.is_none(),
             reason: reason.map(|reason| shortened(&reason, 256)),
             pods: shares
                 .into_iter()
                 .map(|(uid, bytes)| PodUse {
                     uid: uid.to_string(),
-                    used_mib: ceil(bytes),
+                    used_mib: ceil(bytes).0,
                 })
                 .take(1024)
                 .collect(),
-            strangers_mib: ceil(foreign.saturating_add(lasting)),
-            other_pods_mib: ceil(used.other_pods),
-            host_mib: ceil(used.host),
+            strangers_mib: ceil(foreign.saturating_add(lasting)).0,
+            other_pods_mib: ceil(used.other_pods).0,
+            host_mib: ceil(used.host).0,
             utilization: card.utilization.map(|percent| percent.min(100)),
             failed: illness.map(|illness| illness.since.to_string()),
             held_by: held.get(&card.uuid).map(|by| HeldBy {
@@ -272,7 +275,7 @@ impl State {
         } = self;
         known.retain(|uuid, card| {
             let missing = now.saturating_sub(card.when);
-            let in_use = || pods.iter().any(|pod| pod.assigned(uuid) > 0);
+            let in_use = || pods.iter().any(|pod| pod.assigned(uuid) > Mib::ZERO);
             card.when == now || error.is_some() || missing < settings.forget_after || in_use()
         });
         for (uuid, card) in known.iter_mut().filter(|(_, card)| card.when != now) {
@@ -313,15 +316,17 @@ impl State {
                 healthy: count(healthy().count()),
                 models: shortened(&models.join(","), 1024),
                 capacity_mib: healthy()
-                    .map(|gpu| gpu.capacity(self.settings.headroom_mib).0)
-                    .fold(0, u64::saturating_add),
+                    .map(|gpu| gpu.capacity(self.settings.headroom))
+                    .sum::<Mib>()
+                    .0,
                 used_mib: ceil(
                     self.cards()
                         .map(|seen| seen.used_bytes)
                         .fold(0, u64::saturating_add),
-                ),
+                )
+                .0,
             },
-            headroom_mib: self.settings.headroom_mib,
+            headroom_mib: self.settings.headroom.0,
             conditions: self.conditions(pods),
             gpus,
         }
@@ -379,14 +384,14 @@ impl State {
         self.cards().flat_map(move |seen| {
             seen.gpu.pods.iter().filter_map(move |share| {
                 let pod = pods.get(&share.uid)?;
-                let assigned = pod.assigned(&seen.gpu.uuid);
+                let (used, assigned) = (Mib(share.used_mib), pod.assigned(&seen.gpu.uuid));
                 // Zero: a card that is not its own, which is told otherwise.
-                (assigned > 0 && share.used_mib > assigned).then(|| OverUse {
+                (assigned > Mib::ZERO && used > assigned).then(|| OverUse {
                     uid: pod.facts.uid.clone(),
                     pod: format!("{}/{}", pod.facts.namespace, pod.facts.name),
                     uuid: seen.gpu.uuid.clone(),
-                    used_mib: share.used_mib,
-                    assigned_mib: assigned,
+                    used,
+                    assigned,
                 })
             })
         })
@@ -397,12 +402,11 @@ impl State {
     pub fn is_news(&self, old: &GpuNodeStatus, new: &GpuNodeStatus, pods: &NodePods) -> bool {
         let taken = |gpu: &Gpu| {
             let excess = gpu.pods.iter().map(|share| {
-                let assigned = pods
-                    .get(&share.uid)
-                    .map_or(0, |pod| pod.assigned(&gpu.uuid));
-                share.used_mib.saturating_sub(assigned)
+                let pod = pods.get(&share.uid);
+                let assigned = pod.map(|pod| pod.assigned(&gpu.uuid)).unwrap_or_default();
+                Mib(share.used_mib).minus(assigned)
             });
-            excess.fold(gpu.strangers_mib, u64::saturating_add)
+            excess.chain([Mib(gpu.strangers_mib)]).sum::<Mib>()
         };
         let same_users = |old: &Gpu, new: &Gpu| {
             old.pods
@@ -423,7 +427,7 @@ impl State {
             };
             key(old) == key(new)
                 && same_users(old, new)
-                && taken(old).abs_diff(taken(new)) < self.settings.threshold_mib
+                && taken(old).0.abs_diff(taken(new).0) < self.settings.threshold.0
         };
         let key = |status: &GpuNodeStatus| {
             (
@@ -451,21 +455,21 @@ pub struct OverUse {
     pub pod: String,
     /// The card.
     pub uuid: String,
-    /// MiB in use.
-    pub used_mib: u64,
-    /// MiB that it may use.
-    pub assigned_mib: u64,
+    /// What it uses.
+    pub used: Mib,
+    /// What it may use.
+    pub assigned: Mib,
 }
 
 /// The API server refuses more for a card.
-pub(crate) const MAX_MIB: u64 = 16_777_216;
+pub(crate) const MAX_CARD: Mib = Mib(16_777_216);
 
-fn floor(bytes: u64) -> u64 {
-    (bytes >> 20).min(MAX_MIB)
+fn floor(bytes: u64) -> Mib {
+    Mib(bytes >> 20).min(MAX_CARD)
 }
 
-fn ceil(bytes: u64) -> u64 {
-    bytes.div_ceil(1 << 20).min(MAX_MIB)
+fn ceil(bytes: u64) -> Mib {
+    Mib(bytes.div_ceil(1 << 20)).min(MAX_CARD)
 }
 
 /// The API server refuses others.

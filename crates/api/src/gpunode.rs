@@ -173,10 +173,10 @@ pub struct Gpu {
 impl Gpu {
     /// What pods may hold of it where the agent keeps so much free.
     #[must_use]
-    pub fn capacity(&self, headroom_mib: u64) -> Mib {
+    pub fn capacity(&self, headroom: Mib) -> Mib {
         Mib(self.total_mib)
             .minus(Mib(self.reserved_mib))
-            .minus(Mib(headroom_mib))
+            .minus(headroom)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use gpustow_agent::capacity::{Capacity, Cards, capacity};
 use gpustow_agent::pods::{NodePod, NodePods};
 use gpustow_api::names;
+use gpustow_pack::Mib;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -70,7 +71,7 @@ fn pods(list: &[Asks]) -> NodePods {
 }
 
 fn cards(list: &[(&str, u64)]) -> Cards {
-    let cards = list.iter().map(|&(uuid, mib)| (uuid.to_owned(), mib));
+    let cards = list.iter().map(|&(uuid, mib)| (uuid.to_owned(), Mib(mib)));
     cards.collect()
 }
 
@@ -102,7 +103,7 @@ fn it_is_what_present_cards_hold_and_what_others_subtract_beside_them() {
         ),
     ];
     for (list, expected, why) in cases {
-        assert_eq!(capacity(&cards, &pods(&list)), expected, "{why}");
+        assert_eq!(capacity(&cards, &pods(&list)), Mib(expected), "{why}");
     }
     // Charged for whole cards, and asked for at least 10 MiB each.
     let whole = Asks {
@@ -110,7 +111,7 @@ fn it_is_what_present_cards_hold_and_what_others_subtract_beside_them() {
         assigned: vec![("gone", 100), ("lost", 100)],
         ..Asks::default()
     };
-    assert_eq!(capacity(&cards, &pods(&[whole])), 240);
+    assert_eq!(capacity(&cards, &pods(&[whole])), Mib(240));
 }
 
 #[test]
@@ -194,8 +195,8 @@ fn it_grows_at_once_and_shrinks_when_cards_have_been_gone_for_a_while() {
     ];
     for (second, cards, list, present, written, why) in steps {
         let now = Duration::from_secs(second);
-        let decided = it.decide(cards, &pods(list), present, now);
-        assert_eq!(decided, written, "second {second}: {why}");
+        let decided = it.decide(cards, &pods(list), present.map(Mib), now);
+        assert_eq!(decided, written.map(Mib), "second {second}: {why}");
     }
 }
 
@@ -205,9 +206,10 @@ fn a_restarted_agent_waits_as_long() {
     let at = Duration::from_secs;
     for before in [Some(two), None] {
         let mut it = Capacity::new(at(60), before);
-        assert_eq!(it.decide(&one, &pods(&[]), Some(200), at(0)), None);
-        assert_eq!(it.decide(&one, &pods(&[]), Some(200), at(59)), None);
-        assert_eq!(it.decide(&one, &pods(&[]), Some(200), at(60)), Some(100));
+        assert_eq!(it.decide(&one, &pods(&[]), Some(Mib(200)), at(0)), None);
+        assert_eq!(it.decide(&one, &pods(&[]), Some(Mib(200)), at(59)), None);
+        let written = it.decide(&one, &pods(&[]), Some(Mib(200)), at(60));
+        assert_eq!(written, Some(Mib(100)));
     }
 }
 
@@ -217,9 +219,10 @@ fn it_does_not_shrink_below_a_bind_under_way() {
     let mut it = Capacity::new(Duration::ZERO, Some(cards(&[("a", 100), ("b", 100)])));
     let one = cards(&[("a", 100)]);
     let seen = pods(&[Asks::assigned("a", 100)]);
-    assert_eq!(it.decide(&one, &seen, Some(200), Duration::ZERO), Some(100));
+    let written = it.decide(&one, &seen, Some(Mib(200)), Duration::ZERO);
+    assert_eq!(written, Some(Mib(100)));
     let listed = pods(&[Asks::assigned("a", 100), Asks::assigned("b", 50)]);
-    assert_eq!(it.now(&listed), Some(150));
+    assert_eq!(it.now(&listed), Some(Mib(150)));
 }
 
 const UUIDS: [&str; 3] = ["a", "b", "c"];
@@ -249,7 +252,7 @@ fn some_cards() -> impl Strategy<Value = Cards> {
     vec(option::of(1..100u64), 3).prop_map(|sizes| {
         let cards = UUIDS.into_iter().zip(sizes);
         cards
-            .filter_map(|(uuid, size)| Some((uuid.to_owned(), size?)))
+            .filter_map(|(uuid, size)| Some((uuid.to_owned(), Mib(size?))))
             .collect()
     })
 }
@@ -268,10 +271,10 @@ proptest! {
         let free: u64 = cards.iter().map(|(uuid, size)| {
             let held = counted(&list).flat_map(|asks| &asks.assigned);
             let held: u64 = held.filter(|(card, _)| card == uuid).map(|(_, mib)| mib).sum();
-            size.saturating_sub(held)
+            size.0.saturating_sub(held)
         }).sum();
         // A kubelet takes in no pod that is larger than its node.
-        let capacity = capacity(&cards, &pods(&list));
+        let Mib(capacity) = capacity(&cards, &pods(&list));
         let hardware = capacity.saturating_sub(counted(&list).filter(|asks| asks.accepted && asks.assigned.is_empty()).map(|asks| asks.requested).sum());
         prop_assume!(counted(&list).all(|asks| !asks.accepted || !asks.assigned.is_empty() || asks.requested <= hardware));
         let taken: u64 = counted(&list)
@@ -293,7 +296,8 @@ proptest! {
         for (later, cards, list) in steps {
             second += later;
             let now = Duration::from_secs(second);
-            present = it.decide(&cards, &pods(&list), present, now).or(present);
+            let written = it.decide(&cards, &pods(&list), present.map(Mib), now);
+            present = written.map(|mib| mib.0).or(present);
             let accepted: u64 = counted(&list)
                 .filter(|asks| asks.accepted)
                 .map(|asks| asks.requested)

@@ -6,6 +6,7 @@ use gpustow_agent::state::State;
 use gpustow_api::gpunode::{GpuNodeStatus, HeldBy, PodUse};
 use gpustow_api::names;
 use gpustow_machine::{Gpu, Process};
+use gpustow_pack::Mib;
 use serde_json::json;
 
 use crate::support::{
@@ -121,7 +122,7 @@ fn an_instance_of_unified_memory_takes_pods_once_its_size_is_set() {
     assert_eq!((gpu.total_mib, gpu.healthy), (0, false));
     assert!(gpu.reason.unwrap().contains("--unified-memory-mib"));
     let settings = gpustow_agent::state::Settings {
-        unified_memory_mib: Some(100_000),
+        unified_memory: Some(Mib(100_000)),
         ..settings()
     };
     let mut state = State::new(settings, None, at(0));
@@ -267,7 +268,7 @@ fn a_capture_of_real_hardware_has_the_capacity_that_it_should() {
         });
     let host = Host::new(&machine(gpus.collect()));
     let settings = gpustow_agent::state::Settings {
-        headroom_mib: 512,
+        headroom: Mib(512),
         ..settings()
     };
     let (mut state, none) = (State::new(settings, None, at(0)), pods(&[]));

@@ -14,6 +14,7 @@ use gpustow_agent::state::{Settings, State};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
 use gpustow_machine::{Gpu, Machine, Process};
+use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
@@ -111,9 +112,9 @@ pub(crate) fn at(second: u64) -> Now {
 
 pub(crate) fn settings() -> Settings {
     Settings {
-        headroom_mib: 0,
-        unified_memory_mib: None,
-        threshold_mib: 256,
+        headroom: Mib::ZERO,
+        unified_memory: None,
+        threshold: Mib(256),
         application_xids: [13, 31, 43, 45, 68, 109].into(),
         probation: Duration::from_secs(600),
         forget_after: Duration::from_secs(60),
@@ -126,7 +127,7 @@ pub(crate) fn state() -> State {
 
 /// MiB that the cards that are there hold.
 pub(crate) fn present(state: &State) -> u64 {
-    state.present().values().sum()
+    state.present().values().copied().sum::<Mib>().0
 }
 
 pub(crate) fn status_of(state: &State, pods: &NodePods) -> GpuNodeStatus {

@@ -353,7 +353,7 @@ impl Node {
     /// The view as it would be if only the pods that `counts` accepts were there.
     pub(crate) fn view_of(&self, counts: impl Fn(&str) -> bool) -> NodeGpus {
         let cards = self.report.iter().flat_map(|report| {
-            let headroom = report.status.headroom_mib;
+            let headroom = Mib(report.status.headroom_mib);
             report
                 .status
                 .gpus

@@ -89,6 +89,18 @@ fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {
     Ok(())
 }
 
+/// Delays and ages are counted on the monotonic clock: whoever wants the time of day gets it in `Now`.
+#[test]
+fn the_agent_reads_the_time_of_day_in_one_file() -> io::Result<()> {
+    let home = root().join("crates/agent/src/clock.rs");
+    for (path, code) in code_below(&root().join("crates/agent/src"))? {
+        let reads = ["SystemTime", "Timestamp::now("];
+        let reads = reads.iter().any(|word| code.contains(word));
+        assert_eq!(reads, path == home, "{}", path.display());
+    }
+    Ok(())
+}
+
 /// What changes the ledger's books is one of their verbs, and scores and queue follow it: nobody else
 /// reaches a field.
 #[test]
