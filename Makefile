@@ -18,7 +18,7 @@ help: ## List the targets
 
 .PHONY: demo
 demo: ## Watch pods being packed on a simulated cluster (ARGS=--help for options)
-	$(RUN) --release --package gpustow-sim --bin demo -- $(ARGS)
+	$(RUN) --release --package gpustow-demo --bin demo -- $(ARGS)
 
 .PHONY: cluster
 cluster: control-plane ## Start a real control plane with simulated GPU nodes, until Ctrl-C

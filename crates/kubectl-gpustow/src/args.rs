@@ -3,22 +3,23 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::Result;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use gpustow_inspect::{Cluster, Scope, Source};
+use gpustow_pack::PolicyKind;
 use kube::core::Selector;
 
-use crate::cluster::Cluster;
 use crate::output::{Format, Output};
 use crate::selector;
-use crate::source::Source;
+use crate::whatif::{self, Added};
 
 /// The commands, by what one wants to know.
-const GROUPS: [(&str, &[&str]); 4] = [
+const GROUPS: [(&str, &[&str]); 5] = [
     (
         "See what is there",
         &["nodes", "gpus", "pods", "report", "top", "ui"],
     ),
     ("Ask about a pod", &["why", "fit"]),
+    ("Plan", &["whatif"]),
     ("Find what is wrong", &["check"]),
     ("Set up", &["completion"]),
 ];
@@ -83,22 +84,14 @@ pub(crate) struct Global {
     pub(crate) selector: Option<Selector>,
 }
 
-/// The pods that a command is about.
-#[derive(Clone, Debug)]
-pub(crate) struct Scope {
-    /// None: all.
-    pub(crate) namespace: Option<String>,
-    pub(crate) selector: Option<Selector>,
-}
-
 impl Global {
     /// The pods asked for.
-    pub(crate) fn scope(&self, cluster: &Cluster) -> Result<Scope> {
+    pub(crate) fn scope(&self, cluster: &Cluster) -> Scope {
         let own = || self.namespace.clone().or_else(|| cluster.namespace.clone());
-        Ok(Scope {
+        Scope {
             namespace: if self.all_namespaces { None } else { own() },
             selector: self.selector.clone(),
-        })
+        }
     }
 }
 
@@ -163,6 +156,17 @@ pub(crate) enum Command {
         )]
         format: Format,
     },
+    /// Place every pod anew: other policies, more or fewer nodes
+    ///
+    /// Every pod that asks for GPU memory is placed anew, in the order in which kube-scheduler would take
+    /// them (priority, then age): what would fit, what would wait, how many nodes could go without making
+    /// more pods wait. Nothing is written to the cluster. Node selectors, required node affinity, taints,
+    /// CPU and host memory count; affinity between pods, topology spread, volumes, quotas and preemption
+    /// do not.
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow whatif --policy tight,spread\n  kubectl gpustow whatif --add-nodes 2:gpu-node-1 --remove-nodes 1"
+    )]
+    Whatif(WhatifArgs),
     /// Live view of every GPU with its pods
     #[command(
         after_help = "Examples:\n  kubectl gpustow top --sort idle\n  kubectl gpustow top -1 --filter h100"
@@ -246,6 +250,21 @@ pub(crate) struct UiArgs {
     /// A name under which people open it; may be repeated
     #[arg(long = "host", value_name = "NAME", requires = "in_cluster")]
     pub(crate) hosts: Vec<String>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct WhatifArgs {
+    /// Policies, separated by commas; a pod that names one keeps its own
+    #[arg(long, value_delimiter = ',', default_value = "tight")]
+    pub(crate) policy: Vec<PolicyKind>,
+    /// Add N nodes, copies of NODE or else of the commonest kind; may be repeated
+    #[arg(long, value_name = "N[:NODE]", value_parser = whatif::added)]
+    pub(crate) add_nodes: Vec<Added>,
+    /// Take N nodes out: those whose pods hold the least GPU memory
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) remove_nodes: usize,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Clone, Debug, clap::Args)]

@@ -7,14 +7,14 @@ mod parts;
 use std::collections::BTreeMap;
 
 use gpustow_api::{names, quantity};
+use gpustow_inspect::{Cluster, PodInfo, age, memory, system::Seen};
 use gpustow_ledger::{NodeView, Problem};
 use gpustow_pack::Mib;
 
 use crate::Answer;
-use crate::cluster::{Cluster, PodInfo};
 use crate::lists::indices;
-use crate::output::{Column, Listing, Place, Value, age, memory};
-use crate::system::Seen;
+use crate::output::Place::{Always, Wide};
+use crate::output::{Listing, Value, column};
 
 /// Objects with one and the same problem that are named one by one.
 const NAMED: usize = 3;
@@ -101,35 +101,25 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
     Listing {
         kind: "GpuFindingList",
         columns: vec![
-            column("LEVEL", "level", |row| match row.level {
+            column("LEVEL", "level", Always, |row| match row.level {
                 Level::Error => Value::Bad("error".to_owned()),
                 Level::Warning => Value::Bad("warning".to_owned()),
                 Level::Info => Value::Text("info".to_owned()),
             }),
-            column("OBJECT", "object", |row| Value::Text(row.object())),
-            column("PROBLEM", "problem", |row| Value::Text(row.problem.clone())),
-            column("FIX", "mend", |row| Value::Text(row.mend.clone())),
-            Column {
-                head: "OBJECTS",
-                key: "objects",
-                place: Place::Wide,
-                value: |row| Value::Names(row.objects.clone()),
-            },
+            column("OBJECT", "object", Always, |row| Value::Text(row.object())),
+            column("PROBLEM", "problem", Always, |row| {
+                Value::Text(row.problem.clone())
+            }),
+            column("FIX", "mend", Always, |row| Value::Text(row.mend.clone())),
+            column("OBJECTS", "objects", Wide, |row| {
+                Value::Names(row.objects.clone())
+            }),
         ],
         rows,
         total: None,
         name: |row| row.objects.join("\n"),
         empty: "Nothing is wrong.",
         answer: if bad { Answer::No } else { Answer::Yes },
-    }
-}
-
-fn column(head: &'static str, key: &'static str, value: fn(&Finding) -> Value) -> Column<Finding> {
-    Column {
-        head,
-        key,
-        place: Place::Always,
-        value,
     }
 }
 

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::CommandFactory as _;
+use gpustow_inspect::load;
 
 use crate::Answer;
 use crate::args::{Args, CompletionAction, CompletionArgs, Global};
-use crate::source;
 
 /// What kubectl looks for.
 const PROGRAM: &str = "kubectl_complete-gpustow";
@@ -92,8 +92,8 @@ pub(crate) async fn complete(
 
 /// Names in the cluster; none if it cannot be asked.
 async fn names(global: &Global, command: &str) -> Result<Vec<(String, String)>> {
-    let cluster = source::load(&global.source).await?;
-    let scope = global.scope(&cluster)?;
+    let cluster = load(&global.source).await?;
+    let scope = global.scope(&cluster);
     Ok(match command {
         "gpus" => cluster
             .reports

@@ -4,12 +4,12 @@ use std::io::{Read as _, Write};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use gpustow_inspect::Cluster;
 use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::Answer;
-use crate::cluster::Cluster;
 use crate::output::Format;
 use crate::why;
 

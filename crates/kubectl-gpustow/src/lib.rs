@@ -1,34 +1,28 @@
-//! `kubectl gpustow`: what the extender would say, from Lists alone.
+//! `kubectl gpustow`: its commands, and the forms in which they print.
 //!
-//! It feeds the same ledger and the same `fit` as the extender, so it works with the extender down
-//! and with the right to read. It does not know reservations in flight, which only the extender's
-//! memory has, and it writes nothing to the cluster.
+//! What it says of the cluster is [`gpustow_inspect`]'s: it works with the extender down and with the
+//! right to read, and writes nothing to the cluster.
 
 mod args;
 mod check;
-mod cluster;
 mod completion;
 mod fit;
 mod lists;
-mod live;
 mod output;
-mod owner;
 mod selector;
-mod source;
-mod state;
-mod system;
 mod top;
 mod ui;
+mod whatif;
 mod why;
 
 use std::io::Write;
 
 use anyhow::Result;
+use gpustow_inspect::{Scope, load};
 
 pub use args::Args;
 use args::Command;
 pub use output::Screen;
-pub use source::{Lists, Source};
 
 /// What a command found, as its exit code says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,39 +39,42 @@ pub enum Answer {
 /// If the question cannot be answered: exit code 2.
 pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Result<Answer> {
     let Args { global, command } = args;
+    let cluster = || load(&global.source);
     match command {
-        Command::Completion(completion) => return completion::run(&completion, out),
-        Command::Complete { words } => return completion::complete(&global, &words, out).await,
-        Command::Top(top) => return top::run(&global, &top, out, screen).await,
-        Command::Ui(ui) => return ui::run(&global, &ui, out).await,
-        _ => {}
-    }
-    let mut cluster = source::load(&global.source).await?;
-    let scope = global.scope(&cluster)?;
-    match command {
-        Command::Nodes { output } => lists::nodes(&cluster).print(&output, screen, out),
+        Command::Nodes { output } => lists::nodes(&cluster().await?).print(&output, screen, out),
         Command::Gpus { node, output } => {
-            lists::gpus(&cluster, node.as_deref())?.print(&output, screen, out)
+            lists::gpus(&cluster().await?, node.as_deref())?.print(&output, screen, out)
         }
-        Command::Pods { output } => lists::pods(&cluster, &scope).print(&output, screen, out),
+        Command::Pods { output } => {
+            let cluster = cluster().await?;
+            lists::pods(&cluster, &global.scope(&cluster)).print(&output, screen, out)
+        }
         Command::Report { by, output } => {
+            let cluster = cluster().await?;
             // Showback is for the whole cluster unless a namespace is named.
-            let scope = args::Scope {
+            let scope = Scope {
                 namespace: global.namespace.clone(),
-                ..scope
+                ..global.scope(&cluster)
             };
             lists::report(&cluster, &scope, &by).print(&output, screen, out)
         }
         Command::Why { pod, format } => {
-            let pod = cluster.find(&scope, &pod)?.facts.uid.clone();
+            let mut cluster = cluster().await?;
+            let pod = cluster
+                .find(&global.scope(&cluster), &pod)?
+                .facts
+                .uid
+                .clone();
             let why = why::of(&mut cluster, &pod)?;
             why.print(format, out)?;
             Ok(why.answer())
         }
-        Command::Fit { file, format } => fit::run(&cluster, &file, format, out),
-        Command::Check { output } => check::run(&cluster).print(&output, screen, out),
-        Command::Completion(_) | Command::Complete { .. } | Command::Top(_) | Command::Ui(_) => {
-            Ok(Answer::Yes)
-        }
+        Command::Fit { file, format } => fit::run(&cluster().await?, &file, format, out),
+        Command::Whatif(args) => whatif::run(&global.source, &args, out, screen).await,
+        Command::Check { output } => check::run(&cluster().await?).print(&output, screen, out),
+        Command::Top(top) => top::run(&global, &top, out, screen).await,
+        Command::Ui(ui) => ui::run(&global, &ui, out).await,
+        Command::Completion(completion) => completion::run(&completion, out),
+        Command::Complete { words } => completion::complete(&global, &words, out).await,
     }
 }

@@ -3,32 +3,17 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
+use gpustow_inspect::{
+    Cluster, PodInfo, Scope, memory, owner,
+    state::{self, room},
+};
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
 use kube::ResourceExt as _;
 
 use crate::Answer;
-use crate::args::Scope;
-use crate::cluster::{Cluster, PodInfo};
-use crate::output::{Column, Listing, Place, Value, memory};
-use crate::owner;
-use crate::state::{self, room};
-
-use Place::{Always, Table, Terminal, Wide};
-
-fn column<R>(
-    head: &'static str,
-    key: &'static str,
-    place: Place,
-    value: fn(&R) -> Value,
-) -> Column<R> {
-    Column {
-        head,
-        key,
-        place,
-        value,
-    }
-}
+use crate::output::Place::{Always, Table, Terminal, Wide};
+use crate::output::{Listing, Value, column};
 
 /// What pods that hold a share of the card use of it, if the agent says.
 pub(crate) fn used(card: &CardView) -> Mib {
@@ -454,7 +439,7 @@ pub(crate) fn report(cluster: &Cluster, scope: &Scope, by: &str) -> Listing<Repo
             column("USED", "usedBytes", Always, |row| Value::Memory(row.used)),
             column("IDLE", "idleBytes", Always, |row| Value::Memory(row.idle)),
             column("GIB-HOURS", "gibHours", Always, |row| {
-                Value::GibHours(row.gib_hours)
+                Value::Number(row.gib_hours)
             }),
         ],
         total: (rows.len() > 1).then_some(total),

@@ -7,6 +7,7 @@ use std::io::{IsTerminal as _, Write};
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use gpustow_api::names;
+use gpustow_inspect::{age, memory};
 use gpustow_pack::Mib;
 use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
@@ -94,8 +95,8 @@ pub(crate) enum Value {
     Memory(Mib),
     /// Seconds.
     Age(u64),
-    /// GiB-hours; programs get two digits.
-    GibHours(f64),
+    /// People get one digit, programs two.
+    Number(f64),
     Names(Vec<String>),
     /// The same for people alone, each of several words.
     List(Vec<String>),
@@ -117,7 +118,7 @@ impl Value {
             Self::Count(count) => count.to_string(),
             Self::Memory(amount) => memory(*amount),
             Self::Age(seconds) => age(*seconds),
-            Self::GibHours(hours) => format!("{hours:.1}"),
+            Self::Number(number) => format!("{number:.1}"),
             Self::Names(list) | Self::List(list) if list.is_empty() => "-".to_owned(),
             Self::List(list) => printable(&list.join(", ")),
             Self::Names(list) => printable(&list.join(",")),
@@ -131,7 +132,7 @@ impl Value {
             Self::Text(text) | Self::Good(text) | Self::Bad(text) => json!(text),
             Self::Count(count) | Self::Age(count) => json!(count),
             Self::Memory(amount) => json!(amount.bytes()),
-            Self::GibHours(hours) => json!((hours * 100.0).round() / 100.0),
+            Self::Number(number) => json!((number * 100.0).round() / 100.0),
             Self::Names(list) => json!(list),
         }
     }
@@ -161,7 +162,7 @@ impl Value {
     fn is_number(&self) -> bool {
         matches!(
             self,
-            Self::Count(_) | Self::Memory(_) | Self::Age(_) | Self::GibHours(_)
+            Self::Count(_) | Self::Memory(_) | Self::Age(_) | Self::Number(_)
         )
     }
 
@@ -196,6 +197,21 @@ pub(crate) struct Column<R> {
     pub(crate) key: &'static str,
     pub(crate) place: Place,
     pub(crate) value: fn(&R) -> Value,
+}
+
+/// A column of these rows.
+pub(crate) fn column<R>(
+    head: &'static str,
+    key: &'static str,
+    place: Place,
+    value: fn(&R) -> Value,
+) -> Column<R> {
+    Column {
+        head,
+        key,
+        place,
+        value,
+    }
 }
 
 /// Rows to print.
@@ -422,27 +438,6 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|letter| if letter.is_control() { '?' } else { letter })
         .collect()
-}
-
-/// An amount of memory as people write it: `512Mi`, `24Gi`, `7.5Gi`.
-#[allow(clippy::cast_precision_loss, reason = "one digit is shown")]
-pub(crate) fn memory(Mib(mib): Mib) -> String {
-    match mib {
-        0 => "0".to_owned(),
-        1..1024 => format!("{mib}Mi"),
-        _ if mib.is_multiple_of(1024) => format!("{}Gi", mib / 1024),
-        _ => format!("{:.1}Gi", mib as f64 / 1024.0),
-    }
-}
-
-/// An age as kubectl writes it.
-pub(crate) fn age(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7_200 => format!("{}m", seconds / 60),
-        7_200..172_800 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
 }
 
 /// So many cells: `#` requested and in use, `=` requested and idle, `+` used beyond requests,

@@ -4,6 +4,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use gpustow_inspect::{
+    Cluster, Live, load, memory, owner,
+    state::{self, room},
+};
 use gpustow_pack::Mib;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -14,13 +18,9 @@ use ratatui::widgets::Paragraph;
 use tokio::sync::mpsc;
 
 use crate::args::{Global, TopArgs, TopSort};
-use crate::cluster::Cluster;
 use crate::lists::used;
-use crate::live::Live;
-use crate::output::{bar, clipped, memory, printable};
-use crate::owner;
-use crate::state::{self, room};
-use crate::{Answer, Screen, source};
+use crate::output::{bar, clipped, printable};
+use crate::{Answer, Screen};
 
 const HELP: &str = "q quit  s sort  / filter  ↑↓ PgUp PgDn Home End move";
 
@@ -70,7 +70,7 @@ pub(crate) async fn run(
         colour: screen.colour,
     };
     if args.once || !screen.terminal {
-        let picture = picture(&source::load(&global.source).await?, &view);
+        let picture = picture(&load(&global.source).await?, &view);
         writeln!(out, "{}", picture.headline)?;
         let widths = widths(&picture.rows, u16::MAX);
         writeln!(out, "{}", heads(&widths).trim_end())?;
@@ -79,7 +79,7 @@ pub(crate) async fn run(
         }
         return Ok(Answer::Yes);
     }
-    let live = Live::start(global).await?;
+    let live = Live::start(&global.source).await?;
     let mut terminal = ratatui::try_init().context("cannot use this terminal: try top -1")?;
     let ended = show(&live, &mut view, &mut terminal).await;
     ratatui::restore();
@@ -336,7 +336,7 @@ mod tests {
     async fn cluster() -> Result<Cluster> {
         let files = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster");
         let args = Args::try_parse_from(["kubectl-gpustow", "--from", files, "nodes"])?;
-        source::load(&args.global.source).await
+        load(&args.global.source).await
     }
 
     fn drawn(picture: &Picture, view: &View) -> Result<String> {

@@ -22,6 +22,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use futures::{Stream, stream};
+use gpustow_inspect::{Live, Scope};
 use gpustow_serve::{Door, Tls};
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -29,8 +30,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::args::{Global, Scope, UiArgs};
-use crate::live::Live;
+use crate::args::{Global, UiArgs};
 use crate::{Answer, why};
 use picture::{Picture, Seen};
 
@@ -114,7 +114,7 @@ pub(crate) async fn run(
     let tls = tls
         .map(|(cert, key)| Tls::load(cert, key, None))
         .transpose()?;
-    let live = Live::start(global).await?;
+    let live = Live::start(&global.source).await?;
     let listener = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("--listen {}", args.listen))?;

@@ -5,17 +5,19 @@ mod print;
 
 use anyhow::{Context as _, Result};
 use gpustow_api::{PodFacts, names};
+use gpustow_inspect::{
+    Cluster, PodInfo, Trial, memory,
+    state::{self, room},
+    try_pod,
+};
 use gpustow_ledger::NodeView;
-use gpustow_pack::{Choice, Cost, Mib};
+use gpustow_pack::{Choice, Mib};
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
 use crate::Answer;
-use crate::cluster::{Cluster, PodInfo};
 use crate::lists::indices;
-use crate::output::{api_version, memory};
-use crate::state::{self, room};
+use crate::output::api_version;
 use nearest::{Near, nearest};
 
 /// Seconds after which a scheduler has said something of a new pod.
@@ -92,44 +94,6 @@ struct PlaceGpu {
 struct Count {
     nodes: usize,
     reason: &'static str,
-}
-
-/// The nodes on which a pod would fit now, best first, and why the others refuse it.
-pub(crate) struct Trial<'a> {
-    pub(crate) fits: Vec<(&'a NodeView, Choice)>,
-    refusals: BTreeMap<&'static str, usize>,
-    /// Nodes that the extender would be asked about.
-    asked: Vec<&'a NodeView>,
-}
-
-/// Asks every node about a pod as kube-scheduler and the extender would.
-pub(crate) fn try_pod<'a>(cluster: &Cluster, views: &'a [NodeView], facts: &PodFacts) -> Trial<'a> {
-    let mut trial = Trial {
-        fits: Vec::new(),
-        refusals: BTreeMap::new(),
-        asked: Vec::new(),
-    };
-    for view in views {
-        let refused = match cluster.ledger.refused_in_tree(&view.name, facts) {
-            Some(reason) => reason,
-            None => {
-                trial.asked.push(view);
-                match cluster.ledger.explain(facts, &view.name, cluster.now) {
-                    Ok(choice) => {
-                        trial.fits.push((view, choice));
-                        continue;
-                    }
-                    Err(reason) => reason.text(),
-                }
-            }
-        };
-        *trial.refusals.entry(refused).or_default() += 1;
-    }
-    let key = |(view, choice): &(&NodeView, Choice)| -> (Cost, String) {
-        (choice.cost, view.name.to_string())
-    };
-    trial.fits.sort_by_key(key);
-    trial
 }
 
 /// What there is to say about the pod with this UID.

@@ -1,9 +1,8 @@
-//! gpustow without a cluster: the demo, trace replay and policy comparison.
+//! gpustow without a cluster: workloads replayed through its decisions and through others'.
 
 pub mod baselines;
 pub mod bench;
 pub mod churn;
-pub mod demo;
 pub mod hosts;
 pub mod plot;
 pub mod progress;
@@ -14,4 +13,3 @@ pub mod report;
 pub mod stowed;
 pub mod synthetic;
 pub mod trace;
-pub mod whatif;

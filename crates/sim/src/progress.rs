@@ -1,45 +1,28 @@
 //! How far a long run is, on stderr, and whether Ctrl-C has ended it.
 
-use std::io::{IsTerminal as _, Write as _, stderr};
-use std::process::exit;
+use std::io::{self, IsTerminal as _, Write as _, stderr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use tokio::signal::unix::{SignalKind, signal};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
 
 /// The exit code of a program that Ctrl-C has ended.
 pub const INTERRUPTED: u8 = 130;
 /// How often a terminal is told, and anything else.
 const EVERY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
 
-static STOPPED: AtomicBool = AtomicBool::new(false);
+static STOPPED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 /// Lets the first Ctrl-C end runs between two decisions, and the second end the process at once.
 ///
 /// # Errors
-/// If the system gives no thread or no signals.
-pub fn stop_at_ctrl_c() -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot wait for Ctrl-C")?;
-    let mut interrupts = {
-        let _inside = runtime.enter();
-        signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?
-    };
-    let wait = move || {
-        runtime.block_on(async {
-            while interrupts.recv().await.is_some() {
-                if STOPPED.swap(true, Ordering::Relaxed) {
-                    exit(INTERRUPTED.into());
-                }
-            }
-        });
-    };
-    let thread = thread::Builder::new().name("ctrl-c".to_owned()).spawn(wait);
-    thread.map(drop).context("cannot wait for Ctrl-C")
+/// If the system takes no handler.
+pub fn stop_at_ctrl_c() -> io::Result<()> {
+    flag::register_conditional_shutdown(SIGINT, INTERRUPTED.into(), STOPPED.clone())?;
+    flag::register(SIGINT, STOPPED.clone())?;
+    Ok(())
 }
 
 /// Runs that take a while, one after another.

@@ -2,14 +2,12 @@
 
 use gpustow_api::gpunode::{Gpu, HeldBy};
 use gpustow_api::{faults, names};
+use gpustow_inspect::{Cluster, memory, system};
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{Findings, Level};
-use crate::cluster::Cluster;
-use crate::output::memory;
-use crate::system;
 
 /// A card that its agent saw fail this recently before its report still fails: seconds.
 const STILL: i64 = 30;

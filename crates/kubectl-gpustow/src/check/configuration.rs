@@ -1,11 +1,11 @@
 //! What must hold of kube-scheduler's configuration.
 
 use gpustow_api::names;
+use gpustow_inspect::Cluster;
 use serde::Deserialize as _;
 use serde_json::Value as Json;
 
 use super::{Findings, Level};
-use crate::cluster::Cluster;
 
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     let Some(configs) = &cluster.configs else {

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 
 use gpustow_api::names;
+use gpustow_inspect::{
+    Cluster, state,
+    system::{self, AGENT, EXTENDER, SCHEDULER, Seen},
+};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 
 use super::{Findings, Level};
-use crate::cluster::Cluster;
-use crate::state;
-use crate::system::{self, AGENT, EXTENDER, SCHEDULER, Seen};
 
 /// Labels for which the DaemonSet of agents looks, with the value if it wants one.
 const GPU_LABELS: [(&str, Option<&str>); 6] = [

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gpustow_inspect::{
+    Cluster, Scope, owner,
+    state::{self, room},
+};
 use gpustow_ledger::NodeView;
 use serde_json::{Value, json};
 
-use crate::args::Scope;
-use crate::cluster::Cluster;
 use crate::lists::{groups, used};
-use crate::owner;
-use crate::state::{self, room};
 
 /// The cluster at one moment.
 pub(crate) struct Picture {

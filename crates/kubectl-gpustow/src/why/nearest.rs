@@ -1,14 +1,10 @@
 //! The GPUs that lack least for a pod, and whose end would make the room.
 
 use gpustow_api::PodFacts;
+use gpustow_inspect::{Cluster, Trial, memory, state};
 use gpustow_ledger::{CardView, NodeView, PodShare};
 use gpustow_pack::Mib;
 use serde::Serialize;
-
-use super::Trial;
-use crate::cluster::Cluster;
-use crate::output::memory;
-use crate::state;
 
 /// Cards that are named.
 const NEAREST: usize = 5;

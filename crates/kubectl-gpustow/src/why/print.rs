@@ -3,10 +3,11 @@
 use std::io::Write;
 
 use anyhow::Result;
+use gpustow_inspect::{age, memory};
 use gpustow_pack::Mib;
 
 use super::{Count, Verdict, Why};
-use crate::output::{Format, age, memory, printable, write_value};
+use crate::output::{Format, printable, write_value};
 
 impl Why {
     /// Prints it as text, JSON or YAML.

@@ -180,6 +180,33 @@ async fn why_never_says_fits_of_a_pod_that_the_cluster_will_not_place() -> Resul
 }
 
 #[tokio::test]
+async fn a_cluster_is_placed_anew() -> Result<()> {
+    for (name, more) in [
+        ("whatif.txt", "--policy=tight,binpack,spread"),
+        ("whatif.json", "--output=json"),
+        ("whatif.name", "--policy=tight,spread --output=name"),
+        ("whatif.wide", "--output=wide"),
+        ("whatif-more.txt", "--add-nodes=1:l4-1 --add-nodes=1"),
+        (
+            "whatif-fewer.txt",
+            "--remove-nodes=1 --policy=tight,binpack",
+        ),
+    ] {
+        golden(name, &format!("whatif {more}"), Answer::Yes).await?;
+    }
+    for (change, wanted) in [
+        ("--add-nodes=2:nobody", "no GPU node nobody"),
+        ("--remove-nodes=9", "no GPU node would be left"),
+        ("--add-nodes=many", "neither N nor N:NODE"),
+    ] {
+        let refused = output(&format!("whatif {change}"), Screen::default()).await;
+        let error = format!("{:#}", refused.err().context(change)?);
+        ensure!(error.contains(wanted), "{change}: {error}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn fit_answers_before_anything_is_created() -> Result<()> {
     for (file, answer) in [
         ("small", Answer::Yes),

@@ -35,6 +35,7 @@ fn tree(package: &str, depth: &str) -> io::Result<Vec<String>> {
     }
     Ok(String::from_utf8_lossy(&output.stdout)
         .lines()
+        .filter(|line| !line.ends_with("(*)"))
         .map(str::to_owned)
         .collect())
 }
@@ -69,6 +70,33 @@ fn serve_depends_on_no_crate_of_ours() -> io::Result<()> {
     let mut ours = tree("gpustow-serve", "9")?;
     ours.retain(|library| library.contains("gpustow"));
     assert_eq!(ours, ["gpustow_serve"]);
+    Ok(())
+}
+
+#[test]
+fn the_simulator_depends_on_no_program_of_ours() -> io::Result<()> {
+    let mut ours = tree("gpustow-sim", "9")?;
+    ours.retain(|library| library.contains("gpustow"));
+    ours.sort();
+    ours.dedup();
+    assert_eq!(
+        ours,
+        [
+            "gpustow_api",
+            "gpustow_ledger",
+            "gpustow_pack",
+            "gpustow_sim"
+        ]
+    );
+    Ok(())
+}
+
+#[test]
+fn inspect_draws_nothing() -> io::Result<()> {
+    for library in tree("gpustow-inspect", "1")? {
+        let draws = ["ratatui", "crossterm", "axum"].contains(&library.as_str());
+        assert!(!draws, "{library}");
+    }
     Ok(())
 }
 

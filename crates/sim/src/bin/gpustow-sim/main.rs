@@ -2,7 +2,6 @@
 
 mod churn;
 mod replay;
-mod whatif;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,9 +22,6 @@ enum Command {
     Replay(replay::Args),
     /// Let pods come, wait, run and go at a given load: waiting time and waste by policy
     Churn(churn::Args),
-    /// Place a cluster's own pods anew, under other policies and with more or fewer nodes
-    #[command(name = "whatif")]
-    WhatIf(whatif::Args),
     /// Compare every policy on a synthetic list, and with --openb print every goal and every pod list of
     /// that trace; fails where gpustow's are worse than committed or others differ from what was published
     Bench(Bench),
@@ -77,7 +73,6 @@ fn main() -> Result<ExitCode> {
     match command {
         Command::Replay(args) => replay::run(&args)?,
         Command::Churn(args) => churn::run(&args)?,
-        Command::WhatIf(args) => whatif::run(&args)?,
         Command::Bench(args) => bench(args.openb.as_deref(), args.seeds.0..=args.seeds.1)?,
     }
     Ok(if Progress::stopped() {

@@ -6,11 +6,10 @@ use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::cluster::Cluster;
-use crate::{output, system};
+use crate::{Cluster, age, system};
 
 /// Why no GPU of the node takes a new pod.
-pub(crate) fn node_refuses(cluster: &Cluster, view: &NodeView) -> Option<&'static str> {
+pub fn node_refuses(cluster: &Cluster, view: &NodeView) -> Option<&'static str> {
     if !cluster.reports.contains_key(&*view.name) {
         Some("no report")
     } else if view.stale {
@@ -21,7 +20,7 @@ pub(crate) fn node_refuses(cluster: &Cluster, view: &NodeView) -> Option<&'stati
 }
 
 /// Why the GPU takes no new pod.
-pub(crate) fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<String> {
+pub fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<String> {
     if let Some(why) = node_refuses(cluster, view) {
         return Some(why.to_owned());
     }
@@ -35,7 +34,7 @@ pub(crate) fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Op
 }
 
 /// What a new pod may take of the GPU: nothing while it takes none.
-pub(crate) fn room(view: &NodeView, card: &CardView) -> Mib {
+pub fn room(view: &NodeView, card: &CardView) -> Mib {
     if view.stale || !card.healthy {
         Mib::ZERO
     } else {
@@ -44,14 +43,14 @@ pub(crate) fn room(view: &NodeView, card: &CardView) -> Mib {
 }
 
 /// What kube-scheduler said last of the pod.
-pub(crate) fn said(pod: &Pod) -> Option<&str> {
+pub fn said(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let scheduled = conditions.iter().find(|it| it.type_ == "PodScheduled");
     scheduled?.message.as_deref()
 }
 
 /// Why no kube-scheduler looks at pods that name gpustow's own, by its Lease.
-pub(crate) fn leaderless(cluster: &Cluster) -> Option<String> {
+pub fn leaderless(cluster: &Cluster) -> Option<String> {
     let lease = cluster.system.lease(names::SCHEDULER)?;
     let Some(spec) = lease.and_then(|lease| lease.spec.as_ref()) else {
         let installed = !cluster.system.pods_with(system::SCHEDULER).is_empty();
@@ -59,21 +58,21 @@ pub(crate) fn leaderless(cluster: &Cluster) -> Option<String> {
             .then(|| format!("no kube-scheduler has ever led as {}", names::SCHEDULER));
     };
     let renewed = spec.renew_time.as_ref()?;
-    let age = cluster.seconds_since(&renewed.0.to_string())?;
+    let since = cluster.seconds_since(&renewed.0.to_string())?;
     let lasts = u64::try_from(spec.lease_duration_seconds?).ok()?;
     // Two machines' clocks differ.
-    (age > 2 * lasts + 30).then(|| {
+    (since > 2 * lasts + 30).then(|| {
         format!(
             "no kube-scheduler leads as {}: its Lease was renewed {} ago",
             names::SCHEDULER,
-            output::age(age)
+            age(since)
         )
     })
 }
 
 /// What keeps a pod for which there is room from its place, by what kube-scheduler said last: the
 /// refusals that neither gpustow nor this program would make, or no answer from the extender at all.
-pub(crate) fn held_by(said: &str) -> Option<String> {
+pub fn held_by(said: &str) -> Option<String> {
     if is_unreached(said) {
         return Some("kube-scheduler does not reach gpustow's extender".to_owned());
     }
@@ -96,13 +95,13 @@ pub(crate) fn held_by(said: &str) -> Option<String> {
 }
 
 /// Did kube-scheduler get no answer from the extender?
-pub(crate) fn is_unreached(said: &str) -> bool {
+pub fn is_unreached(said: &str) -> bool {
     said.starts_with("Post \"") && said.contains("/filter\"")
 }
 
 /// What kube-scheduler said of a pod, for a list: gpustow's own refusals, most common first, without
 /// what is about preemption.
-pub(crate) fn plainly(said: Option<&str>) -> String {
+pub fn plainly(said: Option<&str>) -> String {
     let Some(said) = said else {
         return "no scheduler has looked at it yet".to_owned();
     };

@@ -4,18 +4,19 @@ use gpustow_ledger::CardView;
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::cluster::Cluster;
-use crate::output::memory;
+use crate::{Cluster, memory};
 
 /// A workload by kind, in lower case, and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Owner {
-    pub(crate) kind: String,
-    pub(crate) name: String,
+pub struct Owner {
+    /// As `deployment`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
 }
 
 /// The kind of workload that a word means, as kubectl takes it.
-pub(crate) fn kind(word: &str) -> Option<&'static str> {
+pub fn kind(word: &str) -> Option<&'static str> {
     Some(match word.split('.').next().unwrap_or_default() {
         "deploy" | "deployment" | "deployments" => "deployment",
         "rs" | "replicaset" | "replicasets" => "replicaset",
@@ -29,7 +30,7 @@ pub(crate) fn kind(word: &str) -> Option<&'static str> {
 
 /// The pod's controller. A Deployment's pods belong to its ReplicaSets, which bear a hash behind its
 /// name; a CronJob's Jobs bear their minute. Outermost last.
-pub(crate) fn of(pod: &Pod) -> Vec<Owner> {
+pub fn of(pod: &Pod) -> Vec<Owner> {
     let owners = pod.metadata.owner_references.iter().flatten();
     let Some(first) = owners.clone().find(|it| it.controller == Some(true)) else {
         return Vec::new();
@@ -58,7 +59,7 @@ pub(crate) fn of(pod: &Pod) -> Vec<Owner> {
 }
 
 /// The pods of a card for people: those of one owner together, with their number and what they hold.
-pub(crate) fn grouped(cluster: &Cluster, card: &CardView) -> Vec<String> {
+pub fn grouped(cluster: &Cluster, card: &CardView) -> Vec<String> {
     let mut groups: Vec<(String, usize, Mib)> = Vec::new();
     for share in &card.pods {
         let pod = cluster.pods.get(&share.uid);

@@ -39,7 +39,7 @@ pub struct Source {
     /// Read `kubectl get nodes,gpunodes,pods -A -o json` from a file, or all such files of a
     /// folder, instead of a cluster
     #[arg(long, global = true, value_name = "PATH")]
-    pub(crate) from: Option<PathBuf>,
+    pub from: Option<PathBuf>,
     /// Extended resource that pods ask for
     #[arg(long, global = true, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM)]
     pub resource_name: String,
@@ -55,15 +55,15 @@ pub struct Lists {
     /// Every Pod.
     pub pods: Vec<Pod>,
     /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
-    pub(crate) configs: Option<Vec<ConfigMap>>,
+    pub configs: Option<Vec<ConfigMap>>,
     /// The admission policies that do not hold, and why.
-    pub(crate) policies: Seen<Vec<(&'static str, Weakness)>>,
+    pub policies: Seen<Vec<(&'static str, Weakness)>>,
     /// Those by which replicas agree who decides.
-    pub(crate) leases: Seen<Vec<Lease>>,
+    pub leases: Seen<Vec<Lease>>,
     /// Minor version of the API server.
-    pub(crate) minor: Option<u32>,
+    pub minor: Option<u32>,
     /// The namespace of the context, if there is one.
-    pub(crate) namespace: Option<String>,
+    pub namespace: Option<String>,
 }
 
 impl Source {
@@ -99,7 +99,10 @@ impl Source {
     }
 
     /// A client with the user's own rights, and the namespace of the context.
-    pub(crate) async fn client(&self) -> Result<(Client, String)> {
+    ///
+    /// # Errors
+    /// If there is no way to the cluster.
+    pub async fn client(&self) -> Result<(Client, String)> {
         let options = KubeConfigOptions {
             context: self.context.clone(),
             ..Default::default()
@@ -130,7 +133,10 @@ impl Source {
 }
 
 /// The cluster that `source` shows.
-pub(crate) async fn load(source: &Source) -> Result<Cluster> {
+///
+/// # Errors
+/// If it cannot be listed or read.
+pub async fn load(source: &Source) -> Result<Cluster> {
     let lists = source.lists().await?;
     Ok(cluster(lists, &source.resource_name))
 }

@@ -13,9 +13,8 @@ use gpustow_ledger::{Config, Ledger, NodeView};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use kube::core::SelectorExt as _;
+use kube::core::{Selector, SelectorExt as _};
 
-use crate::args::Scope;
 use crate::owner::{self, Owner};
 use crate::state;
 use crate::system::{Seen, System};
@@ -25,55 +24,61 @@ const BEGINNING: Duration = Duration::from_secs(86_400);
 
 /// A pod that asks for GPU memory or holds some.
 #[derive(Clone, Debug)]
-pub(crate) struct PodInfo {
-    pub(crate) facts: Arc<PodFacts>,
-    pub(crate) object: Arc<Pod>,
+pub struct PodInfo {
+    /// What the ledger keeps of it.
+    pub facts: Arc<PodFacts>,
+    /// The Pod.
+    pub object: Arc<Pod>,
 }
 
 /// Everything known of the cluster.
-pub(crate) struct Cluster {
-    pub(crate) ledger: Ledger,
+pub struct Cluster {
+    /// The extender's books, as it would make them from the same objects.
+    pub ledger: Ledger,
     /// The namespace that commands are about unless told otherwise; None for all.
-    pub(crate) namespace: Option<String>,
-    pub(crate) nodes: BTreeMap<String, Node>,
-    pub(crate) reports: BTreeMap<String, GpuNodeStatus>,
-    pub(crate) pods: BTreeMap<Arc<str>, PodInfo>,
+    pub namespace: Option<String>,
+    /// Nodes by name.
+    pub nodes: BTreeMap<String, Node>,
+    /// What the nodes' agents report, by node.
+    pub reports: BTreeMap<String, GpuNodeStatus>,
+    /// Pods that ask for GPU memory or hold some, by UID.
+    pub pods: BTreeMap<Arc<str>, PodInfo>,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
-    pub(crate) configs: Option<Vec<ConfigMap>>,
+    pub configs: Option<Vec<ConfigMap>>,
     /// gpustow's own parts.
-    pub(crate) system: System,
+    pub system: System,
     /// The admission policies that do not hold, and why.
-    pub(crate) policies: Seen<Vec<(&'static str, Weakness)>>,
+    pub policies: Seen<Vec<(&'static str, Weakness)>>,
     /// The time on the ledger's clock.
-    pub(crate) now: Duration,
+    pub now: Duration,
     /// The time of day, for ages.
-    pub(crate) wall: Timestamp,
+    pub wall: Timestamp,
     resource: String,
 }
 
 impl PodInfo {
     /// Neither bound nor ended nor leaving.
-    pub(crate) fn waits(&self) -> bool {
+    pub fn waits(&self) -> bool {
         self.facts.node.is_none() && !self.facts.released && !self.facts.deleting
     }
 
     /// `namespace/name`.
-    pub(crate) fn full_name(&self) -> String {
+    pub fn full_name(&self) -> String {
         format!("{}/{}", self.facts.namespace, self.facts.name)
     }
 
     /// Seconds since it was created.
-    pub(crate) fn age(&self, wall: Timestamp) -> u64 {
+    pub fn age(&self, wall: Timestamp) -> u64 {
         u64::try_from(wall.as_second() - self.facts.created).unwrap_or(0)
     }
 
     /// What kube-scheduler said last.
-    pub(crate) fn scheduler_said(&self) -> Option<&str> {
+    pub fn scheduler_said(&self) -> Option<&str> {
         state::said(&self.object)
     }
 
     /// What the agent confirmed.
-    pub(crate) fn confirmed(&self) -> Option<&str> {
+    pub fn confirmed(&self) -> Option<&str> {
         let annotations = self.object.metadata.annotations.as_ref()?;
         annotations.get(names::CONFIRMED).map(String::as_str)
     }
@@ -81,7 +86,7 @@ impl PodInfo {
 
 impl Cluster {
     /// An empty cluster in which gpu-mem is called `resource`, and an extender with these settings.
-    pub(crate) fn new(resource: &str, config: Config) -> Self {
+    pub fn new(resource: &str, config: Config) -> Self {
         Self {
             ledger: Ledger::new(config),
             namespace: None,
@@ -98,22 +103,23 @@ impl Cluster {
     }
 
     /// What pods call gpu-mem.
-    pub(crate) fn resource(&self) -> &str {
+    pub fn resource(&self) -> &str {
         &self.resource
     }
 
     /// What the ledger keeps of a pod; `None` if it has no UID.
-    pub(crate) fn facts(&self, pod: &Pod) -> Option<PodFacts> {
+    pub fn facts(&self, pod: &Pod) -> Option<PodFacts> {
         PodFacts::from_pod(pod, &self.resource)
     }
 
     /// Lets time pass since the program started.
-    pub(crate) fn pass(&mut self, elapsed: Duration) {
+    pub fn pass(&mut self, elapsed: Duration) {
         self.now = BEGINNING + elapsed;
         self.wall = Timestamp::now();
     }
 
-    pub(crate) fn apply_pod(&mut self, mut pod: Pod) {
+    /// A pod is new or has changed.
+    pub fn apply_pod(&mut self, mut pod: Pod) {
         self.system.apply(&pod);
         let Some(facts) = self.facts(&pod) else {
             return;
@@ -133,14 +139,16 @@ impl Cluster {
         self.ledger.apply_pod(facts);
     }
 
-    pub(crate) fn delete_pod(&mut self, pod: &Pod) {
+    /// A pod is gone.
+    pub fn delete_pod(&mut self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         self.system.delete(uid);
         self.pods.remove(uid);
         self.ledger.delete_pod(uid);
     }
 
-    pub(crate) fn reset_pods(&mut self, pods: Vec<Pod>) {
+    /// The whole list of pods.
+    pub fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.pods.clear();
         self.system.clear();
         let facts = pods.iter().filter_map(|pod| self.facts(pod)).collect();
@@ -150,7 +158,8 @@ impl Cluster {
         self.ledger.learn();
     }
 
-    pub(crate) fn apply_node(&mut self, mut node: Node) {
+    /// A node is new or has changed.
+    pub fn apply_node(&mut self, mut node: Node) {
         node.metadata.managed_fields = None;
         if let Some(status) = &mut node.status {
             status.images = None;
@@ -159,12 +168,14 @@ impl Cluster {
         self.nodes.insert(node.name_any(), node);
     }
 
-    pub(crate) fn delete_node(&mut self, node: &Node) {
+    /// A node is gone.
+    pub fn delete_node(&mut self, node: &Node) {
         self.nodes.remove(&node.name_any());
         self.ledger.delete_node(&node.name_any());
     }
 
-    pub(crate) fn reset_nodes(&mut self, nodes: Vec<Node>) {
+    /// The whole list of nodes.
+    pub fn reset_nodes(&mut self, nodes: Vec<Node>) {
         self.nodes.clear();
         self.ledger
             .reset_nodes(nodes.iter().map(NodeFacts::from_node).collect());
@@ -172,7 +183,7 @@ impl Cluster {
     }
 
     /// A report that has just been written.
-    pub(crate) fn apply_gpunode(&mut self, gpunode: GpuNode) {
+    pub fn apply_gpunode(&mut self, gpunode: GpuNode) {
         self.report(gpunode, self.now);
     }
 
@@ -182,13 +193,14 @@ impl Cluster {
         self.reports.insert(name, status);
     }
 
-    pub(crate) fn delete_gpunode(&mut self, gpunode: &GpuNode) {
+    /// A report is gone.
+    pub fn delete_gpunode(&mut self, gpunode: &GpuNode) {
         self.reports.remove(&gpunode.name_any());
         self.ledger.delete_gpunode(&gpunode.name_any());
     }
 
     /// The whole list of GpuNodes, each as old as it says: nobody saw when it was written.
-    pub(crate) fn reset_gpunodes(&mut self, gpunodes: Vec<GpuNode>) {
+    pub fn reset_gpunodes(&mut self, gpunodes: Vec<GpuNode>) {
         let listed: BTreeSet<_> = gpunodes.iter().map(|gpunode| gpunode.name_any()).collect();
         let gone = std::mem::take(&mut self.reports).into_keys();
         gone.filter(|name| !listed.contains(name))
@@ -206,13 +218,13 @@ impl Cluster {
 
     /// Takes a bound pod out of the ledger, and what it uses out of its node's report: the memory of
     /// a pod that is not in the books would count as a stranger's.
-    pub(crate) fn take_out(&mut self, pod: &PodFacts) {
+    pub fn take_out(&mut self, pod: &PodFacts) {
         self.ledger.delete_pod(&pod.uid);
         self.report_of(pod, |used| *used != *pod.uid);
     }
 
     /// Puts it back, with what it uses.
-    pub(crate) fn put_back(&mut self, pod: PodFacts) {
+    pub fn put_back(&mut self, pod: PodFacts) {
         self.report_of(&pod, |_| true);
         self.ledger.apply_pod(pod);
     }
@@ -232,30 +244,30 @@ impl Cluster {
     }
 
     /// Every node with GPUs or with holders of GPU memory.
-    pub(crate) fn views(&self) -> Vec<NodeView> {
+    pub fn views(&self) -> Vec<NodeView> {
         self.ledger.snapshot(self.now)
     }
 
     /// The pods that wait for GPU memory, oldest first.
-    pub(crate) fn waiting(&self) -> Vec<&PodInfo> {
+    pub fn waiting(&self) -> Vec<&PodInfo> {
         let mut waiting: Vec<_> = self.pods.values().filter(|pod| pod.waits()).collect();
         waiting.sort_by_key(|pod| (pod.facts.created, pod.full_name()));
         waiting
     }
 
     /// Seconds since a node's last report, by the clocks of two machines.
-    pub(crate) fn report_age(&self, node: &str) -> Option<u64> {
+    pub fn report_age(&self, node: &str) -> Option<u64> {
         self.seconds_since(self.reports.get(node)?.heartbeat.as_deref()?)
     }
 
     /// Seconds from a time of day until now.
-    pub(crate) fn seconds_since(&self, time: &str) -> Option<u64> {
+    pub fn seconds_since(&self, time: &str) -> Option<u64> {
         let time: Timestamp = time.parse().ok()?;
         u64::try_from(self.wall.as_second() - time.as_second()).ok()
     }
 
     /// The pods in `scope`, by namespace and name.
-    pub(crate) fn pods_in(&self, scope: &Scope) -> Vec<&PodInfo> {
+    pub fn pods_in(&self, scope: &Scope) -> Vec<&PodInfo> {
         let mut pods: Vec<_> = self.pods.values().filter(|pod| scope.has(pod)).collect();
         pods.sort_by_key(|pod| (pod.facts.namespace.clone(), pod.facts.name.clone()));
         pods
@@ -263,7 +275,10 @@ impl Cluster {
 
     /// The pod that a person means: by name, or a workload's by KIND/NAME: the oldest that waits, or
     /// the oldest.
-    pub(crate) fn find(&self, scope: &Scope, wanted: &str) -> Result<&PodInfo> {
+    ///
+    /// # Errors
+    /// If there is none, or several of that name.
+    pub fn find(&self, scope: &Scope, wanted: &str) -> Result<&PodInfo> {
         let (namespace, name) = match wanted.split_once('/') {
             Some(("pod" | "pods", name)) => (scope.namespace.as_deref(), name),
             Some((word, name)) => match owner::kind(word) {
@@ -311,6 +326,15 @@ impl Cluster {
             )
         })
     }
+}
+
+/// The pods that somebody asks about.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    /// None: all.
+    pub namespace: Option<String>,
+    /// Labels that they bear.
+    pub selector: Option<Selector>,
 }
 
 impl Scope {

@@ -1,4 +1,4 @@
-//! A cluster that follows watches, for `top` and `ui`.
+//! A cluster that follows watches, for whoever looks at it for a while.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -12,13 +12,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
-use crate::args::Global;
-use crate::cluster::Cluster;
-use crate::source;
+use crate::Cluster;
+use crate::source::{Source, load, read, written};
 
 /// Shared by the watches and the view.
 #[derive(Clone)]
-pub(crate) struct Live {
+pub struct Live {
     cluster: Arc<Mutex<Cluster>>,
     started: Instant,
     /// Files have a time of their own.
@@ -27,19 +26,22 @@ pub(crate) struct Live {
 
 impl Live {
     /// Lists once, so that errors are seen at once, then follows watches until the process ends.
-    pub(crate) async fn start(global: &Global) -> Result<Self> {
-        let cluster = source::load(&global.source).await?;
-        let still = global.source.from.is_some();
+    ///
+    /// # Errors
+    /// If the cluster cannot be listed.
+    pub async fn start(source: &Source) -> Result<Self> {
+        let cluster = load(source).await?;
+        let still = source.from.is_some();
         let cluster = Arc::new(Mutex::new(cluster));
         let live = Self {
             cluster,
             started: Instant::now(),
             still,
         };
-        if let Some(path) = &global.source.from {
-            live.reread(path.clone(), global.source.resource_name.clone());
+        if let Some(path) = &source.from {
+            live.reread(path.clone(), source.resource_name.clone());
         } else {
-            let (client, _) = global.source.client().await?;
+            let (client, _) = source.client().await?;
             live.follow(
                 watched(Api::<Pod>::all(client.clone())),
                 |cluster, change| match change {
@@ -69,7 +71,7 @@ impl Live {
     }
 
     /// The cluster as it is now.
-    pub(crate) fn now(&self) -> MutexGuard<'_, Cluster> {
+    pub fn now(&self) -> MutexGuard<'_, Cluster> {
         let mut cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.still {
             cluster.pass(self.started.elapsed());
@@ -82,16 +84,16 @@ impl Live {
         let live = self.clone();
         tokio::spawn(async move {
             let mut tick = tokio::time::interval(Duration::from_secs(1));
-            let mut last = source::written(&path);
+            let mut last = written(&path);
             loop {
                 tick.tick().await;
-                let written = source::written(&path);
+                let time = written(&path);
                 // One that is half written is read again.
-                if written != last
-                    && let Ok(cluster) = source::read(&path, &resource)
+                if time != last
+                    && let Ok(cluster) = read(&path, &resource)
                 {
                     *live.now() = cluster;
-                    last = written;
+                    last = time;
                 }
             }
         });

@@ -8,30 +8,34 @@ use gpustow_ledger::Config;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 
-/// Containers of gpustow's pods, by name.
-pub(crate) const EXTENDER: &str = "extender";
-pub(crate) const SCHEDULER: &str = "kube-scheduler";
-pub(crate) const AGENT: &str = "agent";
+/// The extender's container in gpustow's pods.
+pub const EXTENDER: &str = "extender";
+/// The scheduler's.
+pub const SCHEDULER: &str = "kube-scheduler";
+/// The agent's.
+pub const AGENT: &str = "agent";
 
 /// Something that not everybody may read.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum Seen<T> {
+pub enum Seen<T> {
     /// The files do not have it.
     #[default]
     NotThere,
     /// The user may not read it.
     Unreadable,
+    /// It was read.
     Read(T),
 }
 
 /// What is known of gpustow's own parts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct System {
+pub struct System {
     /// By UID.
     pods: BTreeMap<String, Pod>,
-    pub(crate) leases: Seen<Vec<Lease>>,
+    /// Those by which replicas agree who decides.
+    pub leases: Seen<Vec<Lease>>,
     /// Minor version of the API server.
-    pub(crate) minor: Option<u32>,
+    pub minor: Option<u32>,
 }
 
 impl System {
@@ -54,7 +58,7 @@ impl System {
     }
 
     /// The pods with a container of this name, by name.
-    pub(crate) fn pods_with<'a>(&'a self, container: &'a str) -> Vec<&'a Pod> {
+    pub fn pods_with<'a>(&'a self, container: &'a str) -> Vec<&'a Pod> {
         let mut pods: Vec<_> = self.pods.values().collect();
         pods.retain(|pod| self::container(pod, container).is_some());
         pods.sort_by_key(|pod| pod.metadata.name.clone());
@@ -62,13 +66,13 @@ impl System {
     }
 
     /// Does the extender run as pods of which none is ready?
-    pub(crate) fn extender_is_down(&self) -> bool {
+    pub fn extender_is_down(&self) -> bool {
         let pods = self.pods_with(EXTENDER);
         !pods.is_empty() && !pods.iter().any(|pod| not_ready(pod, EXTENDER).is_none())
     }
 
     /// The agent's pod on the node.
-    pub(crate) fn agent_on(&self, node: &str) -> Option<&Pod> {
+    pub fn agent_on(&self, node: &str) -> Option<&Pod> {
         let on = |pod: &&&Pod| {
             pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
         };
@@ -76,7 +80,7 @@ impl System {
     }
 
     /// The Lease with this name. None if nobody could look.
-    pub(crate) fn lease(&self, name: &str) -> Option<Option<&Lease>> {
+    pub fn lease(&self, name: &str) -> Option<Option<&Lease>> {
         let Seen::Read(leases) = &self.leases else {
             return None;
         };
@@ -86,7 +90,7 @@ impl System {
 }
 
 /// The container of this name, sidecars included.
-pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+pub fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
     let spec = pod.spec.as_ref()?;
     let sidecars = spec.init_containers.iter().flatten();
     let mut all = spec.containers.iter().chain(sidecars);
@@ -94,7 +98,7 @@ pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
 }
 
 /// Why the container is not ready, in Kubernetes' words. None if it is.
-pub(crate) fn not_ready(pod: &Pod, name: &str) -> Option<String> {
+pub fn not_ready(pod: &Pod, name: &str) -> Option<String> {
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.clone());
     let found = status.and_then(|status| {
@@ -116,7 +120,7 @@ pub(crate) fn not_ready(pod: &Pod, name: &str) -> Option<String> {
 }
 
 /// What the container's flag, or the environment variable that stands for it, is set to.
-pub(crate) fn setting(container: &Container, flag: &str) -> Option<String> {
+pub fn setting(container: &Container, flag: &str) -> Option<String> {
     let words = container.command.iter().chain(&container.args).flatten();
     let mut words = words.peekable();
     while let Some(word) = words.next() {

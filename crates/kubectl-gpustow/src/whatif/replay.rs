@@ -3,8 +3,6 @@
 //! ledger that the extender runs. Pods without GPU memory stay where they are. It does not know
 //! affinity between pods, topology spread, volumes, quotas, or preemption.
 
-mod report;
-
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,15 +11,11 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{GpuNode, NodeFacts, PodFacts};
+use gpustow_inspect::Lists;
 use gpustow_ledger::{Ask, CardView, Config, Ledger, Outcome};
 use gpustow_pack::{Mib, PolicyKind};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
-use kubectl_gpustow::Lists;
-
-use crate::progress::Progress;
-
-pub use report::{Document, Scenario, whatif_table};
 
 /// Nothing here depends on time: reports do not grow stale, reservations do not expire.
 const NOW: Duration = Duration::ZERO;
@@ -30,11 +24,11 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Nodes to be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Added {
+pub(crate) struct Added {
     /// How many.
-    pub count: usize,
+    pub(crate) count: usize,
     /// Copies of this node; without it, of the first of the commonest kind.
-    pub like: Option<String>,
+    pub(crate) like: Option<String>,
 }
 
 /// A node with GPUs.
@@ -64,12 +58,73 @@ struct Asking {
 
 /// What a replay is made from.
 #[derive(Clone, Debug)]
-pub struct Cluster {
+pub(super) struct Inventory {
     resource: String,
     members: Vec<Member>,
     /// In the scheduler's order.
     pods: Vec<Asking>,
     now: Placed,
+}
+
+/// The cluster in one shape under one policy.
+#[derive(Clone, Debug)]
+pub(super) struct Scenario {
+    /// Which nodes: as they are, or changed.
+    pub(super) title: &'static str,
+    /// None for the pods where they are now.
+    pub(super) policy: Option<PolicyKind>,
+    pub(super) nodes: usize,
+    pub(super) gpus: usize,
+    /// Pods that have their GPU memory.
+    pub(super) placed: usize,
+    /// Pods that wait, by namespace and name.
+    pub(super) waiting: BTreeSet<String>,
+    /// Those that have a place now.
+    pub(super) newly_waiting: Vec<String>,
+    /// Pods that wait now and have a place here.
+    pub(super) newly_placed: Vec<String>,
+    /// What pods hold.
+    pub(super) allocated: Mib,
+    /// What they may hold.
+    pub(super) capacity: Mib,
+    /// GPUs that nobody holds anything on.
+    pub(super) empty: usize,
+    /// The largest piece that is free on one GPU.
+    pub(super) largest: Mib,
+    /// Nodes, and their GPUs, that could go, the emptiest first, without making more pods wait; found by
+    /// bisection.
+    pub(super) to_spare: Option<(usize, usize)>,
+}
+
+impl Scenario {
+    fn new(
+        title: &'static str,
+        policy: Option<PolicyKind>,
+        now: &Placed,
+        then: &Placed,
+        pods: usize,
+    ) -> Self {
+        let cards = &then.cards;
+        let free = cards
+            .iter()
+            .filter(|card| card.healthy)
+            .map(|card| card.free);
+        Self {
+            title,
+            policy,
+            nodes: then.nodes.len(),
+            gpus: cards.len(),
+            placed: pods - then.waiting.len(),
+            newly_waiting: then.waiting.difference(&now.waiting).cloned().collect(),
+            newly_placed: now.waiting.difference(&then.waiting).cloned().collect(),
+            waiting: then.waiting.clone(),
+            allocated: cards.iter().map(|card| card.held).sum(),
+            capacity: cards.iter().map(|card| card.capacity).sum(),
+            empty: cards.iter().filter(|card| card.held == Mib::ZERO).count(),
+            largest: free.max().unwrap_or_default(),
+            to_spare: None,
+        }
+    }
 }
 
 /// Where everything is.
@@ -85,12 +140,9 @@ fn full_name(facts: &PodFacts) -> String {
     format!("{}/{}", facts.namespace, facts.name)
 }
 
-impl Cluster {
+impl Inventory {
     /// The cluster that was listed, in which gpu-mem is called `resource`.
-    ///
-    /// # Errors
-    /// If no node has GPUs.
-    pub fn new(lists: Lists, resource: &str) -> Result<Self> {
+    pub(super) fn new(lists: Lists, resource: &str) -> Result<Self> {
         let Lists {
             nodes,
             gpunodes,
@@ -157,10 +209,7 @@ impl Cluster {
     }
 
     /// Takes out the nodes whose pods hold the least GPU memory, and adds copies of others.
-    ///
-    /// # Errors
-    /// If a node to copy is not there, or no node would be left.
-    pub fn change(&mut self, added: &[Added], removed: usize) -> Result<()> {
+    pub(super) fn change(&mut self, added: &[Added], removed: usize) -> Result<()> {
         let mut new = Vec::new();
         for Added { count, like } in added {
             let like = match like {
@@ -215,27 +264,25 @@ impl Cluster {
     }
 
     /// What is there now.
-    #[must_use]
-    pub fn as_it_is(&self) -> Scenario {
-        Scenario::new("as it is", None, &self.now, &self.now, self.pods.len())
+    pub(super) fn as_it_is(&self) -> Scenario {
+        Scenario::new("now", None, &self.now, &self.now, self.pods.len())
     }
 
-    /// At most so many times [`Cluster::replay`] places everything.
-    #[must_use]
-    pub fn replays(&self) -> usize {
+    /// At most so many times [`Self::replay`] places everything.
+    pub(super) fn replays(&self) -> usize {
         2 + self.members.len().max(1).ilog2() as usize
     }
 
     /// Everything placed anew under `policy`, and how many nodes could go without making more pods
-    /// wait; `None` if Ctrl-C came first.
-    #[must_use]
-    pub fn replay(
+    /// wait. `begins` is called whenever everything is about to be placed.
+    pub(super) fn replay(
         &self,
         title: &'static str,
         policy: PolicyKind,
-        progress: &mut Progress,
-    ) -> Option<Scenario> {
-        let placed = self.place(policy, progress)?;
+        begins: &mut dyn FnMut(),
+    ) -> Scenario {
+        begins();
+        let placed = self.place(policy);
         let pods = self.pods.len();
         let mut scenario = Scenario::new(title, Some(policy), &self.now, &placed, pods);
         let order = self.emptiest(&placed);
@@ -246,7 +293,8 @@ impl Cluster {
             let middle = can.midpoint(cannot);
             let mut fewer = self.clone();
             fewer.without(&order[..middle].iter().cloned().collect());
-            if fewer.place(policy, progress)?.waiting.len() <= bound {
+            begins();
+            if fewer.place(policy).waiting.len() <= bound {
                 can = middle;
             } else {
                 cannot = middle;
@@ -254,12 +302,11 @@ impl Cluster {
         }
         let cards = order[..can].iter();
         let cards = cards.filter_map(|name| placed.nodes.get(name));
-        scenario.nodes_to_spare = Some(can);
-        scenario.gpus_to_spare = Some(cards.map(|(_, cards)| cards).sum());
-        Some(scenario)
+        scenario.to_spare = Some((can, cards.map(|(_, cards)| cards).sum()));
+        scenario
     }
 
-    fn place(&self, policy: PolicyKind, progress: &mut Progress) -> Option<Placed> {
+    fn place(&self, policy: PolicyKind) -> Placed {
         let mut ledger = books(&self.members, policy, &self.resource);
         for asking in &self.pods {
             ledger.apply_pod(asking.facts.clone());
@@ -267,11 +314,7 @@ impl Cluster {
         ledger.learn();
         let names: Vec<String> = self.members.iter().map(Member::name).collect();
         let mut waiting = BTreeSet::new();
-        for (number, Asking { pod, facts, .. }) in self.pods.iter().enumerate() {
-            let what = || format!("{policy}, pod {number}");
-            if !progress.goes_on(what, number as f64 / self.pods.len() as f64) {
-                return None;
-            }
+        for Asking { pod, facts, .. } in &self.pods {
             let nodes = self.members.iter().zip(&names);
             let candidates: Vec<&str> = nodes
                 .filter(|(_, name)| ledger.refused_in_tree(name, facts).is_none())
@@ -287,8 +330,7 @@ impl Cluster {
                 _ => drop(waiting.insert(full_name(facts))),
             }
         }
-        progress.done();
-        Some(placed(&ledger, waiting))
+        placed(&ledger, waiting)
     }
 }
 

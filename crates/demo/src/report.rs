@@ -9,7 +9,7 @@ use super::Args;
 use super::picture::Picture;
 use super::workload::RAMP;
 use super::world::{Tally, World};
-use crate::report::Mean;
+use gpustow_sim::report::Mean;
 
 /// What one policy has come to.
 #[derive(Clone, Debug, Default)]

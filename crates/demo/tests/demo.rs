@@ -4,6 +4,8 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
+use clap::Parser as _;
+use kubectl_gpustow::{Args, Screen, run};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -42,8 +44,8 @@ fn every_pod_is_accounted_for_under_every_policy() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn what_runs_on_a_cluster_runs_on_the_demos() -> Result<()> {
+#[tokio::test]
+async fn what_runs_on_a_cluster_runs_on_the_demos() -> Result<()> {
     let mut child = demo(&["--nodes=2", "--pods=50", "--speed=30"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -55,13 +57,13 @@ fn what_runs_on_a_cluster_runs_on_the_demos() -> Result<()> {
         .find(|word| *word == "--kubeconfig")
         .context(hint.clone())?;
     let kubeconfig = words.next().context(hint.clone())?;
-    let output = Command::new(env!("CARGO_BIN_EXE_gpustow-sim"))
-        .args(["whatif", "--policy=tight", "--kubeconfig", kubeconfig])
-        .output()?;
+    let words = ["kubectl-gpustow", "--kubeconfig", kubeconfig, "whatif"];
+    let mut out = Vec::new();
+    let answer = run(Args::try_parse_from(words)?, &mut out, Screen::default()).await;
     kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
     child.wait()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{:?}", output.stderr);
+    answer?;
+    let text = String::from_utf8(out)?;
     assert!(text.contains("tight"), "{text}");
     Ok(())
 }

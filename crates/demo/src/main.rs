@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use gpustow_sim::demo::{Args, run};
+use gpustow_demo::{Args, run};
 
 fn main() -> ExitCode {
     run(&Args::parse()).unwrap_or_else(|error| {

@@ -1,0 +1,21 @@
+//! What gpustow's extender would say of a cluster, from Lists, watches or files alone: the ledger that it
+//! runs, fed with the objects that anybody with the right to read them sees, and its settings as its pods
+//! show them.
+//!
+//! It works with the extender down. It does not know reservations in flight, which only the extender's
+//! memory has, and it writes nothing.
+
+mod cluster;
+mod live;
+pub mod owner;
+mod source;
+pub mod state;
+pub mod system;
+mod trial;
+mod units;
+
+pub use cluster::{Cluster, PodInfo, Scope};
+pub use live::Live;
+pub use source::{Lists, Source, load};
+pub use trial::{Trial, try_pod};
+pub use units::{age, memory};

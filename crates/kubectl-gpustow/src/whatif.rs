@@ -1,0 +1,140 @@
+//! `whatif`: a cluster's own nodes and pods, placed anew.
+
+mod replay;
+
+use std::io::{IsTerminal as _, Write, stderr};
+use std::str::FromStr as _;
+
+use anyhow::Result;
+use gpustow_inspect::Source;
+use gpustow_pack::PolicyKind;
+
+use crate::args::WhatifArgs;
+use crate::output::Place::{Always, Table, Wide};
+use crate::output::{Listing, Value, column};
+use crate::{Answer, Screen};
+use replay::{Inventory, Scenario};
+
+pub(crate) use replay::Added;
+
+/// Pods that a cell names.
+const NAMED: usize = 3;
+
+/// Reads `N` or `N:NODE`.
+pub(crate) fn added(text: &str) -> Result<Added, String> {
+    let (count, like) = match text.split_once(':') {
+        Some((count, like)) => (count, Some(like.to_owned())),
+        None => (text, None),
+    };
+    let count = usize::from_str(count).ok();
+    let count = count.filter(|count| *count <= 100_000);
+    let count = count.ok_or_else(|| format!("{text:?} is neither N nor N:NODE"))?;
+    Ok(Added { count, like })
+}
+
+/// Places everything anew, as often as it was asked for.
+pub(crate) async fn run(
+    source: &Source,
+    args: &WhatifArgs,
+    out: &mut (dyn Write + Send),
+    screen: Screen,
+) -> Result<Answer> {
+    let cluster = Inventory::new(source.lists().await?, &source.resource_name)?;
+    let mut clusters = vec![("same", cluster.clone())];
+    if !args.add_nodes.is_empty() || args.remove_nodes > 0 {
+        let mut changed = cluster.clone();
+        changed.change(&args.add_nodes, args.remove_nodes)?;
+        clusters.push(("changed", changed));
+    }
+    let replays: usize = clusters.iter().map(|(_, it)| it.replays()).sum();
+    let replays = replays * args.policy.len();
+    let is_watched = screen.terminal && stderr().is_terminal();
+    let mut begun = 0;
+    let mut begins = || {
+        begun += 1;
+        if is_watched {
+            eprint!("\r\x1b[Kplacing everything anew, {begun} of at most {replays}");
+        }
+    };
+    let mut scenarios = vec![cluster.as_it_is()];
+    for (title, cluster) in &clusters {
+        let replayed = args.policy.iter();
+        scenarios.extend(replayed.map(|policy| cluster.replay(title, *policy, &mut begins)));
+    }
+    if is_watched {
+        eprint!("\r\x1b[K");
+    }
+    listing(scenarios).print(&args.output, screen, out)
+}
+
+fn listing(rows: Vec<Scenario>) -> Listing<Scenario> {
+    Listing {
+        kind: "WhatIf",
+        columns: vec![
+            column("SCENARIO", "scenario", Always, |row| {
+                Value::Text(row.title.to_owned())
+            }),
+            column("POLICY", "policy", Always, |row| {
+                let policy = row.policy.map(PolicyKind::name);
+                policy.map_or(Value::Nothing, |it| Value::Text(it.to_owned()))
+            }),
+            column("NODES", "nodes", Always, |row| count(row.nodes)),
+            column("GPUS", "gpus", Always, |row| count(row.gpus)),
+            column("PLACED", "placed", Always, |row| count(row.placed)),
+            column("WAITING", "waiting", Always, |row| count(row.waiting.len())),
+            column("ALLOCATED", "allocatedBytes", Always, |row| {
+                Value::Memory(row.allocated)
+            }),
+            column("%", "allocatedPercent", Always, |row| {
+                Value::Number(percent(row))
+            }),
+            column("EMPTY-GPUS", "emptyGpus", Always, |row| count(row.empty)),
+            column("LARGEST", "largestFreeBytes", Always, |row| {
+                Value::Memory(row.largest)
+            }),
+            column("COULD-GO", "nodesToSpare", Always, |row| {
+                row.to_spare
+                    .map_or(Value::Nothing, |(nodes, _)| count(nodes))
+            }),
+            column("GPUS-COULD-GO", "gpusToSpare", Wide, |row| {
+                row.to_spare.map_or(Value::Nothing, |(_, gpus)| count(gpus))
+            }),
+            column("NEWLY-PLACED", "", Table, |row| few(&row.newly_placed)),
+            column("NEWLY-WAITING", "", Table, |row| few(&row.newly_waiting)),
+            column("NEWLY-PLACED", "newlyPlacedPods", Wide, |row| {
+                Value::Names(row.newly_placed.clone())
+            }),
+            column("NEWLY-WAITING", "newlyWaitingPods", Wide, |row| {
+                Value::Names(row.newly_waiting.clone())
+            }),
+            column("WAITING-PODS", "waitingPods", Wide, |row| {
+                Value::Names(row.waiting.iter().cloned().collect())
+            }),
+        ],
+        rows,
+        total: None,
+        name: |row| match row.policy {
+            Some(policy) => format!("scenario/{}-{policy}", row.title),
+            None => format!("scenario/{}", row.title),
+        },
+        empty: "",
+        answer: Answer::Yes,
+    }
+}
+
+fn count(count: usize) -> Value {
+    Value::Count(count as u64)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "one digit is shown")]
+fn percent(row: &Scenario) -> f64 {
+    100.0 * row.allocated.0 as f64 / row.capacity.0.max(1) as f64
+}
+
+fn few(names: &[String]) -> Value {
+    let mut few: Vec<String> = names.iter().take(NAMED).cloned().collect();
+    if names.len() > NAMED {
+        few.push(format!("{} more", names.len() - NAMED));
+    }
+    Value::List(few)
+}
