@@ -5,17 +5,19 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{GpuNode, names};
-use gpustow_testkit::{Case, ControlPlane, Options};
+use gpustow_testkit::{
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, eventually,
+};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use serde::Deserialize as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 use crate::install::in_force;
-use crate::support::{SYSTEM, repository};
+use crate::support::{ACCOUNT, SOON, SYSTEM, charges, gpustow, node_of, repository};
 
 async fn output(command: &mut Command) -> Result<String> {
     let output = command.kill_on_drop(true).output().await?;
@@ -264,4 +266,55 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
         gone().await?;
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn helm_test_ends_well_once_its_pod_has_a_gpu() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let client = cluster.admin()?;
+    let chart = chart();
+    let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
+    // Where the API server does not change pods, they say all themselves: no webhook runs here.
+    let admission = match cluster.minor() {
+        36.. => "--set=admission=policy",
+        _ => "--set=admission=none",
+    };
+    run(&[
+        "install",
+        "gpustow",
+        &chart,
+        "--create-namespace",
+        admission,
+    ])
+    .await?;
+    in_force(&cluster).await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let options = ExtenderOptions::default();
+    let extender = Extender::start(&cluster, gpustow(), &kubeconfig, options).await?;
+    let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?;
+    let config = config.with_extender(&extender.url)?;
+    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let case = Case::new(&cluster, "helm-test").await?;
+    case.node("n", &[24576]).create(&client).await?;
+
+    let pods = Api::<Pod>::namespaced(client.clone(), SYSTEM);
+    // The kubelet's part.
+    let runs = async {
+        let bound = eventually(SOON, "the pod is bound", async || {
+            let pod = pods.get("gpustow-test").await?;
+            ensure!(!node_of(&pod).is_empty(), "{:?}", pod.status);
+            Ok(pod)
+        })
+        .await?;
+        let done = json!({"status": {"phase": "Succeeded"}});
+        let params = PatchParams::default();
+        pods.patch_status("gpustow-test", &params, &Patch::Merge(done))
+            .await?;
+        anyhow::Ok(bound)
+    };
+    let test = ["test", "gpustow", "--timeout=60s"];
+    let (said, bound) = tokio::try_join!(run(&test), runs)?;
+    ensure!(said.contains("Succeeded"), "{said}");
+    assert_eq!(charges(&bound)?, [(case.uuid("n", 0), 1)]);
+    case.end().await
 }
