@@ -174,7 +174,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GPU_MODEL_LABEL,
         names::GUARD_LABEL,
         names::MANAGED_LABEL,
-        names::POLICY_VERSION,
+        names::MADE_FOR,
         names::ROOM_CONDITION,
         "gpunodes.gpustow.dev",
         // How unknown keys are told from others.

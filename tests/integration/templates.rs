@@ -102,7 +102,7 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
         (
             json!({ "gpustow.dev/limit": "2" }),
             asks("a", "2"),
-            "metadata.annotations[gpustow.dev/limit]: this version of gpustow does not know it",
+            "metadata.annotations[gpustow.dev/limit]: version ",
         ),
         (
             none.clone(),
@@ -157,8 +157,7 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
 }
 
 #[tokio::test]
-async fn a_key_that_is_misspelt_is_refused_and_one_that_may_be_a_later_versions_is_not()
--> Result<()> {
+async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() -> Result<()> {
     let cluster = installed().await?;
     let pod = |annotations: Value, container: Value| {
         let pod = crate::policies::pod(annotations, json!({ "containers": [container] }))?;
@@ -168,6 +167,12 @@ async fn a_key_that_is_misspelt_is_refused_and_one_that_may_be_a_later_versions_
         anyhow::Ok(pod)
     };
     let client = cluster.admin()?;
+    // What `kubectl gpustow fit` says.
+    let ours = |key: &str| {
+        let annotations = [(key.to_owned(), "2".to_owned())].into();
+        let known = gpustow_api::keys::known(&annotations, names::GPU_MEM);
+        known.err().map(|it| it.to_string()).unwrap_or_default()
+    };
     for (key, mend) in [
         ("gpustow.dev/gpu_count", "write gpustow.dev/gpu-count"),
         ("gpustow.dev/gpucount", "write gpustow.dev/gpu-count"),
@@ -203,6 +208,7 @@ async fn a_key_that_is_misspelt_is_refused_and_one_that_may_be_a_later_versions_
             said.contains(&format!("metadata.annotations[{key}]: ")) && said.ends_with(mend),
             "{said}"
         );
+        ensure!(said.ends_with(&ours(key)), "{said}\nbut {}", ours(key));
         let plain = crate::policies::pod(
             json!({ key: "2" }),
             json!({ "containers": [{ "name": "a" }] }),
@@ -217,13 +223,28 @@ async fn a_key_that_is_misspelt_is_refused_and_one_that_may_be_a_later_versions_
         "gpustow.dev/gpu-share",
         "limits.gpustow.dev/a",
     ] {
-        let said = warned(cluster, &pod(json!({ key: "2" }), asks("a", "2"))?).await?;
+        let asking = pod(json!({ key: "2" }), asks("a", "2"))?;
+        let said = crate::policies::refusal(&client, &serde_json::from_value(asking)?).await?;
         ensure!(
-            said.contains(&format!(
-                "metadata.annotations[{key}]: this version of gpustow does not know it"
-            )),
-            "{key}: {said}"
+            said.contains("knows no such annotation") && said.ends_with(&ours(key)),
+            "{said}"
         );
+        for version in ["9", "0.99", "0.1.99999", "9.0.0-rc.1"] {
+            let later = json!({ key: "2", names::MADE_FOR: version });
+            let said = warned(cluster, &pod(later, asks("a", "2"))?).await?;
+            let warning =
+                format!("metadata.annotations[{key}]: this version of gpustow does not know it");
+            ensure!(said.contains(&warning), "{key}: {said}");
+        }
+        for version in ["", "0", "0.1.0", "later", "9.x", "1.2.3.4", "999999"] {
+            let not = json!({ key: "2", names::MADE_FOR: version });
+            let not = serde_json::from_value(pod(not, asks("a", "2"))?)?;
+            let said = crate::policies::refusal(&client, &not).await?;
+            ensure!(
+                said.contains("knows no such annotation"),
+                "{version}: {said}"
+            );
+        }
         let said = warned(cluster, &pod(json!({ key: "2" }), json!({ "name": "a" }))?).await?;
         ensure!(said.is_empty(), "{key}: {said}");
     }

@@ -36,7 +36,7 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
     let rewrite = ["patch", agents, "--type=json", "--patch", all];
     cluster.kubectl(&rewrite).await?;
     let requests = "validatingadmissionpolicy/gpustow-requests";
-    let later = format!("{}=9999.0.0", names::POLICY_VERSION);
+    let later = format!("{}=9999.0.0", names::MADE_FOR);
     let of_later = ["annotate", requests, "--overwrite", &later];
     cluster.kubectl(&of_later).await?;
     let more = r#"[{"op":"add","path":"/spec/validations/-","value":{"expression":"true"}}]"#;

@@ -148,8 +148,8 @@ fn weakness(policy: &Value, binding: &Value, found: &Found) -> Option<Weakness> 
     let differs = difference("spec", policy, &json(spec))
         .or_else(|| difference("its binding's spec", binding, &json(bound)))?;
     let version = is.metadata.annotations.as_ref();
-    let version = version.and_then(|all| all.get(names::POLICY_VERSION));
-    Some(match version.filter(|it| numbers(it) > numbers(VERSION)) {
+    let version = version.and_then(|all| all.get(names::MADE_FOR));
+    Some(match version.filter(|it| is_later(it)) {
         Some(version) => Weakness::Newer(version.clone(), differs),
         None => Weakness::Differs(differs),
     })
@@ -158,12 +158,27 @@ fn weakness(policy: &Value, binding: &Value, found: &Found) -> Option<Weakness> 
 /// The version that this build writes into its policies.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-fn numbers(version: &str) -> Vec<u64> {
+/// Is it a later version than this build's?
+pub(crate) fn is_later(version: &str) -> bool {
+    ordinal(version) > ordinal(VERSION)
+}
+
+/// Major, minor and patch as one number, which the policies can compare too; nothing of what is no version.
+pub(crate) fn ordinal(version: &str) -> Option<u64> {
     let release = version.split(['-', '+']).next().unwrap_or_default();
-    release
-        .split('.')
-        .map(|part| part.parse().unwrap_or(0))
-        .collect()
+    let mut parts = release.split('.');
+    let first = parts.next();
+    let ordinal = [
+        first,
+        parts.next().or(Some("0")),
+        parts.next().or(Some("0")),
+    ]
+    .into_iter()
+    .try_fold(0, |all, part| {
+        let part = part.filter(|it| it.len() <= 5 && it.bytes().all(|it| it.is_ascii_digit()))?;
+        Some(all * 100_000 + part.parse::<u64>().ok()?)
+    });
+    ordinal.filter(|_| parts.next().is_none())
 }
 
 fn json(value: &impl Serialize) -> Value {

@@ -8,6 +8,7 @@ pub mod facts;
 pub mod faults;
 pub mod gpunode;
 pub mod intree;
+pub mod keys;
 mod links;
 pub mod manifests;
 pub mod mutate;

@@ -64,8 +64,9 @@ pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
 /// Node label written by the agent: number of cards.
 pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 
-/// Annotation of our admission policies: the version that generated them.
-pub const POLICY_VERSION: &str = "gpustow.dev/version";
+/// Annotation of our admission policies: the version that generated them. Set by users on pods: the
+/// version whose annotations they bear, where it is later than the one that may judge them.
+pub const MADE_FOR: &str = "gpustow.dev/version";
 
 /// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
 pub const GUARD_LABEL: &str = "gpustow.dev/guard";
@@ -78,8 +79,8 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 7] = [
-    GPU_COUNT, EXCLUSIVE, POLICY, ASSIGNMENT, CONFIRMED, EPOCH, FENCE,
+pub const POD_KEYS: [&str; 8] = [
+    GPU_COUNT, EXCLUSIVE, POLICY, MADE_FOR, ASSIGNMENT, CONFIRMED, EPOCH, FENCE,
 ];
 /// Those that the name of a container follows.
 pub const POD_KEYS_OF: [&str; 4] = [GPU_COUNT_OF, DEVICES_OF, MIB_OF, SHARE_OF];

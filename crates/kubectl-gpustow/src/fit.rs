@@ -4,6 +4,7 @@ use std::io::{Read as _, Write};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use gpustow_api::keys;
 use gpustow_inspect::Cluster;
 use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize as _;
@@ -36,7 +37,7 @@ pub(crate) fn run(
         if number > 0 {
             writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;
         }
-        let why = match unlimited(pod, cluster.resource()) {
+        let why = match unlimited(pod, cluster.resource()).or_else(|| unknown(cluster, pod)) {
             Some(refusal) => why::refused(cluster, &facts, refusal),
             None => why::waiting(cluster, pod, &facts),
         };
@@ -47,6 +48,13 @@ pub(crate) fn run(
         why.print(format, out)?;
     }
     Ok(answer)
+}
+
+/// What the policies say of annotations that gpustow does not have.
+fn unknown(cluster: &Cluster, pod: &Pod) -> Option<String> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    let known = keys::known(annotations, cluster.resource());
+    known.err().map(|refusal| refusal.to_string())
 }
 
 /// What the API server says of an extended resource that is requested without a limit as large.

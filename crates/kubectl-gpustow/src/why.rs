@@ -4,7 +4,7 @@ mod nearest;
 mod print;
 
 use anyhow::{Context as _, Result};
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, keys, names};
 use gpustow_inspect::{
     Cluster, PodInfo, Trial, memory,
     state::{self, room},
@@ -46,6 +46,9 @@ pub(crate) struct Why {
     nearest: Vec<Near>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scheduler_said: Option<String>,
+    /// Annotations of the pod that this version does not know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unknown: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -151,6 +154,19 @@ fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     }
 }
 
+/// Annotations that look like gpustow's and are not known: policies refuse them, but for those of a later
+/// version, and those that were there before them.
+fn unknown(cluster: &Cluster, pod: &Pod) -> Vec<String> {
+    let Some(annotations) = &pod.metadata.annotations else {
+        return Vec::new();
+    };
+    let ahead = keys::ahead(annotations).into_iter().map(|key| {
+        format!("metadata.annotations[{key}]: this version of kubectl-gpustow does not know it")
+    });
+    let known = keys::known(annotations, cluster.resource());
+    ahead.chain(known.err().map(|it| it.to_string())).collect()
+}
+
 /// The answer for a pod that is nothing to place: it is wrong in itself.
 pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> Why {
     Why {
@@ -163,6 +179,7 @@ pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> W
 /// What there is to say about a pod that is not bound, or not even created.
 pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about(cluster, facts, "Why");
+    why.unknown = unknown(cluster, pod);
     why.scheduler_said = state::said(pod).map(str::to_owned);
     if let Err(bad) = &facts.request {
         return refused(cluster, facts, bad.to_string());
@@ -297,6 +314,7 @@ fn place_gpu(gpu: String, requested: Mib, room: Mib) -> PlaceGpu {
 fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     let facts = &pod.facts;
     let mut why = about(cluster, facts, "Why");
+    why.unknown = unknown(cluster, &pod.object);
     why.verdict = Verdict::Running;
     let node = facts.node.as_deref().unwrap_or_default();
     let assignment = match &facts.assignment {

@@ -19,6 +19,7 @@ pub(crate) fn keys() -> Vec<String> {
         names::GPU_COUNT_OF,
         names::EXCLUSIVE,
         names::POLICY,
+        names::MADE_FOR,
     ];
     let ours = |key: &&str| !users.contains(key);
     let of_pod = names::POD_KEYS.into_iter().filter(ours).map(str::to_owned);
@@ -293,11 +294,7 @@ async fn what_gpustow_goes_by_elsewhere_is_no_tenants_to_write() -> Result<()> {
     for kind in ["validatingadmissionpolicies", "mutatingadmissionpolicies"] {
         for kind in [kind.to_owned(), kind.replace("policies", "policybindings")] {
             let policy = format!("{policies}/{kind}/gpustow-requests");
-            no(
-                "PATCH",
-                policy.clone(),
-                note(names::POLICY_VERSION, "9999.0.0"),
-            );
+            no("PATCH", policy.clone(), note(names::MADE_FOR, "9999.0.0"));
             no("DELETE", policy, Value::Null);
         }
     }

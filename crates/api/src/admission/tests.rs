@@ -20,7 +20,7 @@ fn kept(name: &str) -> (Value, Value) {
 }
 
 async fn told(policy: Option<Value>, version: &str, binding: Option<Value>) -> Option<String> {
-    let object = |spec: Value| json!({ "metadata": { "annotations": { names::POLICY_VERSION: version } }, "spec": spec });
+    let object = |spec: Value| json!({ "metadata": { "annotations": { names::MADE_FOR: version } }, "spec": spec });
     let policy = policy.map(|spec| serde_json::from_value(object(spec)).unwrap());
     let binding = binding.map(|spec| serde_json::from_value(object(spec)).unwrap());
     let found = (policy, binding);

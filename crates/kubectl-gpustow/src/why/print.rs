@@ -87,6 +87,9 @@ impl Why {
                 printable(&freed)
             )?;
         }
+        for unknown in &self.unknown {
+            writeln!(out, "\nNote: {}", printable(unknown))?;
+        }
         if let Some(said) = &self.scheduler_said {
             writeln!(out, "\nkube-scheduler said: {}", printable(said))?;
         }

@@ -144,6 +144,14 @@ async fn why_never_says_fits_of_a_pod_that_the_cluster_will_not_place() -> Resul
             ["the gpustow agent is silent", "Waiting"],
         ),
         (
+            "ops/silent",
+            Answer::No,
+            [
+                "Note: metadata.annotations[gpustow.dev/gpu_count]: there is no such annotation",
+                "write gpustow.dev/gpu-count",
+            ],
+        ),
+        (
             "ops/unreached",
             Answer::No,
             ["does not reach gpustow's extender", "Waiting"],
@@ -214,6 +222,9 @@ async fn fit_answers_before_anything_is_created() -> Result<()> {
         ("huge", Answer::No),
         ("bytes", Answer::No),
         ("no-limit", Answer::No),
+        ("misspelt", Answer::No),
+        ("unknown", Answer::No),
+        ("ahead", Answer::Yes),
     ] {
         let path = here(&format!("pods/{file}.yaml"));
         let command = format!("fit -f {}", path.display());

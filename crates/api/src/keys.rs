@@ -1,0 +1,108 @@
+//! Annotations of pods that look like gpustow's and are not: misspelt, unknown, or a later version's. The
+//! policies judge them by the same rules (`crates/api/policies/rules-variables.yaml`).
+
+use std::collections::BTreeMap;
+
+use crate::admission::{VERSION, is_later};
+use crate::{BadRequest, names};
+
+/// What is wrong with the annotations of a pod that asks for `resource`, as the policies refuse it.
+///
+/// # Errors
+/// [`BadRequest`] names the first key that is none of gpustow's, and the mend.
+pub fn known(annotations: &BTreeMap<String, String>, resource: &str) -> Result<(), BadRequest> {
+    if is_ahead(annotations) {
+        return Ok(());
+    }
+    let near = strange(annotations).find_map(|key| {
+        let known = nearly(key)?;
+        let mend = match (key == resource, key.strip_prefix(names::GROUP)) {
+            (true, _) => {
+                "this is no annotation: write it into resources.limits of a container".to_owned()
+            }
+            (_, Some(_)) => {
+                format!(
+                    "there is no such annotation: write {}/{known}",
+                    names::GROUP
+                )
+            }
+            (_, None) => format!(
+                "there is no such annotation: write {known}.{}/<container>",
+                names::GROUP
+            ),
+        };
+        Some((key, mend))
+    });
+    let unknown = || {
+        let key = strange(annotations).next()?;
+        let mend = format!(
+            "version {VERSION} of gpustow knows no such annotation: remove it, or write into {} which \
+             later version does",
+            names::MADE_FOR
+        );
+        Some((key, mend))
+    };
+    match near.or_else(unknown) {
+        None => Ok(()),
+        Some((key, problem)) => Err(BadRequest {
+            field: format!("metadata.annotations[{key}]"),
+            problem,
+        }),
+    }
+}
+
+/// The annotations that a later version may know, by the word of who wrote them.
+#[must_use]
+pub fn ahead(annotations: &BTreeMap<String, String>) -> Vec<&str> {
+    match is_ahead(annotations) {
+        true => strange(annotations).collect(),
+        false => Vec::new(),
+    }
+}
+
+/// The words of the keys that users write, in the order in which they are tried.
+pub(crate) fn of_users() -> [&'static str; 4] {
+    let keys = [
+        names::GPU_COUNT,
+        names::EXCLUSIVE,
+        names::POLICY,
+        names::MADE_FOR,
+    ];
+    keys.map(|key| key.rsplit('/').next().unwrap_or(key))
+}
+
+fn is_ahead(annotations: &BTreeMap<String, String>) -> bool {
+    annotations
+        .get(names::MADE_FOR)
+        .is_some_and(|version| is_later(version))
+}
+
+fn strange(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
+    let is_strange = |key: &&str| {
+        let of_group = key
+            .split_once('/')
+            .and_then(|(domain, _)| domain.strip_suffix(names::GROUP));
+        let is_ours = of_group.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let begins = |it: &&str| key.starts_with(*it);
+        is_ours && !names::POD_KEYS.contains(key) && !names::POD_KEYS_OF.iter().any(begins)
+    };
+    annotations.keys().map(String::as_str).filter(is_strange)
+}
+
+/// The user's word that `key` is nearly: what both begin with and what both end with is more than half of
+/// the shorter.
+fn nearly(key: &str) -> Option<&'static str> {
+    let (domain, name) = key.split_once('/')?;
+    let of_container = domain.strip_suffix(names::GROUP)?.strip_suffix('.');
+    let word = of_container.unwrap_or(name);
+    let word = word.to_ascii_lowercase().replace('_', "-");
+    let same =
+        |pairs: &mut dyn Iterator<Item = (u8, u8)>| pairs.take_while(|(a, b)| a == b).count();
+    let is_near = |known: &&str| {
+        let begins = same(&mut word.bytes().zip(known.bytes()));
+        let ends = same(&mut word.bytes().rev().zip(known.bytes().rev()));
+        2 * (begins + ends) > word.len().min(known.len())
+    };
+    let may = |known: &&str| of_container.is_none() || names::GPU_COUNT.ends_with(known);
+    of_users().into_iter().filter(may).find(is_near)
+}
