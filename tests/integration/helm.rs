@@ -260,7 +260,12 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
         cluster
             .kubectl(&["apply", "--server-side", "-k", &base])
             .await?;
-        run(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await?;
+        // Helm 4 applies on the server, where the fields are kubectl's still.
+        let force: &[&str] = match std::env::var("HELM").as_deref() {
+            Ok("3") => &[],
+            _ => &["--force-conflicts"],
+        };
+        run(&[&install[..], &["--take-ownership"], force].concat()).await?;
         assert_eq!(kept(&client, &case).await?, before);
         run(&["uninstall", "gpustow"]).await?;
         gone().await?;
