@@ -86,8 +86,9 @@ pub(crate) fn clock(time: Duration) -> String {
     format!("{:02}:{:02}", minutes / 60, minutes % 60)
 }
 
-/// A heading and a line per policy; the first is the one that is shown.
-pub(crate) fn table(rows: &[Row]) -> Vec<String> {
+/// A heading and a line per policy, with as many columns as `width` has room for; the first is the one that
+/// is shown.
+pub(crate) fn table(rows: &[Row], width: usize) -> Vec<String> {
     let heading = [
         "policy",
         "allocated",
@@ -97,8 +98,14 @@ pub(crate) fn table(rows: &[Row]) -> Vec<String> {
         "bind p50 / p99",
     ];
     let line = |cells: [&str; 6]| {
-        let [policy, allocated, waiting, wait, filter, bind] = cells;
-        format!("{policy:12}{allocated:>10}{waiting:>9}{wait:>11}{filter:>20}{bind:>20}")
+        let [policy, others @ ..] = cells;
+        let mut line = format!("{policy:10}");
+        for (cell, column) in others.into_iter().zip([10, 8, 11, 19, 19]) {
+            if line.len() + column <= width {
+                line += &format!("{cell:>column$}");
+            }
+        }
+        line
     };
     let mut lines = vec![line(heading)];
     for row in rows {
@@ -169,10 +176,11 @@ pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> 
     say(format!(
         "gpustow demo: {passed} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n"
     ));
-    table(rows).into_iter().for_each(&mut say);
+    table(rows, usize::MAX).into_iter().for_each(&mut say);
     say(format!(
         "\nallocated: GPU memory promised to pods, mean from {} on. waiting: at the end. Waits are in\n\
-         simulated time; filter and bind are real, over HTTP.\n",
+         simulated time; filter and bind are real, over HTTP. One run on few nodes says little about a\n\
+         policy: --seeds 10 compares them with their spread, docs/packing.md on recorded workloads.\n",
         clock(RAMP)
     ));
     for row in rows {

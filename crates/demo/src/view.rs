@@ -12,8 +12,10 @@ use super::picture::{CardPicture, NodePicture, Picture};
 use super::report::{Row, clock, table};
 use super::workload::SPAN;
 
-/// Columns of cards are at least this wide.
+/// Columns of cards are this wide, or wider.
 const COLUMN: u16 = 46;
+/// The same where there would not be room for all cards.
+const NARROW: u16 = 25;
 /// Backgrounds of pods on which black can be read.
 const COLORS: [u8; 12] = [110, 180, 114, 175, 73, 216, 149, 183, 80, 222, 146, 209];
 
@@ -31,17 +33,20 @@ pub(crate) struct Scene {
 /// Draws the scene, as much of it as there is room for.
 pub(crate) fn draw(frame: &mut Frame<'_>, scene: &Scene) {
     let figures = u16::try_from(scene.rows.len() + 1).unwrap_or(u16::MAX);
+    let header = header(scene, frame.area().width.into());
     let [head, cards, waiting, figures] = Layout::vertical([
-        Constraint::Length(2),
+        Constraint::Length(u16::try_from(header.len()).unwrap_or(u16::MAX)),
         Constraint::Fill(1),
         Constraint::Length(1),
         Constraint::Length(figures),
     ])
     .areas(frame.area());
-    frame.render_widget(Paragraph::new(header(scene, head.width)), head);
+    frame.render_widget(Paragraph::new(header), head);
     columns(frame, &scene.picture, cards);
     frame.render_widget(Paragraph::new(queue(&scene.picture)), waiting);
-    let lines = table(&scene.rows).into_iter().map(Line::from);
+    let lines = table(&scene.rows, figures.width.into())
+        .into_iter()
+        .map(Line::from);
     let lines = lines.enumerate().map(|(n, line)| match n {
         0 => line.dim(),
         1 => line.bold(),
@@ -50,7 +55,9 @@ pub(crate) fn draw(frame: &mut Frame<'_>, scene: &Scene) {
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), figures);
 }
 
-fn header(scene: &Scene, width: u16) -> Vec<Line<'static>> {
+/// As much as `width` has room for; the command that shows the same has a line of its own where it is long,
+/// so that it can be copied.
+fn header(scene: &Scene, width: usize) -> Vec<Line<'static>> {
     let Some(row) = scene.rows.first() else {
         return Vec::new();
     };
@@ -61,45 +68,46 @@ fn header(scene: &Scene, width: u16) -> Vec<Line<'static>> {
         clock(SPAN),
         row.allocated * 100.0
     );
-    let state = format!(
-        "{} running, {} waiting, {} finished",
-        row.running, row.waiting, row.tally.finished
-    );
-    let gap = usize::from(width).saturating_sub(title.len() + state.len());
-    let line = Line::from(vec![
-        title.bold(),
-        " ".repeat(gap.max(2)).into(),
-        state.into(),
-    ]);
-    let keys = format!("q: stop and sum up; in a browser: {}", scene.look);
-    vec![line, Line::from(keys).dim()]
+    let state = [
+        format!("{} running", row.running),
+        format!("{} waiting", row.waiting),
+        format!("{} finished", row.tally.finished),
+    ];
+    let states = (1..=state.len()).rev().map(|some| state[..some].join(", "));
+    let fits = |state: &String| title.len() + 2 + state.len() <= width;
+    let state = states.into_iter().find(fits).unwrap_or_default();
+    let gap = width.saturating_sub(title.len() + state.len());
+    let line = Line::from(vec![title.bold(), " ".repeat(gap).into(), state.into()]);
+    let keys = "q: stop and sum up; in a browser:";
+    let look = &scene.look;
+    let lines = match keys.len() + 1 + look.len() <= width {
+        true => vec![format!("{keys} {look}")],
+        false => vec![keys.to_owned(), format!("  {look}")],
+    };
+    let lines = lines.into_iter().map(|line| Line::from(line).dim());
+    std::iter::once(line).chain(lines).collect()
 }
 
-/// Nodes one below the other, in as many columns as there is room for.
+/// Nodes one below the other, in as many columns as there is room for, or as all cards need.
 fn columns(frame: &mut Frame<'_>, picture: &Picture, area: Rect) {
-    let count = (area.width / COLUMN).clamp(1, 3);
-    let areas = Layout::horizontal(vec![Constraint::Fill(1); count.into()])
+    let room = usize::from(area.height);
+    let fewest = (area.width / COLUMN).clamp(1, 3);
+    let most = (area.width / NARROW).max(fewest);
+    let tallest = |columns: &Vec<Vec<&NodePicture>>| columns.iter().map(|it| height(it)).max();
+    let all = (fewest..=most).map(|count| parted(picture, count.into()));
+    let fits = |columns: &Vec<Vec<&NodePicture>>| tallest(columns) <= Some(room);
+    let parts = all.clone().find(fits).or_else(|| all.last());
+    let parts = parts.unwrap_or_default();
+    let areas = Layout::horizontal(vec![Constraint::Fill(1); parts.len()])
         .spacing(2)
         .split(area);
-    let mut columns: Vec<Vec<Line<'_>>> = vec![Vec::new(); areas.len()];
-    for node in &picture.nodes {
-        let shortest = (0..columns.len()).min_by_key(|column| columns.get(*column).map(Vec::len));
-        let (Some(column), Some(area)) = (
-            shortest.and_then(|shortest| columns.get_mut(shortest)),
-            areas.first(),
-        ) else {
-            return;
-        };
-        column.push(Line::from(title(node)).dim());
-        column.extend(
-            node.cards
-                .iter()
-                .enumerate()
-                .map(|(n, card)| bar(n, card, area.width)),
-        );
-    }
-    for (mut lines, area) in columns.into_iter().zip(areas.iter()) {
-        let room = usize::from(area.height);
+    for (nodes, area) in parts.into_iter().zip(areas.iter()) {
+        let mut lines = Vec::new();
+        for node in nodes {
+            lines.push(Line::from(title(node)).dim());
+            let cards = node.cards.iter().enumerate();
+            lines.extend(cards.map(|(n, card)| bar(n, card, area.width)));
+        }
         if lines.len() > room && room > 0 {
             let hidden = lines.len() - (room - 1);
             lines.truncate(room - 1);
@@ -107,6 +115,21 @@ fn columns(frame: &mut Frame<'_>, picture: &Picture, area: Rect) {
         }
         frame.render_widget(Paragraph::new(lines), *area);
     }
+}
+
+/// The nodes in `count` columns of about one height, each in the shortest.
+fn parted(picture: &Picture, count: usize) -> Vec<Vec<&NodePicture>> {
+    let mut columns: Vec<Vec<&NodePicture>> = vec![Vec::new(); count];
+    for node in &picture.nodes {
+        if let Some(shortest) = columns.iter_mut().min_by_key(|column| height(column)) {
+            shortest.push(node);
+        }
+    }
+    columns
+}
+
+fn height(nodes: &[&NodePicture]) -> usize {
+    nodes.iter().map(|node| 1 + node.cards.len()).sum()
 }
 
 /// The node and its cards by model.

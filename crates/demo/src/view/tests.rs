@@ -1,3 +1,4 @@
+use gpustow_pack::PolicyKind;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -51,10 +52,49 @@ fn scene() -> Scene {
     }
 }
 
+/// Cards hold several pods each, and a large one waits.
+fn for_readme() -> Scene {
+    let mut shown = scene();
+    let h100 = |pods: &[(&str, u64)]| card("H100 80 GiB", 80, pods);
+    let l4 = |pods: &[(&str, u64)]| card("L4 24 GiB", 24, pods);
+    shown.picture.nodes = vec![
+        NodePicture {
+            name: "node-0".to_owned(),
+            cards: vec![
+                h100(&[("llm-000", 40), ("chat-003", 24), ("embed-007", 16)]),
+                h100(&[("train-002", 80)]),
+                h100(&[("llm-008", 40), ("notebook-011", 4), ("notebook-014", 4)]),
+                h100(&[("train-010", 80)]),
+            ],
+        },
+        NodePicture {
+            name: "node-1".to_owned(),
+            cards: vec![
+                l4(&[("embed-001", 8), ("embed-005", 8), ("embed-009", 8)]),
+                l4(&[("chat-004", 12), ("notebook-006", 4)]),
+            ],
+        },
+    ];
+    shown.picture.waiting = vec!["train-015".to_owned()];
+    let rows = [PolicyKind::Tight, PolicyKind::Spread].map(|policy| Row {
+        policy,
+        running: 13,
+        waiting: 1,
+        ..Row::default()
+    });
+    shown.rows = rows.into();
+    shown.rows[0].allocated = 0.891;
+    shown
+}
+
 /// What is on a screen of that size.
 fn screen(width: u16, height: u16) -> String {
+    drawn(&scene(), width, height)
+}
+
+fn drawn(scene: &Scene, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| draw(frame, &scene())).unwrap();
+    terminal.draw(|frame| draw(frame, scene)).unwrap();
     let buffer = terminal.backend().buffer();
     let rows = buffer.content().chunks(width.max(1).into());
     let rows = rows.map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>());
@@ -74,6 +114,56 @@ waiting: llm-004 train-005
 ";
     let shown = screen(106, 10);
     assert!(shown.starts_with(expected), "{shown}");
+}
+
+/// As many as six nodes of the demo have, and a long command.
+fn full() -> Scene {
+    let mut full = scene();
+    let models = [
+        ("H100 80 GiB", 80, 8),
+        ("L4 24 GiB", 24, 4),
+        ("L40S 48 GiB", 48, 2),
+        ("T4 16 GiB", 16, 2),
+    ];
+    let kinds = models.iter().cycle().take(6).enumerate();
+    let nodes = kinds.map(|(number, &(model, gib, count))| NodePicture {
+        name: format!("node-{number}"),
+        cards: (0..count)
+            .map(|at| card(model, gib, &[(&format!("llm-{at:03}"), gib / 2)]))
+            .collect(),
+    });
+    full.picture.nodes = nodes.collect();
+    full.rows[0].running = 38;
+    full.rows[0].tally.finished = 371;
+    full.look =
+        "kubectl gpustow --kubeconfig /tmp/gpustow-demo-Xa81Kf/tight.kubeconfig ui".to_owned();
+    full
+}
+
+#[test]
+fn on_80_by_24_all_cards_are_shown_and_nothing_is_cut() {
+    let shown = drawn(&full(), 80, 24);
+    assert!(!shown.contains("lines more"), "{shown}");
+    assert_eq!(shown.matches(" 50 %").count(), 28, "{shown}");
+    let lines: Vec<_> = shown.lines().collect();
+    assert!(lines[0].ends_with("38 running, 2 waiting"), "{shown}");
+    assert_eq!(lines[2], format!("  {}", full().look), "{shown}");
+    assert!(shown.contains("bind p50 / p99\n"), "{shown}");
+    let narrow = drawn(&full(), 64, 24);
+    assert!(narrow.contains("filter p50 / p99\n"), "{narrow}");
+}
+
+/// The box in the README is what the demo draws.
+#[test]
+fn the_readme_shows_what_is_drawn() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let shown = drawn(&for_readme(), 80, 14);
+    let (shown, _figures) = shown.split_once("\npolicy ").unwrap();
+    assert!(
+        readme.contains(&format!("```text\n{shown}\n```")),
+        "README has no\n{shown}"
+    );
 }
 
 #[test]
