@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gpustow_api::admission::{Expected, Weakness};
-use kube::Api;
+use kube::{Api, Client};
 use tokio::time::sleep;
 
-use crate::App;
 use crate::ask::{AskError, within};
+use crate::watch::Lists;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -44,34 +44,34 @@ impl Found {
 }
 
 /// Looks for as long as the process runs.
-pub(crate) async fn run(app: Arc<App>) {
-    app.lists.all_in().await;
-    let expected = Expected::new(&app.args.resource_name);
+pub(crate) async fn run(client: Client, resource: String, told: Arc<Found>, lists: Arc<Lists>) {
+    lists.all_in().await;
+    let expected = Expected::new(&resource);
     loop {
         let mut found = Vec::new();
-        for (policy, looked) in expected.look(|name| read(app.clone(), name)).await {
+        for (policy, looked) in expected.look(|name| read(client.clone(), name)).await {
             match looked {
                 Ok(weak) => found.push((policy, weak)),
                 Err(error) => tracing::debug!(%error, policy, "cannot read the policy"),
             }
         }
-        let before = app.policies.all();
-        for told in found.iter().filter(|told| !before.contains(told)) {
-            if let (policy, Some(weak)) = told {
+        let before = told.all();
+        for new in found.iter().filter(|new| !before.contains(new)) {
+            if let (policy, Some(weak)) = new {
                 tracing::warn!(policy, %weak, "are gpustow's manifests of this build's version?");
             }
         }
-        *app.policies.lock() = found;
+        *told.lock() = found;
         sleep(PERIOD).await;
     }
 }
 
 async fn read(
-    app: Arc<App>,
+    client: Client,
     name: &'static str,
 ) -> Result<gpustow_api::admission::Found, AskError> {
-    let policies = Api::all(app.client.clone());
-    let bindings = Api::all(app.client.clone());
+    let policies = Api::all(client.clone());
+    let bindings = Api::all(client);
     tokio::try_join!(
         within(TIMEOUT, policies.get_opt(name)),
         within(TIMEOUT, bindings.get_opt(name)),

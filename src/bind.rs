@@ -16,11 +16,11 @@ use strum::{IntoStaticStr, VariantNames};
 use thiserror::Error;
 use tokio::time::{sleep, timeout};
 
-use crate::App;
+use crate::app::App;
 use crate::ask::{AskError, within};
 use crate::decode::Each;
 use crate::epoch::{EpochError, annotate};
-use crate::failure::Failure;
+use crate::failure::{ErrorKind, Failure};
 use crate::wire::ExtenderBindingArgs;
 
 /// Bindings sent for one call, resends for a changed pod included.
@@ -77,6 +77,25 @@ pub(crate) enum BindError {
     #[error(transparent)]
     #[strum(serialize = "api")]
     Ask(#[from] AskError),
+}
+
+impl From<BindError> for Failure {
+    fn from(error: BindError) -> Self {
+        let kind = match &error {
+            BindError::UnderWay | BindError::Unknown => Some(ErrorKind::Timeout),
+            BindError::Epoch(error) => Some(error.into()),
+            BindError::Ask(error) => Some(error.into()),
+            BindError::Elsewhere(_)
+            | BindError::Gone
+            | BindError::Deleting
+            | BindError::Gated
+            | BindError::Changing
+            | BindError::Request(_)
+            | BindError::Refused(_) => None,
+        };
+        let text = format!("gpustow: {error}");
+        Self { kind, text }
+    }
 }
 
 /// Binds under way by pod UID.
@@ -142,7 +161,7 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Fail
             let gpus = gpus.map(|(uuid, mib)| format!("{mib} on {uuid}"));
             let gpus = gpus.collect::<Vec<_>>().join(", ");
             tracing::info!(%namespace, %pod, %node, %gpus, because, "bound");
-            let view = app.ledger().node_view(node, app.now());
+            let view = app.ledger.lock().node_view(node, app.ledger.now());
             app.events
                 .assigned(&facts, &assignment, node, view.as_ref());
         }
@@ -181,17 +200,17 @@ impl Attempt<'_> {
     }
 
     async fn run(&self) -> Done {
-        let known = self.app.ledger().copy(self.uid);
+        let known = self.app.ledger.lock().copy(self.uid);
         let mut copy = match known {
             Some(copy) if copy.0.node.is_none() => copy,
             // That a pod is bound, the API server alone can say: it can be restored to an older
             // state.
             known => {
-                let asked = self.app.ledger().copies();
+                let asked = self.app.ledger.lock().copies();
                 let Some(pod) = self.read().await? else {
                     // Filter may have reserved after the watch had told that the pod is gone.
-                    self.app.ledger().delete_pod(self.uid);
-                    self.app.wake.notify_one();
+                    self.app.ledger.lock().delete_pod(self.uid);
+                    self.app.ledger.wake.notify_one();
                     return Err(BindError::Gone);
                 };
                 if known.is_some() && pod.node.is_none() {
@@ -219,8 +238,8 @@ impl Attempt<'_> {
             namespace = %pod.namespace, pod = %pod.name,
             "a bound pod is not bound any more: the API server was restored; reading all anew"
         );
-        let now = self.app.now();
-        self.app.ledger().read_back(pod.clone(), asked, now);
+        let now = self.app.ledger.now();
+        self.app.ledger.lock().read_back(pod.clone(), asked, now);
         self.app.lists.renew_all();
     }
 
@@ -248,14 +267,15 @@ impl Attempt<'_> {
                     false
                 }
             };
-            let asked = self.app.ledger().copies();
+            let asked = self.app.ledger.lock().copies();
             let seen = self.settle(!refused).await.ok_or(BindError::Gone)?;
             let bound = seen.node.as_deref() == Some(&self.args.node)
                 && seen.assignment == assignment.map(Ok);
             if seen.node.is_some() {
-                let now = self.app.now();
+                let now = self.app.ledger.now();
                 self.app
-                    .ledger()
+                    .ledger
+                    .lock()
                     .read_back(PodFacts::clone(&seen), asked, now);
             }
             let changed = seen.resource_version != pod.resource_version;
@@ -292,7 +312,7 @@ impl Attempt<'_> {
             self.app.epoch.confirm(epoch).await?;
         }
         let assigned = self.begin(pod)?;
-        let copies = self.app.ledger().copies();
+        let copies = self.app.ledger.lock().copies();
         self.app.epoch.confirm_for(epoch, copy, copies).await?;
         Ok(Some(assigned))
     }
@@ -318,24 +338,24 @@ impl Attempt<'_> {
         let pod = within(READ_TIMEOUT, pods.get_opt(&self.args.pod_name)).await?;
         let spec = pod.and_then(|pod| pod.spec).ok_or(BindError::Gone)?;
         let (node, constraints) = (self.args.node.clone(), Constraints::of(&spec));
-        match self.app.ledger().excluded(&node, &constraints) {
+        match self.app.ledger.lock().excluded(&node, &constraints) {
             Some(reason) => Err(BindRefusal::Excluded { node, reason }.into()),
             None => Ok(()),
         }
     }
 
     fn begin(&self, pod: &PodFacts) -> Result<Assigned, BindError> {
-        let now = self.app.now();
-        let mut ledger = self.app.ledger();
+        let now = self.app.ledger.now();
+        let mut ledger = self.app.ledger.lock();
         let assignment = ledger.begin_bind(pod, &self.args.node, now)?;
         let because = ledger.reserved_because(&pod.uid).unwrap_or_default();
         Ok((assignment, because.to_owned()))
     }
 
     fn end(&self, pod: &PodFacts, outcome: Outcome) {
-        let now = self.app.now();
-        self.app.ledger().end_bind(pod, outcome, now);
-        self.app.wake.notify_one();
+        let now = self.app.ledger.now();
+        self.app.ledger.lock().end_bind(pod, outcome, now);
+        self.app.ledger.wake.notify_one();
     }
 
     async fn send(&self, pod: &PodFacts, assignment: Option<&Assignment>) -> Result<(), AskError> {
@@ -369,7 +389,7 @@ impl Attempt<'_> {
     fn notes(&self, pod: &PodFacts, assignment: &Assignment) -> BTreeMap<String, String> {
         let mut notes = assignment.annotations();
         if let Ok(request) = &pod.request {
-            let ledger = self.app.ledger();
+            let ledger = self.app.ledger.lock();
             let total = |uuid: &str| ledger.card_total(&self.args.node, uuid);
             notes.extend(allowances(request, &pod.containers, assignment, total));
         }
@@ -434,21 +454,23 @@ fn facts(app: &App, pod: &Each<Pod>, uid: &str) -> Option<Arc<PodFacts>> {
 pub(crate) async fn confirm(app: Arc<App>) {
     loop {
         sleep(CONFIRM_EVERY).await;
-        let pods = app.ledger().unconfirmed(app.now());
+        let pods = app.ledger.lock().unconfirmed(app.ledger.now());
         for pod in pods.into_iter().take(CONFIRM_AT_ONCE) {
-            let asked = app.ledger().copies();
+            let asked = app.ledger.lock().copies();
             match read(&app, &pod.namespace, &pod.name, &pod.uid).await {
                 Ok(Some(seen)) => {
-                    let now = app.now();
-                    app.ledger().read_back(PodFacts::clone(&seen), asked, now);
+                    let now = app.ledger.now();
+                    app.ledger
+                        .lock()
+                        .read_back(PodFacts::clone(&seen), asked, now);
                 }
-                Ok(None) => app.ledger().delete_pod(&pod.uid),
+                Ok(None) => app.ledger.lock().delete_pod(&pod.uid),
                 Err(error) => {
                     tracing::debug!(pod = %pod.name, %error, "cannot read a bound pod again");
                     break;
                 }
             }
-            app.wake.notify_one();
+            app.ledger.wake.notify_one();
         }
     }
 }

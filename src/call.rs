@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use crate::App;
+use crate::app::App;
 use crate::failure::{ErrorKind, Failure};
 
 /// One call's bytes: the names of 60,000 nodes, each as long as can be, beside the largest pod.

@@ -3,7 +3,6 @@
 use strum::{IntoStaticStr, VariantNames};
 
 use crate::ask::AskError;
-use crate::bind::BindError;
 use crate::epoch::EpochError;
 
 /// Why a call was not served; as a string, the `error` label. That a pod fits nowhere is an answer, not one of these.
@@ -62,24 +61,5 @@ impl From<&EpochError> for ErrorKind {
             EpochError::Ask(error) => error.into(),
             EpochError::TakingOver => Self::Timeout,
         }
-    }
-}
-
-impl From<BindError> for Failure {
-    fn from(error: BindError) -> Self {
-        let kind = match &error {
-            BindError::UnderWay | BindError::Unknown => Some(ErrorKind::Timeout),
-            BindError::Epoch(error) => Some(error.into()),
-            BindError::Ask(error) => Some(error.into()),
-            BindError::Elsewhere(_)
-            | BindError::Gone
-            | BindError::Deleting
-            | BindError::Gated
-            | BindError::Changing
-            | BindError::Request(_)
-            | BindError::Refused(_) => None,
-        };
-        let text = format!("gpustow: {error}");
-        Self { kind, text }
     }
 }

@@ -2,6 +2,7 @@
 //! made in `gpustow-ledger` and `gpustow-pack`.
 
 mod admission;
+mod app;
 mod args;
 mod ask;
 mod bind;
@@ -10,6 +11,7 @@ mod decode;
 mod epoch;
 mod events;
 mod failure;
+mod locked;
 mod metrics;
 mod preempt;
 mod routes;
@@ -21,27 +23,19 @@ mod watch;
 mod webhook;
 pub mod wire;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use gpustow_api::names;
-use gpustow_ledger::Ledger;
 use gpustow_serve::Bounds;
 use kube::Client;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
+use app::App;
 pub use args::{Args, LogFormat};
-use bind::Binds;
-use call::Calls;
-use epoch::{Epoch, EpochError, Unfenced};
-use events::Events;
-use failure::{ErrorKind, Failure};
-use metrics::Metrics;
-use watch::Lists;
+use wake::Waker;
 pub use webhook::WebhookArgs;
 
 /// For binds under way at a shutdown, unknown outcomes included.
@@ -55,126 +49,6 @@ const VERBS: Bounds = Bounds {
     patience: Duration::from_secs(120),
     buffer: 256 << 10,
 };
-
-/// Everything that handlers share.
-pub struct App {
-    args: Args,
-    identity: String,
-    client: Client,
-    started: Instant,
-    ledger: Mutex<Ledger>,
-    lists: Lists,
-    /// Whether the admission policies hold.
-    policies: admission::Found,
-    draining: AtomicBool,
-    epoch: Epoch,
-    binds: Binds,
-    calls: Calls,
-    metrics: Metrics,
-    events: Events,
-    /// Something changed that may let a waiting pod in.
-    wake: Notify,
-    /// Something changed that may make answers void.
-    warm: Notify,
-}
-
-impl App {
-    fn new(args: Args, client: Client) -> Result<Arc<Self>> {
-        let identity = args.identity.clone().unwrap_or_else(default_identity);
-        let epoch = Epoch::new(
-            client.clone(),
-            epoch::Settings {
-                namespace: args.lease_namespace.clone(),
-                name: args.lease_name.clone(),
-                identity: identity.clone(),
-                resource: args.resource_name.clone(),
-                retake_after: args.retake_after,
-            },
-        );
-        Ok(Arc::new(Self {
-            events: Events::start(client.clone(), &identity),
-            ledger: Mutex::new(Ledger::new(args.ledger())),
-            metrics: Metrics::new(args.metrics_sizes.clone())
-                .context("cannot set up the metrics")?,
-            started: Instant::now(),
-            lists: Lists::default(),
-            policies: admission::Found::default(),
-            draining: AtomicBool::new(false),
-            binds: Binds::default(),
-            calls: Calls::new(args.client_ca.is_none().then_some(args.listen.ip())),
-            wake: Notify::new(),
-            warm: Notify::new(),
-            args,
-            identity,
-            client,
-            epoch,
-        }))
-    }
-
-    /// The ledger's clock.
-    fn now(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
-    }
-
-    /// The epoch in which this replica decides.
-    async fn epoch(self: &Arc<Self>) -> Result<u64, EpochError> {
-        if let Some(epoch) = self.epoch.held() {
-            return Ok(epoch);
-        }
-        // Its own task: kube-scheduler hanging up must not end a takeover in the middle.
-        let app = self.clone();
-        let taking = tokio::spawn(async move {
-            let known = || app.ledger().highest_epoch();
-            let relist = async |unfenced: Arc<[Unfenced]>| {
-                app.lists.pods.renew().await;
-                app.metrics.takeovers.inc();
-                let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
-                app.ledger().withhold(pods);
-                unfenced
-                    .iter()
-                    .for_each(|unfenced| app.events.unfenced(unfenced));
-            };
-            app.epoch.ensure(known, relist).await
-        });
-        match timeout(self.args.bind_timeout, taking).await {
-            Ok(Ok(taken)) => taken,
-            Ok(Err(_)) | Err(_) => Err(EpochError::TakingOver),
-        }
-    }
-
-    /// Is this replica in a position to decide? If not, the text says why.
-    async fn may_decide(self: &Arc<Self>) -> Result<(), Failure> {
-        if self.is_draining() {
-            return Err(Failure::new(
-                ErrorKind::Internal,
-                "gpustow is shutting down",
-            ));
-        }
-        let missing = self.lists.missing();
-        if !missing.is_empty() {
-            let text = format!("gpustow is still reading {}", missing.join(", "));
-            return Err(Failure::new(ErrorKind::Internal, text));
-        }
-        self.epoch()
-            .await
-            .map(drop)
-            .map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))
-    }
-}
-
-/// The host's name: a container that is restarted keeps it, and with it its place.
-fn default_identity() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("{}-{}", names::EXTENDER, host.trim())
-}
 
 /// Runs the extender until SIGTERM or SIGINT.
 ///
@@ -215,11 +89,38 @@ pub async fn serve(
         resource = %app.args.resource_name, policy = %app.args.policy,
         "starting"
     );
-    watch::spawn(&app);
-    tokio::spawn(wake::run(app.clone()));
-    tokio::spawn(warm::run(app.clone()));
-    tokio::spawn(admission::run(app.clone()));
-    tokio::spawn(silence::run(app.clone()));
+    let App {
+        args,
+        client,
+        ledger,
+        lists,
+        epoch,
+        metrics,
+        events,
+        policies,
+        ..
+    } = &*app;
+    let resource = &args.resource_name;
+    watch::spawn(client, resource, ledger, lists, metrics);
+    tokio::spawn(warm::run(ledger.clone(), epoch.clone()));
+    let (policies, listed) = (policies.clone(), lists.clone());
+    tokio::spawn(admission::run(
+        client.clone(),
+        resource.clone(),
+        policies,
+        listed,
+    ));
+    let (heard, news) = (ledger.clone(), events.clone());
+    tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after));
+    let waker = Waker {
+        client: client.clone(),
+        identity: app.identity.clone(),
+        ledger: ledger.clone(),
+        lists: lists.clone(),
+        epoch: epoch.clone(),
+        metrics: metrics.clone(),
+    };
+    tokio::spawn(waker.run(args.wake_rate));
     tokio::spawn(bind::confirm(app.clone()));
     tokio::spawn(resume(app.clone()));
     let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));
@@ -229,7 +130,7 @@ pub async fn serve(
     let stop = async move {
         stop.await;
         tracing::info!(binds = draining.binds.count(), "shutting down");
-        draining.draining.store(true, Ordering::Release);
+        draining.drain();
         // The receiver lives until verbs ends.
         let _ = stopping.send(());
     };
@@ -292,7 +193,7 @@ async fn drain(app: &App) {
         );
         return;
     }
-    let unfenced = app.ledger().unfenced();
+    let unfenced = app.ledger.lock().unfenced();
     if unfenced > 0 {
         tracing::warn!(unfenced, "pods could not be fenced; the successor will try");
         return;

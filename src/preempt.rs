@@ -14,7 +14,7 @@ use kube::api::ListParams;
 use kube::core::{Selector, SelectorExt};
 use kube::{Api, ResourceExt};
 
-use crate::App;
+use crate::app::App;
 use crate::ask::within;
 use crate::failure::{ErrorKind, Failure};
 use crate::wire::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims};
@@ -53,7 +53,7 @@ pub(crate) async fn preempt(
     let candidates = victims.len();
     // What this call cannot afford to look at, a later one begins with.
     let (mut steps, copies) = {
-        let ledger = app.ledger();
+        let ledger = app.ledger.lock();
         (ledger.budget(), ledger.copies())
     };
     let first = usize::try_from(copies).unwrap_or(0) % candidates.max(1);
@@ -80,7 +80,7 @@ pub(crate) async fn preempt(
     }
     if answer.len() < ENOUGH && !others.is_empty() {
         let budgets = budgets(app).await?;
-        steps = app.ledger().budget();
+        steps = app.ledger.lock().budget();
         let waits_for_room_alone = waits_for_room_alone(&args.pod, &app.args.resource_name);
         for (node, victims) in others {
             if answer.len() == ENOUGH {
@@ -93,7 +93,8 @@ pub(crate) async fn preempt(
             };
             let spared = match waits_for_room_alone {
                 true => app
-                    .ledger()
+                    .ledger
+                    .lock()
                     .spared(&pod, &node, &given, &more.uids, &mut steps),
                 false => Vec::new(),
             };
@@ -122,9 +123,10 @@ fn added(
     protected: &HashSet<Arc<str>>,
     steps: &mut Budget,
 ) -> Option<Victims> {
-    let now = app.now();
+    let now = app.ledger.now();
     let protected = |uid: &str| protected.contains(uid);
-    app.ledger()
+    app.ledger
+        .lock()
         .preempt(pod, node, victims, &protected, steps, now)
 }
 
@@ -230,7 +232,7 @@ fn protected(
     budgets: &[Disruption],
 ) -> HashSet<Arc<str>> {
     let mut pods: Vec<Arc<PodFacts>> = {
-        let ledger = app.ledger();
+        let ledger = app.ledger.lock();
         let mut others = ledger.evictable(node, priority);
         others.retain(|pod| !given.contains(&pod.uid));
         others.sort_unstable_by_key(|pod| (pod.priority, Reverse(pod.created), pod.uid.clone()));

@@ -23,7 +23,7 @@ use gpustow_serve::exposition;
 use serde::Serialize;
 use tokio::time::sleep;
 
-use crate::App;
+use crate::app::App;
 use crate::bind::bind;
 use crate::call::Call;
 use crate::failure::{ErrorKind, Failure};
@@ -154,8 +154,8 @@ fn decide<'a>(
         slow: uses_volumes_or_claims(&args.pod),
         tolerates: &tolerates,
     };
-    let now = app.now();
-    let verdict = app.ledger().filter(&ask, names, now);
+    let now = app.ledger.now();
+    let verdict = app.ledger.lock().filter(&ask, names, now);
     if let Some(node) = verdict.nodes.first() {
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, node, feasible = verdict.nodes.len(),
@@ -207,7 +207,7 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
                 });
                 claims.collect::<Vec<_>>().join(" and ")
             });
-        let free = app.ledger().largest_free(names);
+        let free = app.ledger.lock().largest_free(names);
         let free = free.map_or_else(String::new, |(node, card, free)| {
             format!(" Most free on one GPU: {free} (node {node}, GPU {card}).")
         });
@@ -256,8 +256,8 @@ async fn scores(
     };
     app.may_decide().await?;
     let tolerates = |taints: &Taints| tolerates_prefer_no_schedule(&args.pod, taints);
-    let now = app.now();
-    Ok(app.ledger().rank(&pod, &tolerates, names, now))
+    let now = app.ledger.now();
+    Ok(app.ledger.lock().rank(&pod, &tolerates, names, now))
 }
 
 async fn on_preempt(State(app): State<Arc<App>>, call: Call) -> Response {
@@ -309,12 +309,12 @@ async fn on_readyz(State(app): State<Arc<App>>) -> Response {
 
 /// Every node, a few at a time: between them filter has its turn.
 async fn node_views(app: &App) -> Vec<NodeView> {
-    let now = app.now();
-    let names = app.ledger().node_names();
+    let now = app.ledger.now();
+    let names = app.ledger.lock().node_names();
     let mut nodes = Vec::with_capacity(names.len());
     for few in names.chunks(SCRAPED_AT_ONCE) {
         {
-            let ledger = app.ledger();
+            let ledger = app.ledger.lock();
             nodes.extend(few.iter().filter_map(|name| ledger.node_view(name, now)));
         }
         sleep(SCRAPE_PAUSE).await;
@@ -326,7 +326,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
     let mut nodes = node_views(&app).await;
     gpustow_ledger::twice(&mut nodes);
     let totals = {
-        let ledger = app.ledger();
+        let ledger = app.ledger.lock();
         Totals {
             nodes,
             reservations: ledger.reservations(),

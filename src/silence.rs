@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::App;
+use crate::epoch::Epoch;
+use crate::events::Events;
+use crate::locked::Locked;
 
 /// Between two looks, at most; a short `--stale-after` is looked at more often.
 const LOOK: Duration = Duration::from_secs(10);
@@ -17,16 +19,21 @@ const AT_ONCE: usize = 256;
 
 /// Looks until the process ends. A node is told of when its report goes stale under this process's
 /// eyes, by the replica that decides: what was stale before was told by an earlier one.
-pub(crate) async fn run(app: Arc<App>) {
-    let look = LOOK.min(app.args.stale_after / 3);
+pub(crate) async fn run(
+    ledger: Arc<Locked>,
+    epoch: Arc<Epoch>,
+    events: Arc<Events>,
+    stale_after: Duration,
+) {
+    let look = LOOK.min(stale_after / 3);
     let mut heard: HashSet<Arc<str>> = HashSet::new();
     loop {
         sleep(look).await;
-        let names = app.ledger().node_names();
+        let names = ledger.lock().node_names();
         let mut silent = Vec::new();
         for few in names.chunks(AT_ONCE) {
-            let now = app.now();
-            let ledger = app.ledger();
+            let now = ledger.now();
+            let ledger = ledger.lock();
             for name in few {
                 match ledger.is_stale(name, now) {
                     Some(false) => _ = heard.insert(name.clone()),
@@ -35,7 +42,7 @@ pub(crate) async fn run(app: Arc<App>) {
                 }
             }
         }
-        if app.epoch.held().is_none() {
+        if epoch.held().is_none() {
             continue;
         }
         if silent.len() > MOST {
@@ -46,7 +53,7 @@ pub(crate) async fn run(app: Arc<App>) {
         }
         for node in silent.iter().take(MOST) {
             tracing::warn!(%node, "the agent has fallen silent");
-            app.events.silent(node, app.args.stale_after);
+            events.silent(node, stale_after);
         }
     }
 }

@@ -7,13 +7,16 @@ use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, names};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-use crate::App;
 use crate::ask::within;
+use crate::epoch::Epoch;
+use crate::locked::Locked;
+use crate::metrics::Metrics;
+use crate::watch::Lists;
 
 /// Between two looks at the ledger, at least.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -26,64 +29,76 @@ const WIDTH: usize = 16;
 /// For one patch.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Wakes pods for as long as the process runs.
-pub(crate) async fn run(app: Arc<App>) {
-    let limit = (app.args.wake_rate as usize * PAUSE.as_millis() as usize / 1000).max(1);
-    let mut learnt = app.now();
-    loop {
-        if app.now().saturating_sub(learnt) > LEARN_EVERY {
-            learnt = app.now();
-            app.ledger().learn();
-        }
-        // Something happened, or reservations and pauses may have run out.
-        let _ = timeout(IDLE, app.wake.notified()).await;
-        let now = app.now();
-        match app.epoch.held() {
-            Some(epoch) if app.lists.missing().is_empty() => {
-                let pods = app.ledger().wake(limit, now);
-                // A replica that was relieved need not know it yet; should it decide again, it begins anew.
-                if !pods.is_empty() && app.epoch.confirm(epoch).await.is_ok() {
-                    let patches: Vec<_> = pods.iter().map(|pod| wake(&app, pod)).collect();
-                    stream::iter(patches)
-                        .buffer_unordered(WIDTH)
-                        .collect::<()>()
-                        .await;
-                }
-                if pods.len() == limit || app.ledger().wakes_on() {
-                    app.wake.notify_one();
-                }
-            }
-            _ => app.ledger().expire(now),
-        }
-        sleep(PAUSE).await;
-    }
+/// Whom the ledger wants woken is woken by it.
+pub(crate) struct Waker {
+    pub(crate) client: Client,
+    pub(crate) identity: String,
+    pub(crate) ledger: Arc<Locked>,
+    pub(crate) lists: Arc<Lists>,
+    pub(crate) epoch: Arc<Epoch>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
-async fn wake(app: &App, pod: &PodFacts) {
-    let pods = Api::<Pod>::namespaced(app.client.clone(), &pod.namespace);
-    let now = Timestamp::now();
-    let patch = json!({
-        "metadata": {"uid": &*pod.uid},
-        "status": {"conditions": [{
-            "type": names::ROOM_CONDITION,
-            "status": "True",
-            "reason": "RoomAppeared",
-            // Must differ from the last wake-up's, or nothing is written and nobody wakes.
-            "message": format!("GPU memory became free ({} at {now})", app.identity),
-            "lastTransitionTime": now.to_string(),
-        }]},
-    });
-    let params = PatchParams::default();
-    let patch = Patch::Strategic(patch);
-    match within(TIMEOUT, pods.patch_status(&pod.name, &params, &patch)).await {
-        Ok(_) => {
-            app.metrics.woken.inc();
-            tracing::info!(namespace = %pod.namespace, pod = %pod.name, "woke a waiting pod");
+impl Waker {
+    /// Wakes pods for as long as the process runs.
+    pub(crate) async fn run(self, wake_rate: u32) {
+        let limit = (wake_rate as usize * PAUSE.as_millis() as usize / 1000).max(1);
+        let mut learnt = self.ledger.now();
+        loop {
+            if self.ledger.now().saturating_sub(learnt) > LEARN_EVERY {
+                learnt = self.ledger.now();
+                self.ledger.lock().learn();
+            }
+            // Something happened, or reservations and pauses may have run out.
+            let _ = timeout(IDLE, self.ledger.wake.notified()).await;
+            let now = self.ledger.now();
+            match self.epoch.held() {
+                Some(epoch) if self.lists.missing().is_empty() => {
+                    let pods = self.ledger.lock().wake(limit, now);
+                    // A replica that was relieved need not know it yet; should it decide again, it begins anew.
+                    if !pods.is_empty() && self.epoch.confirm(epoch).await.is_ok() {
+                        let patches: Vec<_> = pods.iter().map(|pod| self.wake(pod)).collect();
+                        stream::iter(patches)
+                            .buffer_unordered(WIDTH)
+                            .collect::<()>()
+                            .await;
+                    }
+                    if pods.len() == limit || self.ledger.lock().wakes_on() {
+                        self.ledger.wake.notify_one();
+                    }
+                }
+                _ => self.ledger.lock().expire(now),
+            }
+            sleep(PAUSE).await;
         }
-        Err(error) if matches!(error.status(), Some(404 | 409)) => {}
-        Err(error) => {
-            app.ledger().wake_failed(&pod.uid);
-            tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
+    }
+
+    async fn wake(&self, pod: &PodFacts) {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
+        let now = Timestamp::now();
+        let patch = json!({
+            "metadata": {"uid": &*pod.uid},
+            "status": {"conditions": [{
+                "type": names::ROOM_CONDITION,
+                "status": "True",
+                "reason": "RoomAppeared",
+                // Must differ from the last wake-up's, or nothing is written and nobody wakes.
+                "message": format!("GPU memory became free ({} at {now})", self.identity),
+                "lastTransitionTime": now.to_string(),
+            }]},
+        });
+        let params = PatchParams::default();
+        let patch = Patch::Strategic(patch);
+        match within(TIMEOUT, pods.patch_status(&pod.name, &params, &patch)).await {
+            Ok(_) => {
+                self.metrics.woken.inc();
+                tracing::info!(namespace = %pod.namespace, pod = %pod.name, "woke a waiting pod");
+            }
+            Err(error) if matches!(error.status(), Some(404 | 409)) => {}
+            Err(error) => {
+                self.ledger.lock().wake_failed(&pod.uid);
+                tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
+            }
         }
     }
 }

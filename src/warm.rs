@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::App;
+use crate::epoch::Epoch;
+use crate::locked::Locked;
 
 /// Answers computed per slice. A slice takes about as long as one filter call, which bounds how long a
 /// call can be delayed.
@@ -14,10 +15,10 @@ const SLICE: usize = 256;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Keeps answers ready for as long as the process runs.
-pub(crate) async fn run(app: Arc<App>) {
+pub(crate) async fn run(ledger: Arc<Locked>, epoch: Arc<Epoch>) {
     loop {
-        app.warm.notified().await;
-        while app.epoch.held().is_some() && app.ledger().warm(SLICE) {
+        ledger.warm.notified().await;
+        while epoch.held().is_some() && ledger.lock().warm(SLICE) {
             sleep(PAUSE).await;
         }
         sleep(PAUSE).await;

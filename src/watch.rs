@@ -9,14 +9,15 @@ use futures::StreamExt;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{GpuNode, NodeFacts, Shared};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Resource;
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use crate::App;
 use crate::decode::{self, Each};
+use crate::locked::Locked;
+use crate::metrics::Metrics;
 
 /// How far one resource has been read: the number of the last list that is in, and of the list
 /// that is wanted.
@@ -102,24 +103,35 @@ impl Lists {
 }
 
 /// Starts the three watches; they run until the process ends.
-pub(crate) fn spawn(app: &Arc<App>) {
+pub(crate) fn spawn(
+    client: &Client,
+    resource: &str,
+    ledger: &Arc<Locked>,
+    lists: &Lists,
+    metrics: &Arc<Metrics>,
+) {
+    let follower = |list: &Arc<List>| Follower {
+        client: client.clone(),
+        ledger: ledger.clone(),
+        metrics: metrics.clone(),
+        list: list.clone(),
+    };
     // What is Succeeded or Failed holds nothing; it leaves this list as if it were deleted.
     let unfinished = "status.phase!=Succeeded,status.phase!=Failed";
-    let resource = app.args.resource_name.clone();
+    let resource = resource.to_owned();
     let mut shared = Shared::default();
     let facts = move |pod: Each<Pod>| {
         let mut facts = pod.facts(&resource)?;
         shared.share(&mut facts);
         Some(facts)
     };
-    let change = |app: &App, change| match change {
-        Change::Apply(pod) => app.ledger().apply_pod(pod),
-        Change::Delete(pod) => app.ledger().delete_pod(&pod.uid),
-        Change::Reset(pods, began) => app.ledger().reset_pods(pods, began),
+    let change = |ledger: &Locked, change| match change {
+        Change::Apply(pod) => ledger.lock().apply_pod(pod),
+        Change::Delete(pod) => ledger.lock().delete_pod(&pod.uid),
+        Change::Reset(pods, began) => ledger.lock().reset_pods(pods, began),
     };
-    let list = app.lists.pods.clone();
     let unfinished = config().fields(unfinished);
-    tokio::spawn(follow(app.clone(), list, unfinished, facts, change));
+    tokio::spawn(follower(&lists.pods).run(unfinished, facts, change));
 
     // Of a broken Node its name: nothing is known of its resources.
     let mut shared = Shared::default();
@@ -134,13 +146,12 @@ pub(crate) fn spawn(app: &Arc<App>) {
         shared.share_node(&mut facts);
         Some(facts)
     };
-    let change = |app: &App, change| match change {
-        Change::Apply(node) => app.ledger().apply_node(node),
-        Change::Delete(node) => app.ledger().delete_node(&node.name),
-        Change::Reset(nodes, _) => app.ledger().reset_nodes(nodes),
+    let change = |ledger: &Locked, change| match change {
+        Change::Apply(node) => ledger.lock().apply_node(node),
+        Change::Delete(node) => ledger.lock().delete_node(&node.name),
+        Change::Reset(nodes, _) => ledger.lock().reset_nodes(nodes),
     };
-    let list = app.lists.nodes.clone();
-    tokio::spawn(follow(app.clone(), list, config(), facts, change));
+    tokio::spawn(follower(&lists.nodes).run(config(), facts, change));
 
     // A broken GpuNode is as good as none.
     let facts = |node: Each<GpuNode>| {
@@ -148,21 +159,22 @@ pub(crate) fn spawn(app: &Arc<App>) {
         let status = node.whole().map(|node| node.status.unwrap_or_default());
         Some((name, status))
     };
-    let change = |app: &App, change: Change<(String, Option<GpuNodeStatus>)>| match change {
+    let change = |ledger: &Locked, change: Change<(String, Option<GpuNodeStatus>)>| match change {
         Change::Apply((name, Some(status))) => {
-            app.ledger().apply_gpunode(&name, status, app.now());
+            ledger.lock().apply_gpunode(&name, status, ledger.now());
         }
         Change::Apply((name, None)) | Change::Delete((name, _)) => {
-            app.ledger().delete_gpunode(&name);
+            ledger.lock().delete_gpunode(&name);
         }
         Change::Reset(list, _) => {
             let readable = list.into_iter();
             let readable = readable.filter_map(|(name, status)| Some((name, status?)));
-            app.ledger().reset_gpunodes(readable.collect(), app.now());
+            ledger
+                .lock()
+                .reset_gpunodes(readable.collect(), ledger.now());
         }
     };
-    let list = app.lists.gpunodes.clone();
-    tokio::spawn(follow(app.clone(), list, config(), facts, change));
+    tokio::spawn(follower(&lists.gpunodes).run(config(), facts, change));
 }
 
 /// A watch ends after a minute at most and goes on from where it was: of a connection that died
@@ -178,71 +190,86 @@ enum Change<F> {
     Reset(Vec<F>, u64),
 }
 
-async fn follow<K, F>(
-    app: Arc<App>,
+/// Follows one resource.
+struct Follower {
+    client: Client,
+    ledger: Arc<Locked>,
+    metrics: Arc<Metrics>,
     list: Arc<List>,
-    config: watcher::Config,
-    mut facts: impl FnMut(Each<K>) -> Option<F> + Send,
-    change: impl Fn(&App, Change<F>) + Send,
-) where
-    K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static,
-    F: Send,
-{
-    let resource = list.name;
-    let mut wanted = list.wanted.subscribe();
-    let mut carefully = false;
-    let mut broken = Broken::default();
-    loop {
-        let number = *wanted.borrow_and_update();
-        let events = decode::watch::<K>(app.client.clone(), config.clone(), carefully);
-        let mut events = std::pin::pin!(events.backoff(Retry::default()));
-        let mut listed = Vec::new();
-        let mut began = app.ledger().copies();
+}
+
+impl Follower {
+    async fn run<K, F>(
+        self,
+        config: watcher::Config,
+        mut facts: impl FnMut(Each<K>) -> Option<F> + Send,
+        change: impl Fn(&Locked, Change<F>) + Send,
+    ) where
+        K: Resource<DynamicType: Default> + Clone + DeserializeOwned + Debug + Send + 'static,
+        F: Send,
+    {
+        let Self {
+            client,
+            ledger,
+            metrics,
+            list,
+        } = self;
+        let resource = list.name;
+        let mut wanted = list.wanted.subscribe();
+        let mut carefully = false;
+        let mut broken = Broken::default();
         loop {
-            let event = tokio::select! {
-                _ = wanted.changed() => break,
-                event = events.next() => event,
-            };
-            let Some(event) = event else { break };
-            app.metrics.watch_event(resource);
-            match event {
-                Ok(watcher::Event::Apply(object)) => {
-                    broken.look_at(resource, &object);
-                    facts(object)
-                        .into_iter()
-                        .for_each(|facts| change(&app, Change::Apply(facts)));
-                }
-                Ok(watcher::Event::Delete(object)) => {
-                    broken.forget(&object);
-                    facts(object)
-                        .into_iter()
-                        .for_each(|facts| change(&app, Change::Delete(facts)));
-                }
-                Ok(watcher::Event::Init) => {
-                    listed = Vec::new();
-                    broken.0.clear();
-                    began = app.ledger().copies();
-                }
-                Ok(watcher::Event::InitApply(object)) => {
-                    broken.look_at(resource, &object);
-                    listed.extend(facts(object));
-                }
-                Ok(watcher::Event::InitDone) => {
-                    tracing::debug!(resource, objects = listed.len(), "listed");
-                    change(&app, Change::Reset(std::mem::take(&mut listed), began));
-                    list.done.send_replace(number);
-                }
-                Err(error) => {
-                    tracing::warn!(resource, %error, "watch failed; it starts again");
-                    if !carefully && decode::is_undecodable(&error) {
-                        carefully = true;
-                        break;
+            let number = *wanted.borrow_and_update();
+            let events = decode::watch::<K>(client.clone(), config.clone(), carefully);
+            let mut events = std::pin::pin!(events.backoff(Retry::default()));
+            let mut listed = Vec::new();
+            let mut began = ledger.lock().copies();
+            loop {
+                let event = tokio::select! {
+                    _ = wanted.changed() => break,
+                    event = events.next() => event,
+                };
+                let Some(event) = event else { break };
+                metrics.watch_event(resource);
+                match event {
+                    Ok(watcher::Event::Apply(object)) => {
+                        broken.look_at(resource, &object);
+                        facts(object)
+                            .into_iter()
+                            .for_each(|facts| change(&ledger, Change::Apply(facts)));
+                    }
+                    Ok(watcher::Event::Delete(object)) => {
+                        broken.forget(&object);
+                        facts(object)
+                            .into_iter()
+                            .for_each(|facts| change(&ledger, Change::Delete(facts)));
+                    }
+                    Ok(watcher::Event::Init) => {
+                        listed = Vec::new();
+                        broken.0.clear();
+                        began = ledger.lock().copies();
+                    }
+                    Ok(watcher::Event::InitApply(object)) => {
+                        broken.look_at(resource, &object);
+                        listed.extend(facts(object));
+                    }
+                    Ok(watcher::Event::InitDone) => {
+                        tracing::debug!(resource, objects = listed.len(), "listed");
+                        change(&ledger, Change::Reset(std::mem::take(&mut listed), began));
+                        list.done.send_replace(number);
+                    }
+                    Err(error) => {
+                        tracing::warn!(resource, %error, "watch failed; it starts again");
+                        if !carefully && decode::is_undecodable(&error) {
+                            carefully = true;
+                            break;
+                        }
                     }
                 }
+                metrics.undecodable(resource, broken.0.len());
+                ledger.wake.notify_one();
+                ledger.warm.notify_one();
             }
-            app.metrics.undecodable(resource, broken.0.len());
-            app.wake.notify_one();
-            app.warm.notify_one();
         }
     }
 }

@@ -3,17 +3,20 @@
 use std::path::Path;
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
 use gpustow_api::gpunode::HeldBy;
 use gpustow_api::names;
+use http::uri::PathAndQuery;
 use prost::Message;
 use thiserror::Error;
-use tokio::net::UnixStream;
 use tokio::time::timeout;
+use tonic::Request;
+use tonic::client::Grpc;
+use tonic::transport::Endpoint;
+use tonic_prost::ProstCodec;
 
 use crate::claims::{Device, Holding};
 
-const LIST: &str = "http://localhost/v1.PodResourcesLister/List";
+const LIST: &str = "/v1.PodResourcesLister/List";
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Far above what the pods of one node can fill.
 const MAX_ANSWER: usize = 16 << 20;
@@ -23,19 +26,10 @@ const MAX_ANSWER: usize = 16 << 20;
 pub enum PodResourcesError {
     /// Its socket cannot be reached.
     #[error("{0}")]
-    Socket(#[from] std::io::Error),
-    /// It does not speak as it should.
+    Socket(#[from] tonic::transport::Error),
+    /// It says no, or what it says is not the answer.
     #[error("{0}")]
-    Http(#[from] h2::Error),
-    /// Its answer is too long or cut off.
-    #[error("its answer is not a gRPC message")]
-    Frame,
-    /// Its answer is not what was asked for.
-    #[error("{0}")]
-    Message(#[from] prost::DecodeError),
-    /// It says no.
-    #[error("gRPC status {0}")]
-    Status(String),
+    Answer(#[from] tonic::Status),
     /// It says nothing.
     #[error("no answer")]
     Timeout,
@@ -108,7 +102,7 @@ pub async fn held(socket: &Path) -> Result<Vec<Holding>, PodResourcesError> {
     let answer = timeout(TIMEOUT, list(socket))
         .await
         .map_err(|_| PodResourcesError::Timeout)??;
-    Ok(holdings(&ListPodResourcesResponse::decode(answer)?))
+    Ok(holdings(&answer))
 }
 
 fn holdings(answer: &ListPodResourcesResponse) -> Vec<Holding> {
@@ -175,47 +169,14 @@ fn of_claim(
     })
 }
 
-/// One gRPC call without arguments; the message of its answer.
-async fn list(socket: &Path) -> Result<Bytes, PodResourcesError> {
-    let (client, connection) = h2::client::handshake(UnixStream::connect(socket).await?).await?;
-    let connection = tokio::spawn(connection);
-    let request = http::Request::post(LIST)
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .body(())
-        .map_err(|_| PodResourcesError::Frame)?;
-    let mut client = client.ready().await?;
-    let (answer, mut stream) = client.send_request(request, false)?;
-    // Not compressed, length zero: the request has no fields.
-    stream.send_data(Bytes::from_static(&[0; 5]), true)?;
-    let answer = answer.await?;
-    // An answer without a message has its status there.
-    let headers = answer.headers().clone();
-    let mut body = answer.into_body();
-    let mut frame = BytesMut::new();
-    while let Some(data) = body.data().await {
-        let data = data?;
-        body.flow_control().release_capacity(data.len())?;
-        if frame.len() + data.len() > MAX_ANSWER {
-            return Err(PodResourcesError::Frame);
-        }
-        frame.put(data);
-    }
-    let trailers = body.trailers().await?.unwrap_or(headers);
-    connection.abort();
-    let status = trailers
-        .get("grpc-status")
-        .map_or(&b""[..], |status| status.as_bytes());
-    match String::from_utf8_lossy(status) {
-        status if status == "0" => message(frame.freeze()).ok_or(PodResourcesError::Frame),
-        status => Err(PodResourcesError::Status(status.into_owned())),
-    }
-}
-
-/// Without the prefix: one byte that says whether it is compressed, four for its length.
-fn message(frame: Bytes) -> Option<Bytes> {
-    let length: [u8; 4] = frame.get(1..5)?.try_into().ok()?;
-    let is_whole =
-        frame[0] == 0 && usize::try_from(u32::from_be_bytes(length)).ok()? == frame.len() - 5;
-    is_whole.then(|| frame.slice(5..))
+/// One gRPC call without arguments.
+async fn list(socket: &Path) -> Result<ListPodResourcesResponse, PodResourcesError> {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
+    let channel = endpoint.connect().await?;
+    let mut client = Grpc::new(channel).max_decoding_message_size(MAX_ANSWER);
+    client.ready().await?;
+    let path = PathAndQuery::from_static(LIST);
+    let codec = ProstCodec::<(), ListPodResourcesResponse>::default();
+    let answer = client.unary(Request::new(()), path, codec).await?;
+    Ok(answer.into_inner())
 }

@@ -1,0 +1,129 @@
+//! What the handlers of kube-scheduler's calls share. What runs beside them takes the parts that it needs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use gpustow_api::names;
+use kube::Client;
+use tokio::time::timeout;
+
+use crate::admission;
+use crate::args::Args;
+use crate::bind::Binds;
+use crate::call::Calls;
+use crate::epoch::{self, Epoch, EpochError, Unfenced};
+use crate::events::Events;
+use crate::failure::{ErrorKind, Failure};
+use crate::locked::Locked;
+use crate::metrics::Metrics;
+use crate::watch::Lists;
+
+/// Everything that handlers share.
+pub(crate) struct App {
+    pub(crate) args: Args,
+    pub(crate) identity: String,
+    pub(crate) client: Client,
+    pub(crate) ledger: Arc<Locked>,
+    pub(crate) lists: Arc<Lists>,
+    /// Whether the admission policies hold.
+    pub(crate) policies: Arc<admission::Found>,
+    draining: AtomicBool,
+    pub(crate) epoch: Arc<Epoch>,
+    pub(crate) binds: Binds,
+    pub(crate) calls: Calls,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) events: Arc<Events>,
+}
+
+impl App {
+    pub(crate) fn new(args: Args, client: Client) -> Result<Arc<Self>> {
+        let identity = args.identity.clone().unwrap_or_else(default_identity);
+        let epoch = Epoch::new(
+            client.clone(),
+            epoch::Settings {
+                namespace: args.lease_namespace.clone(),
+                name: args.lease_name.clone(),
+                identity: identity.clone(),
+                resource: args.resource_name.clone(),
+                retake_after: args.retake_after,
+            },
+        );
+        Ok(Arc::new(Self {
+            events: Events::start(client.clone(), &identity).into(),
+            ledger: Locked::new(args.ledger()).into(),
+            metrics: Metrics::new(args.metrics_sizes.clone())
+                .context("cannot set up the metrics")?
+                .into(),
+            lists: Arc::default(),
+            policies: Arc::default(),
+            draining: AtomicBool::new(false),
+            binds: Binds::default(),
+            calls: Calls::new(args.client_ca.is_none().then_some(args.listen.ip())),
+            args,
+            identity,
+            client,
+            epoch: epoch.into(),
+        }))
+    }
+
+    /// From now on no call is decided.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// The epoch in which this replica decides.
+    pub(crate) async fn epoch(self: &Arc<Self>) -> Result<u64, EpochError> {
+        if let Some(epoch) = self.epoch.held() {
+            return Ok(epoch);
+        }
+        // Its own task: kube-scheduler hanging up must not end a takeover in the middle.
+        let app = self.clone();
+        let taking = tokio::spawn(async move {
+            let known = || app.ledger.lock().highest_epoch();
+            let relist = async |unfenced: Arc<[Unfenced]>| {
+                app.lists.pods.renew().await;
+                app.metrics.takeovers.inc();
+                let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
+                app.ledger.lock().withhold(pods);
+                unfenced
+                    .iter()
+                    .for_each(|unfenced| app.events.unfenced(unfenced));
+            };
+            app.epoch.ensure(known, relist).await
+        });
+        match timeout(self.args.bind_timeout, taking).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(_)) | Err(_) => Err(EpochError::TakingOver),
+        }
+    }
+
+    /// Is this replica in a position to decide? If not, the text says why.
+    pub(crate) async fn may_decide(self: &Arc<Self>) -> Result<(), Failure> {
+        if self.is_draining() {
+            return Err(Failure::new(
+                ErrorKind::Internal,
+                "gpustow is shutting down",
+            ));
+        }
+        let missing = self.lists.missing();
+        if !missing.is_empty() {
+            let text = format!("gpustow is still reading {}", missing.join(", "));
+            return Err(Failure::new(ErrorKind::Internal, text));
+        }
+        self.epoch()
+            .await
+            .map(drop)
+            .map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))
+    }
+}
+
+/// The host's name: a container that is restarted keeps it, and with it its place.
+fn default_identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}-{}", names::EXTENDER, host.trim())
+}

@@ -1,0 +1,36 @@
+//! The ledger behind its lock, with its clock and those who are told when it changes.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpustow_ledger::{Config, Ledger};
+use tokio::sync::Notify;
+
+pub(crate) struct Locked {
+    ledger: Mutex<Ledger>,
+    started: Instant,
+    /// Something changed that may let a waiting pod in.
+    pub(crate) wake: Notify,
+    /// Something changed that may make answers void.
+    pub(crate) warm: Notify,
+}
+
+impl Locked {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            ledger: Mutex::new(Ledger::new(config)),
+            started: Instant::now(),
+            wake: Notify::new(),
+            warm: Notify::new(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ledger's clock.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
