@@ -1,12 +1,15 @@
 //! Writes the Grafana dashboard, or with `--check` says whether the committed one is up to date.
 
+#[path = "board.rs"]
+mod board;
+
+use board::{Board, panel, see, source, stat};
 use serde_json::{Map, Value, json};
 
 const FILE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/manifests/dashboards/gpustow.json"
 );
-const RUNBOOKS: &str = "https://github.com/gpustow/gpustow/blob/main/docs/runbooks";
 
 // A test includes this file as a module and leaves this function aside.
 #[allow(dead_code)]
@@ -38,9 +41,13 @@ const JOB: &str = r#"{cluster=~"$cluster",job=~"$job"}"#;
 pub(crate) fn dashboard() -> Value {
     let mut board = Board::default();
     stats(&mut board);
+    board.heading("Who waits");
     demand(&mut board);
+    board.heading("GPUs");
     cards(&mut board);
+    board.heading("Use, waste and teams");
     waste(&mut board);
+    board.heading("Health and the scheduler");
     health(&mut board);
     json!({
         "uid": "gpustow", "title": "gpustow: GPUs", "tags": ["gpustow", "gpu"], "schemaVersion": 39,
@@ -51,77 +58,6 @@ pub(crate) fn dashboard() -> Value {
         "templating": { "list": variables() },
         "annotations": { "list": annotations() },
     })
-}
-
-#[derive(Default)]
-struct Board {
-    panels: Vec<Value>,
-    x: u64,
-    y: u64,
-    row: u64,
-}
-
-impl Board {
-    /// Adds a panel of this size; 24 columns are a row.
-    fn add(&mut self, (width, height): (u64, u64), mut panel: Value) {
-        if self.x + width > 24 {
-            self.x = 0;
-            self.y += self.row;
-            self.row = 0;
-        }
-        panel["id"] = json!(self.panels.len() + 1);
-        panel["datasource"] = source();
-        panel["gridPos"] = json!({ "x": self.x, "y": self.y, "w": width, "h": height });
-        self.x += width;
-        self.row = self.row.max(height);
-        self.panels.push(panel);
-    }
-}
-
-fn source() -> Value {
-    json!({ "type": "prometheus", "uid": "${datasource}" })
-}
-
-/// A panel; `queries` are expressions with their legends.
-fn panel(
-    kind: &str,
-    title: &str,
-    description: &str,
-    unit: &str,
-    queries: &[(&str, &str)],
-) -> Value {
-    let instant = matches!(kind, "stat" | "table" | "barchart");
-    let targets = queries.iter().zip('A'..).map(|((expr, legend), id)| {
-        json!({
-            "refId": id.to_string(), "datasource": source(), "expr": expr, "legendFormat": legend,
-            "instant": instant, "range": !instant,
-            "format": if kind == "table" { "table" } else { "time_series" },
-        })
-    });
-    json!({
-        "type": kind, "title": title, "description": description,
-        "targets": targets.collect::<Vec<_>>(),
-        "fieldConfig": { "defaults": { "unit": unit, "min": 0, "custom": {} }, "overrides": [] },
-        "options": {}, "transformations": [],
-    })
-}
-
-/// Adds links to the pages that say what to do.
-fn see(mut panel: Value, alerts: &[&str]) -> Value {
-    let link = |alert: &&str| json!({ "title": alert, "url": format!("{RUNBOOKS}/{alert}.md"), "targetBlank": true });
-    panel["links"] = alerts.iter().map(link).collect();
-    panel
-}
-
-/// The number at the top, red from `alarm` on.
-fn stat(title: &str, description: &str, unit: &str, expr: &str, alarm: Option<f64>) -> Value {
-    let mut stat = panel("stat", title, description, unit, &[(expr, "")]);
-    let mut steps = vec![json!({ "color": "green", "value": null })];
-    steps.extend(alarm.map(|value| json!({ "color": "red", "value": value })));
-    let defaults = &mut stat["fieldConfig"]["defaults"];
-    defaults["thresholds"] = json!({ "mode": "absolute", "steps": steps });
-    defaults["noValue"] = json!("none");
-    stat
 }
 
 fn stats(board: &mut Board) {

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
     printcolumn = r#"{"name":"Healthy","type":"integer","jsonPath":".status.summary.healthy","description":"Cards that take pods"}"#,
     printcolumn = r#"{"name":"Model","type":"string","jsonPath":".status.summary.models","description":"Card models"}"#,
     printcolumn = r#"{"name":"Capacity-MiB","type":"integer","jsonPath":".status.summary.capacityMiB","description":"MiB that pods may hold"}"#,
-    printcolumn = r#"{"name":"Used-MiB","type":"integer","jsonPath":".status.summary.usedMiB","description":"MiB in use now"}"#,
+    printcolumn = r#"{"name":"In-Use-MiB","type":"integer","jsonPath":".status.summary.usedMiB","description":"MiB in use now, by whomever"}"#,
     printcolumn = r#"{"name":"Driver","type":"string","jsonPath":".status.driver","priority":1}"#,
     printcolumn = r#"{"name":"Reported","type":"date","jsonPath":".status.heartbeat","description":"Last report"}"#
 )]

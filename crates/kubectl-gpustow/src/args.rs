@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use gpustow_inspect::{Cluster, Scope, Source};
 use gpustow_pack::PolicyKind;
@@ -50,6 +51,12 @@ impl Args {
         let matches = grouped().get_matches();
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
+}
+
+/// How an answer about one pod may be printed: it is no list.
+fn answers() -> impl TypedValueParser<Value = Format> {
+    let forms = ["table", "wide", "json", "yaml"];
+    PossibleValuesParser::new(forms).try_map(|form| Format::from_str(&form, false))
 }
 
 /// The program with its commands in groups, which clap has for options alone.
@@ -135,7 +142,8 @@ pub(crate) enum Command {
             short = 'o',
             long = "output",
             value_name = "FORMAT",
-            default_value = "table"
+            default_value = "table",
+            value_parser = answers()
         )]
         format: Format,
     },
@@ -152,7 +160,8 @@ pub(crate) enum Command {
             short = 'o',
             long = "output",
             value_name = "FORMAT",
-            default_value = "table"
+            default_value = "table",
+            value_parser = answers()
         )]
         format: Format,
     },
