@@ -11,6 +11,9 @@ use super::workload::RAMP;
 use super::world::{Tally, World};
 use gpustow_sim::report::Mean;
 
+/// Minutes, or points, that are no difference.
+const LEVEL: f64 = 0.05;
+
 /// What one policy has come to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
@@ -123,6 +126,73 @@ pub(crate) fn table(rows: &[Row], width: usize) -> Vec<String> {
     lines
 }
 
+/// How the default policy compares with one of the others: minutes that it waits longer, and points of
+/// GPU memory that it allocates more.
+struct Against {
+    other: PolicyKind,
+    wait: Mean,
+    allocated: Mean,
+}
+
+fn wait(row: &Row) -> f64 {
+    row.mean_wait.as_secs_f64() / 60.0
+}
+
+fn share(row: &Row) -> f64 {
+    100.0 * row.tally.mean_allocated().unwrap_or(0.0)
+}
+
+/// The default policy against every other, run by run.
+fn against_others(all: &[Vec<Row>]) -> Vec<Against> {
+    let others = PolicyKind::ALL.into_iter();
+    let others = others.filter(|policy| *policy != PolicyKind::default());
+    let minus = |other: PolicyKind, of: fn(&Row) -> f64| {
+        let of_run = |rows: &Vec<Row>, policy| {
+            let row = rows.iter().find(|row| row.policy == policy);
+            row.map(of)
+        };
+        let both = all
+            .iter()
+            .filter_map(|rows| Some(of_run(rows, PolicyKind::default())? - of_run(rows, other)?));
+        Mean::of(&both.collect::<Vec<_>>())
+    };
+    let against = |other| Against {
+        other,
+        wait: minus(other, wait),
+        allocated: minus(other, share),
+    };
+    others.map(against).collect()
+}
+
+/// Where the default policy is behind another by more than the 95 % interval, and why; a line.
+fn verdict(others: &[Against]) -> String {
+    let ours = PolicyKind::default();
+    let behind = others.iter().filter_map(|against| {
+        let Against {
+            other,
+            wait,
+            allocated,
+        } = against;
+        let mut how = Vec::new();
+        if wait.mean - wait.ci95 > LEVEL {
+            how.push(format!("waits {:.1} min longer", wait.mean));
+        }
+        if allocated.mean + allocated.ci95 < -LEVEL {
+            how.push(format!("allocates {:.1} points less", -allocated.mean));
+        }
+        (!how.is_empty()).then(|| format!("than {other} it {}", how.join(" and ")))
+    });
+    let behind: Vec<String> = behind.collect();
+    match behind.is_empty() {
+        true => format!("{ours}: no other policy waits less or allocates more."),
+        false => format!(
+            "{ours} is not first: {}. It judges by the pods seen so far what is worth keeping free; on few cards \
+             of different sizes the tightest card does as well or better (docs/packing.md).",
+            behind.join(", ")
+        ),
+    }
+}
+
 /// Runs with several seeds: means with their 95 % intervals, and how the first policy, which is shown,
 /// compares with each other one, seed by seed.
 pub(crate) fn over_seeds(all: &[Vec<Row>]) -> String {
@@ -131,8 +201,6 @@ pub(crate) fn over_seeds(all: &[Vec<Row>]) -> String {
         let rows = all.iter().filter_map(|rows| rows.get(at));
         rows.map(of).collect()
     };
-    let wait = |row: &Row| row.mean_wait.as_secs_f64() / 60.0;
-    let share = |row: &Row| 100.0 * row.tally.mean_allocated().unwrap_or(0.0);
     let mut text = format!(
         "\n{} seeds; the differences are seed by seed\n{:12}{:>18}{:>20}{:>22}{:>22}\n",
         all.len(),
@@ -162,7 +230,7 @@ pub(crate) fn over_seeds(all: &[Vec<Row>]) -> String {
             signed(minus(wait)),
         );
     }
-    text
+    text + &verdict(&against_others(all)) + "\n"
 }
 
 /// What stays on the terminal.
@@ -198,6 +266,9 @@ pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> 
             "{policy}: {arrived} pods arrived, {finished} finished, {running} running, {waiting} waiting"
         ));
     }
+    if args.seeds == 1 {
+        say(verdict(&against_others(&[rows.to_vec()])));
+    }
     if rows.iter().all(Row::is_sound) {
         say("No card was over-committed, no pod was lost.".to_owned());
     } else {
@@ -211,4 +282,31 @@ pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> 
         }
     }
     lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn against(other: PolicyKind, waits: &[f64], shares: &[f64]) -> Against {
+        Against {
+            other,
+            wait: Mean::of(waits),
+            allocated: Mean::of(shares),
+        }
+    }
+
+    #[test]
+    fn it_says_where_the_default_policy_is_behind() {
+        let level = against(PolicyKind::FirstFit, &[-2.0, -1.0, 0.0], &[1.0, -1.0, 0.0]);
+        let ahead = against(PolicyKind::Spread, &[-2.0, -1.9, -2.1], &[4.0, 4.1, 3.9]);
+        let text = verdict(&[level, ahead]);
+        assert_eq!(text, "tight: no other policy waits less or allocates more.");
+        let slow = against(PolicyKind::Binpack, &[2.0, 2.1, 1.9], &[-1.0, 1.0, 0.0]);
+        let text = verdict(&[slow]);
+        assert!(text.contains("not first: than binpack it waits 2.0 min longer."));
+        let less = against(PolicyKind::Binpack, &[0.0], &[-0.3]);
+        let text = verdict(&[less]);
+        assert!(text.contains("not first: than binpack it allocates 0.3 points less."));
+    }
 }

@@ -41,6 +41,12 @@ fn every_pod_is_accounted_for_under_every_policy() -> Result<()> {
         assert!(finished > 0, "{text}");
     }
     assert!(text.contains("No card was over-committed, no pod was lost."));
+    // It says where the default policy is behind another.
+    let verdict = ["tight is not first:", "tight: no other policy"];
+    let lines = text
+        .lines()
+        .filter(|line| verdict.iter().any(|v| line.starts_with(v)));
+    assert_eq!(lines.count(), 1, "{text}");
     Ok(())
 }
 
