@@ -145,8 +145,9 @@ impl Placer for Stowed {
         let pod = self.pod(id, job);
         self.ledger.apply_pod(pod.clone());
         let names = self.names.iter().zip(hosts);
+        // The ledger would refuse the others one by one; most are full most of the time.
         let candidates: Vec<&str> = names
-            .filter(|(_, host)| host.admits(job))
+            .filter(|(_, host)| host.fits(job))
             .map(|(name, _)| &**name)
             .collect();
         let verdict = self.ledger.filter(&Ask::of(&pod), &candidates, NOW);

@@ -197,3 +197,21 @@ fn pods_come_and_go_at_any_load() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn the_mix_may_change_on_the_way() -> Result<()> {
+    let folder = folder("changing")?;
+    let large = folder.join("large.csv").display().to_string();
+    let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli";
+    fs::write(&large, format!("{head}\nlarge,8000,1024,8,1000\n"))?;
+    let wait = |more: &[&str]| -> Result<f64> {
+        let args = ["churn", "--load=0.8", "--seeds=1..2", "--nodes-count=9"];
+        let args = [&args[..], &["--policy=tight", "--output=json"], more].concat();
+        let json: Value = serde_json::from_str(&printed(sim(&args).output()?)?)?;
+        let mean = &json["loads"]["0.8"]["tight"]["wait_minutes"]["mean"]["mean"];
+        mean.as_f64().context("no mean")
+    };
+    // Of these nodes a third takes the large pods that come in the end.
+    assert!(wait(&["--change-mix", &large])? > wait(&[])?);
+    Ok(())
+}

@@ -19,7 +19,7 @@ use crate::{synthetic, trace};
 use goals::{BASELINES, Measure, OURS};
 use gpustow_pack::PolicyKind;
 use queue::{Outcome, Study};
-use scenarios::{Openb, Scenario};
+use scenarios::{Openb, Source};
 
 /// Points of allocation by which a mean may differ from the published one.
 const TOLERANCE: f64 = 0.7;
@@ -123,40 +123,39 @@ fn openb(folder: &Path, seeds: &RangeInclusive<u64>, off: &mut Vec<String>) -> R
     let path = folder.join("fgd_published_means.csv");
     let published = published(&trace::read(&path)?).with_context(|| path.display().to_string())?;
     let openb = Openb::read(folder, &lists(folder)?)?;
-    let scenarios = openb.scenarios()?;
     let (mut studies, mut tasks) = (Vec::new(), Vec::new());
-    let mut told = Vec::new();
-    for Scenario {
-        group,
-        name,
-        study,
-        seeds_times,
-        measures,
-    } in scenarios
-    {
-        let (first, last) = (*seeds.start(), *seeds.end());
-        let last = first + (last - first + 1) * seeds_times - 1;
-        let policies = std::iter::once(OURS).chain(BASELINES);
-        tasks.extend(policies.flat_map(|choice| {
-            let study = studies.len();
-            (first..=last).map(move |seed| (study, choice, seed))
-        }));
+    let mut add = |study: Study, policies: &[Choice], seeds: RangeInclusive<u64>| {
+        let at = studies.len();
+        let of = |choice: &Choice| {
+            seeds
+                .clone()
+                .map(|seed| (at, *choice, seed))
+                .collect::<Vec<_>>()
+        };
+        tasks.extend(policies.iter().flat_map(of));
         studies.push(study);
-        told.push((group, name, measures));
-    }
-    let first_list = studies.len();
+        at
+    };
     for (_, pods) in &openb.lists {
         let workload = openb.workload(pods.clone(), Mode::Units)?;
-        tasks.extend(POLICIES.iter().flat_map(|&choice| {
-            let study = studies.len();
-            seeds.clone().map(move |seed| (study, choice, seed))
-        }));
-        studies.push(Study::Replay(Box::new(workload)));
+        add(Study::Replay(Box::new(workload)), &POLICIES, seeds.clone());
+    }
+    let compared = [&[OURS][..], &BASELINES].concat();
+    let mut told = Vec::new();
+    for scenario in openb.scenarios()? {
+        let (first, last) = (*seeds.start(), *seeds.end());
+        let last = first + (last - first + 1) * scenario.seeds_times - 1;
+        let at = match scenario.source {
+            Source::List(name) => openb.lists.iter().position(|(list, _)| list == name),
+            Source::Own(study) => Some(add(study, &compared, first..=last)),
+        };
+        let at = at.with_context(|| format!("no list {:?}", scenario.name))?;
+        told.push((scenario.group, scenario.name, scenario.measures, at));
     }
     let outcomes = queue::run(&studies, &tasks)?;
     println!("\nseeds from {} on\n", seeds.start());
     print_goals(&told, &outcomes);
-    for ((list, _), outcomes) in openb.lists.iter().zip(&outcomes[first_list..]) {
+    for ((list, _), outcomes) in openb.lists.iter().zip(&outcomes) {
         for (policy, summary) in lists_table(list, outcomes) {
             let known = published.iter();
             for known in known.filter(|known| known.list == *list && known.policy == policy) {
@@ -171,15 +170,18 @@ fn openb(folder: &Path, seeds: &RangeInclusive<u64>, off: &mut Vec<String>) -> R
     Ok(())
 }
 
-fn print_goals(told: &[(&str, String, Vec<Measure>)], outcomes: &[Vec<(Choice, u64, Outcome)>]) {
+/// A line's group and name, what is measured, and the place of its study.
+type Told = (&'static str, String, Vec<Measure>, usize);
+
+fn print_goals(told: &[Told], outcomes: &[Vec<(Choice, u64, Outcome)>]) {
     let (mut group, mut lines, mut missed) = ("", 0, 0);
-    for ((own, name, measures), outcomes) in told.iter().zip(outcomes) {
+    for (own, name, measures, at) in told {
         if *own != group {
             group = own;
             println!("\n**{group}**\n\n{}", goals::head());
         }
         for measure in measures {
-            let (line, met) = measure.line(name, outcomes);
+            let (line, met) = measure.line(name, &outcomes[*at]);
             println!("{line}");
             lines += 1;
             missed += usize::from(!met);
