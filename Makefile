@@ -91,8 +91,7 @@ bench-agent: control-plane ## What the agent costs its node, and how soon its re
 
 .PHONY: generate
 generate: ## Write the generated manifests and the dashboard
-	$(RUN) --example dashboard
-	$(RUN) --package gpustow-api
+	$(RUN) --package gpustow-generate
 
 .PHONY: ci
 ci: fmt clippy doc deny generated test test-node test-page ## Everything that must hold before a change lands
@@ -124,8 +123,7 @@ doc: ## Check that the documentation builds
 
 .PHONY: generated
 generated: ## Check that the generated manifests and the dashboard are up to date
-	$(RUN) --package gpustow-api -- --check
-	$(RUN) --example dashboard -- --check
+	$(RUN) --package gpustow-generate -- --check
 
 .PHONY: deny
 deny: $(DENY) ## Check licences, sources and duplicates of the dependencies, and advisories if reachable

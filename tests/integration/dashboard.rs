@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
+use gpustow_generate::dashboard;
 use gpustow_testkit::{Case, eventually};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -14,9 +15,6 @@ use tokio::process::{Child, Command};
 use crate::agent::AgentNode;
 use crate::observability::{prometheus, promtool};
 use crate::support::{SOON, refused, repository, rig};
-
-#[path = "../../manifests/dashboards/dashboard.rs"]
-mod generator;
 
 /// What a classic dashboard may hold.
 const KINDS: [&str; 6] = [
@@ -29,19 +27,11 @@ const KINDS: [&str; 6] = [
 ];
 
 fn panels() -> Vec<Value> {
-    let board = generator::dashboard();
+    let board = dashboard();
     let all = board["panels"].as_array().into_iter().flatten();
     all.filter(|panel| panel["type"] != "row")
         .cloned()
         .collect()
-}
-
-#[test]
-fn the_committed_dashboard_is_the_generated_one() -> Result<()> {
-    let file = repository("manifests/dashboards/gpustow.json");
-    let committed: Value = serde_json::from_str(&std::fs::read_to_string(file)?)?;
-    ensure!(committed == generator::dashboard(), "run: make generate");
-    Ok(())
 }
 
 #[test]
@@ -230,7 +220,7 @@ async fn every_query_of_the_dashboard_is_answered_by_a_real_prometheus() -> Resu
         }
     }
     ensure!(asked > 20, "{asked} queries");
-    let board = generator::dashboard();
+    let board = dashboard();
     for note in board["annotations"]["list"]
         .as_array()
         .into_iter()

@@ -39,7 +39,7 @@ const NOT_RUN: [(&str, &str); 21] = [
     ("buildah", "no container tools here"),
     ("cp -r manifests", "writes below /etc"),
     (
-        "cargo run --package gpustow-api",
+        "cargo run --package gpustow-generate",
         "writes below /etc; the generator is tested in its crate",
     ),
     ("sed -i s,gpustow.dev", "writes below /etc"),

@@ -1,11 +1,9 @@
-//! Tests of the decision, through [`gpustow_pack::fit`] alone, and of what the repository's layout
-//! promises.
+//! Tests of the decision, through [`gpustow_pack::fit`] alone.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod because;
 mod cases;
-mod layout;
 mod links;
 mod oracle;
 mod properties;

@@ -1,4 +1,4 @@
-//! Invariants of the layout: the decision depends on nothing, the ledger on no client, runtime or
+//! What the source tree promises: the decision depends on nothing, the ledger on no client, runtime or
 //! clock, each set of strings is spelled in one file, and the user's page knows every refusal.
 
 use std::path::{Path, PathBuf};

@@ -1,33 +1,22 @@
-//! Writes the Grafana dashboard, or with `--check` says whether the committed one is up to date.
+//! What is generated: the Grafana dashboard here, the custom resource and the policies in
+//! [`gpustow_api::manifests`].
 
-#[path = "board.rs"]
 mod board;
 
-use board::{Board, panel, see, source, stat};
+use anyhow::Result;
+use gpustow_api::manifests::generated;
 use serde_json::{Map, Value, json};
 
-const FILE: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/manifests/dashboards/gpustow.json"
-);
+use board::{Board, panel, see, source, stat};
 
-// A test includes this file as a module and leaves this function aside.
-#[allow(dead_code)]
-fn main() -> std::process::ExitCode {
-    let text = format!("{:#}\n", dashboard());
-    let written = match std::env::args().nth(1).as_deref() {
-        None => std::fs::write(FILE, text).map_err(|error| error.to_string()),
-        Some("--check") if std::fs::read_to_string(FILE).is_ok_and(|old| old == text) => Ok(()),
-        Some("--check") => Err("is stale: run `make generate`".to_owned()),
-        Some(_) => Err("usage: dashboard [--check]".to_owned()),
-    };
-    match written {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{FILE}: {error}");
-            std::process::ExitCode::FAILURE
-        }
-    }
+/// Every generated file below `manifests` and its text, for pods that ask for `resource`.
+///
+/// # Errors
+/// If `resource` is no name of an extended resource.
+pub fn files(resource: &str) -> Result<Vec<(&'static str, String)>> {
+    let mut files = generated(resource)?;
+    files.push(("dashboards/gpustow.json", format!("{:#}\n", dashboard())));
+    Ok(files)
 }
 
 const GPU: &str = r#"{cluster=~"$cluster",node=~"$node"} * on (cluster, node, gpu_uuid) group_left (gpu, model) gpustow_gpu_info{model=~"$model"}"#;
@@ -38,7 +27,8 @@ const CLUSTER: &str = r#"{cluster=~"$cluster"}"#;
 const JOB: &str = r#"{cluster=~"$cluster",job=~"$job"}"#;
 
 /// The dashboard in Grafana's classic JSON. Top to bottom: broken? full? wasted?
-pub(crate) fn dashboard() -> Value {
+#[must_use]
+pub fn dashboard() -> Value {
     let mut board = Board::default();
     stats(&mut board);
     board.heading("Who waits");
