@@ -15,6 +15,16 @@ pub(crate) fn whole(quantity: &Quantity) -> Option<u64> {
 
 /// `quantity` in units of `1 / per` (`per` divides a billion), rounded up; zero for what is no
 /// quantity or is negative.
+///
+/// ```
+/// use gpustow_api::quantity::rounded_up;
+/// use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+///
+/// let quantity = |text: &str| Quantity(text.to_owned());
+/// assert_eq!(rounded_up(&quantity("648k"), 1), 648_000);
+/// assert_eq!(rounded_up(&quantity("1500m"), 1), 2);
+/// assert_eq!(rounded_up(&quantity("1500m"), 1000), 1500);
+/// ```
 pub fn rounded_up(quantity: &Quantity, per: i128) -> u64 {
     let step = UNIT / per;
     let billionths = billionths(&quantity.0).unwrap_or(0).max(0);

@@ -32,6 +32,23 @@ pub struct BadRequest {
 /// What `pod` asks for when gpu-mem is called `resource`, and the names of the asking containers,
 /// one per claim. A pod that asks for no GPU memory has no claims, whatever its annotations say.
 ///
+/// ```
+/// use gpustow_api::{names, request};
+/// use gpustow_pack::Mib;
+///
+/// let pod = serde_json::from_value(serde_json::json!({
+///     "metadata": { "annotations": { names::GPU_COUNT: "2" } },
+///     "spec": { "containers": [
+///         { "name": "main", "resources": { "limits": { names::GPU_MEM: "16384" } } },
+///         { "name": "logs" },
+///     ] },
+/// }))?;
+/// let (request, containers) = request(&pod, names::GPU_MEM)?;
+/// assert_eq!((request.claims[0].gpus, request.claims[0].mib), (2, Mib(8192)));
+/// assert_eq!(containers, ["main".into()]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`BadRequest`] says which field cannot be honoured, and the mend.
 pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), BadRequest> {

@@ -22,6 +22,31 @@
 //!
 //! A binding whose outcome is unknown stays in `Binding`: its memory is held until the pod has
 //! been read back.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
+//! use gpustow_api::{NodeFacts, PodFacts, names};
+//! use gpustow_ledger::{Ask, Config, Ledger};
+//!
+//! let now = Duration::ZERO;
+//! let mut ledger = Ledger::new(Config::default());
+//! ledger.apply_node(NodeFacts { name: "n".into(), ..NodeFacts::default() });
+//! let gpu = Gpu { uuid: "GPU-0".into(), total_mib: 24_576, healthy: true, ..Gpu::default() };
+//! let status = GpuNodeStatus { gpus: vec![gpu], ..GpuNodeStatus::default() };
+//! ledger.apply_gpunode("n", status, now);
+//! let pod = serde_json::from_value(serde_json::json!({
+//!     "metadata": { "namespace": "team", "name": "p", "uid": "u" },
+//!     "spec": { "schedulerName": names::SCHEDULER, "containers": [
+//!         { "name": "main", "resources": { "limits": { names::GPU_MEM: "8192" } } },
+//!     ] },
+//! }))?;
+//! let pod = PodFacts::from_pod(&pod, names::GPU_MEM).ok_or("no UID")?;
+//! let answer = ledger.filter(&Ask::of(&pod), &["n", "without-gpus"], now);
+//! assert_eq!(answer.nodes, ["n"]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod bind;
 mod books;
@@ -42,7 +67,7 @@ use scores::Scores;
 pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
 pub use config::Config;
-pub use decide::{Ask, Reason, Verdict};
+pub use decide::{Ask, Filtered, Reason};
 pub use preempt::Victims;
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
 

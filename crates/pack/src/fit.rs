@@ -86,6 +86,30 @@ impl std::error::Error for Refusal {}
 /// those with the lowest indices. A search that reaches its bound answers with the best placement
 /// it has seen.
 ///
+/// ```
+/// use gpustow_pack::policy::Binpack;
+/// use gpustow_pack::{Card, Claim, ClaimKind, Mib, ModelId, NodeGpus, Refusal, Request, fit};
+///
+/// let card = |free| Card {
+///     capacity: Mib(24_000),
+///     free: Mib(free),
+///     model: ModelId::default(),
+///     usable: true,
+/// };
+/// let node = NodeGpus {
+///     cards: vec![card(24_000), card(9_000)],
+///     ..NodeGpus::default()
+/// };
+/// let asks = |mib| Request {
+///     claims: vec![Claim { kind: ClaimKind::Main, gpus: 1, mib: Mib(mib) }],
+///     ..Request::default()
+/// };
+/// let choice = fit(&node, &asks(8_000), &Binpack)?;
+/// assert_eq!(choice.placement.charges, [(1, Mib(8_000))]);
+/// assert_eq!(fit(&node, &asks(30_000), &Binpack), Err(Refusal::TooLarge));
+/// # Ok::<(), Refusal>(())
+/// ```
+///
 /// # Errors
 /// A [`Refusal`] means that no assignment of cards to containers is legal on this view;
 /// [`Refusal::TooComplex`], that the search was given up before it could tell, or tell why.
