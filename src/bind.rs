@@ -179,7 +179,7 @@ fn tell(app: &App, args: &ExtenderBindingArgs, outcome: Done) -> Result<(), Fail
 type Done = Result<(Arc<PodFacts>, Option<Assigned>), BindError>;
 
 /// A pod, and how many copies of pods came from the watch before this one.
-type Copy = (Arc<PodFacts>, u64);
+type PodCopy = (Arc<PodFacts>, u64);
 
 /// The number of a copy that did not come from the watch: newer than any look at the Lease.
 const NEW: u64 = u64::MAX;
@@ -243,7 +243,7 @@ impl Attempt<'_> {
         self.app.lists.renew_all();
     }
 
-    async fn attempts(&self, copy: &mut Copy) -> Result<Option<Assigned>, BindError> {
+    async fn attempts(&self, copy: &mut PodCopy) -> Result<Option<Assigned>, BindError> {
         for _ in 0..ATTEMPTS {
             let (pod, number) = &*copy;
             if pod.node.is_some() || Instant::now() >= self.deadline {

@@ -18,7 +18,7 @@ use gpustow_api::PodFacts;
 use gpustow_api::facts::{
     Taints, has_soft_preferences, tolerates_prefer_no_schedule, uses_volumes_or_claims,
 };
-use gpustow_ledger::{Ask, NodeView, Reason, Verdict};
+use gpustow_ledger::{Ask, Filtered, NodeView, Reason};
 use gpustow_serve::exposition;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -146,7 +146,7 @@ fn decide<'a>(
     args: &ExtenderArgs<'_>,
     pod: &PodFacts,
     names: &[&'a str],
-) -> Verdict<'a> {
+) -> Filtered<'a> {
     let tolerates = |taints: &Taints| tolerates_prefer_no_schedule(&args.pod, taints);
     let ask = Ask {
         pod,

@@ -19,7 +19,7 @@ use crate::args::Args;
 use crate::capacity::{Capacity, Cards};
 use crate::claims::{self, Holding, Slices};
 use crate::clock::{Clock, Now};
-use crate::cluster::{Cluster, ClusterError, NodeView, labels};
+use crate::cluster::{Cluster, ClusterError, OwnNode, labels};
 use crate::metrics::Metrics;
 use crate::notices::{Notice, Notices};
 use crate::podresources::{self, PodResourcesError};
@@ -54,7 +54,7 @@ pub(crate) struct Agent {
     notices: Notices,
     pods: NodePods,
     pods_listed: bool,
-    node: Option<NodeView>,
+    node: Option<OwnNode>,
     holdings: Vec<Holding>,
     slices: Slices,
     next_look: Instant,
@@ -141,9 +141,9 @@ impl Agent {
     fn node(&mut self, event: Result<Event<Node>, watcher::Error>) {
         match event {
             Ok(Event::Apply(node) | Event::InitApply(node)) => {
-                let view = NodeView::of(&node, &self.args.resource_name);
+                let view = OwnNode::of(&node, &self.args.resource_name);
                 // A node that was deleted and came back has another identity.
-                let owner = |view: &NodeView| view.owner.as_ref().map(|owner| owner.uid.clone());
+                let owner = |view: &OwnNode| view.owner.as_ref().map(|owner| owner.uid.clone());
                 self.owned &= self.node.as_ref().and_then(owner) == owner(&view);
                 self.node = Some(view);
             }
@@ -264,7 +264,7 @@ impl Agent {
                 .await?;
             // Until the watch says so.
             let capacity = capacity.or(node.capacity);
-            self.node = Some(NodeView {
+            self.node = Some(OwnNode {
                 capacity,
                 labels: wanted,
                 ..node

@@ -34,7 +34,7 @@ pub enum ClusterError {
 
 /// What matters of the Node object.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeView {
+pub struct OwnNode {
     /// Its owner reference for objects of its own.
     pub owner: Option<OwnerReference>,
     /// Its capacity of GPU memory, if it has that at all.
@@ -43,7 +43,7 @@ pub struct NodeView {
     pub labels: BTreeMap<String, String>,
 }
 
-impl NodeView {
+impl OwnNode {
     /// Reduces a node.
     #[must_use]
     pub fn of(node: &Node, resource: &str) -> Self {

@@ -19,7 +19,7 @@ pub struct Sample {
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct Latest {
     sample: Option<Sample>,
     faults: Vec<Fault>,
 }
@@ -27,7 +27,7 @@ struct Slot {
 /// Where samples lie until they are fetched. Faults are never overwritten.
 #[derive(Debug, Default)]
 pub struct Sampler {
-    slot: Mutex<Slot>,
+    latest: Mutex<Latest>,
     changed: Notify,
     stopped: AtomicBool,
 }
@@ -61,15 +61,15 @@ impl Sampler {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    fn latest(&self) -> MutexGuard<'_, Latest> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self) -> Option<Sample> {
-        let mut slot = self.slot();
-        let mut sample = slot.sample.take()?;
+        let mut latest = self.latest();
+        let mut sample = latest.sample.take()?;
         if let Ok(reading) = &mut sample.reading {
-            reading.faults = std::mem::take(&mut slot.faults);
+            reading.faults = std::mem::take(&mut latest.faults);
         }
         Some(sample)
     }
@@ -96,12 +96,12 @@ impl Sampler {
     }
 
     fn put(&self, mut reading: Result<Reading, DeviceError>, took: Duration) {
-        let mut slot = self.slot();
+        let mut latest = self.latest();
         if let Ok(reading) = &mut reading {
-            slot.faults.append(&mut reading.faults);
+            latest.faults.append(&mut reading.faults);
         }
-        slot.sample = Some(Sample { reading, took });
-        drop(slot);
+        latest.sample = Some(Sample { reading, took });
+        drop(latest);
         self.changed.notify_one();
     }
 }

@@ -44,7 +44,7 @@ pub struct Seen {
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct Tracked {
     seen: Seen,
     /// The agent's age when it was last seen.
     when: Duration,
@@ -58,7 +58,7 @@ struct Known {
 pub struct State {
     settings: Settings,
     health: Health,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, Tracked>,
     order: Vec<String>,
     driver: Option<String>,
     error: Option<DeviceError>,
@@ -87,7 +87,7 @@ impl State {
                 order.push(seen.gpu.uuid.clone());
                 known.insert(
                     seen.gpu.uuid.clone(),
-                    Known {
+                    Tracked {
                         there: !seen.gpu.missing,
                         seen,
                         when: now.age,
@@ -255,7 +255,7 @@ impl State {
         };
         self.known.insert(
             card.uuid.clone(),
-            Known {
+            Tracked {
                 seen,
                 when: now.age,
                 there: true,

@@ -15,13 +15,13 @@ const SWEEP: usize = 1024;
 /// What pods, or nodes, have in common.
 #[derive(Debug, Default)]
 pub struct Shared {
-    texts: Known<str>,
-    lists: Known<[Box<str>]>,
-    requests: Known<Request>,
-    assignments: Known<Assignment>,
-    constraints: Known<Constraints>,
-    labels: Known<Label>,
-    sets: Known<[Label]>,
+    texts: Interned<str>,
+    lists: Interned<[Box<str>]>,
+    requests: Interned<Request>,
+    assignments: Interned<Assignment>,
+    constraints: Interned<Constraints>,
+    labels: Interned<Label>,
+    sets: Interned<[Label]>,
 }
 
 impl Shared {
@@ -53,13 +53,13 @@ impl Shared {
 }
 
 #[derive(Debug)]
-struct Known<T: ?Sized> {
+struct Interned<T: ?Sized> {
     values: HashSet<Arc<T>>,
     /// New ones until those that nobody uses are looked for.
     left: usize,
 }
 
-impl<T: ?Sized> Default for Known<T> {
+impl<T: ?Sized> Default for Interned<T> {
     fn default() -> Self {
         Self {
             values: HashSet::new(),
@@ -68,7 +68,7 @@ impl<T: ?Sized> Default for Known<T> {
     }
 }
 
-impl<T: ?Sized + Eq + Hash> Known<T> {
+impl<T: ?Sized + Eq + Hash> Interned<T> {
     fn share(&mut self, value: &mut Arc<T>) {
         if let Some(known) = self.values.get(&**value) {
             value.clone_from(known);
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn what_is_equal_is_kept_once_and_what_nobody_uses_is_dropped() {
-        let mut known = Known::<str>::default();
+        let mut known = Interned::<str>::default();
         let (mut a, mut b): (Arc<str>, Arc<str>) = ("node".into(), "node".into());
         known.share(&mut a);
         known.share(&mut b);

@@ -13,7 +13,7 @@ use gpustow_pack::Mib;
 
 use crate::Answer;
 use crate::lists::indices;
-use crate::output::Place::{Always, Wide};
+use crate::output::Shown::{Always, Wide};
 use crate::output::{Listing, Value, column};
 
 /// Objects with one and the same problem that are named one by one.

@@ -12,7 +12,7 @@ use gpustow_pack::Mib;
 use kube::ResourceExt as _;
 
 use crate::Answer;
-use crate::output::Place::{Always, Table, Terminal, Wide};
+use crate::output::Shown::{Always, Table, Terminal, Wide};
 use crate::output::{Listing, Value, column};
 
 /// What pods that hold a share of the card use of it, if the agent says.

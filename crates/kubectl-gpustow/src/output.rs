@@ -180,7 +180,7 @@ impl Value {
 
 /// Where a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Shown {
     Always,
     /// For a wide screen and for programs.
     Wide,
@@ -195,7 +195,7 @@ pub(crate) struct Column<R> {
     pub(crate) head: &'static str,
     /// Name of the field for programs.
     pub(crate) key: &'static str,
-    pub(crate) place: Place,
+    pub(crate) shown: Shown,
     pub(crate) value: fn(&R) -> Value,
 }
 
@@ -203,13 +203,13 @@ pub(crate) struct Column<R> {
 pub(crate) fn column<R>(
     head: &'static str,
     key: &'static str,
-    place: Place,
+    shown: Shown,
     value: fn(&R) -> Value,
 ) -> Column<R> {
     Column {
         head,
         key,
-        place,
+        shown,
         value,
     }
 }
@@ -280,11 +280,11 @@ impl<R> Listing<R> {
             return Ok(writeln!(out, "{}", self.empty)?);
         }
         let wide = output.format == Format::Wide;
-        let shown = |column: &&Column<R>| match column.place {
-            Place::Always => true,
-            Place::Wide => wide,
-            Place::Table => !wide,
-            Place::Terminal => screen.terminal,
+        let shown = |column: &&Column<R>| match column.shown {
+            Shown::Always => true,
+            Shown::Wide => wide,
+            Shown::Table => !wide,
+            Shown::Terminal => screen.terminal,
         };
         let mut columns: Vec<_> = self.columns.iter().filter(shown).collect();
         let cells = |row: &R| columns.iter().map(|column| (column.value)(row)).collect();
@@ -322,7 +322,7 @@ impl<R> Listing<R> {
     fn fields(&self) -> impl Iterator<Item = &Column<R>> {
         self.columns
             .iter()
-            .filter(|column| !matches!(column.place, Place::Terminal | Place::Table))
+            .filter(|column| !matches!(column.shown, Shown::Terminal | Shown::Table))
     }
 
     fn json(&self) -> Json {
@@ -385,7 +385,7 @@ fn narrow<R>(
         (sum + 2 * widths.len().saturating_sub(1)).saturating_sub(limit)
     };
     let optional: [fn(&&Column<R>) -> bool; 2] =
-        [|it| it.place == Place::Terminal, |it| it.head == "OTHERS"];
+        [|it| it.shown == Shown::Terminal, |it| it.head == "OTHERS"];
     for is_optional in optional {
         let at = columns.iter().position(is_optional);
         if let Some(at) = at.filter(|_| over(widths) > 0) {

@@ -10,7 +10,7 @@ use gpustow_inspect::Source;
 use gpustow_pack::PolicyKind;
 
 use crate::args::WhatifArgs;
-use crate::output::Place::{Always, Table, Wide};
+use crate::output::Shown::{Always, Table, Wide};
 use crate::output::{Listing, Value, column};
 use crate::{Answer, Screen};
 use replay::{Inventory, Scenario};

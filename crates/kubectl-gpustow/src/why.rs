@@ -40,7 +40,7 @@ pub(crate) struct Why {
     age_seconds: u64,
     /// Where it is, or where it would go now.
     #[serde(skip_serializing_if = "Option::is_none")]
-    place: Option<Place>,
+    place: Option<Location>,
     /// Nodes that were looked at, by why they refuse.
     refusals: Vec<Count>,
     nearest: Vec<Near>,
@@ -63,9 +63,9 @@ pub(crate) enum Verdict {
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Place {
+struct Location {
     node: String,
-    gpus: Vec<PlaceGpu>,
+    gpus: Vec<LocationGpu>,
     /// Since the node's last report, by the clocks of two machines.
     agent_age_seconds: Option<u64>,
     /// Why no new pod goes there.
@@ -81,7 +81,7 @@ struct Place {
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct PlaceGpu {
+struct LocationGpu {
     gpu: String,
     requested_bytes: u64,
     #[serde(skip)]
@@ -201,7 +201,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
                 format!("It would fit now on {of}, but {held}."),
             ),
         };
-        why.place = Some(Place {
+        why.place = Some(Location {
             agent_age_seconds: cluster.report_age(&view.name),
             because: cluster
                 .ledger
@@ -285,12 +285,12 @@ fn counts(trial: &Trial<'_>) -> Vec<Count> {
     counts
 }
 
-fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Place {
+fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Location {
     let gpus = choice.placement.charges.iter().filter_map(|&(index, mib)| {
         let card = view.cards.get(index)?;
         Some(place_gpu(card.index.to_string(), mib, card.free.minus(mib)))
     });
-    Place {
+    Location {
         node: view.name.to_string(),
         agent_age_seconds: None,
         refuses: None,
@@ -301,8 +301,8 @@ fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Place {
     }
 }
 
-fn place_gpu(gpu: String, requested: Mib, room: Mib) -> PlaceGpu {
-    PlaceGpu {
+fn place_gpu(gpu: String, requested: Mib, room: Mib) -> LocationGpu {
+    LocationGpu {
         gpu,
         requested_bytes: requested.bytes(),
         requested,
@@ -382,7 +382,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
         charges.sort_unstable();
         cluster.ledger.speaks_for(facts, node, &charges)
     });
-    why.place = Some(Place {
+    why.place = Some(Location {
         agent_age_seconds: cluster.report_age(node),
         refuses: view.and_then(|view| state::node_refuses(cluster, view)),
         node: node.to_owned(),

@@ -10,7 +10,7 @@ use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
 use crate::Ledger;
 use crate::books::{Gate, Node, Reservation};
 use crate::budget::Budget;
-use crate::scores::{Class, Slot};
+use crate::scores::{ClassId, Slot};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
 #[derive(Clone, Copy)]
@@ -115,7 +115,7 @@ impl Reason {
 
 /// The answer to a filter call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict<'a> {
+pub struct Filtered<'a> {
     /// The nodes that would do; the first holds the reservation. One, unless the pod is
     /// cooperative.
     pub nodes: Vec<&'a str>,
@@ -123,8 +123,8 @@ pub struct Verdict<'a> {
     pub refused: Vec<(&'a str, Reason)>,
 }
 
-fn refuse_all<'a>(names: &[&'a str], reason: Reason) -> Verdict<'a> {
-    Verdict {
+fn refuse_all<'a>(names: &[&'a str], reason: Reason) -> Filtered<'a> {
+    Filtered {
         nodes: Vec::new(),
         refused: names.iter().map(|name| (*name, reason)).collect(),
     }
@@ -146,10 +146,10 @@ impl Ledger {
         ask: &Ask<'_>,
         candidates: &[&'a str],
         now: Duration,
-    ) -> Verdict<'a> {
+    ) -> Filtered<'a> {
         self.expire(now);
         let Ok(request) = ask.pod.request.clone() else {
-            return Verdict::default();
+            return Filtered::default();
         };
         let uid = &ask.pod.uid;
         if self.books.is_gone(uid) {
@@ -160,7 +160,7 @@ impl Ledger {
         if let Some(node) = bound.or(binding.map(Reservation::node)) {
             let only = candidates.iter().find(|name| **name == &**node);
             return match only {
-                Some(name) => Verdict {
+                Some(name) => Filtered {
                     nodes: vec![name],
                     refused: Vec::new(),
                 },
@@ -233,7 +233,7 @@ impl Ledger {
             if stopped.is_some() {
                 self.queue.ask_again(uid);
             }
-            return Verdict {
+            return Filtered {
                 nodes: Vec::new(),
                 refused,
             };
@@ -255,7 +255,7 @@ impl Ledger {
                 return refuse_all(candidates, reason);
             }
         }
-        Verdict {
+        Filtered {
             nodes: feasible.into_iter().map(|(.., name)| name).collect(),
             refused,
         }
@@ -357,7 +357,7 @@ impl Ledger {
         slot: Slot,
         name: &str,
         pod: &PodFacts,
-        class: Class,
+        class: ClassId,
         now: Duration,
         budget: &mut Budget,
     ) -> Result<(Cost, bool), Reason> {

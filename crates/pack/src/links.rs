@@ -157,10 +157,10 @@ pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice, steps: &mut u64) {
         return;
     };
     let placement = &choice.placement;
-    let slots: Vec<Slot> = placement
+    let slots: Vec<UsedCard> = placement
         .charges
         .iter()
-        .map(|&(card, charge)| Slot {
+        .map(|&(card, charge)| UsedCard {
             card,
             charge,
             claims: (0..placement.cards.len())
@@ -188,7 +188,7 @@ pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice, steps: &mut u64) {
 }
 
 /// A card that the pod uses: any other in the same state would do.
-struct Slot {
+struct UsedCard {
     card: usize,
     charge: Mib,
     claims: Vec<usize>,
@@ -198,7 +198,7 @@ struct Exchange<'a> {
     node: &'a NodeGpus,
     links: &'a Links,
     claims: usize,
-    slots: &'a [Slot],
+    slots: &'a [UsedCard],
     /// The cards of the first slots.
     chosen: Vec<usize>,
     best: Option<Best>,
@@ -247,7 +247,7 @@ impl Exchange<'_> {
         let (cards, slots) = (&self.node.cards, self.slots);
         let state = &cards[slot.card];
         // Slots that cannot be told apart take their cards in order.
-        let alike = |other: &Slot| cards[other.card] == *state && other.claims == slot.claims;
+        let alike = |other: &UsedCard| cards[other.card] == *state && other.claims == slot.claims;
         let from = slots[..at].iter().rposition(alike);
         let from = from.map_or(0, |alike| self.chosen[alike] + 1);
         for (card, candidate) in cards.iter().enumerate().skip(from) {

@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// How long somebody is let in without asking again.
-const WELCOME: Duration = Duration::from_secs(60);
+const ALLOWED: Duration = Duration::from_secs(60);
 /// How long somebody is kept out without asking again.
 const REFUSED: Duration = Duration::from_secs(10);
 /// Tokens remembered.
@@ -34,9 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the API server makes of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Access {
     /// Its user may.
-    Welcome,
+    Allowed,
     /// Its user may not.
     Forbidden,
     /// It is nobody's.
@@ -47,7 +47,7 @@ enum Verdict {
 pub struct Door {
     client: Client,
     path: &'static str,
-    known: Mutex<HashMap<String, (Verdict, Instant)>>,
+    known: Mutex<HashMap<String, (Access, Instant)>>,
     reviews: Semaphore,
 }
 
@@ -70,41 +70,41 @@ impl Door {
         router.layer(from_fn_with_state(self, guard))
     }
 
-    async fn verdict(&self, token: &str) -> Result<Verdict, String> {
-        if let Some(verdict) = self.remembered(token) {
-            return Ok(verdict);
+    async fn access(&self, token: &str) -> Result<Access, String> {
+        if let Some(access) = self.remembered(token) {
+            return Ok(access);
         }
         let _turn = self.reviews.acquire().await;
-        if let Some(verdict) = self.remembered(token) {
-            return Ok(verdict);
+        if let Some(access) = self.remembered(token) {
+            return Ok(access);
         }
-        let verdict = self.reviewed(token).await?;
-        self.remember(token, verdict);
-        Ok(verdict)
+        let access = self.reviewed(token).await?;
+        self.remember(token, access);
+        Ok(access)
     }
 
-    fn remembered(&self, token: &str) -> Option<Verdict> {
+    fn remembered(&self, token: &str) -> Option<Access> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (verdict, until) = known.get(token)?;
-        (Instant::now() < *until).then_some(*verdict)
+        let (access, until) = known.get(token)?;
+        (Instant::now() < *until).then_some(*access)
     }
 
-    fn remember(&self, token: &str, verdict: Verdict) {
+    fn remember(&self, token: &str, access: Access) {
         let now = Instant::now();
-        let lasts = match verdict {
-            Verdict::Welcome => WELCOME,
-            Verdict::Forbidden | Verdict::Unknown => REFUSED,
+        let lasts = match access {
+            Access::Allowed => ALLOWED,
+            Access::Forbidden | Access::Unknown => REFUSED,
         };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= KNOWN {
-            known.retain(|_, (verdict, until)| *verdict == Verdict::Welcome && now < *until);
+            known.retain(|_, (access, until)| *access == Access::Allowed && now < *until);
         }
         if known.len() < KNOWN {
-            known.insert(token.to_owned(), (verdict, now + lasts));
+            known.insert(token.to_owned(), (access, now + lasts));
         }
     }
 
-    async fn reviewed(&self, token: &str) -> Result<Verdict, String> {
+    async fn reviewed(&self, token: &str) -> Result<Access, String> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -114,7 +114,7 @@ impl Door {
         };
         let status = self.ask(&review).await?.status.unwrap_or_default();
         let Some(user) = status.user.filter(|_| status.authenticated == Some(true)) else {
-            return Ok(Verdict::Unknown);
+            return Ok(Access::Unknown);
         };
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
@@ -132,8 +132,8 @@ impl Door {
         };
         let status = self.ask(&review).await?.status.unwrap_or_default();
         Ok(match status.allowed && status.denied != Some(true) {
-            true => Verdict::Welcome,
-            false => Verdict::Forbidden,
+            true => Access::Allowed,
+            false => Access::Forbidden,
         })
     }
 
@@ -164,20 +164,20 @@ fn token(head: &HeaderMap) -> Option<&str> {
 }
 
 async fn guard(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
-    let verdict = match token(request.headers()) {
-        Some(token) => door.verdict(token).await,
-        None => Ok(Verdict::Unknown),
+    let access = match token(request.headers()) {
+        Some(token) => door.access(token).await,
+        None => Ok(Access::Unknown),
     };
-    match verdict {
-        Ok(Verdict::Welcome) => next.run(request).await,
-        Ok(Verdict::Forbidden) => {
+    match access {
+        Ok(Access::Allowed) => next.run(request).await,
+        Ok(Access::Forbidden) => {
             let text = format!(
                 "your user may not get {}: bind a ClusterRole that says so\n",
                 door.path
             );
             (StatusCode::FORBIDDEN, text).into_response()
         }
-        Ok(Verdict::Unknown) => (
+        Ok(Access::Unknown) => (
             StatusCode::UNAUTHORIZED,
             [(header::WWW_AUTHENTICATE, "Bearer")],
             "send a token of this cluster: Authorization: Bearer TOKEN\n",

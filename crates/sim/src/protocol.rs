@@ -110,7 +110,7 @@ pub struct Workload {
     pub cpu_pods: CpuPods,
     mode: Mode,
     models: Vec<String>,
-    classes: HashMap<Class, usize>,
+    classes: HashMap<JobKind, usize>,
 }
 
 /// From some point on, until as much has been asked for as there is, jobs come from another list.
@@ -123,7 +123,7 @@ pub struct Wave {
 }
 
 /// What tells classes of jobs apart: CPU, host memory, GPUs, thousandths, models.
-type Class = (u64, u64, usize, u64, Models);
+type JobKind = (u64, u64, usize, u64, Models);
 
 /// One experiment: hosts in the order that ties are broken in, and jobs in the order of arrival.
 #[derive(Clone, Debug)]

@@ -30,7 +30,7 @@ const LATELY: u64 = 256;
 /// A node's place in the tables.
 pub(crate) type Slot = usize;
 /// A request under a policy; good until the next is looked up.
-pub(crate) type Class = usize;
+pub(crate) type ClassId = usize;
 /// A view that one or more nodes have.
 type State = usize;
 
@@ -38,10 +38,10 @@ type State = usize;
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     slots: Slots,
-    places: Vec<Place>,
+    places: Vec<Entry>,
     vacant: Vec<Slot>,
     states: States,
-    classes: HashMap<(Arc<Request>, PolicyKind), Class>,
+    classes: HashMap<(Arc<Request>, PolicyKind), ClassId>,
     rows: Vec<Row>,
     /// States that appeared since [`Answers::warm`] looked.
     fresh: Vec<State>,
@@ -53,7 +53,7 @@ pub(crate) struct Answers {
 
 /// What a call reads of each node: no more, so that it stays in the processor's cache.
 #[derive(Debug)]
-struct Place {
+struct Entry {
     gate: Gate,
     state: State,
 }
@@ -172,7 +172,7 @@ impl Answers {
 
     fn occupy(&mut self, name: &str, gate: Gate, state: State) {
         let slot = self.vacant.pop().unwrap_or(self.places.len());
-        let place = Place { gate, state };
+        let place = Entry { gate, state };
         self.slots.insert(name, slot);
         match self.places.get_mut(slot) {
             Some(vacant) => *vacant = place,
@@ -203,7 +203,7 @@ impl Answers {
         views.map(|(view, nodes)| (&**view, *nodes))
     }
 
-    pub(crate) fn class(&mut self, request: &Arc<Request>, policy: PolicyKind) -> Class {
+    pub(crate) fn class(&mut self, request: &Arc<Request>, policy: PolicyKind) -> ClassId {
         self.lookups += 1;
         let class = self.enter(request, policy);
         self.rows[class].asked += 1;
@@ -219,7 +219,7 @@ impl Answers {
         }
     }
 
-    fn enter(&mut self, request: &Arc<Request>, policy: PolicyKind) -> Class {
+    fn enter(&mut self, request: &Arc<Request>, policy: PolicyKind) -> ClassId {
         let key = (request.clone(), policy);
         let class = match self.classes.get(&key) {
             Some(&class) => class,
@@ -233,7 +233,7 @@ impl Answers {
     /// is seldom.
     fn forget_surplus(&mut self) {
         let keep = self.limit() * 3 / 4;
-        let mut order: Vec<Class> = (0..self.rows.len()).collect();
+        let mut order: Vec<ClassId> = (0..self.rows.len()).collect();
         order.sort_by_key(|&class| (!self.is_expected(class), Reverse(self.rows[class].used)));
         let mut kept = vec![false; order.len()];
         for class in order.into_iter().take(keep) {
@@ -247,21 +247,21 @@ impl Answers {
     }
 
     /// The class to forget first.
-    fn oldest(&self) -> Option<Class> {
-        let age = |&class: &Class| (self.is_expected(class), self.rows[class].used);
+    fn oldest(&self) -> Option<ClassId> {
+        let age = |&class: &ClassId| (self.is_expected(class), self.rows[class].used);
         (0..self.rows.len()).min_by_key(age)
     }
 
-    fn is_expected(&self, class: Class) -> bool {
+    fn is_expected(&self, class: ClassId) -> bool {
         self.rows[class].asked == 0 && self.is_recent(class)
     }
 
-    fn is_recent(&self, class: Class) -> bool {
+    fn is_recent(&self, class: ClassId) -> bool {
         self.rows[class].used + LATELY > self.lookups
     }
 
     /// Drops answers that are void and makes room for one per state.
-    fn refresh(&mut self, class: Class) {
+    fn refresh(&mut self, class: ClassId) {
         let (row, states) = (&mut self.rows[class], self.states.views.len());
         if row.key.1 == PolicyKind::Tight && row.lessons != self.lessons {
             row.clear(states, self.lessons);
@@ -276,8 +276,8 @@ impl Answers {
         limit: usize,
         find: impl Fn(&NodeGpus, &Request, PolicyKind, &mut u64) -> Result<Cost, Refusal>,
     ) -> bool {
-        let pays = |class: &Class| self.rows[*class].asked != 1 && self.is_recent(*class);
-        let mut classes: Vec<Class> = (0..self.rows.len()).filter(pays).collect();
+        let pays = |class: &ClassId| self.rows[*class].asked != 1 && self.is_recent(*class);
+        let mut classes: Vec<ClassId> = (0..self.rows.len()).filter(pays).collect();
         classes.sort_unstable_by_key(|&class| Reverse(self.rows[class].used));
         let mut found = 0;
         for &class in &classes {
@@ -301,7 +301,7 @@ impl Answers {
     /// What it took, in answers without a search; zero if there was nothing to find.
     fn answer(
         &mut self,
-        class: Class,
+        class: ClassId,
         state: State,
         find: impl Fn(&NodeGpus, &Request, PolicyKind, &mut u64) -> Result<Cost, Refusal>,
     ) -> usize {
@@ -321,7 +321,7 @@ impl Answers {
         (MAX_ANSWERS / row).max(MIN_CLASSES)
     }
 
-    fn new_class(&mut self, key: (Arc<Request>, PolicyKind)) -> Class {
+    fn new_class(&mut self, key: (Arc<Request>, PolicyKind)) -> ClassId {
         let limit = self.limit();
         let mut row = Row {
             key: key.clone(),
@@ -354,7 +354,7 @@ impl Answers {
     }
 
     /// The remembered answer, if there is one.
-    pub(crate) fn known(&self, class: Class, slot: Slot) -> Answer {
+    pub(crate) fn known(&self, class: ClassId, slot: Slot) -> Answer {
         let answers = &self.rows[class].answers;
         answers.get(self.places[slot].state).copied().flatten()
     }
@@ -362,7 +362,7 @@ impl Answers {
     /// The answer that `find` finds for the node's view, remembered.
     pub(crate) fn find(
         &mut self,
-        class: Class,
+        class: ClassId,
         slot: Slot,
         find: impl FnOnce(&NodeGpus) -> Result<Result<Cost, Refusal>, Reason>,
     ) -> Result<Result<Cost, Refusal>, Reason> {

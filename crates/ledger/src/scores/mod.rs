@@ -18,7 +18,7 @@ use crate::Reason;
 use crate::books::{Books, Event, Gate, may_be_bound};
 use crate::budget::Budget;
 use answers::Answers;
-pub(crate) use answers::{Class, Slot};
+pub(crate) use answers::{ClassId, Slot};
 use learn::Demand;
 
 /// What is remembered and learnt. See the module's documentation.
@@ -84,7 +84,7 @@ impl Scores {
     }
 
     /// The request as the answers know it; good until the next is looked up.
-    pub(crate) fn class(&mut self, request: &Arc<Request>) -> Class {
+    pub(crate) fn class(&mut self, request: &Arc<Request>) -> ClassId {
         let policy = self.policy(request);
         self.answers.class(request, policy)
     }
@@ -93,7 +93,7 @@ impl Scores {
     /// asked about before.
     pub(crate) fn cost(
         &mut self,
-        class: Class,
+        class: ClassId,
         slot: Slot,
         request: &Request,
         budget: &mut Budget,
