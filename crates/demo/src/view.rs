@@ -94,9 +94,9 @@ fn columns(frame: &mut Frame<'_>, picture: &Picture, area: Rect) {
     let fewest = (area.width / COLUMN).clamp(1, 3);
     let most = (area.width / NARROW).max(fewest);
     let tallest = |columns: &Vec<Vec<&NodePicture>>| columns.iter().map(|it| height(it)).max();
-    let all = (fewest..=most).map(|count| parted(picture, count.into()));
+    let mut all = (fewest..=most).map(|count| parted(picture, count.into()));
     let fits = |columns: &Vec<Vec<&NodePicture>>| tallest(columns) <= Some(room);
-    let parts = all.clone().find(fits).or_else(|| all.last());
+    let parts = all.clone().find(fits).or_else(|| all.next_back());
     let parts = parts.unwrap_or_default();
     let areas = Layout::horizontal(vec![Constraint::Fill(1); parts.len()])
         .spacing(2)
