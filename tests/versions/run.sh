@@ -15,7 +15,7 @@ pods are changed as they are created|policies::an_asking_pod_gets_scheduler_labe
 good requests pass|policies::good_requests_pass
 bad requests are refused|policies::bad_requests_are_refused_in_the_extenders_words
 other pods are left alone|policies::a_pod_that_asks_for_nothing_is_created_as_ever
-nobody forges an assignment|attack::extender::nobody_but_the_extender_writes_an_assignment_through_any_door_that_there_is
+nobody forges an assignment|attack::extender::nobody_but_the_extender_writes_its_keys_through_any_door_that_there_is
 bound with annotations in one write|main_path::one_pod_is_bound_with_its_gpu_in_the_same_write
 a Binding needs its resourceVersion|takeover::a_binding_that_arrives_after_a_takeover_fails
 the Lease is taken anew|takeover::a_lease_that_somebody_deletes_is_taken_anew
