@@ -11,9 +11,6 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// The best score that an extender gives.
-pub const MAX_PRIORITY: i64 = 10;
-
 /// A string that borrows from the body where it can.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text<'a>(pub Cow<'a, str>);
@@ -109,7 +106,7 @@ fn as_map<S: serde::Serializer>(pairs: &[(&str, &str)], serializer: S) -> Result
 pub struct HostPriority<'a> {
     /// Node name.
     pub host: &'a str,
-    /// 0 to [`MAX_PRIORITY`].
+    /// 0 to 10.
     pub score: i64,
 }
 

@@ -103,7 +103,7 @@ pub struct Args {
     pub kubeconfig: Option<PathBuf>,
 
     /// Address for /healthz, /readyz and /metrics
-    #[arg(long, env = "GPUSTOW_LISTEN", default_value = "0.0.0.0:32765")]
+    #[arg(long, env = "GPUSTOW_AGENT_LISTEN", default_value = "0.0.0.0:32765")]
     pub listen: SocketAddr,
 
     /// How health and metrics are served.

@@ -100,6 +100,25 @@ fn inspect_draws_nothing() -> io::Result<()> {
     Ok(())
 }
 
+/// Where extender and agent run in one shell, a variable that is set for one must suit the other.
+#[test]
+fn an_environment_variable_means_one_thing() -> io::Result<()> {
+    let shared = ["GPUSTOW_KUBECONFIG", "GPUSTOW_LOG", "GPUSTOW_RESOURCE_NAME"];
+    let variables = |file: &str| -> io::Result<Vec<String>> {
+        let text = fs::read_to_string(root().join(file))?;
+        let names = text.split("env = \"").skip(1);
+        Ok(names
+            .filter_map(|rest| Some(rest.split_once('"')?.0.to_owned()))
+            .collect())
+    };
+    let extender = variables("src/args.rs")?;
+    for name in variables("crates/agent/src/args.rs")? {
+        let both = extender.contains(&name);
+        assert_eq!(both, shared.contains(&name.as_str()), "{name}");
+    }
+    Ok(())
+}
+
 /// What a look at the source can tell: the caller passes the time in, and nothing waits.
 #[test]
 fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {

@@ -13,7 +13,7 @@ use gpustow_inspect::{
 use gpustow_ledger::NodeView;
 use gpustow_pack::{Choice, Mib};
 use k8s_openapi::api::core::v1::Pod;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::Answer;
 use crate::lists::indices;
@@ -79,16 +79,19 @@ struct Location {
     because: Option<String>,
 }
 
+/// Programs get whole bytes.
+fn bytes<S: Serializer>(amount: &Mib, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_u64(amount.bytes())
+}
+
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct LocationGpu {
     gpu: String,
-    requested_bytes: u64,
-    #[serde(skip)]
+    #[serde(rename = "requestedBytes", serialize_with = "bytes")]
     requested: Mib,
     /// Room on the card once the pod is there.
-    room_bytes: u64,
-    #[serde(skip)]
+    #[serde(rename = "roomBytes", serialize_with = "bytes")]
     room: Mib,
 }
 
@@ -304,9 +307,7 @@ fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Location {
 fn place_gpu(gpu: String, requested: Mib, room: Mib) -> LocationGpu {
     LocationGpu {
         gpu,
-        requested_bytes: requested.bytes(),
         requested,
-        room_bytes: room.bytes(),
         room,
     }
 }

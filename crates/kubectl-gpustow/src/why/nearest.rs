@@ -16,11 +16,9 @@ pub(super) struct Near {
     pub(super) gpu: u32,
     pub(super) gpu_uuid: String,
     pub(super) model: String,
-    pub(super) room_bytes: u64,
-    pub(super) lacks_bytes: u64,
-    #[serde(skip)]
+    #[serde(rename = "roomBytes", serialize_with = "super::bytes")]
     pub(super) room: Mib,
-    #[serde(skip)]
+    #[serde(rename = "lacksBytes", serialize_with = "super::bytes")]
     pub(super) lacks: Mib,
     pub(super) healthy: bool,
     /// Why it takes no pods.
@@ -67,8 +65,6 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
         gpu: card.index,
         gpu_uuid: card.uuid.clone(),
         model: card.model.clone(),
-        room_bytes: card.free.bytes(),
-        lacks_bytes: lacks.bytes(),
         room: card.free,
         lacks,
         freed_by: match refuses {

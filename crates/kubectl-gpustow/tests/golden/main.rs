@@ -312,7 +312,10 @@ async fn what_cannot_be_answered_says_the_mend() -> Result<()> {
             "no such column; there are NODE, MODEL",
         ),
         ("fit -f /nowhere.yaml", "/nowhere.yaml"),
-        ("why team-a/large -o csv", "prints text, wide, json or yaml"),
+        (
+            "why team-a/large -o csv",
+            "possible values: table, wide, json, yaml",
+        ),
     ] {
         let error = output(command, Screen::default()).await.err();
         let error = format!(

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use clap::ValueEnum;
 use gpustow_sim::baselines::Choice;
 use gpustow_sim::plot::{Drawn, svg, write_whole};
 use gpustow_sim::progress::Progress;
@@ -15,13 +14,6 @@ use serde_json::json;
 
 use crate::{Output, read_nodes, read_pods, seeds};
 
-/// What comes when.
-#[derive(Clone, Copy, ValueEnum)]
-enum Protocol {
-    /// Arrivals until 130 % of the GPUs are asked for, without departures
-    Fgd,
-}
-
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Node list: CSV with sn,cpu_milli,memory_mib,gpu,model
@@ -30,9 +22,6 @@ pub(crate) struct Args {
     /// Pod list: CSV with name,cpu_milli,memory_mib,num_gpu,gpu_milli and, if any, gpu_spec
     #[arg(long, value_name = "CSV")]
     pods: PathBuf,
-    /// What comes when
-    #[arg(long, value_enum, default_value = "fgd")]
-    protocol: Protocol,
     /// What cards are counted in: u (thousandths), r-paper or r-guess (MiB, two guesses of the
     /// models that the trace does not name)
     #[arg(long, default_value = "u")]
@@ -67,7 +56,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let Protocol::Fgd = args.protocol;
     let mut workload = Workload::new(read_nodes(&args.nodes)?, read_pods(&args.pods)?, args.mode)?;
     ensure!(workload.cards() > 0, "{}: no GPUs", args.nodes.display());
     ensure!(
