@@ -3,6 +3,7 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
+mod kind;
 mod nominated;
 mod offers;
 mod tried;

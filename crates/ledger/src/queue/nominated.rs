@@ -26,6 +26,11 @@ impl Queue {
         self.nominated.is_empty()
     }
 
+    /// Is room kept on this node?
+    pub(super) fn is_kept(&self, node: &str) -> bool {
+        self.nominated.contains_key(node)
+    }
+
     /// The pods that are nominated to a node, or have a claim there.
     pub(crate) fn nominated_on(&self, node: &str) -> impl Iterator<Item = &Uid> {
         self.nominated.get(node).into_iter().flatten()

@@ -2,20 +2,21 @@
 //! offers so far.
 //!
 //! Pods with equal requests and equal constraints are of one *kind*: by memory, CPU and labels a
-//! node takes all of them or none. Whatever else kube-scheduler's own filters know is learnt from
-//! wake-ups in vain: such a pod is *barred* from the node until one of the two changes or its pause is
-//! over, and stands behind all pods with fewer wake-ups in vain.
+//! node takes all of them or none, unless a nomination keeps room there. Whatever else
+//! kube-scheduler's own filters know is learnt from wake-ups in vain: such a pod is *barred* from the
+//! node until one of the two changes or its pause is over, and stands behind all pods with fewer
+//! wake-ups in vain.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::intree::Constraints;
 use gpustow_api::{PodFacts, names};
-use gpustow_pack::{Mib, NodeGpus, Request};
+use gpustow_pack::{Mib, Request};
 use hashbrown::{HashMap, HashSet};
 
+use super::kind::{Key, Kind, KindId, Turn};
 use super::offers::{End, Offers};
 use crate::books::Uid;
 
@@ -27,10 +28,6 @@ pub(super) const FLUSH: Duration = Duration::from_secs(300);
 const BARS: usize = 8;
 /// Pods that joined are noted so many at a time.
 const JOINS: usize = 1024;
-/// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority and age.
-pub(super) type Turn = (u32, Reverse<i32>, i64, Uid);
-/// A kind of pods; never used twice.
-pub(super) type KindId = u64;
 
 /// The pods that wait, and the nodes that gained room.
 #[derive(Debug, Default)]
@@ -57,8 +54,6 @@ pub(super) struct Waiting {
     askers: HashSet<Arc<str>>,
 }
 
-type Key = (Arc<Request>, Arc<Constraints>);
-
 /// One pod's history of wake-ups.
 #[derive(Debug)]
 struct Wait {
@@ -76,40 +71,6 @@ struct Wait {
 struct Bar {
     node: Arc<str>,
     at: u64,
-}
-
-/// Pods with equal requests and constraints.
-#[derive(Debug)]
-struct Kind {
-    key: Key,
-    need: Need,
-    order: BTreeSet<Turn>,
-    /// Every node was looked at for it; until then only those that gain room are.
-    looked: Duration,
-}
-
-/// So many cards with so much free on each, at least.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Need {
-    mib: Mib,
-    cards: usize,
-}
-
-impl Need {
-    fn of(request: &Request) -> Self {
-        let hardest = request.claims.iter().max_by_key(|claim| claim.mib);
-        hardest.map_or(Self::default(), |claim| Self {
-            mib: claim.mib,
-            cards: claim.gpus as usize,
-        })
-    }
-
-    /// False if the request certainly does not fit.
-    pub(super) fn may_fit(self, view: &NodeGpus) -> bool {
-        let cards = view.cards.iter();
-        let enough = cards.filter(|card| card.usable && card.free >= self.mib);
-        enough.take(self.cards).count() >= self.cards
-    }
 }
 
 impl Waiting {
@@ -174,15 +135,9 @@ impl Waiting {
 
     fn new_kind(&mut self, key: Key) -> KindId {
         self.last_id += 1;
-        let need = Need::of(&key.0);
-        *self.needs.entry(need.mib).or_default() += 1;
-        self.ids.insert(key.clone(), self.last_id);
-        let kind = Kind {
-            key,
-            need,
-            order: BTreeSet::new(),
-            looked: Duration::ZERO,
-        };
+        let kind = Kind::new(key.clone());
+        *self.needs.entry(kind.need.mib).or_default() += 1;
+        self.ids.insert(key, self.last_id);
         self.kinds.insert(self.last_id, kind);
         self.last_id
     }
@@ -443,8 +398,8 @@ impl Waiting {
         }
     }
 
-    pub(super) fn need(&self, kind: KindId) -> Option<Need> {
-        Some(self.kinds.get(&kind)?.need)
+    pub(super) fn kind(&self, id: KindId) -> Option<&Kind> {
+        self.kinds.get(&id)
     }
 
     /// What the kind that wants least wants on one card.
@@ -458,13 +413,6 @@ impl Waiting {
         let from = turn.map_or(Unbounded, Excluded);
         let (turn, kind) = self.heads.range((from, Unbounded)).next()?;
         Some((turn, *kind))
-    }
-
-    /// The pod that stands after `turn` among its kind.
-    pub(super) fn after(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
-        use std::ops::Bound::{Excluded, Unbounded};
-        let order = &self.kinds.get(&kind)?.order;
-        order.range((Excluded(turn), Unbounded)).next().cloned()
     }
 
     /// Where a pod of this kind stands.

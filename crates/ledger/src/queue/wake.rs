@@ -15,7 +15,8 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, NodeGpus, Request};
 
-use super::waiting::{FLUSH, KindId, Need, Turn};
+use super::kind::{Kind, KindId, Need, Turn};
+use super::waiting::FLUSH;
 use crate::Ledger;
 use crate::books::Uid;
 
@@ -44,6 +45,8 @@ struct Look {
     uid: Uid,
     kind: KindId,
     nodes: Vec<Arc<str>>,
+    /// Some of the kind may take room that a nomination keeps from others of it.
+    found: bool,
 }
 
 impl Ledger {
@@ -138,35 +141,71 @@ impl Ledger {
             *work -= 1;
             if let Some(kind) = kind.filter(|_| self.asleep(&uid).is_some()) {
                 let nodes = self.books.nodes().map(|(name, _)| name.clone()).collect();
-                self.queue.wakes.look = Some(Look { uid, kind, nodes });
+                self.queue.wakes.look = Some(Look {
+                    uid,
+                    kind,
+                    nodes,
+                    found: false,
+                });
             }
         }
     }
 
     /// True if there is nothing left to look at.
     fn look(&mut self, look: &mut Look, work: &mut usize, rest: usize, now: Duration) -> bool {
-        let need = self.queue.waiting.need(look.kind);
+        let need = self.queue.waiting.kind(look.kind).map(|kind| kind.need);
         let (Some(pod), Some(need)) = (self.asleep(&look.uid), need) else {
             return true;
         };
+        let again = now + self.config.wake_again_after;
         while *work > rest {
             let Some(name) = look.nodes.pop() else {
-                self.queue.waiting.looked(look.kind, now + FLUSH);
+                let until = if look.found { again } else { now + FLUSH };
+                self.queue.waiting.looked(look.kind, until);
                 return true;
             };
             *work -= 1;
-            if self.may_fit(&name, &pod, need, now) {
-                *work = work.saturating_sub(price(&pod));
-                let left = self.unpromised(&name, now);
-                if left.is_some_and(|left| self.fits(&name, &left, &pod)) {
-                    self.queue.waiting.room_on(&name);
-                    let again = now + self.config.wake_again_after;
+            if self.may_fit(&name, &pod, need, now)
+                && let Some(left) = self.unpromised(&name, now)
+                && self.fits_one_of(look.kind, &name, &left, &pod, work)
+            {
+                self.queue.waiting.room_on(&name);
+                if !self.queue.is_kept(&name) {
                     self.queue.waiting.looked(look.kind, again);
                     return true;
                 }
+                look.found = true;
             }
         }
         false
+    }
+
+    /// Would this pod fit in what is left of the node's room, or another of its kind? Where a
+    /// nomination keeps room, one of the kind may be the nominated one, or come before it.
+    fn fits_one_of(
+        &self,
+        kind: KindId,
+        name: &str,
+        left: &NodeGpus,
+        pod: &Arc<PodFacts>,
+        work: &mut usize,
+    ) -> bool {
+        let mut fits = |pod: &PodFacts| {
+            *work = work.saturating_sub(price(pod));
+            self.fits(name, left, pod)
+        };
+        let waiting = &self.queue.waiting;
+        fits(pod)
+            || self.queue.is_kept(name) && {
+                let highest = waiting.kind(kind).and_then(Kind::highest);
+                let nominated = self.queue.nominated_on(name);
+                let nominated = nominated.filter(|uid| waiting.turn(kind, uid).is_some());
+                let mut others = highest
+                    .into_iter()
+                    .chain(nominated)
+                    .filter_map(|uid| self.asleep(uid));
+                others.any(|other| fits(&other))
+            }
     }
 
     fn offer_room(
@@ -267,15 +306,20 @@ impl Ledger {
                         .waiting
                         .promise(&pod.uid, &offering.node, now, interval);
                     woken.push(pod);
-                    self.queue.waiting.after(kind, &turn)
+                    self.next_of(kind, &turn)
                 }
-                Answer::Passes => self.queue.waiting.after(kind, &turn),
-                Answer::None => self.next_nominated(kind, &turn),
+                Answer::Passes => self.next_of(kind, &turn),
+                Answer::None => self.next_preferred(kind, &turn),
             };
             if let Some(next) = next {
                 offering.next.insert(next, kind);
             }
         }
+    }
+
+    /// The pod that stands after `turn` among its kind.
+    fn next_of(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
+        self.queue.waiting.kind(kind)?.after(turn).cloned()
     }
 
     fn next_turn(&self, offering: &mut Offering) -> Option<(Turn, KindId)> {
@@ -307,11 +351,11 @@ impl Ledger {
         let Some(pod) = self.asleep(uid) else {
             return Answer::Passes;
         };
-        let Some(need) = self.queue.waiting.need(kind) else {
+        let Some(Kind { need, .. }) = self.queue.waiting.kind(kind) else {
             return Answer::None;
         };
         let alone = offering.extra > 0;
-        if !(need.may_fit(&offering.left) || alone) || !self.may_fit(name, &pod, need, now) {
+        if !(need.may_fit(&offering.left) || alone) || !self.may_fit(name, &pod, *need, now) {
             return Answer::None;
         }
         *work = work.saturating_sub(price(&pod));
@@ -353,11 +397,17 @@ impl Ledger {
             && (self.queue.nobody_nominated() || self.choose(name, pod, request).is_ok())
     }
 
-    /// The next pod of a kind that room is kept for: it may fit where one before it does not.
-    fn next_nominated(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
+    /// The next pod of a kind that room is kept for, or from which none is kept since its priority
+    /// is higher: it may fit where one before it does not.
+    fn next_preferred(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
+        if self.queue.nobody_nominated() {
+            return None;
+        }
         let nominated = self.queue.nominated.values().flatten();
         let turns = nominated.filter_map(|uid| self.queue.waiting.turn(kind, uid));
-        turns.filter(|behind| *behind > turn).min().cloned()
+        let behind = turns.filter(|behind| *behind > turn);
+        let higher = self.queue.waiting.kind(kind)?.higher(turn);
+        behind.chain(higher).min().cloned()
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.

@@ -51,7 +51,7 @@ fn sizes(random: &mut Random) -> Vec<u64> {
 fn a_pod_that_fits_is_placed_within_as_many_calls_as_there_are_nodes() {
     let (mut placed, mut late) = (0, 0);
     for seed in 0..400 {
-        let random = &mut Random(seed);
+        let random = &mut Random::new(seed);
         let mut ledger = sparing();
         (0..NODES).for_each(|index| apply(&mut ledger, index, &sizes(random)));
         let p = wish(random);

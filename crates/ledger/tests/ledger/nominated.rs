@@ -200,3 +200,60 @@ fn an_older_equal_does_not_hide_the_pod_with_the_claim() {
     ledger.apply_pod(older);
     assert_eq!(woken(&mut ledger, 1), ["first"]);
 }
+
+/// A ledger with room on a for 80 that nobody was told of, and these pods asleep since before it.
+fn asleep(pods: &[PodFacts]) -> Ledger {
+    let mut ledger = ledger(&[("a", &[100]), ("full", &[10])]);
+    for pod in pods {
+        ledger.apply_pod(PodFacts {
+            waiting: true,
+            ..pod.clone()
+        });
+    }
+    ledger
+}
+
+/// Who is woken by looks at every node, where nobody comes.
+fn woken_within(ledger: &mut Ledger, seconds: u64) -> Vec<String> {
+    let mut all: Vec<String> = (0..=seconds)
+        .flat_map(|second| woken(ledger, second))
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+#[test]
+fn a_look_for_an_equal_finds_the_room_that_is_kept_for_the_nominated_one() {
+    let equal = PodFacts {
+        created: -1,
+        ..with_priority("equal", 80, 5)
+    };
+    let mut ledger = asleep(&[equal, nominated("kept", 80, 5)]);
+    assert_eq!(woken_within(&mut ledger, 4), ["kept"]);
+}
+
+#[test]
+fn room_that_is_kept_from_a_pod_is_offered_to_one_of_higher_priority() {
+    // All but the nominated one ask for as much; the high one stands last, since it woke in vain.
+    let low = PodFacts {
+        created: -1,
+        ..with_priority("low", 80, 0)
+    };
+    let high = with_priority("high", 80, 9);
+    let mut ledger = asleep(&[low, high]);
+    assert_eq!(woken_within(&mut ledger, 4), ["high", "low"]);
+    ledger.apply_pod(nominated("kept", 60, 5));
+    ledger.delete_pod("low");
+    let low = PodFacts {
+        created: -1,
+        waiting: true,
+        ..with_priority("later", 80, 0)
+    };
+    ledger.apply_pod(low);
+    let then: Vec<String> = (5..40)
+        .flat_map(|second| woken(&mut ledger, second))
+        .collect();
+    assert!(then.contains(&"high".to_owned()), "{then:?}");
+    assert!(!then.contains(&"later".to_owned()), "{then:?}");
+}

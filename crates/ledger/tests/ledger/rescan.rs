@@ -89,7 +89,7 @@ fn compare(ledger: &mut Ledger, random: &mut Random, now: Duration) {
 }
 
 fn history(seed: u64) {
-    let random = &mut Random(seed);
+    let random = &mut Random::new(seed);
     let mut ledger = ledger(&[]);
     for index in 0..NODES {
         ledger.apply_node(node(&name(index)));

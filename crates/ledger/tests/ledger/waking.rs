@@ -158,7 +158,7 @@ fn whoever_waits_before_it_the_pod_that_fits_is_woken_in_time() {
 #[test]
 fn somebody_is_bound_within_the_bound_as_long_as_somebody_fits() {
     for seed in 0..60 {
-        let random = &mut Random(seed);
+        let random = &mut Random::new(seed);
         let mut world = World::new(1 + random.below(5) as usize);
         let count = 1 + random.below(60);
         for index in 0..count {

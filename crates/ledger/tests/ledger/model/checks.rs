@@ -217,14 +217,15 @@ impl World {
         let pods = self.server.pods.iter();
         let asleep = pods.filter(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
         let asleep: Vec<&PodFacts> = asleep.collect();
+        for pod in &asleep {
+            ledger.filter(&ask(pod), &[], self.now);
+        }
+        // Only now: the mix of those that wait decides which card room is kept on for the nominated.
         let fitting = asleep.iter().copied();
         let fitting = fitting.filter(|pod| self.fits(&ledger, pod));
         let Some(last) = fitting.max_by_key(turn) else {
             return Ok(());
         };
-        for pod in &asleep {
-            ledger.filter(&ask(pod), &[], self.now);
-        }
         // What joins is looked at after two seconds; then each round of two offers twice as many. Pods
         // that are nominated may take one more.
         let limit = 2 * (4 + u64::from(asleep.len().ilog2()));

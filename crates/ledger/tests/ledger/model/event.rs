@@ -1,19 +1,18 @@
 //! What can happen, and how to draw it.
 
-/// A small generator (SplitMix64): speed matters here, not quality.
-pub(crate) struct Random(pub(crate) u64);
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+/// A small generator: speed matters here, not quality.
+pub(crate) struct Random(SmallRng);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SmallRng::seed_from_u64(seed))
     }
 
     pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.0.random_range(0..end)
     }
 
     fn index(&mut self) -> usize {

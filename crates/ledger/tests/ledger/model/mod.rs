@@ -19,7 +19,7 @@ const HISTORIES: u64 = 100_000;
 const LENGTH: u64 = 36;
 
 fn history(seed: u64) -> Vec<Event> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let length = 4 + random.below(LENGTH);
     (0..length).map(|_| Event::random(&mut random)).collect()
 }

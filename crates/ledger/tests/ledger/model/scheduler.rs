@@ -20,11 +20,12 @@ impl World {
             cooperative,
             ..ask(pod)
         };
+        // Where somebody else has bound the pod, its agent may show what it uses before our watch does.
+        let truth = self.server.find(&pod.uid);
+        let truth = truth.map(|index| self.server.pods[index].node.clone());
+        let known = self.ledger.pod(&pod.uid).map(|known| known.node.clone());
         let settled = !self.ledger.is_binding(&pod.uid)
-            && self
-                .ledger
-                .pod(&pod.uid)
-                .is_none_or(|known| known.node.is_none());
+            && truth.into_iter().chain(known).all(|node| node.is_none());
         let verdict = self.ledger.filter(&asked, nodes, self.now);
         self.given_up.remove(&pod.uid);
         let room = |name: &str| self.fits_on(&self.ledger, pod, name);

@@ -1,0 +1,93 @@
+//! Waiting pods with equal requests and equal constraints, in the order in which they are offered
+//! room.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::intree::Constraints;
+use gpustow_pack::{Mib, NodeGpus, Request};
+
+use crate::books::Uid;
+
+/// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority and age.
+pub(super) type Turn = (u32, Reverse<i32>, i64, Uid);
+/// A kind of pods; never used twice.
+pub(super) type KindId = u64;
+/// What makes pods one kind.
+pub(super) type Key = (Arc<Request>, Arc<Constraints>);
+
+/// Pods with equal requests and constraints.
+#[derive(Debug)]
+pub(super) struct Kind {
+    pub(super) key: Key,
+    pub(super) need: Need,
+    pub(super) order: BTreeSet<Turn>,
+    /// Every node was looked at for it; until then only those that gain room are.
+    pub(super) looked: Duration,
+}
+
+impl Kind {
+    pub(super) fn new(key: Key) -> Self {
+        Self {
+            need: Need::of(&key.0),
+            key,
+            order: BTreeSet::new(),
+            looked: Duration::ZERO,
+        }
+    }
+
+    /// The pod that stands after `turn`.
+    pub(super) fn after(&self, turn: &Turn) -> Option<&Turn> {
+        self.order.range((Excluded(turn), Unbounded)).next()
+    }
+
+    /// The first pods of each number of wake-ups in vain from `level` on; none of that number has a
+    /// higher priority.
+    fn firsts(&self, level: u32) -> impl Iterator<Item = &Turn> {
+        let from = |level| (level, Reverse(i32::MAX), i64::MIN, Uid::from(""));
+        let first = self.order.range(from(level)..).next();
+        std::iter::successors(first, move |turn| {
+            let level = turn.0.checked_add(1)?;
+            self.order.range(from(level)..).next()
+        })
+    }
+
+    /// A pod of the highest priority.
+    pub(super) fn highest(&self) -> Option<&Uid> {
+        let highest = self.firsts(0).min_by_key(|turn| turn.1);
+        highest.map(|turn| &turn.3)
+    }
+
+    /// The next pod behind `turn` whose priority is higher.
+    pub(super) fn higher(&self, turn: &Turn) -> Option<&Turn> {
+        let mut behind = self.firsts(turn.0.checked_add(1)?);
+        behind.find(|behind| behind.1 < turn.1)
+    }
+}
+
+/// So many cards with so much free on each, at least.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Need {
+    pub(super) mib: Mib,
+    cards: usize,
+}
+
+impl Need {
+    fn of(request: &Request) -> Self {
+        let hardest = request.claims.iter().max_by_key(|claim| claim.mib);
+        hardest.map_or(Self::default(), |claim| Self {
+            mib: claim.mib,
+            cards: claim.gpus as usize,
+        })
+    }
+
+    /// False if the request certainly does not fit.
+    pub(super) fn may_fit(self, view: &NodeGpus) -> bool {
+        let cards = view.cards.iter();
+        let enough = cards.filter(|card| card.usable && card.free >= self.mib);
+        enough.take(self.cards).count() >= self.cards
+    }
+}
