@@ -43,6 +43,14 @@ fn made(kind: &str, annotations: &Value, container: &Value) -> Value {
     json!({ "apiVersion": group, "kind": kind, "metadata": { "name": "a", "namespace": "default" }, "spec": spec })
 }
 
+fn pod(annotations: Value, container: Value) -> Result<Value> {
+    let pod = crate::policies::pod(annotations, json!({ "containers": [container] }))?;
+    let mut pod = serde_json::to_value(pod)?;
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    Ok(pod)
+}
+
 /// What the API server warns of when it is created; nothing if it does not.
 async fn warned(cluster: &ControlPlane, object: &Value) -> Result<String> {
     let file = cluster
@@ -65,6 +73,33 @@ async fn warned(cluster: &ControlPlane, object: &Value) -> Result<String> {
             said
         }
     })
+}
+
+/// So many annotations, one of them ours.
+fn crowd(annotations: usize) -> Value {
+    let of_others = (1..annotations).map(|n| (format!("example.com/{n}"), json!("")));
+    let ours = (names::GPU_COUNT.to_owned(), json!("2"));
+    Value::Object(of_others.chain([ours]).collect())
+}
+
+/// Annotations for a pod that asks for nothing, and what `kubectl gpustow fit` says of them.
+fn unasked() -> Vec<(Value, String)> {
+    let ours = [
+        names::GPU_COUNT,
+        names::POLICY,
+        names::EXCLUSIVE,
+        names::GPU_MEM,
+        "gpustow.dev/gpu_count",
+        "gpu-count.gpustow.dev/a",
+    ];
+    let keys = ours.map(|key| json!({ key: "2", "example.com/own": "x" }));
+    let says = |annotations: Value| {
+        let map = serde_json::from_value(annotations.clone()).unwrap_or_default();
+        let says = gpustow_api::keys::unasked(&map, names::GPU_MEM);
+        let says = says.map_or_else(|| "nothing".to_owned(), |it| it.to_string());
+        (annotations, says)
+    };
+    keys.into_iter().chain([crowd(256)]).map(says).collect()
 }
 
 #[tokio::test]
@@ -145,12 +180,21 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
             ),
             // None of our business.
             (
-                json!({ "gpustow.dev/gpu_count": "?", names::EXCLUSIVE: "?" }),
+                json!({ "example.com/gpustow.dev": "?" }),
                 json!({ "name": "a" }),
             ),
+            (crowd(257), json!({ "name": "a" })),
         ] {
             let said = warned(cluster, &made(kind, &annotations, &container)).await?;
             ensure!(said.is_empty(), "{kind}: {said}");
+        }
+        for (annotations, expected) in unasked() {
+            let object = made(kind, &annotations, &json!({ "name": "a" }));
+            let said = warned(cluster, &object).await?;
+            ensure!(
+                said.contains(&format!("{at}{expected}")),
+                "{kind}: {said}\nexpected {at}{expected}"
+            );
         }
     }
     Ok(())
@@ -159,13 +203,6 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
 #[tokio::test]
 async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() -> Result<()> {
     let cluster = installed().await?;
-    let pod = |annotations: Value, container: Value| {
-        let pod = crate::policies::pod(annotations, json!({ "containers": [container] }))?;
-        let mut pod = serde_json::to_value(pod)?;
-        pod["apiVersion"] = json!("v1");
-        pod["kind"] = json!("Pod");
-        anyhow::Ok(pod)
-    };
     let client = cluster.admin()?;
     // What `kubectl gpustow fit` says.
     let ours = |key: &str| {
@@ -245,8 +282,6 @@ async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() 
                 "{version}: {said}"
             );
         }
-        let said = warned(cluster, &pod(json!({ key: "2" }), json!({ "name": "a" }))?).await?;
-        ensure!(said.is_empty(), "{key}: {said}");
     }
     let said = warned(
         cluster,
@@ -257,5 +292,44 @@ async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() 
     )
     .await?;
     ensure!(said.is_empty(), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn who_creates_a_pod_with_annotations_that_asks_for_nothing_is_warned() -> Result<()> {
+    let cluster = installed().await?;
+    let none = json!({ "name": "a" });
+    for (annotations, expected) in unasked() {
+        let annotated = pod(annotations, none.clone())?;
+        eventually(SOON, "annotations are looked at", async || {
+            let said = warned(cluster, &annotated).await?;
+            ensure!(said.contains(&expected), "{said}\nexpected {expected}");
+            Ok(())
+        })
+        .await?;
+    }
+    let owned = |controller: bool| {
+        let mut owned = pod(json!({ names::GPU_COUNT: "2" }), none.clone())?;
+        owned["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "a", "uid": "a", "controller": controller,
+        }]);
+        anyhow::Ok(owned)
+    };
+    ensure!(!warned(cluster, &owned(false)?).await?.is_empty());
+    for quiet in [
+        pod(json!({ "example.com/gpustow.dev": "?" }), none.clone())?,
+        pod(crowd(257), none.clone())?,
+        pod(json!({ names::GPU_COUNT: "2" }), asks("a", "2"))?,
+        // Its template was warned of.
+        owned(true)?,
+    ] {
+        let said = warned(cluster, &quiet).await?;
+        ensure!(said.is_empty(), "{said}\n{quiet}");
+    }
+    let zero = pod(json!({ names::POLICY: "spread" }), asks("a", "0"))?;
+    ensure!(!warned(cluster, &zero).await?.is_empty());
+    // It only warns.
+    let client = cluster.admin()?;
+    crate::install::try_create(&client, &serde_json::from_value(zero)?).await?;
     Ok(())
 }

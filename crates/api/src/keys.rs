@@ -1,5 +1,6 @@
-//! Annotations of pods that look like gpustow's and are not: misspelt, unknown, or a later version's. The
-//! policies judge them by the same rules (`crates/api/policies/rules-variables.yaml`).
+//! Annotations of pods that look like gpustow's and do nothing: misspelt, unknown, a later version's, or on a
+//! pod that does not ask. The policies judge them by the same rules
+//! (`crates/api/policies/rules-variables.yaml`, `hints.yaml`).
 
 use std::collections::BTreeMap;
 
@@ -60,6 +61,24 @@ pub fn ahead(annotations: &BTreeMap<String, String>) -> Vec<&str> {
     }
 }
 
+/// What is missing from a pod that asks for no `resource` and bears an annotation of gpustow's all the same.
+#[must_use]
+pub fn unasked(annotations: &BTreeMap<String, String>, resource: &str) -> Option<BadRequest> {
+    let key = annotations.keys().find(|key| is_ours(key))?;
+    Some(BadRequest {
+        field: format!("metadata.annotations[{key}]"),
+        problem: unasked_says(resource),
+    })
+}
+
+/// The same for the policies, which name the key themselves.
+pub(crate) fn unasked_says(resource: &str) -> String {
+    format!(
+        "no container asks for {resource}, so the pod gets no GPU from gpustow: write the MiB that it needs \
+         into resources.limits of a container, as {resource}: 8192"
+    )
+}
+
 /// The words of the keys that users write, in the order in which they are tried.
 pub(crate) fn of_users() -> [&'static str; 4] {
     let keys = [
@@ -77,14 +96,18 @@ fn is_ahead(annotations: &BTreeMap<String, String>) -> bool {
         .is_some_and(|version| is_later(version))
 }
 
+/// Does an annotation's key look like one of gpustow's?
+fn is_ours(key: &str) -> bool {
+    let of_group = key
+        .split_once('/')
+        .and_then(|(domain, _)| domain.strip_suffix(names::GROUP));
+    of_group.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
 fn strange(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let is_strange = |key: &&str| {
-        let of_group = key
-            .split_once('/')
-            .and_then(|(domain, _)| domain.strip_suffix(names::GROUP));
-        let is_ours = of_group.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         let begins = |it: &&str| key.starts_with(*it);
-        is_ours && !names::POD_KEYS.contains(key) && !names::POD_KEYS_OF.iter().any(begins)
+        is_ours(key) && !names::POD_KEYS.contains(key) && !names::POD_KEYS_OF.iter().any(begins)
     };
     annotations.keys().map(String::as_str).filter(is_strange)
 }

@@ -163,7 +163,7 @@ pub fn extended_resource(name: &str) -> Result<String, &'static str> {
 }
 
 /// Expressions that several policies share. The first may name those after it.
-const SHARED: [(&str, &str); 16] = [
+const SHARED: [(&str, &str); 17] = [
     // What pods and templates of pods are held to.
     (
         "RULES_VARIABLES",
@@ -241,6 +241,11 @@ const SHARED: [(&str, &str); 16] = [
         "ADDED",
         "!(oldObject != null && oldObject.spec.?ephemeralContainers.orValue([]).exists(old, old.name == c.name))",
     ),
+    // Of an annotation's key: does it look like one of gpustow's?
+    (
+        "OURS",
+        r#"key.startsWith("{{GROUP}}/") || key.contains(".{{GROUP}}/")"#,
+    ),
     (
         "DEBUGS",
         r#"request.?subResource.orValue("") == "ephemeralcontainers""#,
@@ -260,6 +265,7 @@ fn filled(template: &str, resource: &str) -> String {
         format!("{:?}", names::POD_KEYS),
         format!("{:?}", names::POD_KEYS_OF),
     );
+    let unasked = keys::unasked_says(resource);
     let max_gpus = request::MAX_GPUS.to_string();
     let max_mib_per_gpu = request::MAX_MIB_PER_GPU.to_string();
     let max_container_name = request::MAX_CONTAINER_NAME.to_string();
@@ -305,6 +311,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("NVIDIA_GPU", names::NVIDIA_GPU),
         ("POD_KEYS", &pod_keys),
         ("POD_KEYS_OF", &pod_keys_of),
+        ("UNASKED", &unasked),
         ("USER_KEYS", &user_keys),
         ("POLICY", names::POLICY),
         ("MADE_FOR", names::MADE_FOR),

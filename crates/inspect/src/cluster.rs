@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use gpustow_api::admission::Weakness;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, NodeFacts, PodFacts, names};
+use gpustow_api::{GpuNode, NodeFacts, PodFacts, keys, names};
 use gpustow_ledger::{Config, Ledger, NodeView};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -43,6 +43,8 @@ pub struct Cluster {
     pub reports: BTreeMap<String, GpuNodeStatus>,
     /// Pods that ask for GPU memory or hold some, by UID.
     pub pods: BTreeMap<Arc<str>, PodInfo>,
+    /// Those that ask for none and bear gpustow's annotations all the same.
+    unasking: BTreeMap<Arc<str>, PodInfo>,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// gpustow's own parts.
@@ -93,6 +95,7 @@ impl Cluster {
             nodes: BTreeMap::new(),
             reports: BTreeMap::new(),
             pods: BTreeMap::new(),
+            unasking: BTreeMap::new(),
             configs: None,
             system: System::default(),
             policies: Seen::NotThere,
@@ -128,13 +131,22 @@ impl Cluster {
             .request
             .as_ref()
             .is_ok_and(|request| request.is_empty());
-        if !asks_nothing || facts.assignment.is_some() {
+        self.unasking.remove(&facts.uid);
+        let counts = !asks_nothing || facts.assignment.is_some();
+        let list = match counts {
+            true => Some(&mut self.pods),
+            false if keys::unasked(pod.annotations(), &self.resource).is_some() => {
+                Some(&mut self.unasking)
+            }
+            false => None,
+        };
+        if let Some(list) = list {
             pod.metadata.managed_fields = None;
             let info = PodInfo {
                 facts: Arc::new(facts.clone()),
                 object: Arc::new(pod),
             };
-            self.pods.insert(facts.uid.clone(), info);
+            list.insert(facts.uid.clone(), info);
         }
         self.ledger.apply_pod(facts);
     }
@@ -144,12 +156,14 @@ impl Cluster {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         self.system.delete(uid);
         self.pods.remove(uid);
+        self.unasking.remove(uid);
         self.ledger.delete_pod(uid);
     }
 
     /// The whole list of pods.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.pods.clear();
+        self.unasking.clear();
         self.system.clear();
         let facts = pods.iter().filter_map(|pod| self.facts(pod)).collect();
         let began = self.ledger.copies();
@@ -287,13 +301,15 @@ impl Cluster {
             },
             None => (scope.namespace.as_deref(), wanted),
         };
-        let mut found = self.pods.values().filter(|pod| {
+        let is = |pod: &&PodInfo| {
             &*pod.facts.name == name && namespace.is_none_or(|it| it == &*pod.facts.namespace)
-        });
+        };
+        let mut found = self.pods.values().filter(is);
         match (found.next(), found.next()) {
             (Some(pod), None) => Ok(pod),
             (Some(_), Some(_)) => bail!("pod {name} is in several namespaces: add -n NAMESPACE"),
             (None, _) => {
+                self.asks(self.unasking.values().find(is))?;
                 let place = namespace.map_or_else(String::new, |it| format!(" in namespace {it}"));
                 bail!(
                     "no pod {name}{place} asks for {}: `kubectl get pods -A` shows the others",
@@ -309,13 +325,16 @@ impl Cluster {
             name: name.to_owned(),
         };
         let namespace = scope.namespace.as_deref();
-        let mut owned: Vec<_> = self.pods.values().collect();
-        owned.retain(|pod| {
+        let is = |pod: &&PodInfo| {
             namespace.is_none_or(|it| it == &*pod.facts.namespace)
                 && owner::of(&pod.object).contains(&owner)
-        });
+        };
+        let owned = self.pods.values().filter(is);
         let age = |pod: &&PodInfo| (!pod.waits(), pod.facts.created, pod.full_name());
-        let first = owned.into_iter().min_by_key(age);
+        let first = owned.min_by_key(age);
+        if first.is_none() {
+            self.asks(self.unasking.values().find(is))?;
+        }
         first.with_context(|| {
             let place = namespace.map_or_else(String::new, |it| format!(" in namespace {it}"));
             format!(
@@ -325,6 +344,15 @@ impl Cluster {
                 namespace.map_or_else(|| " -A".to_owned(), |it| format!(" -n {it}")),
             )
         })
+    }
+
+    /// Says what is missing from a pod that bears annotations and asks for nothing.
+    fn asks(&self, unasking: Option<&PodInfo>) -> Result<()> {
+        let missing = unasking.and_then(|pod| {
+            let missing = keys::unasked(pod.object.annotations(), &self.resource)?;
+            Some(format!("{}: {missing}", pod.full_name()))
+        });
+        missing.map_or(Ok(()), |missing| bail!("{missing}"))
     }
 }
 

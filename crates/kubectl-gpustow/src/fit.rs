@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use gpustow_api::keys;
 use gpustow_inspect::Cluster;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
@@ -29,10 +30,14 @@ pub(crate) fn run(
             .as_ref()
             .is_ok_and(|request| request.is_empty())
         {
-            bail!(
-                "{}: no container asks for GPU memory, so it fits wherever kube-scheduler says",
-                facts.name
-            );
+            match keys::unasked(pod.annotations(), cluster.resource()) {
+                Some(missing) => bail!("{}: {missing}", facts.name),
+                None => bail!(
+                    "{}: no container asks for {}, so it fits wherever kube-scheduler says",
+                    facts.name,
+                    cluster.resource()
+                ),
+            }
         }
         if number > 0 {
             writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;

@@ -383,3 +383,31 @@ fn exit_codes_are_as_documented() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn why_says_what_a_pod_lacks_that_bears_annotations_and_asks_for_nothing() -> Result<()> {
+    let mut pod = waiting("trainer-0", "");
+    pod["metadata"]["annotations"] = json!({ "gpustow.dev/gpu-count": "2" });
+    pod["metadata"]["ownerReferences"] = json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "trainer", "uid": "u", "controller": true }]);
+    pod["spec"]["containers"][0]["resources"] = json!({});
+    let mut plain = pod.clone();
+    plain["metadata"] = json!({ "namespace": "ops", "name": "plain", "uid": "plain" });
+    let [node, report] = healthy();
+    let files = Files::new("asks-nothing", &[node, report, pod, plain])?;
+    for (asked, said) in [
+        (
+            "ops/trainer-0",
+            "ops/trainer-0: metadata.annotations[gpustow.dev/gpu-count]: no container asks",
+        ),
+        (
+            "sts/trainer",
+            "ops/trainer-0: metadata.annotations[gpustow.dev/gpu-count]: no container asks",
+        ),
+        ("ops/plain", "no pod plain in namespace ops asks"),
+    ] {
+        let error = files.ask(&format!("why {asked}")).await.err();
+        let error = error.context("a pod that asks for nothing has no answer")?;
+        ensure!(error.to_string().contains(said), "{asked}: {error}");
+    }
+    Ok(())
+}

@@ -236,17 +236,25 @@ async fn fit_answers_before_anything_is_created() -> Result<()> {
         )
         .await?;
     }
-    let path = here("pods/no-gpu.yaml");
-    let error = output(&format!("fit -f {}", path.display()), Screen::default()).await;
-    let error = error
-        .err()
-        .context("a pod without a request has no answer")?;
-    assert!(
-        error
-            .to_string()
-            .contains("no container asks for GPU memory"),
-        "{error}"
-    );
+    for (file, said) in [
+        (
+            "no-gpu",
+            "no-gpu: no container asks for gpustow.dev/gpu-mem, so it fits wherever",
+        ),
+        (
+            "annotated",
+            "annotated: metadata.annotations[gpustow.dev/gpu-count]: no container asks for \
+             gpustow.dev/gpu-mem, so the pod gets no GPU from gpustow: write the MiB that it needs into \
+             resources.limits of a container, as gpustow.dev/gpu-mem: 8192",
+        ),
+    ] {
+        let path = here(&format!("pods/{file}.yaml"));
+        let error = output(&format!("fit -f {}", path.display()), Screen::default()).await;
+        let error = error
+            .err()
+            .context("a pod without a request has no answer")?;
+        assert!(error.to_string().contains(said), "{error}");
+    }
     Ok(())
 }
 
