@@ -13,7 +13,7 @@ export function memory(mib) {
   if (mib === 0) return "0";
   if (mib < 1024) return `${mib} MiB`;
   const gib = mib / 1024;
-  return gib < 10240 ? `${Number(gib.toFixed(1))} GiB` : `${Number((gib / 1024).toFixed(1))} TiB`;
+  return gib < 1024 ? `${Number(gib.toFixed(1))} GiB` : `${Number((gib / 1024).toFixed(1))} TiB`;
 }
 
 export function age(seconds) {
