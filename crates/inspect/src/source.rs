@@ -4,14 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use gpustow_api::admission::{Expected, Weakness};
 use gpustow_api::{GpuNode, names};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
@@ -109,8 +109,7 @@ impl Source {
         };
         let mut config = match &self.kubeconfig {
             Some(path) => {
-                let file = Kubeconfig::read_from(path)
-                    .with_context(|| format!("--kubeconfig {}", path.display()))?;
+                let file = Kubeconfig::read_from(path).map_err(unreachable)?;
                 Config::from_custom_kubeconfig(file, &options).await
             }
             None if options.context.is_none() => match Config::from_kubeconfig(&options).await {
@@ -120,7 +119,7 @@ impl Source {
             },
             None => Config::from_kubeconfig(&options).await,
         }
-        .context("no way to the cluster: does `kubectl get nodes` work?")?;
+        .map_err(unreachable)?;
         if self.impersonate.is_some() {
             config.auth_info.impersonate = self.impersonate.clone();
         }
@@ -130,6 +129,15 @@ impl Source {
             namespace,
         ))
     }
+}
+
+/// kube's texts name their cause themselves.
+fn unreachable(error: KubeconfigError) -> anyhow::Error {
+    let cause = match error {
+        KubeconfigError::ReadConfig(cause, path) => format!("{}: {cause}", path.display()),
+        other => other.to_string(),
+    };
+    anyhow!("cannot reach the cluster: kubeconfig: {cause}; does `kubectl get nodes` work?")
 }
 
 /// The cluster that `source` shows.

@@ -384,6 +384,21 @@ fn exit_codes_are_as_documented() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_kubeconfig_that_is_not_there_is_named_once() -> Result<()> {
+    let program = Command::new(env!("CARGO_BIN_EXE_kubectl-gpustow"))
+        .args(["--kubeconfig", "/nowhere/config", "nodes"])
+        .output()?;
+    let said = String::from_utf8_lossy(&program.stderr).into_owned();
+    let begin = "error: cannot reach the cluster: kubeconfig: /nowhere/config: No such file";
+    ensure!(
+        said.starts_with(begin) && said.matches("No such file").count() == 1,
+        "{said}"
+    );
+    ensure!(program.status.code() == Some(2), "{}", program.status);
+    Ok(())
+}
+
 #[tokio::test]
 async fn why_says_what_a_pod_lacks_that_bears_annotations_and_asks_for_nothing() -> Result<()> {
     let mut pod = waiting("trainer-0", "");
