@@ -26,7 +26,7 @@ use crate::wait::eventually;
 
 /// Those that our tests need. Node lifecycle is not among them: nobody posts leases for our nodes,
 /// and it would taint them all.
-const CONTROLLERS: &str = "clusterrole-aggregation-controller,cronjob-controller,deployment-controller,\
+const CONTROLLERS: &str = "clusterrole-aggregation-controller,cronjob-controller,daemonset-controller,deployment-controller,\
 disruption-controller,endpointslice-controller,ephemeral-volume-controller,garbage-collector-controller,\
 job-controller,namespace-controller,persistentvolume-binder-controller,\
 persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,\

@@ -229,8 +229,8 @@ The nodes' agents are real and look for their cards in {}.
 Change a file there, and the cluster sees it within seconds: `error: 15` at a card is one that fell off
 the bus.
 
-No container starts: pods are called Running as soon as they have a node. Deployments, StatefulSets, Jobs and
-CronJobs work, DaemonSets do not. Logs are in {}. Ctrl-C ends all of it.
+No container starts: a pod shows as Running as soon as it has a node. Deployments, StatefulSets, DaemonSets, Jobs
+and CronJobs work. Logs are in {}. Ctrl-C ends all of it.
 ",
         args.nodes,
         cluster.admin_kubeconfig().display(),
