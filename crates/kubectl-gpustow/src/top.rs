@@ -340,22 +340,44 @@ mod tests {
     }
 
     fn drawn(picture: &Picture, view: &View) -> Result<String> {
-        let mut terminal = Terminal::new(TestBackend::new(120, 8))?;
+        drawn_on(120, 8, picture, view)
+    }
+
+    fn drawn_on(width: u16, height: u16, picture: &Picture, view: &View) -> Result<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height))?;
         terminal.draw(|frame| _ = draw(frame, picture, view))?;
         Ok(terminal.backend().to_string())
+    }
+
+    fn all_by_node() -> View {
+        View {
+            sort: TopSort::Node,
+            filter: String::new(),
+            typing: false,
+            first: 0,
+            colour: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn eighty_columns_have_room_pods_and_what_takes_none() -> Result<()> {
+        let view = all_by_node();
+        let screen = drawn_on(80, 24, &picture(&cluster().await?, &view), &view)?;
+        assert!(screen.contains("ROOM  PODS"), "{screen}");
+        let has = |gpu: &str, text: &str| {
+            let mut lines = screen.lines();
+            lines.any(|line| line.contains(gpu) && line.contains(text))
+        };
+        assert!(has("a100-0    0", "19.5Gi  team-a/llm-0"), "{screen}");
+        assert!(has("l4-0      3", "0  (takes no pods"), "{screen}");
+        assert!(has("l4-1      0", "0  (takes no pods"), "{screen}");
+        Ok(())
     }
 
     #[tokio::test]
     async fn keys_move_sort_and_filter() -> Result<()> {
         let cluster = cluster().await?;
-        let (sort, filter) = (TopSort::Node, String::new());
-        let mut view = View {
-            sort,
-            filter,
-            typing: false,
-            first: 0,
-            colour: false,
-        };
+        let mut view = all_by_node();
         let press =
             |view: &mut View, code| view.obey(KeyEvent::new(code, KeyModifiers::NONE), 11, 5);
         assert!(press(&mut view, KeyCode::End));
