@@ -1,6 +1,7 @@
 //! What waits, and what would still fit. Why a pod waits is told from sums over the cluster, not
 //! from its own constraints: node selectors and the like are not looked at.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use gpustow_ledger::NodeView;
@@ -200,20 +201,22 @@ fn placeable(
         "Pods of this size that would still fit, one GPU each; whole: empty GPUs",
         &["model", "size"],
     )?;
+    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for node in nodes {
         for card in &node.cards {
             let model = models.label(&card.model);
             let takes_pods = card.healthy && !node.stale;
             let free = if takes_pods { card.free } else { Mib::ZERO };
             let whole = free == card.capacity && free > Mib::ZERO;
-            placeable
-                .with_label_values(&[model, WHOLE])
-                .add(i64::from(whole));
+            *counts.entry((model, WHOLE)).or_default() += u64::from(whole);
             for Size { name, mib } in sizes {
-                let count = i64::try_from(free.0 / mib.0).unwrap_or(i64::MAX);
-                placeable.with_label_values(&[model, name]).add(count);
+                *counts.entry((model, name)).or_default() += free.0 / mib.0;
             }
         }
+    }
+    for ((model, size), count) in counts {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        placeable.with_label_values(&[model, size]).set(count);
     }
     Ok(())
 }
