@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
 use gpustow_api::admission::Weakness;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{GpuNode, NodeFacts, PodFacts, keys, names};
@@ -15,6 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::core::{Selector, SelectorExt as _};
 
+use crate::Error;
 use crate::owner::{self, Owner};
 use crate::state;
 use crate::system::{Seen, System};
@@ -292,7 +292,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If there is none, or several of that name.
-    pub fn find(&self, scope: &Scope, wanted: &str) -> Result<&PodInfo> {
+    pub fn find(&self, scope: &Scope, wanted: &str) -> Result<&PodInfo, Error> {
         let (namespace, name) = match wanted.split_once('/') {
             Some(("pod" | "pods", name)) => (scope.namespace.as_deref(), name),
             Some((word, name)) => match owner::kind(word) {
@@ -307,19 +307,19 @@ impl Cluster {
         let mut found = self.pods.values().filter(is);
         match (found.next(), found.next()) {
             (Some(pod), None) => Ok(pod),
-            (Some(_), Some(_)) => bail!("pod {name} is in several namespaces: add -n NAMESPACE"),
+            (Some(_), Some(_)) => Err(Error::Several(name.to_owned())),
             (None, _) => {
                 self.asks(self.unasking.values().find(is))?;
                 let place = namespace.map_or_else(String::new, |it| format!(" in namespace {it}"));
-                bail!(
+                Err(Error::NotFound(format!(
                     "no pod {name}{place} asks for {}: `kubectl get pods -A` shows the others",
                     self.resource
-                )
+                )))
             }
         }
     }
 
-    fn find_of(&self, scope: &Scope, kind: &'static str, name: &str) -> Result<&PodInfo> {
+    fn find_of(&self, scope: &Scope, kind: &'static str, name: &str) -> Result<&PodInfo, Error> {
         let owner = Owner {
             kind: kind.to_owned(),
             name: name.to_owned(),
@@ -335,24 +335,24 @@ impl Cluster {
         if first.is_none() {
             self.asks(self.unasking.values().find(is))?;
         }
-        first.with_context(|| {
+        first.ok_or_else(|| {
             let place = namespace.map_or_else(String::new, |it| format!(" in namespace {it}"));
-            format!(
+            Error::NotFound(format!(
                 "no pod of {kind}/{name}{place} asks for {}; pods that were refused at creation are \
                  among the Events: kubectl get events{} --field-selector reason=FailedCreate",
                 self.resource,
                 namespace.map_or_else(|| " -A".to_owned(), |it| format!(" -n {it}")),
-            )
+            ))
         })
     }
 
     /// Says what is missing from a pod that bears annotations and asks for nothing.
-    fn asks(&self, unasking: Option<&PodInfo>) -> Result<()> {
+    fn asks(&self, unasking: Option<&PodInfo>) -> Result<(), Error> {
         let missing = unasking.and_then(|pod| {
             let missing = keys::unasked(pod.object.annotations(), &self.resource)?;
             Some(format!("{}: {missing}", pod.full_name()))
         });
-        missing.map_or(Ok(()), |missing| bail!("{missing}"))
+        missing.map_or(Ok(()), |missing| Err(Error::NotFound(missing)))
     }
 }
 

@@ -6,6 +6,7 @@
 //! memory has, and it writes nothing.
 
 mod cluster;
+mod error;
 mod live;
 pub mod owner;
 mod source;
@@ -15,6 +16,7 @@ mod trial;
 mod units;
 
 pub use cluster::{Cluster, PodInfo, Scope};
+pub use error::Error;
 pub use live::Live;
 pub use source::{Lists, Source, load};
 pub use trial::{Trial, try_pod};

@@ -5,15 +5,14 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use futures::{Stream, StreamExt as _};
 use gpustow_api::GpuNode;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
-use crate::Cluster;
 use crate::source::{Source, load, read, written};
+use crate::{Cluster, Error};
 
 /// Shared by the watches and the view.
 #[derive(Clone)]
@@ -29,7 +28,7 @@ impl Live {
     ///
     /// # Errors
     /// If the cluster cannot be listed.
-    pub async fn start(source: &Source) -> Result<Self> {
+    pub async fn start(source: &Source) -> Result<Self, Error> {
         let cluster = load(source).await?;
         let still = source.from.is_some();
         let cluster = Arc::new(Mutex::new(cluster));

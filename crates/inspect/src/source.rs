@@ -1,10 +1,10 @@
 //! Where the facts come from: an API server, or files that kubectl wrote.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use gpustow_api::admission::{Expected, Weakness};
 use gpustow_api::{GpuNode, names};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -17,6 +17,7 @@ use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::Error;
 use crate::cluster::Cluster;
 use crate::system::{self, Seen};
 
@@ -71,7 +72,7 @@ impl Source {
     ///
     /// # Errors
     /// If the cluster cannot be reached, its objects not be listed, or a file not be read.
-    pub async fn lists(&self) -> Result<Lists> {
+    pub async fn lists(&self) -> Result<Lists, Error> {
         if let Some(path) = &self.from {
             return read_lists(path);
         }
@@ -102,7 +103,7 @@ impl Source {
     ///
     /// # Errors
     /// If there is no way to the cluster.
-    pub async fn client(&self) -> Result<(Client, String)> {
+    pub async fn client(&self) -> Result<(Client, String), Error> {
         let options = KubeConfigOptions {
             context: self.context.clone(),
             ..Default::default()
@@ -124,33 +125,30 @@ impl Source {
             config.auth_info.impersonate = self.impersonate.clone();
         }
         let namespace = config.default_namespace.clone();
-        Ok((
-            Client::try_from(config).context("cannot set up the client")?,
-            namespace,
-        ))
+        Ok((Client::try_from(config).map_err(Error::Client)?, namespace))
     }
 }
 
 /// kube's texts name their cause themselves.
-fn unreachable(error: KubeconfigError) -> anyhow::Error {
+fn unreachable(error: KubeconfigError) -> Error {
     let cause = match error {
         KubeconfigError::ReadConfig(cause, path) => format!("{}: {cause}", path.display()),
         other => other.to_string(),
     };
-    anyhow!("cannot reach the cluster: kubeconfig: {cause}; does `kubectl get nodes` work?")
+    Error::Kubeconfig(cause)
 }
 
 /// The cluster that `source` shows.
 ///
 /// # Errors
 /// If it cannot be listed or read.
-pub async fn load(source: &Source) -> Result<Cluster> {
+pub async fn load(source: &Source) -> Result<Cluster, Error> {
     let lists = source.lists().await?;
     Ok(cluster(lists, &source.resource_name))
 }
 
 /// Reads a file, or all JSON and YAML files of a folder.
-pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster> {
+pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster, Error> {
     Ok(cluster(read_lists(path)?, resource))
 }
 
@@ -202,7 +200,7 @@ fn minor(text: &str) -> Option<u32> {
     text.trim_end_matches('+').parse().ok()
 }
 
-async fn list<K>(api: Api<K>, what: &'static str) -> Result<Vec<K>>
+async fn list<K>(api: Api<K>, what: &'static str) -> Result<Vec<K>, Error>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
@@ -212,27 +210,13 @@ where
         let chunk = api
             .list(&params)
             .await
-            .map_err(|error| explained(error, what))?;
+            .map_err(|source| Error::List { what, source })?;
         all.extend(chunk.items);
         match chunk.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => return Ok(all),
         }
     }
-}
-
-fn explained(error: kube::Error, what: &str) -> anyhow::Error {
-    let mend = match &error {
-        kube::Error::Api(status) if status.code == 403 => {
-            ": you need the right to list pods, nodes and gpunodes in the whole cluster, as the \
-             ClusterRole gpustow-viewer has it"
-        }
-        kube::Error::Api(status) if status.code == 404 && what == "gpunodes" => {
-            ": gpustow is not installed in this cluster"
-        }
-        _ => "",
-    };
-    anyhow::Error::new(error).context(format!("cannot list {what}{mend}"))
 }
 
 /// When a file, or the youngest of a folder, was written last.
@@ -245,7 +229,7 @@ pub(crate) fn written(path: &Path) -> Option<SystemTime> {
 }
 
 /// The file, or all JSON and YAML files of the folder.
-fn files(path: &Path) -> Result<Vec<PathBuf>> {
+fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -253,43 +237,56 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
         path.extension()
             .is_some_and(|it| it == "json" || it == "yaml" || it == "yml")
     };
-    let entries = fs::read_dir(path).with_context(|| path.display().to_string())?;
-    let paths: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
-    let mut files: Vec<_> = paths?.into_iter().filter(known).collect();
+    let paths = || -> io::Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(path)?;
+        entries.map(|entry| Ok(entry?.path())).collect()
+    };
+    let paths = paths().map_err(unreadable(path))?;
+    let mut files: Vec<_> = paths.into_iter().filter(known).collect();
     files.sort();
-    ensure!(
-        !files.is_empty(),
-        "{}: no JSON or YAML file in it",
-        path.display()
-    );
-    Ok(files)
+    match files.is_empty() {
+        true => Err(Error::Empty(path.to_owned())),
+        false => Ok(files),
+    }
 }
 
-fn read_lists(path: &Path) -> Result<Lists> {
+fn read_lists(path: &Path) -> Result<Lists, Error> {
     let mut lists = Lists {
         configs: Some(Vec::new()),
         ..Lists::default()
     };
     for file in &files(path)? {
-        let name = || file.display().to_string();
-        let text = fs::read_to_string(file).with_context(name)?;
-        if file.extension().is_some_and(|it| it == "json") {
-            lists
-                .add(serde_json::from_str(&text).with_context(name)?)
-                .with_context(name)?;
-            continue;
-        }
-        for document in serde_yaml::Deserializer::from_str(&text) {
-            lists
-                .add(Value::deserialize(document).with_context(name)?)
-                .with_context(name)?;
-        }
+        let text = fs::read_to_string(file).map_err(unreadable(file))?;
+        lists
+            .add_text(file, &text)
+            .map_err(|source| Error::Content {
+                path: file.clone(),
+                source,
+            })?;
     }
     Ok(lists)
 }
 
+fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Read { path, source }
+}
+
+/// What is wrong in a file.
+type Wrong = Box<dyn std::error::Error + Send + Sync>;
+
 impl Lists {
-    fn add(&mut self, mut object: Value) -> Result<()> {
+    fn add_text(&mut self, file: &Path, text: &str) -> Result<(), Wrong> {
+        if file.extension().is_some_and(|it| it == "json") {
+            return self.add(serde_json::from_str(text)?);
+        }
+        for document in serde_yaml::Deserializer::from_str(text) {
+            self.add(Value::deserialize(document)?)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, mut object: Value) -> Result<(), Wrong> {
         if let Some(Value::Array(items)) = object.get_mut("items").map(Value::take) {
             return items.into_iter().try_for_each(|item| self.add(item));
         }
@@ -313,7 +310,7 @@ impl Lists {
                     other => *other = Seen::Read(vec![lease]),
                 }
             }
-            "" => bail!("an object without a kind"),
+            "" => return Err("an object without a kind".into()),
             _ => {}
         }
         Ok(())

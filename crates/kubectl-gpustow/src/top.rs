@@ -336,7 +336,7 @@ mod tests {
     async fn cluster() -> Result<Cluster> {
         let files = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster");
         let args = Args::try_parse_from(["kubectl-gpustow", "--from", files, "nodes"])?;
-        load(&args.global.source).await
+        Ok(load(&args.global.source).await?)
     }
 
     fn drawn(picture: &Picture, view: &View) -> Result<String> {

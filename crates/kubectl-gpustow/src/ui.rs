@@ -283,7 +283,10 @@ async fn explain(State(page): State<Arc<Page>>, Query(question): Query<Question>
     let found = cluster
         .find(&scope, &question.pod)
         .map(|pod| pod.facts.uid.clone());
-    match found.and_then(|uid| why::of(&mut cluster, &uid)) {
+    match found
+        .map_err(anyhow::Error::from)
+        .and_then(|uid| why::of(&mut cluster, &uid))
+    {
         Ok(why) => Json(why).into_response(),
         Err(error) => (StatusCode::NOT_FOUND, error.to_string()).into_response(),
     }

@@ -1,0 +1,61 @@
+//! What can go wrong, in words that a user can act on.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a cluster cannot be shown, or a pod not be found in it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No kubeconfig leads to a cluster, for this reason.
+    #[error("cannot reach the cluster: kubeconfig: {0}; does `kubectl get nodes` work?")]
+    Kubeconfig(String),
+    /// The configuration is there, and no client can be made of it.
+    #[error("cannot set up the client")]
+    Client(#[source] kube::Error),
+    /// Objects of a kind cannot be listed.
+    #[error("cannot list {what}{}", advice(source, what))]
+    List {
+        /// The resource.
+        what: &'static str,
+        /// What the API server said.
+        source: kube::Error,
+    },
+    /// A file or folder cannot be read.
+    #[error("{}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A folder has nothing to read.
+    #[error("{}: no JSON or YAML file in it", .0.display())]
+    Empty(PathBuf),
+    /// A file does not hold what kubectl writes.
+    #[error("{}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Several pods are called so.
+    #[error("pod {0} is in several namespaces: add -n NAMESPACE")]
+    Several(String),
+    /// No such pod asks for GPU memory; the text says what to do.
+    #[error("{0}")]
+    NotFound(String),
+}
+
+fn advice(error: &kube::Error, what: &str) -> &'static str {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
+            ": you need the right to list pods, nodes and gpunodes in the whole cluster, as the \
+             ClusterRole gpustow-viewer has it"
+        }
+        kube::Error::Api(status) if status.code == 404 && what == "gpunodes" => {
+            ": gpustow is not installed in this cluster"
+        }
+        _ => "",
+    }
+}
