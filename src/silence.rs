@@ -17,8 +17,8 @@ const MOST: usize = 16;
 /// Nodes that are looked at before filter has its turn.
 const AT_ONCE: usize = 256;
 
-/// Looks until the process ends. A node is told of when its report goes stale under this process's
-/// eyes, by the replica that decides: what was stale before was told by an earlier one.
+/// Writes an Event on each node whose report goes stale, until the process ends. Only the replica that
+/// decides writes it, and only for reports that it saw go stale: an earlier one told of the others.
 pub(crate) async fn run(
     ledger: Arc<Locked>,
     epoch: Arc<Epoch>,

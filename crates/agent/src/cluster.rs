@@ -1,4 +1,4 @@
-//! What the agent writes into the cluster, and how little it needs to know of its node for that.
+//! What the agent writes to the API server, and the little that it reads of its own Node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The cards of this machine, whoever tells of them.
+//! The GPUs of this machine, as NVML or a file describes them.
 
 mod fake;
 mod nvml;

@@ -60,7 +60,7 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// A container without a process on its card is told of after `silent_after`.
+    /// Reports a container that has had no process on its GPU for `silent_after`.
     #[must_use]
     pub fn new(silent_after: Duration) -> Self {
         Self {

@@ -20,7 +20,7 @@ use crate::shares::CardUse;
 pub struct Settings {
     /// What no pod may hold of a card.
     pub headroom: Mib,
-    /// What a card offers that shares the host's memory and tells no size.
+    /// Size to assume for a GPU that shares the host's memory and reports none of its own.
     pub unified_memory: Option<Mib>,
     /// Changes of foreign memory below this wait for the heartbeat.
     pub threshold: Mib,

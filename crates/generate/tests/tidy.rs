@@ -204,7 +204,7 @@ fn spelled_only_in(home: &str, words: &[&str]) -> io::Result<()> {
         .chain(crate_code()?)
     {
         for word in words.iter().filter(|word| code.contains(*word)) {
-            assert_eq!(path, home, "{word} belongs into the other file");
+            assert_eq!(path, home, "{word} belongs in the other file");
             at_home = true;
         }
     }

@@ -74,7 +74,7 @@ struct Location {
     /// Nodes that would do, and the place of this one among them, 1 for the best.
     feasible_nodes: usize,
     rank: usize,
-    /// What speaks for these GPUs by the books as they are now, without the pod.
+    /// Why these GPUs are the best ones, by the books as they are now, without the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     because: Option<String>,
 }

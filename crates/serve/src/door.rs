@@ -1,6 +1,5 @@
-//! Who is let in: the bearer of a token that the API server knows, whose user may get a path by
-//! RBAC. Both are asked by review, as kubelet and kube-scheduler do for their own metrics, and the
-//! answers are remembered for a short time.
+//! Authenticates bearer tokens by TokenReview and authorizes the path by SubjectAccessReview, as
+//! kubelet and kube-scheduler do for their own metrics. Answers are cached for a short time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

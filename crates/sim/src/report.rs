@@ -143,7 +143,7 @@ impl Summary {
 /// A column of [`Whole`] under the name that JSON gives it.
 type Column = (&'static str, fn(&Whole) -> f64);
 
-/// What is told of a partly full cluster.
+/// The columns that describe a partly full cluster.
 pub const WHOLE: [Column; 4] = [
     ("empty_nodes", |whole| whole.empty),
     ("empty_large_nodes", |whole| whole.empty_large),

@@ -37,7 +37,7 @@ pub(crate) struct Books {
     /// See [`Books::copies`].
     copies: u64,
     reservations: HashMap<Uid, Reservation>,
-    /// No reservation without a bind under way ends before this.
+    /// The earliest deadline of a reservation whose bind has not started.
     earliest: Duration,
     /// Reservations that ended because no bind came in time.
     expirations: u64,

@@ -44,7 +44,7 @@ pub(super) struct Waiting {
     due: BTreeSet<(Duration, Uid)>,
     /// Those that joined and have not been noted by a tick.
     joined: VecDeque<Uid>,
-    /// Those that only a filter call has told of so far: since when.
+    /// Those known only from a filter call, with the time of that call.
     unseen: HashMap<Uid, Duration>,
     offers: Offers,
     /// Changes of nodes so far, and the last one of each that other filters than ours may heed.

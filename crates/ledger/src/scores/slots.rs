@@ -1,5 +1,5 @@
-//! The slots of nodes by name, in memory that a look-up of thousands of names gets by with: names lie
-//! next to each other, not each beside its node's other data.
+//! The slots of nodes by name. The names are stored one after the other, so that looking up thousands
+//! of them stays in the processor's cache.
 
 use std::hash::BuildHasher as _;
 use std::ops::Range;

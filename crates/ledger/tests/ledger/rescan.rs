@@ -1,4 +1,4 @@
-//! What filter remembers between calls never shows: it chooses what a look at every node chooses.
+//! What filter caches between calls is invisible: it chooses what a look at every node chooses.
 
 use std::time::Duration;
 
