@@ -219,7 +219,7 @@ A tour:
   kubectl scale deployment triton --replicas=200; sleep 30; kubectl gpustow why deploy/triton
       # more than fit: what the next one lacks, on which GPU, and whose end makes room for it
   kubectl gpustow check
-      # a pod above its request, idle ones, and 3 GiB on gpu-node-0 that belong to no pod
+      # pods above their request, 3 GiB on gpu-node-0 that belong to no pod; after five minutes, idle pods
   kubectl gpustow ui
       # all of it live in a browser
 
