@@ -235,6 +235,31 @@ fn a_model_that_others_are_bound_to_costs_more() {
     assert_eq!(costs[0], costs[1]);
 }
 
+/// What no pod that is bound to a model could use of its cards is no room for such pods.
+#[test]
+fn a_model_is_scarce_if_its_free_pieces_are_too_small() {
+    let usual = pod(1, 1000, 0);
+    let of = |model, free: &[u64]| {
+        let cards: Vec<_> = free.iter().map(|free| (1000, *free)).collect();
+        let mut node = node(&cards, 0);
+        node.cards
+            .iter_mut()
+            .for_each(|card| card.model = ModelId(model));
+        node
+    };
+    let premium = |pieces: &[u64]| {
+        let mix = [
+            Class::of(&usual, vec![ModelId(1)], 10),
+            Class::of(&usual, Vec::new(), 90),
+        ];
+        let mut nodes = vec![of(0, &[1000]); 40];
+        nodes.extend([of(1, &[1000]), of(1, pieces)]);
+        let tight = Tight::learn(&mix, nodes.iter().map(|node| (node, 1)));
+        on(&of(1, &[1000]), &usual, &tight).policy.0 - on(&of(0, &[1000]), &usual, &tight).policy.0
+    };
+    assert!(premium(&[500; 10]) > premium(&[1000; 5]));
+}
+
 #[test]
 fn a_whole_card_is_the_smallest_that_does() {
     let whole = Request {

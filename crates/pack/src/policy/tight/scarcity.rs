@@ -176,7 +176,7 @@ pub(super) fn bound(mix: &[Class], whole: f64, sizes: &[u64]) -> Vec<Bound> {
         };
         let within = || mix.iter().filter(needs_them);
         let share: f64 = within().map(|class| class.asked(whole)).sum();
-        let pieces = within().filter(|_| least > 0).map(|class| class.mib.0);
+        let pieces = within().map(|class| class.mib.0);
         Bound {
             models: models.to_vec(),
             size: least,
@@ -234,7 +234,8 @@ pub(super) fn look<'a>(
             places.all += f64::from(u8::from(node.cards.len() >= wide.gpus as usize)) * count;
         }
         let wanted = SLACK * cpu * node.free().0 as f64;
-        let with_cpu = (node.cpu_free_milli as f64 / wanted.max(1.0)).min(1.0);
+        let there = node.cpu_free_milli as f64;
+        let with_cpu = if there < wanted { there / wanted } else { 1.0 };
         for card in &node.cards {
             let usable = if card.usable {
                 card.free.0 as f64 * count
