@@ -44,9 +44,8 @@ impl Found {
 }
 
 /// Looks for as long as the process runs.
-pub(crate) async fn run(client: Client, resource: String, told: Arc<Found>, lists: Arc<Lists>) {
+pub(crate) async fn run(client: Client, expected: Expected, told: Arc<Found>, lists: Arc<Lists>) {
     lists.all_in().await;
-    let expected = Expected::new(&resource);
     loop {
         let mut found = Vec::new();
         for (policy, looked) in expected.look(|name| read(client.clone(), name)).await {

@@ -28,6 +28,8 @@ pub(crate) struct App {
     pub(crate) lists: Arc<Lists>,
     /// Whether the admission policies hold.
     pub(crate) policies: Arc<admission::Found>,
+    /// The webhook is served, or not wanted.
+    pub(crate) webhook: Arc<AtomicBool>,
     draining: AtomicBool,
     pub(crate) epoch: Arc<Epoch>,
     pub(crate) binds: Binds,
@@ -57,6 +59,7 @@ impl App {
                 .into(),
             lists: Arc::default(),
             policies: Arc::default(),
+            webhook: Arc::default(),
             draining: AtomicBool::new(false),
             binds: Binds::default(),
             calls: Calls::new(args.client_ca.is_none().then_some(args.listen.ip())),

@@ -7,6 +7,7 @@ mod args;
 mod ask;
 mod bind;
 mod call;
+mod certificate;
 mod decode;
 mod epoch;
 mod events;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use gpustow_api::admission::Expected;
 use gpustow_serve::Bounds;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -81,8 +83,8 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
     let (tls, verbs_tls) = (args.serving.tls()?, args.tls()?);
-    webhook::start(&args.webhook, &args.resource_name, client.clone()).await?;
     let app = App::new(args, client)?;
+    webhook::start(&app, app.webhook.clone()).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
         listen = ?verbs.local_addr(), health = ?health.local_addr(),
@@ -103,13 +105,12 @@ pub async fn serve(
     let resource = &args.resource_name;
     watch::spawn(client, resource, ledger, lists, metrics);
     tokio::spawn(warm::run(ledger.clone(), epoch.clone()));
+    let expected = match args.webhook.webhook_self_signed {
+        true => Expected::with_certificate(resource),
+        false => Expected::new(resource),
+    };
     let (policies, listed) = (policies.clone(), lists.clone());
-    tokio::spawn(admission::run(
-        client.clone(),
-        resource.clone(),
-        policies,
-        listed,
-    ));
+    tokio::spawn(admission::run(client.clone(), expected, policies, listed));
     let (heard, news) = (ledger.clone(), events.clone());
     tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after));
     let waker = Waker {

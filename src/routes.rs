@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -298,6 +299,9 @@ async fn on_readyz(State(app): State<Arc<App>>) -> Response {
     let missing = app.lists.missing();
     if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response()
+    } else if !app.webhook.load(Ordering::Acquire) {
+        let text = "the webhook has no certificate yet: see the log\n";
+        (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     } else if missing.is_empty() {
         // Weak policies are told, and are no reason to schedule nothing.
         format!("ok\n{}", app.policies.warnings()).into_response()

@@ -5,9 +5,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -19,14 +20,16 @@ use gpustow_api::names;
 use gpustow_serve::{Bounds, Tls, WATCH_SECONDS, serve_until};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
 use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
+use crate::app::App;
 use crate::call::{Call, Calls, Rejected};
+use crate::certificate::Keeper;
 
 /// For API servers, which reuse connections. Anybody may be able to reach it.
 const BOUNDS: Bounds = Bounds {
@@ -42,11 +45,7 @@ const DEFAULTS: Duration = Duration::from_secs(4);
 pub struct WebhookArgs {
     /// Address at which the API server has pods changed as they are created; without it, nobody
     /// is served there
-    #[arg(
-        long,
-        env = "GPUSTOW_WEBHOOK_LISTEN",
-        requires_all = ["webhook_tls_cert", "webhook_tls_key"]
-    )]
+    #[arg(long, env = "GPUSTOW_WEBHOOK_LISTEN")]
     pub webhook_listen: Option<SocketAddr>,
 
     /// Certificates (PEM) for that address; read anew when they change
@@ -54,7 +53,7 @@ pub struct WebhookArgs {
         long,
         env = "GPUSTOW_WEBHOOK_TLS_CERT",
         value_name = "FILE",
-        requires = "webhook_listen"
+        requires_all = ["webhook_listen", "webhook_tls_key"]
     )]
     pub webhook_tls_cert: Option<PathBuf>,
 
@@ -63,9 +62,19 @@ pub struct WebhookArgs {
         long,
         env = "GPUSTOW_WEBHOOK_TLS_KEY",
         value_name = "FILE",
-        requires = "webhook_listen"
+        requires_all = ["webhook_listen", "webhook_tls_cert"]
     )]
     pub webhook_tls_key: Option<PathBuf>,
+
+    /// Make and renew that certificate, in the Secret gpustow-webhook-tls, and have the API server
+    /// trust it: needs the rights in manifests/overlays/webhook-self-signed
+    #[arg(
+        long,
+        env = "GPUSTOW_WEBHOOK_SELF_SIGNED",
+        requires = "webhook_listen",
+        conflicts_with = "webhook_tls_cert"
+    )]
+    pub webhook_self_signed: bool,
 }
 
 struct Webhook {
@@ -75,23 +84,31 @@ struct Webhook {
     defaults: Store<ConfigMap>,
 }
 
-/// Serves the webhook, if it is wanted, until the runtime ends.
+/// Serves the webhook, if it is wanted, until the runtime ends. Until `ready` is set, it has no
+/// certificate and serves nobody.
 ///
 /// # Errors
 /// If its address is in use or its certificate cannot be used.
-pub(crate) async fn start(args: &WebhookArgs, resource: &str, client: Client) -> Result<()> {
+pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
+    let args = &app.args.webhook;
     let Some(address) = args.webhook_listen else {
+        ready.store(true, Ordering::Release);
         return Ok(());
     };
     let files = args.webhook_tls_cert.clone();
-    let files = files.zip(args.webhook_tls_key.clone());
-    let (cert, key) = files.context("--webhook-listen needs --webhook-tls-cert and its key")?;
-    let tls = Tls::load(cert, key, None)?;
+    let tls = match files.zip(args.webhook_tls_key.clone()) {
+        Some((cert, key)) => Some(Tls::load(cert, key, None)?),
+        None if args.webhook_self_signed => None,
+        None => bail!(
+            "--webhook-listen needs --webhook-tls-cert and --webhook-tls-key, or \
+             --webhook-self-signed"
+        ),
+    };
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("--webhook-listen {address}"))?;
     let (defaults, writer) = reflector::store();
-    let maps = Api::<ConfigMap>::namespaced(client, names::NAMESPACE);
+    let maps = Api::<ConfigMap>::namespaced(app.client.clone(), names::NAMESPACE);
     let config = watcher::Config::default()
         .timeout(WATCH_SECONDS)
         .fields(&format!("metadata.name={}", names::POD_DEFAULTS));
@@ -103,15 +120,32 @@ pub(crate) async fn start(args: &WebhookArgs, resource: &str, client: Client) ->
     }));
     let webhook = Webhook {
         calls: Calls::new(None),
-        resource: resource.to_owned(),
+        resource: app.args.resource_name.clone(),
         defaults,
     };
     let router = Router::new()
         .route("/mutate", post(on_mutate))
         .with_state(Arc::new(webhook));
     tracing::info!(listen = ?listener.local_addr(), "serving the webhook");
-    let never = std::future::pending();
-    tokio::spawn(serve_until(listener, Some(tls), BOUNDS, router, never));
+    let serve = async |tls: Tls| {
+        let never = std::future::pending();
+        serve_until(listener, Some(tls), BOUNDS, router, never).await;
+    };
+    match tls {
+        Some(tls) => {
+            ready.store(true, Ordering::Release);
+            tokio::spawn(serve(tls));
+        }
+        None => {
+            let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity);
+            tokio::spawn(keeper.run(ready));
+            tokio::spawn(async {
+                if let Ok(tls) = certificate.await {
+                    serve(tls).await;
+                }
+            });
+        }
+    }
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use crate::observability::prometheus;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 21] = [
+const NOT_RUN: [(&str, &str); 23] = [
     ("git clone", "this is the repository"),
     (
         "helm ",
@@ -53,6 +53,14 @@ const NOT_RUN: [(&str, &str); 21] = [
     (
         "kubectl patch mutatingwebhookconfiguration",
         "the same; webhook.rs patches it",
+    ),
+    (
+        "kubectl -n gpustow-system annotate secret gpustow-webhook-tls",
+        "the same; webhook_certificate.rs does it",
+    ),
+    (
+        "kubectl delete -f manifests/overlays/webhook-self-signed",
+        "the same; webhook_certificate.rs applies it",
     ),
 ];
 /// Pages whose commands another test runs.

@@ -106,6 +106,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             "overlays/webhook",
         ),
         (
+            "1.33.1",
+            &["--set=webhook.certificate=selfSigned", &same],
+            "overlays/webhook-self-signed",
+        ),
+        (
             "1.35.0",
             &["--set=admission=policy", &same],
             "overlays/v1beta1",

@@ -41,4 +41,5 @@ mod undecodable;
 mod waiting;
 mod weak_policies;
 mod webhook;
+mod webhook_certificate;
 mod wire;

@@ -86,7 +86,7 @@ impl Webhook {
 }
 
 /// What comes of a pod if it is created, or why it is not.
-async fn created(client: &Client, pod: &Value) -> Result<Result<Value, String>> {
+pub(crate) async fn created(client: &Client, pod: &Value) -> Result<Result<Value, String>> {
     let request = axum::http::Request::post("/api/v1/namespaces/default/pods?dryRun=All")
         .header("content-type", "application/json")
         .body(pod.to_string().into_bytes())?;

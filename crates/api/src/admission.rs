@@ -82,6 +82,16 @@ impl Expected {
     /// Where pods ask for `resource`; nothing is expected for a name that no pod could ask for.
     #[must_use]
     pub fn new(resource: &str) -> Expected {
+        Expected::of(resource, &POLICIES)
+    }
+
+    /// The same and the policy for an extender that writes its webhook's certificate.
+    #[must_use]
+    pub fn with_certificate(resource: &str) -> Expected {
+        Expected::of(resource, &[&POLICIES[..], &[names::WEBHOOK]].concat())
+    }
+
+    fn of(resource: &str, policies: &[&'static str]) -> Expected {
         let files = generated(resource).unwrap_or_default();
         let manifests = files.iter().filter(|(path, _)| path.ends_with(".yaml"));
         // After what is no document the parser has no end.
@@ -94,7 +104,7 @@ impl Expected {
             let is = |it: &&Value| it["kind"] == kind && it["metadata"]["name"] == name;
             Some(objects.iter().find(is)?["spec"].clone())
         };
-        let expected = POLICIES.into_iter().filter_map(|name| {
+        let expected = policies.iter().filter_map(|&name| {
             let policy = spec("ValidatingAdmissionPolicy", name)?;
             Some((
                 name,

@@ -99,6 +99,14 @@ pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 pub const NAMESPACE: &str = "gpustow-system";
 /// ConfigMap there that says what an administrator gives pods that ask beside their GPUs.
 pub const POD_DEFAULTS: &str = "gpustow-pods";
+/// Service there behind which the webhook is.
+pub const WEBHOOK: &str = "gpustow-webhook";
+/// Secret there with the webhook's certificate.
+pub const WEBHOOK_TLS: &str = "gpustow-webhook-tls";
+/// The MutatingWebhookConfiguration.
+pub const WEBHOOK_CONFIGURATION: &str = "gpustow";
+/// Annotation of that Secret, written by the extender: when it makes another certificate.
+pub const RENEW_AFTER: &str = "gpustow.dev/renew-after";
 /// Name of the second scheduler.
 pub const SCHEDULER: &str = "gpustow-scheduler";
 /// Field manager and event source of the extender.

@@ -1,16 +1,16 @@
 //! TLS with a certificate that may be replaced while it is in use, as Secrets are.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::rustls::{ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier};
 
 /// Why a certificate cannot be used.
 #[derive(Debug, Error)]
@@ -33,6 +33,12 @@ pub enum TlsError {
         /// What is wrong with them.
         source: tokio_rustls::rustls::Error,
     },
+    /// A text has no PEM.
+    #[error("not a certificate and its key in PEM: {0}")]
+    Text(pem::Error),
+    /// In two texts, the key is not the certificate's, or of a kind that is not supported.
+    #[error("not a certificate and its key: {0}")]
+    Texts(tokio_rustls::rustls::Error),
     /// The file of those whose certificates let a client in has none that can be used.
     #[error("{}: not a certificate authority: {source}", .file.display())]
     Clients {
@@ -46,10 +52,14 @@ pub enum TlsError {
 /// When the files were written.
 type Stamp = [Option<SystemTime>; 3];
 
-/// A certificate in two files, and in a third one who signs those of clients, if they need one.
+/// A certificate in two files, and in a third one who signs those of clients, if they need one; or one
+/// that whoever has it gives and replaces. Copies are the same certificate.
+#[derive(Clone, Debug)]
+pub struct Tls(Arc<Source>);
+
 #[derive(Debug)]
-pub struct Tls {
-    files: Files,
+struct Source {
+    files: Option<Files>,
     loaded: Mutex<(Stamp, Arc<ServerConfig>)>,
 }
 
@@ -69,7 +79,32 @@ impl Tls {
     pub fn load(cert: PathBuf, key: PathBuf, clients: Option<PathBuf>) -> Result<Self, TlsError> {
         let files = Files { cert, key, clients };
         let loaded = Mutex::new((files.stamp(), files.read()?));
-        Ok(Self { files, loaded })
+        let files = Some(files);
+        Ok(Self(Arc::new(Source { files, loaded })))
+    }
+
+    /// A certificate and its key, in PEM.
+    ///
+    /// # Errors
+    /// If they cannot be used.
+    pub fn given(cert: &str, key: &str) -> Result<Self, TlsError> {
+        let loaded = Mutex::new((Stamp::default(), read(cert, key)?));
+        let files = None;
+        Ok(Self(Arc::new(Source { files, loaded })))
+    }
+
+    /// From the next connection on, this certificate is served: it must be one that was given.
+    ///
+    /// # Errors
+    /// If it cannot be used; the former one stays.
+    pub fn replace(&self, cert: &str, key: &str) -> Result<(), TlsError> {
+        let config = read(cert, key)?;
+        self.loaded().1 = config;
+        Ok(())
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, (Stamp, Arc<ServerConfig>)> {
+        self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Greets the next connection.
@@ -80,11 +115,13 @@ impl Tls {
     /// What the next connection is served with: the files as they are now, or as they were when
     /// they last made sense.
     fn now(&self) -> Arc<ServerConfig> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        let stamp = self.files.stamp();
-        if loaded.0 != stamp {
+        let mut loaded = self.loaded();
+        let files = self.0.files.as_ref().map(|files| (files, files.stamp()));
+        if let Some((files, stamp)) = files
+            && loaded.0 != stamp
+        {
             loaded.0 = stamp;
-            match self.files.read() {
+            match files.read() {
                 Ok(config) => loaded.1 = config,
                 Err(error) => tracing::warn!(%error, "the former certificate stays in use"),
             }
@@ -102,15 +139,12 @@ impl Files {
     fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let certs = certificates(&self.cert)?;
         let secret = PrivateKeyDer::from_pem_file(&self.key).map_err(unreadable(&self.key))?;
-        let provider = Arc::new(aws_lc_rs::default_provider());
         let wrong = |source| TlsError::Pair {
             cert: self.cert.clone(),
             key: self.key.clone(),
             source,
         };
-        let config = ServerConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(wrong)?;
+        let (provider, config) = builder().map_err(wrong)?;
         let config = match &self.clients {
             None => config.with_no_client_auth(),
             Some(file) => {
@@ -130,6 +164,26 @@ impl Files {
             .map(Arc::new)
             .map_err(wrong)
     }
+}
+
+/// The configuration of a certificate and its key in PEM, for clients without one.
+fn read(cert: &str, key: &str) -> Result<Arc<ServerConfig>, TlsError> {
+    let certs = CertificateDer::pem_slice_iter(cert.as_bytes()).collect::<Result<_, _>>();
+    let secret = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(TlsError::Text)?;
+    let (_, config) = builder().map_err(TlsError::Texts)?;
+    config
+        .with_no_client_auth()
+        .with_single_cert(certs.map_err(TlsError::Text)?, secret)
+        .map(Arc::new)
+        .map_err(TlsError::Texts)
+}
+
+type Builder = ConfigBuilder<ServerConfig, WantsVerifier>;
+
+fn builder() -> Result<(Arc<CryptoProvider>, Builder), tokio_rustls::rustls::Error> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone());
+    Ok((provider, builder.with_safe_default_protocol_versions()?))
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -9,6 +9,9 @@
 {{- $files = append $files "overlays/v1beta1/policies.yaml" }}
 {{- else if eq $admission "webhook" }}
 {{- $files = concat $files (list "overlays/webhook/rbac.yaml" "overlays/webhook/service.yaml" "overlays/webhook/webhook.yaml") }}
+{{- if eq .Values.webhook.certificate "selfSigned" }}
+{{- $files = concat $files (list "overlays/webhook-self-signed/policy.yaml" "overlays/webhook-self-signed/rbac.yaml") }}
+{{- end }}
 {{- end }}
 {{- if .Values.guard }}
 {{- $files = append $files "guard/policy.yaml" }}
@@ -41,12 +44,16 @@
 {{- with $values.extender.policy }}{{- $args = list (printf "--policy=%s" .) }}{{- end }}
 {{- if eq (include "gpustow.admission" $root) "webhook" }}
 {{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}
-{{- $args = append $args "--webhook-tls-cert=/etc/gpustow-webhook/tls.crt" }}
-{{- $args = append $args "--webhook-tls-key=/etc/gpustow-webhook/tls.key" }}
 {{- $_ := set $extender "ports" (append $extender.ports (dict "name" "webhook" "containerPort" 32765)) }}
 {{- $_ := set $extender "lifecycle" (dict "preStop" (dict "sleep" (dict "seconds" 5))) }}
+{{- if eq $values.webhook.certificate "selfSigned" }}
+{{- $args = append $args "--webhook-self-signed" }}
+{{- else }}
+{{- $args = append $args "--webhook-tls-cert=/etc/gpustow-webhook/tls.crt" }}
+{{- $args = append $args "--webhook-tls-key=/etc/gpustow-webhook/tls.key" }}
 {{- $_ := set $extender "volumeMounts" (list (dict "name" "webhook-tls" "mountPath" "/etc/gpustow-webhook" "readOnly" true)) }}
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
+{{- end }}
 {{- end }}
 {{- $args = concat $args $values.extender.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $extender "image" $values.extender.image "tag" $root.Chart.AppVersion "resources" $values.extender.resources "args" $args) }}
