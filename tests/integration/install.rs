@@ -44,12 +44,21 @@ pub(crate) async fn apply(
     let path = repository(kustomization);
     let path = path.to_str().context("path of the repository")?;
     let args = ["apply", "-k", path];
-    cluster.kubectl(&[&args[..], flags].concat()).await?;
+    let flags = heard(kustomization, flags);
+    cluster.kubectl(&[&args[..], &flags].concat()).await?;
     if kustomization.ends_with("webhook") {
         let webhook = Webhook::start(cluster).await?;
         cluster.keep(webhook.process);
     }
     in_force(cluster).await
+}
+
+/// `flags` without that which forbids warnings, where the API server warns of every beta policy.
+fn heard<'a>(kustomization: &str, flags: &[&'a str]) -> Vec<&'a str> {
+    let flags = flags.iter().copied();
+    flags
+        .filter(|flag| !(kustomization.ends_with("v1beta1") && *flag == "--warnings-as-errors"))
+        .collect()
 }
 
 /// Waits until GpuNodes are served and the policies in force.
@@ -85,13 +94,16 @@ pub(crate) async fn in_force(cluster: &ControlPlane) -> Result<()> {
 
 /// Applies the opt-in guard and waits until it is in force.
 pub(crate) async fn installed_guard(cluster: &ControlPlane) -> Result<()> {
-    let path = repository(match cluster.minor() {
+    let guard = match cluster.minor() {
         34 | 35 => "manifests/overlays/guard-v1beta1",
         _ => "manifests/guard",
-    });
+    };
+    let path = repository(guard);
     let path = path.to_str().context("path of the repository")?;
-    let apply = ["apply", "--server-side", "--warnings-as-errors", "-k", path];
-    cluster.kubectl(&apply).await?;
+    let flags = heard(guard, &["--server-side", "--warnings-as-errors"]);
+    cluster
+        .kubectl(&[&["apply", "-k", path], &flags[..]].concat())
+        .await?;
     let client = cluster.admin()?;
     let plain = pod("default", "probe").scheduler("default-scheduler");
     let plain = plain.container("idle", None).build();
