@@ -6,10 +6,11 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{GpuNode, names};
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, eventually,
+    Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, SchedulerConfig,
+    eventually, wait_bound, wait_refused,
 };
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, Patch, PatchParams};
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 use crate::install::in_force;
-use crate::support::{ACCOUNT, SOON, SYSTEM, charges, gpustow, node_of, repository};
+use crate::support::{ACCOUNT, SOON, SYSTEM, bound, charges, gpustow, node_of, repository};
 
 async fn output(command: &mut Command) -> Result<String> {
     let output = command.kill_on_drop(true).output().await?;
@@ -182,7 +183,7 @@ async fn a_value_that_the_chart_does_not_have_is_refused() -> Result<()> {
 }
 
 /// What must be as before, whatever is done to gpustow.
-async fn kept(client: &Client, case: &Case) -> Result<Vec<String>> {
+async fn kept(client: &Client, case: &Case, objects: usize) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for pod in case.pods().list(&Default::default()).await? {
         let pod: Pod = pod;
@@ -194,7 +195,7 @@ async fn kept(client: &Client, case: &Case) -> Result<Vec<String>> {
     {
         all.push(format!("{:?} {:?}", node.uid(), node.status));
     }
-    ensure!(all.len() == 2, "{all:?}");
+    ensure!(all.len() == objects, "{all:?}");
     Ok(all)
 }
 
@@ -219,7 +220,7 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     } else {
         case.pod("p").create(&client).await?;
     }
-    let before = kept(&client, &case).await?;
+    let before = kept(&client, &case, 2).await?;
 
     run(&[
         "upgrade",
@@ -243,7 +244,7 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
             .await?
             .contains("--policy=binpack")
     );
-    assert_eq!(kept(&client, &case).await?, before);
+    assert_eq!(kept(&client, &case, 2).await?, before);
 
     let kinds = "customresourcedefinitions,clusterroles,clusterrolebindings,\
                  mutatingwebhookconfigurations,validatingadmissionpolicies,\
@@ -253,7 +254,7 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
         let left: Vec<_> = left.lines().filter(|it| it.contains("gpustow")).collect();
         let crd = ["customresourcedefinition.apiextensions.k8s.io/gpunodes.gpustow.dev"];
         ensure!(left == crd, "{left:?}");
-        assert_eq!(kept(&client, &case).await?, before);
+        assert_eq!(kept(&client, &case, 2).await?, before);
         anyhow::Ok(())
     };
     run(&["uninstall", "gpustow"]).await?;
@@ -271,11 +272,108 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
             _ => &["--force-conflicts"],
         };
         run(&[&install[..], &["--take-ownership"], force].concat()).await?;
-        assert_eq!(kept(&client, &case).await?, before);
+        assert_eq!(kept(&client, &case, 2).await?, before);
         run(&["uninstall", "gpustow"]).await?;
         gone().await?;
     }
     Ok(())
+}
+
+/// The first commit that had a chart.
+const EARLIER: &str = "cbf682f52cb6f1bd4c641ea7c2dd58792a034f88";
+
+/// The chart of that commit, below `folder`.
+async fn earlier(folder: &Path) -> Result<String> {
+    let archive = folder.join("earlier.tar");
+    let mut git = Command::new("git");
+    git.current_dir(repository(""));
+    git.args(["archive", EARLIER, "manifests", "scheduler-config", "-o"]);
+    let lacks = "this clone lacks the earlier chart's commit: git fetch --unshallow";
+    output(git.arg(&archive)).await.context(lacks)?;
+    let mut tar = Command::new("tar");
+    output(tar.arg("-xf").arg(&archive).arg("-C").arg(folder)).await?;
+    Ok(folder.join("manifests/chart").display().to_string())
+}
+
+/// With the lines that pods need where nobody changes them.
+fn whole(pod: PodBuilder) -> PodBuilder {
+    pod.scheduler(names::SCHEDULER).with(|spec| {
+        for container in &mut spec.containers {
+            let path = format!(
+                "metadata.annotations['{}{}']",
+                names::DEVICES_OF,
+                container.name
+            );
+            container.env = Some(vec![EnvVar {
+                name: names::VISIBLE_DEVICES.to_owned(),
+                value_from: Some(EnvVarSource {
+                    field_ref: Some(ObjectFieldSelector {
+                        field_path: path,
+                        ..ObjectFieldSelector::default()
+                    }),
+                    ..EnvVarSource::default()
+                }),
+                ..EnvVar::default()
+            }]);
+        }
+    })
+}
+
+#[tokio::test]
+async fn an_earlier_chart_is_upgraded_while_pods_run_and_wait() -> Result<()> {
+    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let client = cluster.admin()?;
+    let folder = tempfile::tempdir()?;
+    let (before, now) = (earlier(folder.path()).await?, chart());
+    let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
+    // No kubelet runs the pods of a webhook.
+    let admission = match cluster.minor() {
+        36.. => "--set=admission=policy",
+        _ => "--set=admission=none",
+    };
+    run(&[
+        "install",
+        "gpustow",
+        &before,
+        "--create-namespace",
+        admission,
+    ])
+    .await?;
+    in_force(&cluster).await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let options = ExtenderOptions::default();
+    let extender = Extender::start(&cluster, gpustow(), &kubeconfig, options).await?;
+    let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?;
+    let config = config.with_extender(&extender.url)?;
+    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let case = Case::new(&cluster, "upgrade").await?;
+    case.node("n", &[24576]).create(&client).await?;
+    let runs = bound(&client, whole(case.pod("runs").gpu_mem(16384))).await?;
+    let waits = whole(case.pod("waits").gpu_mem(16384))
+        .create(&client)
+        .await?;
+    wait_refused(&client, &waits, "gpu-mem", SOON).await?;
+    let as_it_was = kept(&client, &case, 3).await?;
+
+    run(&["upgrade", "gpustow", &now, admission]).await?;
+    in_force(&cluster).await?;
+    assert_eq!(kept(&client, &case, 3).await?, as_it_was);
+    run(&["rollback", "gpustow", "1"]).await?;
+    in_force(&cluster).await?;
+    assert_eq!(kept(&client, &case, 3).await?, as_it_was);
+    run(&["upgrade", "gpustow", &now, admission]).await?;
+    in_force(&cluster).await?;
+
+    // Who waited gets the room once there is some.
+    let name = runs.name_any();
+    let pods: Api<Pod> = case.pods();
+    pods.delete(&name, &DeleteParams::default().grace_period(0))
+        .await?;
+    wait_bound(&client, &waits, SOON).await?;
+    let as_it_is = kept(&client, &case, 2).await?;
+    run(&["uninstall", "gpustow"]).await?;
+    assert_eq!(kept(&client, &case, 2).await?, as_it_is);
+    case.end().await
 }
 
 #[tokio::test]

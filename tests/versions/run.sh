@@ -23,10 +23,14 @@ a condition wakes a waiting pod|waiting::a_waiting_pod_is_bound_though_the_exten
 preemption frees a card|preemption::the_schedulers_own_victim_frees_the_card
 webhook: others do not notice it|webhook::pods_that_ask_for_nothing_do_not_notice_that_the_webhook_is_down
 webhook: certificate replaced|webhook::no_pod_is_refused_while_the_webhooks_certificate_is_replaced
+webhook: certificate of its own|webhook_certificate::no_pod_is_refused_while_the_extenders_renew_their_certificate
+webhook: extender held to caBundle|webhook_certificate::the_extender_changes_nothing_of_the_webhook_but_whom_to_trust
 webhook equals policies|webhook::of_a_pod_comes_the_same_by_webhook_and_by_policy|1.34
 helm test places a pod|helm::helm_test_ends_well_once_its_pod_has_a_gpu
 installed, upgraded, removed by Helm|helm::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
 the same by Helm 3|helm3::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
+upgraded from an earlier chart|helm::an_earlier_chart_is_upgraded_while_pods_run_and_wait
+the same by Helm 3|helm3::an_earlier_chart_is_upgraded_while_pods_run_and_wait
 schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
 LIST
 
