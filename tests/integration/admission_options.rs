@@ -1,7 +1,7 @@
 //! What an administrator may choose of admission: defaults for pods that ask, a guard on those that
 //! do not, and another name for the resource.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::{manifests, names};
 use gpustow_testkit::{ControlPlane, Options, eventually};
 use k8s_openapi::api::core::v1::Pod;
@@ -238,9 +238,14 @@ async fn policies_for_another_resource_hold_for_that_one() -> Result<()> {
     for (file, text) in manifests::generated(OTHER)? {
         std::fs::write(copy.path().join("manifests").join(file), text)?;
     }
-    let base = copy.path().join("manifests/base").display().to_string();
+    let kustomization = match cluster.minor() {
+        36.. => "manifests/base",
+        34.. => "manifests/overlays/v1beta1",
+        _ => bail!("this API server has no policies that change pods"),
+    };
+    let path = copy.path().join(kustomization).display().to_string();
     cluster
-        .kubectl(&["apply", "--server-side", "-k", &base])
+        .kubectl(&["apply", "--server-side", "-k", &path])
         .await?;
     let client = cluster.admin()?;
     let asks_for = |resource: &str, mib: &str| {
