@@ -144,7 +144,11 @@ impl Keeper {
             };
             match next(&seen)? {
                 Step::Wait => return Ok(()),
-                Step::Write(kept) => self.write(secret, &kept).await?,
+                Step::Write(kept) => {
+                    self.write(secret, &kept).await?;
+                    // It may be lost before the next look.
+                    self.kept = Some(kept);
+                }
                 Step::Trust(bundle) => {
                     if let Some(configuration) = configuration {
                         self.trust(&configuration, bundle).await?;

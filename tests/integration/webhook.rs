@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 use crate::install::{apply, install};
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow};
 
+/// Where it is served here.
+const ADDRESS: &str = "127.0.0.1";
+
 /// An extender that serves the webhook of the manifests, at an address instead of behind a Service.
 pub(crate) struct Webhook {
     pub(crate) process: Process,
@@ -21,8 +24,8 @@ pub(crate) struct Webhook {
     url: String,
 }
 
-/// Writes certificate and key of a new authority for the webhook; the authority, in PEM.
-fn certificate(folder: &Path) -> Result<String> {
+/// Writes certificate and key of a new authority for the webhook by this name; the authority, in PEM.
+pub(crate) fn certificate(folder: &Path, of: &str) -> Result<String> {
     let root_key = rcgen::KeyPair::generate()?;
     let mut root = rcgen::CertificateParams::default();
     root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -32,7 +35,7 @@ fn certificate(folder: &Path) -> Result<String> {
         .push(rcgen::DnType::CommonName, name);
     let issuer = rcgen::Issuer::from_params(&root, &root_key);
     let key = rcgen::KeyPair::generate()?;
-    let leaf = rcgen::CertificateParams::new(["127.0.0.1".to_owned()])?;
+    let leaf = rcgen::CertificateParams::new([of.to_owned()])?;
     std::fs::write(
         folder.join("webhook.crt"),
         leaf.signed_by(&key, &issuer)?.pem(),
@@ -45,7 +48,7 @@ impl Webhook {
     /// Starts it, and has the installed configuration call it.
     pub(crate) async fn start(cluster: &ControlPlane) -> Result<Webhook> {
         let folder = cluster.dir().to_owned();
-        let authority = certificate(&folder)?;
+        let authority = certificate(&folder, ADDRESS)?;
         let (port, health) = (free_port()?, free_port()?);
         let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
         let file = |name: &str| folder.join(name).display().to_string();
@@ -291,7 +294,7 @@ async fn no_pod_is_refused_while_the_webhooks_certificate_is_replaced() -> Resul
     eventually(SOON, "the second one answers", create).await?;
     let old = std::fs::read_to_string(webhook.folder.join("webhook.crt"))?;
     let aside = tempfile::tempdir()?;
-    let authority = certificate(aside.path())?;
+    let authority = certificate(aside.path(), ADDRESS)?;
     // The old certificate stands for its own authority until nobody shows it any more.
     let both = format!("{authority}{old}");
     webhook.trusted(&cluster, &both).await?;
