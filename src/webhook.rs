@@ -174,6 +174,7 @@ impl Webhook {
         Ok(PodDefaults {
             runtime_class: text("runtimeClassName").unwrap_or_default(),
             capabilities: text("driverCapabilities").unwrap_or_default(),
+            enforce: text("enforce").unwrap_or_default(),
         })
     }
 }

@@ -20,6 +20,7 @@ mod gpunodes;
 mod helm;
 mod install;
 mod lifecycle;
+mod limits;
 mod main_path;
 mod manifests;
 mod observability;

@@ -145,8 +145,13 @@ async fn every_alert_fires_when_it_should_and_is_silent_when_it_should() -> Resu
         "gpustow.rules.yaml",
     ];
     promtool(&rules, "").await?;
-    promtool(&["test", "rules", "gpustow.test.yaml"], "").await?;
-    let tests = std::fs::read_to_string(repository("manifests/alerts/gpustow.test.yaml"))?;
+    let files = ["gpustow.test.yaml", "limits.test.yaml"];
+    promtool(&[&["test", "rules"], &files[..]].concat(), "").await?;
+    let mut tests = String::new();
+    for file in files {
+        let path = repository(&format!("manifests/alerts/{file}"));
+        tests += &std::fs::read_to_string(path)?;
+    }
     for alert in alerts()? {
         for what in ["fires", "is silent"] {
             ensure!(

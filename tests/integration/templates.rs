@@ -135,9 +135,9 @@ async fn the_author_of_a_template_is_warned_of_what_its_pods_would_be_refused_fo
             "metadata.annotations[gpustow.dev/gpu_count]: there is no such annotation: write gpustow.dev/gpu-count",
         ),
         (
-            json!({ "gpustow.dev/limit": "2" }),
+            json!({ "gpustow.dev/quota": "2" }),
             asks("a", "2"),
-            "metadata.annotations[gpustow.dev/limit]: version ",
+            "metadata.annotations[gpustow.dev/quota]: version ",
         ),
         (
             none.clone(),
@@ -222,6 +222,12 @@ async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() 
         ("gpustow.dev/polcy", "write gpustow.dev/policy"),
         ("gpustow.dev/policies", "write gpustow.dev/policy"),
         (
+            "gpustow.dev/gpu-memory-limit",
+            "write gpustow.dev/gpu-mem-limit",
+        ),
+        ("gpustow.dev/limit", "write gpustow.dev/gpu-mem-limit"),
+        ("gpustow.dev/enforced", "write gpustow.dev/enforce"),
+        (
             "gpu-counts.gpustow.dev/a",
             "write gpu-count.gpustow.dev/<container>",
         ),
@@ -255,7 +261,7 @@ async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() 
             .context(key)?;
     }
     for key in [
-        "gpustow.dev/limit",
+        "gpustow.dev/quota",
         "gpustow.dev/queue",
         "gpustow.dev/gpu-share",
         "limits.gpustow.dev/a",

@@ -134,6 +134,7 @@ impl Pods {
             json!([other, capable]),
             json!([field]),
             json!([own("all")]),
+            json!([{ "name": names::MEMORY_LIMIT, "value": "4096" }]),
             json!([other, { "name": names::MEM_SHARE, "value": "0.5" }]),
         ]);
         let wish = ["4096", "4096", "8Ki", "1", "0", "3", "1500000", "1Mi"];
@@ -190,7 +191,19 @@ impl Pods {
         let labels = vec![json!({}), json!({ "a": "b" }), json!({ managed: "false" })];
         may("/metadata/labels", labels);
         let counts = ["2", "0", "x"].map(|it| json!({ names::GPU_COUNT: it }));
-        may("/metadata/annotations", counts.to_vec());
+        let driver = |more: Value| {
+            let mut notes = more;
+            notes[names::ENFORCE] = json!("driver");
+            notes
+        };
+        let limits = [
+            driver(json!({})),
+            driver(json!({ names::GPU_COUNT: "2", names::MEM_LIMIT: "9000" })),
+            driver(json!({ names::MEM_LIMIT: "max", "gpu-mem-limit.gpustow.dev/c0": "9000" })),
+            driver(json!({ names::EXCLUSIVE: "true" })),
+            json!({ names::ENFORCE: "on", names::MEM_LIMIT: "lots" }),
+        ];
+        may("/metadata/annotations", [&counts[..], &limits[..]].concat());
         let schedulers = ["default-scheduler", names::SCHEDULER, "other"];
         let schedulers = schedulers.iter().map(|it| json!(it)).collect();
         may("/spec/schedulerName", schedulers);
@@ -241,20 +254,22 @@ async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
     let mut pods = Pods(StdRng::seed_from_u64(20));
     let (mut made, mut refused) = (0, 0);
     // Without and with what an administrator gives pods.
-    for given in [false, true] {
-        if given {
+    for given in [None, Some(""), Some("driver")] {
+        if let Some(enforce) = given {
             let settings = json!({ "apiVersion": "v1", "kind": "ConfigMap",
                 "metadata": { "name": names::POD_DEFAULTS, "namespace": SYSTEM },
-                "data": { "runtimeClassName": "nvidia", "driverCapabilities": "compute" } });
+                "data": { "runtimeClassName": "nvidia", "driverCapabilities": "compute", "enforce": enforce } });
             for (cluster, client) in [(&policies, &clients.0), (&webhook, &clients.1)] {
                 cluster.apply(&settings.to_string()).await?;
-                let limits = json!({ "limits": { names::GPU_MEM: "1" } });
+                let limits = json!({ "limits": { names::GPU_MEM: "4096" } });
                 let container = json!({ "name": "c", "image": "cuda", "resources": limits });
                 let pod =
                     json!({ "metadata": { "name": "p" }, "spec": { "containers": [container] } });
                 eventually(SOON, "the settings are in force", async || {
                     let made = created(client, &pod).await?.map_err(anyhow::Error::msg)?;
                     ensure!(made["spec"]["runtimeClassName"] == "nvidia");
+                    let said = made["metadata"]["annotations"][names::ENFORCE].as_str();
+                    ensure!(said.unwrap_or_default() == enforce);
                     Ok(())
                 })
                 .await?;

@@ -20,6 +20,8 @@ use crate::capacity::{Capacity, Cards};
 use crate::claims::{self, Holding, Slices};
 use crate::clock::{Clock, Now};
 use crate::cluster::{Cluster, ClusterError, OwnNode, labels};
+use crate::devices::Wanted;
+use crate::limits::{self, Cgroups};
 use crate::metrics::Metrics;
 use crate::notices::{Notice, Notices};
 use crate::podresources::{self, PodResourcesError};
@@ -49,6 +51,8 @@ pub(crate) struct Agent {
     shared: Arc<Shared>,
     state: State,
     processes: Processes,
+    cgroups: Cgroups,
+    wanted: Arc<Wanted>,
     capacity: Capacity,
     clock: Clock,
     notices: Notices,
@@ -70,12 +74,15 @@ impl Agent {
         args: Args,
         cluster: Cluster,
         shared: Arc<Shared>,
+        wanted: Arc<Wanted>,
         before: Option<&GpuNodeStatus>,
     ) -> Self {
         let clock = Clock::start();
         Self {
             state: State::new(args.settings(), before, clock.now()),
             processes: Processes::new(args.proc.clone()),
+            cgroups: Cgroups::new(args.cgroup.clone()),
+            wanted,
             capacity: Capacity::new(args.shrink_after, before.map(cards)),
             clock,
             notices: Notices::new(args.silent_after),
@@ -199,6 +206,8 @@ impl Agent {
             return;
         }
         let now = self.clock.now();
+        self.wanted
+            .set(self.cgroups.asks(&limits::limited(&self.pods)));
         let reading = sample.reading.as_ref();
         let pids: HashSet<u32> = reading
             .iter()

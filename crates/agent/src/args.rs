@@ -13,6 +13,7 @@ use gpustow_pack::Mib;
 use gpustow_serve::{MetricsArgs, seconds};
 
 use crate::devices::Source;
+use crate::limits::Means;
 use crate::state::{MAX_CARD, Settings};
 
 /// Tells gpustow what NVML shows of this node's GPUs.
@@ -39,6 +40,15 @@ pub struct Args {
     /// The host's /proc
     #[arg(long, env = "GPUSTOW_PROC", default_value = "/proc")]
     pub proc: PathBuf,
+
+    /// The host's cgroup file system, by whose directories the driver names limits
+    #[arg(long, env = "GPUSTOW_CGROUP", default_value = "/sys/fs/cgroup")]
+    pub cgroup: PathBuf,
+
+    /// This node's NVIDIA container toolkit is 1.20.1 or later and gives devices by CDI, so that it sets the
+    /// limits of containers
+    #[arg(long, env = "GPUSTOW_TOOLKIT_LIMITS")]
+    pub toolkit_limits: bool,
 
     /// The kubelet's PodResources socket, which tells of pods that hold nvidia.com/gpu
     #[arg(
@@ -147,6 +157,10 @@ impl Args {
                 .collect::<BTreeSet<_>>(),
             probation: self.probation,
             forget_after: self.shrink_after,
+            means: Means {
+                toolkit: self.toolkit_limits,
+                cgroup2: self.cgroup.join("cgroup.controllers").exists(),
+            },
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Whose a process is, from the text of its `/proc/PID/cgroup`. Knows nothing of the cluster.
 
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The pod and container of a process.
@@ -31,6 +33,33 @@ pub fn owner(cgroup: &str) -> Option<Owner> {
             container,
         })
     })
+}
+
+/// Directories that are looked at for one container.
+const MAX_LOOKED_AT: usize = 50_000;
+
+/// The cgroup of the container with this id: the outermost directory below `root` that bears it.
+#[must_use]
+pub fn find(root: &Path, container: &str) -> Option<PathBuf> {
+    let mut next = VecDeque::from([root.to_owned()]);
+    let mut looked = 0;
+    while let Some(folder) = next.pop_front() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            looked += 1;
+            if looked > MAX_LOOKED_AT || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            match name.split(':').find_map(container_id) {
+                Some(id) if id == container => return Some(entry.path()),
+                // What a container puts below itself is not the host's.
+                Some(_) => {}
+                None => next.push_back(entry.path()),
+            }
+        }
+    }
+    None
 }
 
 /// `pod<uid>`, `kubepods-burstable-pod<uid with underscores>.slice`, `kubelet-kubepods-pod….slice`.

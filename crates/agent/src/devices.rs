@@ -1,11 +1,13 @@
 //! The GPUs of this machine, as NVML or a file describes them.
 
 mod fake;
+mod limits;
 mod nvml;
 
 use std::cmp::Reverse;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Near, Place};
@@ -13,6 +15,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 pub use fake::FakeDevices;
+pub use limits::{Ask, Limit, Wanted};
 pub use nvml::NvmlDevices;
 
 /// What one look at the cards showed.
@@ -24,6 +27,9 @@ pub struct Reading {
     pub cards: Vec<Card>,
     /// What has gone wrong since the last look.
     pub faults: Vec<Fault>,
+    /// The limits of containers that were asked for.
+    #[serde(skip)]
+    pub limits: Vec<Limit>,
 }
 
 /// A card or a MIG instance as it is now.
@@ -45,6 +51,8 @@ pub struct Card {
     pub processes: Option<Vec<Process>>,
     /// Why it does not answer, if so.
     pub failure: Option<String>,
+    /// The driver takes limits of memory for it.
+    pub can_limit: bool,
 }
 
 /// A card's memory in bytes.
@@ -164,12 +172,17 @@ impl Source {
     }
 
     /// Opens it. NVML is looked for in `dirs`, then where the system's loader looks; what hardly
-    /// changes is read anew after `refresh`.
+    /// changes is read anew after `refresh`, the limits that are `wanted` every time.
     #[must_use]
-    pub fn open(&self, dirs: Vec<PathBuf>, refresh: Duration) -> Box<dyn Devices> {
+    pub fn open(
+        &self,
+        dirs: Vec<PathBuf>,
+        refresh: Duration,
+        wanted: Arc<Wanted>,
+    ) -> Box<dyn Devices> {
         match self {
-            Self::Nvml => Box::new(NvmlDevices::new(dirs, refresh)),
-            Self::Fake(file) => Box::new(FakeDevices::new(file.clone())),
+            Self::Nvml => Box::new(NvmlDevices::new(dirs, refresh, wanted)),
+            Self::Fake(file) => Box::new(FakeDevices::new(file.clone(), wanted)),
         }
     }
 }

@@ -12,9 +12,11 @@ pub mod cluster;
 pub mod devices;
 pub mod health;
 mod limited;
+pub mod limits;
 pub mod metrics;
 pub mod notices;
 pub mod once;
+pub mod over;
 pub mod podresources;
 pub mod pods;
 pub mod processes;
@@ -38,6 +40,7 @@ use tracing_subscriber::EnvFilter;
 use agent::{Agent, Shared};
 pub use args::Args;
 use cluster::Cluster;
+use devices::Wanted;
 use gpustow_serve::{client, exposition, stop_signal};
 use metrics::Metrics;
 use sampler::Sampler;
@@ -88,7 +91,9 @@ pub async fn serve(
         ready: AtomicBool::new(false),
     });
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");
-    let devices = args.devices.open(args.nvml_path.clone(), args.refresh);
+    let wanted = Arc::new(Wanted::default());
+    let nvml_path = args.nvml_path.clone();
+    let devices = args.devices.open(nvml_path, args.refresh, wanted.clone());
     let sampler = Sampler::start(devices, args.period).context("cannot start the sampler")?;
     let tls = args.serving.tls()?;
     let routes = routes(shared.clone(), &args, &client);
@@ -104,7 +109,7 @@ pub async fn serve(
             }
             tokio::time::sleep(Duration::from_secs(2)).await;
         };
-        let agent = Agent::new(args, cluster, shared, before.as_ref());
+        let agent = Agent::new(args, cluster, shared, wanted, before.as_ref());
         agent.run(&sampler, &node).await;
     };
     tokio::select! {

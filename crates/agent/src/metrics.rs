@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpustow_api::gpunode::Gpu;
+use gpustow_api::limit::Support;
 use gpustow_pack::Mib;
 use gpustow_serve::BUCKETS;
 use prometheus::proto::MetricFamily;
@@ -13,6 +14,7 @@ use prometheus::{
 
 use crate::clock::Now;
 use crate::devices::{Fault, FaultKind};
+use crate::limits::Limited;
 use crate::pods::NodePods;
 use crate::state::{Seen, State};
 
@@ -22,6 +24,7 @@ struct Snapshot {
     driver: String,
     cards: Vec<Seen>,
     shares: Vec<Share>,
+    missing: Vec<Limited>,
 }
 
 /// A container's memory on a card.
@@ -131,6 +134,7 @@ impl Metrics {
             driver,
             cards,
             shares,
+            missing: state.limits().missing().cloned().collect(),
         });
         *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
     }
@@ -193,6 +197,11 @@ impl Metrics {
             &card,
         )?;
         let healthy = gauge("gpustow_gpu_healthy", "1 if the card takes new pods", &card)?;
+        let limits = gauge(
+            "gpustow_gpu_memory_limit_holds",
+            "1 if the driver would hold a container to a limit here, else 0 and why not",
+            &["node", "gpu_uuid", "reason"],
+        )?;
         for seen in &snapshot.cards {
             let gpu: &Gpu = &seen.gpu;
             let place = gpu.place.as_deref();
@@ -223,6 +232,11 @@ impl Metrics {
             healthy
                 .with_label_values(&card)
                 .set(f64::from(u8::from(gpu.healthy)));
+            let word = gpu.memory_limit.as_deref().unwrap_or_default();
+            let holds = word == Support::Holds.word();
+            limits
+                .with_label_values(&[self.node.as_str(), &gpu.uuid, word])
+                .set(f64::from(u8::from(holds)));
         }
         let pod = ["node", "gpu_uuid", "namespace", "pod", "container"];
         let requested = gauge(
@@ -235,6 +249,17 @@ impl Metrics {
             "What a container's processes use of the card",
             &pod,
         )?;
+        let missing = gauge(
+            "gpustow_pod_gpu_memory_limit_missing",
+            "1 for a container that runs without the limit that the driver should hold",
+            &pod,
+        )?;
+        for it in &snapshot.missing {
+            let [namespace, pod, container] = &it.names;
+            missing
+                .with_label_values(&[&*self.node, &it.uuid, namespace, pod, container])
+                .set(1.0);
+        }
         for share in &snapshot.shares {
             let [namespace, pod, container] = &share.labels;
             let labels = [&self.node, &share.uuid, namespace, pod, container];

@@ -127,10 +127,29 @@ impl Notices {
                 }
             }
         }
-        for over in state.over_users(pods) {
+        for it in state.limits().missing() {
+            let is = it
+                .found
+                .map_or("no limit".to_owned(), |found| format!("a limit of {found}"));
             let note = format!(
-                "Uses {} of GPU {} and asked for {}: ask for more, or limit the program's memory.",
-                over.used, over.uuid, over.assigned.0
+                "Container {} has {is} on GPU {} and should have one of {}: the driver keeps it from its neighbours' memory \
+                 no more than any other program. No pod that needs a limit comes to this node until limits hold: see \
+                 docs/runbooks/GpustowLimitMissing.md.",
+                it.names[2], it.uuid, it.limit
+            );
+            if let Some(pod) = pods.get(&it.uid) {
+                let of = format!("{} {}", it.container, it.uuid);
+                self.once(&mut notices, pod, "LimitMissing", &of, note, now);
+            }
+        }
+        for over in state.over_users(pods) {
+            let may = match over.allowed == over.assigned {
+                true => format!("asked for {}", over.assigned.0),
+                false => format!("may use {}", over.allowed.0),
+            };
+            let note = format!(
+                "Uses {} of GPU {} and {may}: ask for more, or limit the program's memory.",
+                over.used, over.uuid
             );
             if let Some(pod) = pods.get(&over.uid) {
                 self.again(&mut notices, pod, "OverGpuMemory", &over.uuid, note, now);

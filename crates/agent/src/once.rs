@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -15,7 +16,9 @@ use crate::processes::{Processes, Who};
 /// # Errors
 /// If there is nothing to be seen, with the reason.
 pub fn once(args: &Args) -> Result<String> {
-    let mut devices = args.devices.open(args.nvml_path.clone(), args.refresh);
+    let mut devices = args
+        .devices
+        .open(args.nvml_path.clone(), args.refresh, Arc::default());
     let mut seen = None;
     devices.watch(&mut |reading| {
         seen = Some(reading);

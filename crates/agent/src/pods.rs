@@ -1,8 +1,9 @@
 //! The pods of this node, reduced to what the agent needs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use gpustow_api::limit::{self, Enforce};
 use gpustow_api::{PodFacts, names, request};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -25,6 +26,10 @@ pub struct NodePod {
     pub cgroup: Arc<str>,
     /// Its containers that have an id.
     pub containers: Vec<NodeContainer>,
+    /// Who sees to its limits.
+    pub enforce: Enforce,
+    /// What each claim of its request may use of each of its cards.
+    pub limits: Vec<Mib>,
 }
 
 /// A container of a pod of this node.
@@ -53,7 +58,14 @@ impl NodePod {
             ]
         });
         let spec = pod.spec.as_ref();
+        let none = BTreeMap::new();
+        let notes = pod.metadata.annotations.as_ref().unwrap_or(&none);
+        let asks = facts.request.as_deref().ok();
+        let allowed = asks.map(|asks| limit::allowed(notes, asks, &facts.containers));
+        let (enforce, limits) = allowed.unwrap_or_default();
         Some(Self {
+            enforce,
+            limits,
             requested: spec.map_or(Mib::ZERO, |spec| Mib(request::effective(spec, resource, 1))),
             accepted: status.is_some_and(|status| status.start_time.is_some()),
             confirmed: annotation(names::CONFIRMED),
@@ -81,6 +93,27 @@ impl NodePod {
         self.charges()
             .find(|(card, _)| *card == uuid)
             .map_or(Mib::ZERO, |(_, mib)| mib)
+    }
+
+    /// What it may use of a card: what it holds of it, and what limits let its containers there use beyond
+    /// what they asked for.
+    #[must_use]
+    pub fn allowed(&self, uuid: &str) -> Mib {
+        let (Ok(request), Some(Ok(assignment))) = (&self.facts.request, &self.facts.assignment)
+        else {
+            return self.assigned(uuid);
+        };
+        let claims = request
+            .claims
+            .iter()
+            .zip(&self.limits)
+            .zip(&*self.facts.containers);
+        let more = claims.filter_map(|((claim, limit), name)| {
+            let mut cards = assignment.containers.iter().filter(|(it, _)| it == name);
+            let here = cards.any(|(_, uuids)| uuids.iter().any(|it| **it == *uuid));
+            here.then(|| limit.minus(claim.mib))
+        });
+        self.assigned(uuid) + more.sum()
     }
 
     /// The cards that it holds and what of each; nothing once it has ended.

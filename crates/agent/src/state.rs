@@ -11,6 +11,7 @@ use crate::capacity::Cards;
 use crate::clock::Now;
 use crate::devices::{Card, DeviceError, Reading};
 use crate::health::Health;
+use crate::limits::{self, Means};
 use crate::pods::NodePods;
 use crate::processes::Who;
 use crate::shares::CardUse;
@@ -30,6 +31,8 @@ pub struct Settings {
     pub probation: Duration,
     /// How long a card that is not seen any more stays in the report.
     pub forget_after: Duration,
+    /// What the node has to limit containers' memory.
+    pub means: Means,
 }
 
 /// A card and who uses it.
@@ -58,6 +61,7 @@ struct Tracked {
 pub struct State {
     settings: Settings,
     health: Health,
+    limits: limits::Seen,
     known: BTreeMap<String, Tracked>,
     order: Vec<String>,
     driver: Option<String>,
@@ -97,6 +101,7 @@ impl State {
             }
         }
         Self {
+            limits: limits::Seen::new(settings.means),
             settings,
             health,
             known,
@@ -129,6 +134,12 @@ impl State {
             .collect()
     }
 
+    /// What was seen of the limits that the driver holds.
+    #[must_use]
+    pub fn limits(&self) -> &limits::Seen {
+        &self.limits
+    }
+
     /// Takes in a reading. `held` are the cards that somebody else has given away, by whom.
     /// Returns the cards that this reading condemned.
     pub fn read(
@@ -143,6 +154,7 @@ impl State {
         let mut condemned = Vec::new();
         if let Ok(reading) = reading {
             self.driver.clone_from(&reading.driver);
+            self.limits.read(pods, &reading.limits);
             for fault in &reading.faults {
                 if self.health.fault(fault, now) {
                     condemned.push(fault.uuid.clone());
@@ -244,6 +256,7 @@ impl State {
                 through: shortened(&by.through, 640),
             }),
             missing: false,
+            memory_limit: Some(self.limits.support(card).word().to_owned()),
             place: Some(Box::new(card.place.clone())),
         };
         let unattributed_before = used.unattributed;
@@ -376,25 +389,14 @@ impl State {
             let over: Vec<String> = over.into_iter().collect();
             is("PodsWithinRequest", false, "OverRequest", &over.join(", "))
         };
-        vec![ready, processes, within]
-    }
-
-    /// Pods that use more of a card than they asked for.
-    pub fn over_users<'a>(&'a self, pods: &'a NodePods) -> impl Iterator<Item = OverUse> + 'a {
-        self.cards().flat_map(move |seen| {
-            seen.gpu.pods.iter().filter_map(move |share| {
-                let pod = pods.get(&share.uid)?;
-                let (used, assigned) = (Mib(share.used_mib), pod.assigned(&seen.gpu.uuid));
-                // Zero: a card that is not its own, which is told otherwise.
-                (assigned > Mib::ZERO && used > assigned).then(|| OverUse {
-                    uid: pod.facts.uid.clone(),
-                    pod: format!("{}/{}", pod.facts.namespace, pod.facts.name),
-                    uuid: seen.gpu.uuid.clone(),
-                    used,
-                    assigned,
-                })
-            })
-        })
+        let limits = self.limits.condition().map(|condition| Condition {
+            message: shortened(&condition.message, 1024),
+            ..condition
+        });
+        [ready, processes, within]
+            .into_iter()
+            .chain(limits)
+            .collect()
     }
 
     /// True if `new` tells a scheduler something that it should not wait a heartbeat for.
@@ -423,6 +425,7 @@ impl State {
                     gpu.reserved_mib,
                     gpu.healthy,
                     gpu.reason.clone(),
+                    gpu.memory_limit.clone(),
                 )
             };
             key(old) == key(new)
@@ -444,21 +447,6 @@ impl State {
                 .zip(&new.gpus)
                 .all(|(old, new)| same_card(old, new))
     }
-}
-
-/// A pod that uses more of a card than it asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OverUse {
-    /// The pod's UID.
-    pub uid: Arc<str>,
-    /// Namespace and name.
-    pub pod: String,
-    /// The card.
-    pub uuid: String,
-    /// What it uses.
-    pub used: Mib,
-    /// What it may use.
-    pub assigned: Mib,
 }
 
 /// The API server refuses more for a card.

@@ -1,10 +1,12 @@
 //! What each container may use of its cards, in the words that frameworks take: MiB, and a share of the
-//! whole card. It tells, and enforces nothing.
+//! whole card. It tells, and enforces nothing. Where the driver holds a container to a limit, the program sees
+//! the limit as its card: the share is of that, and what CUDA keeps for itself of it is taken off.
 
 use std::collections::BTreeMap;
 
 use gpustow_pack::{Mib, Request};
 
+use crate::limit::CONTEXT;
 use crate::{Assignment, names};
 
 /// Shares are whole numbers of these.
@@ -20,7 +22,16 @@ pub fn allowances(
     total: impl Fn(&str) -> Option<Mib>,
 ) -> BTreeMap<String, String> {
     let mut told = BTreeMap::new();
-    for (claim, name) in request.claims.iter().zip(containers) {
+    for (index, (claim, name)) in request.claims.iter().zip(containers).enumerate() {
+        let limit = request.limits.get(index).copied();
+        if let Some(limit) = limit.filter(|limit| *limit > Mib::ZERO) {
+            let mib = limit.minus(CONTEXT);
+            told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
+            let share =
+                share(false, mib, limit).map(|it| (format!("{}{name}", names::SHARE_OF), it));
+            told.extend(share);
+            continue;
+        }
         let cards = assignment.containers.iter().find(|(it, _)| it == name);
         let cards = cards.map_or(&[][..], |(_, cards)| cards);
         let charged = |uuid: &str| {
@@ -119,6 +130,32 @@ mod tests {
             says("1000", "0.1000")
         );
         assert_eq!(told(1000, false, &[("a", 1000, 0)]), says("1000", ""));
+    }
+
+    #[test]
+    fn of_a_limit_that_the_driver_holds_the_share_is_of_the_limit_less_a_context() {
+        let claims = [8192, 4096].map(|mib| Claim {
+            kind: ClaimKind::Main,
+            gpus: 1,
+            mib: Mib(mib),
+        });
+        let names: [Box<str>; 2] = ["burst".into(), "rest".into()];
+        let request = Request {
+            claims: claims.to_vec(),
+            limits: vec![Mib(16_384), Mib::ZERO],
+            ..Request::default()
+        };
+        let assignment = Assignment {
+            charges: vec![("a".into(), Mib(12_288))],
+            containers: names
+                .iter()
+                .map(|name| (name.clone(), vec!["a".into()]))
+                .collect(),
+            exclusive: Some(false),
+        };
+        let told = allowances(&request, &names, &assignment, |_| Some(Mib(81_920)));
+        let told: Vec<_> = told.values().map(String::as_str).collect();
+        assert_eq!(told, ["15552", "4096", "0.9492", "0.0500"]);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::limit;
+
 /// A GpuNode has no desired state: it is a report.
 #[derive(
     CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
@@ -165,6 +167,11 @@ pub struct Gpu {
     /// of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub missing: bool,
+    /// `Holds` if the driver would hold a container here to a limit of memory, else one word that says
+    /// why not; absent if the agent does not say.
+    #[schemars(length(max = 64))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<String>,
     /// Where the card is and what it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Box<Place>>,
@@ -177,6 +184,15 @@ impl Gpu {
         Mib(self.total_mib)
             .minus(Mib(self.reserved_mib))
             .minus(headroom)
+    }
+
+    /// The highest limit that the driver would hold a container to here; zero if it holds none.
+    #[must_use]
+    pub fn limit(&self) -> Mib {
+        match limit::hindrance(self.memory_limit.as_deref()) {
+            None => Mib(self.total_mib),
+            Some(_) => Mib::ZERO,
+        }
     }
 }
 

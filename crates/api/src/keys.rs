@@ -80,14 +80,25 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 4] {
+pub(crate) fn of_users() -> [&'static str; 6] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
         names::POLICY,
         names::MADE_FOR,
+        names::MEM_LIMIT,
+        names::ENFORCE,
     ];
-    keys.map(|key| key.rsplit('/').next().unwrap_or(key))
+    keys.map(word)
+}
+
+/// Those that may be about one container.
+pub(crate) fn of_containers() -> [&'static str; 2] {
+    [names::GPU_COUNT, names::MEM_LIMIT].map(word)
+}
+
+fn word(key: &'static str) -> &'static str {
+    key.rsplit('/').next().unwrap_or(key)
 }
 
 fn is_ahead(annotations: &BTreeMap<String, String>) -> bool {
@@ -113,7 +124,7 @@ fn strange(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str>
 }
 
 /// The user's word that `key` is nearly: what both begin with and what both end with is more than half of
-/// the shorter.
+/// the longer, or, where there is none such, of the shorter.
 fn nearly(key: &str) -> Option<&'static str> {
     let (domain, name) = key.split_once('/')?;
     let of_container = domain.strip_suffix(names::GROUP)?.strip_suffix('.');
@@ -121,11 +132,13 @@ fn nearly(key: &str) -> Option<&'static str> {
     let word = word.to_ascii_lowercase().replace('_', "-");
     let same =
         |pairs: &mut dyn Iterator<Item = (u8, u8)>| pairs.take_while(|(a, b)| a == b).count();
-    let is_near = |known: &&str| {
+    let both = |known: &str| {
         let begins = same(&mut word.bytes().zip(known.bytes()));
         let ends = same(&mut word.bytes().rev().zip(known.bytes().rev()));
-        2 * (begins + ends) > word.len().min(known.len())
+        2 * (begins + ends)
     };
-    let may = |known: &&str| of_container.is_none() || names::GPU_COUNT.ends_with(known);
-    of_users().into_iter().filter(may).find(is_near)
+    let may = |known: &&str| of_container.is_none() || of_containers().contains(known);
+    let known = || of_users().into_iter().filter(may);
+    let nearest = known().find(|known| both(known) > word.len().max(known.len()));
+    nearest.or_else(|| known().find(|known| both(known) > word.len().min(known.len())))
 }

@@ -9,6 +9,7 @@ pub mod faults;
 pub mod gpunode;
 pub mod intree;
 pub mod keys;
+pub mod limit;
 mod links;
 pub mod manifests;
 pub mod mutate;

@@ -3,9 +3,11 @@
 //! on the pod as it came, so that fields stay that this version does not know. It refuses nothing: the policy
 //! gpustow-requests judges what comes of it.
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
-use crate::names;
+use crate::limit::{self, Enforce};
+use crate::{names, quantity};
 
 /// The most containers of all kinds that are looked at.
 pub const MAX_CONTAINERS: usize = 256;
@@ -19,6 +21,8 @@ pub struct PodDefaults {
     pub runtime_class: String,
     /// Value of the variable that says which of the driver's libraries a container gets.
     pub capabilities: String,
+    /// Who sees to the limits of pods that do not say.
+    pub enforce: String,
 }
 
 /// One request to the API server.
@@ -147,12 +151,71 @@ fn give_devices(patch: &mut Patch, change: Change<'_>, resource: &str) {
         let variable = json!({ "name": names::VISIBLE_DEVICES, "value": "void" });
         patch.give_variable(&path, "-", variable);
     }
+    if note(&patch.pod, names::ENFORCE) == Some(Enforce::Driver.word()) && !is_exclusive(&patch.pod)
+    {
+        give_limits(patch, &told, resource);
+    }
+}
+
+/// Gives each of these containers its limit, in MiB of each of its GPUs.
+fn give_limits(patch: &mut Patch, told: &[String], resource: &str) {
+    let mut literals = Vec::new();
+    for path in told {
+        let it = patch.pod.pointer(path).cloned().unwrap_or_default();
+        let of = |own: &str, all: &str| {
+            let own = format!("{own}{}", it["name"].as_str().unwrap_or_default());
+            note(&patch.pod, &own).or_else(|| note(&patch.pod, all))
+        };
+        let gpus = of(names::GPU_COUNT_OF, names::GPU_COUNT).unwrap_or("1");
+        let gpus = gpus.parse().ok().filter(|gpus| *gpus > 0).unwrap_or(1);
+        let asked = it["resources"]["limits"][resource].as_str();
+        let asked = asked.and_then(|it| quantity::whole(&Quantity(it.to_owned())));
+        let said = of(names::MEM_LIMIT_OF, names::MEM_LIMIT);
+        literals.extend(limit::literal(said, asked, gpus).map(|mib| (path, mib)));
+    }
+    for (path, mib) in &literals {
+        give_literal(patch, path, names::MEMORY_LIMIT, mib);
+    }
+    for (path, _) in &literals {
+        give_literal(patch, path, names::MEMORY_REQUEST, "0");
+    }
+}
+
+fn give_literal(patch: &mut Patch, path: &str, name: &str, value: &str) {
+    let it = patch.pod.pointer(path);
+    if !it.is_some_and(|it| has_variable(it, name)) {
+        patch.give_variable(path, "-", json!({ "name": name, "value": value }));
+    }
+}
+
+/// The value of an annotation.
+fn note<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+    pod["metadata"]["annotations"][key].as_str()
+}
+
+fn is_exclusive(pod: &Value) -> bool {
+    note(pod, names::EXCLUSIVE) == Some("true")
 }
 
 fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
     if !defaults.runtime_class.is_empty() && patch.pod["spec"]["runtimeClassName"].is_null() {
         let class = json!(defaults.runtime_class);
         patch.put("add", "/spec/runtimeClassName", class);
+    }
+    let word = defaults.enforce.as_str();
+    let known = Enforce::ALL.iter().any(|it| it.word() == word);
+    if known && note(&patch.pod, names::ENFORCE).is_none() && !is_exclusive(&patch.pod) {
+        if !patch.pod["metadata"]["annotations"].is_object() {
+            patch.put("add", "/metadata/annotations", json!({}));
+        }
+        let key = names::ENFORCE.replace('~', "~0").replace('/', "~1");
+        patch.put("add", &format!("/metadata/annotations/{key}"), json!(word));
+        if word == Enforce::Driver.word() {
+            let told = |it: &Value| wants(it, resource) && !asks_nvidia(it);
+            let init = paths(&patch.pod, "initContainers", told);
+            let main = paths(&patch.pod, "containers", told);
+            give_limits(patch, &[init, main].concat(), resource);
+        }
     }
     if defaults.capabilities.is_empty() {
         return;
@@ -230,6 +293,7 @@ mod tests {
         let defaults = PodDefaults {
             runtime_class: "nvidia".to_owned(),
             capabilities: "compute".to_owned(),
+            ..PodDefaults::default()
         };
         patch(change, names::GPU_MEM, &defaults)
     }

@@ -21,6 +21,13 @@ pub const GPU_COUNT: &str = "gpustow.dev/gpu-count";
 pub const GPU_COUNT_OF: &str = "gpu-count.gpustow.dev/";
 /// Set by users: whole cards.
 pub const EXCLUSIVE: &str = "gpustow.dev/exclusive";
+/// Set by users: how many MiB a container may use at most, over all its GPUs, or `max`.
+pub const MEM_LIMIT: &str = "gpustow.dev/gpu-mem-limit";
+/// Set by users: the same for one container, whose name follows.
+pub const MEM_LIMIT_OF: &str = "gpu-mem-limit.gpustow.dev/";
+/// Set by users, or by admission where the administrator has a default: who sees to it that containers keep
+/// their limit.
+pub const ENFORCE: &str = "gpustow.dev/enforce";
 /// Set by users: the packing policy for this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
@@ -79,16 +86,21 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 8] = [
-    GPU_COUNT, EXCLUSIVE, POLICY, MADE_FOR, ASSIGNMENT, CONFIRMED, EPOCH, FENCE,
+pub const POD_KEYS: [&str; 10] = [
+    GPU_COUNT, EXCLUSIVE, MEM_LIMIT, ENFORCE, POLICY, MADE_FOR, ASSIGNMENT, CONFIRMED, EPOCH, FENCE,
 ];
 /// Those that the name of a container follows.
-pub const POD_KEYS_OF: [&str; 4] = [GPU_COUNT_OF, DEVICES_OF, MIB_OF, SHARE_OF];
+pub const POD_KEYS_OF: [&str; 5] = [GPU_COUNT_OF, MEM_LIMIT_OF, DEVICES_OF, MIB_OF, SHARE_OF];
 
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Environment variable by which it chooses the driver's libraries.
 pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+
+/// Environment variable of which the toolkit's hook makes the limit of a container, MiB of each card.
+pub const MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
+/// Environment variable of which it makes what the driver keeps for the container against its neighbours.
+pub const MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
 
 /// Environment variable of containers that ask: what [`MIB_OF`] says.
 pub const MEM_MIB: &str = "GPUSTOW_MEM_MIB";

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
+use crate::limit::{self, Asking};
 use crate::{Assignment, names, quantity};
 
 /// The most GPUs that one container may ask for.
@@ -58,7 +59,8 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     let mut asking = Vec::new();
     for (path, kind, container) in containers(spec) {
         if let Some(mib) = wish(container, resource, &path)? {
-            asking.push((path, kind, container.name.as_str(), mib));
+            let env = container.env.as_deref().unwrap_or_default();
+            asking.push((path, kind, container.name.as_str(), mib, env));
         }
     }
     let mut request = Request {
@@ -75,8 +77,9 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     request.exclusive = annotation(annotations, names::EXCLUSIVE, flag)?.unwrap_or(false);
     request.policy = annotation(annotations, names::POLICY, policy)?;
     for key in annotations.keys() {
-        if let Some(container) = key.strip_prefix(names::GPU_COUNT_OF)
-            && !asking.iter().any(|(_, _, name, _)| *name == container)
+        let of = [names::GPU_COUNT_OF, names::MEM_LIMIT_OF];
+        if let Some(container) = of.iter().find_map(|of| key.strip_prefix(of))
+            && !asking.iter().any(|(_, _, name, ..)| *name == container)
         {
             return Err(BadRequest {
                 field: field_of(key),
@@ -87,7 +90,8 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
             });
         }
     }
-    for (path, kind, name, mib) in &asking {
+    let mut limited = Vec::new();
+    for (path, kind, name, mib, env) in &asking {
         let own = format!("{}{name}", names::GPU_COUNT_OF);
         let gpus = annotation(annotations, &own, gpu_count)?.unwrap_or(gpus);
         let mib = Mib(split(*mib, gpus, path, resource)?);
@@ -96,9 +100,19 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
             gpus,
             mib,
         });
+        limited.push(Asking {
+            path,
+            name,
+            gpus,
+            mib,
+            env,
+        });
     }
+    // A pod that is only planned says nothing in its containers yet.
+    let made = pod.metadata.resource_version.is_some();
+    request.limits = limit::of_driver(annotations, &limited, request.exclusive, made, resource)?;
     let gpus = request.claims.iter().map(|claim| claim.gpus);
-    let names = asking.iter().map(|(_, _, name, _)| *name);
+    let names = asking.iter().map(|(_, _, name, ..)| *name);
     if !annotations.contains_key(names::ASSIGNMENT)
         && !Assignment::fits_beside(annotations, names.zip(gpus))
     {
@@ -111,7 +125,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
         request,
         asking
             .iter()
-            .map(|(_, _, name, _)| Box::from(*name))
+            .map(|(_, _, name, ..)| Box::from(*name))
             .collect(),
     ))
 }
@@ -210,7 +224,7 @@ fn split(mib: u64, gpus: u32, path: &str, resource: &str) -> Result<u64, BadRequ
 }
 
 /// The annotation `key` as `read` understands it, if it is set.
-fn annotation<T>(
+pub(crate) fn annotation<T>(
     annotations: &BTreeMap<String, String>,
     key: &str,
     read: impl Fn(&str) -> Result<T, String>,
@@ -224,7 +238,7 @@ fn annotation<T>(
     })
 }
 
-fn field_of(key: &str) -> String {
+pub(crate) fn field_of(key: &str) -> String {
     format!("metadata.annotations[{key}]")
 }
 

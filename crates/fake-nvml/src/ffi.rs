@@ -51,7 +51,7 @@ fn pci_info(address: &str) -> Result<nvmlPciInfo_t, Return> {
     Ok(info)
 }
 
-fn done(result: Result<(), Return>) -> Return {
+pub(crate) fn done(result: Result<(), Return>) -> Return {
     result.err().unwrap_or(SUCCESS)
 }
 
@@ -181,9 +181,14 @@ c! {
         if unsafe { (*memory).version } != wanted {
             return Err(VERSION_MISMATCH);
         }
-        let (total, reserved, used) = device(call, of, |_, gpu, mig| Ok(match mig {
-            Some(mig) => (mig.total_mib, mig.reserved_mib, sum(&mig.processes)),
-            None => {
+        let limit = state(|state| {
+            let gpu = state.device(call, of as usize).ok().map(|(_, gpu, _)| gpu.clone());
+            gpu.and_then(|gpu| state.own_limit(&gpu))
+        });
+        let (total, reserved, used) = device(call, of, |_, gpu, mig| Ok(match (mig, limit) {
+            (Some(mig), _) => (mig.total_mib, mig.reserved_mib, sum(&mig.processes)),
+            (None, Some(limit)) => (limit.hard >> 20, 0, limit.used_mib(gpu)),
+            (None, None) => {
                 let used = gpu.used_mib.unwrap_or_else(|| sum(&gpu.processes));
                 (gpu.total_mib, gpu.reserved_mib, used)
             }

@@ -6,4 +6,5 @@
 //! does not support.
 
 mod ffi;
+mod limits;
 mod state;

@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_enum_NVML_ERROR_UNKNOWN as UNKNOWN, nvmlReturn_t as Return,
 };
 
-use gpustow_machine::{Followed, Gpu, Machine, Mig, Process};
+use gpustow_machine::{Followed, Gpu, Limit, Limits, Machine, Mig, Process};
 
 /// A card, or a MIG instance of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,7 @@ pub(crate) struct EventSet {
 #[derive(Debug)]
 pub(crate) struct State {
     file: Followed,
+    limits: Limits,
     users: usize,
     /// A set's handle is its place here plus one.
     pub(crate) sets: Vec<Option<EventSet>>,
@@ -56,10 +57,14 @@ static STATE: Mutex<Option<State>> = Mutex::new(None);
 /// Runs `call` on the state, initialised or not.
 pub(crate) fn state<T>(call: impl FnOnce(&mut State) -> T) -> T {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    call(state.get_or_insert_with(|| State {
-        file: Followed::new(file_beside_library()),
-        users: 0,
-        sets: Vec::new(),
+    call(state.get_or_insert_with(|| {
+        let file = file_beside_library();
+        State {
+            limits: Limits::beside(&file),
+            file: Followed::new(file),
+            users: 0,
+            sets: Vec::new(),
+        }
     }))
 }
 
@@ -94,6 +99,18 @@ impl State {
             0 => Ok(machine),
             error => Err(error),
         }
+    }
+
+    /// Limits of memory by cgroup.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The limit under which this very process is on a card: it sees that instead of the card.
+    pub(crate) fn own_limit(&self, gpu: &Gpu) -> Option<Limit> {
+        let all = self.limits.all().unwrap_or_default();
+        let mut own = all.into_iter().filter(|limit| limit.gpu == gpu.uuid);
+        own.find(|limit| limit.holds(std::process::id()))
     }
 
     /// A card and, if the handle is one's, its MIG instance.

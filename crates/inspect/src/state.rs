@@ -1,7 +1,7 @@
 //! What takes new pods and what does not: one rule for every command and the page. Reports are stale
 //! by the ledger's rule, to which [`Cluster`] tells how old they are.
 
-use gpustow_api::{faults, names};
+use gpustow_api::{faults, limit, names};
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
@@ -31,6 +31,13 @@ pub fn refuses(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<St
     let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
     let reason = gpu.and_then(|gpu| gpu.reason.as_deref());
     Some(faults::in_words(reason.unwrap_or("unhealthy")))
+}
+
+/// Why the driver would hold no container on the GPU to a limit; none if it would.
+pub fn no_limit(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<&'static str> {
+    let report = cluster.reports.get(&*view.name);
+    let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+    limit::hindrance(gpu.and_then(|gpu| gpu.memory_limit.as_deref()))
 }
 
 /// What a new pod may take of the GPU: nothing while it takes none.

@@ -148,6 +148,8 @@ pub(crate) struct GpuRow {
     room: Mib,
     /// Why it takes no pods.
     refuses: Option<String>,
+    /// Why the driver holds no limit there.
+    no_limit: Option<&'static str>,
     /// Its pods by owner.
     owners: Vec<String>,
 }
@@ -173,6 +175,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             node: view.name.to_string(),
             room: room(&view, card),
             refuses: state::refuses(cluster, &view, card),
+            no_limit: state::no_limit(cluster, &view, card),
             owners: owner::grouped(cluster, card),
             card: card.clone(),
         };
@@ -220,6 +223,12 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             }),
             column("RESERVED", "reservedBytes", Wide, |row| {
                 Value::Memory(row.card.total.minus(row.card.capacity))
+            }),
+            column("LIMITS", "memoryLimits", Wide, |row| {
+                Value::Text(
+                    row.no_limit
+                        .map_or("hold".to_owned(), |why| format!("no: {why}")),
+                )
             }),
         ],
         rows: rows.collect(),

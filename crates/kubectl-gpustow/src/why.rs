@@ -126,17 +126,23 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
 fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     let request = facts.request.as_ref().ok();
     let claims = request.iter().flat_map(|request| &request.claims);
-    let asks = facts
-        .containers
-        .iter()
-        .zip(claims)
-        .map(|(container, claim)| {
-            let gpus = match claim.gpus {
-                1 => String::new(),
-                gpus => format!(" on each of {gpus} GPUs"),
-            };
-            format!("{container}: {}{gpus}", memory(claim.mib))
-        });
+    let asks =
+        facts
+            .containers
+            .iter()
+            .zip(claims)
+            .enumerate()
+            .map(|(index, (container, claim))| {
+                let gpus = match claim.gpus {
+                    1 => String::new(),
+                    gpus => format!(" on each of {gpus} GPUs"),
+                };
+                let limit = match request.and_then(|it| it.limits.get(index)) {
+                    None | Some(&Mib::ZERO) => String::new(),
+                    Some(limit) => format!(", held by the driver to {}", memory(*limit)),
+                };
+                format!("{container}: {}{gpus}{limit}", memory(claim.mib))
+            });
     let mut asks: Vec<String> = asks.collect();
     if let Some(request) = request {
         if request.exclusive {

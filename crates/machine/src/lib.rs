@@ -1,11 +1,15 @@
 //! The file that describes a simulated machine: what its driver says of its GPUs. The agent reads it
 //! with `--devices fake:FILE`, and the library without a GPU beside itself.
 
+mod limits;
+
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use limits::{Limit, Limits, NO_LIMIT};
 
 /// A machine with cards. YAML or JSON; everything has a default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -145,7 +149,17 @@ pub enum ReadError {
     Text(PathBuf, serde_yaml::Error),
 }
 
+/// The first driver that limits memory by cgroup.
+const LIMITS_SINCE: u32 = 615;
+
 impl Machine {
+    /// Does its driver limit memory by cgroup?
+    #[must_use]
+    pub fn limits_memory(&self) -> bool {
+        let major = self.driver.split('.').next();
+        major.and_then(|major| major.parse().ok()) >= Some(LIMITS_SINCE)
+    }
+
     /// Reads a file.
     ///
     /// # Errors

@@ -62,6 +62,8 @@ pub struct Card {
     pub model: ModelId,
     /// False while the card must take no new pods (unhealthy, held by somebody else).
     pub usable: bool,
+    /// The highest limit that the driver would hold a container to here; zero if it holds none.
+    pub limit: Mib,
 }
 
 impl Card {

@@ -34,6 +34,8 @@ pub enum Refusal {
     TooFewCards,
     /// No card, however empty, is as large as the request.
     TooLarge,
+    /// It would fit if the driver could hold it to its limit.
+    NoLimit,
     /// It would fit if every card could take pods.
     Unhealthy,
     /// The whole cards it wants are not there at present.
@@ -46,9 +48,10 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every refusal.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::TooFewCards,
         Self::TooLarge,
+        Self::NoLimit,
         Self::Unhealthy,
         Self::NoWholeCard,
         Self::NoRoom,
@@ -61,6 +64,7 @@ impl Refusal {
         match self {
             Self::TooFewCards => "fewer GPUs than the pod asks for",
             Self::TooLarge => "no GPU as large as the pod asks for",
+            Self::NoLimit => "no GPU here can limit memory",
             Self::Unhealthy => "the GPUs it would fit on are unhealthy or taken out of sharing",
             Self::NoWholeCard => "not enough wholly free GPUs",
             Self::NoRoom => "not enough free memory on any one GPU",
@@ -95,6 +99,7 @@ impl std::error::Error for Refusal {}
 ///     free: Mib(free),
 ///     model: ModelId::default(),
 ///     usable: true,
+///     limit: Mib::ZERO,
 /// };
 /// let node = NodeGpus {
 ///     cards: vec![card(24_000), card(9_000)],
@@ -226,10 +231,22 @@ fn refusal<E>(
         usable: true,
         ..*card
     };
+    // Were it able to limit memory at all, which says nothing of how much.
+    let able = |card: &Card| Card {
+        limit: match card.limit {
+            Mib::ZERO => Mib(u64::MAX),
+            limit => limit,
+        },
+        free: card.capacity,
+        usable: true,
+        ..*card
+    };
     Ok(if widest.unwrap_or(0) > node.cards.len() {
         Refusal::TooFewCards
-    } else if !could(empty)? {
+    } else if !could(able)? {
         Refusal::TooLarge
+    } else if request.limit() > Mib::ZERO && !could(empty)? {
+        Refusal::NoLimit
     } else if could(healthy)? {
         Refusal::Unhealthy
     } else if request.exclusive {

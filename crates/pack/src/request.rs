@@ -32,6 +32,9 @@ pub struct Request {
     pub claims: Vec<Claim>,
     /// Whole cards: nobody else on them, and all of each is charged.
     pub exclusive: bool,
+    /// For each claim the MiB of each card to which the driver must hold it, zero if it need not; empty if
+    /// it need hold none of them.
+    pub limits: Vec<Mib>,
     /// The policy that the pod names, if any.
     pub policy: Option<PolicyKind>,
     /// CPU that the pod asks for, in thousandths of a core.
@@ -47,16 +50,24 @@ impl Request {
         self.claims.is_empty()
     }
 
+    /// The limit that the driver must be able to hold on every card of this request: the highest of its
+    /// containers'. Zero if it need hold none.
+    #[must_use]
+    pub fn limit(&self) -> Mib {
+        self.limits.iter().copied().max().unwrap_or_default()
+    }
+
     /// May this card take something of this request, and how much at most? For whole cards that is all of
     /// it or nothing.
-    pub(crate) fn limit(&self, card: &Card) -> Option<Mib> {
+    pub(crate) fn room(&self, card: &Card) -> Option<Mib> {
         let whole = card.free == card.capacity;
-        (card.usable && (whole || !self.exclusive)).then_some(card.free)
+        let may = card.usable && (whole || !self.exclusive) && self.limit() <= card.limit;
+        may.then_some(card.free)
     }
 
     /// May this card take so much of this request?
     pub(crate) fn may_take(&self, card: &Card, mib: Mib) -> bool {
-        self.limit(card).is_some_and(|limit| mib <= limit)
+        self.room(card).is_some_and(|room| mib <= room)
     }
 
     /// What a card is charged that holds so much of this request.

@@ -117,7 +117,7 @@ impl<'a> Search<'a> {
                 .collect(),
             order,
             lasting,
-            limits: node.cards.iter().map(|card| request.limit(card)).collect(),
+            limits: node.cards.iter().map(|card| request.room(card)).collect(),
             held: vec![Held::default(); node.cards.len()],
             used: 0,
             chosen: vec![Vec::new(); claims.len()],

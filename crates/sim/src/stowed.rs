@@ -88,6 +88,7 @@ impl Stowed {
                 },
                 exclusive,
                 policy: None,
+                limits: Vec::new(),
                 cpu_milli: job.cpu,
                 ram: Mib(job.ram),
             })

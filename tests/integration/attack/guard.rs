@@ -65,6 +65,17 @@ async fn a_tenant_sees_no_gpu_where_the_guard_is() -> Result<()> {
         )?,
         create(
             &case,
+            "a reservation on a card of NVIDIA's",
+            none(),
+            of(with(
+                limited("a", names::NVIDIA_GPU, "1"),
+                "env",
+                json!([{ "name": names::MEMORY_REQUEST, "value": "4096" }]),
+            )),
+            Refused("NVIDIA_GPU_MEMORY_REQUEST are gpustow's to set: remove them"),
+        )?,
+        create(
+            &case,
             "a resource that no node has",
             none(),
             on_node(limited("a", "nvidia.com/none", "1")),

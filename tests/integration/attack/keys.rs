@@ -18,6 +18,9 @@ pub(crate) fn keys() -> Vec<String> {
         names::GPU_COUNT,
         names::GPU_COUNT_OF,
         names::EXCLUSIVE,
+        names::MEM_LIMIT,
+        names::MEM_LIMIT_OF,
+        names::ENFORCE,
         names::POLICY,
         names::MADE_FOR,
     ];

@@ -49,6 +49,7 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
         )
     };
     let fixed = || Refused("the pod is bound to its GPUs already: leave it as it was");
+    let written = || Refused("leave it as it was, or create the pod anew");
     let of_extender = || Refused("only gpustow's extender may write it");
     let of_main = format!("{}main", names::GPU_COUNT_OF);
     let of_other = format!("{}other", names::GPU_COUNT_OF);
@@ -56,6 +57,9 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
         patch("gated", note("example.com/own", "x"), Taken),
         patch("gated", note(names::EXCLUSIVE, "true"), Taken),
         patch("gated", note(names::POLICY, Value::Null), Taken),
+        // Its containers bear what limits them from their creation on.
+        patch("gated", note(names::ENFORCE, "driver"), written()),
+        patch("gated", note(names::MEM_LIMIT, "max"), written()),
         patch(
             "gated",
             note(names::EXCLUSIVE, "maybe"),

@@ -2,13 +2,14 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gpustow_api::gpunode::{Near, Place};
-use gpustow_machine::{self as machine, Followed};
+use gpustow_machine::{self as machine, Followed, Limits, NO_LIMIT};
 
 use super::{
-    Card, DeviceError, Devices, Fault, FaultKind, LEVELS, Memory, Path, Process, Reading,
-    nearest_first,
+    Card, DeviceError, Devices, Fault, FaultKind, LEVELS, Memory, Path, Process, Reading, Wanted,
+    limits, nearest_first,
 };
 
 /// The cards that a file of `fake-nvml` describes, without a library in between.
@@ -16,15 +17,19 @@ use super::{
 pub struct FakeDevices {
     file: Followed,
     seen: Option<usize>,
+    limits: Limits,
+    wanted: Arc<Wanted>,
 }
 
 impl FakeDevices {
-    /// Follows this file.
+    /// Follows this file, and reads the limits that are `wanted`.
     #[must_use]
-    pub fn new(file: PathBuf) -> Self {
+    pub fn new(file: PathBuf, wanted: Arc<Wanted>) -> Self {
         Self {
+            limits: Limits::beside(&file),
             file: Followed::new(file),
             seen: None,
+            wanted,
         }
     }
 
@@ -47,13 +52,28 @@ impl FakeDevices {
             uuid: event.gpu.clone(),
             kind: event.xid.map_or(FaultKind::Ecc, FaultKind::Xid),
         };
+        let can_limit = machine.limits_memory();
+        let limit = |uuid: &str, cgroup: &std::path::Path| {
+            let limit = self
+                .limits
+                .of(uuid, cgroup)
+                .ok()
+                .filter(|_| can_limit && cgroup.is_dir())?;
+            Some(
+                limit
+                    .map(|limit| limit.hard)
+                    .filter(|hard| *hard != NO_LIMIT),
+            )
+        };
         Ok(Reading {
+            limits: limits::read(&self.wanted.get(), limit),
             driver: Some(machine.driver.clone()).filter(|driver| !driver.is_empty()),
             cards: machine
                 .gpus
                 .iter()
                 .zip(0..)
                 .flat_map(|(gpu, index)| cards(gpu, index, count))
+                .map(|card| Card { can_limit, ..card })
                 .collect(),
             faults: machine.events.iter().skip(seen).map(fault).collect(),
         })
@@ -92,6 +112,7 @@ fn cards(gpu: &machine::Gpu, index: u32, count: usize) -> Vec<Card> {
         utilization: gpu.utilization,
         processes: Some(processes(&gpu.processes)),
         failure,
+        can_limit: false,
     };
     if gpu.mig.is_empty() {
         return vec![whole];

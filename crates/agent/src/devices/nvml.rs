@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpustow_api::gpunode::Place;
@@ -17,7 +18,8 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
 use super::{
-    Card, DeviceError, Devices, Fault, FaultKind, Memory, Path, Process, Reading, nearest_first,
+    Card, DeviceError, Devices, Fault, FaultKind, Memory, Path, Process, Reading, Wanted, limits,
+    nearest_first,
 };
 use crate::limited::own_limit;
 
@@ -32,13 +34,19 @@ const TRIES: u32 = 3;
 pub struct NvmlDevices {
     dirs: Vec<PathBuf>,
     refresh: Duration,
+    wanted: Arc<Wanted>,
 }
 
 impl NvmlDevices {
-    /// Looks for the library in `dirs` first; reads what hardly changes anew after `refresh`.
+    /// Looks for the library in `dirs` first; reads what hardly changes anew after `refresh`, and the limits
+    /// that are `wanted` every time.
     #[must_use]
-    pub fn new(dirs: Vec<PathBuf>, refresh: Duration) -> Self {
-        Self { dirs, refresh }
+    pub fn new(dirs: Vec<PathBuf>, refresh: Duration, wanted: Arc<Wanted>) -> Self {
+        Self {
+            dirs,
+            refresh,
+            wanted,
+        }
     }
 
     fn load(&self) -> Result<Nvml, DeviceError> {
@@ -92,7 +100,7 @@ impl Devices for NvmlDevices {
             if nvml.device_count().map_err(driver)? != session.count {
                 return Ok(());
             }
-            let reading = session.read();
+            let reading = session.read(&self.wanted);
             // A card that is lost stays lost until the library is opened again.
             let lost = reading.cards.iter().any(|card| card.failure.is_some());
             if each(reading).is_break() {
@@ -178,8 +186,13 @@ impl<'a> Session<'a> {
         (0..self.count).filter_map(set).collect()
     }
 
-    fn read(&self) -> Reading {
+    fn read(&self, wanted: &Wanted) -> Reading {
+        let limit = |uuid: &str, cgroup: &std::path::Path| {
+            let (device, _) = self.cards.iter().find(|(_, card)| card.uuid == uuid)?;
+            limits::limit_of(self.nvml, device, cgroup)
+        };
         Reading {
+            limits: limits::read(&wanted.get(), limit),
             driver: self.nvml.sys_driver_version().ok(),
             cards: self
                 .cards
@@ -230,6 +243,7 @@ fn fixed<'a>(nvml: &Nvml, device: Device<'a>, index: u32, count: u32) -> Vec<(De
         index,
         model: device.name().unwrap_or_default(),
         place: place(nvml, &device, index, count),
+        can_limit: limits::can_limit(nvml, &device),
         ..Card::default()
     };
     if !device.mig_mode().is_ok_and(|mode| mode.current == 1) {

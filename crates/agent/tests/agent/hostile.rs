@@ -1,6 +1,7 @@
 //! Files that say what no driver says: the agent reports what can be, and goes on.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use gpustow_agent::devices::{DeviceError, Devices, FakeDevices, Reading};
 use gpustow_agent::processes::Who;
@@ -28,7 +29,7 @@ fn is_survived(host: &Host) {
     let pods = pods(&[pod(&[("GPU-0", 100)])]);
     let mut state = state();
     for second in 0..2 {
-        let direct = once(&mut FakeDevices::new(host.file()));
+        let direct = once(&mut FakeDevices::new(host.file(), Arc::default()));
         for reading in [direct, host.read()] {
             take(&mut state, reading, &pods, at(second), |_| Who::Host);
             let status = status_of(&state, &pods);

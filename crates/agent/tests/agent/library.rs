@@ -1,6 +1,7 @@
 //! What the agent reads through the library's C functions.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_agent::devices::{
@@ -84,7 +85,7 @@ fn cards_joined_by_nvlink_are_nearer_than_any_other_path() {
                 .collect()
         };
         let mut direct = Vec::new();
-        FakeDevices::new(host.file())
+        FakeDevices::new(host.file(), Arc::default())
             .watch(&mut |reading| {
                 direct = words(&reading.cards[0]);
                 ControlFlow::Break(())
@@ -252,7 +253,11 @@ fn each_way_to_have_no_cards_has_its_own_words() {
     let empty = tempfile::tempdir().unwrap();
     let broken = empty.path().join("libnvidia-ml.so.1");
     std::fs::write(&broken, "not a library").unwrap();
-    let mut devices = NvmlDevices::new(vec![empty.path().into()], Duration::from_secs(1));
+    let mut devices = NvmlDevices::new(
+        vec![empty.path().into()],
+        Duration::from_secs(1),
+        Arc::default(),
+    );
     let error = devices.watch(&mut |_| ControlFlow::Break(())).unwrap_err();
     assert_eq!(error.reason(), "LibraryMissing");
     let text = error.to_string();
@@ -382,7 +387,7 @@ fn errors_arrive_once_and_only_new_ones() {
         assert_eq!((&seen[0][..], &seen[2][..]), (&[][..], &[][..]));
     };
     both(&mut host.devices());
-    both(&mut FakeDevices::new(host.file()));
+    both(&mut FakeDevices::new(host.file(), Arc::default()));
 }
 
 #[test]
@@ -392,7 +397,7 @@ fn the_file_without_the_library_shows_the_same_memory() {
         ..h100(0)
     }]));
     let mut direct = None;
-    FakeDevices::new(host.file())
+    FakeDevices::new(host.file(), Arc::default())
         .watch(&mut |reading| {
             direct = Some(reading);
             ControlFlow::Break(())
@@ -414,7 +419,8 @@ fn what_hardly_changes_is_read_again_after_the_refresh() {
     let host = Host::new(&machine(vec![h100(0)]));
     let names = |refresh: Duration| {
         host.shows(&machine(vec![h100(0)]));
-        let mut devices = NvmlDevices::new(vec![host.dir.path().to_owned()], refresh);
+        let mut devices =
+            NvmlDevices::new(vec![host.dir.path().to_owned()], refresh, Arc::default());
         let mut names = Vec::new();
         let each = &mut |reading: gpustow_agent::devices::Reading| {
             names.push(reading.cards[0].model.clone());
@@ -439,7 +445,7 @@ fn the_file_may_be_json() {
     let text = r#"{"driver": "1", "gpus": [{"uuid": "GPU-7", "totalMiB": 100, "usedMiB": 5}]}"#;
     std::fs::write(host.file(), text).unwrap();
     let mut seen = Vec::new();
-    FakeDevices::new(host.file())
+    FakeDevices::new(host.file(), Arc::default())
         .watch(&mut |reading| {
             seen.push(reading);
             ControlFlow::Break(())

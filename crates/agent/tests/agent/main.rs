@@ -11,6 +11,7 @@ mod capacity;
 mod health;
 mod hostile;
 mod library;
+mod limits;
 mod manners;
 mod notices;
 mod podresources;

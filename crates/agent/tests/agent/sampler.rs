@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(30);
 const PERIOD: Duration = Duration::from_millis(5);
 
 fn follow(dir: PathBuf) -> Arc<Sampler> {
-    let devices = NvmlDevices::new(vec![dir], 4 * PERIOD);
+    let devices = NvmlDevices::new(vec![dir], 4 * PERIOD, Arc::default());
     Sampler::start(Box::new(devices), PERIOD).unwrap()
 }
 

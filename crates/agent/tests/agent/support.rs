@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_agent::clock::Now;
 use gpustow_agent::devices::Devices as _;
-use gpustow_agent::devices::{DeviceError, NvmlDevices, Reading};
+use gpustow_agent::devices::{DeviceError, NvmlDevices, Reading, Wanted};
+use gpustow_agent::limits::Means;
 use gpustow_agent::pods::{NodePod, NodePods};
 use gpustow_agent::processes::{Processes, Who};
 use gpustow_agent::state::{Settings, State};
@@ -27,6 +29,7 @@ pub(crate) const CONTAINER: &str =
 /// A folder with the library, the file that drives it, and processes.
 pub(crate) struct Host {
     pub(crate) dir: TempDir,
+    pub(crate) wanted: Arc<Wanted>,
 }
 
 impl Host {
@@ -37,7 +40,8 @@ impl Host {
             .unwrap()
             .with_file_name("libnvidia_ml.so");
         // A copy, as the loader tells libraries apart by their files.
-        let host = Self { dir };
+        let wanted = Arc::default();
+        let host = Self { dir, wanted };
         std::fs::copy(built, host.shared_object()).unwrap();
         host.shows(machine);
         host
@@ -71,7 +75,11 @@ impl Host {
     }
 
     pub(crate) fn devices(&self) -> NvmlDevices {
-        NvmlDevices::new(vec![self.dir.path().to_owned()], Duration::from_secs(3600))
+        NvmlDevices::new(
+            vec![self.dir.path().to_owned()],
+            Duration::from_secs(3600),
+            self.wanted.clone(),
+        )
     }
 
     /// One reading by a library opened anew.
@@ -118,6 +126,7 @@ pub(crate) fn settings() -> Settings {
         application_xids: [13, 31, 43, 45, 68, 109].into(),
         probation: Duration::from_secs(600),
         forget_after: Duration::from_secs(60),
+        means: Means::default(),
     }
 }
 

@@ -48,5 +48,6 @@ export function describe(gpu) {
   const strangers = gpu.strangers ? `, outside gpustow pods ${memory(gpu.strangers)}` : "";
   const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";
   return `GPU ${gpu.gpu}, ${gpu.model}: ${memory(gpu.held)} of ${memory(gpu.capacity)} requested, ` +
-    `${memory(gpu.used)} in use, room ${memory(gpu.room)}${strangers}${sick}. ${pods || "No pods"}.`;
+    `${memory(gpu.used)} in use, room ${memory(gpu.room)}${strangers}${sick}. ${pods || "No pods"}. ` +
+    `Memory limits: ${gpu.noLimit ?? "hold"}.`;
 }

@@ -100,6 +100,7 @@ fn node(cluster: &Cluster, view: &NodeView) -> Value {
                 "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
                 "room": room(view, card).0, "strangers": card.strangers.0, "pods": pods,
                 "sick": state::refuses(cluster, view, card),
+                "noLimit": state::no_limit(cluster, view, card),
             })
         })
         .collect();

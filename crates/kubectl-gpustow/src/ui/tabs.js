@@ -60,7 +60,8 @@ async function why(pod, ask) {
   for (const { nodes, reason } of why.refusals) lines.push(`${nodes} ${nodes === 1 ? "node" : "nodes"}: ${reason}`);
   for (const near of why.nearest) {
     const freed = near.freedBy.length ? `; fits once ${near.freedBy.join(" and ")} ends` : "";
-    const lacks = near.refuses ? `takes no pods: ${near.refuses}` : `${memory(near.lacksBytes / 1048576)} short`;
+    const lacks = near.refuses ? `takes no pods: ${near.refuses}` :
+      near.noLimit ? `cannot limit memory: ${near.noLimit}` : `${memory(near.lacksBytes / 1048576)} short`;
     lines.push(`${near.node} GPU ${near.gpu}: ${lacks}${freed}`);
   }
   return lines.join("\n");

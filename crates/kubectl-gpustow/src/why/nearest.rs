@@ -24,9 +24,20 @@ pub(super) struct Near {
     /// Why it takes no pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refuses: Option<String>,
+    /// Why the driver holds no limit there, if the pod needs one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) no_limit: Option<&'static str>,
     /// Pods whose end would make the room; empty if none would.
     pub(super) freed_by: Vec<String>,
 }
+
+/// Why a card takes no pods, or none with a limit; what it lacks; where it is.
+type Found<'a> = (
+    (Option<String>, Option<&'static str>),
+    Mib,
+    &'a NodeView,
+    &'a CardView,
+);
 
 /// The cards that lack least. Memory is counted per card: what the largest asking container wants
 /// on one GPU.
@@ -44,7 +55,7 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
         .asked
         .iter()
         .flat_map(|view| view.cards.iter().map(|card| (*view, card)));
-    let mut near: Vec<(Option<String>, Mib, &NodeView, &CardView)> = cards
+    let mut near: Vec<Found<'_>> = cards
         .filter(|(_, card)| card.capacity >= need)
         .map(|(view, card)| {
             let target = if request.exclusive {
@@ -53,27 +64,37 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
                 need
             };
             let refuses = state::refuses(cluster, view, card);
-            (refuses, target.minus(card.free), view, card)
+            let no_limit = state::no_limit(cluster, view, card);
+            let no_limit = no_limit.filter(|_| refuses.is_none() && request.limit() > Mib::ZERO);
+            ((refuses, no_limit), target.minus(card.free), view, card)
         })
         .collect();
-    near.sort_by_key(|(refuses, lacks, view, card)| {
-        (refuses.is_some(), *lacks, view.name.clone(), card.index)
+    near.sort_by_key(|((refuses, no_limit), lacks, view, card)| {
+        (
+            refuses.is_some() || no_limit.is_some(),
+            *lacks,
+            view.name.clone(),
+            card.index,
+        )
     });
     near.truncate(NEAREST);
-    let near = near.into_iter().map(|(refuses, lacks, view, card)| Near {
-        node: view.name.to_string(),
-        gpu: card.index,
-        gpu_uuid: card.uuid.clone(),
-        model: card.model.clone(),
-        room: card.free,
-        lacks,
-        freed_by: match refuses {
-            None => freed_by(&card.pods, lacks),
-            Some(_) => Vec::new(),
-        },
-        healthy: card.healthy,
-        refuses,
-    });
+    let near = near
+        .into_iter()
+        .map(|((refuses, no_limit), lacks, view, card)| Near {
+            node: view.name.to_string(),
+            gpu: card.index,
+            gpu_uuid: card.uuid.clone(),
+            model: card.model.clone(),
+            room: card.free,
+            lacks,
+            freed_by: match (&refuses, no_limit) {
+                (None, None) => freed_by(&card.pods, lacks),
+                _ => Vec::new(),
+            },
+            healthy: card.healthy,
+            refuses,
+            no_limit,
+        });
     near.collect()
 }
 

@@ -67,12 +67,13 @@ impl Why {
             writeln!(out, "\nNearest GPUs:")?;
         }
         for near in &self.nearest {
-            let lacks = match (&near.refuses, near.lacks) {
-                (Some(why), _) => format!("takes no pods: {}", printable(why)),
-                (None, Mib::ZERO) => {
+            let lacks = match (&near.refuses, near.no_limit, near.lacks) {
+                (Some(why), ..) => format!("takes no pods: {}", printable(why)),
+                (None, Some(why), _) => format!("cannot limit memory: {why}"),
+                (None, None, Mib::ZERO) => {
                     "has enough memory, but its node has too few GPUs like it".to_owned()
                 }
-                (None, lacks) => format!("{} short", memory(lacks)),
+                (None, None, lacks) => format!("{} short", memory(lacks)),
             };
             let freed = match near.freed_by.as_slice() {
                 [] => String::new(),

@@ -225,6 +225,8 @@ async fn fit_answers_before_anything_is_created() -> Result<()> {
         ("misspelt", Answer::No),
         ("unknown", Answer::No),
         ("ahead", Answer::Yes),
+        ("limited", Answer::Yes),
+        ("limited-on-l4", Answer::No),
     ] {
         let path = here(&format!("pods/{file}.yaml"));
         let command = format!("fit -f {}", path.display());

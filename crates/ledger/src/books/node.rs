@@ -342,7 +342,9 @@ impl Node {
         let view = self.view_of(|_| true);
         let gained = view.cards.len() > self.view.cards.len()
             || view.cards.iter().zip(&self.view.cards).any(|(new, old)| {
-                new.usable && (!old.usable || new.free > old.free || new.capacity > old.capacity)
+                let more =
+                    new.free > old.free || new.capacity > old.capacity || new.limit > old.limit;
+                new.usable && (!old.usable || more)
             });
         if view != *self.view {
             self.view = Arc::new(view);
@@ -387,6 +389,7 @@ impl Node {
                 },
                 model,
                 usable: gpu.healthy,
+                limit: gpu.limit(),
             }
         });
         let cards = cards.collect();

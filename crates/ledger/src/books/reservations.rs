@@ -129,6 +129,9 @@ impl Books {
             if !card.usable {
                 return Err(Reason::Fit(Refusal::Unhealthy));
             }
+            if held.request.limit() > card.limit {
+                return Err(Reason::Fit(Refusal::NoLimit));
+            }
             if node.held(uuid, |_| true) > card.capacity {
                 return Err(Reason::Fit(Refusal::NoRoom));
             }

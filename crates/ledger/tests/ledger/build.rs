@@ -70,6 +70,28 @@ pub(crate) fn exclusive(pod: PodFacts) -> PodFacts {
     }
 }
 
+/// The same pod, which the driver must hold to what it asks for.
+pub(crate) fn limited(pod: PodFacts) -> PodFacts {
+    let held = |request: Arc<Request>| {
+        Arc::new(Request {
+            limits: request.claims.iter().map(|claim| claim.mib).collect(),
+            ..(*request).clone()
+        })
+    };
+    PodFacts {
+        request: pod.request.map(held),
+        ..pod
+    }
+}
+
+/// The same card, whose driver holds limits.
+pub(crate) fn able(card: Gpu) -> Gpu {
+    Gpu {
+        memory_limit: Some("Holds".into()),
+        ..card
+    }
+}
+
 /// A pod bound to `node`, holding `mib` on the card.
 pub(crate) fn bound(uid: &str, node: &str, card: &str, mib: u64) -> PodFacts {
     let assignment = Assignment {

@@ -2,10 +2,12 @@
 
 use gpustow_api::NodeFacts;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
-use gpustow_ledger::Reason;
+use gpustow_ledger::{BindRefusal, Ledger, Reason};
 use gpustow_pack::Refusal;
 
-use crate::build::{ask, at, bound, card, choose, free, ledger, node, pod, report, used};
+use crate::build::{
+    able, ask, at, bound, card, choose, free, ledger, limited, node, pod, report, used,
+};
 
 #[test]
 fn a_node_without_a_report_is_refused() {
@@ -111,6 +113,54 @@ fn an_unhealthy_card_takes_nobody() {
     assert!(ledger.begin_bind(&p, "a", at(1)).is_err());
     let refused = ledger.filter(&ask(&p), &["a"], at(1)).refused;
     assert_eq!(refused, [("a", Reason::Fit(Refusal::Unhealthy))]);
+}
+
+/// Of an older agent, which says nothing of limits, and of a later one, whose reason is not known.
+#[test]
+fn who_must_be_limited_goes_where_limits_hold_and_nowhere_else() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
+    let p = limited(pod("p", 10));
+    let refused = |ledger: &mut Ledger| ledger.filter(&ask(&p), &["a"], at(1)).refused;
+    let no_limit = [("a", Reason::Fit(Refusal::NoLimit))];
+    assert_eq!(refused(&mut ledger), no_limit);
+    for word in ["Toolkit", "NobodyKnowsYet"] {
+        let unable = Gpu {
+            memory_limit: Some(word.into()),
+            ..card("a-0", 100)
+        };
+        ledger.apply_gpunode("a", report(&[unable]), at(1));
+        assert_eq!(refused(&mut ledger), no_limit, "{word}");
+    }
+    ledger.apply_gpunode("b", report(&[able(card("b-0", 100))]), at(1));
+    assert_eq!(choose(&mut ledger, &p, &["a", "b"], at(1)), ["b"]);
+    assert!(ledger.begin_bind(&p, "b", at(1)).is_ok());
+    // A container there turns out to have no limit before the next is bound.
+    let q = limited(pod("q", 10));
+    assert_eq!(choose(&mut ledger, &q, &["b"], at(1)), ["b"]);
+    ledger.apply_gpunode("b", report(&[card("b-0", 100)]), at(2));
+    let refusal = ledger.begin_bind(&q, "b", at(2));
+    assert!(
+        matches!(&refusal, Err(BindRefusal::NoFit { reason, .. }) if *reason == no_limit[0].1),
+        "{refusal:?}"
+    );
+    assert_eq!(choose(&mut ledger, &pod("r", 10), &["b"], at(2)), ["b"]);
+}
+
+#[test]
+fn a_pod_that_waits_for_a_limit_is_woken_when_limits_hold() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    let mut p = limited(pod("p", 10));
+    choose(&mut ledger, &p, &["a"], at(0));
+    (p.waiting, p.refusal) = (true, 1);
+    ledger.apply_pod(p);
+    assert_eq!(ledger.wake(10, at(10)), []);
+    ledger.apply_gpunode("a", report(&[able(card("a-0", 100))]), at(11));
+    let woken: Vec<_> = ledger
+        .wake(10, at(11))
+        .into_iter()
+        .map(|pod| pod.uid.clone())
+        .collect();
+    assert_eq!(woken, ["p".into()]);
 }
 
 #[test]

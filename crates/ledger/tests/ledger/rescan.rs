@@ -7,7 +7,7 @@ use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::{Ledger, Outcome};
 use gpustow_pack::Mib;
 
-use crate::build::{ask, asking, at, card, exclusive, ledger, node, report};
+use crate::build::{ask, asking, at, card, exclusive, ledger, limited, node, report};
 use crate::model::Random;
 
 const NODES: u64 = 20;
@@ -37,6 +37,7 @@ fn wish(random: &mut Random, uid: &str) -> PodFacts {
     }
     match random.below(6) {
         0 => exclusive(pod),
+        1 | 2 => limited(pod),
         _ => pod,
     }
 }
@@ -46,6 +47,8 @@ fn cards(random: &mut Random, node: &str) -> Vec<Gpu> {
     let gpu = |index| Gpu {
         model: ["A", "B"][random.below(2) as usize].into(),
         healthy: random.below(12) > 0,
+        memory_limit: [None, Some("Driver".into()), Some("Holds".into())][random.below(3) as usize]
+            .clone(),
         strangers_mib: [0, 0, 0, 15][random.below(4) as usize],
         ..card(
             &format!("{node}-{index}"),

@@ -13,6 +13,7 @@ pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
         free: Mib(free),
         model: ModelId(0),
         usable: true,
+        limit: Mib::ZERO,
     };
     let link = |one, other| {
         let pair =

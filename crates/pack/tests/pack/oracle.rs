@@ -55,14 +55,24 @@ pub(crate) fn answer(
         free: card.capacity,
         ..*card
     });
+    let whatever = with_cards(&empty, |card| Card {
+        limit: if card.limit == Mib::ZERO {
+            Mib(1_000_000)
+        } else {
+            card.limit
+        },
+        ..*card
+    });
     let few = request
         .claims
         .iter()
         .any(|claim| claim.gpus as usize > node.cards.len());
     Err(if few {
         Refusal::TooFewCards
-    } else if legal(&empty).is_empty() {
+    } else if legal(&whatever).is_empty() {
         Refusal::TooLarge
+    } else if legal(&empty).is_empty() {
+        Refusal::NoLimit
     } else if !legal(&healthy).is_empty() {
         Refusal::Unhealthy
     } else if request.exclusive {
@@ -181,6 +191,10 @@ fn placement(node: &NodeGpus, request: &Request, cards: &Assignment) -> Option<P
         };
         let peak = life(&request.claims).iter().map(held).max()?;
         if !card.usable || peak > card.free.0 || request.exclusive && card.free != card.capacity {
+            return None;
+        }
+        // The driver would not start a container with a limit that it cannot hold.
+        if request.limits.iter().any(|limit| *limit > card.limit) {
             return None;
         }
         charges.push((

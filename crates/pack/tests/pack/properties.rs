@@ -18,11 +18,14 @@ fn card() -> impl Strategy<Value = Card> {
             prop_oneof![2 => Just(capacity), 3 => 0..=capacity],
         )
     });
-    (free, 0..2_u16, prop::bool::weighted(0.8)).prop_map(|((capacity, free), model, usable)| Card {
+    let limit = prop_oneof![2 => Just(0), 3 => 4..=16_u64];
+    let usable = prop::bool::weighted(0.8);
+    (free, 0..2_u16, usable, limit).prop_map(|((capacity, free), model, usable, limit)| Card {
         capacity: Mib(capacity),
         free: Mib(free),
         model: ModelId(model),
         usable,
+        limit: Mib(limit),
     })
 }
 
@@ -68,14 +71,19 @@ fn request() -> impl Strategy<Value = Request> {
         gpus,
         mib: Mib(mib),
     });
-    (vec(claim, 1..=3), prop::bool::weighted(0.25)).prop_map(|(mut claims, exclusive)| {
-        claims.sort_by_key(|claim| claim.kind == ClaimKind::Main);
-        Request {
-            claims,
-            exclusive,
-            ..Request::default()
-        }
-    })
+    let limits = prop_oneof![3 => Just(Vec::new()), 2 => vec(0..=12_u64, 3)];
+    (vec(claim, 1..=3), prop::bool::weighted(0.25), limits).prop_map(
+        |(mut claims, exclusive, limits)| {
+            claims.sort_by_key(|claim| claim.kind == ClaimKind::Main);
+            let limits = limits.into_iter().zip(&claims).map(|(limit, _)| Mib(limit));
+            Request {
+                limits: limits.collect(),
+                claims,
+                exclusive,
+                ..Request::default()
+            }
+        },
+    )
 }
 
 /// The policy after it has seen some pods on some nodes.

@@ -11,6 +11,7 @@ fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
         free: Mib(free),
         model: ModelId(0),
         usable: true,
+        limit: Mib::ZERO,
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),

@@ -9,7 +9,7 @@ use gpustow_ledger::{Ledger, NodeView, Victims};
 
 use super::server::NODES;
 use super::world::{World, require};
-use crate::build::{ask, asking, at, exclusive};
+use crate::build::{ask, asking, at, exclusive, limited};
 
 impl World {
     /// Every share in the books: (pod, node, card, MiB).
@@ -86,8 +86,10 @@ impl World {
             for priority in [0, 2] {
                 let mut probe = asking(&format!("probe-{gpus}-{size}-{priority}"), &[(gpus, size)]);
                 probe.priority = priority;
-                if size == 7 {
-                    probe = exclusive(probe);
+                match size {
+                    7 => probe = exclusive(probe),
+                    4 => probe = limited(probe),
+                    _ => {}
                 }
                 let mut ours = self.ledger.filter(&ask(&probe), &NODES, self.now);
                 let mut theirs = rebuilt.filter(&ask(&probe), &NODES, self.now);

@@ -104,6 +104,10 @@ impl World {
             let card = report.gpus.iter().find(|gpu| *gpu.uuid == **uuid);
             let card = card.ok_or_else(|| format!("{uuid} is not there"))?;
             let others = self.server.assigned(name, uuid, uid);
+            let limit = pod.request.as_ref().map_or(0, |request| request.limit().0);
+            require(limit <= card.limit().0, || {
+                format!("the driver cannot hold {uid} to {limit} MiB on {uuid}")
+            })?;
             require(card.healthy, || format!("{uuid} is not healthy"))?;
             require(others + mib.0 <= card.total_mib, || {
                 format!(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, BrokenAssignment, PodFacts};
 
-use crate::build::{card, report, used};
+use crate::build::{able, card, report, used};
 
 pub(super) const NODES: [&str; 3] = ["n0", "n1", "n2"];
 
@@ -203,10 +203,10 @@ impl Server {
             ..card(&a, 10)
         };
         match variant {
-            0 | 1 => report(&[card(&a, 10), card(&b, 10)]),
-            2 => report(&[card(&a, 6), card(&b, 10)]),
-            3 => report(&[card(&b, 10)]),
-            4 => report(&[card(&c, 16), card(&b, 10)]),
+            0 | 1 => report(&[card(&a, 10), able(card(&b, 10))]),
+            2 => report(&[able(card(&a, 6)), card(&b, 10)]),
+            3 => report(&[able(card(&b, 10))]),
+            4 => report(&[able(card(&c, 16)), card(&b, 10)]),
             5 => report(&[unhealthy, card(&b, 10)]),
             6 => report(&[strangers, card(&b, 12)]),
             _ => report(&[greedy, card(&b, 10)]),

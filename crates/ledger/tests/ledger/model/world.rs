@@ -11,7 +11,7 @@ use gpustow_pack::Request;
 
 use super::event::Event;
 use super::server::{NODES, NodeEvent, PodEvent, Server};
-use crate::build::{asking, exclusive, node};
+use crate::build::{asking, exclusive, limited, node};
 
 pub(super) struct World {
     pub(super) server: Server,
@@ -84,6 +84,7 @@ impl World {
                 size,
                 gpus,
                 exclusive: whole,
+                limited: held,
                 priority,
                 gated,
             } => {
@@ -91,6 +92,8 @@ impl World {
                 let mut pod = asking(&format!("u{number}"), &[(gpus, size)]);
                 if whole {
                     pod = exclusive(pod);
+                } else if held {
+                    pod = limited(pod);
                 }
                 let names = ["p0", "p1", "p2", "p3", "p4", "p5"];
                 let free = names

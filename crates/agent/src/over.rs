@@ -1,0 +1,49 @@
+//! Pods that use more of a card than they may.
+
+use std::sync::Arc;
+
+use gpustow_api::limit::Enforce;
+use gpustow_pack::Mib;
+
+use crate::pods::NodePods;
+use crate::state::State;
+
+/// A pod that uses more of a card than it may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverUse {
+    /// The pod's UID.
+    pub uid: Arc<str>,
+    /// Namespace and name.
+    pub pod: String,
+    /// The card.
+    pub uuid: String,
+    /// What it uses.
+    pub used: Mib,
+    /// What it asked for.
+    pub assigned: Mib,
+    /// What it may use.
+    pub allowed: Mib,
+}
+
+impl State {
+    /// Pods that use more of a card than they may, where somebody is to watch that.
+    pub fn over_users<'a>(&'a self, pods: &'a NodePods) -> impl Iterator<Item = OverUse> + 'a {
+        self.cards().flat_map(move |seen| {
+            seen.gpu.pods.iter().filter_map(move |share| {
+                let pod = pods.get(&share.uid)?;
+                let (used, assigned) = (Mib(share.used_mib), pod.assigned(&seen.gpu.uuid));
+                let allowed = pod.allowed(&seen.gpu.uuid);
+                let watched = pod.enforce != Enforce::None;
+                // Zero: a card that is not its own, which is told otherwise.
+                (watched && assigned > Mib::ZERO && used > allowed).then(|| OverUse {
+                    uid: pod.facts.uid.clone(),
+                    pod: format!("{}/{}", pod.facts.namespace, pod.facts.name),
+                    uuid: seen.gpu.uuid.clone(),
+                    used,
+                    assigned,
+                    allowed,
+                })
+            })
+        })
+    }
+}

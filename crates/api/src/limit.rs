@@ -1,0 +1,304 @@
+//! How much of each of its GPUs a container may use beyond what it is promised, and who sees to it: what the
+//! annotations say, in the one place that reads them. The policies judge by the same rules
+//! (`crates/api/policies/rules-variables.yaml`).
+
+use std::collections::BTreeMap;
+
+use gpustow_pack::{Mib, Request};
+use k8s_openapi::api::core::v1::EnvVar;
+
+use crate::request::{MAX_MIB_PER_GPU, annotation, field_of};
+use crate::{BadRequest, names};
+
+/// The least of a GPU that a limit may leave a container: what CUDA keeps for itself must fit.
+pub const FLOOR: Mib = Mib(1024);
+/// What CUDA keeps for itself of a limit: NVIDIA's own measurement with driver 615 was 816 MiB.
+pub const CONTEXT: Mib = Mib(832);
+/// A limit that is the whole card, whatever its size.
+pub const WHOLE: Mib = Mib(u64::MAX);
+
+/// Who sees to it that a container keeps its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Enforce {
+    /// The driver: an allocation beyond the limit fails.
+    Driver,
+    /// The agent: it tells when a pod uses more.
+    #[default]
+    Watch,
+    /// Nobody.
+    None,
+}
+
+impl Enforce {
+    /// Each of them.
+    pub const ALL: [Self; 3] = [Self::Driver, Self::Watch, Self::None];
+
+    /// The annotation's value.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Watch => "watch",
+            Self::None => "none",
+        }
+    }
+
+    pub(crate) fn read(word: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|it| it.word() == word);
+        found.ok_or_else(|| format!("{word:?} is none of driver, watch, none"))
+    }
+}
+
+/// Whether the driver would hold a container to a limit of a card's memory, as a `GpuNode` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It would.
+    Holds,
+    /// Not on a MIG instance.
+    Mig,
+    /// Not where the card has no memory of its own.
+    UnifiedMemory,
+    /// The driver cannot.
+    Driver,
+    /// The node has cgroups of version 1.
+    Cgroup,
+    /// Nobody says that the container toolkit sets limits.
+    Toolkit,
+    /// A container runs here without the limit that it should have.
+    Missing,
+}
+
+impl Support {
+    /// Each of them, the most lasting hindrances first.
+    pub const ALL: [Self; 7] = [
+        Self::Holds,
+        Self::Mig,
+        Self::UnifiedMemory,
+        Self::Driver,
+        Self::Cgroup,
+        Self::Toolkit,
+        Self::Missing,
+    ];
+
+    /// The word in the report.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Holds => "Holds",
+            Self::Mig => "Mig",
+            Self::UnifiedMemory => "UnifiedMemory",
+            Self::Driver => "Driver",
+            Self::Cgroup => "Cgroup",
+            Self::Toolkit => "Toolkit",
+            Self::Missing => "Missing",
+        }
+    }
+
+    /// What stands for this word; a later version's may be unknown.
+    #[must_use]
+    pub fn read(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.word() == word)
+    }
+
+    /// Why no limit holds, for people.
+    #[must_use]
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Holds => "limits hold",
+            Self::Mig => "the driver limits no MIG instance but by its size",
+            Self::UnifiedMemory => "it shares the host's memory",
+            Self::Driver => "its driver cannot: 615 is the first that can",
+            Self::Cgroup => "its node has cgroup v1",
+            Self::Toolkit => {
+                "nobody says that its node's container toolkit sets limits (--toolkit-limits)"
+            }
+            Self::Missing => "a container runs there without its limit",
+        }
+    }
+}
+
+/// Why no limit holds on a card of which the report says so; none if one does.
+#[must_use]
+pub fn hindrance(said: Option<&str>) -> Option<&'static str> {
+    match said.map(Support::read) {
+        None => Some("its agent does not say whether it can"),
+        Some(None) => Some("its agent gives a reason that this version does not know"),
+        Some(Some(Support::Holds)) => None,
+        Some(Some(other)) => Some(other.in_words()),
+    }
+}
+
+/// A container that asks.
+pub(crate) struct Asking<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) gpus: u32,
+    /// Of each GPU.
+    pub(crate) mib: Mib,
+    pub(crate) env: &'a [EnvVar],
+}
+
+type Notes = BTreeMap<String, String>;
+
+/// The annotation that says how much a container may use, and its value.
+fn said<'a>(notes: &'a Notes, name: &str) -> Option<(String, &'a str)> {
+    let own = format!("{}{name}", names::MEM_LIMIT_OF);
+    [own, names::MEM_LIMIT.to_owned()]
+        .into_iter()
+        .find_map(|key| {
+            let value = notes.get(&key)?;
+            Some((key, value.as_str()))
+        })
+}
+
+/// A number of MiB, if it is one that a container may have.
+fn amount(text: &str) -> Option<u64> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit()) && text.len() <= 9;
+    text.parse().ok().filter(|mib| digits && *mib > 0)
+}
+
+/// What the driver is to hold each container to, of each of its GPUs; empty if it need not. `made` says that
+/// the pod has been created, so that its containers must say the same.
+///
+/// # Errors
+/// The annotation or field that is wrong, and the mend.
+pub(crate) fn of_driver(
+    notes: &Notes,
+    asking: &[Asking<'_>],
+    exclusive: bool,
+    made: bool,
+    resource: &str,
+) -> Result<Vec<Mib>, BadRequest> {
+    let enforce = annotation(notes, names::ENFORCE, Enforce::read)?.unwrap_or_default();
+    let driver = enforce == Enforce::Driver && !exclusive;
+    let limits = asking
+        .iter()
+        .map(|it| of_container(notes, it, exclusive, driver, resource))
+        .collect::<Result<Vec<Mib>, BadRequest>>()?;
+    if !driver {
+        return Ok(Vec::new());
+    }
+    let limits = limits.into_iter().map(|limit| match limit {
+        WHOLE => Mib::ZERO,
+        limit => limit,
+    });
+    let limits: Vec<Mib> = limits.collect();
+    for (it, limit) in asking.iter().zip(&limits) {
+        if made && *limit > Mib::ZERO && !bears(it.env, *limit) {
+            return Err(BadRequest {
+                field: format!("{}.env", it.path),
+                problem: format!(
+                    "{} must be {} and {} 0, or the driver holds no limit: create the pod anew where gpustow's \
+                     admission writes them, or write them yourself",
+                    names::MEMORY_LIMIT,
+                    limit.0,
+                    names::MEMORY_REQUEST
+                ),
+            });
+        }
+    }
+    Ok(match limits.iter().any(|limit| *limit > Mib::ZERO) {
+        true => limits,
+        false => Vec::new(),
+    })
+}
+
+/// Does NVIDIA's hook find this limit there? It takes the first of several.
+fn bears(env: &[EnvVar], limit: Mib) -> bool {
+    let is = |name: &str, value: &str| {
+        let first = env.iter().find(|it| it.name == name);
+        first.is_some_and(|it| it.value.as_deref() == Some(value))
+    };
+    is(names::MEMORY_LIMIT, &limit.0.to_string()) && is(names::MEMORY_REQUEST, "0")
+}
+
+fn of_container(
+    notes: &Notes,
+    it: &Asking<'_>,
+    exclusive: bool,
+    driver: bool,
+    resource: &str,
+) -> Result<Mib, BadRequest> {
+    let gpus = u64::from(it.gpus);
+    let asked = it.mib.0.saturating_mul(gpus);
+    let low = |field: String, mib: u64| {
+        let problem = format!(
+            "{mib} MiB over {gpus} GPUs leave less than the {} of each that a limit must leave for CUDA: write at \
+             least {}",
+            FLOOR.0,
+            FLOOR.0 * gpus
+        );
+        Err(BadRequest { field, problem })
+    };
+    let Some((key, text)) = said(notes, it.name) else {
+        return match driver && it.mib < FLOOR {
+            true => low(format!("{}.resources.limits[{resource}]", it.path), asked),
+            false => Ok(it.mib),
+        };
+    };
+    let bad = |problem: String| {
+        let field = field_of(&key);
+        Err(BadRequest { field, problem })
+    };
+    if exclusive {
+        return bad("whole GPUs have no other limit than their size: remove it".to_owned());
+    }
+    if text == "max" {
+        return Ok(WHOLE);
+    }
+    let Some(mib) = amount(text) else {
+        return bad(format!(
+            "{text:?} is no amount: write MiB over all GPUs of a container, or max"
+        ));
+    };
+    if mib < asked {
+        return bad(format!(
+            "{mib} MiB are less than the {asked} that container {} asks for: write at least {asked}, or max",
+            it.name
+        ));
+    }
+    if !mib.is_multiple_of(gpus) {
+        let even = (mib / gpus + 1) * gpus;
+        return bad(format!(
+            "{mib} MiB do not split evenly over {gpus} GPUs: write {even}"
+        ));
+    }
+    if mib / gpus > MAX_MIB_PER_GPU {
+        return bad(format!("no GPU has {} MiB: write max", mib / gpus));
+    }
+    match Mib(mib / gpus) {
+        each if each < FLOOR => low(field_of(&key), mib),
+        each => Ok(each),
+    }
+}
+
+/// Who sees to the limits of a pod with these annotations, and what each claim of its request may use of
+/// each of its GPUs. What cannot be read is as if it were not there: such pods are refused elsewhere.
+#[must_use]
+pub fn allowed(notes: &Notes, request: &Request, containers: &[Box<str>]) -> (Enforce, Vec<Mib>) {
+    let enforce = notes.get(names::ENFORCE);
+    let enforce = enforce.and_then(|word| Enforce::read(word).ok());
+    let claims = request.claims.iter().zip(containers);
+    let of = claims.map(|(claim, name)| match said(notes, name) {
+        Some((_, "max")) => WHOLE,
+        Some((_, text)) => amount(text).map_or(claim.mib, |mib| {
+            Mib(mib / u64::from(claim.gpus).max(1)).max(claim.mib)
+        }),
+        None => claim.mib,
+    });
+    (enforce.unwrap_or_default(), of.collect())
+}
+
+/// The literal of a container, as the policies compute it, for pods that may be wrong in every other way.
+pub(crate) fn literal(said: Option<&str>, asked: Option<u64>, gpus: u64) -> Option<String> {
+    let mib = match said {
+        Some("max") => return None,
+        Some(text) => amount(text).unwrap_or(0),
+        // As a policy reads what is no whole number.
+        None => asked.unwrap_or(i64::MAX.unsigned_abs()),
+    };
+    Some((mib / gpus.max(1)).to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Limits of GPU memory by cgroup, in a file beside the machine's: what one process sets, others read.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Gpu, ReadError};
+
+/// NVML's hard limit that limits nothing.
+pub const NO_LIMIT: u64 = u64::MAX;
+
+/// What a cgroup may use of a card, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Limit {
+    /// The card's UUID.
+    pub gpu: String,
+    /// Full path of the cgroup's directory.
+    pub cgroup: PathBuf,
+    /// What the driver tries to keep for it.
+    pub soft: u64,
+    /// What it cannot exceed.
+    pub hard: u64,
+}
+
+/// The limits of a machine.
+#[derive(Clone, Debug)]
+pub struct Limits(PathBuf);
+
+impl Limits {
+    /// Those beside the file that describes a machine.
+    #[must_use]
+    pub fn beside(machine: &Path) -> Self {
+        Self(machine.with_extension("limits.yaml"))
+    }
+
+    /// All of them; those of cgroups that are gone have gone with them.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the file cannot be used.
+    pub fn all(&self) -> Result<Vec<Limit>, ReadError> {
+        let text = match std::fs::read_to_string(&self.0) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            text => text.map_err(|error| ReadError::File(self.0.clone(), error))?,
+        };
+        let all: Result<Vec<Limit>, _> = serde_yaml::from_str(&text);
+        let mut all = all.map_err(|error| ReadError::Text(self.0.clone(), error))?;
+        all.retain(|limit| limit.cgroup.is_dir());
+        Ok(all)
+    }
+
+    /// The limit of a cgroup on a card.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the file cannot be used.
+    pub fn of(&self, gpu: &str, cgroup: &Path) -> Result<Option<Limit>, ReadError> {
+        let mut all = self.all()?.into_iter();
+        Ok(all.find(|limit| limit.gpu == gpu && limit.cgroup == cgroup))
+    }
+
+    /// Sets one, instead of that which the cgroup had on the card.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the file cannot be written.
+    pub fn set(&self, new: Limit) -> Result<(), ReadError> {
+        let failed = |error| ReadError::File(self.0.clone(), error);
+        // Containers start at the same time.
+        let lock = File::create(self.0.with_extension("lock")).map_err(failed)?;
+        lock.lock().map_err(failed)?;
+        let mut all = self.all()?;
+        all.retain(|limit| limit.gpu != new.gpu || limit.cgroup != new.cgroup);
+        all.push(new);
+        let text = serde_yaml::to_string(&all);
+        let text = text.map_err(|error| ReadError::Text(self.0.clone(), error))?;
+        let aside = self.0.with_extension("new");
+        std::fs::write(&aside, text)
+            .and_then(|()| std::fs::rename(&aside, &self.0))
+            .map_err(failed)
+    }
+}
+
+impl Limit {
+    /// Is this process in the cgroup?
+    #[must_use]
+    pub fn holds(&self, pid: u32) -> bool {
+        let all = std::fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default();
+        all.lines().any(|line| line.parse() == Ok(pid))
+    }
+
+    /// MiB that processes of the cgroup use of the card.
+    #[must_use]
+    pub fn used_mib(&self, gpu: &Gpu) -> u64 {
+        let inside = gpu
+            .processes
+            .iter()
+            .filter(|process| self.holds(process.pid));
+        let used = inside.filter_map(|process| process.used_mib);
+        used.fold(0, u64::saturating_add)
+    }
+}
