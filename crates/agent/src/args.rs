@@ -12,6 +12,7 @@ use gpustow_api::names;
 use gpustow_pack::Mib;
 use gpustow_serve::{MetricsArgs, seconds};
 
+use crate::cgroup::is_the_hosts;
 use crate::devices::Source;
 use crate::limits::Means;
 use crate::state::{MAX_CARD, Settings};
@@ -159,7 +160,7 @@ impl Args {
             forget_after: self.shrink_after,
             means: Means {
                 toolkit: self.toolkit_limits,
-                cgroup2: self.cgroup.join("cgroup.controllers").exists(),
+                cgroup2: is_the_hosts(&self.cgroup),
             },
         }
     }

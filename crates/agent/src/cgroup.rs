@@ -35,6 +35,18 @@ pub fn owner(cgroup: &str) -> Option<Owner> {
     })
 }
 
+/// Is this the file system of the host's cgroups, version 2, and not what a container sees of its own? The
+/// root of all has no type; where a node is a container itself, its kubelet's cgroups are there.
+#[must_use]
+pub fn is_the_hosts(root: &Path) -> bool {
+    let kubelets = || {
+        let mut entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().starts_with("kube"))
+    };
+    let has = |file: &str| root.join(file).exists();
+    has("cgroup.controllers") && (!has("cgroup.type") || kubelets())
+}
+
 /// Directories that are looked at for one container.
 const MAX_LOOKED_AT: usize = 50_000;
 
@@ -229,6 +241,19 @@ mod tests {
             };
             assert_eq!(owner(&text), Some(expected), "{what}: {text}");
         }
+    }
+
+    #[test]
+    fn the_hosts_cgroups_are_told_from_a_containers_own_and_from_version_1() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        assert!(!is_the_hosts(root), "version 1, or nothing");
+        std::fs::write(root.join("cgroup.controllers"), "memory\n").unwrap();
+        assert!(is_the_hosts(root));
+        std::fs::write(root.join("cgroup.type"), "domain\n").unwrap();
+        assert!(!is_the_hosts(root), "a container's own");
+        std::fs::create_dir(root.join("kubelet.slice")).unwrap();
+        assert!(is_the_hosts(root), "a node that is a container");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::pods::{NodePod, NodePods};
 pub struct Means {
     /// Its container toolkit sets limits, by the operator's word.
     pub toolkit: bool,
-    /// Its cgroups are of version 2.
+    /// Its cgroups are of version 2, and the agent sees them.
     pub cgroup2: bool,
 }
 

@@ -60,7 +60,7 @@ pub enum Support {
     UnifiedMemory,
     /// The driver cannot.
     Driver,
-    /// The node has cgroups of version 1.
+    /// The node has cgroups of version 1, or the agent does not see those of its node.
     Cgroup,
     /// Nobody says that the container toolkit sets limits.
     Toolkit,
@@ -108,7 +108,9 @@ impl Support {
             Self::Mig => "the driver limits no MIG instance but by its size",
             Self::UnifiedMemory => "it shares the host's memory",
             Self::Driver => "its driver cannot: 615 is the first that can",
-            Self::Cgroup => "its node has cgroup v1",
+            Self::Cgroup => {
+                "its node has cgroup v1, or its agent does not see the node's (--cgroup)"
+            }
             Self::Toolkit => {
                 "nobody says that its node's container toolkit sets limits (--toolkit-limits)"
             }
