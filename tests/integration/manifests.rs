@@ -178,6 +178,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GUARD_LABEL,
         names::MANAGED_LABEL,
         names::MADE_FOR,
+        names::RENEW_AFTER,
         names::ROOM_CONDITION,
         "gpunodes.gpustow.dev",
         // How unknown keys are told from others.
