@@ -55,9 +55,9 @@ while IFS='|' read -r what name since; do
     printf '%-40s' "$what"
     for minor; do
         case $since in
-        '') is=$(sed -n "s/^test $name ... //p" "$out/$minor") ;;
+        '') is=$(sed -n "s/^test $name \\.\\.\\. //p" "$out/$minor") ;;
         *) is=$(awk -v a="$minor" -v b="$since" 'BEGIN { if (a < b) print "-" }')
-            is=${is:-$(sed -n "s/^test $name ... //p" "$out/$minor")} ;;
+            is=${is:-$(sed -n "s/^test $name \\.\\.\\. //p" "$out/$minor")} ;;
         esac
         case $is in
         ok | -) ;;
