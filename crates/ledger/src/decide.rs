@@ -365,7 +365,7 @@ impl Ledger {
         let gate = self.enter(slot, now)?;
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        if !self.queue.nobody_nominated() && self.others_nominated(name, pod).next().is_some() {
+        if self.others_nominated(name, pod).next().is_some() {
             let choice = self.choose_within(name, pod, request, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }

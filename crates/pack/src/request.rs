@@ -1,6 +1,6 @@
 //! What a pod asks for.
 
-use crate::{Card, Mib, PolicyKind};
+use crate::{Card, Mib, NodeGpus, PolicyKind};
 
 /// When a container holds its share, by Kubernetes' rule for init containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +59,8 @@ impl Request {
 
     /// May this card take something of this request, and how much at most? For whole cards that is all of
     /// it or nothing.
-    pub(crate) fn room(&self, card: &Card) -> Option<Mib> {
+    #[must_use]
+    pub fn room(&self, card: &Card) -> Option<Mib> {
         let whole = card.free == card.capacity;
         let may = card.usable && (whole || !self.exclusive) && self.limit() <= card.limit;
         may.then_some(card.free)
@@ -68,6 +69,27 @@ impl Request {
     /// May this card take so much of this request?
     pub(crate) fn may_take(&self, card: &Card, mib: Mib) -> bool {
         self.room(card).is_some_and(|room| mib <= room)
+    }
+
+    /// Are there enough cards that may take what this claim wants on each?
+    pub(crate) fn has_cards(&self, claim: &Claim, cards: impl Iterator<Item = Card>) -> bool {
+        let wanted = claim.gpus as usize;
+        let may = cards.filter(|card| self.may_take(card, claim.mib));
+        may.take(wanted).count() == wanted
+    }
+
+    /// The claim that wants most on one card.
+    #[must_use]
+    pub fn hardest(&self) -> Option<&Claim> {
+        self.claims.iter().max_by_key(|claim| claim.mib)
+    }
+
+    /// False if this request certainly does not fit on the node: at far less cost than
+    /// [`fit()`](crate::fit()) tells it.
+    #[must_use]
+    pub fn may_fit(&self, node: &NodeGpus) -> bool {
+        let hardest = self.hardest();
+        hardest.is_none_or(|claim| self.has_cards(claim, node.cards.iter().copied()))
     }
 
     /// What a card is charged that holds so much of this request.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::intree::Constraints;
-use gpustow_pack::{Mib, NodeGpus, Request};
+use gpustow_pack::{Mib, Request};
 
 use crate::books::Uid;
 
@@ -23,7 +23,6 @@ pub(super) type Key = (Arc<Request>, Arc<Constraints>);
 #[derive(Debug)]
 pub(super) struct Kind {
     pub(super) key: Key,
-    pub(super) need: Need,
     pub(super) order: BTreeSet<Turn>,
     /// Every node was looked at for it; until then only those that gain room are.
     pub(super) looked: Duration,
@@ -32,11 +31,19 @@ pub(super) struct Kind {
 impl Kind {
     pub(super) fn new(key: Key) -> Self {
         Self {
-            need: Need::of(&key.0),
             key,
             order: BTreeSet::new(),
             looked: Duration::ZERO,
         }
+    }
+
+    /// What its pods want on one card at least.
+    pub(super) fn least(&self) -> Mib {
+        self.key
+            .0
+            .hardest()
+            .map(|claim| claim.mib)
+            .unwrap_or_default()
     }
 
     /// The pod that stands after `turn`.
@@ -65,29 +72,5 @@ impl Kind {
     pub(super) fn higher(&self, turn: &Turn) -> Option<&Turn> {
         let mut behind = self.firsts(turn.0.checked_add(1)?);
         behind.find(|behind| behind.1 < turn.1)
-    }
-}
-
-/// So many cards with so much free on each, at least.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Need {
-    pub(super) mib: Mib,
-    cards: usize,
-}
-
-impl Need {
-    fn of(request: &Request) -> Self {
-        let hardest = request.claims.iter().max_by_key(|claim| claim.mib);
-        hardest.map_or(Self::default(), |claim| Self {
-            mib: claim.mib,
-            cards: claim.gpus as usize,
-        })
-    }
-
-    /// False if the request certainly does not fit.
-    pub(super) fn may_fit(self, view: &NodeGpus) -> bool {
-        let cards = view.cards.iter();
-        let enough = cards.filter(|card| card.usable && card.free >= self.mib);
-        enough.take(self.cards).count() >= self.cards
     }
 }

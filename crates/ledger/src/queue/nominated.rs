@@ -21,11 +21,6 @@ pub(super) struct Claim {
 }
 
 impl Queue {
-    /// Is room kept on no node?
-    pub(crate) fn nobody_nominated(&self) -> bool {
-        self.nominated.is_empty()
-    }
-
     /// Is room kept on this node?
     pub(super) fn is_kept(&self, node: &str) -> bool {
         self.nominated.contains_key(node)

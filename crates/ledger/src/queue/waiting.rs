@@ -136,7 +136,7 @@ impl Waiting {
     fn new_kind(&mut self, key: Key) -> KindId {
         self.last_id += 1;
         let kind = Kind::new(key.clone());
-        *self.needs.entry(kind.need.mib).or_default() += 1;
+        *self.needs.entry(kind.least()).or_default() += 1;
         self.ids.insert(key, self.last_id);
         self.kinds.insert(self.last_id, kind);
         self.last_id
@@ -181,10 +181,10 @@ impl Waiting {
             && let Some(kind) = self.kinds.remove(&wait.kind)
         {
             self.ids.remove(&kind.key);
-            if let Some(kinds) = self.needs.get_mut(&kind.need.mib) {
+            if let Some(kinds) = self.needs.get_mut(&kind.least()) {
                 *kinds -= 1;
                 if *kinds == 0 {
-                    self.needs.remove(&kind.need.mib);
+                    self.needs.remove(&kind.least());
                 }
             }
         }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, NodeGpus, Request};
 
-use super::kind::{Kind, KindId, Need, Turn};
+use super::kind::{Kind, KindId, Turn};
 use super::waiting::FLUSH;
 use crate::Ledger;
 use crate::books::Uid;
@@ -153,8 +153,7 @@ impl Ledger {
 
     /// True if there is nothing left to look at.
     fn look(&mut self, look: &mut Look, work: &mut usize, rest: usize, now: Duration) -> bool {
-        let need = self.queue.waiting.kind(look.kind).map(|kind| kind.need);
-        let (Some(pod), Some(need)) = (self.asleep(&look.uid), need) else {
+        let Some(pod) = self.asleep(&look.uid) else {
             return true;
         };
         let again = now + self.config.wake_again_after;
@@ -165,7 +164,7 @@ impl Ledger {
                 return true;
             };
             *work -= 1;
-            if self.may_fit(&name, &pod, need, now)
+            if self.may_fit(&name, &pod, now)
                 && let Some(left) = self.unpromised(&name, now)
                 && self.fits_one_of(look.kind, &name, &left, &pod, work)
             {
@@ -200,10 +199,9 @@ impl Ledger {
                 let highest = waiting.kind(kind).and_then(Kind::highest);
                 let nominated = self.queue.nominated_on(name);
                 let nominated = nominated.filter(|uid| waiting.turn(kind, uid).is_some());
-                let mut others = highest
-                    .into_iter()
-                    .chain(nominated)
-                    .filter_map(|uid| self.asleep(uid));
+                let others = highest.into_iter().chain(nominated);
+                let others = others.filter(|uid| **uid != pod.uid);
+                let mut others = others.filter_map(|uid| self.asleep(uid));
                 others.any(|other| fits(&other))
             }
     }
@@ -300,7 +298,7 @@ impl Ledger {
             let Some((turn, kind)) = self.next_turn(offering) else {
                 return true;
             };
-            let next = match self.answer(offering, kind, &turn.3, work, now) {
+            let next = match self.answer(offering, &turn.3, work, now) {
                 Answer::Comes(pod) => {
                     self.queue
                         .waiting
@@ -309,7 +307,7 @@ impl Ledger {
                     self.next_of(kind, &turn)
                 }
                 Answer::Passes => self.next_of(kind, &turn),
-                Answer::None => self.next_preferred(kind, &turn),
+                Answer::None => self.next_preferred(&offering.node, kind, &turn),
             };
             if let Some(next) = next {
                 offering.next.insert(next, kind);
@@ -339,7 +337,6 @@ impl Ledger {
     fn answer(
         &self,
         offering: &mut Offering,
-        kind: KindId,
         uid: &Uid,
         work: &mut usize,
         now: Duration,
@@ -351,17 +348,14 @@ impl Ledger {
         let Some(pod) = self.asleep(uid) else {
             return Answer::Passes;
         };
-        let Some(Kind { need, .. }) = self.queue.waiting.kind(kind) else {
-            return Answer::None;
-        };
-        let alone = offering.extra > 0;
-        if !(need.may_fit(&offering.left) || alone) || !self.may_fit(name, &pod, *need, now) {
-            return Answer::None;
-        }
-        *work = work.saturating_sub(price(&pod));
         let Ok(request) = &pod.request else {
             return Answer::None;
         };
+        let alone = offering.extra > 0;
+        if !(request.may_fit(&offering.left) || alone) || !self.may_fit(name, &pod, now) {
+            return Answer::None;
+        }
+        *work = work.saturating_sub(price(&pod));
         let is_alone = || self.choose(name, &pod, request).is_ok();
         if self.fits(name, &offering.left, &pod) {
             self.take(&mut offering.left, request);
@@ -375,12 +369,13 @@ impl Ledger {
     }
 
     /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse.
-    fn may_fit(&self, name: &str, pod: &PodFacts, need: Need, now: Duration) -> bool {
+    fn may_fit(&self, name: &str, pod: &PodFacts, now: Duration) -> bool {
         self.check(name, now).is_ok()
             && self
                 .books
                 .node(name)
-                .is_some_and(|node| need.may_fit(node.view()))
+                .zip(pod.request.as_ref().ok())
+                .is_some_and(|(node, request)| request.may_fit(node.view()))
             && self.refused_in_tree(name, pod).is_none()
     }
 
@@ -394,16 +389,16 @@ impl Ledger {
         let known = node.is_some_and(|node| node.facts().is_some());
         (free || !known)
             && self.scores.fit(left, request).is_ok()
-            && (self.queue.nobody_nominated() || self.choose(name, pod, request).is_ok())
+            && (!self.queue.is_kept(name) || self.choose(name, pod, request).is_ok())
     }
 
-    /// The next pod of a kind that room is kept for, or from which none is kept since its priority
-    /// is higher: it may fit where one before it does not.
-    fn next_preferred(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
-        if self.queue.nobody_nominated() {
+    /// The next pod of a kind that room on the node is kept for, or from which none is kept since
+    /// its priority is higher: it may fit where one before it does not.
+    fn next_preferred(&self, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
+        if !self.queue.is_kept(node) {
             return None;
         }
-        let nominated = self.queue.nominated.values().flatten();
+        let nominated = self.queue.nominated_on(node);
         let turns = nominated.filter_map(|uid| self.queue.waiting.turn(kind, uid));
         let behind = turns.filter(|behind| *behind > turn);
         let higher = self.queue.waiting.kind(kind)?.higher(turn);

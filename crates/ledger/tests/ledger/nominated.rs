@@ -1,5 +1,7 @@
 //! Pods that preempt hold the room they wait for.
 
+use std::ops::RangeInclusive;
+
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ledger, Outcome, Reason};
 
@@ -213,11 +215,9 @@ fn asleep(pods: &[PodFacts]) -> Ledger {
     ledger
 }
 
-/// Who is woken by looks at every node, where nobody comes.
-fn woken_within(ledger: &mut Ledger, seconds: u64) -> Vec<String> {
-    let mut all: Vec<String> = (0..=seconds)
-        .flat_map(|second| woken(ledger, second))
-        .collect();
+/// Who is woken by looks at every node in these seconds, where nobody comes.
+fn woken_within(ledger: &mut Ledger, seconds: RangeInclusive<u64>) -> Vec<String> {
+    let mut all: Vec<String> = seconds.flat_map(|second| woken(ledger, second)).collect();
     all.sort_unstable();
     all.dedup();
     all
@@ -230,7 +230,7 @@ fn a_look_for_an_equal_finds_the_room_that_is_kept_for_the_nominated_one() {
         ..with_priority("equal", 80, 5)
     };
     let mut ledger = asleep(&[equal, nominated("kept", 80, 5)]);
-    assert_eq!(woken_within(&mut ledger, 4), ["kept"]);
+    assert_eq!(woken_within(&mut ledger, 0..=4), ["kept"]);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn room_that_is_kept_from_a_pod_is_offered_to_one_of_higher_priority() {
     };
     let high = with_priority("high", 80, 9);
     let mut ledger = asleep(&[low, high]);
-    assert_eq!(woken_within(&mut ledger, 4), ["high", "low"]);
+    assert_eq!(woken_within(&mut ledger, 0..=4), ["high", "low"]);
     ledger.apply_pod(nominated("kept", 60, 5));
     ledger.delete_pod("low");
     let low = PodFacts {
@@ -251,9 +251,7 @@ fn room_that_is_kept_from_a_pod_is_offered_to_one_of_higher_priority() {
         ..with_priority("later", 80, 0)
     };
     ledger.apply_pod(low);
-    let then: Vec<String> = (5..40)
-        .flat_map(|second| woken(&mut ledger, second))
-        .collect();
+    let then = woken_within(&mut ledger, 5..=40);
     assert!(then.contains(&"high".to_owned()), "{then:?}");
     assert!(!then.contains(&"later".to_owned()), "{then:?}");
 }
