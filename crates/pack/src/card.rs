@@ -67,6 +67,16 @@ pub struct Card {
 }
 
 impl Card {
+    /// The card as it would be if it were empty and took pods.
+    #[must_use]
+    pub fn emptied(self) -> Self {
+        Self {
+            free: self.capacity,
+            usable: true,
+            ..self
+        }
+    }
+
     /// All of it may be taken.
     pub(crate) fn is_whole(&self) -> bool {
         self.usable && self.free == self.capacity

@@ -214,40 +214,56 @@ fn fit_one(
     best.ok_or_else(|| refusal_of_one(node, request, claim))
 }
 
-/// Why nothing fits, from the most lasting reason to the most passing. `could` says whether the request
-/// would fit were each card as that function makes it.
-fn refusal<E>(
-    node: &NodeGpus,
+/// What is asked to tell why a request does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Would it fit if every card were empty, took pods and could limit memory, however much?
+    FitsUnlimited,
+    /// Would it fit if every card were empty and took pods?
+    FitsEmpty,
+    /// Are there cards that it would fit on if they took pods?
+    AwaitsHealth,
+}
+
+impl Question {
+    /// A card as the question supposes it.
+    fn suppose(self, card: &Card) -> Card {
+        match self {
+            // Were it able to limit memory at all, which says nothing of how much.
+            Self::FitsUnlimited => Card {
+                limit: match card.limit {
+                    Mib::ZERO => Mib(u64::MAX),
+                    limit => limit,
+                },
+                ..card.emptied()
+            },
+            Self::FitsEmpty => card.emptied(),
+            Self::AwaitsHealth => Card {
+                usable: true,
+                ..*card
+            },
+        }
+    }
+}
+
+/// Why a request does not fit where a container gets `cards` cards at most, from the most lasting
+/// reason to the most passing.
+///
+/// # Errors
+/// The first of `answer`.
+pub fn refusal<E>(
     request: &Request,
-    mut could: impl FnMut(fn(&Card) -> Card) -> Result<bool, E>,
+    cards: usize,
+    mut answer: impl FnMut(Question) -> Result<bool, E>,
 ) -> Result<Refusal, E> {
     let widest = request.claims.iter().map(|claim| claim.gpus as usize).max();
-    let healthy = |card: &Card| Card {
-        usable: true,
-        ..*card
-    };
-    let empty = |card: &Card| Card {
-        free: card.capacity,
-        usable: true,
-        ..*card
-    };
-    // Were it able to limit memory at all, which says nothing of how much.
-    let able = |card: &Card| Card {
-        limit: match card.limit {
-            Mib::ZERO => Mib(u64::MAX),
-            limit => limit,
-        },
-        free: card.capacity,
-        usable: true,
-        ..*card
-    };
-    Ok(if widest.unwrap_or(0) > node.cards.len() {
+    Ok(if widest.unwrap_or(0) > cards {
         Refusal::TooFewCards
-    } else if !could(able)? {
+    } else if !answer(Question::FitsUnlimited)? {
         Refusal::TooLarge
-    } else if request.limit() > Mib::ZERO && !could(empty)? {
+    } else if request.limit() > Mib::ZERO && !answer(Question::FitsEmpty)? {
         Refusal::NoLimit
-    } else if could(healthy)? {
+    } else if answer(Question::AwaitsHealth)? {
         Refusal::Unhealthy
     } else if request.exclusive {
         Refusal::NoWholeCard
@@ -258,12 +274,10 @@ fn refusal<E>(
 
 /// Why the only claim of a request does not fit.
 pub(crate) fn refusal_of_one(node: &NodeGpus, request: &Request, claim: &Claim) -> Refusal {
-    let could = |state: fn(&Card) -> Card| {
-        let cards = node.cards.iter().map(state);
-        let may = cards.filter(|card| request.may_take(card, claim.mib));
-        Ok::<_, Infallible>(may.count() >= claim.gpus as usize)
-    };
-    let Ok(why) = refusal(node, request, could);
+    let Ok(why) = refusal(request, node.cards.len(), |question| {
+        let cards = node.cards.iter().map(|card| question.suppose(card));
+        Ok::<_, Infallible>(request.has_cards(claim, cards))
+    });
     why
 }
 
@@ -273,9 +287,10 @@ fn refusal_of_several(
     request: &Request,
     steps: &mut u64,
 ) -> Result<Refusal, Refusal> {
-    refusal(node, request, |state| {
+    refusal(request, node.cards.len(), |question| {
+        let cards = node.cards.iter().map(|card| question.suppose(card));
         let node = NodeGpus {
-            cards: node.cards.iter().map(state).collect(),
+            cards: cards.collect(),
             links: None,
             ..*node
         };

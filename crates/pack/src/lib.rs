@@ -18,7 +18,7 @@ mod several;
 
 pub use because::because;
 pub use card::{Card, Mib, ModelId, NodeGpus};
-pub use fit::{Choice, Placement, Refusal, cost, fit, fit_counting};
+pub use fit::{Choice, Placement, Question, Refusal, cost, fit, fit_counting, refusal};
 pub use links::{Link, Links};
 pub use policy::{Class, Cost, Policy, PolicyKind, Tight};
 pub use request::{Claim, ClaimKind, Request};
