@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpustow_api::admission::Weakness;
 use gpustow_ledger::{NodeView, Reason};
 use gpustow_pack::Request;
-use gpustow_serve::BUCKETS;
+use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
@@ -205,15 +205,13 @@ impl Metrics {
     /// Every series at this moment.
     ///
     /// # Errors
-    /// If two series clash, which is a mistake in these files.
+    /// If a series cannot be made, which is a mistake in these files.
     pub(crate) fn gather(&self, totals: &Totals) -> Result<Vec<MetricFamily>, prometheus::Error> {
-        let scrape = Registry::new();
+        let mut scrape = Scrape::default();
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         models.meet(&totals.nodes);
-        cluster::cluster(&scrape, totals, &models)?;
-        demand::demand(&scrape, totals, &self.sizes, &models)?;
-        let mut families = self.registry.gather();
-        families.extend(scrape.gather());
-        Ok(families)
+        cluster::cluster(&mut scrape, totals, &models)?;
+        demand::demand(&mut scrape, totals, &self.sizes, &models)?;
+        Ok(scrape.beside(&self.registry))
     }
 }

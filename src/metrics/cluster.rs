@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use gpustow_api::admission::Weakness;
-use gpustow_ledger::{Mismatches, NodeView, Problem};
+use gpustow_ledger::{CardView, Mismatches, NodeView, Problem};
 use gpustow_pack::Mib;
-use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use gpustow_serve::Scrape;
+use prometheus::IntCounter;
 use strum::{IntoStaticStr, VariantNames};
 
 use super::Totals;
@@ -22,123 +23,92 @@ enum State {
     Unknown,
 }
 
+pub(super) const NO_LABELS: [&str; 0] = [];
 /// The model of a card that nobody reports.
 const UNKNOWN: &str = "unknown";
 
-pub(super) fn gauges(
-    registry: &Registry,
-    name: &str,
-    help: &str,
-    labels: &[&str],
-) -> Result<IntGaugeVec, prometheus::Error> {
-    let gauges = IntGaugeVec::new(Opts::new(name, help), labels)?;
-    registry.register(Box::new(gauges.clone()))?;
-    Ok(gauges)
-}
-
-pub(super) fn bytes(mib: Mib) -> i64 {
-    i64::try_from(mib.bytes()).unwrap_or(i64::MAX)
-}
-
-fn count(count: usize) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
+pub(super) fn bytes(mib: Mib) -> f64 {
+    mib.bytes() as f64
 }
 
 /// What the cluster comes to at this scrape.
 pub(super) fn cluster(
-    registry: &Registry,
+    scrape: &mut Scrape,
     totals: &Totals,
     models: &Models,
 ) -> Result<(), prometheus::Error> {
-    let reservations = IntGauge::new("gpustow_reservations", "Pods between filter and bound")?;
     let (waiting, binding) = totals.reservations;
-    reservations.set(count(waiting + binding));
-    registry.register(Box::new(reservations))?;
+    scrape.gauges(
+        "gpustow_reservations",
+        "Pods between filter and bound",
+        NO_LABELS,
+        [(NO_LABELS, (waiting + binding) as f64)],
+    )?;
     let expirations = IntCounter::new(
         "gpustow_reservation_expirations_total",
         "Reservations that ended because no bind came in time",
     )?;
     expirations.inc_by(totals.expirations);
-    registry.register(Box::new(expirations))?;
-    let unfenced = IntGauge::new(
+    scrape.add(&expirations);
+    scrape.gauges(
         "gpustow_unfenced_pods",
         "Pods that an earlier extender may still bind, because their status cannot be written",
+        NO_LABELS,
+        [(NO_LABELS, totals.unfenced as f64)],
     )?;
-    unfenced.set(count(totals.unfenced));
-    registry.register(Box::new(unfenced))?;
-    let holds = gauges(
-        registry,
+    let holds = totals.policies.iter().map(|(policy, weak)| {
+        let holds = !weak.as_ref().is_some_and(Weakness::is_open);
+        ([*policy], f64::from(u8::from(holds)))
+    });
+    scrape.gauges(
         "gpustow_policy_holds",
         "1 for an admission policy that is in force, 0 for one that is missing, weak or another than this build's",
-        &["policy"],
+        ["policy"],
+        holds,
     )?;
-    for (policy, weak) in &totals.policies {
-        let holds = holds.with_label_values(&[*policy]);
-        holds.set(i64::from(!weak.as_ref().is_some_and(Weakness::is_open)));
-    }
-    mismatches(registry, &totals.nodes)?;
-    memory(registry, &totals.nodes, models)?;
+    mismatches(scrape, &totals.nodes)?;
+    memory(scrape, &totals.nodes, models)?;
     if totals.per_gpu {
-        per_gpu(registry, &totals.nodes, models)?;
+        per_gpu(scrape, &totals.nodes, models)?;
     }
     Ok(())
 }
 
 /// Where books, NVML and what others wrote differ.
-fn mismatches(registry: &Registry, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
-    let mismatches = gauges(
-        registry,
+fn mismatches(scrape: &mut Scrape, nodes: &[NodeView]) -> Result<(), prometheus::Error> {
+    let sum = |of: fn(&Mismatches) -> usize| {
+        let sum: usize = nodes.iter().map(|node| of(&node.mismatches)).sum();
+        sum as f64
+    };
+    scrape.gauges(
         "gpustow_ledger_mismatches",
         "Pods that are not seen on the GPUs they were assigned, or are seen on others",
-        &["kind"],
+        ["kind"],
+        [
+            (["unconfirmed"], sum(|found| found.unconfirmed)),
+            (["wrong_gpu"], sum(|found| found.wrong_gpu)),
+            (["orphan"], sum(|found| found.orphan)),
+        ],
     )?;
-    let sum = |of: fn(&Mismatches) -> usize| nodes.iter().map(|node| of(&node.mismatches)).sum();
-    for (kind, sum) in [
-        ("unconfirmed", sum(|found| found.unconfirmed)),
-        ("wrong_gpu", sum(|found| found.wrong_gpu)),
-        ("orphan", sum(|found| found.orphan)),
-    ] {
-        mismatches.with_label_values(&[kind]).set(count(sum));
-    }
-    let problems = gauges(
-        registry,
+    let problems = nodes.iter().flat_map(|node| &node.problems);
+    let problems = problems.map(|problem| ([<&str>::from(problem)], 1.0));
+    scrape.gauges(
         "gpustow_problems",
         "What needs a person's attention, as `kubectl gpustow` names it",
-        &["kind"],
-    )?;
-    for kind in Problem::VARIANTS {
-        problems.with_label_values(&[kind]).set(0);
-    }
-    for problem in nodes.iter().flat_map(|node| &node.problems) {
-        problems.with_label_values(&[<&str>::from(problem)]).inc();
-    }
-    Ok(())
+        ["kind"],
+        Problem::VARIANTS
+            .iter()
+            .map(|kind| ([*kind], 0.0))
+            .chain(problems),
+    )
 }
 
 /// GPUs and their memory by model.
 fn memory(
-    registry: &Registry,
+    scrape: &mut Scrape,
     nodes: &[NodeView],
     models: &Models,
 ) -> Result<(), prometheus::Error> {
-    let gpus = gauges(
-        registry,
-        "gpustow_gpus",
-        "GPUs by model and state",
-        &["model", "state"],
-    )?;
-    let memory = |what: &str, help: &str| {
-        gauges(
-            registry,
-            &format!("gpustow_cluster_memory_{what}_bytes"),
-            help,
-            &["model"],
-        )
-    };
-    let capacity = memory("capacity", "GPU memory that pods may hold")?;
-    let requested = memory("requested", "GPU memory promised to pods")?;
-    let room = memory("room", "GPU memory that new pods may take")?;
-    let strangers = memory("unattributed", "GPU memory used outside of gpustow's pods")?;
     // Summed before they become series: looking a series up for each card would be most of a scrape.
     let mut sums: BTreeMap<&str, [Mib; 4]> = BTreeMap::new();
     let mut cards: BTreeMap<(&str, State), usize> = BTreeMap::new();
@@ -165,56 +135,70 @@ fn memory(
     }
     let unreported = nodes.iter().map(|node| node.unreported).sum();
     cards.insert((UNKNOWN, State::Unknown), unreported);
-    for (model, sum) in sums {
-        for state in State::VARIANTS {
-            gpus.with_label_values(&[model, state]);
-        }
-        for (gauge, amount) in [&capacity, &requested, &room, &strangers]
-            .into_iter()
-            .zip(sum)
-        {
-            gauge.with_label_values(&[model]).set(bytes(amount));
-        }
-    }
-    for ((model, state), cards) in cards {
-        let gpus = gpus.with_label_values(&[model, state.into()]);
-        gpus.set(count(cards));
+    let states = sums.keys().flat_map(|&model| {
+        State::VARIANTS
+            .iter()
+            .map(move |state| ([model, *state], 0.0))
+    });
+    let cards = cards
+        .iter()
+        .map(|(&(model, state), &cards)| ([model, state.into()], cards as f64));
+    scrape.gauges(
+        "gpustow_gpus",
+        "GPUs by model and state",
+        ["model", "state"],
+        states.chain(cards),
+    )?;
+    for (index, (what, help)) in [
+        ("capacity", "GPU memory that pods may hold"),
+        ("requested", "GPU memory promised to pods"),
+        ("room", "GPU memory that new pods may take"),
+        ("unattributed", "GPU memory used outside of gpustow's pods"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        scrape.gauges(
+            &format!("gpustow_cluster_memory_{what}_bytes"),
+            help,
+            ["model"],
+            sums.iter()
+                .map(|(&model, sum)| ([model], bytes(sum[index]))),
+        )?;
     }
     Ok(())
 }
 
 fn per_gpu(
-    registry: &Registry,
+    scrape: &mut Scrape,
     nodes: &[NodeView],
     models: &Models,
 ) -> Result<(), prometheus::Error> {
-    let labels = ["node", "gpu_uuid", "gpu", "model"];
-    let gauge = |what: &str, help: &str| {
-        gauges(
-            registry,
+    let amounts = |card: &CardView| [card.capacity, card.held, card.free];
+    let series = [
+        ("capacity", "GPU memory that pods may hold on this GPU"),
+        ("requested", "GPU memory promised to pods on this GPU"),
+        ("room", "GPU memory that new pods may take on this GPU"),
+    ];
+    for (index, (what, help)) in series.into_iter().enumerate() {
+        let cards = nodes
+            .iter()
+            .flat_map(|node| node.cards.iter().map(move |card| (node, card)));
+        let values = cards.map(|(node, card)| {
+            let labels = [
+                node.name.to_string(),
+                card.uuid.clone(),
+                card.index.to_string(),
+                models.label(&card.model).to_owned(),
+            ];
+            (labels, bytes(amounts(card)[index]))
+        });
+        scrape.gauges(
             &format!("gpustow_extender_gpu_memory_{what}_bytes"),
             help,
-            &labels,
-        )
-    };
-    let capacity = gauge("capacity", "GPU memory that pods may hold on this GPU")?;
-    let requested = gauge("requested", "GPU memory promised to pods on this GPU")?;
-    let room = gauge("room", "GPU memory that new pods may take on this GPU")?;
-    for node in nodes {
-        for card in &node.cards {
-            let index = card.index.to_string();
-            let labels = [
-                &*node.name,
-                card.uuid.as_str(),
-                index.as_str(),
-                models.label(&card.model),
-            ];
-            capacity
-                .with_label_values(&labels)
-                .set(bytes(card.capacity));
-            requested.with_label_values(&labels).set(bytes(card.held));
-            room.with_label_values(&labels).set(bytes(card.free));
-        }
+            ["node", "gpu_uuid", "gpu", "model"],
+            values,
+        )?;
     }
     Ok(())
 }

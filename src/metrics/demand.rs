@@ -2,28 +2,32 @@
 //! from its own constraints: node selectors and the like are not looked at.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::str::FromStr;
 
-use gpustow_ledger::NodeView;
-use gpustow_pack::{Mib, Request};
-use prometheus::{Gauge, Registry};
+use gpustow_api::quantity;
+use gpustow_ledger::{CardView, NodeView};
+use gpustow_pack::{Card, Mib, ModelId, Question, Refusal, Request, refusal};
+use gpustow_serve::Scrape;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use strum::{IntoStaticStr, VariantNames};
 
 use super::Totals;
-use super::cluster::{bytes, gauges};
+use super::cluster::{NO_LABELS, bytes};
 use super::models::Models;
 
 const WHOLE: &str = "whole";
 
-/// Why pods wait; as a string, the `reason` label.
+/// Why pods wait; as a string, the `reason` label. In the order of [`refusal`], and with what only a
+/// cluster can be: silent in part, or full of pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 enum Why {
-    /// No GPU is as large.
+    /// No node has so many GPUs as large.
     TooLarge,
-    /// Those that are have stale reports.
+    /// Those that have are silent.
     Stale,
-    /// Those that are have failed.
+    /// Those that have take no pods.
     Unhealthy,
     /// All is full.
     NoRoom,
@@ -44,15 +48,11 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let amount = match (text.strip_suffix("Gi"), text.strip_suffix("Mi")) {
-            (Some(number), _) => number
-                .parse()
-                .ok()
-                .and_then(|gib: u64| gib.checked_mul(1024)),
-            (_, Some(number)) => number.parse().ok(),
-            _ => None,
-        };
-        let mib = amount.filter(|mib| (1..=1 << 30).contains(mib));
+        let text = text.trim();
+        let bytes = quantity::whole(&Quantity(text.to_owned()));
+        let mib = bytes.filter(|bytes| bytes % (1 << 20) == 0);
+        let mib = mib.map(|bytes| bytes >> 20);
+        let mib = mib.filter(|mib| (1..=1 << 30).contains(mib));
         let mib = mib.ok_or_else(|| "give an amount of memory like 8Gi or 512Mi".to_owned())?;
         Ok(Self {
             name: text.to_owned(),
@@ -85,59 +85,105 @@ impl Pieces {
     }
 }
 
+/// The pieces of some cards: of any of them, and of those that could be had whole.
+#[derive(Debug, Default)]
+struct Best([Pieces; 2]);
+
+impl Best {
+    /// Takes in the cards of one node.
+    fn add(&mut self, cards: &[Card]) {
+        for (pieces, exclusive) in self.0.iter_mut().zip([false, true]) {
+            let asks = Request {
+                exclusive,
+                ..Request::default()
+            };
+            pieces.add(cards.iter().filter_map(|card| asks.room(card)));
+        }
+    }
+
+    /// Could some node take each container, though perhaps not all at once?
+    fn has(&self, request: &Request) -> bool {
+        let pieces = &self.0[usize::from(request.exclusive)];
+        let mut claims = request.claims.iter();
+        claims.all(|claim| pieces.has(claim.gpus, claim.mib))
+    }
+}
+
 /// What the cards of a cluster come to.
 #[derive(Debug, Default)]
 struct Supply {
+    most_cards: usize,
+    /// All, as if they were empty.
+    all: Best,
+    /// Those of which a fresh report speaks, as if they were empty.
+    fresh: Best,
+    /// Those that take pods, as if they were empty.
+    healthy: Best,
+    /// What is free now, and its sum.
+    free: Best,
     sum: Mib,
-    free: Pieces,
-    wholly_free: Pieces,
-    healthy: Pieces,
-    fresh: Pieces,
-    all: Pieces,
 }
 
 impl Supply {
     fn of(nodes: &[NodeView]) -> Self {
         let mut supply = Self::default();
         for node in nodes {
-            let cards = || node.cards.iter();
-            supply.all.add(cards().map(|card| card.capacity));
+            let cards: Vec<Card> = node.cards.iter().map(card).collect();
+            let emptied: Vec<Card> = cards.iter().map(|card| card.emptied()).collect();
+            supply.most_cards = supply.most_cards.max(cards.len());
+            supply.all.add(&emptied);
             if node.stale {
                 continue;
             }
-            supply.fresh.add(cards().map(|card| card.capacity));
-            let healthy = || cards().filter(|card| card.healthy);
-            supply.healthy.add(healthy().map(|card| card.capacity));
-            supply.free.add(healthy().map(|card| card.free));
-            let whole = healthy().filter(|card| card.free == card.capacity);
-            supply.wholly_free.add(whole.map(|card| card.capacity));
-            let sum: Mib = healthy().map(|card| card.free).sum();
-            supply.sum = supply.sum + sum;
+            supply.fresh.add(&emptied);
+            let healthy = cards.iter().filter(|card| card.usable);
+            let healthy: Vec<Card> = healthy.map(|card| card.emptied()).collect();
+            supply.healthy.add(&healthy);
+            supply.free.add(&cards);
+            let free: Mib = cards
+                .iter()
+                .filter(|card| card.usable)
+                .map(|card| card.free)
+                .sum();
+            supply.sum = supply.sum + free;
         }
         supply
     }
 
     fn why(&self, request: &Request) -> Why {
-        let claims = || request.claims.iter();
-        let mib = claims().map(|claim| claim.mib).max().unwrap_or_default();
-        let gpus = claims().map(|claim| claim.gpus).max().unwrap_or_default();
-        let free = match request.exclusive {
-            true => &self.wholly_free,
-            false => &self.free,
-        };
-        if !self.all.has(gpus, mib) {
-            Why::TooLarge
-        } else if !self.fresh.has(gpus, mib) {
-            Why::Stale
-        } else if !self.healthy.has(gpus, mib) {
-            Why::Unhealthy
-        } else if free.has(gpus, mib) {
-            Why::Policy
-        } else if asked(request) <= self.sum {
-            Why::Fragmented
-        } else {
-            Why::NoRoom
+        if self.free.has(request) {
+            return Why::Policy;
         }
+        let answer = |question| {
+            Ok::<_, Infallible>(match question {
+                Question::FitsUnlimited | Question::FitsEmpty => self.all.has(request),
+                // One that is broken would else hide what all the others lack.
+                Question::AwaitsHealth => !self.healthy.has(request),
+            })
+        };
+        let Ok(refusal) = refusal(request, self.most_cards, answer);
+        match refusal {
+            Refusal::TooFewCards | Refusal::TooLarge | Refusal::NoLimit => Why::TooLarge,
+            Refusal::Unhealthy if !self.fresh.has(request) => Why::Stale,
+            Refusal::Unhealthy => Why::Unhealthy,
+            Refusal::NoWholeCard | Refusal::NoRoom | Refusal::TooComplex => {
+                match asked(request) <= self.sum {
+                    true => Why::Fragmented,
+                    false => Why::NoRoom,
+                }
+            }
+        }
+    }
+}
+
+fn card(card: &CardView) -> Card {
+    Card {
+        capacity: card.capacity,
+        free: card.free,
+        model: ModelId::default(),
+        usable: card.healthy,
+        // Which of them can limit memory is not looked at.
+        limit: Mib(u64::MAX),
     }
 }
 
@@ -150,80 +196,77 @@ fn asked(request: &Request) -> Mib {
 
 /// Pods that wait and pods that would fit, at this scrape.
 pub(super) fn demand(
-    registry: &Registry,
+    scrape: &mut Scrape,
     totals: &Totals,
     sizes: &[Size],
     models: &Models,
 ) -> Result<(), prometheus::Error> {
-    let pods = gauges(
-        registry,
+    let supply = Supply::of(&totals.nodes);
+    let mut reasons: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
+    reasons.extend(Why::VARIANTS.iter().map(|reason| (*reason, [0.0; 2])));
+    for request in &totals.waiting {
+        let [pods, memory] = reasons.entry(supply.why(request).into()).or_default();
+        *pods += 1.0;
+        *memory += bytes(asked(request));
+    }
+    let of = |part: usize| {
+        reasons
+            .iter()
+            .map(move |(&reason, sums)| ([reason], sums[part]))
+    };
+    scrape.gauges(
         "gpustow_pending_pods",
         "Pods refused for want of room",
-        &["reason"],
+        ["reason"],
+        of(0),
     )?;
-    let memory = gauges(
-        registry,
+    scrape.gauges(
         "gpustow_pending_memory_bytes",
         "GPU memory that these pods ask for",
-        &["reason"],
+        ["reason"],
+        of(1),
     )?;
-    for reason in Why::VARIANTS {
-        pods.with_label_values(&[reason]).set(0);
-        memory.with_label_values(&[reason]).set(0);
-    }
-    let supply = Supply::of(&totals.nodes);
-    for request in &totals.waiting {
-        let reason: &str = supply.why(request).into();
-        pods.with_label_values(&[reason]).inc();
-        let asked = bytes(asked(request));
-        memory.with_label_values(&[reason]).add(asked);
-    }
-    if let Some(created) = totals.oldest {
-        let oldest = Gauge::new(
-            "gpustow_pending_oldest_timestamp_seconds",
-            "When the oldest of these pods was created; absent if there is none",
-        )?;
-        oldest.set(created as f64);
-        registry.register(Box::new(oldest))?;
-    }
-    placeable(registry, &totals.nodes, sizes, models)
+    scrape.gauges(
+        "gpustow_pending_oldest_timestamp_seconds",
+        "When the oldest of these pods was created; absent if there is none",
+        NO_LABELS,
+        totals.oldest.map(|created| (NO_LABELS, created as f64)),
+    )?;
+    placeable(scrape, &totals.nodes, sizes, models)
 }
 
 fn placeable(
-    registry: &Registry,
+    scrape: &mut Scrape,
     nodes: &[NodeView],
     sizes: &[Size],
     models: &Models,
 ) -> Result<(), prometheus::Error> {
-    let placeable = gauges(
-        registry,
-        "gpustow_placeable_pods",
-        "Pods of this size that would still fit, one GPU each; whole: empty GPUs",
-        &["model", "size"],
-    )?;
-    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let mut counts: BTreeMap<[&str; 2], u64> = BTreeMap::new();
     for node in nodes {
         for card in &node.cards {
             let model = models.label(&card.model);
             let takes_pods = card.healthy && !node.stale;
             let free = if takes_pods { card.free } else { Mib::ZERO };
             let whole = free == card.capacity && free > Mib::ZERO;
-            *counts.entry((model, WHOLE)).or_default() += u64::from(whole);
+            *counts.entry([model, WHOLE]).or_default() += u64::from(whole);
             for Size { name, mib } in sizes {
-                *counts.entry((model, name)).or_default() += free.0 / mib.0;
+                *counts.entry([model, name]).or_default() += free.0 / mib.0;
             }
         }
     }
-    for ((model, size), count) in counts {
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        placeable.with_label_values(&[model, size]).set(count);
-    }
-    Ok(())
+    scrape.gauges(
+        "gpustow_placeable_pods",
+        "Pods of this size that would still fit, one GPU each; whole: empty GPUs",
+        ["model", "size"],
+        counts
+            .into_iter()
+            .map(|(labels, count)| (labels, count as f64)),
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use gpustow_ledger::{CardView, Mismatches};
+    use gpustow_ledger::Mismatches;
     use gpustow_pack::{Claim, ClaimKind};
 
     use super::*;
@@ -291,6 +334,7 @@ mod tests {
         let mib = |text: &str| text.parse().map(|size: Size| size.mib.0);
         assert_eq!(mib("24Gi"), Ok(24576));
         assert_eq!(mib("512Mi"), Ok(512));
+        assert_eq!(mib("1.5Gi"), Ok(1536));
         for bad in ["", "8", "8G", "0Gi", "-1Gi", "99999999999999999999Gi", "Gi"] {
             let error = mib(bad).unwrap_err();
             assert_eq!(error, "give an amount of memory like 8Gi or 512Mi", "{bad}");

@@ -6,11 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::limit::Support;
 use gpustow_pack::Mib;
-use gpustow_serve::BUCKETS;
+use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
-use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry,
-};
+use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry};
 
 use crate::clock::Now;
 use crate::devices::{Fault, FaultKind};
@@ -26,6 +24,12 @@ struct Snapshot {
     shares: Vec<Share>,
     missing: Vec<Limited>,
 }
+
+/// The labels of a container on a card.
+const CONTAINER: [&str; 5] = ["node", "gpu_uuid", "namespace", "pod", "container"];
+
+/// A series' name, its help, and its value.
+type Amount<T, V> = (&'static str, &'static str, fn(&T) -> V);
 
 /// A container's memory on a card.
 #[derive(Debug)]
@@ -149,23 +153,32 @@ impl Metrics {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let registry = Registry::new();
-        self.cards(&registry, &snapshot)?;
-        let mut families = self.registry.gather();
-        families.extend(registry.gather());
-        Ok(families)
+        let mut scrape = Scrape::default();
+        self.cards(&mut scrape, &snapshot)?;
+        self.pods(&mut scrape, &snapshot)?;
+        Ok(scrape.beside(&self.registry))
     }
 
-    fn cards(&self, registry: &Registry, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
-        let gauge = |name: &str, help: &str, labels: &[&str]| {
-            let gauge = GaugeVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok::<_, prometheus::Error>(gauge)
-        };
-        let info = gauge(
+    fn cards(&self, scrape: &mut Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+        let info = snapshot.cards.iter().map(|seen| {
+            let gpu: &Gpu = &seen.gpu;
+            let place = gpu.place.as_deref();
+            let text = |text: Option<&String>| text.cloned().unwrap_or_default();
+            let labels = [
+                self.node.clone(),
+                gpu.uuid.clone(),
+                gpu.index.to_string(),
+                gpu.model.clone(),
+                text(place.and_then(|place| place.pci_bus_id.as_ref())),
+                snapshot.driver.clone(),
+                text(place.and_then(|place| place.profile.as_ref())),
+            ];
+            (labels, 1.0)
+        });
+        scrape.gauges(
             "gpustow_gpu_info",
             "What a card is; always 1",
-            &[
+            [
                 "node",
                 "gpu_uuid",
                 "gpu",
@@ -174,101 +187,86 @@ impl Metrics {
                 "driver_version",
                 "mig_profile",
             ],
+            info,
         )?;
-        let card = ["node", "gpu_uuid"];
-        let total = gauge(
-            "gpustow_gpu_memory_total_bytes",
-            "All memory of the card",
-            &card,
-        )?;
-        let reserved = gauge(
-            "gpustow_gpu_memory_reserved_bytes",
-            "What the driver keeps for itself",
-            &card,
-        )?;
-        let used = gauge(
-            "gpustow_gpu_memory_used_bytes",
-            "What is in use, by whomever",
-            &card,
-        )?;
-        let unattributed = gauge(
-            "gpustow_gpu_memory_unattributed_bytes",
-            "What is in use by other pods, by the host and by nobody who could be named",
-            &card,
-        )?;
-        let healthy = gauge("gpustow_gpu_healthy", "1 if the card takes new pods", &card)?;
-        let limits = gauge(
+        let amounts: [Amount<Seen, f64>; 5] = [
+            (
+                "gpustow_gpu_memory_total_bytes",
+                "All memory of the card",
+                |seen| bytes(Mib(seen.gpu.total_mib)),
+            ),
+            (
+                "gpustow_gpu_memory_reserved_bytes",
+                "What the driver keeps for itself",
+                |seen| bytes(Mib(seen.gpu.reserved_mib)),
+            ),
+            (
+                "gpustow_gpu_memory_used_bytes",
+                "What is in use, by whomever",
+                |seen| seen.used_bytes as f64,
+            ),
+            (
+                "gpustow_gpu_memory_unattributed_bytes",
+                "What is in use by other pods, by the host and by nobody who could be named",
+                |seen| bytes(Mib(seen.gpu.strangers_mib)),
+            ),
+            (
+                "gpustow_gpu_healthy",
+                "1 if the card takes new pods",
+                |seen| f64::from(u8::from(seen.gpu.healthy)),
+            ),
+        ];
+        for (name, help, amount) in amounts {
+            let cards = snapshot.cards.iter();
+            let series = cards.map(|seen| ([&self.node, &seen.gpu.uuid], amount(seen)));
+            scrape.gauges(name, help, ["node", "gpu_uuid"], series)?;
+        }
+        let limits = snapshot.cards.iter().map(|seen| {
+            let word = seen.gpu.memory_limit.as_deref().unwrap_or_default();
+            let holds = word == Support::Holds.word();
+            let labels: [&str; 3] = [&self.node, &seen.gpu.uuid, word];
+            (labels, f64::from(u8::from(holds)))
+        });
+        scrape.gauges(
             "gpustow_gpu_memory_limit_holds",
             "1 if the driver would hold a container to a limit here, else 0 and why not",
-            &["node", "gpu_uuid", "reason"],
-        )?;
-        for seen in &snapshot.cards {
-            let gpu: &Gpu = &seen.gpu;
-            let place = gpu.place.as_deref();
-            let text = |text: Option<&String>| text.cloned().unwrap_or_default();
-            let address = text(place.and_then(|place| place.pci_bus_id.as_ref()));
-            let profile = text(place.and_then(|place| place.profile.as_ref()));
-            let labels = [
-                &self.node,
-                &gpu.uuid,
-                &gpu.index.to_string(),
-                &gpu.model,
-                &address,
-                &snapshot.driver,
-                &profile,
-            ];
-            info.with_label_values(&labels).set(1.0);
-            let card = [&self.node, &gpu.uuid];
-            total
-                .with_label_values(&card)
-                .set(bytes(Mib(gpu.total_mib)));
-            reserved
-                .with_label_values(&card)
-                .set(bytes(Mib(gpu.reserved_mib)));
-            used.with_label_values(&card).set(seen.used_bytes as f64);
-            unattributed
-                .with_label_values(&card)
-                .set(bytes(Mib(gpu.strangers_mib)));
-            healthy
-                .with_label_values(&card)
-                .set(f64::from(u8::from(gpu.healthy)));
-            let word = gpu.memory_limit.as_deref().unwrap_or_default();
-            let holds = word == Support::Holds.word();
-            limits
-                .with_label_values(&[self.node.as_str(), &gpu.uuid, word])
-                .set(f64::from(u8::from(holds)));
+            ["node", "gpu_uuid", "reason"],
+            limits,
+        )
+    }
+
+    fn pods(&self, scrape: &mut Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+        let amounts: [Amount<Share, Option<f64>>; 2] = [
+            (
+                "gpustow_pod_gpu_memory_requested_bytes",
+                "What a container asked for on the card",
+                |share| share.requested,
+            ),
+            (
+                "gpustow_pod_gpu_memory_used_bytes",
+                "What a container's processes use of the card",
+                |share| Some(share.used),
+            ),
+        ];
+        for (name, help, amount) in amounts {
+            let series = snapshot.shares.iter().filter_map(|share| {
+                let [namespace, pod, container] = &share.labels;
+                let labels = [&self.node, &share.uuid, namespace, pod, container];
+                Some((labels, amount(share)?))
+            });
+            scrape.gauges(name, help, CONTAINER, series)?;
         }
-        let pod = ["node", "gpu_uuid", "namespace", "pod", "container"];
-        let requested = gauge(
-            "gpustow_pod_gpu_memory_requested_bytes",
-            "What a container asked for on the card",
-            &pod,
-        )?;
-        let used = gauge(
-            "gpustow_pod_gpu_memory_used_bytes",
-            "What a container's processes use of the card",
-            &pod,
-        )?;
-        let missing = gauge(
+        let missing = snapshot.missing.iter().map(|it| {
+            let [namespace, pod, container] = &it.names;
+            let labels: [&str; 5] = [&self.node, &it.uuid, namespace, pod, container];
+            (labels, 1.0)
+        });
+        scrape.gauges(
             "gpustow_pod_gpu_memory_limit_missing",
             "1 for a container that runs without the limit that the driver should hold",
-            &pod,
-        )?;
-        for it in &snapshot.missing {
-            let [namespace, pod, container] = &it.names;
-            missing
-                .with_label_values(&[&*self.node, &it.uuid, namespace, pod, container])
-                .set(1.0);
-        }
-        for share in &snapshot.shares {
-            let [namespace, pod, container] = &share.labels;
-            let labels = [&self.node, &share.uuid, namespace, pod, container];
-            used.with_label_values(&labels).set(share.used);
-            if let Some(bytes) = share.requested {
-                requested.with_label_values(&labels).set(bytes);
-            }
-        }
-        Ok(())
+            CONTAINER,
+            missing,
+        )
     }
 }
 
@@ -317,6 +315,6 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
     shares
 }
 
-fn bytes(Mib(mib): Mib) -> f64 {
-    mib as f64 * 1_048_576.0
+fn bytes(mib: Mib) -> f64 {
+    mib.bytes() as f64
 }

@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 const UNIT: i128 = 1_000_000_000;
 
 /// The whole number that `quantity` is, if it is one and not negative.
-pub(crate) fn whole(quantity: &Quantity) -> Option<u64> {
+#[must_use]
+pub fn whole(quantity: &Quantity) -> Option<u64> {
     let billionths = billionths(&quantity.0)?;
     (billionths % UNIT == 0)
         .then(|| u64::try_from(billionths / UNIT).ok())

@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, Gauge, GaugeVec, Opts, Registry, TextEncoder};
 
@@ -37,6 +38,46 @@ pub fn about(registry: &Registry, name: &str) -> Result<(), prometheus::Error> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     started.set(now.unwrap_or_default().as_secs_f64());
     registry.register(Box::new(started))
+}
+
+/// Series that are made at a scrape from what is there, so that what is gone leaves none behind.
+#[derive(Debug, Default)]
+pub struct Scrape(Vec<MetricFamily>);
+
+impl Scrape {
+    /// A gauge for each of these labels' values; amounts for the same ones add up.
+    ///
+    /// # Errors
+    /// If the names are not what Prometheus takes.
+    pub fn gauges<const N: usize, V: AsRef<str> + std::fmt::Debug>(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: [&str; N],
+        values: impl IntoIterator<Item = ([V; N], f64)>,
+    ) -> Result<(), prometheus::Error> {
+        let gauges = GaugeVec::new(Opts::new(name, help), &labels)?;
+        for (labels, value) in values {
+            gauges.with_label_values(&labels).add(value);
+        }
+        self.add(&gauges);
+        Ok(())
+    }
+
+    /// What this shows at the moment.
+    pub fn add(&mut self, collector: &impl Collector) {
+        let families = collector.collect().into_iter();
+        let shown = families.filter(|family| !family.get_metric().is_empty());
+        self.0.extend(shown);
+    }
+
+    /// These series beside those that the registry keeps.
+    #[must_use]
+    pub fn beside(self, registry: &Registry) -> Vec<MetricFamily> {
+        let mut families = registry.gather();
+        families.extend(self.0);
+        families
+    }
 }
 
 /// The answer to a scrape.
