@@ -6,12 +6,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_ledger::Config;
 use gpustow_pack::PolicyKind;
-use gpustow_serve::{MetricsArgs, Tls, TlsError, seconds};
+use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
 
 use crate::metrics::Size;
 use crate::webhook::WebhookArgs;
@@ -58,13 +58,13 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_HEALTH_LISTEN", default_value = "0.0.0.0:32767")]
     pub health_listen: SocketAddr,
 
-    /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
-    #[arg(long, env = "GPUSTOW_KUBECONFIG")]
-    pub kubeconfig: Option<PathBuf>,
-
     /// Extended resource that pods ask for, in MiB
     #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,
+
+    /// What extender and agent are told alike.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
 
     /// Packing policy for pods that name none: tight, binpack, spread or first-fit
     #[arg(long, env = "GPUSTOW_POLICY", default_value_t, value_parser = PolicyKind::from_str)]
@@ -127,23 +127,6 @@ pub struct Args {
     /// How pods are changed where the API server cannot do it.
     #[command(flatten)]
     pub webhook: WebhookArgs,
-
-    /// What to log, as in `info` or `gpustow=debug,kube=warn`
-    #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]
-    pub log: String,
-
-    /// How to log
-    #[arg(long, env = "GPUSTOW_LOG_FORMAT", default_value = "text")]
-    pub log_format: LogFormat,
-}
-
-/// Form of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 impl Args {

@@ -17,7 +17,6 @@ mod metrics;
 mod preempt;
 mod routes;
 mod silence;
-mod telemetry;
 mod wake;
 mod warm;
 mod watch;
@@ -36,7 +35,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use app::App;
-pub use args::{Args, LogFormat};
+pub use args::Args;
 use wake::Waker;
 pub use webhook::WebhookArgs;
 
@@ -58,8 +57,8 @@ const VERBS: Bounds = Bounds {
 /// If it cannot start: bad flags, no API server, an address in use.
 pub async fn run(args: Args) -> Result<()> {
     args.check()?;
-    telemetry::init(&args)?;
-    let client = gpustow_serve::client(args.kubeconfig.as_deref()).await?;
+    args.daemon.start_log()?;
+    let client = args.daemon.client().await?;
     let listen = |address, flag: &'static str| async move {
         TcpListener::bind(address)
             .await

@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum, value_parser};
 use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_pack::Mib;
-use gpustow_serve::{MetricsArgs, seconds};
+use gpustow_serve::{DaemonArgs, MetricsArgs, seconds};
 
 use crate::cgroup::is_the_hosts;
 use crate::devices::Source;
@@ -109,9 +109,9 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,
 
-    /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
-    #[arg(long, env = "GPUSTOW_KUBECONFIG")]
-    pub kubeconfig: Option<PathBuf>,
+    /// What extender and agent are told alike.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
 
     /// Address for /healthz, /readyz and /metrics
     #[arg(long, env = "GPUSTOW_AGENT_LISTEN", default_value = "0.0.0.0:32765")]
@@ -128,10 +128,6 @@ pub struct Args {
     /// How --once prints
     #[arg(long, requires = "once", default_value = "text")]
     pub output: Output,
-
-    /// What to log, as in `info` or `gpustow_agent=debug,kube=warn`
-    #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]
-    pub log: String,
 }
 
 /// Form of what --once prints.

@@ -24,7 +24,6 @@ pub mod sampler;
 pub mod shares;
 pub mod state;
 
-use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,13 +34,12 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use kube::Client;
 use tokio::net::TcpListener;
-use tracing_subscriber::EnvFilter;
 
 use agent::{Agent, Shared};
 pub use args::Args;
 use cluster::Cluster;
 use devices::Wanted;
-use gpustow_serve::{client, exposition, stop_signal};
+use gpustow_serve::{exposition, stop_signal};
 use metrics::Metrics;
 use sampler::Sampler;
 
@@ -54,19 +52,8 @@ pub async fn run(args: Args) -> Result<()> {
         println!("{}", once::once(&args)?.trim_end());
         return Ok(());
     }
-    let filter = EnvFilter::try_new(&args.log).with_context(|| {
-        format!(
-            "--log {:?}: use a form like info or gpustow_agent=debug",
-            args.log
-        )
-    })?;
-    let log = tracing_subscriber::fmt()
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    log.try_init()
-        .map_err(|error| anyhow::anyhow!("cannot start the log: {error}"))?;
-    let client = client(args.kubeconfig.as_deref()).await?;
+    args.daemon.start_log()?;
+    let client = args.daemon.client().await?;
     let health = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("--listen {}", args.listen))?;

@@ -1,11 +1,14 @@
 //! What extender and agent do alike as processes.
 
-use std::path::Path;
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
 /// How long a watch may last before it is asked for anew, so that a dead connection is noticed.
 pub const WATCH_SECONDS: u32 = 60;
@@ -33,26 +36,90 @@ pub enum ClientError {
     Client(#[from] kube::Error),
 }
 
-/// A client by `kubeconfig`, or by what the environment offers. It sends every request once: what to
-/// make of a failure is decided per request. Watches must end after [`WATCH_SECONDS`] at the latest.
-///
-/// # Errors
-/// If there is no usable configuration.
-pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
-    let config = match kubeconfig {
-        None => Config::infer().await?,
-        Some(path) => {
-            let error = |source| ClientError::Kubeconfig {
-                file: path.display().to_string(),
-                source,
-            };
-            let file = Kubeconfig::read_from(path).map_err(error)?;
-            let options = KubeConfigOptions::default();
-            let config = Config::from_custom_kubeconfig(file, &options).await;
-            config.map_err(error)?
-        }
-    };
-    Ok(with_patience(config, SILENCE)?)
+/// What an operator may set about either.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DaemonArgs {
+    /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
+    #[arg(long, env = "GPUSTOW_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// What to log, as in `info` or `gpustow=debug,kube=warn`
+    #[arg(long, env = "GPUSTOW_LOG", default_value = "info")]
+    log: String,
+
+    /// How to log
+    #[arg(long, env = "GPUSTOW_LOG_FORMAT", default_value = "text")]
+    log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Why there is no log.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The filter does not parse.
+    #[error("--log {log:?}: use a form like info or gpustow=debug")]
+    Filter {
+        /// As it was given.
+        log: String,
+        /// What is wrong with it.
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// There is one already.
+    #[error("cannot start the log")]
+    Started(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl DaemonArgs {
+    /// Starts logging to standard error.
+    ///
+    /// # Errors
+    /// If the filter does not parse, or logging was started before.
+    pub fn start_log(&self) -> Result<(), LogError> {
+        let filter = EnvFilter::try_new(&self.log).map_err(|source| LogError::Filter {
+            log: self.log.clone(),
+            source,
+        })?;
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_writer(std::io::stderr);
+        let started = match self.log_format {
+            LogFormat::Text => log.try_init(),
+            LogFormat::Json => log.json().flatten_event(true).try_init(),
+        };
+        started.map_err(LogError::Started)
+    }
+
+    /// A client by the kubeconfig, or by what the environment offers. It sends every request once: what
+    /// to make of a failure is decided per request. Watches must end after [`WATCH_SECONDS`] at the
+    /// latest.
+    ///
+    /// # Errors
+    /// If there is no usable configuration.
+    pub async fn client(&self) -> Result<Client, ClientError> {
+        let config = match &self.kubeconfig {
+            None => Config::infer().await?,
+            Some(path) => {
+                let error = |source| ClientError::Kubeconfig {
+                    file: path.display().to_string(),
+                    source,
+                };
+                let file = Kubeconfig::read_from(path).map_err(error)?;
+                let options = KubeConfigOptions::default();
+                let config = Config::from_custom_kubeconfig(file, &options).await;
+                config.map_err(error)?
+            }
+        };
+        Ok(with_patience(config, SILENCE)?)
+    }
 }
 
 /// A client that gives an answer up when its next piece does not come for so long: a connection that

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use axum::Router;
 use kube::Client;
 
-pub use daemon::{ClientError, WATCH_SECONDS, client, seconds, stop_signal};
+pub use daemon::{ClientError, DaemonArgs, LogError, WATCH_SECONDS, seconds, stop_signal};
 pub use door::Door;
-pub use exposition::{BUCKETS, about, exposition};
+pub use exposition::{BUCKETS, Scrape, about, exposition};
 pub use server::{Bounds, serve, serve_until};
 pub use tls::{Tls, TlsError};
 

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use gpustow_sim::baselines::Choice;
 use gpustow_sim::churn::{ChurnSummary, Lifetimes, Plan, churn_all, churn_table};
 use gpustow_sim::progress::Progress;
-use gpustow_sim::protocol::{Mode, Workload};
+use gpustow_sim::protocol::Workload;
 use gpustow_sim::synthetic;
 use serde_json::json;
 
-use crate::{Output, read_nodes, read_pods, seeds};
+use crate::{Output, Runs, read_nodes, read_pods};
 
 /// Pods come at random (a Poisson process) at a rate that keeps a given part of the GPUs busy, and
 /// run for an hour on average. What does not fit waits, and is tried again in the order of arrival
@@ -28,28 +27,14 @@ pub(crate) struct Args {
     /// Pod list to draw from in the last three hours
     #[arg(long, value_name = "CSV")]
     change_mix: Option<PathBuf>,
-    /// So many of the nodes, drawn with each seed; without it all
-    #[arg(long, value_name = "N")]
-    nodes_count: Option<usize>,
     /// GPUs asked for, times how long, relative to those there are: one or several
     #[arg(long, value_delimiter = ',', default_value = "0.9,0.95,1,1.05", value_parser = load)]
     load: Vec<f64>,
     /// Distribution of run times
     #[arg(long, value_enum, default_value = "exponential")]
     lifetimes: Lifetimes,
-    /// What cards are counted in: u (thousandths), r-paper or r-guess (MiB, two guesses of the
-    /// models that the trace does not name)
-    #[arg(long, default_value = "u")]
-    mode: Mode,
-    /// Seeds: one, or the first and last of a range
-    #[arg(long, default_value = "42..51", value_parser = seeds)]
-    seeds: (u64, u64),
-    /// Policies, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "tight")]
-    policy: Vec<Choice>,
-    /// How to print
-    #[arg(long, value_enum, default_value = "table")]
-    output: Output,
+    #[command(flatten)]
+    runs: Runs,
 }
 
 fn load(text: &str) -> Result<f64, String> {
@@ -63,39 +48,37 @@ fn load(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let nodes = match &args.nodes {
         Some(path) => read_nodes(path)?,
-        None => synthetic::nodes(args.nodes_count.unwrap_or(synthetic::NODES)),
+        None => synthetic::nodes(args.runs.nodes_count.unwrap_or(synthetic::NODES)),
     };
     let pods = match &args.pods {
         Some(path) => read_pods(path)?,
         None => synthetic::pods(),
     };
-    let mut workload = Workload::new(nodes, pods, args.mode)?;
+    let mut workload = Workload::new(nodes, pods, args.runs.mode)?;
     let then = match &args.change_mix {
         Some(path) => Some(workload.read(read_pods(path)?)),
         None => None,
     };
     let mut plan = Plan {
-        hosts: args.nodes_count.unwrap_or(workload.hosts.len()),
+        hosts: args.runs.nodes_count.unwrap_or(workload.hosts.len()),
         workload,
         standing: None,
         then,
         load: 0.0,
         lifetimes: args.lifetimes,
     };
-    let (first, last) = args.seeds;
-    let seeds = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
-    let mut progress = Progress::new(seeds.saturating_mul(args.policy.len() * args.load.len()));
+    let mut progress = Progress::new(args.runs.count().saturating_mul(args.load.len()));
     let mut summaries = Vec::new();
     for load in &args.load {
         plan.load = *load;
-        for policy in &args.policy {
-            let runs = churn_all(&plan, *policy, first..=last, &mut progress)?;
+        for policy in &args.runs.policy {
+            let runs = churn_all(&plan, *policy, args.runs.seeds(), &mut progress)?;
             if !runs.is_empty() {
                 summaries.push((*load, policy.name(), ChurnSummary::of(&runs)));
             }
         }
     }
-    match args.output {
+    match args.runs.output {
         Output::Table => print!("{}", churn_table(&summaries)),
         Output::Json => {
             let mut loads: BTreeMap<String, BTreeMap<&str, ChurnSummary>> = BTreeMap::new();
@@ -105,9 +88,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             let document = json!({
                 "protocol": "churn",
-                "mode": args.mode.name(),
+                "mode": args.runs.mode.name(),
                 "nodes": plan.hosts.min(plan.workload.hosts.len()),
-                "seeds": [first, last],
+                "seeds": args.runs.seeds,
                 "complete": !Progress::stopped(),
                 "loads": loads,
             });

@@ -3,13 +3,16 @@
 mod churn;
 mod replay;
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, ValueEnum};
+use gpustow_sim::baselines::Choice;
 use gpustow_sim::bench::bench;
 use gpustow_sim::progress::{INTERRUPTED, Progress, stop_at_ctrl_c};
+use gpustow_sim::protocol::Mode;
 use gpustow_sim::trace::{self, TraceNode, TracePod};
 
 /// Replay workloads through gpustow's packing policies and through others'.
@@ -34,6 +37,42 @@ enum Output {
     Table,
     /// For programs
     Json,
+}
+
+/// What is run, and how it is shown.
+#[derive(Args)]
+struct Runs {
+    /// What cards are counted in: u (thousandths), r-paper or r-guess (MiB, two guesses of the
+    /// models that the trace does not name)
+    #[arg(long, default_value = "u")]
+    mode: Mode,
+    /// So many of the nodes, drawn with each seed; without it all
+    #[arg(long, value_name = "N")]
+    nodes_count: Option<usize>,
+    /// Seeds: one, or the first and last of a range
+    #[arg(long, default_value = "42..51", value_parser = seeds)]
+    seeds: (u64, u64),
+    /// Policies, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "tight")]
+    policy: Vec<Choice>,
+    /// How to print
+    #[arg(long, value_enum, default_value = "table")]
+    output: Output,
+}
+
+impl Runs {
+    fn seeds(&self) -> RangeInclusive<u64> {
+        self.seeds.0..=self.seeds.1
+    }
+
+    fn of_each_policy(&self) -> usize {
+        let more = usize::try_from(self.seeds.1 - self.seeds.0);
+        more.unwrap_or(usize::MAX).saturating_add(1)
+    }
+
+    fn count(&self) -> usize {
+        self.of_each_policy().saturating_mul(self.policy.len())
+    }
 }
 
 #[derive(Args)]

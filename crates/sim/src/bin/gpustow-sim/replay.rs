@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use gpustow_sim::baselines::Choice;
 use gpustow_sim::plot::{Drawn, svg, write_whole};
 use gpustow_sim::progress::Progress;
-use gpustow_sim::protocol::{CpuPods, Mode, Wave, Workload};
+use gpustow_sim::protocol::{CpuPods, Wave, Workload};
 use gpustow_sim::replay::replay_all;
 use gpustow_sim::report::{Summary, table, whole_table};
 use serde_json::json;
 
-use crate::{Output, read_nodes, read_pods, seeds};
+use crate::{Output, Runs, read_nodes, read_pods};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -22,41 +21,31 @@ pub(crate) struct Args {
     /// Pod list: CSV with name,cpu_milli,memory_mib,num_gpu,gpu_milli and, if any, gpu_spec
     #[arg(long, value_name = "CSV")]
     pods: PathBuf,
-    /// What cards are counted in: u (thousandths), r-paper or r-guess (MiB, two guesses of the
-    /// models that the trace does not name)
-    #[arg(long, default_value = "u")]
-    mode: Mode,
     /// Pod list to draw from, from --at on, until as much has been asked for as there is
     #[arg(long, value_name = "CSV", requires = "at")]
     then: Option<PathBuf>,
     /// Percent of the GPUs asked for when the list changes
     #[arg(long, value_name = "PERCENT", requires = "then", value_parser = clap::value_parser!(u32).range(..=100))]
     at: Option<u32>,
-    /// So many of the nodes, drawn with each seed; without it all
-    #[arg(long, value_name = "N")]
-    nodes_count: Option<usize>,
     /// Who places pods without GPUs; in a cluster they do not reach gpustow
     #[arg(long, value_enum, default_value = "policy")]
     cpu_pods: CpuPods,
-    /// Seeds: one, or the first and last of a range
-    #[arg(long, default_value = "42..51", value_parser = seeds)]
-    seeds: (u64, u64),
-    /// Policies, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "tight")]
-    policy: Vec<Choice>,
     /// Draw allocation against arrivals, a line per policy
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Draw nodes without a GPU pod against arrivals, a line per policy
     #[arg(long, value_name = "FILE.svg")]
     plot_empty: Option<PathBuf>,
-    /// How to print
-    #[arg(long, value_enum, default_value = "table")]
-    output: Output,
+    #[command(flatten)]
+    runs: Runs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut workload = Workload::new(read_nodes(&args.nodes)?, read_pods(&args.pods)?, args.mode)?;
+    let mut workload = Workload::new(
+        read_nodes(&args.nodes)?,
+        read_pods(&args.pods)?,
+        args.runs.mode,
+    )?;
     ensure!(workload.cards() > 0, "{}: no GPUs", args.nodes.display());
     ensure!(
         workload.jobs.iter().any(|job| job.demand() > 0),
@@ -64,17 +53,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         args.pods.display()
     );
     workload.cpu_pods = args.cpu_pods;
-    workload.nodes = args.nodes_count.unwrap_or(usize::MAX);
+    workload.nodes = args.runs.nodes_count.unwrap_or(usize::MAX);
     if let (Some(path), Some(at)) = (&args.then, args.at) {
         let jobs = workload.read(read_pods(path)?);
         workload.wave = Some(Wave { at, jobs });
     }
-    let (first, last) = args.seeds;
-    let seeds = usize::try_from(last - first + 1).unwrap_or(usize::MAX);
-    let mut progress = Progress::new(seeds.saturating_mul(args.policy.len()));
+    let mut progress = Progress::new(args.runs.count());
     let mut summaries = Vec::new();
-    for policy in &args.policy {
-        let runs = replay_all(&workload, *policy, first..=last, &mut progress)?;
+    for policy in &args.runs.policy {
+        let runs = replay_all(&workload, *policy, args.runs.seeds(), &mut progress)?;
         if !runs.is_empty() {
             summaries.push((policy.name(), Summary::of(&runs)));
         }
@@ -87,17 +74,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let Some(path) = path else { continue };
         let list = args.pods.file_stem().unwrap_or_default().to_string_lossy();
         let cards = workload.cards();
-        let title = format!("{list}: {cards} GPUs, mode {}, {seeds} seeds", args.mode);
+        let title = format!(
+            "{list}: {cards} GPUs, mode {}, {} seeds",
+            args.runs.mode,
+            args.runs.of_each_policy()
+        );
         write_whole(path, &svg(&title, drawn, &summaries))?;
     }
-    match args.output {
+    match args.runs.output {
         Output::Table => print!("{}\n{}", table(&summaries), whole_table(&summaries)),
         Output::Json => {
             let policies: BTreeMap<_, _> = summaries.into_iter().collect();
             let document = json!({
                 "protocol": "fgd",
-                "mode": args.mode.name(),
-                "seeds": [first, last],
+                "mode": args.runs.mode.name(),
+                "seeds": args.runs.seeds,
                 "complete": !Progress::stopped(),
                 "policies": policies,
             });
