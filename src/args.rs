@@ -11,7 +11,7 @@ use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_ledger::Config;
 use gpustow_pack::PolicyKind;
-use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
+use gpustow_serve::{DaemonArgs, MetricsArgs, Seconds, Tls, TlsError, seconds};
 
 use crate::metrics::Size;
 use crate::webhook::WebhookArgs;
@@ -92,17 +92,17 @@ pub struct Args {
     pub bind_timeout: Duration,
 
     /// Seconds that a reservation waits for its bind
-    #[arg(long, env = "GPUSTOW_RESERVATION_TTL", default_value = "30", value_parser = seconds)]
-    pub reservation_ttl: Duration,
+    #[arg(long, env = "GPUSTOW_RESERVATION_TTL", default_value_t = Seconds(Config::default().reservation_ttl))]
+    pub reservation_ttl: Seconds,
 
     /// The same for pods with volumes or resource claims; keep it above kube-scheduler's
     /// bindTimeoutSeconds
-    #[arg(long, env = "GPUSTOW_SLOW_RESERVATION_TTL", default_value = "660", value_parser = seconds)]
-    pub slow_reservation_ttl: Duration,
+    #[arg(long, env = "GPUSTOW_SLOW_RESERVATION_TTL", default_value_t = Seconds(Config::default().slow_reservation_ttl))]
+    pub slow_reservation_ttl: Seconds,
 
     /// Seconds after which a GpuNode that does not change is stale: three heartbeats of the agent
-    #[arg(long, env = "GPUSTOW_STALE_AFTER", default_value = "180", value_parser = seconds)]
-    pub stale_after: Duration,
+    #[arg(long, env = "GPUSTOW_STALE_AFTER", default_value_t = Seconds(Config::default().stale_after))]
+    pub stale_after: Seconds,
 
     /// Maximum number of waiting pods to wake per second
     #[arg(long, env = "GPUSTOW_WAKE_RATE", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -136,7 +136,7 @@ impl Args {
     /// With the flags that contradict each other.
     pub fn check(&self) -> Result<()> {
         ensure!(
-            self.reservation_ttl > self.bind_timeout,
+            self.reservation_ttl.0 > self.bind_timeout,
             "--reservation-ttl must be more than --bind-timeout: a bind would outlive what it reserved"
         );
         ensure!(
@@ -166,9 +166,9 @@ impl Args {
     pub fn ledger(&self) -> Config {
         Config {
             policy: self.policy,
-            stale_after: self.stale_after,
-            reservation_ttl: self.reservation_ttl,
-            slow_reservation_ttl: self.slow_reservation_ttl,
+            stale_after: self.stale_after.0,
+            reservation_ttl: self.reservation_ttl.0,
+            slow_reservation_ttl: self.slow_reservation_ttl.0,
             ..Config::default()
         }
     }

@@ -111,7 +111,7 @@ pub async fn serve(
     let (policies, listed) = (policies.clone(), lists.clone());
     tokio::spawn(admission::run(client.clone(), expected, policies, listed));
     let (heard, news) = (ledger.clone(), events.clone());
-    tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after));
+    tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after.0));
     let waker = Waker {
         client: client.clone(),
         identity: app.identity.clone(),

@@ -261,7 +261,7 @@ impl Agent {
             self.shared.metrics.published(now);
             self.shared.ready.store(true, Ordering::Release);
             self.heartbeat =
-                Instant::now() + self.args.heartbeat.mul_f64(rand::random_range(0.9..1.1));
+                Instant::now() + self.args.heartbeat.0.mul_f64(rand::random_range(0.9..1.1));
             self.published = Some(status.clone());
         }
         let wanted = labels(&status);

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::builder::TypedValueParser as _;
 use clap::{Parser, ValueEnum, value_parser};
+use gpustow_api::gpunode::HEARTBEAT;
 use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_pack::Mib;
-use gpustow_serve::{DaemonArgs, MetricsArgs, seconds};
+use gpustow_serve::{DaemonArgs, MetricsArgs, Seconds, seconds};
 
 use crate::cgroup::is_the_hosts;
 use crate::devices::Source;
@@ -69,8 +70,8 @@ pub struct Args {
 
     /// Seconds between two reports when nothing changes; the extender's --stale-after is three of
     /// these
-    #[arg(long, env = "GPUSTOW_HEARTBEAT", default_value = "60", value_parser = seconds)]
-    pub heartbeat: Duration,
+    #[arg(long, env = "GPUSTOW_HEARTBEAT", default_value_t = Seconds(HEARTBEAT))]
+    pub heartbeat: Seconds,
 
     /// MiB of foreign memory whose coming or going is reported at once
     #[arg(long, env = "GPUSTOW_THRESHOLD_MIB", default_value = "256", value_parser = value_parser!(u64).map(Mib))]

@@ -1,5 +1,7 @@
 //! `GpuNode`: what the agent of one node says about its cards.
 
+use std::time::Duration;
+
 use gpustow_pack::Mib;
 use k8s_openapi::jiff::Timestamp;
 use kube::CustomResource;
@@ -7,6 +9,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limit;
+
+/// Between two reports of an agent when nothing changes, unless its operator says otherwise.
+pub const HEARTBEAT: Duration = Duration::from_secs(60);
+/// The silence after which a report is stale, unless an operator says otherwise: three heartbeats.
+pub const STALE_AFTER: Duration = Duration::from_secs(3 * HEARTBEAT.as_secs());
 
 /// A GpuNode has no desired state: it is a report.
 #[derive(

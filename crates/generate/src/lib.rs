@@ -4,6 +4,7 @@
 mod board;
 
 use anyhow::Result;
+use gpustow_api::gpunode::STALE_AFTER;
 use gpustow_api::manifests::generated;
 use serde_json::{Map, Value, json};
 
@@ -287,7 +288,8 @@ fn health(board: &mut Board) {
          or 0 * max by (cluster, node, gpu_uuid) (gpustow_gpu_healthy{CARD})) \
          + on (cluster, node) group_left () 4 * max by (cluster, node) \
          (gpustow_gpu_healthy{CARD} * 0 + on (cluster, instance) group_left () \
-         (time() - gpustow_agent_last_publish_timestamp_seconds{CLUSTER} > bool 180))"
+         (time() - gpustow_agent_last_publish_timestamp_seconds{CLUSTER} > bool {}))",
+        STALE_AFTER.as_secs()
     );
     let mut timeline = panel(
         "state-timeline",

@@ -102,6 +102,20 @@ impl Global {
     }
 }
 
+/// How a command prints what is no list.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AnswerFormat {
+    /// json or yaml; text otherwise, with the policy's costs if wide
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "FORMAT",
+        default_value = "table",
+        value_parser = answers()
+    )]
+    pub(crate) format: Format,
+}
+
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Nodes with GPUs: room, largest piece, whole cards left
@@ -137,15 +151,8 @@ pub(crate) enum Command {
     Why {
         /// Name, namespace/name, or a workload's KIND/NAME: its oldest pod that waits
         pod: String,
-        /// json or yaml; text otherwise, with the policy's costs if wide
-        #[arg(
-            short = 'o',
-            long = "output",
-            value_name = "FORMAT",
-            default_value = "table",
-            value_parser = answers()
-        )]
-        format: Format,
+        #[command(flatten)]
+        answer: AnswerFormat,
     },
     /// Would this pod fit now? Exit code 1 if not
     #[command(
@@ -155,15 +162,8 @@ pub(crate) enum Command {
         /// A Pod or a workload with a pod template; - for stdin
         #[arg(short = 'f', long = "filename", value_name = "FILE")]
         file: PathBuf,
-        /// json or yaml; text otherwise, with the policy's costs if wide
-        #[arg(
-            short = 'o',
-            long = "output",
-            value_name = "FORMAT",
-            default_value = "table",
-            value_parser = answers()
-        )]
-        format: Format,
+        #[command(flatten)]
+        answer: AnswerFormat,
     },
     /// Place every pod anew: other policies, more or fewer nodes
     ///

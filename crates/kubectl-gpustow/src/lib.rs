@@ -58,7 +58,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             };
             lists::report(&cluster, &scope, &by).print(&output, screen, out)
         }
-        Command::Why { pod, format } => {
+        Command::Why { pod, answer } => {
             let mut cluster = cluster().await?;
             let pod = cluster
                 .find(&global.scope(&cluster), &pod)?
@@ -66,10 +66,10 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
                 .uid
                 .clone();
             let why = why::of(&mut cluster, &pod)?;
-            why.print(format, out)?;
+            why.print(answer.format, out)?;
             Ok(why.answer())
         }
-        Command::Fit { file, format } => fit::run(&cluster().await?, &file, format, out),
+        Command::Fit { file, answer } => fit::run(&cluster().await?, &file, answer.format, out),
         Command::Whatif(args) => whatif::run(&global.source, &args, out, screen).await,
         Command::Check { output } => check::run(&cluster().await?).print(&output, screen, out),
         Command::Top(top) => top::run(&global, &top, out, screen).await,

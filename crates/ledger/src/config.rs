@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gpustow_api::gpunode::STALE_AFTER;
 use gpustow_pack::PolicyKind;
 
 /// What an operator may tune.
@@ -29,7 +30,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             policy: PolicyKind::default(),
-            stale_after: Duration::from_secs(180),
+            stale_after: STALE_AFTER,
             reservation_ttl: Duration::from_secs(30),
             slow_reservation_ttl: Duration::from_secs(660),
             wake_again_after: Duration::from_secs(2),

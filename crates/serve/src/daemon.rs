@@ -1,7 +1,9 @@
 //! What extender and agent do alike as processes.
 
+use std::fmt;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -145,6 +147,24 @@ pub async fn stop_signal() {
     tokio::select! {
         () = terminated => {}
         _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+/// The value of a flag whose default is kept elsewhere, in seconds as [`seconds`] reads them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seconds(pub Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.as_secs_f64())
+    }
+}
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        seconds(text).map(Self)
     }
 }
 

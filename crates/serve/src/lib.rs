@@ -13,7 +13,7 @@ use std::sync::Arc;
 use axum::Router;
 use kube::Client;
 
-pub use daemon::{ClientError, DaemonArgs, LogError, WATCH_SECONDS, seconds, stop_signal};
+pub use daemon::{ClientError, DaemonArgs, LogError, Seconds, WATCH_SECONDS, seconds, stop_signal};
 pub use door::Door;
 pub use exposition::{BUCKETS, Scrape, about, exposition};
 pub use server::{Bounds, serve, serve_until};
