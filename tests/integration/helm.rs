@@ -319,6 +319,28 @@ fn whole(pod: PodBuilder) -> PodBuilder {
     })
 }
 
+/// gpustow installed by this chart, with an extender and a scheduler of its account. What is said of admission
+/// comes with them: where the API server does not change pods they say all themselves, as no webhook runs.
+async fn installed(
+    cluster: &ControlPlane,
+    chart: &str,
+) -> Result<(&'static str, Extender, Scheduler)> {
+    let admission = match cluster.minor() {
+        36.. => "--set=admission=policy",
+        _ => "--set=admission=none",
+    };
+    let install = ["install", "gpustow", chart, "--create-namespace", admission];
+    helm(&install, Some(cluster.admin_kubeconfig())).await?;
+    in_force(cluster).await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let options = ExtenderOptions::default();
+    let extender = Extender::start(cluster, gpustow(), &kubeconfig, options).await?;
+    let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?;
+    let config = config.with_extender(&extender.url)?;
+    let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+    Ok((admission, extender, scheduler))
+}
+
 #[tokio::test]
 async fn an_earlier_chart_is_upgraded_while_pods_run_and_wait() -> Result<()> {
     let cluster = ControlPlane::start(Options { controllers: true }).await?;
@@ -326,26 +348,7 @@ async fn an_earlier_chart_is_upgraded_while_pods_run_and_wait() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (before, now) = (earlier(folder.path()).await?, chart());
     let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
-    // No kubelet runs the pods of a webhook.
-    let admission = match cluster.minor() {
-        36.. => "--set=admission=policy",
-        _ => "--set=admission=none",
-    };
-    run(&[
-        "install",
-        "gpustow",
-        &before,
-        "--create-namespace",
-        admission,
-    ])
-    .await?;
-    in_force(&cluster).await?;
-    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    let options = ExtenderOptions::default();
-    let extender = Extender::start(&cluster, gpustow(), &kubeconfig, options).await?;
-    let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?;
-    let config = config.with_extender(&extender.url)?;
-    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let (admission, _extender, _scheduler) = installed(&cluster, &before).await?;
     let case = Case::new(&cluster, "upgrade").await?;
     case.node("n", &[24576]).create(&client).await?;
     let runs = bound(&client, whole(case.pod("runs").gpu_mem(16384))).await?;
@@ -382,26 +385,7 @@ async fn helm_test_ends_well_once_its_pod_has_a_gpu() -> Result<()> {
     let client = cluster.admin()?;
     let chart = chart();
     let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
-    // Where the API server does not change pods, they say all themselves: no webhook runs here.
-    let admission = match cluster.minor() {
-        36.. => "--set=admission=policy",
-        _ => "--set=admission=none",
-    };
-    run(&[
-        "install",
-        "gpustow",
-        &chart,
-        "--create-namespace",
-        admission,
-    ])
-    .await?;
-    in_force(&cluster).await?;
-    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    let options = ExtenderOptions::default();
-    let extender = Extender::start(&cluster, gpustow(), &kubeconfig, options).await?;
-    let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?;
-    let config = config.with_extender(&extender.url)?;
-    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let (_, _extender, _scheduler) = installed(&cluster, &chart).await?;
     let case = Case::new(&cluster, "helm-test").await?;
     case.node("n", &[24576]).create(&client).await?;
 
