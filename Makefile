@@ -75,7 +75,7 @@ bench-server: control-plane ## Memory of the extender with a full cluster, and /
 bench-takeover: control-plane ## How long a takeover lasts with waiting pods and failing patches, beside an earlier build
 	$(CARGO) build --locked --bin gpustow
 	$(RUN) --release --package gpustow-testkit --bin bench-takeover -- \
-	    --gpustow "before=$$(tests/previous/build.sh),now=target/debug/gpustow" $(ARGS)
+	    --gpustow "before=$$(tests/previous/build.sh)/gpustow,now=target/debug/gpustow" $(ARGS)
 
 .PHONY: bench-admission
 bench-admission: control-plane ## What the admission policies cost a CREATE, beside none and beside an earlier build's

@@ -1,6 +1,7 @@
 //! The node agent on `fake-nvml`, in a cluster: what it writes, what it may not write, and what
 //! kube-scheduler makes of it.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
@@ -10,7 +11,7 @@ use gpustow_api::gpunode::{Gpu, GpuNode};
 use gpustow_api::{names, quantity};
 use gpustow_machine::{self as machine, Machine, Process};
 use gpustow_testkit::builders::set_running;
-use gpustow_testkit::{Case, ControlPlane, eventually, wait_bound};
+use gpustow_testkit::{Agent, Case, ControlPlane, eventually, wait_bound};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Config, ResourceExt as _};
@@ -103,14 +104,13 @@ impl AgentNode {
         listener: TcpListener,
         flags: &[&str],
     ) -> Result<JoinHandle<Result<()>>> {
-        let dir = self.dir.path();
+        let kubelet = self.dir.path().join("kubelet.sock");
         let mut args = vec![
             "gpustow-agent".to_owned(),
             format!("--node-name={}", self.name),
-            format!("--nvml-path={}", dir.display()),
-            format!("--proc={}", dir.join("proc").display()),
-            format!("--pod-resources={}", dir.join("kubelet.sock").display()),
+            format!("--pod-resources={}", kubelet.display()),
         ];
+        args.extend(self.driver());
         args.extend(flags.iter().map(|&flag| flag.to_owned()));
         let args = Args::try_parse_from(args)?;
         Ok(tokio::spawn(gpustow_agent::serve(
@@ -121,6 +121,27 @@ impl AgentNode {
         )))
     }
 
+    /// Where an agent finds this machine.
+    fn driver(&self) -> [String; 2] {
+        let dir = self.dir.path();
+        [
+            format!("--nvml-path={}", dir.display()),
+            format!("--proc={}", dir.join("proc").display()),
+        ]
+    }
+
+    /// Ends its agent, and starts in its place one of another build, as a process.
+    pub(crate) async fn relieved_by(
+        &mut self,
+        program: &Path,
+        cluster: &ControlPlane,
+    ) -> Result<Agent> {
+        self.agent.abort();
+        let agent = Agent::start(cluster, program, &self.name, "nvml", &self.driver()).await?;
+        agent.wait_ready().await?;
+        Ok(agent)
+    }
+
     pub(crate) fn shows(&self) -> Result<()> {
         Ok(self
             .machine
@@ -128,7 +149,7 @@ impl AgentNode {
     }
 
     /// From now on these processes, with their cgroups, use the card.
-    fn runs(&mut self, processes: &[(u32, u64, String)]) -> Result<()> {
+    pub(crate) fn runs(&mut self, processes: &[(u32, u64, String)]) -> Result<()> {
         self.machine.gpus[0].processes.clear();
         for (pid, mib, cgroup) in processes {
             let dir = self.dir.path().join("proc").join(pid.to_string());
@@ -189,7 +210,7 @@ impl AgentNode {
     }
 
     /// Waits until the report says of the card what `is` accepts.
-    async fn card(&self, what: &str, is: impl Fn(&Gpu) -> bool) -> Result<GpuNode> {
+    pub(crate) async fn card(&self, what: &str, is: impl Fn(&Gpu) -> bool) -> Result<GpuNode> {
         let api = Api::<GpuNode>::all(self.client.clone());
         eventually(SOON, what, async || {
             let node = api.get(&self.name).await?;
@@ -255,7 +276,8 @@ impl AgentNode {
     }
 }
 
-fn cgroup_of(pod: &Pod) -> Result<String> {
+/// Of a container of the pod, as `/proc/PID/cgroup` says it.
+pub(crate) fn cgroup_of(pod: &Pod) -> Result<String> {
     let uid = pod.uid().context("a pod without UID")?;
     Ok(format!(
         "0::/kubepods/besteffort/pod{uid}/{}",
