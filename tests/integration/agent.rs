@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser as _;
 use gpustow_agent::Args;
 use gpustow_api::gpunode::{Gpu, GpuNode};
@@ -260,10 +260,12 @@ impl AgentNode {
         let what = format!("{name} is {value}");
         eventually(SOON, &what, async || {
             let text = self.exposition().await?;
-            let mut lines = text.lines().filter(|line| line.starts_with(name));
-            let line = lines.find(|line| labels.iter().all(|label| line.contains(label)));
-            let line = line.with_context(|| format!("no such series in\n{text}"))?;
-            ensure!(line.ends_with(&format!(" {value}")), "{line}");
+            let lines = text.lines().filter(|line| line.starts_with(name));
+            let is = |line: &&str| labels.iter().all(|label| line.contains(label));
+            match lines.filter(is).collect::<Vec<_>>()[..] {
+                [line] => ensure!(line.ends_with(&format!(" {value}")), "{line}"),
+                ref lines => bail!("not one such series but {lines:?} in\n{text}"),
+            }
             Ok(())
         })
         .await
@@ -343,12 +345,15 @@ async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Resu
         note.contains("Uses 8500 MiB") && note.contains("asked for 8000"),
         "{note}"
     );
-    let labels = [&*uuid, &*case.namespace, "pod=\"p\""];
+    // The container's id is not in the pod's status.
+    let labels = |container: &'static str| [&*uuid, &*case.namespace, "pod=\"p\"", container];
     let used = (8500u64 << 20).to_string();
-    node.metric("gpustow_pod_gpu_memory_used_bytes", &labels, &used)
+    let unnamed = labels("container=\"\"");
+    node.metric("gpustow_pod_gpu_memory_used_bytes", &unnamed, &used)
         .await?;
     let asked = (8000u64 << 20).to_string();
-    node.metric("gpustow_pod_gpu_memory_requested_bytes", &labels, &asked)
+    let main = labels("container=\"main\"");
+    node.metric("gpustow_pod_gpu_memory_requested_bytes", &main, &asked)
         .await?;
 
     // The card fails: the pod is told, and the next pod is not put there.

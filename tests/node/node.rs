@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeStatus};
 use gpustow_api::{names, quantity};
 use gpustow_machine::{self as machine, Machine};
@@ -333,10 +333,12 @@ impl RealNode {
     pub(crate) async fn metric(&self, name: &str, labels: &[&str], value: u64) -> Result<()> {
         eventually(SOON, &format!("{name} is {value}"), async || {
             let text = get(&self.agent_url, "/metrics").await?;
-            let mut lines = text.lines().filter(|line| line.starts_with(name));
-            let line = lines.find(|line| labels.iter().all(|label| line.contains(label)));
-            let line = line.with_context(|| format!("no such series in\n{text}"))?;
-            ensure!(line.ends_with(&format!(" {value}")), "{line}");
+            let lines = text.lines().filter(|line| line.starts_with(name));
+            let is = |line: &&str| labels.iter().all(|label| line.contains(label));
+            match lines.filter(is).collect::<Vec<_>>()[..] {
+                [line] => ensure!(line.ends_with(&format!(" {value}")), "{line}"),
+                ref lines => bail!("not one such series but {lines:?} in\n{text}"),
+            }
             Ok(())
         })
         .await

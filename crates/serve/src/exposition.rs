@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use prometheus::core::Collector;
-use prometheus::proto::MetricFamily;
+use prometheus::proto::{Metric, MetricFamily};
 use prometheus::{Encoder, Gauge, GaugeVec, Opts, Registry, TextEncoder};
 
 /// Borders of histograms, in seconds. They hold the targets (0.3 ms, 1 ms): classic quantiles are
@@ -68,14 +68,23 @@ impl Scrape {
     pub fn add(&mut self, collector: &impl Collector) {
         let families = collector.collect().into_iter();
         let shown = families.filter(|family| !family.get_metric().is_empty());
-        self.0.extend(shown);
+        self.0.extend(shown.map(|mut family| {
+            let values = |metric: &Metric| -> Vec<String> {
+                let labels = metric.get_label().iter();
+                labels.map(|label| label.value().to_owned()).collect()
+            };
+            family.mut_metric().sort_by_cached_key(values);
+            family
+        }));
     }
 
-    /// These series beside those that the registry keeps.
+    /// These series beside those that the registry keeps, in the registry's order: by name, then by the
+    /// labels' values.
     #[must_use]
     pub fn beside(self, registry: &Registry) -> Vec<MetricFamily> {
         let mut families = registry.gather();
         families.extend(self.0);
+        families.sort_by(|a, b| a.name().cmp(b.name()));
         families
     }
 }
@@ -87,5 +96,35 @@ pub fn exposition(gathered: Result<Vec<MetricFamily>, prometheus::Error>) -> Res
     match gathered.and_then(|families| TextEncoder::new().encode(&families, &mut text)) {
         Ok(()) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_come_in_the_order_of_names_and_values() {
+        let registry = Registry::new();
+        let kept = Gauge::new("b", "kept").unwrap();
+        registry.register(Box::new(kept)).unwrap();
+        let mut scrape = Scrape::default();
+        let values = ["z", "", "m", "a"].map(|value| ([value], 1.0));
+        scrape.gauges("c", "pulled", ["of"], values).unwrap();
+        scrape.gauges("a", "pulled", [], [([""; 0], 1.0)]).unwrap();
+        let text = TextEncoder::new().encode_to_string(&scrape.beside(&registry));
+        let text = text.unwrap();
+        let series: Vec<&str> = text.lines().filter(|it| !it.starts_with('#')).collect();
+        assert_eq!(
+            series,
+            [
+                "a 1",
+                "b 0",
+                "c{of=\"\"} 1",
+                "c{of=\"a\"} 1",
+                "c{of=\"m\"} 1",
+                "c{of=\"z\"} 1",
+            ]
+        );
     }
 }
