@@ -223,7 +223,7 @@ impl Metrics {
         }
         let limits = snapshot.cards.iter().map(|seen| {
             let word = seen.gpu.memory_limit.as_deref().unwrap_or_default();
-            let holds = word == Support::Holds.word();
+            let holds = word == <&str>::from(Support::Holds);
             let labels: [&str; 3] = [&self.node, &seen.gpu.uuid, word];
             (labels, f64::from(u8::from(holds)))
         });

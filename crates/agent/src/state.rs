@@ -256,7 +256,7 @@ impl State {
                 through: shortened(&by.through, 640),
             }),
             missing: false,
-            memory_limit: Some(self.limits.support(card).word().to_owned()),
+            memory_limit: Some(<&str>::from(self.limits.support(card)).to_owned()),
             place: Some(Box::new(card.place.clone())),
         };
         let unattributed_before = used.unattributed;

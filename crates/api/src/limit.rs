@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use gpustow_pack::{Mib, Request};
 use k8s_openapi::api::core::v1::EnvVar;
+use strum::{EnumString, IntoStaticStr, VariantArray, VariantNames};
 
 use crate::request::{MAX_MIB_PER_GPU, annotation, field_of};
 use crate::{BadRequest, names};
@@ -17,8 +18,9 @@ pub const CONTEXT: Mib = Mib(832);
 /// A limit that is the whole card, whatever its size.
 pub const WHOLE: Mib = Mib(u64::MAX);
 
-/// Who sees to it that a container keeps its limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Who sees to it that a container keeps its limit; as a string, the annotation's value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "lowercase")]
 pub enum Enforce {
     /// The driver: an allocation beyond the limit fails.
     Driver,
@@ -30,27 +32,15 @@ pub enum Enforce {
 }
 
 impl Enforce {
-    /// Each of them.
-    pub const ALL: [Self; 3] = [Self::Driver, Self::Watch, Self::None];
-
-    /// The annotation's value.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Driver => "driver",
-            Self::Watch => "watch",
-            Self::None => "none",
-        }
-    }
-
     pub(crate) fn read(word: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|it| it.word() == word);
-        found.ok_or_else(|| format!("{word:?} is none of driver, watch, none"))
+        word.parse()
+            .map_err(|_| format!("{word:?} is none of {}", Self::VARIANTS.join(", ")))
     }
 }
 
-/// Whether the driver would hold a container to a limit of a card's memory, as a `GpuNode` says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whether the driver would hold a container to a limit of a card's memory; as a string, the word in the
+/// `GpuNode`. The most lasting hindrances come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
 pub enum Support {
     /// It would.
     Holds,
@@ -69,37 +59,6 @@ pub enum Support {
 }
 
 impl Support {
-    /// Each of them, the most lasting hindrances first.
-    pub const ALL: [Self; 7] = [
-        Self::Holds,
-        Self::Mig,
-        Self::UnifiedMemory,
-        Self::Driver,
-        Self::Cgroup,
-        Self::Toolkit,
-        Self::Missing,
-    ];
-
-    /// The word in the report.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Holds => "Holds",
-            Self::Mig => "Mig",
-            Self::UnifiedMemory => "UnifiedMemory",
-            Self::Driver => "Driver",
-            Self::Cgroup => "Cgroup",
-            Self::Toolkit => "Toolkit",
-            Self::Missing => "Missing",
-        }
-    }
-
-    /// What stands for this word; a later version's may be unknown.
-    #[must_use]
-    pub fn read(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.word() == word)
-    }
-
     /// Why no limit holds, for people.
     #[must_use]
     pub fn in_words(self) -> &'static str {
@@ -122,11 +81,11 @@ impl Support {
 /// Why no limit holds on a card of which the report says so; none if one does.
 #[must_use]
 pub fn hindrance(said: Option<&str>) -> Option<&'static str> {
-    match said.map(Support::read) {
+    match said.map(str::parse) {
         None => Some("its agent does not say whether it can"),
-        Some(None) => Some("its agent gives a reason that this version does not know"),
-        Some(Some(Support::Holds)) => None,
-        Some(Some(other)) => Some(other.in_words()),
+        Some(Err(_)) => Some("its agent gives a reason that this version does not know"),
+        Some(Ok(Support::Holds)) => None,
+        Some(Ok(other)) => Some(other.in_words()),
     }
 }
 

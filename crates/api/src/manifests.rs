@@ -3,6 +3,7 @@
 
 use gpustow_pack::PolicyKind;
 use kube::CustomResourceExt as _;
+use strum::VariantNames as _;
 use thiserror::Error;
 
 use crate::limit::Enforce;
@@ -289,7 +290,7 @@ fn filled(template: &str, resource: &str) -> String {
     let policies = format!("[{policies}]");
     let user_keys = format!("{:?}", keys::of_users());
     let user_keys_of = format!("{:?}", keys::of_containers());
-    let enforces = format!("{:?}", Enforce::ALL.map(Enforce::word));
+    let enforces = format!("{:?}", Enforce::VARIANTS);
     let floor = limit::FLOOR.0.to_string();
     let ordinal = admission::ordinal(admission::VERSION)
         .unwrap_or(0)
@@ -349,7 +350,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("USER_KEYS", &user_keys),
         ("ENFORCE", names::ENFORCE),
         ("ENFORCES", &enforces),
-        ("DEFAULT_ENFORCE", Enforce::default().word()),
+        ("DEFAULT_ENFORCE", Enforce::default().into()),
         ("LIMIT_FLOOR", &floor),
         ("MEM_LIMIT", names::MEM_LIMIT),
         ("MEM_LIMIT_OF", names::MEM_LIMIT_OF),

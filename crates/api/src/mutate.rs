@@ -151,7 +151,7 @@ fn give_devices(patch: &mut Patch, change: Change<'_>, resource: &str) {
         let variable = json!({ "name": names::VISIBLE_DEVICES, "value": "void" });
         patch.give_variable(&path, "-", variable);
     }
-    if note(&patch.pod, names::ENFORCE) == Some(Enforce::Driver.word()) && !is_exclusive(&patch.pod)
+    if note(&patch.pod, names::ENFORCE) == Some(Enforce::Driver.into()) && !is_exclusive(&patch.pod)
     {
         give_limits(patch, &told, resource);
     }
@@ -203,14 +203,17 @@ fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
         patch.put("add", "/spec/runtimeClassName", class);
     }
     let word = defaults.enforce.as_str();
-    let known = Enforce::ALL.iter().any(|it| it.word() == word);
-    if known && note(&patch.pod, names::ENFORCE).is_none() && !is_exclusive(&patch.pod) {
+    let enforce = Enforce::read(word);
+    if let Ok(enforce) = enforce
+        && note(&patch.pod, names::ENFORCE).is_none()
+        && !is_exclusive(&patch.pod)
+    {
         if !patch.pod["metadata"]["annotations"].is_object() {
             patch.put("add", "/metadata/annotations", json!({}));
         }
         let key = names::ENFORCE.replace('~', "~0").replace('/', "~1");
         patch.put("add", &format!("/metadata/annotations/{key}"), json!(word));
-        if word == Enforce::Driver.word() {
+        if enforce == Enforce::Driver {
             let told = |it: &Value| wants(it, resource) && !asks_nvidia(it);
             let init = paths(&patch.pod, "initContainers", told);
             let main = paths(&patch.pod, "containers", told);
