@@ -21,7 +21,6 @@ use crate::claims::{self, Holding, Slices};
 use crate::clock::{Clock, Now};
 use crate::cluster::{Cluster, ClusterError, OwnNode, labels};
 use crate::devices::Wanted;
-use crate::limits::{self, Cgroups};
 use crate::metrics::Metrics;
 use crate::notices::{Notice, Notices};
 use crate::podresources::{self, PodResourcesError};
@@ -51,7 +50,6 @@ pub(crate) struct Agent {
     shared: Arc<Shared>,
     state: State,
     processes: Processes,
-    cgroups: Cgroups,
     wanted: Arc<Wanted>,
     capacity: Capacity,
     clock: Clock,
@@ -81,7 +79,6 @@ impl Agent {
         Self {
             state: State::new(args.settings(), before, clock.now()),
             processes: Processes::new(args.proc.clone()),
-            cgroups: Cgroups::new(args.cgroup.clone()),
             wanted,
             capacity: Capacity::new(args.shrink_after, before.map(cards)),
             clock,
@@ -206,8 +203,6 @@ impl Agent {
             return;
         }
         let now = self.clock.now();
-        self.wanted
-            .set(self.cgroups.asks(&limits::limited(&self.pods)));
         let reading = sample.reading.as_ref();
         let pids: HashSet<u32> = reading
             .iter()
@@ -221,6 +216,7 @@ impl Agent {
         let condemned = self
             .state
             .read(reading, &self.pods, &held, |pid| processes.who(pid), now);
+        self.wanted.set(self.state.limits().asks());
         for fault in reading.iter().flat_map(|reading| &reading.faults) {
             self.shared.metrics.fault(fault);
             tracing::warn!(gpu = fault.uuid, kind = ?fault.kind, "the driver reported an error");

@@ -47,7 +47,7 @@ pub fn is_the_hosts(root: &Path) -> bool {
     has("cgroup.controllers") && (!has("cgroup.type") || kubelets())
 }
 
-/// Directories that are looked at for one container.
+/// Entries of directories that are looked at for one container.
 const MAX_LOOKED_AT: usize = 50_000;
 
 /// The cgroup of the container with this id: the outermost directory below `root` that bears it.
@@ -58,7 +58,10 @@ pub fn find(root: &Path, container: &str) -> Option<PathBuf> {
     while let Some(folder) = next.pop_front() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             looked += 1;
-            if looked > MAX_LOOKED_AT || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if looked > MAX_LOOKED_AT {
+                return None;
+            }
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }
             let name = entry.file_name();

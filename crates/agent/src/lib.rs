@@ -78,7 +78,7 @@ pub async fn serve(
         ready: AtomicBool::new(false),
     });
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");
-    let wanted = Arc::new(Wanted::default());
+    let wanted = Arc::new(Wanted::below(args.cgroup.clone()));
     let nvml_path = args.nvml_path.clone();
     let devices = args.devices.open(nvml_path, args.refresh, wanted.clone());
     let sampler = Sampler::start(devices, args.period).context("cannot start the sampler")?;

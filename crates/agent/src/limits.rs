@@ -1,15 +1,12 @@
 //! Whether the driver holds containers to their limits: where it would, by what is known of node and card, and
-//! where it does, by what it says of each container. No I/O but for looking up cgroups.
+//! where it does, by what it says of each container. No I/O.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use gpustow_api::gpunode::Condition;
 use gpustow_api::limit::Support;
 use gpustow_pack::Mib;
 
-use crate::cgroup;
 use crate::devices::{Ask, Card, Limit};
 use crate::pods::{NodePod, NodePods};
 
@@ -37,11 +34,6 @@ pub struct Limited {
     pub limit: Mib,
     /// What it is held to.
     pub found: Option<Mib>,
-}
-
-/// The running containers that the driver is to hold to a limit, on each of their cards.
-pub fn limited(pods: &NodePods) -> Vec<Limited> {
-    pods.iter().flat_map(of_pod).collect()
 }
 
 fn of_pod(pod: &NodePod) -> Vec<Limited> {
@@ -75,51 +67,13 @@ fn of_pod(pod: &NodePod) -> Vec<Limited> {
     on_cards.collect()
 }
 
-/// Where containers' cgroups are.
-#[derive(Debug)]
-pub struct Cgroups {
-    root: PathBuf,
-    known: HashMap<Arc<str>, Vec<PathBuf>>,
-}
-
-impl Cgroups {
-    /// Below `root`, the host's cgroup file system.
-    #[must_use]
-    pub fn new(root: PathBuf) -> Self {
-        Self {
-            root,
-            known: HashMap::new(),
-        }
-    }
-
-    /// What the driver is to be asked for these containers; those whose cgroup is not there are left out.
-    pub fn asks(&mut self, limited: &[Limited]) -> Vec<Ask> {
-        self.known
-            .retain(|id, _| limited.iter().any(|it| it.container == *id));
-        let asks = limited.iter().filter_map(|it| {
-            if !self.known.contains_key(&it.container) {
-                let found = cgroup::find(&self.root, &it.container)?;
-                // Where crun or CRI-O runs the container one level below.
-                let below = found.join("container");
-                self.known.insert(it.container.clone(), vec![found, below]);
-            }
-            Some(Ask {
-                uuid: it.uuid.clone(),
-                container: it.container.clone(),
-                cgroups: self.known.get(&it.container)?.clone(),
-            })
-        });
-        asks.collect()
-    }
-}
-
 /// What was seen of limits since the agent started.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     means: Means,
     limited: Vec<Limited>,
     /// Those of which the driver said nothing.
-    unread: usize,
+    unread: Vec<Limited>,
     /// A container ran without its limit, and none has been seen to have one since.
     doubted: bool,
 }
@@ -134,23 +88,36 @@ impl Seen {
         }
     }
 
-    /// Takes in what the driver said.
+    /// Takes in what the driver said of the containers that run and are to have a limit.
     pub fn read(&mut self, pods: &NodePods, told: &[Limit]) {
-        self.limited = limited(pods);
-        self.unread = 0;
-        self.limited.retain_mut(|it| {
-            let told = told
-                .iter()
-                .find(|told| told.uuid == it.uuid && told.container == it.container);
-            self.unread += usize::from(told.is_none());
-            it.found = told.and_then(|told| Some(Mib(told.bytes? >> 20)));
-            told.is_some()
-        });
+        self.limited.clear();
+        self.unread.clear();
+        for mut it in pods.iter().flat_map(of_pod) {
+            let is = |told: &&Limit| told.uuid == it.uuid && told.container == it.container;
+            match told.iter().find(is) {
+                Some(told) => {
+                    it.found = told.bytes.map(|bytes| Mib(bytes >> 20));
+                    self.limited.push(it);
+                }
+                None => self.unread.push(it),
+            }
+        }
         if self.missing().next().is_some() {
             self.doubted = true;
         } else if !self.limited.is_empty() {
             self.doubted = false;
         }
+    }
+
+    /// What the driver is to be asked with the next look.
+    #[must_use]
+    pub fn asks(&self) -> Vec<Ask> {
+        let all = self.limited.iter().chain(&self.unread);
+        let ask = all.map(|it| Ask {
+            uuid: it.uuid.clone(),
+            container: it.container.clone(),
+        });
+        ask.collect()
     }
 
     /// Containers that run without their limit, or with another one.
@@ -186,10 +153,10 @@ impl Seen {
             let message = "A container ran without its limit, and none has been seen to have one since: mend the \
                            container toolkit, then restart this agent.";
             ("False", "NotSeenSince", message.to_owned())
-        } else if self.unread > 0 {
+        } else if !self.unread.is_empty() {
             let message = format!(
                 "The driver says nothing of {} limits: does the agent see the host's cgroups (--cgroup)?",
-                self.unread
+                self.unread.len()
             );
             ("Unknown", "NotReadable", message)
         } else if self.means.toolkit || !self.limited.is_empty() {

@@ -66,7 +66,7 @@ impl FakeDevices {
             )
         };
         Ok(Reading {
-            limits: limits::read(&self.wanted.get(), limit),
+            limits: limits::read(&self.wanted, limit),
             driver: Some(machine.driver.clone()).filter(|driver| !driver.is_empty()),
             cards: machine
                 .gpus

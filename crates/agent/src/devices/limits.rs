@@ -2,19 +2,23 @@
 //! tells, which the wrapper lacks.
 #![allow(unsafe_code, reason = "a C function that the wrapper lacks")]
 
+use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_ulonglong, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gpustow_machine::NO_LIMIT;
 use nvml_wrapper::{Device, Nvml};
+
+use crate::cgroup;
 
 const SUCCESS: u32 = 0;
 const NOT_SUPPORTED: u32 = 3;
 const NOT_FOUND: u32 = 6;
 const FUNCTION_NOT_FOUND: u32 = 13;
-/// A hard limit that limits nothing.
-const NO_LIMIT: u64 = u64::MAX;
+/// Looks that a container's cgroup is not looked up again for, at most, once it was not found.
+const MAX_PAUSE: u32 = 60;
 
 /// A container whose limit on a card is to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,23 +27,85 @@ pub struct Ask {
     pub uuid: String,
     /// The container's id.
     pub container: Arc<str>,
-    /// The cgroups of which one bears the limit: full paths.
-    pub cgroups: Vec<PathBuf>,
 }
 
 /// What is to be read with every look at the cards.
 #[derive(Debug, Default)]
-pub struct Wanted(Mutex<Arc<[Ask]>>);
+pub struct Wanted {
+    asks: Mutex<Arc<[Ask]>>,
+    cgroups: Mutex<Cgroups>,
+}
 
 impl Wanted {
-    /// From now on these.
-    pub fn set(&self, asks: Vec<Ask>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = asks.into();
+    /// Nothing yet, of containers whose cgroups lie below `root`, the host's cgroup file system.
+    #[must_use]
+    pub fn below(root: PathBuf) -> Self {
+        let known = HashMap::new();
+        Self {
+            cgroups: Mutex::new(Cgroups { root, known }),
+            ..Self::default()
+        }
     }
 
-    pub(super) fn get(&self) -> Arc<[Ask]> {
-        let asks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        asks.clone()
+    /// From now on these.
+    pub fn set(&self, asks: Vec<Ask>) {
+        *locked(&self.asks) = asks.into();
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where containers' cgroups are, by the containers' ids.
+#[derive(Debug, Default)]
+struct Cgroups {
+    root: PathBuf,
+    known: HashMap<Arc<str>, Lookup>,
+}
+
+/// What came of looking a cgroup up: that may mean reading all of the host's directories.
+#[derive(Debug)]
+enum Lookup {
+    /// One of these bears the limit.
+    Found([PathBuf; 2]),
+    /// It was not there; it is looked up again after so many looks, and if in vain after twice as many.
+    Missed { left: u32, pause: u32 },
+}
+
+impl Cgroups {
+    fn keep(&mut self, asks: &[Ask]) {
+        self.known
+            .retain(|id, _| asks.iter().any(|ask| ask.container == *id));
+        for lookup in self.known.values_mut() {
+            if let Lookup::Missed { left, .. } = lookup {
+                *left = left.saturating_sub(1);
+            }
+        }
+    }
+
+    /// None where it is not there.
+    fn of(&mut self, container: &Arc<str>) -> Option<&[PathBuf]> {
+        let pause = match self.known.get(container) {
+            None => Some(1),
+            Some(Lookup::Missed { left: 0, pause }) => Some((pause * 2).min(MAX_PAUSE)),
+            Some(_) => None,
+        };
+        if let Some(pause) = pause {
+            let lookup = match cgroup::find(&self.root, container) {
+                Some(found) => {
+                    // Where crun or CRI-O runs the container one level below.
+                    let below = found.join("container");
+                    Lookup::Found([found, below])
+                }
+                None => Lookup::Missed { left: pause, pause },
+            };
+            self.known.insert(container.clone(), lookup);
+        }
+        match self.known.get(container)? {
+            Lookup::Found(cgroups) => Some(cgroups),
+            Lookup::Missed { .. } => None,
+        }
     }
 }
 
@@ -54,11 +120,14 @@ pub struct Limit {
     pub bytes: Option<u64>,
 }
 
-/// Asks for each; what nobody can tell now, as the container has ended, is left out.
-pub(super) fn read(asks: &[Ask], of: impl Fn(&str, &Path) -> Option<Option<u64>>) -> Vec<Limit> {
+/// Asks for each that is wanted; what nobody can tell now, as the container has ended, is left out.
+pub(super) fn read(wanted: &Wanted, of: impl Fn(&str, &Path) -> Option<Option<u64>>) -> Vec<Limit> {
+    let asks = locked(&wanted.asks).clone();
+    let mut cgroups = locked(&wanted.cgroups);
+    cgroups.keep(&asks);
     let read = asks.iter().filter_map(|ask| {
-        let told: Vec<_> = ask
-            .cgroups
+        let told: Vec<_> = cgroups
+            .of(&ask.container)?
             .iter()
             .filter_map(|cgroup| of(&ask.uuid, cgroup))
             .collect();

@@ -192,7 +192,7 @@ impl<'a> Session<'a> {
             limits::limit_of(self.nvml, device, cgroup)
         };
         Reading {
-            limits: limits::read(&wanted.get(), limit),
+            limits: limits::read(wanted, limit),
             driver: self.nvml.sys_driver_version().ok(),
             cards: self
                 .cards

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpustow_agent::devices::{Ask, Devices as _, FakeDevices, Limit};
-use gpustow_agent::limits::{Cgroups, Means, limited};
+use gpustow_agent::limits::Means;
 use gpustow_agent::metrics::Metrics;
 use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
@@ -46,23 +46,18 @@ fn limited_pod() -> Pod {
 /// A node whose cgroups are in a folder.
 struct Node {
     host: Host,
-    cgroups: tempfile::TempDir,
-    seen: Cgroups,
     state: State,
     pods: NodePods,
 }
 
 impl Node {
     fn new(means: Means) -> Self {
-        let cgroups = tempfile::tempdir().unwrap();
         let settings = Settings {
             means,
             ..settings()
         };
         Self {
             host: Host::new(&newer(vec![h100(0), h100(1)])),
-            seen: Cgroups::new(cgroups.path().to_owned()),
-            cgroups,
             state: State::new(settings, None, at(0)),
             pods: pods(&[limited_pod()]),
         }
@@ -72,7 +67,7 @@ impl Node {
     fn container(&self) -> PathBuf {
         let path =
             format!("kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{CONTAINER}.scope");
-        let path = self.cgroups.path().join(path);
+        let path = self.host.cgroups().join(path);
         std::fs::create_dir_all(&path).unwrap();
         path
     }
@@ -88,10 +83,13 @@ impl Node {
         Limits::beside(&self.host.file()).set(limit).unwrap();
     }
 
-    /// A look at the cards; what the report says of limits on them, and the condition.
+    /// A look that shows what to ask, and one that asks it; what the report then says of limits on the
+    /// cards, and the condition.
     fn look(&mut self) -> (Vec<String>, Option<(String, String)>) {
-        self.host.wanted.set(self.seen.asks(&limited(&self.pods)));
-        self.host.sample(&mut self.state, &self.pods, at(1));
+        for _ in 0..2 {
+            self.host.sample(&mut self.state, &self.pods, at(1));
+            self.host.wanted.set(self.state.limits().asks());
+        }
         let status = self.state.status(&self.pods);
         let words = status
             .gpus
@@ -266,7 +264,6 @@ fn with_the_library_and_without_it_the_same_is_read() {
     let ask = |uuid: &str| Ask {
         uuid: uuid.to_owned(),
         container: CONTAINER.into(),
-        cgroups: vec![cgroup.clone(), cgroup.join("container")],
     };
     node.host
         .wanted

@@ -40,7 +40,7 @@ impl Host {
             .unwrap()
             .with_file_name("libnvidia_ml.so");
         // A copy, as the loader tells libraries apart by their files.
-        let wanted = Arc::default();
+        let wanted = Arc::new(Wanted::below(dir.path().join("cgroups")));
         let host = Self { dir, wanted };
         std::fs::copy(built, host.shared_object()).unwrap();
         host.shows(machine);
@@ -57,6 +57,11 @@ impl Host {
 
     pub(crate) fn proc(&self) -> PathBuf {
         self.dir.path().join("proc")
+    }
+
+    /// The root of its cgroups.
+    pub(crate) fn cgroups(&self) -> PathBuf {
+        self.dir.path().join("cgroups")
     }
 
     pub(crate) fn shows(&self, machine: &Machine) {
