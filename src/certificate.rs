@@ -119,7 +119,8 @@ impl Keeper {
             let configuration = self.configuration().await?;
             let read = self.secrets.get_opt(names::WEBHOOK_TLS);
             let secret = within(TIMEOUT, read).await?;
-            let found = secret.as_ref().and_then(Kept::of);
+            let known = self.kept.as_ref();
+            let found = secret.as_ref().and_then(|secret| Kept::of(secret, known));
             let bundle = configuration.as_ref().map(|it| it.bundle.as_str());
             if let Some(found) = &found {
                 // Any is better than none.

@@ -129,14 +129,16 @@ impl Kept {
         }
     }
 
-    /// Nothing where it cannot be served.
-    pub(super) fn of(secret: &Secret) -> Option<Kept> {
+    /// Nothing where it cannot be served; what was `known` can be.
+    pub(super) fn of(secret: &Secret, known: Option<&Kept>) -> Option<Kept> {
         let data = secret.data.as_ref()?;
         let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
         let pair = |cert: &str, key: &str| {
             let (cert, key) = (text(cert)?, text(key)?);
-            Tls::given(&cert, &key).ok()?;
-            Some(Pair { cert, key })
+            let pair = Pair { cert, key };
+            let before = known.is_some_and(|it| it.now == pair || it.next.as_ref() == Some(&pair));
+            let served = before || Tls::given(&pair.cert, &pair.key).is_ok();
+            served.then_some(pair)
         };
         let now = pair(CERT, KEY)?;
         let notes = secret.metadata.annotations.as_ref();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpustow_api::admission::Weakness;
-use gpustow_ledger::{CardView, Mismatches, NodeView, Problem};
+use gpustow_ledger::{Mismatches, NodeView, Problem};
 use gpustow_pack::Mib;
 use gpustow_serve::Scrape;
 use prometheus::IntCounter;
@@ -174,24 +174,25 @@ fn per_gpu(
     nodes: &[NodeView],
     models: &Models,
 ) -> Result<(), prometheus::Error> {
-    let amounts = |card: &CardView| [card.capacity, card.held, card.free];
+    let cards = nodes
+        .iter()
+        .flat_map(|node| node.cards.iter().map(move |card| (node, card)));
+    let cards: Vec<_> = cards
+        .map(|(node, card)| {
+            let index = card.index.to_string();
+            let amounts = [card.capacity, card.held, card.free];
+            (node, card, index, amounts)
+        })
+        .collect();
     let series = [
         ("capacity", "GPU memory that pods may hold on this GPU"),
         ("requested", "GPU memory promised to pods on this GPU"),
         ("room", "GPU memory that new pods may take on this GPU"),
     ];
     for (index, (what, help)) in series.into_iter().enumerate() {
-        let cards = nodes
-            .iter()
-            .flat_map(|node| node.cards.iter().map(move |card| (node, card)));
-        let values = cards.map(|(node, card)| {
-            let labels = [
-                node.name.to_string(),
-                card.uuid.clone(),
-                card.index.to_string(),
-                models.label(&card.model).to_owned(),
-            ];
-            (labels, bytes(amounts(card)[index]))
+        let values = cards.iter().map(|(node, card, number, amounts)| {
+            let labels = [&*node.name, &*card.uuid, number, models.label(&card.model)];
+            (labels, bytes(amounts[index]))
         });
         scrape.gauges(
             &format!("gpustow_extender_gpu_memory_{what}_bytes"),

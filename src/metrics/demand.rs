@@ -78,34 +78,13 @@ impl Pieces {
         }
     }
 
-    /// Does some node have `gpus` cards of `mib`?
-    fn has(&self, gpus: u32, mib: Mib) -> bool {
-        let index = (gpus as usize).saturating_sub(1);
-        self.0.get(index).is_some_and(|best| *best >= mib)
-    }
-}
-
-/// The pieces of some cards: of any of them, and of those that could be had whole.
-#[derive(Debug, Default)]
-struct Best([Pieces; 2]);
-
-impl Best {
-    /// Takes in the cards of one node.
-    fn add(&mut self, cards: &[Card]) {
-        for (pieces, exclusive) in self.0.iter_mut().zip([false, true]) {
-            let asks = Request {
-                exclusive,
-                ..Request::default()
-            };
-            pieces.add(cards.iter().filter_map(|card| asks.room(card)));
-        }
-    }
-
     /// Could some node take each container, though perhaps not all at once?
     fn has(&self, request: &Request) -> bool {
-        let pieces = &self.0[usize::from(request.exclusive)];
         let mut claims = request.claims.iter();
-        claims.all(|claim| pieces.has(claim.gpus, claim.mib))
+        claims.all(|claim| {
+            let index = (claim.gpus as usize).saturating_sub(1);
+            self.0.get(index).is_some_and(|best| *best >= claim.mib)
+        })
     }
 }
 
@@ -114,13 +93,14 @@ impl Best {
 struct Supply {
     most_cards: usize,
     /// All, as if they were empty.
-    all: Best,
+    all: Pieces,
     /// Those of which a fresh report speaks, as if they were empty.
-    fresh: Best,
+    fresh: Pieces,
     /// Those that take pods, as if they were empty.
-    healthy: Best,
-    /// What is free now, and its sum.
-    free: Best,
+    healthy: Pieces,
+    /// What is free now: of any card, and of those that can be had whole.
+    free: [Pieces; 2],
+    /// The sum of what is free.
     sum: Mib,
 }
 
@@ -129,17 +109,21 @@ impl Supply {
         let mut supply = Self::default();
         for node in nodes {
             let cards: Vec<Card> = node.cards.iter().map(card).collect();
-            let emptied: Vec<Card> = cards.iter().map(|card| card.emptied()).collect();
             supply.most_cards = supply.most_cards.max(cards.len());
-            supply.all.add(&emptied);
+            supply.all.add(cards.iter().map(|card| card.capacity));
             if node.stale {
                 continue;
             }
-            supply.fresh.add(&emptied);
+            supply.fresh.add(cards.iter().map(|card| card.capacity));
             let healthy = cards.iter().filter(|card| card.usable);
-            let healthy: Vec<Card> = healthy.map(|card| card.emptied()).collect();
-            supply.healthy.add(&healthy);
-            supply.free.add(&cards);
+            supply.healthy.add(healthy.map(|card| card.capacity));
+            for (pieces, exclusive) in supply.free.iter_mut().zip([false, true]) {
+                let asks = Request {
+                    exclusive,
+                    ..Request::default()
+                };
+                pieces.add(cards.iter().filter_map(|card| asks.room(card)));
+            }
             let free: Mib = cards
                 .iter()
                 .filter(|card| card.usable)
@@ -151,7 +135,7 @@ impl Supply {
     }
 
     fn why(&self, request: &Request) -> Why {
-        if self.free.has(request) {
+        if self.free[usize::from(request.exclusive)].has(request) {
             return Why::Policy;
         }
         let answer = |question| {

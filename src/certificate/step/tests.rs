@@ -17,7 +17,7 @@ struct World {
 
 impl World {
     fn found(&self) -> Option<Kept> {
-        self.secret.as_ref().and_then(Kept::of)
+        Kept::of(self.secret.as_ref()?, None)
     }
 
     /// Goes on until there is nothing to do; how many steps that took. What is served is trusted at
