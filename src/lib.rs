@@ -104,10 +104,10 @@ pub async fn serve(
     let resource = &args.resource_name;
     watch::spawn(client, resource, ledger, lists, metrics);
     tokio::spawn(warm::run(ledger.clone(), epoch.clone()));
-    let expected = match args.webhook.webhook_self_signed {
-        true => Expected::with_certificate(resource),
-        false => Expected::new(resource),
-    };
+    let mut expected = Expected::new(resource);
+    if args.webhook.webhook_self_signed {
+        expected = expected.and(Expected::of_certificate(resource));
+    }
     let (policies, listed) = (policies.clone(), lists.clone());
     tokio::spawn(admission::run(client.clone(), expected, policies, listed));
     let (heard, news) = (ledger.clone(), events.clone());

@@ -1,16 +1,18 @@
 //! Somebody notices when an admission policy no longer holds what the books rely on.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, eventually};
+use gpustow_testkit::{ControlPlane, eventually, pod};
+use k8s_openapi::api::core::v1::Container;
 use kubectl_gpustow::{Answer, Args, Screen, run};
 
 use crate::fault_rig::{Replica, control_plane};
-use crate::support::{ACCOUNT, SOON, SYSTEM};
+use crate::support::{ACCOUNT, SOON, SYSTEM, repository};
 
-async fn check(cluster: &ControlPlane) -> Result<(Answer, String)> {
-    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+/// What `kubectl gpustow check` says to this account.
+async fn check(cluster: &ControlPlane, account: &str) -> Result<(Answer, String)> {
+    let kubeconfig = cluster.kubeconfig(SYSTEM, account, None).await?;
     let kubeconfig = kubeconfig.display().to_string();
     let args = Args::try_parse_from(["kubectl-gpustow", "--kubeconfig", &kubeconfig, "check"])?;
     let mut out = Vec::new();
@@ -21,7 +23,7 @@ async fn check(cluster: &ControlPlane) -> Result<(Answer, String)> {
 #[tokio::test]
 async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
     let cluster = control_plane().await?;
-    let (_, said) = check(&cluster).await?;
+    let (_, said) = check(&cluster, ACCOUNT).await?;
     ensure!(!said.contains("validatingadmissionpolicy/"), "{said}");
 
     let binding = "validatingadmissionpolicybinding/gpustow-annotations";
@@ -43,7 +45,7 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
     let add = ["patch", requests, "--type=json", "--patch", more];
     cluster.kubectl(&add).await?;
 
-    let (answer, said) = check(&cluster).await?;
+    let (answer, said) = check(&cluster, ACCOUNT).await?;
     ensure!(answer == Answer::No, "{said}");
     for (policy, problem) in [
         ("gpustow-annotations", "does not deny"),
@@ -79,4 +81,52 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
         Ok(())
     })
     .await
+}
+
+#[tokio::test]
+async fn the_policy_over_the_webhooks_certificate_is_looked_at_where_an_extender_makes_one()
+-> Result<()> {
+    let cluster = control_plane().await?;
+    let account = ["create", "serviceaccount", "reader", "-n", SYSTEM];
+    cluster.kubectl(&account).await?;
+    let subject = format!("--serviceaccount={SYSTEM}:reader");
+    let viewer = [
+        "create",
+        "clusterrolebinding",
+        "reader",
+        "--clusterrole=gpustow-viewer",
+        &subject,
+    ];
+    cluster.kubectl(&viewer).await?;
+    let policy = format!("validatingadmissionpolicy/{}", names::WEBHOOK);
+    let told = async || {
+        let (answer, said) = check(&cluster, "reader").await?;
+        ensure!(!said.contains("policies were not checked"), "{said}");
+        let line = said.lines().find(|line| line.contains(&policy));
+        anyhow::Ok(line.map(|line| (answer == Answer::No, line.to_owned())))
+    };
+    ensure!(told().await?.is_none(), "no extender has that right");
+
+    let extender = |container: &mut Container| {
+        container.name = "extender".to_owned();
+        container.args = Some(vec!["--webhook-self-signed".to_owned()]);
+    };
+    let extender =
+        pod(SYSTEM, "extender").with(|spec| spec.containers.iter_mut().for_each(extender));
+    extender.create(&cluster.admin()?).await?;
+    let (wrong, line) = told().await?.context("not told")?;
+    ensure!(wrong && line.contains("is missing"), "{line}");
+
+    let file = repository("manifests/overlays/webhook-self-signed/policy.yaml");
+    let file = file.display().to_string();
+    cluster
+        .kubectl(&["apply", "--server-side", "-f", &file])
+        .await?;
+    ensure!(told().await?.is_none(), "{:?}", told().await?);
+
+    let binding = format!("validatingadmissionpolicybinding/{}", names::WEBHOOK);
+    cluster.kubectl(&["delete", &binding]).await?;
+    let (wrong, line) = told().await?.context("not told")?;
+    ensure!(wrong && line.contains("has no binding"), "{line}");
+    Ok(())
 }

@@ -85,10 +85,17 @@ impl Expected {
         Expected::of(resource, &POLICIES)
     }
 
-    /// The same and the policy for an extender that writes its webhook's certificate.
+    /// The policy for an extender that writes its webhook's certificate, alone.
     #[must_use]
-    pub fn with_certificate(resource: &str) -> Expected {
-        Expected::of(resource, &[&POLICIES[..], &[names::WEBHOOK]].concat())
+    pub fn of_certificate(resource: &str) -> Expected {
+        Expected::of(resource, &[names::WEBHOOK])
+    }
+
+    /// These and others.
+    #[must_use]
+    pub fn and(mut self, others: Expected) -> Expected {
+        self.0.extend(others.0);
+        self
     }
 
     fn of(resource: &str, policies: &[&'static str]) -> Expected {

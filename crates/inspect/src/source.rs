@@ -83,14 +83,25 @@ impl Source {
             list(Api::<GpuNode>::all(client.clone()), "gpunodes"),
             list(Api::<Pod>::all(client.clone()), "pods"),
             list(configs, "configmaps"),
-            policies(&client, &self.resource_name),
+            policies(&client, Expected::new(&self.resource_name)),
             leases(&client),
             client.apiserver_version(),
         );
+        let (pods, mut policies) = (pods?, policies);
+        // Nobody but such an extender has the right that this policy bounds.
+        if let Ok(weak) = &mut policies
+            && system::makes_certificate(&pods)
+        {
+            let expected = Expected::of_certificate(&self.resource_name);
+            match self::policies(&client, expected).await {
+                Ok(more) => weak.extend(more),
+                Err(error) => policies = Err(error),
+            }
+        }
         Ok(Lists {
             nodes: nodes?,
             gpunodes: gpunodes?,
-            pods: pods?,
+            pods,
             configs: configs.ok(),
             policies: policies.map_or(Seen::Unreadable, Seen::Read),
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
@@ -173,14 +184,17 @@ fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster
 }
 
-/// Our admission policies that do not hold.
-async fn policies(client: &Client, resource: &str) -> kube::Result<Vec<(&'static str, Weakness)>> {
+/// Those of our admission policies that do not hold.
+async fn policies(
+    client: &Client,
+    expected: Expected,
+) -> kube::Result<Vec<(&'static str, Weakness)>> {
     let read = async |name: &'static str| {
         let policies = Api::all(client.clone());
         let bindings = Api::all(client.clone());
         tokio::try_join!(policies.get_opt(name), bindings.get_opt(name))
     };
-    let looked = Expected::new(resource).look(read).await.into_iter();
+    let looked = expected.look(read).await.into_iter();
     let looked = looked.filter_map(|(name, weak)| Some(weak.transpose()?.map(|weak| (name, weak))));
     looked.collect()
 }

@@ -137,13 +137,27 @@ pub fn setting(container: &Container, flag: &str) -> Option<String> {
         .find_map(|it| it.value.clone())
 }
 
+/// The extenders' containers.
+fn extenders(pods: &[Pod]) -> impl Iterator<Item = &Container> {
+    let ours = |pod: &&Pod| pod.metadata.namespace.as_deref() == Some(names::NAMESPACE);
+    let ours = pods.iter().filter(ours);
+    ours.filter_map(|pod| container(pod, EXTENDER))
+}
+
+/// Does an extender make its webhook's certificate itself?
+pub(crate) fn makes_certificate(pods: &[Pod]) -> bool {
+    const FLAG: &str = "webhook-self-signed";
+    let switch = format!("--{FLAG}");
+    extenders(pods).any(|extender| {
+        let mut words = extender.command.iter().chain(&extender.args).flatten();
+        words.any(|word| *word == switch)
+            || setting(extender, FLAG).is_some_and(|value| value == "true")
+    })
+}
+
 /// The settings of the extender that `pods` show; what they do not say is as by default.
 pub(crate) fn config(pods: &[Pod]) -> Config {
-    let ours = |pod: &&Pod| pod.metadata.namespace.as_deref() == Some(names::NAMESPACE);
-    let extender = pods
-        .iter()
-        .filter(ours)
-        .find_map(|pod| container(pod, EXTENDER));
+    let extender = extenders(pods).next();
     let said = |flag: &str| setting(extender?, flag);
     let mut config = Config::default();
     if let Some(policy) = said("policy").and_then(|it| it.parse().ok()) {
@@ -170,6 +184,24 @@ mod tests {
             "metadata": { "namespace": "gpustow-system", "name": "p", "uid": "u" },
             "spec": spec,
         }))?)
+    }
+
+    #[test]
+    fn an_extender_makes_its_certificate_if_its_pod_says_so() -> anyhow::Result<()> {
+        let of = |container| anyhow::Ok(makes_certificate(&[pod("initContainers", container)?]));
+        let args = |args| json!({ "name": "extender", "args": args });
+        let env = |value| json!([{ "name": "GPUSTOW_WEBHOOK_SELF_SIGNED", "value": value }]);
+        assert!(of(args(json!([
+            "--policy=tight",
+            "--webhook-self-signed"
+        ])))?);
+        assert!(of(json!({ "name": "extender", "env": env("true") }))?);
+        assert!(!of(json!({ "name": "extender", "env": env("false") }))?);
+        assert!(!of(args(json!(["--webhook-tls-cert=x"])))?);
+        assert!(!of(
+            json!({ "name": "other", "args": ["--webhook-self-signed"] })
+        )?);
+        Ok(())
     }
 
     #[test]
