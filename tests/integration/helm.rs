@@ -28,7 +28,7 @@ async fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Runs Helm in gpustow's namespace.
-async fn helm(args: &[&str], kubeconfig: Option<&Path>) -> Result<String> {
+pub(crate) async fn helm(args: &[&str], kubeconfig: Option<&Path>) -> Result<String> {
     static BUILT: OnceCell<String> = OnceCell::const_new();
     let built = BUILT.get_or_try_init(async || {
         output(&mut Command::new(repository("tests/helm/build.sh"))).await
@@ -43,7 +43,8 @@ async fn helm(args: &[&str], kubeconfig: Option<&Path>) -> Result<String> {
     output(&mut command).await
 }
 
-fn chart() -> String {
+/// Path of the chart.
+pub(crate) fn chart() -> String {
     repository("manifests/chart").display().to_string()
 }
 

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::attack::{Refused, Taken, account, row, run};
+use crate::helm::{chart, helm};
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
 use crate::webhook::{certificate, created};
 
@@ -140,6 +141,11 @@ impl Rig {
         let bundle = ByteString(authority.into_bytes());
         let trusted = json!([{ "op": "add", "path": CA_BUNDLE, "value": bundle }]);
         patched(&cluster, &trusted).await?;
+        Rig::on(cluster).await
+    }
+
+    /// On a cluster where the webhook is installed.
+    async fn on(cluster: ControlPlane) -> Result<Rig> {
         let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
         let (mut replicas, mut ports) = (Vec::new(), Vec::new());
         for name in ["a", "b"] {
@@ -279,6 +285,59 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
     answers().await?;
     let anew = rig.secret().await?;
     ensure!(anew["data"]["tls.crt"] != back["data"]["tls.crt"]);
+    Ok(())
+}
+
+/// Helm takes its certificate away and the extenders make theirs. Meanwhile pods that ask are refused, and
+/// never let in unchanged.
+#[tokio::test]
+async fn with_helm_the_extenders_take_over_the_certificate_that_helm_made() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let client = cluster.admin()?;
+    let chart = chart();
+    let run = async |command: &str, certificate: &str, more: &[&str]| {
+        let certificate = format!("--set=webhook.certificate={certificate}");
+        let args = [
+            command,
+            "gpustow",
+            &chart,
+            "--set=admission=webhook",
+            &certificate,
+        ];
+        helm(
+            &[&args[..], more].concat(),
+            Some(cluster.admin_kubeconfig()),
+        )
+        .await
+    };
+    let secrets = Api::<Secret>::namespaced(client.clone(), SYSTEM);
+    let trusts = async || {
+        let at = "--output=jsonpath={.webhooks[0].clientConfig.caBundle}";
+        let get = ["get", "mutatingwebhookconfiguration", "gpustow", at];
+        cluster.kubectl(&get).await
+    };
+    run("install", "generated", &["--create-namespace"]).await?;
+    ensure!(secrets.get_opt(names::WEBHOOK_TLS).await?.is_some());
+    let helms = trusts().await?;
+    ensure!(!helms.is_empty());
+
+    run("upgrade", "selfSigned", &[]).await?;
+    ensure!(secrets.get_opt(names::WEBHOOK_TLS).await?.is_none());
+    ensure!(trusts().await? != helms, "Helm's is trusted still");
+    let limits = json!({ "limits": { names::GPU_MEM: "1" } });
+    let container = json!({ "name": "c", "image": "cuda", "resources": limits });
+    let asks = json!({ "metadata": { "name": "p" }, "spec": { "containers": [container] } });
+    let refused = created(&client, &asks).await?;
+    ensure!(
+        refused.as_ref().is_err_and(|it| it.contains("webhook")),
+        "{refused:?}"
+    );
+
+    let rig = Rig::on(cluster).await?;
+    eventually(SOON, "the webhook answers", async || rig.create().await).await?;
+    let made = rig.secret().await?;
+    let renewed = &made["metadata"]["annotations"];
+    ensure!(renewed.is_object(), "{made}");
     Ok(())
 }
 
