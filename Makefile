@@ -34,7 +34,7 @@ test-versions: ## Test on each minor of Kubernetes what depends on it (ARGS="1.3
 	@tests/versions/run.sh $(ARGS)
 
 .PHONY: test-node
-test-node: ## Test a real kubelet with containers (root; apt-get install -y containerd runc)
+test-node: ## Test a real kubelet with containers (root; apt-get install -y containerd runc; KUBELET=1.33: an older one)
 	@tests/node/image.sh >/dev/null
 	@tests/control-plane/build.sh >/dev/null
 	$(CARGO) build --locked --package gpustow-agent --bin gpustow-agent

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the Kubernetes and etcd that the tests run: the minor in KUBERNETES, 1.36 without it. Says what
 # it does on stderr; the only line on stdout is the folder of the binaries. Up to date is decided by the
-# minor's go.mod and go.sum alone, which pin.sh writes.
+# minor's go.mod and go.sum alone, which pin.sh writes. With KUBELET=1.33 the folder has that minor's kubelet.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -65,4 +65,16 @@ if ! built; then
     flock 9
     built || build
 fi
-echo "$out/bin"
+if [ -z "${KUBELET:-}" ]; then
+    echo "$out/bin"
+    exit
+fi
+older=$(KUBERNETES=$KUBELET KUBELET='' "$here/build.sh")
+mkdir -p "$out/kubelet-$KUBELET"
+ln -sf "$out"/bin/* "$older/kubelet" "$out/kubelet-$KUBELET"
+found=$("$out/kubelet-$KUBELET/kubelet" --version)
+case $found in
+"Kubernetes v$KUBELET."*) ;;
+*) say "the kubelet is $found, not $KUBELET" && exit 1 ;;
+esac
+echo "$out/kubelet-$KUBELET"
