@@ -37,6 +37,7 @@ struct Share {
     uuid: String,
     labels: [String; 3],
     requested: Option<f64>,
+    limit: Option<f64>,
     used: f64,
 }
 
@@ -236,11 +237,16 @@ impl Metrics {
     }
 
     fn pods(&self, scrape: &mut Scrape, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
-        let amounts: [Amount<Share, Option<f64>>; 2] = [
+        let amounts: [Amount<Share, Option<f64>>; 3] = [
             (
                 "gpustow_pod_gpu_memory_requested_bytes",
                 "What a container asked for on the card",
                 |share| share.requested,
+            ),
+            (
+                "gpustow_pod_gpu_memory_limit_bytes",
+                "What a container may use of the card",
+                |share| share.limit,
             ),
             (
                 "gpustow_pod_gpu_memory_used_bytes",
@@ -278,18 +284,19 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
         let facts = &pod.facts;
         let labels =
             |container: &str| [&*facts.namespace, &*facts.name, container].map(str::to_owned);
-        let mut users: Vec<(&str, Option<f64>)> = Vec::new();
+        let mut users: Vec<(&str, Option<[f64; 2]>)> = Vec::new();
         if let (Ok(request), Some(Ok(assignment))) = (&facts.request, &facts.assignment) {
-            for (name, claim) in facts.containers.iter().zip(&request.claims) {
+            let claims = request.claims.iter().zip(&pod.limits);
+            for (name, (claim, limit)) in facts.containers.iter().zip(claims) {
                 let mine = assignment.containers.iter().any(|(container, uuids)| {
                     container == name && uuids.iter().any(|card| **card == **uuid)
                 });
-                let mib = if request.exclusive {
-                    pod.assigned(uuid)
-                } else {
-                    claim.mib
+                let all = pod.assigned(uuid);
+                let [mib, limit] = match request.exclusive {
+                    true => [all, all],
+                    false => [claim.mib, (*limit).min(Mib(seen.gpu.total_mib))],
                 };
-                users.extend(mine.then(|| (&**name, Some(bytes(mib)))));
+                users.extend(mine.then(|| (&**name, Some([mib, limit].map(bytes)))));
             }
         }
         let of_pod = seen
@@ -302,12 +309,13 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
                 users.push((name, None));
             }
         }
-        for (container, requested) in users {
+        for (container, may) in users {
             let used = of_pod.clone().find(|((_, name), _)| **name == *container);
             shares.push(Share {
                 uuid: uuid.clone(),
                 labels: labels(container),
-                requested,
+                requested: may.map(|[requested, _]| requested),
+                limit: may.map(|[_, limit]| limit),
                 used: used.map_or(0.0, |(_, bytes)| *bytes as f64),
             });
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::devices::Card;
+use crate::devices::{Card, Limit};
 use crate::pods::{NodePod, NodePods};
 use crate::processes::Who;
 
@@ -26,8 +26,14 @@ pub struct CardUse {
 }
 
 impl CardUse {
-    /// Divides what is in use on `card`.
-    pub fn of(card: &Card, pods: &NodePods, mut who: impl FnMut(u32) -> Who) -> Self {
+    /// Divides what is in use on `card`. What is `told` of a whole container counts instead of the sum over
+    /// its processes, some of which the driver may not show.
+    pub fn of(
+        card: &Card,
+        pods: &NodePods,
+        told: &[Limit],
+        mut who: impl FnMut(u32) -> Who,
+    ) -> Self {
         let mut is = Self {
             measured: card.processes.is_some(),
             ..Self::default()
@@ -53,6 +59,16 @@ impl CardUse {
                 },
             }
             named = named.saturating_add(used);
+        }
+        for it in told.iter().filter(|it| it.uuid == card.uuid) {
+            let owner = pods.iter().find_map(|pod| {
+                Some((pod.facts.uid.clone(), pod.container(&it.container)?.clone()))
+            });
+            if let (Some(owner), Some(used @ 1..)) = (owner, it.used) {
+                let sum = is.pods.entry(owner).or_default();
+                named = named.saturating_sub(*sum).saturating_add(used);
+                *sum = used;
+            }
         }
         let used = card.memory.map_or(named, |memory| memory.used);
         is.unattributed = used.saturating_sub(named);

@@ -168,7 +168,7 @@ impl State {
                     continue;
                 }
                 self.order.push(card.uuid.clone());
-                let used = CardUse::of(card, pods, &mut who);
+                let used = CardUse::of(card, pods, &reading.limits, &mut who);
                 unseen += used.unseen;
                 shown += card.processes.as_ref().map_or(0, Vec::len);
                 self.see(card, used, held, now, &mut condemned);

@@ -53,28 +53,27 @@ impl FakeDevices {
             kind: event.xid.map_or(FaultKind::Ecc, FaultKind::Xid),
         };
         let can_limit = machine.limits_memory();
-        let limit = |uuid: &str, cgroup: &std::path::Path| {
-            let limit = self
-                .limits
-                .of(uuid, cgroup)
-                .ok()
-                .filter(|_| can_limit && cgroup.is_dir())?;
-            Some(
-                limit
-                    .map(|limit| limit.hard)
-                    .filter(|hard| *hard != NO_LIMIT),
-            )
+        let told = |uuid: &str, cgroup: &std::path::Path| {
+            let set = self.limits.of(uuid, cgroup).ok();
+            let set = set.filter(|_| can_limit && cgroup.is_dir())?;
+            let gpu = machine.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
+            let hard = set.as_ref().map(|limit| limit.hard);
+            Some(limits::Told {
+                limit: hard.filter(|hard| *hard != NO_LIMIT),
+                used: set.map(|limit| limit.used_mib(gpu).saturating_mul(1 << 20)),
+            })
         };
+        let cards: Vec<Card> = machine
+            .gpus
+            .iter()
+            .zip(0..)
+            .flat_map(|(gpu, index)| cards(gpu, index, count))
+            .map(|card| Card { can_limit, ..card })
+            .collect();
         Ok(Reading {
-            limits: limits::read(&self.wanted, limit),
+            limits: limits::read(&self.wanted, cards.iter(), told),
             driver: Some(machine.driver.clone()).filter(|driver| !driver.is_empty()),
-            cards: machine
-                .gpus
-                .iter()
-                .zip(0..)
-                .flat_map(|(gpu, index)| cards(gpu, index, count))
-                .map(|card| Card { can_limit, ..card })
-                .collect(),
+            cards,
             faults: machine.events.iter().skip(seen).map(fault).collect(),
         })
     }

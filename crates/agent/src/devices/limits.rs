@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpustow_machine::NO_LIMIT;
 use nvml_wrapper::{Device, Nvml};
 
+use super::Card;
 use crate::cgroup;
 
 const SUCCESS: u32 = 0;
@@ -109,36 +110,66 @@ impl Cgroups {
     }
 }
 
-/// The limit of a container on a card, in bytes, as the driver told it.
+/// The limit of a container on a card, in bytes, and what it uses there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// The card.
     pub uuid: String,
     /// The container's id.
     pub container: Arc<str>,
-    /// None if it has none.
+    /// As the driver told it; none if it has none.
     pub bytes: Option<u64>,
+    /// What all of its processes use, contexts included: as the driver told it or, where it told of no
+    /// limit, the kernel.
+    pub used: Option<u64>,
+}
+
+/// What the driver says of a cgroup on a card, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) limit: Option<u64>,
+    pub(super) used: Option<u64>,
 }
 
 /// Asks for each that is wanted; what nobody can tell now, as the container has ended, is left out.
-pub(super) fn read(wanted: &Wanted, of: impl Fn(&str, &Path) -> Option<Option<u64>>) -> Vec<Limit> {
+/// The cards say where each is on the PCI bus, by which the kernel names it.
+pub(super) fn read<'a>(
+    wanted: &Wanted,
+    cards: impl Iterator<Item = &'a Card> + Clone,
+    of: impl Fn(&str, &Path) -> Option<Told>,
+) -> Vec<Limit> {
     let asks = locked(&wanted.asks).clone();
     let mut cgroups = locked(&wanted.cgroups);
     cgroups.keep(&asks);
     let read = asks.iter().filter_map(|ask| {
+        let cgroups = cgroups.of(&ask.container)?;
         let told: Vec<_> = cgroups
-            .of(&ask.container)?
             .iter()
             .filter_map(|cgroup| of(&ask.uuid, cgroup))
             .collect();
-        let bytes = told.iter().copied().flatten().min();
+        let used = told.iter().filter_map(|told| told.used).max();
+        let kernels = || {
+            let card = cards.clone().find(|card| card.uuid == ask.uuid)?;
+            used_of(cgroups.first()?, card.place.pci_bus_id.as_deref()?)
+        };
         (!told.is_empty()).then(|| Limit {
             uuid: ask.uuid.clone(),
             container: ask.container.clone(),
-            bytes,
+            bytes: told.iter().filter_map(|told| told.limit).min(),
+            used: used.or_else(kernels),
         })
     });
     read.collect()
+}
+
+/// What the kernel's dmem controller says that a cgroup uses of the card at this place of the bus.
+fn used_of(cgroup: &Path, bus: &str) -> Option<u64> {
+    // NVML writes 00000000:3B:00.0 where the kernel writes 0000:3b:00.0.
+    let bus = bus.to_ascii_lowercase();
+    let region = format!("nvidia/{}/", bus.get(bus.len().checked_sub(12)?..)?);
+    let text = std::fs::read_to_string(cgroup.join("dmem.current")).ok()?;
+    let line = text.lines().find(|line| line.starts_with(&region))?;
+    line.split_once(' ')?.1.trim().parse().ok()
 }
 
 #[repr(C)]
@@ -151,8 +182,8 @@ struct Limits {
 
 type Get = unsafe extern "C" fn(*mut c_void, *mut Limits) -> u32;
 
-/// What the driver says of a cgroup on a card: its code, and the hard limit.
-fn get(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<(u32, u64)> {
+/// What the driver says of a cgroup on a card: its code, and the limits.
+fn get(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<(u32, Limits)> {
     let path = CString::new(cgroup.as_os_str().as_bytes()).ok()?;
     let mut limits = Limits {
         name_space: path.as_ptr(),
@@ -169,7 +200,7 @@ fn get(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<(u32, u64)> {
             .get::<Get>(b"nvmlDeviceGetMemoryLimits_v1\0");
         function.ok()?(device.handle().cast(), &mut limits)
     };
-    Some((code, limits.hard))
+    Some((code, limits))
 }
 
 /// Does the driver take limits for this card?
@@ -178,11 +209,15 @@ pub(super) fn can_limit(nvml: &Nvml, device: &Device<'_>) -> bool {
     said.is_some_and(|(code, _)| code != NOT_SUPPORTED && code != FUNCTION_NOT_FOUND)
 }
 
-/// The limit of a cgroup on a card, if there is one; none if the driver cannot tell.
-pub(super) fn limit_of(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<Option<u64>> {
-    match get(nvml, device, cgroup)? {
-        (SUCCESS, NO_LIMIT) | (NOT_FOUND, _) => Some(None),
-        (SUCCESS, bytes) => Some(Some(bytes)),
-        _ => None,
-    }
+/// What the driver says of a cgroup on a card; none if it cannot tell.
+pub(super) fn told_of(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<Told> {
+    let (limit, used) = match get(nvml, device, cgroup)? {
+        (SUCCESS, limits) => (
+            Some(limits.hard).filter(|hard| *hard != NO_LIMIT),
+            Some(limits.used),
+        ),
+        (NOT_FOUND, _) => (None, None),
+        _ => return None,
+    };
+    Some(Told { limit, used })
 }

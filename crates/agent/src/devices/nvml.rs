@@ -187,12 +187,12 @@ impl<'a> Session<'a> {
     }
 
     fn read(&self, wanted: &Wanted) -> Reading {
-        let limit = |uuid: &str, cgroup: &std::path::Path| {
+        let told = |uuid: &str, cgroup: &std::path::Path| {
             let (device, _) = self.cards.iter().find(|(_, card)| card.uuid == uuid)?;
-            limits::limit_of(self.nvml, device, cgroup)
+            limits::told_of(self.nvml, device, cgroup)
         };
         Reading {
-            limits: limits::read(wanted, limit),
+            limits: limits::read(wanted, self.cards.iter().map(|(_, card)| card), told),
             driver: self.nvml.sys_driver_version().ok(),
             cards: self
                 .cards

@@ -19,7 +19,9 @@ use k8s_openapi::api::core::v1::Pod;
 use nvml_wrapper::Nvml;
 use serde_json::{Value, json};
 
-use crate::support::{CONTAINER, Host, UID, at, h100, machine, pod, pods, process, settings};
+use crate::support::{
+    CONTAINER, Host, UID, at, cgroup_of, h100, machine, pod, pods, process, settings,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -246,6 +248,54 @@ fn a_container_without_its_limit_is_told_of_and_its_node_takes_no_other_until_on
     assert_eq!(node.look(), (both("Holds"), says("True", "Held")));
 }
 
+/// Of what one card's container uses the report says so much, and the metrics the same beside its limit.
+fn used(node: &Node) -> (u64, u64) {
+    let status = node.state.status(&node.pods);
+    let mib = status.gpus[0].pods[0].used_mib;
+    let metrics = Metrics::new("n").unwrap();
+    metrics.sampled(None, &node.state, &node.pods);
+    let families = metrics.gather().unwrap();
+    let of = |name: &str| {
+        let family = families.iter().find(|family| family.name() == name);
+        family.unwrap().get_metric()[0].get_gauge().get_value() as u64
+    };
+    assert_eq!(of("gpustow_pod_gpu_memory_used_bytes"), mib * MIB);
+    (mib, of("gpustow_pod_gpu_memory_limit_bytes") / MIB)
+}
+
+#[test]
+fn what_a_whole_container_uses_counts_instead_of_the_processes_that_can_be_seen() {
+    let mut node = Node::new(ABLE);
+    let hidden = Gpu {
+        processes: vec![process(7, 500), process(8, 900)],
+        ..h100(0)
+    };
+    node.host.shows(&newer(vec![hidden]));
+    node.host.process(7, &cgroup_of(UID));
+    let cgroup = node.container();
+    std::fs::write(cgroup.join("cgroup.procs"), "7\n8\n").unwrap();
+    node.look();
+    assert_eq!(used(&node), (500, 8192), "nobody tells of the container");
+    let kernels = "drm/0000:10:00.0/vram0 1\nnvidia/0000:11:00.0/vidmem 2\nnvidia/0000:10:00.0/vidmem 1363148800\n";
+    std::fs::write(cgroup.join("dmem.current"), kernels).unwrap();
+    node.look();
+    assert_eq!(used(&node), (1300, 8192), "the kernel does");
+    node.set(&cgroup, 8192);
+    node.look();
+    assert_eq!(used(&node), (1400, 8192), "the driver does");
+    let gpu = &node.state.status(&node.pods).gpus[0];
+    assert_eq!(gpu.strangers_mib, 0, "what nobody else uses");
+    for broken in [
+        "nvidia/0000:10:00.0/vidmem x\n",
+        "nvidia/0000:10:00.0/vidmem\n",
+        "\n",
+    ] {
+        std::fs::write(cgroup.join("dmem.current"), broken).unwrap();
+        node.look();
+        assert_eq!(used(&node), (1400, 8192), "{broken:?}");
+    }
+}
+
 /// CRI-O with crun runs a container one level below its own cgroup.
 #[test]
 fn a_limit_on_the_cgroup_below_counts() {
@@ -281,6 +331,7 @@ fn with_the_library_and_without_it_the_same_is_read() {
         uuid: uuid.to_owned(),
         container: CONTAINER.into(),
         bytes,
+        used: bytes.map(|_| 0),
     };
     let expected = [limit("GPU-0", Some(8192 * MIB)), limit("GPU-1", None)];
     assert_eq!(loaded.limits, expected);
