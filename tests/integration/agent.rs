@@ -227,7 +227,7 @@ impl AgentNode {
 
     /// A pod on the card, more than it asked for in use, a stranger beside it, and an error of the
     /// driver.
-    pub(crate) async fn gets_busy(&mut self, case: &Case) -> Result<()> {
+    pub(crate) async fn gets_busy(&mut self, case: &Case) -> Result<Pod> {
         self.capacity(79_000).await?;
         self.kubelet_writes("allocatable", 79_000).await?;
         let pod = case.pod("busy").gpu_mem(8000).create(&case.client).await?;
@@ -246,7 +246,8 @@ impl AgentNode {
         });
         self.shows()?;
         self.metric("gpustow_gpu_xid_errors_total", &[&uuid], "1")
-            .await
+            .await?;
+        Ok(pod)
     }
 
     /// Its metrics as it gives them.

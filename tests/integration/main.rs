@@ -5,6 +5,7 @@ mod admission_options;
 mod after_filter;
 mod agent;
 mod agent_capacity;
+mod agent_events;
 mod agent_token;
 mod attack;
 mod bind_faults;

@@ -1,7 +1,7 @@
 //! The loop: samples, the node's pods and the node itself come in; reports, capacity,
 //! confirmations and Events go out.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,6 +35,8 @@ const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Longest pause after writes that failed.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Events that are kept until the API server takes them.
+const MAX_UNTOLD: usize = 256;
 
 /// What the health endpoints and the loop share.
 pub(crate) struct Shared {
@@ -54,6 +56,8 @@ pub(crate) struct Agent {
     capacity: Capacity,
     clock: Clock,
     notices: Notices,
+    /// What could not be written, to be tried again.
+    untold: VecDeque<Notice>,
     pods: NodePods,
     pods_listed: bool,
     node: Option<OwnNode>,
@@ -83,6 +87,7 @@ impl Agent {
             capacity: Capacity::new(args.shrink_after, before.map(cards)),
             clock,
             notices: Notices::new(args.silent_after),
+            untold: VecDeque::new(),
             pods: NodePods::default(),
             pods_listed: false,
             node: None,
@@ -307,38 +312,51 @@ impl Agent {
         }
     }
 
+    /// Writes these, and before them what the API server did not take the last time.
     async fn tell(&mut self, notices: Vec<Notice>) {
-        for notice in notices {
-            let told = match notice {
-                Notice::Confirm { uid, devices } => match self.pods.get(&uid) {
-                    Some(pod) => {
-                        let told = self.cluster.confirm(pod, &devices).await;
-                        if told.is_ok() {
-                            // Until the watch says so.
-                            self.pods.apply(NodePod {
-                                confirmed: Some(devices),
-                                ..pod.clone()
-                            });
-                        }
-                        told
-                    }
-                    None => Ok(()),
-                },
-                Notice::WarnNode { reason, note } => {
-                    tracing::warn!(reason, note);
-                    self.cluster.warn_node(reason, note).await
-                }
-                Notice::Warn { uid, reason, note } => match self.pods.get(&uid) {
-                    Some(pod) => {
-                        tracing::info!(pod = %pod.facts.name, namespace = %pod.facts.namespace, reason, note);
-                        self.cluster.warn(pod, reason, note).await
-                    }
-                    None => Ok(()),
-                },
+        let mut due = std::mem::take(&mut self.untold);
+        due.extend(notices);
+        while let Some(notice) = due.pop_front() {
+            let Err(error) = self.told(&notice).await else {
+                continue;
             };
-            if let Err(error) = told {
-                self.shared.metrics.write_errors.inc();
-                tracing::warn!(%error, "cannot write an Event or a confirmation");
+            self.shared.metrics.write_errors.inc();
+            tracing::warn!(%error, "cannot write an Event or a confirmation");
+            if error.is_passing() {
+                due.push_front(notice);
+                // Whose time has come again with the next sample.
+                due.retain(|notice| !matches!(notice, Notice::Confirm { .. }));
+                due.truncate(MAX_UNTOLD);
+                self.untold = due;
+                return;
+            }
+        }
+    }
+
+    async fn told(&mut self, notice: &Notice) -> Result<(), ClusterError> {
+        match notice {
+            Notice::Confirm { uid, devices } => {
+                let Some(pod) = self.pods.get(uid) else {
+                    return Ok(());
+                };
+                self.cluster.confirm(pod, devices).await?;
+                // Until the watch says so.
+                self.pods.apply(NodePod {
+                    confirmed: Some(devices.clone()),
+                    ..pod.clone()
+                });
+                Ok(())
+            }
+            Notice::WarnNode { reason, note } => {
+                tracing::warn!(reason, note);
+                self.cluster.warn_node(reason, note).await
+            }
+            Notice::Warn { uid, reason, note } => {
+                let Some(pod) = self.pods.get(uid) else {
+                    return Ok(());
+                };
+                tracing::info!(pod = %pod.facts.name, namespace = %pod.facts.namespace, reason, note);
+                self.cluster.warn(pod, reason, note).await
             }
         }
     }

@@ -32,6 +32,17 @@ pub enum ClusterError {
     Timeout,
 }
 
+impl ClusterError {
+    /// The same write may well be taken later.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Api(kube::Error::Api(status)) => status.code == 429 || status.code >= 500,
+            Self::Api(_) | Self::Timeout => true,
+        }
+    }
+}
+
 /// What matters of the Node object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnNode {
@@ -116,11 +127,11 @@ pub struct Cluster {
     recorder: Recorder,
 }
 
-fn warning(reason: &str, note: String) -> Event {
+fn warning(reason: &str, note: &str) -> Event {
     Event {
         type_: EventType::Warning,
         reason: reason.to_owned(),
-        note: Some(note),
+        note: Some(note.to_owned()),
         action: "Sampling".to_owned(),
         secondary: None,
     }
@@ -279,12 +290,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be written.
-    pub async fn warn(
-        &self,
-        pod: &NodePod,
-        reason: &str,
-        note: String,
-    ) -> Result<(), ClusterError> {
+    pub async fn warn(&self, pod: &NodePod, reason: &str, note: &str) -> Result<(), ClusterError> {
         let event = warning(reason, note);
         let reference = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -301,7 +307,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be written.
-    pub async fn warn_node(&self, reason: &str, note: String) -> Result<(), ClusterError> {
+    pub async fn warn_node(&self, reason: &str, note: &str) -> Result<(), ClusterError> {
         let reference = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
