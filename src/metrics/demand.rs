@@ -25,6 +25,8 @@ const WHOLE: &str = "whole";
 enum Why {
     /// No node has so many GPUs as large.
     TooLarge,
+    /// No node has so many of which the driver could limit the memory.
+    NoLimit,
     /// Those that have are silent.
     Stale,
     /// Those that have take no pods.
@@ -61,29 +63,42 @@ impl FromStr for Size {
     }
 }
 
-/// By number of cards, the largest piece that one node has on so many cards at once.
+/// By number of cards, the largest piece that one node has on so many cards at once: of any cards, and of
+/// those whose memory the driver can limit.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Pieces(Vec<Mib>);
+struct Pieces([Vec<Mib>; 2]);
 
 impl Pieces {
-    /// Takes in the cards of one node.
-    fn add(&mut self, cards: impl Iterator<Item = Mib>) {
-        let mut cards: Vec<Mib> = cards.collect();
-        cards.sort_unstable_by(|a, b| b.cmp(a));
-        if self.0.len() < cards.len() {
-            self.0.resize(cards.len(), Mib::ZERO);
+    /// Takes in these pieces of one node's cards.
+    fn add<'a>(&mut self, cards: impl Iterator<Item = (&'a Card, Mib)>) {
+        let (mut all, mut able) = (Vec::new(), Vec::new());
+        for (card, mib) in cards {
+            all.push(mib);
+            able.extend((card.limit > Mib::ZERO).then_some(mib));
         }
-        for (best, here) in self.0.iter_mut().zip(cards) {
-            *best = here.max(*best);
+        for (best, mut here) in self.0.iter_mut().zip([all, able]) {
+            here.sort_unstable_by(|a, b| b.cmp(a));
+            if best.len() < here.len() {
+                best.resize(here.len(), Mib::ZERO);
+            }
+            for (best, here) in best.iter_mut().zip(here) {
+                *best = here.max(*best);
+            }
         }
     }
 
     /// Could some node take each container, though perhaps not all at once?
     fn has(&self, request: &Request) -> bool {
+        self.are(request, request.limit() > Mib::ZERO)
+    }
+
+    /// The same on cards that can limit memory, or on any.
+    fn are(&self, request: &Request, limited: bool) -> bool {
         let mut claims = request.claims.iter();
         claims.all(|claim| {
             let index = (claim.gpus as usize).saturating_sub(1);
-            self.0.get(index).is_some_and(|best| *best >= claim.mib)
+            let best = self.0[usize::from(limited)].get(index);
+            best.is_some_and(|best| *best >= claim.mib)
         })
     }
 }
@@ -110,19 +125,23 @@ impl Supply {
         for node in nodes {
             let cards: Vec<Card> = node.cards.iter().map(card).collect();
             supply.most_cards = supply.most_cards.max(cards.len());
-            supply.all.add(cards.iter().map(|card| card.capacity));
+            supply.all.add(emptied(&cards));
             if node.stale {
                 continue;
             }
-            supply.fresh.add(cards.iter().map(|card| card.capacity));
-            let healthy = cards.iter().filter(|card| card.usable);
-            supply.healthy.add(healthy.map(|card| card.capacity));
+            supply.fresh.add(emptied(&cards));
+            let healthy = emptied(&cards).filter(|(card, _)| card.usable);
+            supply.healthy.add(healthy);
             for (pieces, exclusive) in supply.free.iter_mut().zip([false, true]) {
                 let asks = Request {
                     exclusive,
                     ..Request::default()
                 };
-                pieces.add(cards.iter().filter_map(|card| asks.room(card)));
+                pieces.add(
+                    cards
+                        .iter()
+                        .filter_map(|card| Some((card, asks.room(card)?))),
+                );
             }
             let free: Mib = cards
                 .iter()
@@ -140,14 +159,16 @@ impl Supply {
         }
         let answer = |question| {
             Ok::<_, Infallible>(match question {
-                Question::FitsUnlimited | Question::FitsEmpty => self.all.has(request),
+                Question::FitsUnlimited => self.all.are(request, false),
+                Question::FitsEmpty => self.all.has(request),
                 // One that is broken would else hide what all the others lack.
                 Question::AwaitsHealth => !self.healthy.has(request),
             })
         };
         let Ok(refusal) = refusal(request, self.most_cards, answer);
         match refusal {
-            Refusal::TooFewCards | Refusal::TooLarge | Refusal::NoLimit => Why::TooLarge,
+            Refusal::TooFewCards | Refusal::TooLarge => Why::TooLarge,
+            Refusal::NoLimit => Why::NoLimit,
             Refusal::Unhealthy if !self.fresh.has(request) => Why::Stale,
             Refusal::Unhealthy => Why::Unhealthy,
             Refusal::NoWholeCard | Refusal::NoRoom | Refusal::TooComplex => {
@@ -166,9 +187,13 @@ fn card(card: &CardView) -> Card {
         free: card.free,
         model: ModelId::default(),
         usable: card.healthy,
-        // Which of them can limit memory is not looked at.
-        limit: Mib(u64::MAX),
+        limit: card.limit,
     }
+}
+
+/// What each has if nobody holds anything.
+fn emptied(cards: &[Card]) -> impl Iterator<Item = (&Card, Mib)> {
+    cards.iter().map(|card| (card, card.capacity))
 }
 
 fn asked(request: &Request) -> Mib {
@@ -266,6 +291,7 @@ mod tests {
             free: Mib(free),
             strangers: Mib::ZERO,
             healthy,
+            limit: Mib::ZERO,
             pods: Vec::new(),
         };
         NodeView {
@@ -309,6 +335,26 @@ mod tests {
             (asks(2, 30, false), Why::Policy),
             (asks(1, 10, false), Why::Policy),
         ] {
+            assert_eq!(supply.why(&request), reason, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_needs_a_limit_is_counted_by_the_cards_that_can_hold_one() {
+        let mut able = node(false, &[(100, 20, true), (100, 20, true)]);
+        able.cards[0].limit = Mib(100);
+        let supply = Supply::of(&[able, node(false, &[(200, 200, true)])]);
+        for (gpus, mib, reason) in [
+            (1, 300, Why::TooLarge),
+            (1, 150, Why::NoLimit),
+            (2, 10, Why::NoLimit),
+            (1, 50, Why::Fragmented),
+            (1, 20, Why::Policy),
+        ] {
+            let request = Request {
+                limits: vec![Mib(mib)],
+                ..asks(gpus, mib, false)
+            };
             assert_eq!(supply.why(&request), reason, "{request:?}");
         }
     }

@@ -61,6 +61,8 @@ pub struct CardView {
     pub strangers: Mib,
     /// False while it takes no new pods.
     pub healthy: bool,
+    /// The highest limit that the driver would hold a container to here; zero if it holds none.
+    pub limit: Mib,
     /// Who holds what, by namespace and name.
     pub pods: Vec<PodShare>,
 }
@@ -231,6 +233,7 @@ impl Ledger {
                     free: card.free,
                     strangers: Mib(gpu.strangers_mib),
                     healthy: gpu.healthy,
+                    limit: card.limit,
                     pods,
                 }
             })
