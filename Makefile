@@ -26,7 +26,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
 
 .PHONY: test
-test: control-plane prometheus helm ## Run every test, those on the real control plane included (KUBERNETES=1.37: on that one)
+test: control-plane prometheus helm previous ## Run every test, those on the real control plane included (KUBERNETES=1.37: on that one)
 	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
 
 .PHONY: test-versions
@@ -107,6 +107,10 @@ prometheus: ## Build the Prometheus that the tests run (once)
 .PHONY: helm
 helm: ## Build the Helm that the tests run (once; HELM=3: that one)
 	@tests/helm/build.sh >/dev/null
+
+.PHONY: previous
+previous: ## Build the earlier programs that the tests run beside today's (once)
+	@tests/previous/build.sh >/dev/null
 
 .PHONY: fmt
 fmt: ## Check the formatting
