@@ -48,6 +48,10 @@ test-page: ## Test the page of kubectl gpustow ui in headless Chromium
 screenshots: ## Take the page's pictures in docs/images anew
 	@tests/page/run.sh --screenshots docs/images
 
+.PHONY: images
+images: ## Build every image as an OCI archive, with what it is made of (PROFILE=dev ARCHS=amd64: see images/build.sh)
+	@images/sbom.sh "$$(images/build.sh)"
+
 .PHONY: soak
 soak: ## The same with the repeated cases 200 times
 	@$(MAKE) --no-print-directory test ROUNDS=200
