@@ -33,12 +33,23 @@ test: control-plane prometheus helm previous ## Run every test, those on the rea
 test-versions: ## Test on each minor of Kubernetes what depends on it (ARGS="1.33 1.37" for some)
 	@tests/versions/run.sh $(ARGS)
 
+# With processes, mounts and a network of their own.
+NODE_TEST := tests/node/apart.sh $(CARGO) test --offline --workspace --locked --test node -- --test-threads 1
+
 .PHONY: test-node
-test-node: ## Test a real kubelet with containers (root; apt-get install -y containerd runc; KUBELET=1.33: an older one)
+test-node: node ## Test a real kubelet with containers, what test-install does among it (root, see CONTRIBUTING.md; KUBELET=1.33: an older one)
+	$(NODE_TEST)
+
+.PHONY: test-install
+test-install: node ## Install gpustow on a node as the documentation says, from its images (root; see CONTRIBUTING.md)
+	$(NODE_TEST) install::
+
+.PHONY: node
+node: control-plane helm
 	@tests/node/image.sh >/dev/null
-	@tests/control-plane/build.sh >/dev/null
-	$(CARGO) build --locked --package gpustow-agent --bin gpustow-agent
-	$(CARGO) test --locked --test node -- --test-threads 1
+	@tests/node/images.sh >/dev/null
+	$(CARGO) build --workspace --locked --bin gpustow-agent
+	$(CARGO) test --workspace --locked --test node --no-run
 
 .PHONY: test-page
 test-page: ## Test the page of kubectl gpustow ui in headless Chromium
@@ -123,7 +134,7 @@ fmt: ## Check the formatting
 .PHONY: clippy
 clippy: ## Check the lints
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy --test node --locked -- -D warnings
+	$(CARGO) clippy --workspace --test node --locked -- -D warnings
 
 .PHONY: doc
 doc: ## Check that the documentation builds

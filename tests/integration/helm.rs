@@ -203,7 +203,11 @@ async fn kept(client: &Client, case: &Case, objects: usize) -> Result<Vec<String
 #[tokio::test]
 async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are() -> Result<()>
 {
-    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
     let client = cluster.admin()?;
     let chart = chart();
     let run = async |args: &[&str]| helm(args, Some(cluster.admin_kubeconfig())).await;
@@ -344,7 +348,11 @@ async fn installed(
 
 #[tokio::test]
 async fn an_earlier_chart_is_upgraded_while_pods_run_and_wait() -> Result<()> {
-    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
     let client = cluster.admin()?;
     let folder = tempfile::tempdir()?;
     let (before, now) = (earlier(folder.path()).await?, chart());

@@ -104,7 +104,11 @@ async fn the_second_scheduler_leads_by_a_lease_of_its_own() -> Result<()> {
 /// Runs the commands of docs/uninstall.md as they stand there.
 #[tokio::test]
 async fn the_uninstall_page_leaves_nothing_behind_and_pods_alone() -> Result<()> {
-    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
     install(&cluster, "manifests/base").await?;
     let case = Case::new(&cluster, "uninstall").await?;
     case.node("n", &[24576]).create(&case.client).await?;

@@ -25,7 +25,11 @@ fn whole(gpus: &str) -> Value {
 
 #[tokio::test]
 async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Result<()> {
-    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
     install(&cluster, "manifests/base").await?;
     let case = Case::new(&cluster, "quota").await?;
     let client = &case.client;
@@ -131,7 +135,11 @@ async fn whole_cards_and_many_cards_count_what_the_administrator_says() -> Resul
 
 #[tokio::test]
 async fn our_priority_is_the_systems_and_the_old_class_goes_without_harm() -> Result<()> {
-    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
     // As earlier manifests made it.
     let old = json!({ "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
                       "metadata": { "name": "gpustow-scheduler" }, "value": 1_000_000_000 });

@@ -7,7 +7,8 @@ use kube::ResourceExt as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::node::{SOON, on_node};
+use crate::kubelet::SOON;
+use crate::node::on_node;
 
 #[tokio::test]
 async fn a_container_sees_its_card_and_what_it_uses_is_its_pods() -> Result<()> {

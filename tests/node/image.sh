@@ -7,6 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 target=${CARGO_TARGET_DIR:-$here/../../target}
 mkdir -p "$target/node"
 work=$(cd "$target/node" && pwd)
+examples=$here/../../manifests/examples
 name=gpustow.test/workload:1
 
 fail() { echo "node: $*" >&2; exit 1; }
@@ -30,15 +31,19 @@ x86_64) architecture=amd64 ;;
 aarch64) architecture=arm64 ;;
 *) fail "no name for the architecture $(uname -m)" ;;
 esac
-tar --owner=0 --group=0 --mtime=@0 -cf layer.tar workload
-layer=$(sha256sum layer.tar | cut -d' ' -f1)
-cat >config.json <<END
-{"architecture": "$architecture", "os": "linux", "config": {"Entrypoint": ["/workload"]},
- "rootfs": {"type": "layers", "diff_ids": ["sha256:$layer"]}}
-END
-cat >manifest.json <<END
-[{"Config": "config.json", "RepoTags": ["$name"], "Layers": ["layer.tar"]}]
-END
-tar -cf image.new manifest.json config.json layer.tar
-mv image.new image.tar
+oci() { python3 "$here/../../images/oci.py" --entrypoint /workload "$@" >&2; }
+oci --output image.tar --name "$name" --arch "$architecture" --file /workload=workload
+# The programs and the names of the examples, which are run with it. Like every image with CUDA it asks for all cards.
+set -- --file /workload=workload
+for program in $(sed -n 's/.*command: \[\([a-z]*\),.*/\1/p' "$examples"/*.yaml | sort -u); do
+    set -- "$@" --file "/bin/$program=workload"
+done
+for image in $(sed -n 's/^ *image: //p' "$examples"/*.yaml | sort -u); do
+    case $image in
+    *.*/*) ;;
+    *) image=docker.io/$image ;;
+    esac
+    set -- --name "$image" "$@"
+done
+oci --output examples.tar --env NVIDIA_VISIBLE_DEVICES=all --arch "$architecture" "$@"
 echo "$work/image.tar"

@@ -3,7 +3,10 @@
 //! `make test-node`.
 
 mod containers;
+mod install;
+mod kubelet;
 mod node;
 mod place;
 mod restarts;
 mod rig;
+mod site;

@@ -1,27 +1,23 @@
 //! A node: containerd, a kubelet, an agent, and a driver that does as the test says.
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeStatus};
 use gpustow_api::{names, quantity};
 use gpustow_machine::{self as machine, Machine};
 use gpustow_testkit::{
-    Case, ControlPlane, Launch, PodBuilder, Process, eventually, free_port, get, wait_condition,
+    Case, ControlPlane, Launch, PodBuilder, Process, built, eventually, free_port, get,
+    wait_condition,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::Api;
-use serde_json::{Value, json};
 
+use crate::kubelet::{IMAGE, Kubelet, SOON, image};
 use crate::place::Place;
 use crate::rig::rig;
 
-/// Bound on waits that end at once when all is well.
-pub(crate) const SOON: Duration = Duration::from_secs(60);
-const IMAGE: &str = "gpustow.test/workload:1";
 /// Every card's memory in MiB; the driver keeps 1000 of it.
 const CARD: u64 = 80_000;
 
@@ -30,11 +26,8 @@ pub(crate) struct RealNode {
     pub(crate) case: Case,
     pub(crate) name: String,
     pub(crate) machine: Machine,
-    pub(crate) kubelet: Process,
+    pub(crate) kubelet: Kubelet,
     pub(crate) agent: Process,
-    _containerd: Process,
-    socket: PathBuf,
-    kubelet_url: String,
     agent_url: String,
     restarts: u32,
 }
@@ -72,26 +65,6 @@ pub(crate) async fn on_node(
     done
 }
 
-/// The image of every container, made if need be.
-async fn image() -> Result<PathBuf> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/node/image.sh");
-    output(tokio::process::Command::new(script))
-        .await
-        .map(|path| PathBuf::from(path.trim_end()))
-}
-
-async fn output(mut command: tokio::process::Command) -> Result<String> {
-    let output = command.stderr(Stdio::piped()).kill_on_drop(true).output();
-    let output = output.await?;
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{:?}: {complaint}",
-        command.as_std()
-    );
-    Ok(String::from_utf8(output.stdout)?)
-}
-
 impl RealNode {
     async fn start(
         cluster: &ControlPlane,
@@ -102,66 +75,14 @@ impl RealNode {
     ) -> Result<Self> {
         let name = case.node_name("n");
         let dir = place.dir();
-        let run = |program: &Path, log: &str, args: Vec<String>| {
-            Process::start(Launch {
-                program: program.to_owned(),
-                args,
-                env: Vec::new(),
-                log: dir.join(log),
-            })
-        };
-
-        let socket = dir.join("containerd.sock");
-        let config = dir.join("containerd.toml");
-        std::fs::write(&config, containerd_config(dir, &socket))?;
-        let args = vec!["--config".to_owned(), config.display().to_string()];
-        let containerd = run(Path::new("containerd"), "containerd.log", args)?;
-        let import = ["images", "import", "--snapshotter=native"];
-        eventually(SOON, "containerd takes the image", async || {
-            let mut ctr = ctr(&socket);
-            ctr.args(import).arg(image);
-            output(ctr).await
-        })
-        .await?;
-
-        let port = free_port()?;
-        let config = dir.join("kubelet.json");
-        let settings = kubelet_config(place, &socket, port);
-        std::fs::write(&config, settings.to_string())?;
         let labels = case.node("n", &[]).node.labels().clone();
         let labels = labels.iter().map(|(key, value)| format!("{key}={value}"));
-        let kubeconfig = kubelet_kubeconfig(cluster, &name, dir)?;
-        let args = vec![
-            format!("--config={}", config.display()),
-            format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--root-dir={}", dir.join("kubelet").display()),
-            format!("--cert-dir={}", dir.join("kubelet-certs").display()),
-            format!("--hostname-override={name}"),
-            format!("--node-labels={}", labels.collect::<Vec<_>>().join(",")),
-            "--v=2".to_owned(),
-        ];
-        let kubelet = run(&cluster.bin().join("kubelet"), "kubelet.log", args)?;
-        let nodes = Api::<Node>::all(case.client.clone());
-        eventually(SOON, "the kubelet registers its node", async || {
-            Ok(nodes.get(&name).await?)
-        })
-        .await?;
+        let labels = labels.collect::<Vec<_>>().join(",");
+        let kubelet = Kubelet::start(cluster, place, &name, &labels, &[image], None).await?;
 
-        let gpus = (0..cards).map(|card| machine::Gpu {
-            uuid: case.uuid("n", card),
-            name: "NVIDIA H100 80GB HBM3".to_owned(),
-            total_mib: CARD,
-            reserved_mib: 1000,
-            ..machine::Gpu::default()
-        });
-        let machine = Machine {
-            driver: "580.1".to_owned(),
-            gpus: gpus.collect(),
-            ..Machine::default()
-        };
-        machine.write(&dir.join("fake-nvml.yaml"))?;
-        let built = std::env::current_exe()?.with_file_name("libnvidia_ml.so");
-        std::fs::copy(built, dir.join("libnvidia-ml.so.1"))?;
+        let machine = machine((0..cards).map(|card| case.uuid("n", card)));
+        let library = std::env::current_exe()?.with_file_name("libnvidia_ml.so");
+        install_driver(dir, &library, &machine)?;
         let kubeconfig = cluster.agent_kubeconfig(&name).await?;
         let listen = format!("127.0.0.1:{}", free_port()?);
         let args = vec![
@@ -176,21 +97,19 @@ impl RealNode {
             "--shrink-after=2".to_owned(),
         ];
         let program = Path::new(env!("CARGO_BIN_EXE_gpustow")).with_file_name("gpustow-agent");
-        ensure!(
-            program.exists(),
-            "no {}: make test-node builds it",
-            program.display()
-        );
-        let agent = run(&program, "agent.log", args)?;
+        built(&program, "make test-node builds it")?;
+        let agent = Process::start(Launch {
+            program,
+            args,
+            env: Vec::new(),
+            log: dir.join("agent.log"),
+        })?;
         let node = RealNode {
             case,
             name,
             machine,
             kubelet,
             agent,
-            _containerd: containerd,
-            socket,
-            kubelet_url: format!("https://127.0.0.1:{port}"),
             agent_url: format!("http://{listen}"),
             restarts: 0,
         };
@@ -206,8 +125,9 @@ impl RealNode {
 
     /// Makes the driver say what `machine` says.
     pub(crate) fn shows(&self) -> Result<()> {
-        let file = self.socket.with_file_name("fake-nvml.yaml");
-        Ok(self.machine.write(&file)?)
+        Ok(self
+            .machine
+            .write(&self.kubelet.dir().join("fake-nvml.yaml"))?)
     }
 
     /// From now on only these processes, with so many MiB, use the first card.
@@ -224,8 +144,6 @@ impl RealNode {
     /// A pod for this node whose process tells what it sees and runs until SIGTERM.
     pub(crate) fn pod(&self, name: &str) -> PodBuilder {
         self.case.pod(name).with(|spec| {
-            // No network plugin is there.
-            spec.host_network = Some(true);
             spec.restart_policy = Some("Never".to_owned());
             for container in &mut spec.containers {
                 container.image = Some(IMAGE.to_owned());
@@ -260,19 +178,11 @@ impl RealNode {
         let container = containers.first().context("no container's status")?;
         let id = container.container_id.clone().context("no container")?;
         let id = id.trim_start_matches("containerd://").to_owned();
-        let mut ctr = ctr(&self.socket);
-        ctr.args(["tasks", "ls"]);
-        let tasks = output(ctr).await?;
-        let task = tasks.lines().find(|line| line.starts_with(&id));
-        let task = task.with_context(|| format!("no task {id} in\n{tasks}"))?;
-        let mut fields = task.split_whitespace().skip(1);
-        let (pid, state) = (fields.next().context(tasks.clone())?, fields.next());
-        ensure!(state == Some("RUNNING"), "{task}");
         Ok(Running {
             pod: pod.uid().context("a pod without UID")?,
+            pid: self.kubelet.pid(&id).await?,
             container: id,
             restarts: container.restart_count,
-            pid: pid.parse()?,
         })
     }
 
@@ -280,19 +190,19 @@ impl RealNode {
     pub(crate) fn log(&self, pod: &Pod) -> Result<String> {
         let (namespace, uid) = (&self.case.namespace, pod.uid().context("no UID")?);
         let folder = format!("logs/{namespace}_{}_{uid}", pod.name_any());
-        let file = self.socket.with_file_name(folder).join("main/0.log");
+        let file = self.kubelet.dir().join(folder).join("main/0.log");
         std::fs::read_to_string(&file).with_context(|| file.display().to_string())
     }
 
     /// Kills the kubelet and starts it again, and returns when it has decided over every pod that
     /// was here before: it takes them oldest first, and a new one runs. It must have rejected none.
     pub(crate) async fn restart_kubelet(&mut self) -> Result<()> {
-        self.kubelet.restart()?;
+        self.kubelet.process.restart()?;
         self.restarts += 1;
         let last = self.pod(&format!("last-{}", self.restarts));
         self.run(last).await?;
         // A pod that runs is rejected at once, and said to have failed seconds later.
-        let metrics = get(&self.kubelet_url, "/metrics").await?;
+        let metrics = get(&self.kubelet.url, "/metrics").await?;
         let rejections = metrics
             .lines()
             .find(|line| line.starts_with("kubelet_admission_rejections_total"));
@@ -360,85 +270,32 @@ impl RealNode {
     }
 }
 
+/// A machine with a card for each of the UUIDs.
+pub(crate) fn machine(uuids: impl Iterator<Item = String>) -> Machine {
+    let gpus = uuids.map(|uuid| machine::Gpu {
+        uuid,
+        name: "NVIDIA H100 80GB HBM3".to_owned(),
+        total_mib: CARD,
+        reserved_mib: 1000,
+        ..machine::Gpu::default()
+    });
+    Machine {
+        driver: "580.1".to_owned(),
+        gpus: gpus.collect(),
+        ..Machine::default()
+    }
+}
+
+/// Has a folder hold the driver's library of such a machine.
+pub(crate) fn install_driver(folder: &Path, library: &Path, machine: &Machine) -> Result<()> {
+    machine.write(&folder.join("fake-nvml.yaml"))?;
+    std::fs::copy(library, folder.join("libnvidia-ml.so.1"))?;
+    Ok(())
+}
+
 fn phase_of(pod: &Pod) -> &str {
     let status = pod.status.as_ref();
     status
         .and_then(|status| status.phase.as_deref())
         .unwrap_or_default()
-}
-
-fn ctr(socket: &Path) -> tokio::process::Command {
-    let mut ctr = tokio::process::Command::new("ctr");
-    ctr.arg("--address").arg(socket).args(["-n", "k8s.io"]);
-    ctr
-}
-
-fn containerd_config(dir: &Path, socket: &Path) -> String {
-    let path = |name: &str| json!(dir.join(name)).to_string();
-    format!(
-        r#"version = 2
-root = {}
-state = {}
-[grpc]
-address = {}
-[plugins."io.containerd.internal.v1.opt"]
-path = {}
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{IMAGE}"
-disable_apparmor = true
-restrict_oom_score_adj = true
-[plugins."io.containerd.grpc.v1.cri".cni]
-conf_dir = {}
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "native"
-"#,
-        path("containerd/root"),
-        path("containerd/state"),
-        json!(socket),
-        path("containerd/opt"),
-        path("cni"),
-    )
-}
-
-/// Everything that a kubelet would keep elsewhere is in the place; nothing makes it evict.
-fn kubelet_config(place: &Place, socket: &Path, port: u16) -> Value {
-    json!({
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": format!("/{}", place.cgroup()),
-        "failCgroupV1": false,
-        "enforceNodeAllocatable": [],
-        "localStorageCapacityIsolation": false,
-        "failSwapOn": false,
-        "makeIPTablesUtilChains": false,
-        "address": "127.0.0.1",
-        "port": port,
-        "healthzPort": 0,
-        "readOnlyPort": 0,
-        "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
-        "authorization": { "mode": "AlwaysAllow" },
-        "evictionHard": {
-            "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
-            "imagefs.available": "0%",
-        },
-        "imageGCHighThresholdPercent": 100,
-        "podLogsDir": place.dir().join("logs"),
-        "volumePluginDir": place.dir().join("plugins"),
-        // Ten seconds by default: how soon the capacity can be allocated.
-        "nodeStatusUpdateFrequency": "1s",
-    })
-}
-
-/// The administrator's, who acts as the kubelet of this node.
-fn kubelet_kubeconfig(cluster: &ControlPlane, node: &str, dir: &Path) -> Result<PathBuf> {
-    let admin = std::fs::read_to_string(cluster.admin_kubeconfig())?;
-    let mut kubeconfig: Value = serde_json::from_str(&admin)?;
-    let user = &mut kubeconfig["users"][0]["user"];
-    user["as"] = json!(format!("system:node:{node}"));
-    user["as-groups"] = json!(["system:nodes"]);
-    let path = dir.join("kubelet.kubeconfig");
-    std::fs::write(&path, kubeconfig.to_string())?;
-    Ok(path)
 }

@@ -14,9 +14,8 @@ use nix::unistd::Pid;
 const GONE: Duration = Duration::from_secs(20);
 /// Where a kubelet links the logs of its containers, whatever it is told.
 const LINKS: &str = "/var/log/containers";
-/// Where it makes the folder for device plugins, whatever it is told.
+/// Where it makes the folder for device plugins, and where pods expect its sockets, whatever it is told.
 const KUBELET: &str = "/var/lib/kubelet";
-const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 
 /// A folder and a cgroup of the same name. Nothing of it is left when it is dropped, but for the
 /// files where a case has failed.
@@ -41,6 +40,7 @@ impl Place {
         fs::create_dir(&dir)?;
         let mut place = Place::at(dir)?;
         place._lock = Some(lock);
+        place.bind_kubelet()?;
         enable_controllers();
         for cgroup in place.cgroups()? {
             fs::create_dir(&cgroup).with_context(|| cgroup.display().to_string())?;
@@ -57,6 +57,17 @@ impl Place {
             keep: false,
             _lock: None,
         })
+    }
+
+    /// Shows the kubelet's folder where pods expect it.
+    fn bind_kubelet(&self) -> Result<()> {
+        let folder = self.dir.join("kubelet");
+        fs::create_dir(&folder)?;
+        fs::create_dir_all(KUBELET)?;
+        let mut mount = Command::new("mount");
+        let status = mount.arg("--bind").arg(folder).arg(KUBELET).status()?;
+        ensure!(status.success(), "mount --bind at {KUBELET}: {status}");
+        Ok(())
     }
 
     /// The folder.
@@ -100,8 +111,9 @@ impl Place {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        for mount in self.mounts()?.iter().rev() {
-            let status = Command::new("umount").arg("--lazy").arg(mount).status()?;
+        // What is seen at two places goes from both at once.
+        while let Some(mount) = self.mounts()?.pop() {
+            let status = Command::new("umount").arg("--lazy").arg(&mount).status()?;
             ensure!(status.success(), "umount {}: {status}", mount.display());
         }
         // A shim that was killed leaves its socket, and its address in the folder of its container.
@@ -116,7 +128,6 @@ impl Place {
                 fs::remove_file(link)?;
             }
         }
-        let _ = fs::remove_dir_all(DEVICE_PLUGINS);
         let _ = fs::remove_dir(KUBELET);
         if !self.keep {
             fs::remove_dir_all(&self.dir)?;
@@ -152,10 +163,11 @@ impl Place {
         Ok(hierarchies.map(|root| root.join(&self.cgroup)).collect())
     }
 
-    /// What is mounted below the folder, the inner after the outer.
+    /// What is mounted below the folder, or shows a part of it, the inner after the outer.
     fn mounts(&self) -> Result<Vec<PathBuf>> {
         let mounts = mounts()?.into_iter().map(|(at, _)| at);
-        Ok(mounts.filter(|at| at.starts_with(&self.dir)).collect())
+        let ours = |at: &PathBuf| at.starts_with(&self.dir) || at.starts_with(KUBELET);
+        Ok(mounts.filter(ours).collect())
     }
 }
 

@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-use crate::node::{RealNode, Running, SOON, on_node};
+use crate::kubelet::SOON;
+use crate::node::{RealNode, Running, on_node};
 
 /// Two pods that each hold most of a card.
 async fn two_pods(node: &RealNode) -> Result<[Running; 2]> {
@@ -39,7 +40,7 @@ async fn a_kubelet_that_starts_rejects_running_pods_where_nobody_mends_the_capac
     on_node("rejects", 2, async |node| {
         two_pods(node).await?;
         node.agent.kill9();
-        node.kubelet.kill9();
+        node.kubelet.process.kill9();
         zero(node).await?;
         let rejected = node.restart_kubelet().await;
         let message = rejected.err().context("none rejected")?.to_string();
@@ -133,7 +134,7 @@ async fn no_pod_dies_when_its_kubelet_restarts_without_an_agent() -> Result<()> 
         assert_eq!(containers(node).await?, before);
         node.amounts(158_000, 158_000).await?;
         // Both start at once, as after an upgrade of the node.
-        node.kubelet.kill9();
+        node.kubelet.process.kill9();
         node.agent.restart()?;
         node.restart_kubelet().await?;
         assert_eq!(containers(node).await?, before);

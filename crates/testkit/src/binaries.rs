@@ -42,6 +42,25 @@ pub(crate) fn beta_policies(minor: u32) -> Vec<String> {
     flags.iter().map(ToString::to_string).collect()
 }
 
+/// Flags of kube-apiserver about who may do what: where kubelets run the pods, as in a cluster in use.
+/// TaintNodesByCondition would leave every node tainted, for want of node lifecycle; elsewhere
+/// ServiceAccount would hold pods back until the controller made the account.
+pub(crate) fn admission(kubelets: bool) -> impl Iterator<Item = String> {
+    let flags: &[&str] = match kubelets {
+        true => &[
+            "--disable-admission-plugins=TaintNodesByCondition",
+            "--enable-admission-plugins=NodeRestriction",
+            "--authorization-mode=Node,RBAC",
+            "--kubelet-preferred-address-types=InternalIP",
+        ],
+        false => &[
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+            "--authorization-mode=RBAC",
+        ],
+    };
+    flags.iter().map(ToString::to_string)
+}
+
 async fn output(mut command: Command) -> Result<String> {
     let output = command.stderr(Stdio::inherit()).kill_on_drop(true);
     let output = output

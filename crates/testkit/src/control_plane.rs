@@ -19,7 +19,7 @@ use kube::{Client, Config, CustomResourceExt as _};
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::binaries::{Binaries, beta_policies, binaries};
+use crate::binaries::{Binaries, admission, beta_policies, binaries};
 use crate::net::free_port;
 use crate::process::{Launch, Process};
 use crate::wait::eventually;
@@ -41,6 +41,8 @@ pub struct Options {
     /// Run kube-controller-manager too: namespaces end, owners' objects go, Deployments and
     /// PodDisruptionBudgets work.
     pub controllers: bool,
+    /// Kubelets run the pods: these get their accounts' tokens, and a kubelet may do what its node needs.
+    pub kubelets: bool,
 }
 
 /// A running control plane. Dropping it ends it and removes its files, unless a test is failing.
@@ -108,17 +110,14 @@ impl ControlPlane {
             "--endpoint-reconciler-type=none".to_owned(),
             format!("--secure-port={port}"),
             "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
-            "--authorization-mode=RBAC".to_owned(),
             "--allow-privileged=true".to_owned(),
             format!("--client-ca-file={}", client_ca.display()),
             format!("--token-auth-file={}", tokens.display()),
             format!("--service-account-issuer={url}/"),
             format!("--service-account-key-file={}", public.display()),
             format!("--service-account-signing-key-file={}", signing.display()),
-            // ServiceAccount would hold pods back until the controller made the account;
-            // TaintNodesByCondition would leave every node tainted, for want of node lifecycle.
-            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition".to_owned(),
         ]);
+        flags.extend(admission(options.kubelets));
         let api_server = run(&bin, &dir, "kube-apiserver", flags)?;
 
         let admin_kubeconfig = dir.join("admin.kubeconfig");

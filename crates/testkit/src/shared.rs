@@ -12,7 +12,11 @@ pub async fn shared() -> Result<&'static ControlPlane> {
     static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
     SHARED
         .get_or_try_init(async || {
-            let cluster = ControlPlane::start(Options { controllers: true }).await?;
+            let cluster = ControlPlane::start(Options {
+                controllers: true,
+                ..Options::default()
+            })
+            .await?;
             cluster.install_bare().await?;
             Ok(cluster)
         })

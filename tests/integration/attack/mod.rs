@@ -25,7 +25,11 @@ pub(crate) async fn besieged() -> Result<&'static ControlPlane> {
     static BESIEGED: OnceCell<ControlPlane> = OnceCell::const_new();
     BESIEGED
         .get_or_try_init(async || {
-            let cluster = ControlPlane::start(Options { controllers: true }).await?;
+            let cluster = ControlPlane::start(Options {
+                controllers: true,
+                ..Options::default()
+            })
+            .await?;
             install(&cluster, "manifests/base").await?;
             policy_holds(&cluster).await?;
             if cluster.minor() >= 34 {

@@ -79,7 +79,11 @@ async fn main() -> Result<()> {
 
 async fn run(args: &Args) -> Result<()> {
     println!("Starting the control plane ...");
-    let cluster = ControlPlane::start(Options { controllers: true }).await?;
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
     let client = cluster.admin()?;
     install(args, &cluster, &client).await?;
     let folder = cluster.dir().join("gpus");

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Makes the images that `install.rs` installs: gpustow's as `make images` makes them, but for speed, and
+# kube-scheduler's. Says what it does on stderr; the only line on stdout is their folder.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+root=$here/../..
+target=${CARGO_TARGET_DIR:-$root/target}
+case $(uname -m) in
+x86_64) arch=amd64 ;;
+aarch64) arch=arm64 ;;
+*) echo "node: no name for the architecture $(uname -m)" >&2 && exit 1 ;;
+esac
+[ -x /usr/lib/cni/bridge ] || {
+    echo "node: no network for pods: apt-get install -y containernetworking-plugins" >&2
+    exit 1
+}
+# The commit's name would have everything compiled anew.
+images=$(PROFILE=dev ARCHS=$arch REVISION=test BESIDE="--package gpustow-fake-nvml" "$root/images/build.sh")
+# As the driver's own library it needs a C library and nothing else.
+cp "$target/$(uname -m)-unknown-linux-gnu/debug/libnvidia_ml.so" "$images/libnvidia-ml.so.1"
+scheduler=$("$here/../control-plane/build.sh")/kube-scheduler
+version=$("$scheduler" --version)
+python3 "$root/images/oci.py" --output "$images/kube-scheduler.tar" --level 1 \
+    --name "registry.k8s.io/kube-scheduler:${version##* }" --entrypoint /usr/local/bin/kube-scheduler \
+    --arch "$arch" --file "/usr/local/bin/kube-scheduler=$scheduler" >&2
+"$here/../toolkit/build.sh" >/dev/null
+echo "$images"
