@@ -108,8 +108,46 @@ bench-agent: control-plane ## What the agent costs its node, and how soon its re
 generate: ## Write the generated manifests and the dashboard
 	$(RUN) --package gpustow-generate
 
+.PHONY: workflows
+workflows: ## Check the workflows of GitHub
+	@release/workflows.sh
+
+# The steps of a release, in this order: docs/releasing.md.
+
+.PHONY: release-version
+release-version: ## Check that all that names the version names it (TAG=v1.2.3: and that the CHANGELOG has it)
+	@release/version.sh
+
+.PHONY: release-push
+release-push: ## Push images and chart (REGISTRY=…: there)
+	@release/push.sh
+
+.PHONY: release-plugin
+release-plugin: ## Pack the plugin for this system
+	@release/plugin.sh
+
+.PHONY: release-manifests
+release-manifests: ## Write a file for each way of installing by kubectl alone
+	@release/manifests.sh
+
+.PHONY: release-index
+release-index: ## Write the sums of what is attached, and krew's entry
+	@release/index.sh
+
+.PHONY: release-sign
+release-sign: ## Sign what was pushed and attached
+	@release/sign.sh
+
+.PHONY: release-verify
+release-verify: ## Pull back what was pushed, and verify it as a user would
+	@release/verify.sh
+
+.PHONY: release-dry-run
+release-dry-run: images control-plane helm ## A whole release against a registry on loopback, pulled back and verified
+	@release/dry-run.sh
+
 .PHONY: ci
-ci: fmt clippy doc deny generated test test-node test-page ## Everything that must hold before a change lands
+ci: fmt clippy doc deny generated workflows test test-node test-page ## Everything that must hold before a change lands
 
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)
