@@ -19,7 +19,8 @@ esac
 images=$(PROFILE=dev ARCHS=$arch REVISION=test BESIDE="--package gpustow-fake-nvml" "$root/images/build.sh")
 # As the driver's own library it needs a C library and nothing else.
 cp "$target/$(uname -m)-unknown-linux-gnu/debug/libnvidia_ml.so" "$images/libnvidia-ml.so.1"
-scheduler=$("$here/../control-plane/build.sh")/kube-scheduler
+# Itself, where the folder with an older kubelet has a link.
+scheduler=$(KUBELET='' "$here/../control-plane/build.sh")/kube-scheduler
 version=$("$scheduler" --version)
 python3 "$root/images/oci.py" --output "$images/kube-scheduler.tar" --level 1 \
     --name "registry.k8s.io/kube-scheduler:${version##* }" --entrypoint /usr/local/bin/kube-scheduler \
