@@ -4,6 +4,7 @@
 # with the same tools, gives the same bytes in any folder.
 #   ARCHS     amd64, arm64 or both (the default)
 #   PROFILE   release (the default), or dev for tests
+#   OUT       the folder of the archives; images/PROFILE in the target folder without it
 #   TAG       of every image; the workspace's version without it
 #   REVISION  what the programs tell of their build; the commit without it
 #   BESIDE    what else cargo is to make for the agent's C library, for tests
@@ -21,10 +22,11 @@ root=$(cd "$here/.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 archs=${ARCHS:-amd64 arm64}
 profile=${PROFILE:-release}
-mkdir -p "$target/images/$profile"
+mkdir -p "$target/images"
 target=$(cd "$target" && pwd)
 work=$target/images
-out=$work/$profile
+out=${OUT:-$work/$profile}
+mkdir -p "$out"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -1)
 revision=${REVISION:-$(git -C "$root" rev-parse HEAD)}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct)}

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the images that `install.rs` installs: gpustow's as `make images` makes them, but for speed, and
-# kube-scheduler's. Says what it does on stderr; the only line on stdout is their folder.
+# Makes the images that `install.rs` installs: gpustow's as `make images` makes them, but for speed, in the builds
+# that its TAGS name, and kube-scheduler's. Says what it does on stderr; the only line on stdout is their folder.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,8 +15,12 @@ esac
     echo "node: no network for pods: apt-get install -y containernetworking-plugins" >&2
     exit 1
 }
-# The commit's name would have everything compiled anew.
-images=$(PROFILE=dev ARCHS=$arch REVISION=test BESIDE="--package gpustow-fake-nvml" "$root/images/build.sh")
+images=$target/images/test
+for tag in v0.1.0 v0.1.1; do
+    # The commit's name would have more compiled anew.
+    OUT=$images/$tag PROFILE=dev ARCHS=$arch TAG=$tag REVISION=build-of-$tag \
+        BESIDE="--package gpustow-fake-nvml" "$root/images/build.sh" >/dev/null
+done
 # As the driver's own library it needs a C library and nothing else.
 cp "$target/$(uname -m)-unknown-linux-gnu/debug/libnvidia_ml.so" "$images/libnvidia-ml.so.1"
 # Itself, where the folder with an older kubelet has a link.

@@ -13,13 +13,11 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
 
 use crate::kubelet::IMAGE;
-use crate::site::{CARDS, Site, block, inline, on_site, uuid};
+use crate::site::{CARDS, Site, TAGS, block, inline, on_site, uuid};
 
 const SYSTEM: &str = "gpustow-system";
 /// Bound on waits for pods that are started one after another on a busy machine.
 const LATER: Duration = Duration::from_secs(300);
-/// The tag of the images in the repository, and one that is later.
-const TAGS: [&str; 2] = ["v0.1.0", "v0.1.1"];
 
 #[tokio::test]
 async fn what_helm_installs_runs_as_pods() -> Result<()> {
@@ -35,7 +33,7 @@ async fn what_helm_installs_runs_as_pods() -> Result<()> {
         runs(site, TAGS[0]).await?;
         let before = serves(site).await?;
 
-        arrives(site).await?;
+        site.imports(TAGS[1]).await?;
         site.edits(&["manifests/chart/Chart.yaml"], TAGS[0], TAGS[1])?;
         site.types(&inline("docs/upgrade.md", "helm upgrade")?)
             .await?;
@@ -64,7 +62,7 @@ async fn what_kustomize_installs_runs_as_pods() -> Result<()> {
         guards(site).await?;
         let before = serves(site).await?;
 
-        arrives(site).await?;
+        site.imports(TAGS[1]).await?;
         let files =
             ["base", "agent", "page"].map(|it| format!("manifests/{it}/kustomization.yaml"));
         site.edits(&files.each_ref().map(String::as_str), TAGS[0], TAGS[1])?;
@@ -86,15 +84,6 @@ async fn what_kustomize_installs_runs_as_pods() -> Result<()> {
 async fn pods(site: &Site, namespace: &str) -> Result<Vec<Pod>> {
     let pods = Api::<Pod>::namespaced(site.client.clone(), namespace);
     Ok(pods.list(&ListParams::default()).await?.items)
-}
-
-/// The images of the next version: those of this one under another name.
-async fn arrives(site: &Site) -> Result<()> {
-    for image in ["gpustow", "gpustow-agent", "kubectl-gpustow"] {
-        let [now, next] = TAGS.map(|tag| format!("ghcr.io/gpustow/{image}:{tag}"));
-        site.kubelet.tag(&now, &next).await?;
-    }
-    Ok(())
 }
 
 /// Waits until gpustow's own pods are ready from images of this tag, and no others of its are there; then looks
@@ -135,8 +124,10 @@ async fn runs(site: &Site, tag: &str) -> Result<()> {
             _ => "65532",
         };
         for id in containers(&pod) {
-            confined(site.kubelet.pid(&id).await?, user)
-                .with_context(|| format!("{} {id}", pod.name_any()))?;
+            let pid = site.kubelet.pid(&id).await?;
+            let which = || format!("{} {id}", pod.name_any());
+            confined(pid, user).with_context(which)?;
+            is_of_build(pid, tag).with_context(which)?;
         }
     }
     Ok(())
@@ -172,6 +163,24 @@ fn containers(pod: &Pod) -> Vec<String> {
     let ids = all.filter_map(|container| container.container_id.as_deref());
     ids.map(|id| id.trim_start_matches("containerd://").to_owned())
         .collect()
+}
+
+/// A program of ours that tells its revision tells that of this build, as `images.sh` calls it.
+fn is_of_build(pid: u32, tag: &str) -> Result<()> {
+    let program = std::fs::read_link(format!("/proc/{pid}/exe"))?;
+    if !["/gpustow", "/gpustow-agent"]
+        .map(Path::new)
+        .contains(&&*program)
+    {
+        return Ok(());
+    }
+    let bytes = std::fs::read(format!("/proc/{pid}/exe"))?;
+    let revision = format!("build-of-{tag}");
+    let tells = bytes
+        .windows(revision.len())
+        .any(|it| it == revision.as_bytes());
+    ensure!(tells, "{} is not of {revision}", program.display());
+    Ok(())
 }
 
 /// This user, no capability, none to be had, system calls filtered, and a root that cannot be written.

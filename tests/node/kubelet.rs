@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_testkit::{ControlPlane, Launch, Process, eventually, free_port};
+use gpustow_testkit::{ControlPlane, Launch, Process, built, eventually, free_port};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
 use serde_json::{Value, json};
@@ -99,13 +99,7 @@ impl Kubelet {
         let args = vec!["--config".to_owned(), config.display().to_string()];
         let containerd = run(Path::new("containerd"), "containerd.log", args, env)?;
         for image in images {
-            eventually(SOON, "containerd takes the image", async || {
-                let mut ctr = ctr(&socket);
-                ctr.args(["images", "import", "--snapshotter=native"]);
-                ctr.arg(image);
-                output(ctr).await
-            })
-            .await?;
+            import(&socket, image).await?;
         }
 
         let port = free_port()?;
@@ -147,11 +141,9 @@ impl Kubelet {
         self.socket.parent().unwrap_or(Path::new("/"))
     }
 
-    /// Gives an image another name.
-    pub(crate) async fn tag(&self, image: &str, name: &str) -> Result<()> {
-        let mut ctr = ctr(&self.socket);
-        ctr.args(["images", "tag", image, name]);
-        output(ctr).await.map(drop)
+    /// Takes an image, an OCI archive.
+    pub(crate) async fn import(&self, image: &Path) -> Result<()> {
+        import(&self.socket, image).await
     }
 
     /// The first process of a container that runs, on the host.
@@ -186,6 +178,18 @@ pub(crate) async fn output(mut command: tokio::process::Command) -> Result<Strin
         command.as_std()
     );
     Ok(String::from_utf8(output.stdout)?)
+}
+
+async fn import(socket: &Path, image: &Path) -> Result<()> {
+    built(image, "make test-node makes it")?;
+    eventually(SOON, "containerd takes the image", async || {
+        let mut ctr = ctr(socket);
+        ctr.args(["images", "import", "--snapshotter=native"]);
+        ctr.arg(image);
+        output(ctr).await
+    })
+    .await
+    .map(drop)
 }
 
 fn ctr(socket: &Path) -> tokio::process::Command {

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gpustow_testkit::{ControlPlane, Options, Scheduler, SchedulerConfig, built};
+use gpustow_testkit::{ControlPlane, Options, Scheduler, SchedulerConfig};
 use kube::Client;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
@@ -20,6 +20,8 @@ use crate::place::Place;
 const SERVICE: &str = "10.0.0.1:443";
 /// Where NVIDIA's GPU Operator keeps a driver, and the agent finds it.
 const DRIVER: &str = "/run/nvidia/driver";
+/// The builds of gpustow's images, the one that the repository's manifests name first.
+pub(crate) const TAGS: [&str; 2] = ["v0.1.0", "v0.1.1"];
 /// The number of cards.
 pub(crate) const CARDS: u32 = 4;
 /// Bound on a command that ends soon when all is well.
@@ -31,6 +33,8 @@ pub(crate) struct Site {
     pub(crate) kubelet: Kubelet,
     /// What an administrator has checked out.
     pub(crate) checkout: PathBuf,
+    /// Where `images.sh` puts its archives.
+    images: PathBuf,
     path: String,
     _scheduler: Scheduler,
 }
@@ -69,21 +73,11 @@ impl Site {
 
         let target = workload.parent().and_then(Path::parent);
         let target = target.context("no target folder")?;
-        let images = target.join("images/dev");
+        let images = target.join("images/test");
         simulate_driver(&images.join("libnvidia-ml.so.1")).await?;
-        let images = [
-            "gpustow",
-            "gpustow-agent",
-            "kubectl-gpustow",
-            "kube-scheduler",
-        ]
-        .map(|name| images.join(name).with_extension("tar"));
-        for image in &images {
-            built(image, "make test-node makes it")?;
-        }
+        let scheduler_image = images.join("kube-scheduler.tar");
         let examples = workload.with_file_name("examples.tar");
-        let archives = images.iter().map(PathBuf::as_path);
-        let archives: Vec<&Path> = archives.chain([workload, &examples]).collect();
+        let archives: [&Path; 3] = [&scheduler_image, workload, &examples];
         let labels = "nvidia.com/gpu.present=true";
         let toolkit = Toolkit {
             bin: target.join("toolkit/bin"),
@@ -112,14 +106,26 @@ impl Site {
         let helm = Path::new(helm.trim_end()).parent().context("no folder")?;
         let path = [helm, cluster.bin()].map(|it| it.display().to_string());
         let path = format!("{}:{}", path.join(":"), std::env::var("PATH")?);
-        Ok(Site {
+        let site = Site {
             client: cluster.admin()?,
             cluster,
             kubelet,
             checkout,
+            images,
             path,
             _scheduler: scheduler,
-        })
+        };
+        site.imports(TAGS[0]).await?;
+        Ok(site)
+    }
+
+    /// Brings a build of gpustow's images onto the node.
+    pub(crate) async fn imports(&self, tag: &str) -> Result<()> {
+        for image in ["gpustow", "gpustow-agent", "kubectl-gpustow"] {
+            let archive = self.images.join(tag).join(image).with_extension("tar");
+            self.kubelet.import(&archive).await?;
+        }
+        Ok(())
     }
 
     /// Types a script, as an administrator in his checkout.
