@@ -51,6 +51,10 @@ node: control-plane helm
 	$(CARGO) build --workspace --locked --bin gpustow-agent
 	$(CARGO) test --workspace --locked --test node --no-run
 
+.PHONY: test-gpu
+test-gpu: ## Run the agent on this machine's NVIDIA GPU, beside nvidia-smi (AGENT=…: that program, else it is compiled)
+	@python3 tests/gpu/run.py $(AGENT)
+
 .PHONY: test-page
 test-page: ## Test the page of kubectl gpustow ui in headless Chromium
 	@tests/page/run.sh
