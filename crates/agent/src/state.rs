@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::gpunode::{Condition, Gpu, GpuNodeStatus, HeldBy, PodUse, Summary};
+use gpustow_api::gpunode::{
+    Condition, Gpu, GpuNodeStatus, HeldBy, PROCESSES_READABLE, PodUse, Summary,
+};
 use gpustow_pack::Mib;
 
 use crate::capacity::Cards;
@@ -364,14 +366,14 @@ impl State {
             .any(|seen| !seen.used.measured && seen.gpu.healthy);
         let processes = if self.unseen {
             let advice = "No GPU process is in /proc: run the agent with hostPID, or with --proc of the host.";
-            is("ProcessesReadable", false, "HostProcessesHidden", advice)
+            is(PROCESSES_READABLE, false, "HostProcessesHidden", advice)
         } else if unmeasured {
             let advice = "The driver does not say what each process uses: memory within what a card's pods were \
                           promised counts as theirs.";
-            is("ProcessesReadable", false, "NotMeasured", advice)
+            is(PROCESSES_READABLE, false, "NotMeasured", advice)
         } else {
             is(
-                "ProcessesReadable",
+                PROCESSES_READABLE,
                 true,
                 "Measured",
                 "Memory is known per process.",

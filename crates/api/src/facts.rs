@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::assignment::{Assignment, BrokenAssignment};
 use crate::intree::{self, Constraints, Label, PREFER_NO_SCHEDULE, Taint};
 use crate::request::{BadRequest, request};
-use crate::{names, quantity};
+use crate::{kept, names, quantity};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
@@ -72,6 +72,12 @@ pub struct PodFacts {
     pub released: bool,
     /// kube-scheduler said that it is unschedulable and may be asleep.
     pub waiting: bool,
+    /// Seconds that it may take to end.
+    pub grace: u32,
+    /// It was asked to give memory back that it uses beyond its request, and has not ([`names::GIVE_BACK`]).
+    pub asked_back: bool,
+    /// The node on which the extender that decided last kept room for it ([`kept`](crate::kept)).
+    pub kept_on: Option<Arc<str>>,
     /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
     /// refusal from one that was there before.
     pub refusal: u64,
@@ -151,6 +157,12 @@ impl PodFacts {
             gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
             released: has_ended(status) || deleting && all_terminated(spec, status),
             waiting: status.is_some_and(is_waiting),
+            grace: spec.map_or(0, grace),
+            asked_back: status.is_some_and(|status| holds(status, names::GIVE_BACK).is_some()),
+            kept_on: status.and_then(|status| {
+                let kept = holds(status, names::KEPT_CONDITION)?;
+                kept::node(kept.message.as_deref()?).map(Arc::from)
+            }),
             refusal: status.and_then(refused).map_or(0, digest),
         })
     }
@@ -412,6 +424,18 @@ fn all_terminated(spec: Option<&PodSpec>, status: Option<&PodStatus>) -> bool {
         .chain(init)
         .chain(ephemeral);
     !spec.containers.is_empty() && all.all(|name| terminated.contains(name.as_str()))
+}
+
+/// Seconds that a pod has to end; Kubernetes' own default where it does not say.
+fn grace(spec: &PodSpec) -> u32 {
+    let seconds = spec.termination_grace_period_seconds.unwrap_or(30).max(0);
+    u32::try_from(seconds).unwrap_or(u32::MAX)
+}
+
+/// The condition of this type, if it is True.
+fn holds<'s>(status: &'s PodStatus, of_type: &str) -> Option<&'s PodCondition> {
+    let is_it = |it: &&PodCondition| it.type_ == of_type && it.status == "True";
+    status.conditions.iter().flatten().find(is_it)
 }
 
 fn refused(status: &PodStatus) -> Option<&PodCondition> {

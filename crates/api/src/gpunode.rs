@@ -15,6 +15,9 @@ pub const HEARTBEAT: Duration = Duration::from_secs(60);
 /// The silence after which a report is stale, unless an operator says otherwise: three heartbeats.
 pub const STALE_AFTER: Duration = Duration::from_secs(3 * HEARTBEAT.as_secs());
 
+/// The condition of a GpuNode that is False where the agent cannot tell whose processes use a card.
+pub const PROCESSES_READABLE: &str = "ProcessesReadable";
+
 /// A GpuNode has no desired state: it is a report.
 #[derive(
     CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema,
@@ -77,6 +80,13 @@ impl GpuNodeStatus {
     pub fn written(&self) -> Option<i64> {
         let written: Timestamp = self.heartbeat.as_deref()?.parse().ok()?;
         Some(written.as_second())
+    }
+
+    /// Does it say of each process whose it is?
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        let unreadable = |it: &Condition| it.r#type == PROCESSES_READABLE && it.status == "False";
+        !self.conditions.iter().any(unreadable)
     }
 }
 

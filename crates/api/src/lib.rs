@@ -8,6 +8,7 @@ pub mod facts;
 pub mod faults;
 pub mod gpunode;
 pub mod intree;
+pub mod kept;
 pub mod keys;
 pub mod limit;
 mod links;

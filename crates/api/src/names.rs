@@ -61,6 +61,11 @@ pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
 /// Written by the extender: condition whose change wakes a waiting pod.
 pub const ROOM_CONDITION: &str = "gpustow.dev/RoomAppeared";
 
+/// Written by the extender: condition on a waiting pod for which room is kept, whose message says where.
+pub const KEPT_CONDITION: &str = "gpustow.dev/RoomKept";
+/// Written by the extender: condition on a pod that is to give memory back which it uses beyond its request.
+pub const GIVE_BACK: &str = "gpustow.dev/GiveBack";
+
 /// Label that the admission policy sets on pods that ask for GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
 

@@ -137,10 +137,10 @@ impl Ledger {
     }
 
     /// Ends reservations whose bind never came, because something after us refused their nodes, and
-    /// claims whose time is over.
+    /// what has been kept for long enough.
     pub fn expire(&mut self, now: Duration) {
         let ttl = self.config.claim_ttl;
-        self.queue.expire_claims(&self.books, now, ttl);
+        self.queue.expire_kept(&self.books, now, ttl);
         let change = self.books.expire(now);
         self.follow(change);
     }

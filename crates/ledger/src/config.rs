@@ -22,6 +22,11 @@ pub struct Config {
     pub wake_again_after: Duration,
     /// How long a nominated pod that was refused keeps its room after its nomination is cleared.
     pub claim_ttl: Duration,
+    /// Call memory back that pods use beyond their requests when it keeps a pod off whose request fits by the
+    /// books.
+    pub call_back: bool,
+    /// How long memory that is called back is waited for, beyond the time that its users have to end.
+    pub call_back_for: Duration,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -35,6 +40,8 @@ impl Default for Config {
             slow_reservation_ttl: Duration::from_secs(660),
             wake_again_after: Duration::from_secs(2),
             claim_ttl: Duration::from_secs(5),
+            call_back: false,
+            call_back_for: Duration::from_secs(60),
             search_steps: 100_000,
         }
     }

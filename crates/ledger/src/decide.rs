@@ -1,11 +1,10 @@
 //! Filter and prioritize: which nodes would do, and which is best.
 
-use std::cmp::Reverse;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
+use gpustow_pack::{Choice, Cost, Refusal, Request};
 
 use crate::Ledger;
 use crate::books::{Gate, Node, Reservation};
@@ -49,6 +48,8 @@ pub enum Reason {
     Stale,
     /// The room is kept for a pod that preempts there.
     Nominated,
+    /// Others use the room beyond their requests, and were asked to give it back.
+    CalledBack,
     /// An earlier bind of this pod has an unknown outcome that is being looked up.
     BindUnderWay,
     /// The pod has been deleted, and kube-scheduler does not know yet.
@@ -66,6 +67,7 @@ impl Reason {
             Self::NoReport,
             Self::Stale,
             Self::Nominated,
+            Self::CalledBack,
             Self::BindUnderWay,
             Self::Gone,
             Self::NotYet,
@@ -82,6 +84,7 @@ impl Reason {
             Self::NoReport => "no GPU report from a gpustow agent",
             Self::Stale => "the GPU report is stale: the gpustow agent is silent",
             Self::Nominated => "free GPU memory is kept for a pod that preempts here",
+            Self::CalledBack => "lent GPU memory is being called back",
             Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
             Self::Gone => "the pod has been deleted",
             Self::NotYet => "not looked at yet: the search for many containers or GPUs goes on",
@@ -106,6 +109,7 @@ impl Reason {
             Self::NoReport => "no_report",
             Self::Stale => "stale",
             Self::Nominated => "nominated",
+            Self::CalledBack => "called_back",
             Self::BindUnderWay => "bind_under_way",
             Self::Gone => "gone",
             Self::NotYet => "not_yet",
@@ -233,6 +237,20 @@ impl Ledger {
             self.wait_refused(ask.pod, &looked_at, now);
             if stopped.is_some() {
                 self.queue.ask_again(uid);
+            }
+            if stopped.is_none() {
+                let cured = |why| {
+                    matches!(
+                        why,
+                        Reason::Fit(Refusal::NoRoom) | Reason::CalledBack | Reason::Nominated
+                    )
+                };
+                let short = refused.iter().filter(|(_, why)| cured(*why));
+                let short: Vec<&str> = short.map(|(name, _)| *name).collect();
+                self.call_back_for(ask.pod, &short, now);
+            }
+            for (name, reason) in &mut refused {
+                *reason = self.refused_because(uid, name, *reason);
             }
             return Filtered {
                 nodes: Vec::new(),
@@ -365,7 +383,7 @@ impl Ledger {
         let gate = self.enter(slot, now)?;
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        if self.others_nominated(name, pod).next().is_some() {
+        if self.others_kept(name, pod).next().is_some() {
             let choice = self.choose_within(name, pod, request, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }
@@ -384,7 +402,7 @@ impl Ledger {
         self.choose_within(name, pod, request, &mut unbounded)
     }
 
-    fn choose_within(
+    pub(crate) fn choose_within(
         &self,
         name: &str,
         pod: &PodFacts,
@@ -393,79 +411,13 @@ impl Ledger {
     ) -> Result<Choice, Reason> {
         let node = self.books.node(name).ok_or(Reason::NoReport)?;
         let choice = self.scores.fit_within(node.view(), request, budget)?;
-        match self.beside_nominated(name, node, pod, |_| false, budget)? {
+        match self.beside_kept(name, node, pod, |_| false, budget)? {
             Some(view) => match self.scores.fit_within(&view, request, budget) {
-                Err(Reason::Fit(_)) => Err(Reason::Nominated),
+                Err(Reason::Fit(_)) => Err(self.kept_because(name, pod)),
                 found => found,
             },
             None => Ok(choice),
         }
-    }
-
-    /// Unreserved pods nominated to a node, that the pod must make way for.
-    fn others_nominated<'s>(
-        &'s self,
-        name: &str,
-        pod: &'s PodFacts,
-    ) -> impl Iterator<Item = &'s PodFacts> {
-        let uids = self.queue.nominated_on(name);
-        uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
-            .filter_map(|uid| Some(&**self.books.pod(uid)?))
-            .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
-    }
-
-    /// The node's view without those that `gone` names, less what pods nominated there will need
-    /// beyond the memory of the pods that are being deleted for them. None if nobody is nominated;
-    /// [`Reason::NotYet`] if that could not be told within the budget.
-    pub(crate) fn beside_nominated(
-        &self,
-        name: &str,
-        node: &Node,
-        pod: &PodFacts,
-        gone: impl Fn(&str) -> bool,
-        budget: &mut Budget,
-    ) -> Result<Option<NodeGpus>, Reason> {
-        let mut nominated: Vec<_> = self.others_nominated(name, pod).collect();
-        if nominated.is_empty() {
-            return Ok(None);
-        }
-        nominated.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
-        let leaving = |uid: &str| self.books.pod(uid).is_some_and(|known| known.deleting);
-        let mut later = node.view_of(|uid| !leaving(uid) && !gone(uid));
-        let mut view = node.view_of(|uid| !gone(uid));
-        let mut needs = vec![gpustow_pack::Mib::ZERO; view.cards.len()];
-        for other in nominated {
-            let Ok(request) = &other.request else {
-                continue;
-            };
-            let choice = match self.scores.fit_within(&later, request, budget) {
-                Ok(choice) => choice,
-                Err(Reason::NotYet) => return Err(Reason::NotYet),
-                Err(_) => continue,
-            };
-            for (card, mib) in choice.placement.charges {
-                later.cards[card].free = later.cards[card].free.minus(mib);
-                needs[card] = needs[card] + mib;
-            }
-        }
-        for (index, card) in view.cards.iter_mut().enumerate() {
-            let freed = node.held(node.uuid(index), |uid| leaving(uid) && !gone(uid));
-            card.free = card.free.minus(needs[index].minus(freed));
-        }
-        Ok(Some(view))
-    }
-
-    /// The node as it would be for `pod` if those that `gone` names were not there.
-    pub(crate) fn view_without(
-        &self,
-        name: &str,
-        node: &Node,
-        pod: &PodFacts,
-        gone: impl Fn(&str) -> bool,
-        budget: &mut Budget,
-    ) -> Result<NodeGpus, Reason> {
-        let beside = self.beside_nominated(name, node, pod, &gone, budget)?;
-        Ok(beside.unwrap_or_else(|| node.view_of(|uid| !gone(uid))))
     }
 
     /// Does the node have soft taints that the pod does not tolerate?

@@ -20,6 +20,7 @@ impl Ledger {
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         self.choose(node, pod, request)
+            .map_err(|reason| self.refused_because(&pod.uid, node, reason))
     }
 
     /// One sentence on what speaks for these charges (card index as in

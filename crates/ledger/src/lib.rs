@@ -48,9 +48,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod beside;
 mod bind;
 mod books;
 mod budget;
+mod call_back;
 mod config;
 mod decide;
 mod explain;
@@ -66,6 +68,7 @@ use scores::Scores;
 
 pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
+pub use call_back::{Borrower, CallBack};
 pub use config::Config;
 pub use decide::{Ask, Filtered, Reason};
 pub use preempt::Victims;

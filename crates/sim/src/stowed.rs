@@ -132,6 +132,9 @@ impl Stowed {
             gated: false,
             released: false,
             waiting: false,
+            grace: 0,
+            asked_back: false,
+            kept_on: None,
             refusal: 0,
         }
     }

@@ -69,10 +69,33 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             gated: true,
             released: false,
             waiting: true,
+            grace: 30,
+            asked_back: false,
+            kept_on: None,
             refusal: facts.refusal,
         }
     );
     assert_ne!(facts.refusal, 0);
+}
+
+#[test]
+fn what_was_asked_back_and_kept_is_read_from_true_conditions_alone() {
+    let facts = |status: &str| {
+        facts(json!({
+            "metadata": {"uid": "u"},
+            "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]},
+            "status": {"conditions": [
+                {"type": names::GIVE_BACK, "status": status},
+                {"type": names::KEPT_CONDITION, "status": status, "message": kept::message("n", "x")},
+            ]},
+        }))
+    };
+    let held = facts("True");
+    assert!(held.asked_back);
+    assert_eq!((held.kept_on.as_deref(), held.grace), (Some("n"), 7));
+    let ended = facts("False");
+    assert!(!ended.asked_back);
+    assert_eq!(ended.kept_on, None);
 }
 
 #[test]

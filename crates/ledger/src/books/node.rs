@@ -170,6 +170,8 @@ pub(crate) struct Node {
     withheld: HashMap<Uid, Hold>,
     /// The view for a new pod; follows from the fields above.
     view: Arc<NodeGpus>,
+    /// Does a pod use more of a card that it holds than it asked for? The same.
+    lends: bool,
 }
 
 impl Node {
@@ -349,11 +351,54 @@ impl Node {
         if view != *self.view {
             self.view = Arc::new(view);
         }
+        self.lends = self
+            .gpus()
+            .iter()
+            .any(|gpu| self.borrowers(gpu).next().is_some());
         gained
+    }
+
+    /// Does a pod use more of a card that it holds than it asked for?
+    pub(crate) fn lends(&self) -> bool {
+        self.lends
+    }
+
+    /// Who is bound here and uses more of a card than it holds there, with what it holds and uses. Whoever
+    /// holds nothing of the card is a stranger to it, and borrows nothing; nor is anybody told from others
+    /// where the agent could not read all processes.
+    pub(crate) fn borrowers<'s>(
+        &'s self,
+        gpu: &'s Gpu,
+    ) -> impl Iterator<Item = (&'s Uid, Mib, Mib)> {
+        let readable = self.status().is_some_and(GpuNodeStatus::is_readable);
+        let pods = gpu.pods.iter().filter(move |_| readable);
+        pods.filter_map(|used| {
+            let (uid, hold) = self.bound.get_key_value(used.uid.as_str())?;
+            let (held, used) = (hold.on(&gpu.uuid), Mib(used.used_mib));
+            (held > Mib::ZERO && used > held).then_some((uid, held, used))
+        })
+    }
+
+    /// Charges of cards by UUID as the view has them; of cards that it has not, nothing.
+    pub(crate) fn charges(&self, cards: &[(Box<str>, Mib)]) -> Vec<(usize, Mib)> {
+        let index = |uuid: &str| self.gpus().iter().position(|gpu| *gpu.uuid == *uuid);
+        let charges = cards.iter();
+        charges
+            .filter_map(|(uuid, mib)| Some((index(uuid)?, *mib)))
+            .collect()
     }
 
     /// The view as it would be if only the pods that `counts` accepts were there.
     pub(crate) fn view_of(&self, counts: impl Fn(&str) -> bool) -> NodeGpus {
+        self.view_without_loans(counts, |_| false)
+    }
+
+    /// The same, if of the cards that `repaid` accepts nobody used more than it holds there.
+    pub(crate) fn view_without_loans(
+        &self,
+        counts: impl Fn(&str) -> bool,
+        repaid: impl Fn(&str) -> bool,
+    ) -> NodeGpus {
         let cards = self.report.iter().flat_map(|report| {
             let headroom = Mib(report.status.headroom_mib);
             report
@@ -376,7 +421,13 @@ impl Node {
                         holds(&used.uid).map_or(Mib::ZERO, |hold| hold.charges.on(&gpu.uuid));
                     Mib(used.used_mib).minus(held)
                 });
-            let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess.sum();
+            let lent = self.borrowers(gpu).filter(|(uid, ..)| counts(uid));
+            let lent = lent.map(|(_, held, used)| used.minus(held));
+            let excess: Mib = match repaid(&gpu.uuid) {
+                true => excess.sum::<Mib>().minus(lent.sum()),
+                false => excess.sum(),
+            };
+            let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess;
             let whole = self.holds().any(|(uid, hold)| {
                 hold.exclusive && counts(uid) && hold.charges.on(&gpu.uuid) > Mib::ZERO
             });

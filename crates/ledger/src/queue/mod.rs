@@ -3,8 +3,8 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
+mod kept;
 mod kind;
-mod nominated;
 mod offers;
 mod tried;
 mod waiting;
@@ -18,7 +18,8 @@ use gpustow_pack::Request;
 use hashbrown::{HashMap, HashSet};
 
 use crate::books::{Books, Event, Uid, may_be_bound};
-use nominated::Claim;
+pub(crate) use kept::CalledBack;
+use kept::Kept;
 pub(crate) use tried::Tried;
 use waiting::Waiting;
 use wake::Wakes;
@@ -28,9 +29,11 @@ use wake::Wakes;
 pub(crate) struct Queue {
     /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
     tried: HashMap<Uid, Tried>,
-    /// Unbound pods by the node that kube-scheduler nominated for them, or where they have a claim.
-    nominated: HashMap<Arc<str>, HashSet<Uid>>,
-    claims: HashMap<Uid, Claim>,
+    /// Unbound pods by the node where room is kept for them: nominated there, or in `kept`.
+    keeping: HashMap<Arc<str>, HashSet<Uid>>,
+    kept: HashMap<Uid, Kept>,
+    /// Cards whose memory was called back for these pods and did not come.
+    in_vain: HashMap<Uid, HashSet<Box<str>>>,
     waiting: Waiting,
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
@@ -79,6 +82,7 @@ impl Queue {
         let ended = new.is_none_or(|pod| pod.node.is_some() || pod.released);
         if ended {
             self.tried.remove(uid);
+            self.in_vain.remove(uid);
         }
         if let Some(pod) = new
             && let Some(Ok(_)) = &pod.assignment
@@ -139,6 +143,17 @@ impl Queue {
 
     pub(crate) fn is_waiting(&self, uid: &str) -> bool {
         self.waiting.contains(uid)
+    }
+
+    /// Of each kind that waits, up to `limit`, the first pod for which no room is kept and nobody was woken.
+    pub(crate) fn without_room(&self, limit: usize) -> Vec<Uid> {
+        let kept = |uid: &str| self.kept.contains_key(uid);
+        self.waiting.firsts(limit, kept)
+    }
+
+    /// Is room kept for the pod that no nomination keeps?
+    pub(crate) fn has_kept(&self, uid: &str) -> bool {
+        self.kept.contains_key(uid)
     }
 
     /// A pod that was to be woken could not be.

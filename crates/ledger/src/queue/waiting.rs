@@ -415,6 +415,17 @@ impl Waiting {
         Some((turn, *kind))
     }
 
+    /// The first pod of each of the first `limit` kinds that is promised nothing and that `skip` does not name.
+    pub(super) fn firsts(&self, limit: usize, skip: impl Fn(&str) -> bool) -> Vec<Uid> {
+        let kinds = self.heads.values().filter_map(|id| self.kinds.get(id));
+        let is_free = |turn: &&Turn| {
+            let wait = self.pods.get(&turn.3);
+            !skip(&turn.3) && wait.is_some_and(|wait| wait.promised.is_none())
+        };
+        let first = |kind: &Kind| kind.order.iter().find(is_free).map(|turn| turn.3.clone());
+        kinds.take(limit).filter_map(first).collect()
+    }
+
     /// Where a pod of this kind stands.
     pub(super) fn turn(&self, kind: KindId, uid: &str) -> Option<&Turn> {
         let wait = self.pods.get(uid).filter(|wait| wait.kind == kind)?;

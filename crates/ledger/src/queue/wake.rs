@@ -197,9 +197,9 @@ impl Ledger {
         fits(pod)
             || self.queue.is_kept(name) && {
                 let highest = waiting.kind(kind).and_then(Kind::highest);
-                let nominated = self.queue.nominated_on(name);
-                let nominated = nominated.filter(|uid| waiting.turn(kind, uid).is_some());
-                let others = highest.into_iter().chain(nominated);
+                let kept = self.queue.kept_on(name);
+                let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
+                let others = highest.into_iter().chain(kept);
                 let others = others.filter(|uid| **uid != pod.uid);
                 let mut others = others.filter_map(|uid| self.asleep(uid));
                 others.any(|other| fits(&other))
@@ -369,7 +369,7 @@ impl Ledger {
     }
 
     /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse.
-    fn may_fit(&self, name: &str, pod: &PodFacts, now: Duration) -> bool {
+    pub(crate) fn may_fit(&self, name: &str, pod: &PodFacts, now: Duration) -> bool {
         self.check(name, now).is_ok()
             && self
                 .books
@@ -398,15 +398,15 @@ impl Ledger {
         if !self.queue.is_kept(node) {
             return None;
         }
-        let nominated = self.queue.nominated_on(node);
-        let turns = nominated.filter_map(|uid| self.queue.waiting.turn(kind, uid));
+        let kept = self.queue.kept_on(node);
+        let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
         let behind = turns.filter(|behind| *behind > turn);
         let higher = self.queue.waiting.kind(kind)?.higher(turn);
         behind.chain(higher).min().cloned()
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.
-    fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
+    pub(crate) fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let facts = self.books.pod(uid)?;
         let able = facts.node.is_none() && !facts.gated && !facts.deleting;
         (able && self.queue.waiting.is_asker(&facts.scheduler)).then(|| facts.clone())

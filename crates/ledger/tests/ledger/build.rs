@@ -52,6 +52,9 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         gated: false,
         released: false,
         waiting: false,
+        grace: 0,
+        asked_back: false,
+        kept_on: None,
         refusal: 0,
     }
 }

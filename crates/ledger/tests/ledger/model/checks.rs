@@ -102,7 +102,8 @@ impl World {
                 rebuilt.delete_pod(&probe.uid);
             }
         }
-        self.check_placed()
+        self.check_placed()?;
+        self.check_call_backs_end()
     }
 
     /// Nothing is reserved any more, and the books are those of a ledger that has only seen the

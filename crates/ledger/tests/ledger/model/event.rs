@@ -143,11 +143,45 @@ pub(super) enum Event {
     ReportVanishes {
         node: usize,
     },
+    /// The agent reports that a pod of the node uses so much of a card.
+    Use {
+        node: usize,
+        card: usize,
+        pod: usize,
+        mib: u64,
+    },
+    /// The extender looks after what is called back, and writes down whom it asked and for whom.
+    CallBack,
+    /// A pod that was asked gives back what it uses beyond its request.
+    GivesBack {
+        pod: usize,
+    },
     /// The extender dies; a successor fences it and reads everything anew.
     Restart,
 }
 
 impl Event {
+    /// One of a history in which pods use more or less than they asked for.
+    pub(super) fn of_use(random: &mut Random) -> Self {
+        match random.below(24) {
+            0..7 => Self::Use {
+                node: random.index(),
+                card: random.index(),
+                pod: random.index(),
+                mib: random.below(13),
+            },
+            7..11 => Self::CallBack,
+            11 => Self::GivesBack {
+                pod: random.index(),
+            },
+            12 => Self::Advance {
+                seconds: [1, 21, 101][random.below(3) as usize],
+            },
+            13 => Self::DeliverNodes,
+            _ => Self::random(random),
+        }
+    }
+
     pub(super) fn random(random: &mut Random) -> Self {
         let (pod, node, post) = (random.index(), random.index(), random.index());
         match random.below(71) {

@@ -4,6 +4,7 @@
 
 mod checks;
 mod event;
+mod lending;
 mod scheduler;
 mod server;
 mod world;
@@ -18,15 +19,22 @@ use world::World;
 const HISTORIES: u64 = 100_000;
 const LENGTH: u64 = 36;
 
-fn history(seed: u64) -> Vec<Event> {
-    let mut random = Random::new(seed);
-    let length = 4 + random.below(LENGTH);
-    (0..length).map(|_| Event::random(&mut random)).collect()
+/// What is drawn, and whether memory is called back.
+#[derive(Clone, Copy)]
+struct Kind {
+    draw: fn(&mut Random) -> Event,
+    call_back: bool,
 }
 
-fn run(events: &[Event]) -> Result<(), String> {
+fn history(kind: Kind, seed: u64) -> Vec<Event> {
+    let mut random = Random::new(seed);
+    let length = 4 + random.below(LENGTH);
+    (0..length).map(|_| (kind.draw)(&mut random)).collect()
+}
+
+fn run(kind: Kind, events: &[Event]) -> Result<(), String> {
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new();
+        let mut world = World::new(kind.call_back);
         for event in events {
             world.step(event)?;
         }
@@ -36,12 +44,12 @@ fn run(events: &[Event]) -> Result<(), String> {
 }
 
 /// Drops events as long as the history still fails.
-fn shrink(mut events: Vec<Event>) -> Vec<Event> {
+fn shrink(kind: Kind, mut events: Vec<Event>) -> Vec<Event> {
     let mut index = 0;
     while index < events.len() {
         let mut fewer = events.clone();
         fewer.remove(index);
-        if run(&fewer).is_err() {
+        if run(kind, &fewer).is_err() {
             events = fewer;
             index = 0;
         } else {
@@ -58,25 +66,48 @@ fn number(variable: &str) -> Option<u64> {
 
 #[test]
 fn no_history_breaks_an_invariant() {
+    let found = search(Kind {
+        draw: Event::random,
+        call_back: false,
+    });
+    if let Some((seed, why)) = found {
+        panic!("seed {seed}: {why}");
+    }
+}
+
+/// Nobody within its request is a victim, nobody acts on old data, every call-back ends, and all that holds
+/// without calling back holds with it.
+#[test]
+fn no_history_of_use_breaks_an_invariant() {
+    let found = search(Kind {
+        draw: Event::of_use,
+        call_back: true,
+    });
+    if let Some((seed, why)) = found {
+        panic!("seed {seed}: {why}");
+    }
+}
+
+/// The first history found that breaks an invariant, and how.
+fn search(kind: Kind) -> Option<(u64, String)> {
     let histories = number("GPUSTOW_HISTORIES").map_or(HISTORIES, |n| n.max(HISTORIES));
     let first = number("GPUSTOW_SEED").unwrap_or(1);
     let threads = thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let search = |thread: u64| {
+    let part = |thread: u64| {
         (first + thread..first + histories)
             .step_by(usize::try_from(threads).unwrap_or(1))
-            .find_map(|seed| Some((seed, run(&history(seed)).err()?)))
+            .find_map(|seed| Some((seed, run(kind, &history(kind, seed)).err()?)))
     };
-    let failing = thread::scope(|scope| {
+    let (seed, first) = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
-            .map(|thread| scope.spawn(move || search(thread)))
+            .map(|thread| scope.spawn(move || part(thread)))
             .collect();
+        let died = || Some((0, "a worker died".to_owned()));
         workers
             .into_iter()
-            .find_map(|worker| worker.join().expect("a worker"))
-    });
-    if let Some((seed, first)) = failing {
-        let events = shrink(history(seed));
-        let why = run(&events).err().unwrap_or(first);
-        panic!("seed {seed}: {why}\nafter {events:#?}");
-    }
+            .find_map(|worker| worker.join().unwrap_or_else(|_| died()))
+    })?;
+    let events = shrink(kind, history(kind, seed));
+    let why = run(kind, &events).err().unwrap_or(first);
+    Some((seed, format!("{why}\nafter {events:#?}")))
 }

@@ -10,6 +10,7 @@ use gpustow_ledger::{Config, Ledger, Victims};
 use gpustow_pack::Request;
 
 use super::event::Event;
+use super::lending::{self, Lending};
 use super::server::{NODES, NodeEvent, PodEvent, Server};
 use crate::build::{asking, exclusive, limited, node};
 
@@ -31,28 +32,29 @@ pub(super) struct World {
     /// The server was restored, and the list that shows it is not in: the extender does not bind.
     restored: bool,
     broken: Option<String>,
-}
-
-fn config() -> Config {
-    Config {
-        stale_after: Duration::from_secs(100),
-        ..Config::default()
-    }
+    config: Config,
+    pub(super) lending: Lending,
 }
 
 pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-fn pick<T>(list: &[T], number: usize) -> Option<usize> {
+pub(super) fn pick<T>(list: &[T], number: usize) -> Option<usize> {
     (!list.is_empty()).then(|| number % list.len())
 }
 
 impl World {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(call_back: bool) -> Self {
+        let config = Config {
+            stale_after: lending::STALE_AFTER,
+            call_back,
+            call_back_for: lending::CALLED_FOR,
+            ..Config::default()
+        };
         let mut world = Self {
             server: Server::default(),
-            ledger: Ledger::new(config()),
+            ledger: Ledger::new(config),
             now: Duration::from_secs(1000),
             known: BTreeMap::new(),
             listing: None,
@@ -62,6 +64,8 @@ impl World {
             given_up: HashMap::new(),
             restored: false,
             broken: None,
+            config,
+            lending: Lending::default(),
         };
         for name in &NODES[..2] {
             world.server.set_node(name, true);
@@ -75,6 +79,7 @@ impl World {
     pub(super) fn step(&mut self, event: &Event) -> Result<(), String> {
         self.handle(event)?;
         self.check_books()?;
+        self.check_call_backs()?;
         self.broken.take().map_or(Ok(()), Err)
     }
 
@@ -142,6 +147,14 @@ impl World {
                 self.server.set_report(name, Some(report));
             }
             Event::ReportVanishes { node } => self.server.set_report(NODES[node % 3], None),
+            Event::Use {
+                node,
+                card,
+                pod,
+                mib,
+            } => self.uses(NODES[node % 3], card, pod, mib),
+            Event::CallBack => return self.call_back(),
+            Event::GivesBack { pod } => self.gives_back(pod),
             Event::Restart => self.restart(),
             Event::Save => self.server.save(),
             Event::Restore => {
@@ -324,6 +337,9 @@ impl World {
                 NodeEvent::Node(name, false) => self.ledger.delete_node(name),
                 NodeEvent::Report(name, Some(report)) => {
                     self.ledger.apply_gpunode(name, report.clone(), self.now);
+                    if self.known.get(name) != Some(&report) {
+                        self.lending.heard(name, self.now);
+                    }
                     self.known.insert(name, report);
                 }
                 NodeEvent::Report(name, None) => {
@@ -367,12 +383,16 @@ impl World {
         self.gone.clear();
         self.given_up.clear();
         self.known = self.server.reports.clone();
+        self.lending = Lending::default();
+        for name in self.known.keys() {
+            self.lending.heard(name, self.now);
+        }
         self.ledger = self.rebuilt();
     }
 
     /// A ledger that has only seen lists.
     pub(super) fn rebuilt(&self) -> Ledger {
-        let mut ledger = Ledger::new(config());
+        let mut ledger = Ledger::new(self.config);
         let pods = self.server.pods.iter().rev().cloned().collect();
         ledger.reset_pods(pods, 0);
         let reports = self.server.reports.iter().rev();

@@ -1,0 +1,118 @@
+//! A node as it is for a pod beside those for whom room is kept there.
+
+use std::cmp::Reverse;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Mib, NodeGpus};
+
+use crate::books::Node;
+use crate::budget::Budget;
+use crate::{Ledger, Reason};
+
+impl Ledger {
+    /// Pods without a reservation for which room is kept on a node, and that the pod must make way for.
+    pub(crate) fn others_kept<'s>(
+        &'s self,
+        name: &str,
+        pod: &'s PodFacts,
+    ) -> impl Iterator<Item = &'s PodFacts> {
+        let uids = self.queue.kept_on(name);
+        uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
+            .filter_map(|uid| Some(&**self.books.pod(uid)?))
+            .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
+    }
+
+    /// Why the room there is not for the pod.
+    pub(crate) fn kept_because(&self, name: &str, pod: &PodFacts) -> Reason {
+        let called_back = |other: &PodFacts| self.queue.called_back(&other.uid).is_some();
+        match self.others_kept(name, pod).all(called_back) {
+            true => Reason::CalledBack,
+            false => Reason::Nominated,
+        }
+    }
+
+    /// The node's view without those that `gone` names, less what the pods for which room is kept there will
+    /// need beyond the memory of those who are leaving and beyond what is called back for them. None if no
+    /// room is kept; [`Reason::NotYet`] if that could not be told within the budget.
+    pub(crate) fn beside_kept(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        gone: impl Fn(&str) -> bool,
+        budget: &mut Budget,
+    ) -> Result<Option<NodeGpus>, Reason> {
+        let mut view = node.view_of(|uid| !gone(uid));
+        let kept = self.take_kept(&mut view, name, node, pod, gone, budget)?;
+        Ok(kept.then_some(view))
+    }
+
+    /// Takes what is kept for others out of a view of the node, as in [`Ledger::beside_kept`]. False if
+    /// nothing is.
+    pub(crate) fn take_kept(
+        &self,
+        view: &mut NodeGpus,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        gone: impl Fn(&str) -> bool,
+        budget: &mut Budget,
+    ) -> Result<bool, Reason> {
+        let mut kept: Vec<_> = self.others_kept(name, pod).collect();
+        if kept.is_empty() {
+            return Ok(false);
+        }
+        kept.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
+        let leaving = |uid: &str| self.books.pod(uid).is_some_and(|known| known.deleting);
+        let called = |uuid: &str| {
+            let mut called = kept
+                .iter()
+                .filter_map(|pod| self.queue.called_back(&pod.uid));
+            called.any(|(_, what)| what.has(uuid))
+        };
+        let mut later = node.view_without_loans(|uid| !leaving(uid) && !gone(uid), called);
+        let mut needs = vec![Mib::ZERO; view.cards.len()];
+        let mut freed: Vec<Mib> = (0..view.cards.len())
+            .map(|card| node.held(node.uuid(card), |uid| leaving(uid) && !gone(uid)))
+            .collect();
+        for other in &kept {
+            let Ok(request) = &other.request else {
+                continue;
+            };
+            let charges = match self.queue.called_back(&other.uid) {
+                Some((_, what)) => {
+                    for (card, gpu) in node.gpus().iter().enumerate() {
+                        freed[card] = freed[card] + self.coming_back(node, gpu, what, &gone);
+                    }
+                    node.charges(what.cards())
+                }
+                None => match self.scores.fit_within(&later, request, budget) {
+                    Ok(choice) => choice.placement.charges,
+                    Err(Reason::NotYet) => return Err(Reason::NotYet),
+                    Err(_) => continue,
+                },
+            };
+            for (card, mib) in charges {
+                later.cards[card].free = later.cards[card].free.minus(mib);
+                needs[card] = needs[card] + mib;
+            }
+        }
+        for (index, card) in view.cards.iter_mut().enumerate() {
+            card.free = card.free.minus(needs[index].minus(freed[index]));
+        }
+        Ok(true)
+    }
+
+    /// The node as it would be for `pod` if those that `gone` names were not there.
+    pub(crate) fn view_without(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        gone: impl Fn(&str) -> bool,
+        budget: &mut Budget,
+    ) -> Result<NodeGpus, Reason> {
+        let beside = self.beside_kept(name, node, pod, &gone, budget)?;
+        Ok(beside.unwrap_or_else(|| node.view_of(|uid| !gone(uid))))
+    }
+}

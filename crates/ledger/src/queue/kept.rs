@@ -1,0 +1,264 @@
+//! Room on a node that is kept for a pod: no other gets it whose priority is not higher.
+//!
+//! It is kept for one of two causes. *Preempting*: kube-scheduler nominated the pod there. It may ask for
+//! the pod before our watch shows that its victim is gone, take the refusal for the end of the preemption
+//! and clear the nomination; the claim outlives that for a while, or the room would go to a pod of lower
+//! priority as soon as we see it. *Called back*: others use the room beyond their requests and were asked
+//! to give it back ([`crate::call_back`]).
+//!
+//! Every kept room ends: with its pod, with a reservation for it, or at its deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Mib, Request};
+
+use super::Queue;
+use crate::books::{Books, Uid};
+
+/// Room that is kept for a pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    node: Arc<str>,
+    cause: Cause,
+    /// When it ends; that of a pod which is nominated lasts as long as the nomination, and then so long.
+    until: Duration,
+}
+
+/// Why room is kept.
+#[derive(Clone, Debug)]
+enum Cause {
+    Preempting,
+    CalledBack(Arc<CalledBack>),
+}
+
+/// What is called back for a pod.
+#[derive(Clone, Debug)]
+pub(crate) struct CalledBack {
+    /// What the pod asked for when it began.
+    request: Arc<Request>,
+    /// The cards that it is to get, by UUID, and what it will hold of each.
+    cards: Box<[(Box<str>, Mib)]>,
+    /// Who was chosen to give memory back.
+    victims: Box<[Uid]>,
+}
+
+impl CalledBack {
+    /// For a pod that asks for this.
+    pub(crate) fn new(
+        request: Arc<Request>,
+        cards: Vec<(Box<str>, Mib)>,
+        victims: Vec<Uid>,
+    ) -> Self {
+        Self {
+            request,
+            cards: cards.into(),
+            victims: victims.into(),
+        }
+    }
+
+    pub(crate) fn is_for(&self, request: &Request) -> bool {
+        *self.request == *request
+    }
+
+    /// The cards that the pod is to get, by UUID, and what it will hold of each.
+    pub(crate) fn cards(&self) -> &[(Box<str>, Mib)] {
+        &self.cards
+    }
+
+    /// Does the pod want memory of this card?
+    pub(crate) fn has(&self, uuid: &str) -> bool {
+        self.cards.iter().any(|(card, _)| **card == *uuid)
+    }
+
+    /// Who was chosen to give memory back.
+    pub(crate) fn victims(&self) -> &[Uid] {
+        &self.victims
+    }
+}
+
+impl Queue {
+    /// Is room kept on this node?
+    pub(super) fn is_kept(&self, node: &str) -> bool {
+        self.keeping.contains_key(node)
+    }
+
+    /// The pods for which room is kept on a node.
+    pub(crate) fn kept_on(&self, node: &str) -> impl Iterator<Item = &Uid> {
+        self.keeping.get(node).into_iter().flatten()
+    }
+
+    /// What is called back for a pod, and on which node.
+    pub(crate) fn called_back(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+        let kept = self.kept.get(uid)?;
+        match &kept.cause {
+            Cause::CalledBack(what) => Some((&kept.node, what)),
+            Cause::Preempting => None,
+        }
+    }
+
+    /// Everything that is called back, in the order of the pods' UIDs.
+    pub(crate) fn all_called_back(&self) -> Vec<Uid> {
+        let is_it = |kept: &Kept| matches!(kept.cause, Cause::CalledBack(_));
+        let all = self.kept.iter().filter(|(_, kept)| is_it(kept));
+        let mut all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Keeps room for which memory is called back.
+    pub(crate) fn keep(&mut self, uid: &Uid, node: &Arc<str>, what: CalledBack, until: Duration) {
+        let pods = self.keeping.entry(node.clone()).or_default();
+        pods.insert(uid.clone());
+        let (node, cause) = (node.clone(), Cause::CalledBack(what.into()));
+        self.kept.insert(uid.clone(), Kept { node, cause, until });
+    }
+
+    /// Others are to give memory back for the same room. What is kept of it from third ones may be less.
+    pub(crate) fn call_others(&mut self, uid: &str, victims: Vec<Uid>) {
+        if let Some(kept) = self.kept.get_mut(uid)
+            && let Cause::CalledBack(what) = &mut kept.cause
+        {
+            Arc::make_mut(what).victims = victims.into();
+            self.waiting.room_on(&kept.node);
+        }
+    }
+
+    /// Memory that was called back for the pod did not come: its cards are not tried again before all
+    /// others were.
+    pub(crate) fn called_in_vain(&mut self, uid: &Uid, books: &Books) {
+        if let Some((_, what)) = self.called_back(uid) {
+            let cards: Vec<_> = what.cards.iter().map(|(card, _)| card.clone()).collect();
+            self.in_vain.entry(uid.clone()).or_default().extend(cards);
+        }
+        self.end_kept(uid, books);
+    }
+
+    /// Was this card's memory called back for the pod in vain?
+    pub(crate) fn was_in_vain(&self, uid: &str, card: &str) -> bool {
+        self.in_vain
+            .get(uid)
+            .is_some_and(|cards| cards.contains(card))
+    }
+
+    /// Every card may be tried again.
+    pub(crate) fn call_all_again(&mut self, uid: &str) -> bool {
+        self.in_vain.remove(uid).is_some()
+    }
+
+    /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
+    /// their victims are leaving, make room for others.
+    pub(super) fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        let key = |pod: &PodFacts| (self.holds_room_on(pod), pod.gated, pod.deleting);
+        if old.map(key) == new.map(key) && old.is_some() {
+            return;
+        }
+        let from = old.and_then(|pod| self.holds_room_on(pod));
+        let to = new.and_then(|pod| self.holds_room_on(pod));
+        for node in old
+            .into_iter()
+            .chain(new)
+            .filter_map(|pod| pod.node.as_ref())
+        {
+            if self.keeping.contains_key(node) {
+                self.waiting.room_on(node);
+            }
+        }
+        let Some(uid) = old.or(new).map(|pod| &pod.uid) else {
+            return;
+        };
+        if let Some(node) = from {
+            self.unindex(uid, &node);
+        }
+        // Preemption makes room for it: nothing need be called back.
+        let preempts = new.is_some_and(|pod| pod.nominated.is_some());
+        let ends = |kept: &Kept| {
+            let called_back = matches!(kept.cause, Cause::CalledBack(_));
+            Some(&kept.node) != to.as_ref() || preempts && called_back
+        };
+        if self.kept.get(uid).is_some_and(ends) {
+            self.kept.remove(uid);
+        }
+        if let Some(node) = to {
+            self.keeping.entry(node).or_default().insert(uid.clone());
+        }
+    }
+
+    /// A pod reserves: what it was nominated for is free.
+    pub(super) fn nomination_changed(&mut self, uid: &str, books: &Books) {
+        let pod = books.pod(uid);
+        if let Some(node) = pod.and_then(|pod| pod.nominated.as_ref()) {
+            self.waiting.room_on(node);
+        }
+        self.end_kept(uid, books);
+    }
+
+    /// A pod is refused: should it be nominated, its claim will outlive that.
+    pub(crate) fn claim(&mut self, pod: &PodFacts, books: &Books, until: Duration) {
+        let known = books.pod(&pod.uid);
+        let Some(known) = known.filter(|known| known.node.is_none() && !known.released) else {
+            return;
+        };
+        let Some(node) = known.nominated.clone().or_else(|| pod.nominated.clone()) else {
+            return;
+        };
+        self.end_kept(&pod.uid, books);
+        let pods = self.keeping.entry(node.clone()).or_default();
+        pods.insert(pod.uid.clone());
+        let cause = Cause::Preempting;
+        self.kept
+            .insert(pod.uid.clone(), Kept { node, cause, until });
+    }
+
+    /// Ends what has been kept for long enough.
+    pub(crate) fn expire_kept(&mut self, books: &Books, now: Duration, ttl: Duration) {
+        let (mut over, mut in_vain) = (Vec::new(), Vec::new());
+        for (uid, kept) in &mut self.kept {
+            let known = books.pod(uid);
+            match kept.cause {
+                Cause::Preempting
+                    if known.is_some_and(|known| known.nominated.as_ref() == Some(&kept.node)) =>
+                {
+                    kept.until = now + ttl;
+                }
+                _ if kept.until > now => {}
+                Cause::Preempting => over.push(uid.clone()),
+                Cause::CalledBack(_) => in_vain.push(uid.clone()),
+            }
+        }
+        over.iter().for_each(|uid| self.end_kept(uid, books));
+        in_vain
+            .iter()
+            .for_each(|uid| self.called_in_vain(uid, books));
+    }
+
+    /// Keeps room for the pod no more, unless it is nominated.
+    pub(crate) fn end_kept(&mut self, uid: &str, books: &Books) {
+        if let Some(Kept { node, .. }) = self.kept.remove(uid) {
+            let known = books.pod(uid);
+            if known.is_none_or(|known| known.nominated.as_ref() != Some(&node)) {
+                self.unindex(uid, &node);
+            }
+        }
+    }
+
+    /// The node where room is kept for an unbound pod.
+    fn holds_room_on(&self, pod: &PodFacts) -> Option<Arc<str>> {
+        if pod.node.is_some() || pod.released {
+            return None;
+        }
+        let kept = || Some(self.kept.get(&pod.uid)?.node.clone());
+        pod.nominated.clone().or_else(kept)
+    }
+
+    fn unindex(&mut self, uid: &str, node: &str) {
+        if let Some(pods) = self.keeping.get_mut(node) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.keeping.remove(node);
+            }
+            self.waiting.room_on(node);
+        }
+    }
+}

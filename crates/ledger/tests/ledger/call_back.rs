@@ -1,0 +1,283 @@
+//! Memory that pods use beyond their requests is called back for those who have a right to it.
+
+use gpustow_api::PodFacts;
+use gpustow_api::gpunode::{Condition, PROCESSES_READABLE, PodUse};
+use gpustow_ledger::{Config, Ledger, Reason};
+
+use crate::build::{ask, at, bound, card, choose, node, pod, report, used};
+
+const CARD: u64 = 100;
+
+/// A ledger that calls memory back, with one node for each list: a card of 100 for each list in it, of what
+/// pods use there.
+fn lent(nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        call_back: true,
+        ..Config::default()
+    });
+    for (name, cards) in nodes {
+        ledger.apply_node(node(name));
+        uses(&mut ledger, name, cards, 0);
+    }
+    ledger
+}
+
+fn uses(ledger: &mut Ledger, name: &str, cards: &[&[PodUse]], second: u64) {
+    let cards = cards.iter().enumerate().map(|(index, pods)| {
+        let mut card = card(&format!("{name}-{index}"), CARD);
+        card.pods = pods.to_vec();
+        card
+    });
+    let mut status = report(&cards.collect::<Vec<_>>());
+    status.heartbeat = Some(second.to_string());
+    ledger.apply_gpunode(name, status, at(second));
+}
+
+fn with_priority(priority: i32, pod: PodFacts) -> PodFacts {
+    PodFacts { priority, ..pod }
+}
+
+/// Whom the ledger would have give memory back: (for whom, victim, what it uses beyond its request).
+fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
+    let backs = ledger.call_backs(at(second));
+    let each = backs.iter().flat_map(|back| {
+        back.victims.iter().map(|victim| {
+            let excess = victim.used.minus(victim.held).0;
+            (back.pod.uid.to_string(), victim.pod.uid.to_string(), excess)
+        })
+    });
+    each.collect()
+}
+
+fn is(whom: &str, victim: &str, excess: u64) -> (String, String, u64) {
+    (whom.to_owned(), victim.to_owned(), excess)
+}
+
+/// `uid` asks on node `a` and is refused.
+fn refused(ledger: &mut Ledger, pod: &PodFacts, second: u64) -> Vec<Reason> {
+    ledger.apply_pod(pod.clone());
+    let verdict = ledger.filter(&ask(pod), &["a"], at(second));
+    assert_eq!(verdict.nodes, [""; 0]);
+    verdict.refused.into_iter().map(|(_, why)| why).collect()
+}
+
+#[test]
+fn a_pod_that_has_a_right_gets_what_was_lent_once_it_is_given_back() {
+    let mut ledger = lent(&[("a", &[&[used("greedy", 90)]])]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    assert_eq!(refused(&mut ledger, &pod("p", 60), 0), [Reason::CalledBack]);
+    assert_eq!(victims(&ledger, 0), [is("p", "greedy", 60)]);
+    assert_eq!(
+        ledger.explain(&pod("p", 60), "a", at(0)),
+        Err(Reason::CalledBack)
+    );
+    // Beside what is kept, 10 are free by the books and by what is used.
+    let second = ledger.filter(&ask(&pod("q", 11)), &["a"], at(1));
+    assert_eq!(
+        second.refused,
+        [("a", Reason::Fit(gpustow_pack::Refusal::NoRoom))]
+    );
+    assert_eq!(choose(&mut ledger, &pod("r", 10), &["a"], at(1)), ["a"]);
+    ledger.delete_pod("r");
+    // It gives half of it back: that is not for others.
+    uses(&mut ledger, "a", &[&[used("greedy", 60)]], 2);
+    let second = ledger.filter(&ask(&pod("q", 11)), &["a"], at(2));
+    assert_eq!(second.refused, [("a", Reason::CalledBack)]);
+    assert!(ledger.begin_bind(&pod("q", 11), "a", at(2)).is_err());
+    let higher = with_priority(1, pod("higher", 11));
+    assert_eq!(choose(&mut ledger, &higher, &["a"], at(2)), ["a"]);
+    ledger.delete_pod("higher");
+    ledger.call_back(at(3));
+    assert_eq!(victims(&ledger, 3), [is("p", "greedy", 30)]);
+    // And now all.
+    uses(&mut ledger, "a", &[&[used("greedy", 30)]], 4);
+    assert_eq!(victims(&ledger, 4), []);
+    let woken = ledger.wake(9, at(4));
+    assert_eq!(woken.iter().map(|pod| &*pod.uid).collect::<Vec<_>>(), ["p"]);
+    assert_eq!(choose(&mut ledger, &pod("p", 60), &["a"], at(4)), ["a"]);
+    assert!(ledger.call_backs(at(4)).is_empty());
+}
+
+#[test]
+fn nothing_is_called_back_unless_the_operator_wants_it() {
+    let mut ledger = crate::build::ledger(&[("a", &[CARD])]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    uses(&mut ledger, "a", &[&[used("greedy", 90)]], 0);
+    let no_room = Reason::Fit(gpustow_pack::Refusal::NoRoom);
+    assert_eq!(refused(&mut ledger, &pod("p", 60), 0), [no_room]);
+    ledger.call_back(at(1));
+    assert!(ledger.call_backs(at(1)).is_empty());
+}
+
+#[test]
+fn low_priority_goes_first_then_who_borrows_most_and_no_more_than_it_takes() {
+    let on_card = [
+        used("high", 40),
+        used("low", 15),
+        used("mid", 20),
+        used("within", 10),
+    ];
+    let mut ledger = lent(&[("a", &[&on_card])]);
+    for (uid, priority, mib) in [
+        ("high", 9, 10),
+        ("low", 0, 10),
+        ("mid", 0, 10),
+        ("within", 0, 10),
+    ] {
+        ledger.apply_pod(with_priority(priority, bound(uid, "a", "a-0", mib)));
+    }
+    // 15 are free, and 60 by the books: of 20 mid has 10, and low has no more than 5.
+    refused(&mut ledger, &pod("p", 20), 0);
+    assert_eq!(victims(&ledger, 0), [is("p", "mid", 10)]);
+    ledger.delete_pod("p");
+    refused(&mut ledger, &pod("p", 30), 0);
+    assert_eq!(victims(&ledger, 0), [is("p", "low", 5), is("p", "mid", 10)]);
+    ledger.delete_pod("p");
+    // With high the others are not needed.
+    refused(&mut ledger, &pod("p", 45), 0);
+    assert_eq!(victims(&ledger, 0), [is("p", "high", 30)]);
+    ledger.delete_pod("p");
+    refused(&mut ledger, &pod("p", 60), 0);
+    assert_eq!(victims(&ledger, 0).len(), 3);
+    ledger.delete_pod("p");
+    // That much is promised.
+    refused(&mut ledger, &pod("p", 61), 0);
+    assert_eq!(victims(&ledger, 0), []);
+}
+
+#[test]
+fn whoever_holds_nothing_there_and_whoever_is_not_seen_is_no_victim() {
+    // One holds the other card, one is unknown, strangers are nobody.
+    let mut ledger = lent(&[("a", &[&[used("elsewhere", 60), used("unknown", 20)], &[]])]);
+    ledger.apply_pod(bound("elsewhere", "a", "a-1", 95));
+    refused(&mut ledger, &pod("p", 50), 0);
+    ledger.call_back(at(1));
+    assert!(ledger.call_backs(at(1)).is_empty());
+}
+
+#[test]
+fn nobody_is_asked_by_a_stale_report() {
+    let mut ledger = lent(&[("a", &[&[used("greedy", 90)]])]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    refused(&mut ledger, &pod("p", 60), 170);
+    assert_eq!(victims(&ledger, 180), [is("p", "greedy", 60)]);
+    assert_eq!(victims(&ledger, 181), []);
+    ledger.call_back(at(181));
+    assert!(ledger.call_backs(at(181)).is_empty());
+}
+
+#[test]
+fn nobody_is_asked_where_the_agent_cannot_tell_whose_processes_they_are() {
+    let mut ledger = lent(&[("a", &[&[]])]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    let mut greedy = card("a-0", CARD);
+    greedy.pods = vec![used("greedy", 90)];
+    let mut half = report(&[greedy]);
+    half.conditions = vec![Condition {
+        r#type: PROCESSES_READABLE.to_owned(),
+        status: "False".to_owned(),
+        ..Condition::default()
+    }];
+    ledger.apply_gpunode("a", half, at(0));
+    refused(&mut ledger, &pod("p", 60), 0);
+    assert!(ledger.call_backs(at(0)).is_empty());
+}
+
+#[test]
+fn of_one_card_memory_is_called_back_for_one_pod_at_a_time() {
+    let greedy = [used("one", 90)];
+    let mut ledger = lent(&[("a", &[&greedy, &[used("two", 90)]])]);
+    ledger.apply_pod(bound("one", "a", "a-0", 10));
+    ledger.apply_pod(bound("two", "a", "a-1", 10));
+    for uid in ["p", "q", "r"] {
+        refused(&mut ledger, &pod(uid, 40), 0);
+    }
+    assert_eq!(victims(&ledger, 0).len(), 2);
+    let backs = ledger.call_backs(at(0));
+    assert_ne!(backs[0].cards, backs[1].cards);
+    // The third has its turn when one of them has its room.
+    uses(
+        &mut ledger,
+        "a",
+        &[&[used("one", 10)], &[used("two", 90)]],
+        1,
+    );
+    let first = backs
+        .iter()
+        .find(|back| *back.cards[0].0 == *"a-0")
+        .unwrap();
+    assert_eq!(choose(&mut ledger, &first.pod, &["a"], at(1)), ["a"]);
+    assert_eq!(choose(&mut ledger, &pod("r", 40), &["a"], at(1)), ["a"]);
+}
+
+#[test]
+fn what_does_not_come_is_given_up_and_another_card_is_tried() {
+    let mut ledger = lent(&[("a", &[&[used("one", 90)], &[used("two", 91)]])]);
+    ledger.apply_pod(PodFacts {
+        grace: 20,
+        ..bound("one", "a", "a-0", 10)
+    });
+    ledger.apply_pod(bound("two", "a", "a-1", 10));
+    refused(&mut ledger, &pod("p", 40), 0);
+    assert_eq!(victims(&ledger, 0), [is("p", "one", 80)]);
+    // A minute, and the time that the victim has to end.
+    ledger.call_back(at(79));
+    assert_eq!(victims(&ledger, 79), [is("p", "one", 80)]);
+    ledger.call_back(at(80));
+    assert_eq!(victims(&ledger, 80), [is("p", "two", 81)]);
+    // There is no third: the next look finds that, and the one after it begins again.
+    ledger.call_back(at(140));
+    assert!(ledger.call_backs(at(140)).is_empty());
+    ledger.call_back(at(141));
+    assert_eq!(victims(&ledger, 141), [is("p", "one", 80)]);
+}
+
+#[test]
+fn others_are_asked_where_the_first_does_not_suffice_any_more() {
+    let mut ledger = lent(&[("a", &[&[used("one", 50), used("two", 30)]])]);
+    ledger.apply_pod(bound("one", "a", "a-0", 10));
+    ledger.apply_pod(bound("two", "a", "a-0", 10));
+    refused(&mut ledger, &pod("p", 60), 0);
+    assert_eq!(victims(&ledger, 0), [is("p", "one", 40)]);
+    // It gives back, and the other takes it.
+    uses(&mut ledger, "a", &[&[used("one", 15), used("two", 80)]], 1);
+    ledger.call_back(at(1));
+    assert_eq!(victims(&ledger, 1), [is("p", "two", 70)]);
+}
+
+#[test]
+fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
+    let mut ledger = lent(&[
+        ("a", &[&[used("one", 90)]]),
+        ("b", &[&[used("two", 60), used("three", 35)]]),
+    ]);
+    ledger.apply_pod(bound("one", "a", "a-0", 10));
+    ledger.apply_pod(bound("two", "b", "b-0", 10));
+    ledger.apply_pod(PodFacts {
+        asked_back: true,
+        ..bound("three", "b", "b-0", 10)
+    });
+    ledger.apply_pod(PodFacts {
+        waiting: true,
+        kept_on: Some("b".into()),
+        ..pod("p", 30)
+    });
+    ledger.call_back(at(1));
+    assert_eq!(victims(&ledger, 1), [is("p", "three", 25)]);
+}
+
+#[test]
+fn a_pod_that_fits_elsewhere_calls_nothing_back() {
+    let mut ledger = lent(&[("a", &[&[used("greedy", 90)]]), ("b", &[&[]])]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    ledger.apply_pod(PodFacts {
+        waiting: true,
+        ..pod("p", 60)
+    });
+    ledger.call_back(at(1));
+    assert!(ledger.call_backs(at(1)).is_empty());
+    assert_eq!(
+        choose(&mut ledger, &pod("p", 60), &["a", "b"], at(2)),
+        ["b"]
+    );
+}

@@ -1,0 +1,170 @@
+//! What pods use beyond their requests in the model, and what is called back of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_ledger::CallBack;
+
+use super::world::{World, pick, require};
+use crate::build::used;
+
+pub(super) const STALE_AFTER: Duration = Duration::from_secs(100);
+pub(super) const CALLED_FOR: Duration = Duration::from_secs(20);
+
+/// A call-back: for which pod, on which cards of which node.
+type Key = (Arc<str>, Arc<str>, Vec<Box<str>>);
+
+/// What the checks remember.
+#[derive(Default)]
+pub(super) struct Lending {
+    /// When a node's report was last seen to change.
+    heard: BTreeMap<&'static str, Duration>,
+    /// The call-backs under way, with the time at which each was first seen.
+    begun: BTreeMap<Key, Duration>,
+}
+
+impl Lending {
+    pub(super) fn heard(&mut self, name: &'static str, now: Duration) {
+        self.heard.insert(name, now);
+    }
+}
+
+fn key(back: &CallBack) -> Key {
+    let cards = back.cards.iter().map(|(uuid, _)| uuid.clone()).collect();
+    (back.pod.uid.clone(), back.node.clone(), cards)
+}
+
+impl World {
+    /// The agent of a node sees what one of its pods uses of a card.
+    pub(super) fn uses(&mut self, name: &'static str, card: usize, pod: usize, mib: u64) {
+        let pods = self.server.pods.iter();
+        let here = pods.filter(|pod| pod.node.as_deref() == Some(name));
+        let here: Vec<Arc<str>> = here.map(|pod| pod.uid.clone()).collect();
+        let Some(mut report) = self.server.reports.get(name).cloned() else {
+            return;
+        };
+        if let Some(pod) = pick(&here, pod)
+            && let Some(card) = pick(&report.gpus, card)
+        {
+            let pods = &mut report.gpus[card].pods;
+            pods.retain(|used| *used.uid != *here[pod]);
+            if mib > 0 {
+                pods.push(used(&here[pod], mib));
+            }
+            self.server.set_report(name, Some(report));
+        }
+    }
+
+    /// What the extender does every second.
+    pub(super) fn call_back(&mut self) -> Result<(), String> {
+        self.ledger.call_back(self.now);
+        let backs = self.ledger.call_backs(self.now);
+        for back in &backs {
+            let begun = self.lending.begun.get(&key(back)).copied();
+            let late = begun.is_some_and(|begun| begun + CALLED_FOR < self.now);
+            require(!late, || format!("does not end: {back:?}"))?;
+        }
+        let asked = |uid: &str| {
+            let mut victims = backs.iter().flat_map(|back| &back.victims);
+            victims.any(|victim| *victim.pod.uid == *uid)
+        };
+        let kept = |uid: &str| {
+            let back = backs.iter().find(|back| *back.pod.uid == *uid);
+            back.map(|back| back.node.clone())
+        };
+        for index in 0..self.server.pods.len() {
+            let pod = &self.server.pods[index];
+            let now = (asked(&pod.uid), kept(&pod.uid));
+            if now != (pod.asked_back, pod.kept_on.clone()) {
+                self.server
+                    .write(index, |pod| (pod.asked_back, pod.kept_on) = now);
+            }
+        }
+        Ok(())
+    }
+
+    /// A victim uses no more than it asked for.
+    pub(super) fn gives_back(&mut self, pod: usize) {
+        let backs = self.ledger.call_backs(self.now);
+        let victims = backs.iter().flat_map(|back| {
+            let of_node = |victim| (back.node.clone(), victim);
+            back.victims.iter().map(of_node)
+        });
+        let victims: Vec<_> = victims.collect();
+        let Some(victim) = pick(&victims, pod) else {
+            return;
+        };
+        let (node, victim) = victims[victim].clone();
+        let name = super::server::NODES.iter().find(|name| ***name == *node);
+        let report = name.and_then(|name| Some((*name, self.server.reports.get(name)?.clone())));
+        let Some((name, mut report)) = report else {
+            return;
+        };
+        let gpus = report.gpus.iter_mut();
+        for gpu in gpus.filter(|gpu| *gpu.uuid == *victim.uuid) {
+            let pods = gpu.pods.iter_mut();
+            let its = pods.filter(|used| *used.uid == *victim.pod.uid);
+            its.for_each(|used| used.used_mib = victim.held.0);
+        }
+        self.server.set_report(name, Some(report));
+    }
+
+    /// Whoever is asked uses more than it holds, by a report that is not stale; of one card's memory one pod
+    /// has some called back at a time.
+    pub(super) fn check_call_backs(&mut self) -> Result<(), String> {
+        let backs = self.ledger.call_backs(self.now);
+        let under_way: BTreeSet<Key> = backs.iter().map(key).collect();
+        self.lending.begun.retain(|key, _| under_way.contains(key));
+        for key in under_way {
+            self.lending.begun.entry(key).or_insert(self.now);
+        }
+        let mut cards = BTreeSet::new();
+        for back in &backs {
+            for (uuid, _) in &back.cards {
+                require(cards.insert(uuid.clone()), || {
+                    format!("{uuid} is called back for two pods: {backs:?}")
+                })?;
+            }
+            let heard = self.lending.heard.get(&*back.node);
+            let age = heard.map(|heard| self.now.saturating_sub(*heard));
+            let fresh = age.is_some_and(|age| age <= STALE_AFTER);
+            require(back.victims.is_empty() || fresh, || {
+                format!("by a report {age:?} old: {back:?}")
+            })?;
+            for victim in &back.victims {
+                let shares = self.shares();
+                let held = shares.iter().filter(|(uid, node, card, _)| {
+                    *uid == victim.pod.uid && *node == back.node && **card == *victim.uuid
+                });
+                let held: u64 = held.map(|(.., mib)| mib).sum();
+                let report = self.known.get(&*back.node);
+                let gpu = report.and_then(|report| {
+                    let mut gpus = report.gpus.iter();
+                    gpus.find(|gpu| *gpu.uuid == *victim.uuid)
+                });
+                let used = gpu.and_then(|gpu| {
+                    let mut pods = gpu.pods.iter();
+                    pods.find(|used| *used.uid == *victim.pod.uid)
+                });
+                let used = used.map_or(0, |used| used.used_mib);
+                let borrows = held > 0 && used > held && victim.pod.uid != back.pod.uid;
+                require(borrows, || {
+                    format!("uses {used} of {held} and is a victim: {victim:?}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// With time alone.
+    pub(super) fn check_call_backs_end(&mut self) -> Result<(), String> {
+        self.call_back()?;
+        self.deliver_pods(usize::MAX);
+        self.check_call_backs()?;
+        self.now += CALLED_FOR;
+        self.ledger.expire(self.now);
+        let left = self.ledger.call_backs(self.now);
+        require(left.is_empty(), || format!("does not end: {left:?}"))
+    }
+}
