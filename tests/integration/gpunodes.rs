@@ -19,6 +19,8 @@ fn full() -> GpuNodeStatus {
         pods: vec![PodUse {
             uid: "u".to_owned(),
             used_mib: 5,
+            high_mib: Some(6),
+            idle_since: Some("2026-01-01T00:00:00Z".to_owned()),
         }],
         strangers_mib: 7,
         ..Gpu::default()

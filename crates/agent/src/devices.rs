@@ -67,12 +67,15 @@ pub struct Memory {
 }
 
 /// A process that uses a card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Process {
     /// Its id on the host.
     pub pid: u32,
     /// Bytes; none if the driver cannot tell.
     pub used: Option<u64>,
+    /// It has done something there since the last look; none if the driver cannot tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busy: Option<bool>,
 }
 
 /// Something went wrong with a card.

@@ -11,6 +11,7 @@ pub mod clock;
 pub mod cluster;
 pub mod devices;
 pub mod health;
+pub mod history;
 mod limited;
 pub mod limits;
 pub mod metrics;

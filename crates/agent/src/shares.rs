@@ -1,6 +1,6 @@
 //! Whose memory a card's is: pure arithmetic over what NVML, `/proc` and the API server said.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::devices::{Card, Limit};
@@ -19,6 +19,8 @@ pub struct CardUse {
     pub host: u64,
     /// In use by nobody who could be named.
     pub unattributed: u64,
+    /// UIDs of pods none of whose processes has done anything on the card since the last look.
+    pub idle: BTreeSet<Arc<str>>,
     /// Processes that `/proc` does not show.
     pub unseen: usize,
     /// False if the driver does not say which processes use how much.
@@ -39,6 +41,7 @@ impl CardUse {
             ..Self::default()
         };
         let mut named = 0u64;
+        let mut awake = BTreeSet::new();
         for process in card.processes.iter().flatten() {
             let used = process.used.unwrap_or_default();
             is.measured &= process.used.is_some();
@@ -52,7 +55,12 @@ impl CardUse {
                     None => is.other_pods = is.other_pods.saturating_add(used),
                     Some(pod) => {
                         let name = owner.container.and_then(|id| pod.container(&id).cloned());
-                        let key = (pod.facts.uid.clone(), name.unwrap_or_else(|| "".into()));
+                        let uid = pod.facts.uid.clone();
+                        match process.busy {
+                            Some(false) => is.idle.insert(uid.clone()),
+                            _ => awake.insert(uid.clone()),
+                        };
+                        let key = (uid, name.unwrap_or_else(|| "".into()));
                         let sum = is.pods.entry(key).or_default();
                         *sum = sum.saturating_add(used);
                     }
@@ -60,6 +68,7 @@ impl CardUse {
             }
             named = named.saturating_add(used);
         }
+        is.idle.retain(|uid| !awake.contains(uid));
         for it in told.iter().filter(|it| it.uuid == card.uuid) {
             let owner = pods.iter().find_map(|pod| {
                 Some((pod.facts.uid.clone(), pod.container(&it.container)?.clone()))

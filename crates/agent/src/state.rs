@@ -13,6 +13,7 @@ use crate::capacity::Cards;
 use crate::clock::Now;
 use crate::devices::{Card, DeviceError, Reading};
 use crate::health::Health;
+use crate::history::History;
 use crate::limits::{self, Means};
 use crate::pods::NodePods;
 use crate::processes::Who;
@@ -64,6 +65,7 @@ pub struct State {
     settings: Settings,
     health: Health,
     limits: limits::Seen,
+    history: History,
     known: BTreeMap<String, Tracked>,
     order: Vec<String>,
     driver: Option<String>,
@@ -104,6 +106,7 @@ impl State {
         }
         Self {
             limits: limits::Seen::new(settings.means),
+            history: History::resumed(before, now),
             settings,
             health,
             known,
@@ -177,6 +180,7 @@ impl State {
             }
             self.unseen = shown > 0 && unseen == shown;
         }
+        self.history.keep(pods);
         self.miss(pods, now.age);
         condemned
     }
@@ -242,11 +246,17 @@ impl State {
             reason: reason.map(|reason| shortened(&reason, 256)),
             pods: shares
                 .into_iter()
-                .map(|(uid, bytes)| PodUse {
-                    uid: uid.to_string(),
-                    used_mib: ceil(bytes).0,
-                })
                 .take(1024)
+                .map(|(uid, bytes)| {
+                    let (mib, idle) = (ceil(bytes), used.idle.contains(&uid));
+                    let (high, since) = self.history.see(&card.uuid, &uid, mib, idle, now);
+                    PodUse {
+                        uid: uid.to_string(),
+                        used_mib: mib.0,
+                        high_mib: Some(high.0),
+                        idle_since: since.map(|since| since.to_string()),
+                    }
+                })
                 .collect(),
             strangers_mib: ceil(foreign.saturating_add(lasting)).0,
             other_pods_mib: ceil(used.other_pods).0,

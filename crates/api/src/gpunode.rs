@@ -287,6 +287,16 @@ pub struct PodUse {
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(rename = "usedMiB")]
     pub used_mib: u64,
+    /// The most that was in use at once during the last half hour, as far as the agent has watched it;
+    /// absent if unknown.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(default, rename = "highMiB", skip_serializing_if = "Option::is_none")]
+    pub high_mib: Option<u64>,
+    /// Since when none of its processes has done anything here (RFC 3339); absent if one does, or if the
+    /// driver does not tell.
+    #[schemars(extend("format" = "date-time"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_since: Option<String>,
 }
 
 /// One aspect of the node's GPU software.

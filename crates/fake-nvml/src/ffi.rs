@@ -2,7 +2,7 @@
 #![allow(unsafe_code, non_snake_case, reason = "this is a C library")]
 
 use std::ffi::{CStr, c_char, c_uint, c_ulong, c_ulonglong};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlDeviceArchitecture_t, nvmlEnableState_t, nvmlEventData_t, nvmlEventSet_t,
@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_NVLINK as P2P_NVLINK, nvmlGpuP2PCapsIndex_t,
     nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED as P2P_NOT_SUPPORTED,
     nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK as P2P_OK, nvmlGpuP2PStatus_t, nvmlGpuTopologyLevel_t,
-    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlProcessUtilizationSample_t,
     nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH as VERSION_MISMATCH,
     nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as INSUFFICIENT_SIZE,
     nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT as INVALID_ARGUMENT,
@@ -209,6 +209,35 @@ c! {
             None => gpu.utilization.ok_or(NOT_SUPPORTED),
         })?;
         unsafe { put(rates, nvmlUtilization_t { gpu, memory: 0 }) }
+    }
+    fn nvmlDeviceGetProcessUtilization(
+        of: nvmlDevice_t, samples: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, _since: c_ulonglong
+    ) |call: &str| {
+        let busy: Vec<_> = device(call, of, |_, gpu, mig| {
+            let tells = |process: &Process| process.utilization.is_some();
+            if mig.is_some() || !gpu.processes.iter().any(tells) {
+                return Err(NOT_SUPPORTED);
+            }
+            let all = gpu.processes.iter();
+            Ok(all.filter(|it| it.utilization > Some(0)).cloned().collect())
+        })?;
+        let room = unsafe { count.as_mut() }.ok_or(INVALID_ARGUMENT)?;
+        let fits = !samples.is_null() && *room as usize >= busy.len();
+        *room = busy.len() as c_uint;
+        match (busy.is_empty(), fits) {
+            (true, _) => return Err(NOT_FOUND),
+            (_, false) => return Err(INSUFFICIENT_SIZE),
+            _ => {}
+        }
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros() as c_ulonglong;
+        for (at, process) in busy.iter().enumerate() {
+            let percent = process.utilization.unwrap_or_default();
+            let sample = nvmlProcessUtilizationSample_t {
+                pid: process.pid, timeStamp: now, smUtil: percent, memUtil: 0, encUtil: 0, decUtil: 0,
+            };
+            unsafe { samples.add(at).write(sample) };
+        }
+        Ok(())
     }
     fn nvmlDeviceGetComputeRunningProcesses_v3(
         of: nvmlDevice_t, count: *mut c_uint, infos: *mut nvmlProcessInfo_t

@@ -95,6 +95,9 @@ pub struct Process {
     pub used_mib: Option<u64>,
     /// In which lists it is.
     pub kind: Kind,
+    /// Per cent of the time in which a kernel of its own ran; a driver that tells it of no process of a card
+    /// does not know it.
+    pub utilization: Option<u32>,
 }
 
 /// What a process does with the card.

@@ -177,10 +177,12 @@ fn memory(total: u64, reserved: u64, used: Option<u64>, by: &[machine::Process])
 
 fn processes(list: &[machine::Process]) -> Vec<Process> {
     let bytes = |mib: u64| mib.saturating_mul(1 << 20);
+    let tells = list.iter().any(|process| process.utilization.is_some());
     list.iter()
         .map(|process| Process {
             pid: process.pid,
             used: process.used_mib.map(bytes),
+            busy: tells.then(|| process.utilization > Some(0)),
         })
         .collect()
 }

@@ -1,6 +1,6 @@
 //! Cards as NVIDIA's library shows them. A call that the driver lacks leaves its field unknown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -129,6 +129,8 @@ struct Session<'a> {
     count: u32,
     opened: Instant,
     cards: Vec<(Device<'a>, Card)>,
+    /// By UUID: the driver's time of the last thing that a process was seen to do.
+    active: HashMap<String, u64>,
     /// One set per card: a card that refuses events would spoil a common one.
     events: Vec<(String, EventSet<'a>)>,
 }
@@ -140,6 +142,7 @@ impl<'a> Session<'a> {
             count: 0,
             opened: Instant::now(),
             cards: Vec::new(),
+            active: HashMap::new(),
             events: Vec::new(),
         };
         session.refresh()?;
@@ -186,7 +189,19 @@ impl<'a> Session<'a> {
         (0..self.count).filter_map(set).collect()
     }
 
-    fn read(&self, wanted: &Wanted) -> Reading {
+    fn read(&mut self, wanted: &Wanted) -> Reading {
+        let mut cards = Vec::new();
+        for (device, card) in &self.cards {
+            let mut card = now(device, card);
+            if let Some(processes) = card.processes.as_mut().filter(|list| !list.is_empty()) {
+                let since = self.active.entry(card.uuid.clone()).or_default();
+                let busy = busy(device, since).ok();
+                for process in processes {
+                    process.busy = busy.as_ref().map(|busy| busy.contains(&process.pid));
+                }
+            }
+            cards.push(card);
+        }
         let told = |uuid: &str, cgroup: &std::path::Path| {
             let (device, _) = self.cards.iter().find(|(_, card)| card.uuid == uuid)?;
             limits::told_of(self.nvml, device, cgroup)
@@ -194,11 +209,7 @@ impl<'a> Session<'a> {
         Reading {
             limits: limits::read(wanted, self.cards.iter().map(|(_, card)| card), told),
             driver: self.nvml.sys_driver_version().ok(),
-            cards: self
-                .cards
-                .iter()
-                .map(|(device, card)| now(device, card))
-                .collect(),
+            cards,
             faults: self
                 .events
                 .iter()
@@ -376,8 +387,33 @@ fn processes(device: &Device<'_>, memory: Option<Memory>) -> Result<Vec<Process>
     }
     Ok(used
         .into_iter()
-        .map(|(pid, used)| Process { pid, used })
+        .map(|(pid, used)| Process {
+            pid,
+            used,
+            busy: None,
+        })
         .collect())
+}
+
+/// The processes that have done something on the card since then; moves that on.
+fn busy(device: &Device<'_>, since: &mut u64) -> Result<HashSet<u32>, NvmlError> {
+    let samples = match device.process_utilization_stats(*since) {
+        Err(NvmlError::NotFound) => Vec::new(),
+        samples => samples?,
+    };
+    let newest = samples.iter().map(|sample| sample.timestamp).max();
+    *since = newest.map_or(*since, |newest| newest.max(*since));
+    let busy = samples.iter().filter(|sample| {
+        [
+            sample.sm_util,
+            sample.mem_util,
+            sample.enc_util,
+            sample.dec_util,
+        ]
+        .iter()
+        .any(|percent| *percent > 0)
+    });
+    Ok(busy.map(|sample| sample.pid).collect())
 }
 
 fn again(

@@ -64,6 +64,7 @@ fn processes() -> impl Strategy<Value = Vec<Process>> {
             pid,
             used_mib,
             kind,
+            utilization: None,
         }),
         0..4,
     )

@@ -59,6 +59,7 @@ fn every_field_of_a_card_is_read() {
     let processes = [(41, 1000), (42, 24)].map(|(pid, mib)| Process {
         pid,
         used: Some(mib * MIB),
+        busy: None,
     });
     assert_eq!(card.processes.as_deref(), Some(&processes[..]));
     assert_eq!(card.failure, None);
@@ -121,7 +122,8 @@ fn a_process_in_several_lists_counts_once() {
         card.processes,
         Some(vec![Process {
             pid: 5,
-            used: Some(100 * MIB)
+            used: Some(100 * MIB),
+            busy: None
         }])
     );
 }
@@ -192,7 +194,14 @@ fn memory_that_the_driver_cannot_tell_is_none() {
         ..h100(0)
     }]));
     let card = host.read().unwrap().cards.remove(0);
-    assert_eq!(card.processes, Some(vec![Process { pid: 5, used: None }]));
+    assert_eq!(
+        card.processes,
+        Some(vec![Process {
+            pid: 5,
+            used: None,
+            busy: None
+        }])
+    );
 }
 
 #[test]
@@ -243,7 +252,8 @@ fn the_instances_of_a_divided_card_are_cards() {
         card.processes,
         Some(vec![Process {
             pid: 62,
-            used: Some(200 * MIB)
+            used: Some(200 * MIB),
+            busy: None
         }])
     );
 }

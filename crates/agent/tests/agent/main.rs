@@ -9,6 +9,7 @@
 
 mod capacity;
 mod health;
+mod history;
 mod hostile;
 mod library;
 mod limits;

@@ -41,7 +41,9 @@ fn each_mib_has_one_user() {
         gpu.pods,
         [PodUse {
             uid: UID.to_owned(),
-            used_mib: 1200
+            used_mib: 1200,
+            high_mib: Some(1200),
+            idle_since: None,
         }]
     );
     assert_eq!((gpu.other_pods_mib, gpu.host_mib), (30, 4));

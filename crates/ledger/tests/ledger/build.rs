@@ -122,6 +122,7 @@ pub(crate) fn used(uid: &str, used_mib: u64) -> PodUse {
     PodUse {
         uid: uid.into(),
         used_mib,
+        ..PodUse::default()
     }
 }
 

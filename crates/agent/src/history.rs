@@ -1,0 +1,94 @@
+//! What pods used of their cards in the last half hour, and since when they have done nothing there. It is kept in
+//! memory, in coarse steps. No I/O.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_pack::Mib;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::clock::Now;
+use crate::pods::NodePods;
+
+/// How far back the most of what a pod used is looked for.
+pub const WINDOW: Duration = Duration::from_secs(30 * 60);
+/// What was used is remembered in steps of this length.
+const STEP: Duration = Duration::from_secs(5 * 60);
+
+/// A pod on a card.
+#[derive(Clone, Debug, Default)]
+struct Used {
+    /// The most of each step, by the step's number; oldest first.
+    steps: VecDeque<(u64, Mib)>,
+    idle_since: Option<Timestamp>,
+}
+
+/// What all pods of the node used.
+#[derive(Debug, Default)]
+pub struct History {
+    known: BTreeMap<(String, Arc<str>), Used>,
+}
+
+impl History {
+    /// Goes on from what an earlier agent reported, if that is not too long ago.
+    #[must_use]
+    pub fn resumed(status: Option<&GpuNodeStatus>, now: Now) -> Self {
+        let written = |status: &&GpuNodeStatus| {
+            let written = status.heartbeat.as_deref()?.parse().ok()?;
+            (now.since(written) < WINDOW).then_some(())
+        };
+        let mut history = Self::default();
+        for gpu in status
+            .filter(|status| written(status).is_some())
+            .iter()
+            .flat_map(|status| &status.gpus)
+        {
+            for share in &gpu.pods {
+                if let Some(mib) = share.high_mib {
+                    let key = (gpu.uuid.clone(), Arc::from(&*share.uid));
+                    let steps = VecDeque::from([(step(now), Mib(mib))]);
+                    let used = Used {
+                        steps,
+                        idle_since: None,
+                    };
+                    history.known.insert(key, used);
+                }
+            }
+        }
+        history
+    }
+
+    /// A pod uses so much of a card now; `idle` if none of its processes does anything there. The most of
+    /// the window, and since when it is idle.
+    pub fn see(
+        &mut self,
+        uuid: &str,
+        uid: &Arc<str>,
+        used: Mib,
+        idle: bool,
+        now: Now,
+    ) -> (Mib, Option<Timestamp>) {
+        let key = (uuid.to_owned(), uid.clone());
+        let known = self.known.entry(key).or_default();
+        let (this, steps) = (step(now), WINDOW.as_secs() / STEP.as_secs());
+        known.steps.retain(|(step, _)| *step + steps >= this);
+        match known.steps.back_mut() {
+            Some((step, most)) if *step == this => *most = used.max(*most),
+            _ => known.steps.push_back((this, used)),
+        }
+        known.idle_since = idle.then(|| known.idle_since.unwrap_or(now.wall));
+        let most = known.steps.iter().map(|(_, most)| *most).max();
+        (most.unwrap_or(used), known.idle_since)
+    }
+
+    /// Forgets pods that are gone.
+    pub fn keep(&mut self, pods: &NodePods) {
+        self.known.retain(|(_, uid), _| pods.get(uid).is_some());
+    }
+}
+
+fn step(now: Now) -> u64 {
+    now.age.as_secs() / STEP.as_secs()
+}
