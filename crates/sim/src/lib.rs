@@ -4,6 +4,7 @@ pub mod baselines;
 pub mod bench;
 pub mod churn;
 pub mod hosts;
+pub mod lend;
 pub mod plot;
 pub mod progress;
 pub mod protocol;

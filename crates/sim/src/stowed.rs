@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
@@ -11,14 +11,15 @@ use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 use crate::hosts::{Host, Job, Models};
 use crate::replay::{Placed, Placer};
 
-/// Nothing in a replay depends on time: reports do not grow stale, reservations do not expire.
-const NOW: Duration = Duration::ZERO;
-
 /// A ledger that thinks it has a cluster.
 #[derive(Debug)]
 pub struct Stowed {
     ledger: Ledger,
     names: Vec<Arc<str>>,
+    /// What the agents say.
+    reports: Vec<GpuNodeStatus>,
+    /// Time stands still where nothing depends on it.
+    now: Duration,
     /// One request per class of job.
     requests: Vec<Option<Arc<Request>>>,
     containers: Arc<[Box<str>]>,
@@ -31,13 +32,26 @@ impl Stowed {
     /// A ledger over these hosts, whose names are in their order.
     #[must_use]
     pub fn new(hosts: &[Host], policy: PolicyKind) -> Self {
+        Self::with(hosts, policy, false)
+    }
+
+    /// The same, which calls back what pods use beyond their requests.
+    #[must_use]
+    pub fn lending(hosts: &[Host], policy: PolicyKind) -> Self {
+        Self::with(hosts, policy, true)
+    }
+
+    fn with(hosts: &[Host], policy: PolicyKind, call_back: bool) -> Self {
         let mut ledger = Ledger::new(Config {
             policy,
+            call_back,
+            stale_after: Duration::MAX,
             ..Config::default()
         });
         let names: Vec<Arc<str>> = (0..hosts.len())
             .map(|at| format!("{at:05}").into())
             .collect();
+        let mut reports = Vec::new();
         for (name, host) in names.iter().zip(hosts) {
             ledger.apply_node(NodeFacts {
                 name: name.clone(),
@@ -57,16 +71,55 @@ impl Stowed {
                 gpus,
                 ..GpuNodeStatus::default()
             };
-            ledger.apply_gpunode(name, status, NOW);
+            ledger.apply_gpunode(name, status.clone(), Duration::ZERO);
+            reports.push(status);
         }
         Self {
             ledger,
             names,
+            reports,
+            now: Duration::ZERO,
             requests: Vec::new(),
             containers: Arc::from([Box::from("main")]),
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
         }
+    }
+
+    /// So many milliseconds have gone by since the beginning.
+    pub fn at(&mut self, now: u64) {
+        self.now = Duration::from_millis(now);
+    }
+
+    /// The pod `id`, which was placed, uses so much of each of its cards now.
+    pub fn uses(&mut self, id: usize, placed: &Placed, uses: u64) {
+        let Some(report) = self.reports.get_mut(placed.host) else {
+            return;
+        };
+        let uid = id.to_string();
+        for &card in &placed.cards {
+            let Some(gpu) = report.gpus.get_mut(card) else {
+                continue;
+            };
+            gpu.pods.retain(|pod| pod.uid != uid);
+            if uses > 0 {
+                gpu.pods.push(PodUse {
+                    uid: uid.clone(),
+                    used_mib: uses,
+                    ..PodUse::default()
+                });
+            }
+        }
+        let name = &self.names[placed.host];
+        self.ledger.apply_gpunode(name, report.clone(), self.now);
+    }
+
+    /// The pods that are asked to give back what they use beyond their requests.
+    pub fn called(&mut self) -> Vec<usize> {
+        self.ledger.call_back(self.now);
+        let calls = self.ledger.call_backs(self.now);
+        let victims = calls.iter().flat_map(|call| &call.victims);
+        victims.filter_map(|it| it.pod.uid.parse().ok()).collect()
     }
 
     fn request(&mut self, job: &Job) -> Arc<Request> {
@@ -154,16 +207,16 @@ impl Placer for Stowed {
             .filter(|(_, host)| host.fits(job))
             .map(|(name, _)| &**name)
             .collect();
-        let verdict = self.ledger.filter(&Ask::of(&pod), &candidates, NOW);
+        let verdict = self.ledger.filter(&Ask::of(&pod), &candidates, self.now);
         let node = *verdict.nodes.first()?;
-        let assignment = self.ledger.begin_bind(&pod, node, NOW).ok()?;
+        let assignment = self.ledger.begin_bind(&pod, node, self.now).ok()?;
         let cards = assignment
             .charges
             .iter()
             .filter_map(|(uuid, _)| uuid.parse().ok())
             .collect();
         let host = node.parse().ok()?;
-        self.ledger.end_bind(&pod, Outcome::Bound, NOW);
+        self.ledger.end_bind(&pod, Outcome::Bound, self.now);
         Some(Placed { host, cards })
     }
 

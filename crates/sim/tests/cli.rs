@@ -215,3 +215,25 @@ fn the_mix_may_change_on_the_way() -> Result<()> {
     assert!(wait(&["--change-mix", &large])? > wait(&[])?);
     Ok(())
 }
+
+#[test]
+fn memory_that_is_lent_takes_more_pods_and_is_called_back() -> Result<()> {
+    let folder = folder("lent")?;
+    let shares = folder.join("shares.csv").display().to_string();
+    let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli";
+    fs::write(
+        &shares,
+        format!("{head}\na,1000,1024,1,300\nb,1000,1024,1,700\n"),
+    )?;
+    let args = ["churn", "--use", "--load=2.5", "--seeds=1..2"];
+    let more = ["--nodes-count=6", "--output=json", "--pods", &shares];
+    let json: Value = serde_json::from_str(&printed(sim(&args).args(more).output()?)?)?;
+    let of = |way: &str, key: &str| json["loads"]["2.5"][way][key]["mean"].as_f64();
+    assert!(of("lent", "pods_per_gpu") > of("asked", "pods_per_gpu"));
+    assert!(of("lent", "wait_minutes") < of("asked", "wait_minutes"));
+    assert!(of("lent", "called_back_per_pod_day") > Some(0.0));
+    let refused = "refused_below_request_per_pod_day";
+    assert_eq!(of("asked", refused), Some(0.0));
+    assert!(of("scaled", refused) > of("lent", refused));
+    Ok(())
+}

@@ -19,14 +19,15 @@ use crate::random::Random;
 use crate::replay::{Placed, Placer, kind};
 
 pub use lifetimes::Lifetimes;
-use lifetimes::MEAN_MS;
+pub(crate) use lifetimes::MEAN_MS;
 pub use report::{ChurnSummary, churn_table};
+pub(crate) use report::{mean, quantile};
 
 /// Mean run times that go by before anything is measured, and that are measured.
-const WARM: u64 = 2;
-const MEASURED: u64 = 6;
+pub(crate) const WARM: u64 = 2;
+pub(crate) const MEASURED: u64 = 6;
 /// Milliseconds of a minute.
-const MINUTE: u64 = 60_000;
+pub(crate) const MINUTE: u64 = 60_000;
 
 /// What comes at which rate.
 #[derive(Clone, Debug)]
@@ -176,13 +177,13 @@ impl World {
 }
 
 /// What is drawn from, and how far apart pods come on average.
-struct Source<'a> {
+pub(crate) struct Source<'a> {
     jobs: Vec<&'a Job>,
     gap: f64,
 }
 
 impl<'a> Source<'a> {
-    fn new(jobs: &'a [Job], hosts: &[Host], load: f64, cards: u64) -> Result<Self> {
+    pub(crate) fn new(jobs: &'a [Job], hosts: &[Host], load: f64, cards: u64) -> Result<Self> {
         // What does not fit the empty cluster would wait for ever, under every policy.
         let possible = |job: &&Job| hosts.iter().any(|host| host.fits(job));
         let jobs: Vec<&Job> = jobs.iter().filter(possible).collect();
@@ -195,8 +196,13 @@ impl<'a> Source<'a> {
         Ok(Self { jobs, gap })
     }
 
-    fn draw(&self, random: &mut Random) -> Job {
+    pub(crate) fn draw(&self, random: &mut Random) -> Job {
         self.jobs[random.below(self.jobs.len())].clone()
+    }
+
+    /// Milliseconds until the next pod comes.
+    pub(crate) fn next(&self, random: &mut Random) -> u64 {
+        (self.gap * random.exponential()).round().max(1.0) as u64
     }
 }
 
@@ -277,7 +283,7 @@ pub fn churn(
             let job = source.draw(&mut random);
             world.come(job, plan.lifetimes.whole(&mut random))?;
         }
-        next = world.now + (source.gap * random.exponential()).round().max(1.0) as u64;
+        next = world.now + source.next(&mut random);
     }
     for id in std::mem::take(&mut world.waiting) {
         let (kind, waited) = (kind(&world.lives[id].job), end - world.lives[id].came);

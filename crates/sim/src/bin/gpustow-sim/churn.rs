@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use gpustow_sim::churn::{ChurnSummary, Lifetimes, Plan, churn_all, churn_table};
+use gpustow_sim::lend::{LendPlan, LendSummary, Way, lend_all, lend_table};
 use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::Workload;
 use gpustow_sim::synthetic;
@@ -33,8 +34,20 @@ pub(crate) struct Args {
     /// Distribution of run times
     #[arg(long, value_enum, default_value = "exponential")]
     lifetimes: Lifetimes,
+    /// Give each pod of a part of a GPU a use over time (assumed, see docs/simulator.md), the list's size being the
+    /// most that it uses, and compare asking for that, borrowing it, and scaling the GPUs' memory up
+    #[arg(long, conflicts_with_all = ["change_mix", "policy"])]
+    r#use: bool,
+    /// What such a pod asks for where it borrows, in parts of the most that it uses; GPUs are scaled by its inverse
+    #[arg(long, requires = "use", default_value = "0.5", value_parser = part)]
+    request: f64,
     #[command(flatten)]
     runs: Runs,
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    let part = text.parse().ok().filter(|it| (0.05..=1.0).contains(it));
+    part.ok_or_else(|| format!("{text:?} is not a number from 0.05 to 1"))
 }
 
 fn load(text: &str) -> Result<f64, String> {
@@ -59,6 +72,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(path) => Some(workload.read(read_pods(path)?)),
         None => None,
     };
+    if args.r#use {
+        return lends(args, workload);
+    }
     let mut plan = Plan {
         hosts: args.runs.nodes_count.unwrap_or(workload.hosts.len()),
         workload,
@@ -89,6 +105,51 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let document = json!({
                 "protocol": "churn",
                 "mode": args.runs.mode.name(),
+                "nodes": plan.hosts.min(plan.workload.hosts.len()),
+                "seeds": args.runs.seeds,
+                "complete": !Progress::stopped(),
+                "loads": loads,
+            });
+            println!("{}", serde_json::to_string_pretty(&document)?);
+        }
+    }
+    Ok(())
+}
+
+fn lends(args: &Args, workload: Workload) -> Result<()> {
+    let mut plan = LendPlan {
+        hosts: args.runs.nodes_count.unwrap_or(workload.hosts.len()),
+        workload,
+        load: 0.0,
+        lifetimes: args.lifetimes,
+        request: args.request,
+    };
+    let runs = args.load.len() * Way::ALL.len();
+    let mut progress = Progress::new(args.runs.of_each_policy().saturating_mul(runs));
+    let mut summaries = Vec::new();
+    for load in &args.load {
+        plan.load = *load;
+        for way in Way::ALL {
+            let runs = lend_all(&plan, way, args.runs.seeds(), &mut progress)?;
+            if !runs.is_empty() {
+                summaries.push((*load, way.name(), LendSummary::of(&runs)));
+            }
+        }
+    }
+    match args.runs.output {
+        Output::Table => print!("{}", lend_table(&summaries)),
+        Output::Json => {
+            let mut loads: BTreeMap<String, BTreeMap<&str, LendSummary>> = BTreeMap::new();
+            for (load, way, summary) in summaries {
+                loads
+                    .entry(load.to_string())
+                    .or_default()
+                    .insert(way, summary);
+            }
+            let document = json!({
+                "protocol": "use",
+                "mode": args.runs.mode.name(),
+                "request": args.request,
                 "nodes": plan.hosts.min(plan.workload.hosts.len()),
                 "seeds": args.runs.seeds,
                 "complete": !Progress::stopped(),
