@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use gpustow_api::act::Act;
 use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_ledger::Config;
 use gpustow_pack::PolicyKind;
 use gpustow_serve::{DaemonArgs, MetricsArgs, Seconds, Tls, TlsError, seconds};
+use strum::VariantNames as _;
 
 use crate::metrics::Size;
 use crate::webhook::WebhookArgs;
@@ -112,6 +115,28 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_RETAKE_AFTER", default_value = "60", value_parser = seconds)]
     pub retake_after: Duration,
 
+    /// Call memory back that pods use beyond their requests where it keeps a pod off whose request fits
+    #[arg(long, env = "GPUSTOW_CALL_BACK")]
+    pub call_back: bool,
+
+    /// What is done to have a pod give memory back, unless its owner softens it: event, kill-process (its
+    /// agent must let that) or evict (a right of its own)
+    #[arg(long, env = "GPUSTOW_ACT", default_value_t, value_parser = PossibleValuesParser::new(Act::VARIANTS).try_map(|word| Act::from_str(&word)))]
+    pub act: Act,
+
+    /// Seconds for which memory that is called back is waited for, beyond the time that its users have to
+    /// end, before another GPU is tried
+    #[arg(long, env = "GPUSTOW_CALL_BACK_FOR", default_value_t = Seconds(Config::default().call_back_for))]
+    pub call_back_for: Seconds,
+
+    /// Pods that are asked to give memory back, at most, in a minute
+    #[arg(long, env = "GPUSTOW_ACTS_PER_MINUTE", default_value_t = 30)]
+    pub acts_per_minute: u32,
+
+    /// The same on one node
+    #[arg(long, env = "GPUSTOW_ACTS_PER_NODE", default_value_t = 6)]
+    pub acts_per_node: u32,
+
     /// Export one series per GPU and pod share as well; the agents do that by default
     #[arg(long, env = "GPUSTOW_METRICS_PER_GPU")]
     pub metrics_per_gpu: bool,
@@ -144,6 +169,10 @@ impl Args {
             "--slow-reservation-ttl must be at least --reservation-ttl"
         );
         ensure!(
+            self.call_back || self.act == Act::Event,
+            "--act does nothing without --call-back"
+        );
+        ensure!(
             self.listen != self.health_listen,
             "--listen and --health-listen are the same"
         );
@@ -169,6 +198,8 @@ impl Args {
             stale_after: self.stale_after.0,
             reservation_ttl: self.reservation_ttl.0,
             slow_reservation_ttl: self.slow_reservation_ttl.0,
+            call_back: self.call_back,
+            call_back_for: self.call_back_for.0,
             ..Config::default()
         }
     }

@@ -126,6 +126,24 @@ impl Events {
         send(&self.refusals, of_pod(pod), event);
     }
 
+    /// The pod is to give memory back.
+    pub(crate) fn gives_back(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Warning, "GpuMemoryCalledBack", "Lending", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
+    /// Others are to give memory back for the pod.
+    pub(crate) fn calls_back(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Normal, "GpuMemoryKept", "Lending", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
+    /// A pod that should be evicted is not: told on both.
+    pub(crate) fn not_evicted(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Warning, "GpuEvictionRefused", "Lending", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
     /// An earlier extender may still bind the pod, and nobody can prevent it.
     pub(crate) fn unfenced(&self, Unfenced { pod, error }: &Unfenced) {
         tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot fence the pod");

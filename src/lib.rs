@@ -1,6 +1,7 @@
 //! The gpustow extender: everything that scheduling does to the outside world. The decisions are
 //! made in `gpustow-ledger` and `gpustow-pack`.
 
+mod acts;
 mod admission;
 mod app;
 mod args;
@@ -123,6 +124,9 @@ pub async fn serve(
     tokio::spawn(waker.run(args.wake_rate));
     tokio::spawn(bind::confirm(app.clone()));
     tokio::spawn(resume(app.clone()));
+    if app.args.call_back {
+        tokio::spawn(acts::run(app.clone()));
+    }
     let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();

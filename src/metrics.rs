@@ -8,14 +8,15 @@ mod models;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use gpustow_api::act::Act;
 use gpustow_api::admission::Weakness;
 use gpustow_ledger::{NodeView, Reason};
 use gpustow_pack::Request;
 use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
-    Registry,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 use strum::{IntoStaticStr, VariantNames};
 
@@ -52,6 +53,10 @@ pub(crate) struct Metrics {
     pub(crate) bind_seconds: Histogram,
     /// Waiting pods told of room.
     pub(crate) woken: IntCounter,
+    /// What was done to have pods give memory back, by act and outcome.
+    pub(crate) acts: IntCounterVec,
+    /// Pods for which memory is called back now.
+    pub(crate) call_backs: IntGauge,
     /// Epochs taken.
     pub(crate) takeovers: IntCounter,
     watch_events: GaugeVec,
@@ -121,6 +126,15 @@ impl Metrics {
             "gpustow_wakeups_total",
             "Waiting pods told that room appeared",
         )?;
+        let acts = counters(
+            "gpustow_acts_total",
+            "What was done to have pods give memory back, by act and outcome",
+            &["act", "outcome"],
+        )?;
+        let call_backs = IntGauge::new(
+            "gpustow_call_backs",
+            "Pods for which memory is called back now",
+        )?;
         let takeovers =
             IntCounter::new("gpustow_takeovers_total", "Epochs that this replica took")?;
         let watch_events = GaugeVec::new(
@@ -144,6 +158,11 @@ impl Metrics {
             }
         }
         Reason::all().for_each(|reason| drop(refusals.with_label_values(&[reason.label()])));
+        for act in Act::VARIANTS {
+            for outcome in ["done", "refused", "failed"] {
+                acts.with_label_values(&[act, outcome]);
+            }
+        }
         for reason in BindError::VARIANTS {
             bind_failures.with_label_values(&[reason]);
         }
@@ -154,6 +173,8 @@ impl Metrics {
         registry.register(Box::new(bind_failures.clone()))?;
         registry.register(Box::new(bind_seconds.clone()))?;
         registry.register(Box::new(woken.clone()))?;
+        registry.register(Box::new(acts.clone()))?;
+        registry.register(Box::new(call_backs.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
         registry.register(Box::new(watch_events.clone()))?;
         registry.register(Box::new(undecodable.clone()))?;
@@ -169,6 +190,8 @@ impl Metrics {
             bind_failures,
             bind_seconds,
             woken,
+            acts,
+            call_backs,
             takeovers,
             watch_events,
             undecodable,

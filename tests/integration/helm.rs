@@ -103,6 +103,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
     for (version, args, kustomization) in [
         ("1.36.3", &[][..], "base"),
         (
+            "1.36.3",
+            &["--set=extender.callBack=true", "--set=extender.act=evict"],
+            "overlays/evicting",
+        ),
+        (
             "1.33.1",
             &["--set=webhook.certificate=secret", same.as_str()],
             "overlays/webhook",

@@ -9,6 +9,7 @@ mod agent_events;
 mod agent_token;
 mod attack;
 mod bind_faults;
+mod call_back;
 mod cli;
 mod containers;
 mod dashboard;

@@ -168,6 +168,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::MEM_LIMIT,
         names::MEM_LIMIT_OF,
         names::ENFORCE,
+        names::ACT,
         names::POLICY,
         names::ASSIGNMENT,
         names::DEVICES_OF,
@@ -184,6 +185,8 @@ fn no_file_invents_a_name() -> Result<()> {
         names::MADE_FOR,
         names::RENEW_AFTER,
         names::ROOM_CONDITION,
+        names::KEPT_CONDITION,
+        names::GIVE_BACK,
         "gpunodes.gpustow.dev",
         // How unknown keys are told from others.
         "gpustow.dev/",

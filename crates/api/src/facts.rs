@@ -12,13 +12,15 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use crate::act::Act;
 use crate::assignment::{Assignment, BrokenAssignment};
 use crate::intree::{self, Constraints, Label, PREFER_NO_SCHEDULE, Taint};
 use crate::request::{BadRequest, request};
-use crate::{kept, names, quantity};
+use crate::{kept, limit, names, quantity};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
+static NO_LIMITS: LazyLock<Arc<[Mib]>> = LazyLock::new(|| Arc::from([]));
 static NO_REQUEST: LazyLock<Arc<Request>> = LazyLock::new(Arc::default);
 static NO_CONSTRAINTS: LazyLock<Arc<Constraints>> = LazyLock::new(Arc::default);
 static DEFAULT_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("default-scheduler"));
@@ -74,8 +76,13 @@ pub struct PodFacts {
     pub waiting: bool,
     /// Seconds that it may take to end.
     pub grace: u32,
-    /// It was asked to give memory back that it uses beyond its request, and has not ([`names::GIVE_BACK`]).
-    pub asked_back: bool,
+    /// What was done to have it give memory back that it uses beyond its request, as long as it has not
+    /// ([`names::GIVE_BACK`]).
+    pub asked_back: Option<Act>,
+    /// What its owner lets be done for that at most.
+    pub act: Option<Act>,
+    /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
+    pub limits: Arc<[Mib]>,
     /// The node on which the extender that decided last kept room for it ([`kept`](crate::kept)).
     pub kept_on: Option<Arc<str>>,
     /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
@@ -125,6 +132,7 @@ impl PodFacts {
         let deleting = meta.deletion_timestamp.is_some();
         let asks = !containers.is_empty();
         let constraints = spec.filter(|_| asks).map(Constraints::of);
+        let limits = limits(meta, &request, &containers);
         let assignment = annotation(names::ASSIGNMENT);
         let labels = meta.labels.iter().filter(|_| assignment.is_some());
         let labels = labels.flatten().map(|(key, value)| Label::new(key, value));
@@ -158,7 +166,13 @@ impl PodFacts {
             released: has_ended(status) || deleting && all_terminated(spec, status),
             waiting: status.is_some_and(is_waiting),
             grace: spec.map_or(0, grace),
-            asked_back: status.is_some_and(|status| holds(status, names::GIVE_BACK).is_some()),
+            asked_back: status.and_then(|status| {
+                let asked = holds(status, names::GIVE_BACK)?;
+                Some(Act::of_reason(asked.reason.as_deref().unwrap_or_default()))
+            }),
+            // Of a word that nobody knows only the softest is certain.
+            act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),
+            limits,
             kept_on: status.and_then(|status| {
                 let kept = holds(status, names::KEPT_CONDITION)?;
                 kept::node(kept.message.as_deref()?).map(Arc::from)
@@ -169,6 +183,19 @@ impl PodFacts {
 }
 
 impl PodFacts {
+    /// What it may use of one of its cards; none if no more than it holds there.
+    #[must_use]
+    pub fn limit_on(&self, uuid: &str) -> Option<Mib> {
+        let assignment = self.assignment.as_ref()?.as_ref().ok()?;
+        let sees = |name: &str| {
+            let mut containers = assignment.containers.iter();
+            containers.any(|(it, uuids)| **it == *name && uuids.iter().any(|it| **it == *uuid))
+        };
+        let limits = self.containers.iter().zip(&*self.limits);
+        let limits = limits.filter(|(name, _)| sees(name));
+        (!self.limits.is_empty()).then(|| limits.map(|(_, limit)| *limit).sum())
+    }
+
     /// What can be said of a pod of which only metadata and text are readable: where it is bound and
     /// what it was assigned. It can neither be scheduled nor end before it is gone.
     #[must_use]
@@ -424,6 +451,26 @@ fn all_terminated(spec: Option<&PodSpec>, status: Option<&PodStatus>) -> bool {
         .chain(init)
         .chain(ephemeral);
     !spec.containers.is_empty() && all.all(|name| terminated.contains(name.as_str()))
+}
+
+/// What each claim may use of each card, if that is more than it asks for.
+fn limits(
+    meta: &ObjectMeta,
+    request: &Result<Arc<Request>, BadRequest>,
+    containers: &[Box<str>],
+) -> Arc<[Mib]> {
+    let (Ok(request), Some(notes)) = (request, &meta.annotations) else {
+        return NO_LIMITS.clone();
+    };
+    let (_, limits) = limit::allowed(notes, request, containers);
+    let more = limits
+        .iter()
+        .zip(&request.claims)
+        .any(|(limit, claim)| *limit > claim.mib);
+    match more && !request.exclusive {
+        true => limits.into(),
+        false => NO_LIMITS.clone(),
+    }
 }
 
 /// Seconds that a pod has to end; Kubernetes' own default where it does not say.

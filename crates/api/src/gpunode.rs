@@ -299,6 +299,15 @@ pub struct PodUse {
     pub idle_since: Option<String>,
 }
 
+impl PodUse {
+    /// Since when it is idle, in seconds since 1970, if that can be read.
+    #[must_use]
+    pub fn idle(&self) -> Option<i64> {
+        let since: Timestamp = self.idle_since.as_deref()?.parse().ok()?;
+        Some(since.as_second())
+    }
+}
+
 /// One aspect of the node's GPU software.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

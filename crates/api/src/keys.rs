@@ -80,7 +80,7 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 6] {
+pub(crate) fn of_users() -> [&'static str; 7] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
@@ -88,6 +88,7 @@ pub(crate) fn of_users() -> [&'static str; 6] {
         names::MADE_FOR,
         names::MEM_LIMIT,
         names::ENFORCE,
+        names::ACT,
     ];
     keys.map(word)
 }

@@ -1,6 +1,7 @@
 //! gpustow's contract with the cluster: every name, the custom resource, what a Pod asks for and
 //! how an assignment is written down. No I/O.
 
+pub mod act;
 pub mod admission;
 mod allowance;
 pub mod assignment;

@@ -6,6 +6,7 @@ use kube::CustomResourceExt as _;
 use strum::VariantNames as _;
 use thiserror::Error;
 
+use crate::act::Act;
 use crate::limit::Enforce;
 use crate::{GpuNode, admission, keys, limit, mutate, names, request, values};
 
@@ -239,7 +240,7 @@ const SHARED: [(&str, &str); 19] = [
     // What users say by annotations, as far as a request changes it.
     (
         "CHANGED",
-        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}"] +
+        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{ACT}}"] +
         variables.wishing.map(c, "{{GPU_COUNT_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{MEM_LIMIT_OF}}" + string(c.is.name)))
         .filter(key, variables.before[?key] != variables.after[?key])"#,
@@ -291,6 +292,7 @@ fn filled(template: &str, resource: &str) -> String {
     let user_keys = format!("{:?}", keys::of_users());
     let user_keys_of = format!("{:?}", keys::of_containers());
     let enforces = format!("{:?}", Enforce::VARIANTS);
+    let acts = format!("{:?}", Act::VARIANTS);
     let floor = limit::FLOOR.0.to_string();
     let ordinal = admission::ordinal(admission::VERSION)
         .unwrap_or(0)
@@ -359,6 +361,10 @@ fn filled(template: &str, resource: &str) -> String {
         ("POLICY", names::POLICY),
         ("MADE_FOR", names::MADE_FOR),
         ("ROOM_CONDITION", names::ROOM_CONDITION),
+        ("KEPT_CONDITION", names::KEPT_CONDITION),
+        ("GIVE_BACK", names::GIVE_BACK),
+        ("ACT", names::ACT),
+        ("ACTS", &acts),
         ("SCHEDULER", names::SCHEDULER),
         ("SHARE_OF", names::SHARE_OF),
         ("VERSION", admission::VERSION),

@@ -4,7 +4,7 @@
 use gpustow_api::{faults, limit, names};
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::{Cluster, age, system};
 
@@ -54,6 +54,13 @@ pub fn said(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let scheduled = conditions.iter().find(|it| it.type_ == "PodScheduled");
     scheduled?.message.as_deref()
+}
+
+/// The message of this condition of the pod, if it is True.
+pub fn holds<'p>(pod: &'p Pod, of_type: &str) -> Option<&'p str> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let is_it = |it: &&PodCondition| it.type_ == of_type && it.status == "True";
+    conditions.iter().find(is_it)?.message.as_deref()
 }
 
 /// Why no kube-scheduler looks at pods that name gpustow's own, by its Lease.

@@ -221,6 +221,9 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         why.verdict = Verdict::Waiting;
         why.nearest = nearest(cluster, &trial, facts);
         why.summary = verdict(&views, &trial);
+        if let Some(kept) = state::holds(pod, names::KEPT_CONDITION) {
+            why.summary += &format!(" Room is kept for it {kept}.");
+        }
     }
     if facts.gated {
         why.verdict = Verdict::Gated;
@@ -377,6 +380,9 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
         ),
         _ => format!("It is on {node}, which would not take it now."),
     };
+    if let Some(asked) = state::holds(&pod.object, names::GIVE_BACK) {
+        why.summary += &format!(" {asked}.");
+    }
     let index = |uuid: &str| {
         let cards = &view.as_ref()?.cards;
         cards.iter().position(|card| *card.uuid == *uuid)

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::gpunode::PodUse;
 use gpustow_pack::{Cost, Mib, Refusal, Request};
 
 use crate::books::{Node, Uid};
@@ -129,7 +130,7 @@ impl Ledger {
     ) -> Option<Vec<Borrower>> {
         self.check(name, now).ok()?;
         let node = self.books.node(name)?;
-        let missing = self.missing(pod, name, node, what.cards())?;
+        let missing = self.missing(pod, name, node, what.cards(), what.victims())?;
         let needed = self.choose_borrowers(node, &missing, what.victims(), true)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
@@ -250,7 +251,7 @@ impl Ledger {
         let charges = choice.placement.charges.iter();
         let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
         let cards: Vec<(Box<str>, Mib)> = cards.collect();
-        let missing = self.missing(pod, name, node, &cards)?;
+        let missing = self.missing(pod, name, node, &cards, &[])?;
         let victims = self.choose_borrowers(node, &missing, &[], false)?;
         (!victims.is_empty()).then(|| Plan {
             node: name.clone(),
@@ -262,22 +263,31 @@ impl Ledger {
     }
 
     /// What is missing of these cards for the pod to have what it is to get of them. None if one of them
-    /// takes it no more.
+    /// takes it no more. What victims that are gone still use by the last report is about to come.
     fn missing(
         &self,
         pod: &PodFacts,
         name: &str,
         node: &Node,
         cards: &[(Box<str>, Mib)],
+        victims: &[Uid],
     ) -> Option<Missing> {
         let request = pod.request.as_ref().ok()?;
         let charges = node.charges(cards);
         let mut budget = Budget::of(&self.config);
         let view = self.view_without(name, node, pod, |_| false, &mut budget);
         let view = view.ok().filter(|_| charges.len() == cards.len())?;
+        let left = |card: usize| {
+            let used = node.gpus().get(card).into_iter().flat_map(|gpu| &gpu.pods);
+            let is_gone = |uid: &str| {
+                victims.iter().any(|it| **it == *uid) && !node.bound().contains_key(uid)
+            };
+            let gone = used.filter(|used| is_gone(&used.uid));
+            gone.map(|used| Mib(used.used_mib)).sum()
+        };
         let missing = |(card, mib): (usize, Mib)| {
             let room = request.room(view.cards.get(card)?)?;
-            Some((card, mib.minus(room)))
+            Some((card, mib.minus(room).minus(left(card))))
         };
         charges.into_iter().map(missing).collect()
     }
@@ -303,13 +313,31 @@ impl Ledger {
                 of_each[at] = used.minus(held);
             }
         }
-        let was_asked =
-            |uid: &Uid, pod: &PodFacts| pod.deleting || pod.asked_back || asked.contains(uid);
+        // It is busy if it is on one of the cards.
+        let idle = |uid: &str| {
+            let cards = missing
+                .iter()
+                .filter_map(|(card, _)| node.gpus().get(*card));
+            let used = cards.flat_map(|gpu| gpu.pods.iter().filter(|used| used.uid == uid));
+            used.map(PodUse::idle)
+                .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))
+                .flatten()
+                .unwrap_or(i64::MAX)
+        };
+        let was_asked = |uid: &Uid, pod: &PodFacts| {
+            pod.deleting || pod.asked_back.is_some() || asked.contains(uid)
+        };
         let ordered = lent.into_iter().filter_map(|(uid, of_each)| {
             let pod = self.books.pod(uid)?;
             let counts = !only_asked || asked.contains(uid);
             let sum: Mib = of_each.iter().copied().sum();
-            let key = (!was_asked(uid, pod), pod.priority, Reverse(sum), uid);
+            let key = (
+                !was_asked(uid, pod),
+                pod.priority,
+                Reverse(sum),
+                idle(uid),
+                uid,
+            );
             counts.then_some((key, of_each))
         });
         let mut ordered: Vec<_> = ordered.collect();
@@ -330,7 +358,7 @@ impl Ledger {
                 chosen.retain(|other| *other != index);
             }
         }
-        let uid = |index: usize| Some(ordered.get(index)?.0.3.clone());
+        let uid = |index: usize| Some(ordered.get(index)?.0.4.clone());
         chosen.into_iter().map(uid).collect()
     }
 
@@ -355,7 +383,7 @@ impl Ledger {
         let goes_on = || {
             self.check(&name, now).ok()?;
             let node = self.books.node(&name)?;
-            let missing = self.missing(&pod, &name, node, what.cards())?;
+            let missing = self.missing(&pod, &name, node, what.cards(), what.victims())?;
             let same = self.choose_borrowers(node, &missing, what.victims(), true);
             match same {
                 Some(_) => Some(None),

@@ -186,7 +186,9 @@ impl Stowed {
             released: false,
             waiting: false,
             grace: 0,
-            asked_back: false,
+            asked_back: None,
+            act: None,
+            limits: Arc::from([]),
             kept_on: None,
             refusal: 0,
         }

@@ -21,6 +21,7 @@ pub(crate) fn keys() -> Vec<String> {
         names::MEM_LIMIT,
         names::MEM_LIMIT_OF,
         names::ENFORCE,
+        names::ACT,
         names::POLICY,
         names::MADE_FOR,
     ];

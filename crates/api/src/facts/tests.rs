@@ -70,7 +70,9 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             released: false,
             waiting: true,
             grace: 30,
-            asked_back: false,
+            asked_back: None,
+            act: None,
+            limits: Arc::from([]),
             kept_on: None,
             refusal: facts.refusal,
         }
@@ -85,16 +87,16 @@ fn what_was_asked_back_and_kept_is_read_from_true_conditions_alone() {
             "metadata": {"uid": "u"},
             "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]},
             "status": {"conditions": [
-                {"type": names::GIVE_BACK, "status": status},
+                {"type": names::GIVE_BACK, "status": status, "reason": "Evict"},
                 {"type": names::KEPT_CONDITION, "status": status, "message": kept::message("n", "x")},
             ]},
         }))
     };
     let held = facts("True");
-    assert!(held.asked_back);
+    assert_eq!(held.asked_back, Some(Act::Evict));
     assert_eq!((held.kept_on.as_deref(), held.grace), (Some("n"), 7));
     let ended = facts("False");
-    assert!(!ended.asked_back);
+    assert_eq!(ended.asked_back, None);
     assert_eq!(ended.kept_on, None);
 }
 
@@ -355,4 +357,28 @@ fn the_models_that_a_pod_is_bound_to_are_read_from_selector_and_affinity() {
     let free = required(&[term(&["A"]), json!({"matchFields": []})]);
     assert!(models(free).is_empty());
     assert!(models(json!({"containers": []})).is_empty());
+}
+
+#[test]
+fn what_may_be_used_and_done_is_read_from_annotations() {
+    let facts = |notes: Value| {
+        let mut notes = notes;
+        notes[names::ASSIGNMENT] =
+            r#"{"version":1,"gpus":[{"uuid":"GPU-a","mib":5000}],"containers":{"c":["GPU-a"]}}"#
+                .into();
+        facts(json!({
+            "metadata": {"uid": "u", "annotations": notes},
+            "spec": {"containers": [
+                {"name": "c", "resources": {"limits": {names::GPU_MEM: "5000"}}},
+            ]},
+        }))
+    };
+    let plain = facts(json!({}));
+    assert_eq!((plain.limit_on("GPU-a"), plain.act), (None, None));
+    let burst = facts(json!({names::MEM_LIMIT: "9000", names::ACT: "kill-process"}));
+    assert_eq!(burst.limit_on("GPU-a"), Some(Mib(9000)));
+    assert_eq!(burst.act, Some(Act::KillProcess));
+    let unknown = facts(json!({names::MEM_LIMIT: "max", names::ACT: "shoot"}));
+    assert_eq!(unknown.limit_on("GPU-a"), Some(limit::WHOLE));
+    assert_eq!(unknown.act, Some(Act::Event));
 }

@@ -426,3 +426,41 @@ async fn why_says_what_a_pod_lacks_that_bears_annotations_and_asks_for_nothing()
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn why_says_that_room_is_kept_and_who_is_to_give_it_back() -> Result<()> {
+    let mut objects = healthy().to_vec();
+    objects[1] = report(
+        "n",
+        NOW,
+        &json!({ "pods": [{ "uid": "greedy", "usedMiB": 24000 }] }),
+    );
+    let mut waits = waiting("waits", ROOM);
+    let kept = json!({ "type": "gpustow.dev/RoomKept", "status": "True", "reason": "CalledBack",
+        "message": "on node n: 2048 MiB of GPU GPU-n are called back from ops/greedy" });
+    let mut greedy = waiting("greedy", "");
+    greedy["metadata"]["annotations"] = json!({ "gpustow.dev/assignment":
+        r#"{"version":1,"gpus":[{"uuid":"GPU-n","mib":2048}],"containers":{"main":["GPU-n"]}}"# });
+    greedy["spec"]["nodeName"] = json!("n");
+    greedy["status"] = json!({ "phase": "Running", "conditions": [
+        { "type": "gpustow.dev/GiveBack", "status": "True", "reason": "Event",
+          "message": "Uses 24000 MiB of GPU GPU-n, asked for 2048 MiB" }] });
+    waits["status"]["conditions"]
+        .as_array_mut()
+        .context("its conditions")?
+        .push(kept);
+    objects.extend([waits, greedy]);
+    let files = Files::new("called-back", &objects)?;
+    let (answer, said) = files.ask("why ops/waits").await?;
+    ensure!(answer == Answer::No, "{said}");
+    let words = |said: &str| said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let kept =
+        "Room is kept for it on node n: 2048 MiB of GPU GPU-n are called back from ops/greedy.";
+    ensure!(words(&said).contains(kept), "{said}");
+    let (_, said) = files.ask("why ops/greedy").await?;
+    ensure!(
+        words(&said).contains("Uses 24000 MiB of GPU GPU-n, asked for 2048 MiB."),
+        "{said}"
+    );
+    Ok(())
+}

@@ -53,7 +53,9 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         released: false,
         waiting: false,
         grace: 0,
-        asked_back: false,
+        asked_back: None,
+        act: None,
+        limits: Arc::from([]),
         kept_on: None,
         refusal: 0,
     }

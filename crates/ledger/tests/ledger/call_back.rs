@@ -1,6 +1,7 @@
 //! Memory that pods use beyond their requests is called back for those who have a right to it.
 
 use gpustow_api::PodFacts;
+use gpustow_api::act::Act;
 use gpustow_api::gpunode::{Condition, PROCESSES_READABLE, PodUse};
 use gpustow_ledger::{Config, Ledger, Reason};
 
@@ -146,6 +147,33 @@ fn low_priority_goes_first_then_who_borrows_most_and_no_more_than_it_takes() {
 }
 
 #[test]
+fn of_two_who_borrow_as_much_the_one_that_has_been_idle_longest_gives_back() {
+    let idle = |uid: &str, since: Option<&str>| PodUse {
+        idle_since: since.map(str::to_owned),
+        ..used(uid, 30)
+    };
+    let mut ledger = lent(&[(
+        "a",
+        &[&[
+            idle("busy", None),
+            idle("late", Some("2026-01-01T10:00:00Z")),
+            idle("long", Some("2026-01-01T09:00:00Z")),
+        ]],
+    )]);
+    for uid in ["busy", "late", "long"] {
+        ledger.apply_pod(bound(uid, "a", "a-0", 10));
+    }
+    refused(&mut ledger, &pod("p", 30), 0);
+    assert_eq!(victims(&ledger, 0), [is("p", "long", 20)]);
+    ledger.delete_pod("p");
+    refused(&mut ledger, &pod("p", 50), 0);
+    assert_eq!(
+        victims(&ledger, 0),
+        [is("p", "late", 20), is("p", "long", 20)]
+    );
+}
+
+#[test]
 fn whoever_holds_nothing_there_and_whoever_is_not_seen_is_no_victim() {
     // One holds the other card, one is unknown, strangers are nobody.
     let mut ledger = lent(&[("a", &[&[used("elsewhere", 60), used("unknown", 20)], &[]])]);
@@ -246,6 +274,21 @@ fn others_are_asked_where_the_first_does_not_suffice_any_more() {
 }
 
 #[test]
+fn what_a_victim_that_is_gone_still_uses_is_about_to_come() {
+    let mut ledger = lent(&[("a", &[&[used("one", 45), used("two", 45)]])]);
+    ledger.apply_pod(bound("one", "a", "a-0", 10));
+    ledger.apply_pod(bound("two", "a", "a-0", 10));
+    refused(&mut ledger, &pod("p", 70), 0);
+    assert_eq!(victims(&ledger, 0).len(), 2);
+    // Its agent has yet to say so.
+    ledger.delete_pod("one");
+    ledger.call_back(at(1));
+    assert_eq!(victims(&ledger, 1), [is("p", "two", 35)]);
+    uses(&mut ledger, "a", &[&[used("two", 10)]], 2);
+    assert_eq!(choose(&mut ledger, &pod("p", 70), &["a"], at(2)), ["a"]);
+}
+
+#[test]
 fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
     let mut ledger = lent(&[
         ("a", &[&[used("one", 90)]]),
@@ -254,7 +297,7 @@ fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
     ledger.apply_pod(bound("one", "a", "a-0", 10));
     ledger.apply_pod(bound("two", "b", "b-0", 10));
     ledger.apply_pod(PodFacts {
-        asked_back: true,
+        asked_back: Some(Act::Event),
         ..bound("three", "b", "b-0", 10)
     });
     ledger.apply_pod(PodFacts {

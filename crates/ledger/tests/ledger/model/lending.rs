@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::act::Act;
 use gpustow_ledger::CallBack;
 
 use super::world::{World, pick, require};
@@ -67,7 +68,8 @@ impl World {
         }
         let asked = |uid: &str| {
             let mut victims = backs.iter().flat_map(|back| &back.victims);
-            victims.any(|victim| *victim.pod.uid == *uid)
+            let is_one = victims.any(|victim| *victim.pod.uid == *uid);
+            is_one.then_some(Act::Event)
         };
         let kept = |uid: &str| {
             let back = backs.iter().find(|back| *back.pod.uid == *uid);

@@ -1,0 +1,470 @@
+//! Has pods give memory back that they use beyond their requests, for those who wait with a right to it, and
+//! as hard as operator and owner let us.
+//!
+//! Whom is the ledger's answer. Each act is fenced like a bind: it rests on copies of pods that came before a
+//! look at the Lease, and names the copy that it is about. A new holder of the epoch writes into every pod that
+//! was asked before it asks anybody itself, so that what its predecessor still has under way fails. Whoever was
+//! asked bears a condition, and so does the pod that it is for: a successor goes on from those.
+
+mod pace;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpustow_api::act::Act;
+use gpustow_api::{PodFacts, kept, names};
+use gpustow_ledger::{Borrower, CallBack};
+use gpustow_pack::Mib;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::Eviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::app::App;
+use crate::ask::{AskError, within};
+use pace::Pace;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// For one write.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Before a refused eviction is tried again; twice as long after each refusal, up to [`MAX_PAUSE`].
+const PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+type Uid = Arc<str>;
+
+/// Acts for as long as the process runs, while it decides.
+pub(crate) async fn run(app: Arc<App>) {
+    let mut acts = Acts::new(app.clone());
+    loop {
+        sleep(LOOK).await;
+        match app.epoch.held() {
+            Some(epoch) if app.lists.missing().is_empty() && !app.is_draining() => {
+                acts.look(epoch).await;
+            }
+            _ => {
+                app.metrics.call_backs.set(0);
+                acts = Acts::new(app.clone());
+            }
+        }
+    }
+}
+
+/// What one tenure has done.
+struct Acts {
+    app: Arc<App>,
+    /// Every pod that was asked by a predecessor was written since this epoch began.
+    fenced: Option<u64>,
+    /// What the conditions of pods that wait say.
+    kept: HashMap<Uid, String>,
+    /// Evictions that were refused: when they are tried again, and the pause after that.
+    refused: HashMap<Uid, (Instant, Duration)>,
+    /// Victims whose conditions this tenure wrote.
+    told: HashSet<Uid>,
+    /// Pods whose eviction was taken.
+    evicted: HashSet<Uid>,
+    pace: Pace,
+}
+
+/// A pod that is to give memory back.
+struct Victim {
+    pod: Arc<PodFacts>,
+    /// For whom.
+    whom: Arc<PodFacts>,
+    node: Arc<str>,
+    cards: Vec<Borrower>,
+}
+
+impl Acts {
+    fn new(app: Arc<App>) -> Self {
+        Self {
+            fenced: None,
+            kept: HashMap::new(),
+            refused: HashMap::new(),
+            told: HashSet::new(),
+            evicted: HashSet::new(),
+            pace: Pace::new(app.args.acts_per_minute, app.args.acts_per_node),
+            app,
+        }
+    }
+
+    async fn look(&mut self, epoch: u64) {
+        let (backs, marked) = {
+            let now = self.app.ledger.now();
+            let mut ledger = self.app.ledger.lock();
+            ledger.call_back(now);
+            let marked = ledger.pods();
+            let marked = marked.filter(|pod| pod.asked_back.is_some() || pod.kept_on.is_some());
+            let marked: Vec<_> = marked.cloned().collect();
+            (ledger.call_backs(now), marked)
+        };
+        let under_way = i64::try_from(backs.len()).unwrap_or(i64::MAX);
+        self.app.metrics.call_backs.set(under_way);
+        if backs.is_empty() && marked.is_empty() {
+            return;
+        }
+        // It begins after every copy that this look rests on.
+        if self.app.epoch.confirm(epoch).await.is_err() {
+            return;
+        }
+        if self.fenced != Some(epoch) {
+            if !self.fence(&marked).await {
+                return;
+            }
+            // What these writes moved is looked at anew.
+            self.fenced = Some(epoch);
+            return;
+        }
+        let victims = victims(&backs);
+        self.end(&marked, &backs, &victims).await;
+        for back in &backs {
+            self.keep(back).await;
+        }
+        for victim in victims.values() {
+            let uid = &victim.pod.uid;
+            if victim.pod.asked_back.is_some() && !self.told.contains(uid) {
+                // Instead of what the fence wrote; it is no act.
+                let says = json!({"type": names::GIVE_BACK, "message": told(victim)});
+                if self.try_write(&victim.pod, says).await {
+                    self.told.insert(uid.clone());
+                }
+            } else if self.may_act(victim) {
+                self.act(epoch, victim).await;
+            }
+        }
+    }
+
+    /// Makes every act of a predecessor fail that is still under way. False if that is to be tried again.
+    async fn fence(&self, marked: &[Arc<PodFacts>]) -> bool {
+        let mark = format!(
+            "Asked by an earlier extender; {} goes on since {}",
+            self.app.identity,
+            Timestamp::now()
+        );
+        let asked = marked.iter().filter(|pod| pod.asked_back.is_some());
+        for pod in asked.filter(|pod| !pod.deleting) {
+            let condition = json!({"type": names::GIVE_BACK, "message": mark});
+            if let Err(error) = self.write(pod, None, condition).await
+                && !is_settled(&error)
+            {
+                tracing::warn!(
+                    namespace = %pod.namespace, pod = %pod.name, %error,
+                    "cannot fence a pod that was asked to give memory back: nobody is asked meanwhile"
+                );
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends the conditions whose time is over.
+    async fn end(
+        &mut self,
+        marked: &[Arc<PodFacts>],
+        backs: &[CallBack],
+        victims: &BTreeMap<Uid, Victim>,
+    ) {
+        let is_kept = |uid: &str| backs.iter().any(|back| *back.pod.uid == *uid);
+        for pod in marked.iter().filter(|pod| !pod.deleting) {
+            if pod.asked_back.is_some() && !victims.contains_key(&pod.uid) {
+                let ended = condition(
+                    names::GIVE_BACK,
+                    "False",
+                    "GivenBack",
+                    "Nothing is called back",
+                );
+                self.try_write(pod, ended).await;
+                self.refused.remove(&pod.uid);
+                self.told.remove(&pod.uid);
+            }
+            // A write would move its resourceVersion under its bind.
+            let binds = || self.app.ledger.lock().reserved_because(&pod.uid).is_some();
+            if pod.kept_on.is_some() && !is_kept(&pod.uid) && !binds() {
+                let ended = condition(names::KEPT_CONDITION, "False", "Ended", "No room is kept");
+                self.try_write(pod, ended).await;
+            }
+        }
+        self.kept.retain(|uid, _| is_kept(uid));
+        let ledger = self.app.ledger.lock();
+        self.evicted.retain(|uid| ledger.pod(uid).is_some());
+        self.told.retain(|uid| ledger.pod(uid).is_some());
+    }
+
+    /// Says on the pod that room is kept for it, and where.
+    async fn keep(&mut self, back: &CallBack) {
+        let pod = &back.pod;
+        let cards = back
+            .cards
+            .iter()
+            .map(|(uuid, mib)| format!("{mib} of GPU {uuid}"));
+        let cards = cards.collect::<Vec<_>>().join(" and ");
+        let mut from: Vec<String> = back.victims.iter().map(|it| name(&it.pod)).collect();
+        from.sort_unstable();
+        from.dedup();
+        let from = match from.is_empty() {
+            true => String::new(),
+            false => format!(" are called back from {}", from.join(", ")),
+        };
+        let text = kept::message(&back.node, &format!("{cards}{from}"));
+        if self.kept.get(&pod.uid) == Some(&text) || from.is_empty() {
+            return;
+        }
+        let says = condition(names::KEPT_CONDITION, "True", "CalledBack", &text);
+        if self.try_write(pod, says).await {
+            self.app
+                .events
+                .calls_back(pod, format!("Room is kept {text}"));
+            self.kept.insert(pod.uid.clone(), text);
+        }
+    }
+
+    /// Is there something to do about this pod now, and may it be done?
+    fn may_act(&mut self, victim: &Victim) -> bool {
+        let pod = &victim.pod;
+        let act = self.act_on(pod);
+        if pod.asked_back.is_some_and(|done| done >= act) {
+            let waits = self
+                .refused
+                .get(&pod.uid)
+                .is_some_and(|(at, _)| *at > Instant::now());
+            return act == Act::Evict && !waits && !self.evicted.contains(&pod.uid);
+        }
+        let may = self.pace.may(&victim.node);
+        if !may {
+            tracing::warn!(
+                node = %victim.node, namespace = %pod.namespace, pod = %pod.name,
+                "more acts than --acts-per-minute or --acts-per-node let: this one waits"
+            );
+        }
+        may
+    }
+
+    /// What the operator wants, softened by the pod's owner.
+    fn act_on(&self, pod: &PodFacts) -> Act {
+        pod.act
+            .map_or(self.app.args.act, |own| own.min(self.app.args.act))
+    }
+
+    async fn act(&mut self, epoch: u64, victim: &Victim) {
+        let (pod, act) = (&victim.pod, self.act_on(&victim.pod));
+        let text = told(victim);
+        if pod.asked_back.is_none_or(|done| done < act) {
+            let mut version = pod.resource_version.to_string();
+            for step in [Act::Event, act] {
+                if step != Act::Event && self.app.epoch.confirm(epoch).await.is_err() {
+                    return;
+                }
+                let says = condition(names::GIVE_BACK, "True", step.reason(), &text);
+                match self.write(pod, Some(&version), says).await {
+                    Ok(now) => version = now,
+                    Err(error) => return self.failed(victim, act, &error),
+                }
+                if step == act {
+                    break;
+                }
+            }
+            self.told.insert(pod.uid.clone());
+            self.say(victim, act, &text);
+            if act != Act::Evict {
+                self.count(act, "done");
+                return;
+            }
+            self.evict(epoch, victim, version).await;
+        } else {
+            let version = pod.resource_version.to_string();
+            self.evict(epoch, victim, version).await;
+        }
+    }
+
+    /// Evicts this very copy of the pod.
+    async fn evict(&mut self, epoch: u64, victim: &Victim, version: String) {
+        if self.app.epoch.confirm(epoch).await.is_err() {
+            return;
+        }
+        let pod = &victim.pod;
+        // kube's own request misspells the preconditions, and the API server drops what it does not know.
+        let eviction = Eviction {
+            metadata: ObjectMeta {
+                name: Some(pod.name.to_string()),
+                ..ObjectMeta::default()
+            },
+            delete_options: Some(DeleteOptions {
+                preconditions: Some(Preconditions {
+                    resource_version: Some(version),
+                    uid: Some(pod.uid.to_string()),
+                }),
+                ..DeleteOptions::default()
+            }),
+        };
+        let (pods, params) = (self.pods(pod), PostParams::default());
+        let post = pods.create_subresource::<_, Value>("eviction", &pod.name, &params, &eviction);
+        match within(TIMEOUT, post).await {
+            Ok(_) => {
+                self.evicted.insert(pod.uid.clone());
+                self.refused.remove(&pod.uid);
+                self.count(Act::Evict, "done");
+                tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "evicted");
+            }
+            // It has changed, or is gone: the next look knows it.
+            Err(error) if is_settled(&error) => {}
+            Err(error) => self.failed(victim, Act::Evict, &error),
+        }
+    }
+
+    /// An act was refused or failed; an eviction is tried again after a pause.
+    fn failed(&mut self, victim: &Victim, act: Act, error: &AskError) {
+        let pod = &victim.pod;
+        if is_settled(error) {
+            return;
+        }
+        let by_budget = act == Act::Evict && error.status() == Some(429);
+        self.count(act, if by_budget { "refused" } else { "failed" });
+        tracing::warn!(
+            namespace = %pod.namespace, pod = %pod.name, act = act.reason(), %error,
+            "cannot have the pod give memory back; it is tried again"
+        );
+        if act != Act::Evict {
+            return;
+        }
+        let pause = self
+            .refused
+            .get(&pod.uid)
+            .map_or(PAUSE, |(_, pause)| *pause);
+        let wait = pause.max(error.retry_after().min(MAX_PAUSE));
+        let next = (pause * 2).min(MAX_PAUSE);
+        self.refused
+            .insert(pod.uid.clone(), (Instant::now() + wait, next));
+        let note = format!(
+            "{} is to be evicted for {}, and the API server refuses: {error}. It is tried again",
+            name(pod),
+            name(&victim.whom)
+        );
+        self.app.events.not_evicted(pod, note.clone());
+        self.app.events.not_evicted(&victim.whom, note);
+    }
+
+    /// Tells everybody.
+    fn say(&self, victim: &Victim, act: Act, text: &str) {
+        let pod = &victim.pod;
+        let whom = name(&victim.whom);
+        tracing::warn!(
+            namespace = %pod.namespace, pod = %pod.name, node = %victim.node, act = act.reason(),
+            whom, text, "a pod is to give GPU memory back"
+        );
+        let then = match act {
+            Act::Event => "It is left alone otherwise",
+            Act::KillProcess => "Its processes on the GPU are ended until it is within its request",
+            Act::Evict => "It is evicted",
+        };
+        self.app.events.gives_back(pod, format!("{text}. {then}"));
+    }
+
+    fn count(&self, act: Act, outcome: &str) {
+        let act: &str = act.into();
+        self.app
+            .metrics
+            .acts
+            .with_label_values(&[act, outcome])
+            .inc();
+    }
+
+    fn pods(&self, pod: &PodFacts) -> Api<Pod> {
+        Api::namespaced(self.app.client.clone(), &pod.namespace)
+    }
+
+    /// Writes one condition of the pod, of this copy of it if that is given; the resourceVersion after that.
+    async fn write(
+        &self,
+        pod: &PodFacts,
+        version: Option<&str>,
+        condition: Value,
+    ) -> Result<String, AskError> {
+        let patch = json!({
+            "metadata": {"uid": &*pod.uid, "resourceVersion": version},
+            "status": {"conditions": [condition]},
+        });
+        let (pods, params) = (self.pods(pod), PatchParams::default());
+        let patch = Patch::Strategic(patch);
+        let patched = pods.patch_status(&pod.name, &params, &patch);
+        let now = within(TIMEOUT, patched).await?;
+        Ok(now.metadata.resource_version.unwrap_or_default())
+    }
+
+    /// The same; a failure is told in the log alone, and the next look tries again.
+    async fn try_write(&self, pod: &PodFacts, condition: Value) -> bool {
+        match self.write(pod, None, condition).await {
+            Ok(_) => true,
+            Err(error) => {
+                if !is_settled(&error) {
+                    tracing::warn!(
+                        namespace = %pod.namespace, pod = %pod.name, %error, "cannot write a condition"
+                    );
+                }
+                false
+            }
+        }
+    }
+}
+
+/// Everybody who is to give memory back, each once.
+fn victims(backs: &[CallBack]) -> BTreeMap<Uid, Victim> {
+    let mut victims: BTreeMap<Uid, Victim> = BTreeMap::new();
+    for back in backs {
+        for borrower in &back.victims {
+            let uid = borrower.pod.uid.clone();
+            let victim = victims.entry(uid).or_insert_with(|| Victim {
+                pod: borrower.pod.clone(),
+                whom: back.pod.clone(),
+                node: back.node.clone(),
+                cards: Vec::new(),
+            });
+            victim.cards.push(borrower.clone());
+        }
+    }
+    victims
+}
+
+/// Has the pod changed or gone meanwhile, so that this act is none any more?
+fn is_settled(error: &AskError) -> bool {
+    matches!(error.status(), Some(404 | 409))
+}
+
+fn name(pod: &PodFacts) -> String {
+    format!("{}/{}", pod.namespace, pod.name)
+}
+
+fn condition(of_type: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({
+        "type": of_type, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": Timestamp::now().to_string(),
+    })
+}
+
+/// What is said to a pod: what it uses, what it may, and who has a right to it.
+fn told(victim: &Victim) -> String {
+    let cards = victim.cards.iter().map(|card| {
+        let limit = match victim.pod.limit_on(&card.uuid) {
+            Some(Mib(u64::MAX)) => "all of it".to_owned(),
+            limit => limit.unwrap_or(card.held).to_string(),
+        };
+        format!(
+            "Uses {} of GPU {}, asked for {} and may use {limit} while nobody else has a right to it",
+            card.used, card.uuid, card.held
+        )
+    });
+    let asks = match &victim.whom.request {
+        Ok(request) => request.hardest().map_or(Mib::ZERO, |claim| claim.mib),
+        Err(_) => Mib::ZERO,
+    };
+    format!(
+        "{}. Pod {}, which asks for {asks}, waits for it: give back what is more than the request",
+        cards.collect::<Vec<_>>().join("; "),
+        name(&victim.whom)
+    )
+}

@@ -1,0 +1,313 @@
+//! Memory that pods use beyond their requests is called back for a pod that has a right to it, and nobody
+//! is touched without that setting.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::gpunode::PodUse;
+use gpustow_api::names;
+use gpustow_testkit::builders::set_running;
+use gpustow_testkit::{
+    Action, Case, ControlPlane, GpuNodeBuilder, eventually, wait_bound, wait_condition, wait_gone,
+    wait_refused,
+};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, PostParams};
+use serde_json::json;
+
+use crate::fault_rig::{Replica, clear, now, turn};
+use crate::support::{SOON, event, repository};
+
+const CARD: u64 = 9000;
+const CALLED: &str = "lent GPU memory is being called back";
+
+/// The node's agent reports what these pods use of its card.
+async fn uses(case: &Case, node: &GpuNodeBuilder, pods: &[(&Pod, u64)]) -> Result<()> {
+    let used = pods.iter().map(|(pod, used_mib)| PodUse {
+        uid: pod.uid().unwrap_or_default(),
+        used_mib: *used_mib,
+        ..PodUse::default()
+    });
+    let used: Vec<_> = used.collect();
+    let node = node
+        .clone()
+        .with_status(|status| status.gpus[0].pods = used);
+    node.report(&case.client).await
+}
+
+fn condition<'a>(pod: &'a Pod, of_type: &str) -> Option<&'a PodCondition> {
+    let status = pod.status.as_ref()?;
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.find(|it| it.type_ == of_type)
+}
+
+/// Waits until this condition of the pod has this status, and for its reason.
+async fn says(case: &Case, pod: &Pod, of_type: &str, status: &str) -> Result<(String, String)> {
+    let holds = |pod: Option<&Pod>| {
+        let found = pod.and_then(|pod| condition(pod, of_type));
+        found.is_some_and(|found| found.status == status)
+    };
+    let what = format!("{of_type} is {status}");
+    let pod = wait_condition(&case.client, pod, &what, SOON, holds).await?;
+    let found = condition(&pod, of_type).context("it was there")?;
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    Ok((text(&found.reason), text(&found.message)))
+}
+
+/// A pod that asks for so much, may use the whole card, and runs.
+async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
+    let pod = case.pod(name).gpu_mem(mib).label("app", name);
+    let pod = pod.annotation(names::MEM_LIMIT, "max");
+    let pod = pod.create(&case.client).await?;
+    let pod = wait_bound(&case.client, &pod, SOON).await?;
+    set_running(&case.client, &pod).await
+}
+
+/// The right of `manifests/evict`.
+async fn may_evict(cluster: &ControlPlane) -> Result<()> {
+    let rights: PathBuf = repository("manifests/evict/rbac.yaml");
+    let rights = rights.display().to_string();
+    cluster.kubectl(&["apply", "-f", &rights]).await.map(drop)
+}
+
+/// Its deletion is under way or done.
+async fn is_evicted(case: &Case, pod: &Pod) -> Result<bool> {
+    let found = case.pods().get_opt(&pod.name_any()).await?;
+    Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
+}
+
+/// Evictions of the case's pods that reach the proxy, the `which`-th among them.
+fn on_eviction(replica: &Replica, which: usize, action: Action) -> gpustow_testkit::Rule {
+    let count = AtomicUsize::new(0);
+    replica.proxy.rule(
+        move |method, uri| {
+            method.as_str() == "POST"
+                && uri.path().ends_with("/eviction")
+                && count.fetch_add(1, Ordering::SeqCst) == which
+        },
+        action,
+    )
+}
+
+#[tokio::test]
+async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "asks", &["--call-back"]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "lent").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let greedy = borrower(&case, "greedy", 2000).await?;
+    let within = borrower(&case, "within", 1000).await?;
+    uses(&case, &node, &[(&greedy, 7500), (&within, 1000)]).await?;
+
+    let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
+    wait_refused(&case.client, &waits, CALLED, SOON).await?;
+    let (reason, message) = says(&case, &greedy, names::GIVE_BACK, "True").await?;
+    assert_eq!(reason, "Event");
+    for part in ["7500 MiB", "2000 MiB", "all of it", "waits", "6000 MiB"] {
+        ensure!(message.contains(part), "{part} is missing: {message}");
+    }
+    let told = event(&case.client, &greedy, "GpuMemoryCalledBack").await?;
+    ensure!(told.contains("7500 MiB"), "{told}");
+    let (reason, kept) = says(&case, &waits, names::KEPT_CONDITION, "True").await?;
+    assert_eq!(reason, "CalledBack");
+    ensure!(
+        kept.contains(&format!("{}/greedy", case.namespace)),
+        "{kept}"
+    );
+    event(&case.client, &waits, "GpuMemoryKept").await?;
+    assert!(condition(&now(&case, &within).await?, names::GIVE_BACK).is_none());
+
+    uses(&case, &node, &[(&greedy, 2000), (&within, 1000)]).await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    says(&case, &greedy, names::GIVE_BACK, "False").await?;
+    says(&case, &waits, names::KEPT_CONDITION, "False").await?;
+    let metrics = replica.extender.metrics().await?;
+    ensure!(metrics.contains("gpustow_acts_total{act=\"event\",outcome=\"done\"} 1"));
+    replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn nobody_is_touched_unless_the_operator_wants_it() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "off", &[]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "off").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let greedy = borrower(&case, "greedy", 2000).await?;
+    uses(&case, &node, &[(&greedy, 8000)]).await?;
+    let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
+    wait_refused(&case.client, &waits, "not enough free memory", SOON).await?;
+    event(&case.client, &waits, "GpuMemoryUnavailable").await?;
+    assert!(condition(&now(&case, &greedy).await?, names::GIVE_BACK).is_none());
+    assert!(condition(&now(&case, &waits).await?, names::KEPT_CONDITION).is_none());
+    case.end().await
+}
+
+#[tokio::test]
+async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<()> {
+    let turn = turn().await?;
+    may_evict(turn.cluster).await?;
+    let args = ["--call-back", "--act=evict"];
+    let replica = Replica::start(turn.cluster, "evicts", &args).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "evict").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let greedy = borrower(&case, "greedy", 2000).await?;
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "greedy"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "greedy"}}},
+    }))?;
+    let budgets = Api::<PodDisruptionBudget>::namespaced(case.client.clone(), &case.namespace);
+    budgets.create(&PostParams::default(), &budget).await?;
+    uses(&case, &node, &[(&greedy, 8000)]).await?;
+
+    let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
+    let refused = event(&case.client, &greedy, "GpuEvictionRefused").await?;
+    ensure!(refused.contains("disruption budget"), "{refused}");
+    event(&case.client, &waits, "GpuEvictionRefused").await?;
+    assert!(!is_evicted(&case, &greedy).await?);
+
+    budgets.delete("greedy", &DeleteParams::default()).await?;
+    wait_gone(&case.client, &greedy, SOON).await?;
+    uses(&case, &node, &[]).await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_pods_owner_softens_what_is_done() -> Result<()> {
+    let turn = turn().await?;
+    may_evict(turn.cluster).await?;
+    let args = ["--call-back", "--act=evict"];
+    let replica = Replica::start(turn.cluster, "softens", &args).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "soft").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let wrong = case.pod("wrong").gpu_mem(1).annotation(names::ACT, "shoot");
+    let refused = wrong.create(&case.client).await.err();
+    let refused = format!("{:#}", refused.context("taken")?);
+    ensure!(
+        refused.contains("is none of event, kill-process, evict"),
+        "{refused}"
+    );
+    let soft = case
+        .pod("soft")
+        .gpu_mem(2000)
+        .annotation(names::ACT, "event");
+    let soft = wait_bound(&case.client, &soft.create(&case.client).await?, SOON).await?;
+    uses(&case, &node, &[(&soft, 8000)]).await?;
+    let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
+    let (reason, _) = says(&case, &soft, names::GIVE_BACK, "True").await?;
+    assert_eq!(reason, "Event");
+    eventually(SOON, "it is told, and nothing else", async || {
+        let metrics = replica.extender.metrics().await?;
+        let counted = |act: &str, count: u64| {
+            let series = format!("gpustow_acts_total{{act=\"{act}\",outcome=\"done\"}} {count}\n");
+            metrics.contains(&series)
+        };
+        ensure!(counted("event", 1) && counted("evict", 0), "{metrics}");
+        Ok(())
+    })
+    .await?;
+    assert!(!is_evicted(&case, &soft).await?);
+    // It gives back in time.
+    uses(&case, &node, &[(&soft, 2000)]).await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert!(!is_evicted(&case, &soft).await?);
+    replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
+    let turn = turn().await?;
+    may_evict(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "thawed").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let args = ["--call-back", "--act=evict"];
+    let frozen = Replica::start(turn.cluster, "icy", &args).await?;
+    let scheduler = frozen.scheduler(turn.cluster).await?;
+    let greedy = borrower(&case, "greedy", 2000).await?;
+    let late = on_eviction(&frozen, 0, Action::Hold);
+    uses(&case, &node, &[(&greedy, 8000)]).await?;
+    let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
+    late.seen(1, SOON).await?;
+    scheduler.process.kill9();
+    frozen.extender.process.stop()?;
+
+    let successor = Replica::start(turn.cluster, "heir", &["--call-back"]).await?;
+    let small = case.pod("small").gpu_mem(1000).create(&case.client).await?;
+    successor.place(&small, &case.node_name("n")).await?;
+    eventually(SOON, "the successor wrote into the victim", async || {
+        let greedy = now(&case, &greedy).await?;
+        let asked = condition(&greedy, names::GIVE_BACK).context("no condition")?;
+        let message = asked.message.clone().unwrap_or_default();
+        ensure!(message.contains("heir goes on"), "{message}");
+        Ok(())
+    })
+    .await?;
+    late.release();
+    late.answered(1, SOON).await?;
+    frozen.extender.process.cont()?;
+    assert!(!is_evicted(&case, &greedy).await?);
+    // It looks at the Lease before it would act again.
+    eventually(SOON, "it knows that it does not decide", async || {
+        let told = frozen.filter(&waits, &case.node_name("n")).await;
+        ensure!(told.is_err_and(|told| told.to_string().contains("heir")));
+        Ok(())
+    })
+    .await?;
+    assert!(!is_evicted(&case, &greedy).await?);
+    clear(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_successor_goes_on_between_two_victims_and_evicts_nobody_else() -> Result<()> {
+    let turn = turn().await?;
+    may_evict(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "between").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let args = ["--call-back", "--act=evict"];
+    let killed = Replica::start(turn.cluster, "killed", &args).await?;
+    let scheduler = killed.scheduler(turn.cluster).await?;
+    let one = borrower(&case, "one", 1000).await?;
+    let two = borrower(&case, "two", 1000).await?;
+    let spared = borrower(&case, "spared", 1000).await?;
+    let second = on_eviction(&killed, 1, Action::Hold);
+    uses(&case, &node, &[(&one, 3400), (&two, 3400), (&spared, 1100)]).await?;
+    let waits = case.pod("waits").gpu_mem(5700).create(&case.client).await?;
+    second.seen(1, SOON).await?;
+    scheduler.process.kill9();
+    killed.extender.process.kill9();
+    drop(killed);
+
+    let successor = Replica::start(turn.cluster, "goes-on", &args).await?;
+    let _scheduler = successor.scheduler(turn.cluster).await?;
+    // Whichever of the two was first: its agent says that it is gone.
+    let left = match is_evicted(&case, &one).await? {
+        true => &two,
+        false => &one,
+    };
+    uses(&case, &node, &[(left, 3400), (&spared, 1100)]).await?;
+    wait_gone(&case.client, left, SOON).await?;
+    assert!(is_evicted(&case, &one).await? && is_evicted(&case, &two).await?);
+    uses(&case, &node, &[(&spared, 1100)]).await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert!(!is_evicted(&case, &spared).await?);
+    assert!(condition(&now(&case, &spared).await?, names::GIVE_BACK).is_none());
+    successor.settled(&case).await?;
+    case.end().await
+}
