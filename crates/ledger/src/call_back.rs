@@ -96,8 +96,10 @@ impl Ledger {
             let kept_before: Vec<&str> = kept_before.map(|name| &**name).collect();
             let open = |name: &&str| self.refused_in_tree(name, &pod).is_none();
             let open: Vec<&str> = lenders.iter().map(|name| &**name).filter(open).collect();
-            if !self.call_back_for(&pod, &kept_before, now) {
-                self.call_back_for(&pod, &open, now);
+            if !self.call_back_for(&pod, &kept_before, now) && !self.call_back_for(&pod, &open, now)
+            {
+                // Every card was tried: the next look tries them all again.
+                self.queue.call_all_again(&uid);
             }
         }
     }
@@ -183,10 +185,6 @@ impl Ledger {
             }
         }
         let Some(plan) = best else {
-            // Every card was tried: the next look tries them all again.
-            if !candidates.is_empty() {
-                self.queue.call_all_again(&pod.uid);
-            }
             return false;
         };
         let until = now + self.config.call_back_for + self.grace(&plan.victims);

@@ -143,8 +143,8 @@ impl Queue {
     }
 
     /// Every card may be tried again.
-    pub(crate) fn call_all_again(&mut self, uid: &str) -> bool {
-        self.in_vain.remove(uid).is_some()
+    pub(crate) fn call_all_again(&mut self, uid: &str) {
+        self.in_vain.remove(uid);
     }
 
     /// Keeps the index of nominations. Those that hold room no more, or hold less of it because

@@ -248,6 +248,11 @@ fn what_does_not_come_is_given_up_and_another_card_is_tried() {
     ledger.apply_pod(bound("two", "a", "a-1", 10));
     refused(&mut ledger, &pod("p", 40), 0);
     assert_eq!(victims(&ledger, 0), [is("p", "one", 80)]);
+    ledger.apply_pod(PodFacts {
+        waiting: true,
+        kept_on: Some("a".into()),
+        ..pod("p", 40)
+    });
     // A minute, and the time that the victim has to end.
     ledger.call_back(at(79));
     assert_eq!(victims(&ledger, 79), [is("p", "one", 80)]);

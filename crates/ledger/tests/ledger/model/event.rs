@@ -161,6 +161,50 @@ pub(super) enum Event {
 }
 
 impl Event {
+    /// Pods are bound, use more than they asked for, and another one asks.
+    pub(super) fn borrowing(random: &mut Random) -> Vec<Self> {
+        let mut events = Vec::new();
+        let create = |size, priority| Self::Create {
+            size,
+            gpus: 1,
+            exclusive: false,
+            limited: false,
+            priority,
+            gated: false,
+        };
+        for pod in 0..2 + random.below(2) as usize {
+            events.extend([
+                create(1 + random.below(4), random.below(3) as i32),
+                Self::DeliverPods { count: 8 },
+                Self::FilterAndBind { pod },
+                Self::Land { post: pod },
+                Self::EndBind { post: pod },
+                Self::DeliverPods { count: 8 },
+            ]);
+        }
+        for _ in 0..3 {
+            events.push(Self::Use {
+                node: random.below(2) as usize,
+                card: random.index(),
+                pod: random.index(),
+                mib: 5 + random.below(8),
+            });
+        }
+        events.extend([
+            Self::DeliverNodes,
+            create(3 + random.below(7), random.below(3) as i32),
+            Self::DeliverPods { count: 8 },
+        ]);
+        let last = events.iter().filter(|it| matches!(it, Self::Create { .. }));
+        let pod = last.count() - 1;
+        events.push(Self::Filter {
+            pod,
+            without: 7,
+            cooperative: false,
+        });
+        events
+    }
+
     /// One of a history in which pods use more or less than they asked for.
     pub(super) fn of_use(random: &mut Random) -> Self {
         match random.below(24) {

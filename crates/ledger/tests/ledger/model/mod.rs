@@ -28,8 +28,14 @@ struct Kind {
 
 fn history(kind: Kind, seed: u64) -> Vec<Event> {
     let mut random = Random::new(seed);
+    // Chance alone seldom leads to a pod that waits for what others borrow.
+    let mut events = match kind.call_back {
+        true => Event::borrowing(&mut random),
+        false => Vec::new(),
+    };
     let length = 4 + random.below(LENGTH);
-    (0..length).map(|_| (kind.draw)(&mut random)).collect()
+    events.extend((0..length).map(|_| (kind.draw)(&mut random)));
+    events
 }
 
 fn run(kind: Kind, events: &[Event]) -> Result<(), String> {
