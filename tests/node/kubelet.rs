@@ -25,6 +25,8 @@ pub(crate) struct Toolkit {
     pub(crate) bin: PathBuf,
     /// The root of the driver's files and device nodes.
     pub(crate) driver: PathBuf,
+    /// Its hook, or what stands before it.
+    pub(crate) hook: PathBuf,
 }
 
 impl Toolkit {
@@ -32,7 +34,7 @@ impl Toolkit {
     fn configure(&self, dir: &Path) -> Result<(String, String)> {
         let folder = dir.join("etc/nvidia-container-runtime");
         std::fs::create_dir_all(&folder)?;
-        let hook = json!(self.bin.join("nvidia-cdi-hook"));
+        let hook = json!(self.hook);
         let config = format!(
             r#"[nvidia-container-cli]
 root = {}

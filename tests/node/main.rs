@@ -3,8 +3,10 @@
 //! `make test-node`.
 
 mod containers;
+mod driver;
 mod install;
 mod kubelet;
+mod limits;
 mod node;
 mod place;
 mod restarts;

@@ -1,6 +1,8 @@
 //! A node: containerd, a kubelet, an agent, and a driver that does as the test says.
 
-use std::path::Path;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::gpunode::{Gpu, GpuNode, GpuNodeStatus};
@@ -14,12 +16,16 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::Api;
 
-use crate::kubelet::{IMAGE, Kubelet, SOON, image};
+use crate::driver::{self, Kernel};
+use crate::kubelet::{IMAGE, Kubelet, SOON, Toolkit, image};
 use crate::place::Place;
 use crate::rig::rig;
+use crate::site::{CARDS, uuid};
 
 /// Every card's memory in MiB; the driver keeps 1000 of it.
 const CARD: u64 = 80_000;
+/// A driver that limits memory.
+pub(crate) const LIMITS: &str = "615.71";
 
 /// A node of a case.
 pub(crate) struct RealNode {
@@ -28,6 +34,8 @@ pub(crate) struct RealNode {
     pub(crate) machine: Machine,
     pub(crate) kubelet: Kubelet,
     pub(crate) agent: Process,
+    /// The folder of the driver's library.
+    driver: PathBuf,
     agent_url: String,
     restarts: u32,
 }
@@ -49,12 +57,31 @@ pub(crate) async fn on_node(
     cards: usize,
     body: impl AsyncFnOnce(&mut RealNode) -> Result<()>,
 ) -> Result<()> {
+    on(name, cards, None, body).await
+}
+
+/// The same on a node that has NVIDIA's container toolkit and cgroups of version 2, to begin with:
+/// see [`RealNode::has`].
+pub(crate) async fn on_limiting_node(
+    name: &str,
+    agent: &str,
+    body: impl AsyncFnOnce(&mut RealNode) -> Result<()>,
+) -> Result<()> {
+    on(name, 1, Some(agent), body).await
+}
+
+async fn on(
+    name: &str,
+    cards: usize,
+    limiting: Option<&str>,
+    body: impl AsyncFnOnce(&mut RealNode) -> Result<()>,
+) -> Result<()> {
     let image = image().await?;
     let mut place = Place::take(&image.with_file_name("run"))?;
     let all = async {
         let cluster = rig().await?.cluster;
         let case = Case::new(cluster, name).await?;
-        let mut node = RealNode::start(cluster, case, &place, &image, cards).await?;
+        let mut node = RealNode::start(cluster, case, &place, &image, cards, limiting).await?;
         body(&mut node).await?;
         node.end().await
     };
@@ -72,23 +99,38 @@ impl RealNode {
         place: &Place,
         image: &Path,
         cards: usize,
+        limiting: Option<&str>,
     ) -> Result<Self> {
         let name = case.node_name("n");
         let dir = place.dir();
         let labels = case.node("n", &[]).node.labels().clone();
         let labels = labels.iter().map(|(key, value)| format!("{key}={value}"));
         let labels = labels.collect::<Vec<_>>().join(",");
-        let kubelet = Kubelet::start(cluster, place, &name, &labels, &[image], None).await?;
+        let mut machine = machine((0..cards).map(|card| case.uuid("n", card)));
+        let (mut driver, mut toolkit) = (dir.to_owned(), None);
+        if let Some(agent) = limiting {
+            machine.driver = LIMITS.to_owned();
+            // The toolkit takes nothing else for one.
+            for gpu in &mut machine.gpus {
+                gpu.uuid = uuid(rand::random_range(CARDS..1_000_000));
+            }
+            for (file, text) in [("toolkit", "1.20.1"), ("cgroups", "2"), ("flags", agent)] {
+                std::fs::write(dir.join(file), text)?;
+            }
+            driver = dir.join("driver").join(driver::LIBRARIES);
+            driver::install(&dir.join("driver"), &library()?, machine.clone()).await?;
+            toolkit = Some(simulated_toolkit(dir, image)?);
+        } else {
+            install_driver(dir, &library()?, &machine)?;
+        }
+        let kubelet = Kubelet::start(cluster, place, &name, &labels, &[image], toolkit).await?;
 
-        let machine = machine((0..cards).map(|card| case.uuid("n", card)));
-        let library = std::env::current_exe()?.with_file_name("libnvidia_ml.so");
-        install_driver(dir, &library, &machine)?;
         let kubeconfig = cluster.agent_kubeconfig(&name).await?;
         let listen = format!("127.0.0.1:{}", free_port()?);
         let args = vec![
             format!("--node-name={name}"),
             format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--nvml-path={}", dir.display()),
+            format!("--nvml-path={}", driver.display()),
             format!(
                 "--pod-resources={}",
                 dir.join("kubelet/pod-resources/kubelet.sock").display()
@@ -98,6 +140,17 @@ impl RealNode {
         ];
         let program = Path::new(env!("CARGO_BIN_EXE_gpustow")).with_file_name("gpustow-agent");
         built(&program, "make test-node builds it")?;
+        let (program, args) = match limiting {
+            None => (program, args),
+            Some(_) => {
+                let mut all = vec![dir.join("cgroups").display().to_string()];
+                all.extend(["sh", "-euc", r#"exec "$@" $(cat "$0")"#].map(str::to_owned));
+                all.push(dir.join("flags").display().to_string());
+                all.push(program.display().to_string());
+                all.extend(args);
+                (script("cgroups.sh"), all)
+            }
+        };
         let agent = Process::start(Launch {
             program,
             args,
@@ -110,6 +163,7 @@ impl RealNode {
             machine,
             kubelet,
             agent,
+            driver,
             agent_url: format!("http://{listen}"),
             restarts: 0,
         };
@@ -125,9 +179,29 @@ impl RealNode {
 
     /// Makes the driver say what `machine` says.
     pub(crate) fn shows(&self) -> Result<()> {
-        Ok(self
-            .machine
-            .write(&self.kubelet.dir().join("fake-nvml.yaml"))?)
+        Ok(self.machine.write(&self.driver.join("fake-nvml.yaml"))?)
+    }
+
+    /// From now on the node has another version of its `toolkit` or of `cgroups`, or its agent other `flags`.
+    pub(crate) fn has(&self, file: &str, text: &str) -> Result<()> {
+        Ok(std::fs::write(self.kubelet.dir().join(file), text)?)
+    }
+
+    /// From now on it has this driver, which limits memory if it is [`LIMITS`].
+    pub(crate) fn has_driver(&mut self, version: &str) -> Result<()> {
+        let root = self.kubelet.dir().join("driver");
+        driver::replace(&root, &library()?, version, version == LIMITS)?;
+        self.machine = Machine::read(&self.driver.join("fake-nvml.yaml"))?;
+        self.machine.driver = version.to_owned();
+        self.shows()
+    }
+
+    /// Starts the kernel's half of its driver; where pods find that.
+    pub(crate) fn kernel(&self) -> Result<(Kernel, PathBuf)> {
+        let folder = self.kubelet.dir().join("kernel");
+        std::fs::create_dir(&folder)?;
+        let file = self.driver.join("fake-nvml.yaml");
+        Ok((Kernel::start(&folder.join("socket"), file)?, folder))
     }
 
     /// From now on only these processes, with so many MiB, use the first card.
@@ -184,6 +258,19 @@ impl RealNode {
             container: id,
             restarts: container.restart_count,
         })
+    }
+
+    /// Waits until a container of the pod runs, and returns it.
+    pub(crate) async fn runs_again(&self, name: &str) -> Result<Running> {
+        eventually(SOON, &format!("{name} runs"), async || {
+            self.container(name).await
+        })
+        .await
+    }
+
+    /// The file of the limits that the driver holds.
+    pub(crate) fn limits(&self) -> PathBuf {
+        self.driver.join("fake-nvml.limits.yaml")
     }
 
     /// What the pod's container has written.
@@ -291,6 +378,39 @@ pub(crate) fn install_driver(folder: &Path, library: &Path, machine: &Machine) -
     machine.write(&folder.join("fake-nvml.yaml"))?;
     std::fs::copy(library, folder.join("libnvidia-ml.so.1"))?;
     Ok(())
+}
+
+/// The library, which Cargo builds beside the tests.
+fn library() -> Result<PathBuf> {
+    Ok(std::env::current_exe()?.with_file_name("libnvidia_ml.so"))
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/node")
+        .join(name)
+}
+
+/// NVIDIA's, with a hook that does as the folder's files say.
+fn simulated_toolkit(dir: &Path, image: &Path) -> Result<Toolkit> {
+    let target = image.parent().and_then(Path::parent);
+    let bin = target.context("no target folder")?.join("toolkit/bin");
+    let hook = dir.join("hook");
+    let (script, real) = (script("hook.sh"), bin.join("nvidia-cdi-hook"));
+    built(&real, "make test-node builds it")?;
+    let text = format!(
+        "#!/bin/sh\nexec {} {} {} \"$@\"\n",
+        script.display(),
+        dir.display(),
+        real.display()
+    );
+    std::fs::write(&hook, text)?;
+    std::fs::set_permissions(&hook, Permissions::from_mode(0o755))?;
+    Ok(Toolkit {
+        bin,
+        driver: dir.join("driver"),
+        hook,
+    })
 }
 
 fn phase_of(pod: &Pod) -> &str {

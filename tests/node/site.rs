@@ -12,8 +12,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use crate::driver;
 use crate::kubelet::{Kubelet, Toolkit, image, output};
-use crate::node::{install_driver, machine};
+use crate::node::machine;
 use crate::place::Place;
 
 /// The Service of the API server, whose address `apart.sh` sets up.
@@ -74,13 +75,20 @@ impl Site {
         let target = workload.parent().and_then(Path::parent);
         let target = target.context("no target folder")?;
         let images = target.join("images/test");
-        simulate_driver(&images.join("libnvidia-ml.so.1")).await?;
+        // Of an earlier case.
+        if Path::new(DRIVER).exists() {
+            std::fs::remove_dir_all(DRIVER)?;
+        }
+        let library = images.join("libnvidia-ml.so.1");
+        driver::install(Path::new(DRIVER), &library, machine((0..CARDS).map(uuid))).await?;
         let scheduler_image = images.join("kube-scheduler.tar");
         let examples = workload.with_file_name("examples.tar");
         let archives: [&Path; 3] = [&scheduler_image, workload, &examples];
         let labels = "nvidia.com/gpu.present=true";
+        let bin = target.join("toolkit/bin");
         let toolkit = Toolkit {
-            bin: target.join("toolkit/bin"),
+            hook: bin.join("nvidia-cdi-hook"),
+            bin,
             driver: DRIVER.into(),
         };
         let kubelet = Kubelet::start(
@@ -168,46 +176,6 @@ impl Site {
 /// The UUID of a card, by the number of its device node.
 pub(crate) fn uuid(card: u32) -> String {
     format!("GPU-00000000-0000-4000-8000-{card:012}")
-}
-
-/// A driver without a card: its libraries, and device nodes that nothing is behind.
-async fn simulate_driver(library: &Path) -> Result<()> {
-    // Of an earlier case.
-    if Path::new(DRIVER).exists() {
-        std::fs::remove_dir_all(DRIVER)?;
-    }
-    let folder = Path::new(DRIVER).join("usr/lib/x86_64-linux-gnu");
-    std::fs::create_dir_all(&folder)?;
-    let mut machine = machine((0..CARDS).map(uuid));
-    for (gpu, number) in machine.gpus.iter_mut().zip(0..) {
-        gpu.minor = Some(number);
-        gpu.pci_bus_id = format!("00000000:{number:02x}:00.0");
-    }
-    install_driver(&folder, library, &machine)?;
-    // The toolkit looks for a driver's version in these names.
-    for name in ["libnvidia-ml.so.580.1", "libcuda.so.580.1"] {
-        std::fs::copy(library, folder.join(name))?;
-    }
-    let devices = Path::new(DRIVER).join("dev");
-    std::fs::create_dir_all(&devices)?;
-    let cards = (0..CARDS).map(|card| (format!("nvidia{card}"), 195, card));
-    let others = [
-        ("nvidiactl", 195, 255),
-        ("nvidia-uvm", 511, 0),
-        ("nvidia-uvm-tools", 511, 1),
-    ];
-    let others = others.map(|(name, major, minor)| (name.to_owned(), major, minor));
-    for (name, major, minor) in cards.chain(others) {
-        let mut mknod = Command::new("mknod");
-        mknod.args([
-            "--mode=666".as_ref(),
-            devices.join(name).as_os_str(),
-            "c".as_ref(),
-        ]);
-        mknod.args([major.to_string(), minor.to_string()]);
-        output(mknod).await?;
-    }
-    Ok(())
 }
 
 /// Passes connections on, as long as the runtime is there.

@@ -1,10 +1,13 @@
 /* Says which GPUs it sees, and runs until SIGTERM. Also serves as the image of every pod's sandbox. As
-   tritonserver it says to every HTTP request that it is well. */
+   tritonserver it says to every HTTP request that it is well. Given numbers, it asks the simulated driver for so
+   many MiB one after the other and says what it gets; after --fork a process of its own does. */
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static void end(int signal) {
@@ -29,8 +32,29 @@ static void serve(void) {
     }
 }
 
+/* What it holds is its own until it ends. */
+static void take(char **amounts) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "/kernel/socket"};
+    int door = socket(AF_UNIX, SOCK_STREAM, 0);
+    FILE *driver;
+
+    if (connect(door, (struct sockaddr *)&address, sizeof address) || !(driver = fdopen(door, "r+"))) {
+        perror("driver");
+        _exit(1);
+    }
+    for (; *amounts; amounts++) {
+        char answer[64];
+        dprintf(door, "%s\n", *amounts);
+        if (!fgets(answer, sizeof answer, driver))
+            _exit(1);
+        printf("%s MiB: %s", *amounts, answer);
+        fflush(stdout);
+    }
+}
+
 int main(int count, char **arguments) {
     const char *devices = getenv("NVIDIA_VISIBLE_DEVICES");
+    char **amounts = arguments + (count > 0);
 
     printf("NVIDIA_VISIBLE_DEVICES=%s\n", devices ? devices : "");
     fflush(stdout);
@@ -38,6 +62,14 @@ int main(int count, char **arguments) {
     signal(SIGTERM, end);
     if (count > 0 && strstr(arguments[0], "tritonserver"))
         serve();
+    if (*amounts && !strcmp(*amounts, "--fork")) {
+        amounts++;
+        signal(SIGCHLD, SIG_IGN);
+        if (fork())
+            amounts = arguments + count;
+    }
+    if (*amounts && **amounts >= '0' && **amounts <= '9')
+        take(amounts);
     for (;;)
         pause();
 }
