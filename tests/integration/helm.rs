@@ -108,6 +108,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             "overlays/evicting",
         ),
         (
+            "1.36.3",
+            &["--set=agent.killProcesses=true"],
+            "overlays/kill-processes",
+        ),
+        (
             "1.33.1",
             &["--set=webhook.certificate=secret", same.as_str()],
             "overlays/webhook",

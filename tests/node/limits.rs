@@ -4,12 +4,15 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use gpustow_api::act::Act;
+use gpustow_api::gpunode::Gpu;
 use gpustow_api::names;
 use gpustow_machine::Mig;
 use gpustow_testkit::{PodBuilder, eventually, wait_refused};
 use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -201,6 +204,42 @@ async fn a_limit_holds_and_where_it_cannot_no_pod_comes() -> Result<()> {
             refused(node, &kernel).await?;
         }
         Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_uses_lent_memory_ends_and_its_pod_stays() -> Result<()> {
+    on_limiting_node("gives-back", "--kill-processes", async |node| {
+        let (_driver, kernel) = node.kernel()?;
+        let pod = taking(node, "borrows", &kernel, &["--fork", "6000"]);
+        let pod = node.run(pod).await?;
+        let main = node.container("borrows").await?;
+        let uid = pod.uid().context("no UID")?;
+        let uses = |mib: Option<u64>| {
+            let uid = uid.clone();
+            move |gpu: &Gpu| {
+                let of = gpu.pods.iter().find(|it| it.uid == uid);
+                of.map(|it| it.used_mib) == mib
+            }
+        };
+        node.card("it borrows", uses(Some(6000))).await?;
+        let demand = json!({
+            "type": names::GIVE_BACK, "status": "True", "reason": Act::KillProcess.reason(),
+            "message": "Pod team/q is promised the memory.", "lastTransitionTime": Timestamp::now().to_string(),
+        });
+        let patch = Patch::Strategic(json!({ "status": { "conditions": [demand] } }));
+        let pods = node.case.pods();
+        pods.patch_status("borrows", &PatchParams::default(), &patch)
+            .await?;
+        node.card("it has given back", uses(None)).await?;
+        let told = event(node, &pod, "GpuProcessEnded").await?;
+        let told = told.message.context("no message")?;
+        for part in ["6000 MiB", "4096 MiB", "team/q"] {
+            ensure!(told.contains(part), "{told}");
+        }
+        assert_eq!(node.container("borrows").await?, main, "the pod stays");
+        node.metric("gpustow_killed_processes_total", &[], 1).await
     })
     .await
 }

@@ -20,7 +20,9 @@ use crate::capacity::{Capacity, Cards};
 use crate::claims::{self, Holding, Slices};
 use crate::clock::{Clock, Now};
 use crate::cluster::{Cluster, ClusterError, OwnNode, labels};
-use crate::devices::Wanted;
+use crate::devices::{Reading, Wanted};
+use crate::giveback::GiveBack;
+use crate::kill;
 use crate::metrics::Metrics;
 use crate::notices::{Notice, Notices};
 use crate::podresources::{self, PodResourcesError};
@@ -56,6 +58,7 @@ pub(crate) struct Agent {
     capacity: Capacity,
     clock: Clock,
     notices: Notices,
+    give_back: GiveBack,
     /// What could not be written, to be tried again.
     untold: VecDeque<Notice>,
     pods: NodePods,
@@ -87,6 +90,7 @@ impl Agent {
             capacity: Capacity::new(args.shrink_after, before.map(cards)),
             clock,
             notices: Notices::new(args.silent_after),
+            give_back: GiveBack::new(usize::try_from(args.kill_rate).unwrap_or(usize::MAX)),
             untold: VecDeque::new(),
             pods: NodePods::default(),
             pods_listed: false,
@@ -233,10 +237,44 @@ impl Agent {
             let written = self.write(now).await;
             self.settle(written);
         }
-        let notices = self
+        let mut notices = self
             .notices
             .look(&self.state, &self.pods, &condemned, now.age);
+        // Not by what was true before the writes.
+        let fresh = sample.at.elapsed() < self.args.period * 2;
+        if let (true, true, Ok(reading)) = (self.args.kill_processes, fresh, &sample.reading) {
+            self.end_processes(reading, now, &mut notices);
+        }
         self.tell(notices).await;
+    }
+
+    /// Ends what is to end by this reading.
+    fn end_processes(&mut self, reading: &Reading, now: Now, notices: &mut Vec<Notice>) {
+        let processes = &mut self.processes;
+        let who = |pid| (processes.who(pid), processes.started(pid));
+        let due = (self.give_back).decide(reading, &self.state, &self.pods, who, now);
+        for target in due {
+            match kill::begin(&self.args.proc, &target) {
+                Ok(Some(ending)) => {
+                    self.shared.metrics.killed.inc();
+                    let (pid, grace) = (target.pid, self.args.kill_grace);
+                    tokio::spawn(async move {
+                        if let Err(error) = ending.finish(grace).await {
+                            tracing::warn!(%error, pid, "cannot see to it that the process ends");
+                        }
+                    });
+                    notices.push(Notice::Warn {
+                        uid: target.uid,
+                        reason: "GpuProcessEnded",
+                        note: target.note,
+                    });
+                }
+                Ok(None) => tracing::info!(pid = target.pid, "not ended: gone, or another process"),
+                Err(error) => {
+                    tracing::warn!(%error, pid = target.pid, "cannot end a process that uses lent GPU memory: has the agent CAP_KILL?");
+                }
+            }
+        }
     }
 
     /// The report, if it is due, and what the node says, if it is wrong.

@@ -106,6 +106,19 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_SILENT_AFTER", default_value = "60", value_parser = seconds)]
     pub silent_after: Duration,
 
+    /// End processes of a pod that the extender demands GPU memory back from, while it uses more than it asked
+    /// for; needs CAP_KILL
+    #[arg(long, env = "GPUSTOW_KILL_PROCESSES")]
+    pub kill_processes: bool,
+
+    /// Seconds that such a process has to end by itself
+    #[arg(long, env = "GPUSTOW_KILL_GRACE", default_value = "10", value_parser = seconds)]
+    pub kill_grace: Duration,
+
+    /// The most such processes in a minute
+    #[arg(long, env = "GPUSTOW_KILL_RATE", default_value = "6", value_parser = value_parser!(u32).range(1..=1000))]
+    pub kill_rate: u32,
+
     /// Extended resource that pods ask for, in MiB
     #[arg(long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,

@@ -76,6 +76,9 @@ pub struct Process {
     /// It has done something there since the last look; none if the driver cannot tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busy: Option<bool>,
+    /// It is a client of MPS, whose end can take other clients with it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mps: bool,
 }
 
 /// Something went wrong with a card.

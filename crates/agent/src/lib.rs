@@ -10,8 +10,10 @@ pub mod claims;
 pub mod clock;
 pub mod cluster;
 pub mod devices;
+pub mod giveback;
 pub mod health;
 pub mod history;
+pub mod kill;
 mod limited;
 pub mod limits;
 pub mod metrics;
@@ -25,6 +27,7 @@ pub mod sampler;
 pub mod shares;
 pub mod state;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -73,6 +76,10 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let node = args.node_name.clone().context("--node-name is missing")?;
+    anyhow::ensure!(
+        !args.kill_processes || args.proc == Path::new("/proc"),
+        "--kill-processes needs the host's process ids as its own: run the agent with hostPID and without --proc"
+    );
     let metrics = Metrics::new(&node).context("cannot set up the metrics")?;
     let shared = Arc::new(Shared {
         metrics,

@@ -53,6 +53,8 @@ pub struct Metrics {
     pub last_publish: Gauge,
     /// Writes to the API server that failed.
     pub write_errors: IntCounter,
+    /// Processes that were told to end.
+    pub killed: IntCounter,
     xids: IntCounterVec,
     snapshot: Mutex<Arc<Snapshot>>,
 }
@@ -89,6 +91,10 @@ impl Metrics {
             "gpustow_agent_write_errors_total",
             "Writes to the API server that failed",
         )?;
+        let killed = IntCounter::new(
+            "gpustow_killed_processes_total",
+            "Processes that were told to end because their pod is to give GPU memory back",
+        )?;
         let xids = IntCounterVec::new(
             Opts::new(
                 "gpustow_gpu_xid_errors_total",
@@ -100,6 +106,7 @@ impl Metrics {
         registry.register(Box::new(sample_errors.clone()))?;
         registry.register(Box::new(last_publish.clone()))?;
         registry.register(Box::new(write_errors.clone()))?;
+        registry.register(Box::new(killed.clone()))?;
         registry.register(Box::new(xids.clone()))?;
         gpustow_serve::about(&registry, "gpustow_agent_build_info")?;
         Ok(Self {
@@ -109,6 +116,7 @@ impl Metrics {
             sample_errors,
             last_publish,
             write_errors,
+            killed,
             xids,
             snapshot: Mutex::default(),
         })

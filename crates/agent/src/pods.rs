@@ -3,13 +3,24 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use gpustow_api::act::Act;
 use gpustow_api::limit::{self, Enforce};
 use gpustow_api::{PodFacts, names, request};
 use gpustow_pack::Mib;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::jiff::Timestamp;
 
 /// Annotation by which the kubelet names a static pod's cgroup.
 const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";
+
+/// The extender's demand that processes of a pod end which use more of its GPUs than it asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Since when: which demand it is.
+    pub since: Timestamp,
+    /// For whom, in the extender's words.
+    pub message: String,
+}
 
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +41,8 @@ pub struct NodePod {
     pub enforce: Enforce,
     /// What each claim of its request may use of each of its cards.
     pub limits: Vec<Mib>,
+    /// Processes of it are to end.
+    pub demand: Option<Demand>,
 }
 
 /// A container of a pod of this node.
@@ -64,6 +77,7 @@ impl NodePod {
         let allowed = asks.map(|asks| limit::allowed(notes, asks, &facts.containers));
         let (enforce, limits) = allowed.unwrap_or_default();
         Some(Self {
+            demand: status.and_then(demand),
             enforce,
             limits,
             requested: spec.map_or(Mib::ZERO, |spec| Mib(request::effective(spec, resource, 1))),
@@ -131,6 +145,15 @@ impl NodePod {
             .find(|container| *container.id == *id)
             .map(|container| &container.name)
     }
+}
+
+fn demand(status: &PodStatus) -> Option<Demand> {
+    let mut all = status.conditions.iter().flatten();
+    let it = all.find(|it| it.type_ == names::GIVE_BACK && it.status == "True")?;
+    let since = it.last_transition_time.as_ref()?.0;
+    let message = it.message.clone().unwrap_or_default();
+    let kills = Act::of_reason(it.reason.as_deref()?) == Act::KillProcess;
+    kills.then_some(Demand { since, message })
 }
 
 fn container(status: &ContainerStatus) -> Option<NodeContainer> {

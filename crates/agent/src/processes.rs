@@ -1,7 +1,7 @@
 //! Processes of this host, as `/proc` shows them.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Owner, owner};
 
@@ -37,8 +37,7 @@ impl Processes {
     /// time.
     pub fn who(&mut self, pid: u32) -> Who {
         let dir = self.proc.join(pid.to_string());
-        let stat = std::fs::read(dir.join("stat")).unwrap_or_default();
-        let Some(started) = start_time(&String::from_utf8_lossy(&stat)) else {
+        let Some(started) = started(&dir) else {
             self.known.remove(&pid);
             return Who::Gone;
         };
@@ -55,10 +54,22 @@ impl Processes {
         who
     }
 
+    /// When the process started that [`Processes::who`] told of last, in the kernel's ticks.
+    #[must_use]
+    pub fn started(&self, pid: u32) -> Option<u64> {
+        self.known.get(&pid).map(|(started, _)| *started)
+    }
+
     /// Forgets all other processes.
     pub fn keep(&mut self, pids: &HashSet<u32>) {
         self.known.retain(|pid, _| pids.contains(pid));
     }
+}
+
+/// When the process with this folder below `/proc` started.
+pub(crate) fn started(dir: &Path) -> Option<u64> {
+    let stat = std::fs::read(dir.join("stat")).ok()?;
+    start_time(&String::from_utf8_lossy(&stat))
 }
 
 /// Field 22 of `/proc/PID/stat`. The second field is the program's name in parentheses, which may

@@ -16,6 +16,8 @@ pub struct Sample {
     pub reading: Result<Reading, DeviceError>,
     /// How long the look took.
     pub took: Duration,
+    /// When it was over.
+    pub at: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -100,7 +102,11 @@ impl Sampler {
         if let Ok(reading) = &mut reading {
             latest.faults.append(&mut reading.faults);
         }
-        latest.sample = Some(Sample { reading, took });
+        latest.sample = Some(Sample {
+            reading,
+            took,
+            at: Instant::now(),
+        });
         drop(latest);
         self.changed.notify_one();
     }

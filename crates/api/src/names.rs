@@ -68,12 +68,6 @@ pub const KEPT_CONDITION: &str = "gpustow.dev/RoomKept";
 /// Written by the extender: condition on a pod that is to give memory back which it uses beyond its request.
 /// Its last transition says which demand this is; its reason, what is done about it.
 pub const GIVE_BACK: &str = "gpustow.dev/GiveBack";
-/// Reason of that condition: nobody acts, an Event tells of it.
-pub const ACT_EVENT: &str = "Event";
-/// Reason of that condition: the node's agent ends processes that use the GPU, and the pod stays.
-pub const ACT_KILL_PROCESS: &str = "KillProcess";
-/// Reason of that condition: the extender evicts the pod.
-pub const ACT_EVICT: &str = "Evict";
 
 /// Label that the admission policy sets on pods that ask for GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";

@@ -67,7 +67,12 @@
 {{- else if eq $what "DaemonSet/gpustow-agent" }}
 {{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" $values.agent) }}
 {{- $agent := first $object.spec.template.spec.containers }}
-{{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $values.agent.extraArgs) }}
+{{- $args := $values.agent.extraArgs }}
+{{- if $values.agent.killProcesses }}
+{{- $args = prepend $args "--kill-processes" }}
+{{- $_ := set $agent.securityContext.capabilities "add" (list "KILL") }}
+{{- end }}
+{{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $args) }}
 {{- $_ := set $agent "env" (concat $agent.env $env) }}
 {{- else if eq $what "Deployment/gpustow-page" }}
 {{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" dict) }}

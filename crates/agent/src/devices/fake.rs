@@ -182,6 +182,7 @@ fn processes(list: &[machine::Process]) -> Vec<Process> {
         .map(|process| Process {
             pid: process.pid,
             used: process.used_mib.map(bytes),
+            mps: process.kind == machine::Kind::Mps,
             busy: tells.then(|| process.utilization > Some(0)),
         })
         .collect()

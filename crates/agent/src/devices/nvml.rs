@@ -372,6 +372,7 @@ fn processes(device: &Device<'_>, memory: Option<Memory>) -> Result<Vec<Process>
     let compute = again(|| device.running_compute_processes())?;
     let graphics = optional(again(|| device.running_graphics_processes()))?;
     let mps = optional(again(|| device.mps_running_compute_processes()))?;
+    let clients: HashSet<u32> = mps.iter().map(|client| client.pid).collect();
     let mut used = BTreeMap::new();
     for process in compute.into_iter().chain(graphics).chain(mps) {
         let bytes = match process.used_gpu_memory {
@@ -391,6 +392,7 @@ fn processes(device: &Device<'_>, memory: Option<Memory>) -> Result<Vec<Process>
             pid,
             used,
             busy: None,
+            mps: clients.contains(&pid),
         })
         .collect())
 }

@@ -59,7 +59,7 @@ fn every_field_of_a_card_is_read() {
     let processes = [(41, 1000), (42, 24)].map(|(pid, mib)| Process {
         pid,
         used: Some(mib * MIB),
-        busy: None,
+        ..Process::default()
     });
     assert_eq!(card.processes.as_deref(), Some(&processes[..]));
     assert_eq!(card.failure, None);
@@ -123,7 +123,8 @@ fn a_process_in_several_lists_counts_once() {
         Some(vec![Process {
             pid: 5,
             used: Some(100 * MIB),
-            busy: None
+            mps: true,
+            ..Process::default()
         }])
     );
 }
@@ -199,7 +200,7 @@ fn memory_that_the_driver_cannot_tell_is_none() {
         Some(vec![Process {
             pid: 5,
             used: None,
-            busy: None
+            ..Process::default()
         }])
     );
 }
@@ -253,7 +254,7 @@ fn the_instances_of_a_divided_card_are_cards() {
         Some(vec![Process {
             pid: 62,
             used: Some(200 * MIB),
-            busy: None
+            ..Process::default()
         }])
     );
 }

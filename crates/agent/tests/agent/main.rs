@@ -8,6 +8,7 @@
 )]
 
 mod capacity;
+mod giveback;
 mod health;
 mod history;
 mod hostile;

@@ -1,0 +1,162 @@
+//! Which processes end because the extender demands that their pod give GPU memory back. No I/O.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_pack::Mib;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::cgroup::Owner;
+use crate::clock::Now;
+use crate::devices::{Card, Reading};
+use crate::pods::{NodePod, NodePods};
+use crate::processes::Who;
+use crate::state::State;
+
+/// A demand that nobody has taken back or made anew for so long is not acted on.
+const TOO_OLD: Duration = Duration::from_secs(600);
+/// For so long an ended process counts for the node's rate.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A process that is to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its pod's UID.
+    pub uid: Arc<str>,
+    /// The name that its pod's cgroup bears, and its container's id.
+    pub owner: Owner,
+    /// Its id on the host.
+    pub pid: u32,
+    /// When it started, in the kernel's ticks.
+    pub started: u64,
+    /// What it is, what it uses, and for whom it ends.
+    pub note: String,
+}
+
+/// What was done already.
+#[derive(Debug)]
+pub struct GiveBack {
+    /// The most processes that end in a minute.
+    rate: usize,
+    /// By UID: the demand that was met.
+    met: HashMap<Arc<str>, Timestamp>,
+    /// The agent's ages when processes were ended.
+    ended: VecDeque<Duration>,
+}
+
+impl GiveBack {
+    /// At most so many processes a minute.
+    #[must_use]
+    pub fn new(rate: usize) -> Self {
+        Self {
+            rate,
+            met: HashMap::new(),
+            ended: VecDeque::new(),
+        }
+    }
+
+    /// The processes that are to end by this reading, which `state` has just taken in: of each pod that is
+    /// over its request on a card, the largest until it is within. `who` also says when a process started.
+    pub fn decide(
+        &mut self,
+        reading: &Reading,
+        state: &State,
+        pods: &NodePods,
+        mut who: impl FnMut(u32) -> (Who, Option<u64>),
+        now: Now,
+    ) -> Vec<Target> {
+        self.met.retain(|uid, _| pods.get(uid).is_some());
+        self.ended.retain(|at| now.age.saturating_sub(*at) < MINUTE);
+        let mut asked: Vec<&NodePod> = pods.iter().filter(|pod| !pod.facts.released).collect();
+        asked.sort_by_key(|pod| pod.facts.uid.clone());
+        let mut all = Vec::new();
+        for pod in asked {
+            let Some(demand) = &pod.demand else { continue };
+            let uid = &pod.facts.uid;
+            if self.met.get(uid) == Some(&demand.since) || now.since(demand.since) > TOO_OLD {
+                continue;
+            }
+            let mut targets = Vec::new();
+            let mut named = BTreeSet::new();
+            for card in &reading.cards {
+                let mut of_card = over(card, state, pod, &mut who);
+                of_card.retain(|target| named.insert(target.pid));
+                targets.extend(of_card);
+            }
+            // All of a demand at once, or later.
+            let room = self.rate.saturating_sub(self.ended.len());
+            if targets.is_empty() || room == 0 || room < targets.len() && room < self.rate {
+                continue;
+            }
+            targets.truncate(room);
+            self.ended.extend(targets.iter().map(|_| now.age));
+            self.met.insert(uid.clone(), demand.since);
+            all.extend(targets);
+        }
+        all
+    }
+}
+
+/// The pod's processes to end on a card; none unless all that uses the card is known.
+fn over(
+    card: &Card,
+    state: &State,
+    pod: &NodePod,
+    who: &mut impl FnMut(u32) -> (Who, Option<u64>),
+) -> Vec<Target> {
+    let (uid, uuid) = (&pod.facts.uid, &card.uuid);
+    let assigned = pod.assigned(uuid);
+    let seen = state.cards().find(|seen| seen.gpu.uuid == *uuid);
+    let used = seen.map_or(0, |seen| seen.used.pod(uid));
+    let mut over = used.saturating_sub(assigned.bytes());
+    let (Some(processes), None) = (&card.processes, &card.failure) else {
+        return Vec::new();
+    };
+    if over == 0 || assigned == Mib::ZERO {
+        return Vec::new();
+    }
+    let mut own = Vec::new();
+    for process in processes {
+        match (who(process.pid), process.used) {
+            ((Who::Gone, _), _) | (_, None) => return Vec::new(),
+            ((Who::Pod(owner), Some(started)), Some(bytes))
+                if *owner.pod == *pod.cgroup && !process.mps && bytes > 0 =>
+            {
+                let id = owner.container.as_deref().unwrap_or_default();
+                let mut runs = pod.containers.iter().filter(|it| it.running);
+                if let Some(container) = runs.find(|it| *it.id == *id) {
+                    own.push((bytes, process.pid, started, owner, container.name.clone()));
+                }
+            }
+            _ => {}
+        }
+    }
+    own.sort_by_key(|(bytes, pid, ..)| (Reverse(*bytes), *pid));
+    let mib = |bytes: u64| Mib(bytes.div_ceil(1 << 20));
+    let message = pod.demand.as_ref().map(|demand| demand.message.as_str());
+    let mut targets = Vec::new();
+    for (bytes, pid, started, owner, container) in own {
+        if over == 0 {
+            break;
+        }
+        over = over.saturating_sub(bytes);
+        let note = format!(
+            "Ended process {pid} of container {container}, which used {} of GPU {uuid}: the pod used {} there, asked for \
+             {assigned} and may use {} while nobody needs it. {}",
+            mib(bytes),
+            mib(used),
+            pod.allowed(uuid),
+            message.unwrap_or_default()
+        );
+        targets.push(Target {
+            uid: uid.clone(),
+            owner,
+            pid,
+            started,
+            note: note.trim_end().chars().take(1000).collect(),
+        });
+    }
+    targets
+}
