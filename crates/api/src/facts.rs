@@ -83,7 +83,7 @@ pub struct PodFacts {
     pub act: Option<Act>,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
     pub limits: Arc<[Mib]>,
-    /// The node on which the extender that decided last kept room for it ([`kept`](crate::kept)).
+    /// The node on which the extender that decided last kept room for it ([`kept`]).
     pub kept_on: Option<Arc<str>>,
     /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
     /// refusal from one that was there before.
