@@ -218,6 +218,7 @@ path = {}
 sandbox_image = "{IMAGE}"
 disable_apparmor = true
 restrict_oom_score_adj = true
+netns_mounts_under_state_dir = true
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
 conf_dir = {}
