@@ -113,6 +113,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             "overlays/kill-processes",
         ),
         (
+            "1.36.3",
+            &["--set=agent.setLimits=true"],
+            "overlays/set-limits",
+        ),
+        (
             "1.33.1",
             &["--set=webhook.certificate=secret", same.as_str()],
             "overlays/webhook",

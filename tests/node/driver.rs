@@ -77,8 +77,8 @@ pub(crate) fn replace(root: &Path, library: &Path, version: &str, limits: bool) 
     Ok(std::fs::rename(there.with_extension("new"), there)?)
 }
 
-/// The kernel's half of the driver: who asks it for memory of the first card gets it, but for what goes beyond
-/// the limit of his cgroup, whoever has set that. It knows who asks by the socket.
+/// The kernel's half of the driver: who asks it for memory of the first card gets it, but for what goes beyond the
+/// limit of his cgroup or of one above it, whoever has set that. It knows who asks by the socket.
 pub(crate) struct Kernel(JoinHandle<()>);
 
 impl Kernel {
@@ -138,16 +138,16 @@ impl Card {
             let Some(gpu) = machine.gpus.first_mut() else {
                 return false;
             };
-            let limit = limits
-                .iter()
-                .find(|limit| limit.gpu == gpu.uuid && limit.cgroup == own);
-            let of = |inside: bool| {
+            let of = |group: &Path| {
                 let all = gpu.processes.iter();
-                let all = all.filter(move |it| !inside || cgroup(it.pid).is_ok_and(|it| it == own));
+                let all = all.filter(|it| cgroup(it.pid).is_ok_and(|it| it.starts_with(group)));
                 all.filter_map(|it| it.used_mib).sum::<u64>() + mib
             };
-            let beyond = limit.is_some_and(|limit| of(true) > limit.hard >> 20);
-            if beyond || of(false) > gpu.total_mib - gpu.reserved_mib {
+            let mut above = limits
+                .iter()
+                .filter(|limit| limit.gpu == gpu.uuid && own.starts_with(&limit.cgroup));
+            let beyond = above.any(|limit| of(&limit.cgroup) > limit.hard >> 20);
+            if beyond || of(Path::new("/")) > gpu.total_mib - gpu.reserved_mib {
                 return false;
             }
             match gpu.processes.iter_mut().find(|it| it.pid == pid) {

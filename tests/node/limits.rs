@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_api::act::Act;
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::names;
-use gpustow_machine::Mig;
+use gpustow_machine::{Limit, Mig};
 use gpustow_testkit::{PodBuilder, eventually, wait_refused};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -204,6 +204,60 @@ async fn a_limit_holds_and_where_it_cannot_no_pod_comes() -> Result<()> {
             refused(node, &kernel).await?;
         }
         Ok(())
+    })
+    .await
+}
+
+/// Waits until the driver holds the pod's container, and the pod as a whole, to so many MiB.
+async fn holds(node: &RealNode, own: &Path, mib: u64) -> Result<()> {
+    eventually(SOON, &format!("a limit of {mib} MiB"), async || {
+        let text = std::fs::read_to_string(node.limits())?;
+        let all: Vec<Limit> = serde_yaml::from_str(&text)?;
+        for group in [own, own.parent().context("no pod")?] {
+            let held = all.iter().find(|limit| limit.cgroup == group);
+            ensure!(held.is_some_and(|it| it.hard == mib << 20), "{text}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_agent_sets_limits_where_the_toolkit_is_too_old_and_changes_those_of_pods_that_run()
+-> Result<()> {
+    on_limiting_node("sets", "--set-limits", async |node| {
+        node.has("toolkit", "1.20.0")?;
+        says(node, "Holds").await?;
+        let (_driver, kernel) = node.kernel()?;
+        let amounts = ["@limit", "3000", "2000", "@more", "2000"];
+        let pod = limited(node, "held", &kernel, &amounts);
+        let pod = node.run(pod).await?;
+        let main = node.container("held").await?;
+        let own = cgroup(main.pid)?;
+        holds(node, &own, 4096).await?;
+        condition(node, "True", "Held").await?;
+        std::fs::write(kernel.join("limit"), "")?;
+        let first = "3000 MiB: granted\n2000 MiB: out of memory";
+        tells(node, &pod, first).await?;
+
+        let notes = json!({ "metadata": { "annotations": { names::MEM_LIMIT: "6000" } } });
+        let patch = Patch::Merge(notes);
+        node.case
+            .pods()
+            .patch("held", &PatchParams::default(), &patch)
+            .await?;
+        holds(node, &own, 6000).await?;
+        let told = event(node, &pod, "GpuMemoryLimitChanged").await?;
+        let told = told.message.context("no message")?;
+        ensure!(
+            told.contains("6000 MiB") && told.contains("4096 before"),
+            "{told}"
+        );
+        std::fs::write(kernel.join("more"), "")?;
+        tells(node, &pod, &format!("{first}\n2000 MiB: granted")).await?;
+        assert_eq!(node.container("held").await?, main, "without a restart");
+        condition(node, "True", "Held").await?;
+        says(node, "Holds").await
     })
     .await
 }

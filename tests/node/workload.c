@@ -1,6 +1,7 @@
 /* Says which GPUs it sees, and runs until SIGTERM. Also serves as the image of every pod's sandbox. As
    tritonserver it says to every HTTP request that it is well. Given numbers, it asks the simulated driver for so
-   many MiB one after the other and says what it gets; after --fork a process of its own does. */
+   many MiB one after the other and says what it gets, after --fork by a process of its own; before what follows
+   @NAME it waits for /kernel/NAME. */
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -32,18 +33,30 @@ static void serve(void) {
     }
 }
 
+static void await(const char *name) {
+    char path[64];
+
+    snprintf(path, sizeof path, "/kernel/%s", name);
+    while (access(path, F_OK))
+        usleep(20000);
+}
+
 /* What it holds is its own until it ends. */
 static void take(char **amounts) {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "/kernel/socket"};
     int door = socket(AF_UNIX, SOCK_STREAM, 0);
-    FILE *driver;
+    FILE *driver = NULL;
 
-    if (connect(door, (struct sockaddr *)&address, sizeof address) || !(driver = fdopen(door, "r+"))) {
-        perror("driver");
-        _exit(1);
-    }
     for (; *amounts; amounts++) {
         char answer[64];
+        if (**amounts == '@') {
+            await(*amounts + 1);
+            continue;
+        }
+        if (!driver && (connect(door, (struct sockaddr *)&address, sizeof address) || !(driver = fdopen(door, "r+")))) {
+            perror("driver");
+            _exit(1);
+        }
         dprintf(door, "%s\n", *amounts);
         if (!fgets(answer, sizeof answer, driver))
             _exit(1);
@@ -68,7 +81,7 @@ int main(int count, char **arguments) {
         if (fork())
             amounts = arguments + count;
     }
-    if (*amounts && **amounts >= '0' && **amounts <= '9')
+    if (*amounts && (**amounts == '@' || (**amounts >= '0' && **amounts <= '9')))
         take(amounts);
     for (;;)
         pause();

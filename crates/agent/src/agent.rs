@@ -11,6 +11,7 @@ use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
+use kube::runtime::events::EventType;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use tokio::time::Instant;
@@ -389,12 +390,16 @@ impl Agent {
                 tracing::warn!(reason, note);
                 self.cluster.warn_node(reason, note).await
             }
-            Notice::Warn { uid, reason, note } => {
+            Notice::Tell { uid, reason, note } | Notice::Warn { uid, reason, note } => {
                 let Some(pod) = self.pods.get(uid) else {
                     return Ok(());
                 };
                 tracing::info!(pod = %pod.facts.name, namespace = %pod.facts.namespace, reason, note);
-                self.cluster.warn(pod, reason, note).await
+                let kind = match notice {
+                    Notice::Tell { .. } => EventType::Normal,
+                    _ => EventType::Warning,
+                };
+                self.cluster.tell(pod, kind, reason, note).await
             }
         }
     }

@@ -52,6 +52,11 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_TOOLKIT_LIMITS")]
     pub toolkit_limits: bool,
 
+    /// Set the limits of containers itself, where the toolkit does not, and have those of containers that run
+    /// follow their pod's annotation; needs a privileged container, and --cgroup to be writable
+    #[arg(long, env = "GPUSTOW_SET_LIMITS")]
+    pub set_limits: bool,
+
     /// The kubelet's PodResources socket, which tells of pods that hold nvidia.com/gpu
     #[arg(
         long,
@@ -170,6 +175,7 @@ impl Args {
             forget_after: self.shrink_after,
             means: Means {
                 toolkit: self.toolkit_limits,
+                agent: self.set_limits,
                 cgroup2: is_the_hosts(&self.cgroup),
             },
         }

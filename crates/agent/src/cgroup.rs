@@ -47,12 +47,25 @@ pub fn is_the_hosts(root: &Path) -> bool {
     has("cgroup.controllers") && (!has("cgroup.type") || kubelets())
 }
 
-/// Entries of directories that are looked at for one container.
+/// Entries of directories that are looked at for one container or pod.
 const MAX_LOOKED_AT: usize = 50_000;
 
 /// The cgroup of the container with this id: the outermost directory below `root` that bears it.
 #[must_use]
 pub fn find(root: &Path, container: &str) -> Option<PathBuf> {
+    look(root, |name| {
+        name.split(':').find_map(container_id) == Some(container)
+    })
+}
+
+/// The cgroup of the pod whose cgroup bears this name.
+#[must_use]
+pub fn find_pod(root: &Path, pod: &str) -> Option<PathBuf> {
+    look(root, |name| pod_uid(name).as_deref() == Some(pod))
+}
+
+/// The outermost directory below `root` with such a name, outside of containers.
+fn look(root: &Path, is: impl Fn(&str) -> bool) -> Option<PathBuf> {
     let mut next = VecDeque::from([root.to_owned()]);
     let mut looked = 0;
     while let Some(folder) = next.pop_front() {
@@ -66,11 +79,12 @@ pub fn find(root: &Path, container: &str) -> Option<PathBuf> {
             }
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            match name.split(':').find_map(container_id) {
-                Some(id) if id == container => return Some(entry.path()),
-                // What a container puts below itself is not the host's.
-                Some(_) => {}
-                None => next.push_back(entry.path()),
+            if is(&name) {
+                return Some(entry.path());
+            }
+            // What a container puts below itself is not the host's.
+            if name.split(':').find_map(container_id).is_none() {
+                next.push_back(entry.path());
             }
         }
     }

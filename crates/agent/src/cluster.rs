@@ -127,9 +127,9 @@ pub struct Cluster {
     recorder: Recorder,
 }
 
-fn warning(reason: &str, note: &str) -> Event {
+fn event(type_: EventType, reason: &str, note: &str) -> Event {
     Event {
-        type_: EventType::Warning,
+        type_,
         reason: reason.to_owned(),
         note: Some(note.to_owned()),
         action: "Sampling".to_owned(),
@@ -290,8 +290,14 @@ impl Cluster {
     ///
     /// # Errors
     /// [`ClusterError`] if it cannot be written.
-    pub async fn warn(&self, pod: &NodePod, reason: &str, note: &str) -> Result<(), ClusterError> {
-        let event = warning(reason, note);
+    pub async fn tell(
+        &self,
+        pod: &NodePod,
+        kind: EventType,
+        reason: &str,
+        note: &str,
+    ) -> Result<(), ClusterError> {
+        let event = event(kind, reason, note);
         let reference = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
@@ -316,6 +322,7 @@ impl Cluster {
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
         };
-        bounded(self.recorder.publish(&warning(reason, note), &reference)).await
+        let event = event(EventType::Warning, reason, note);
+        bounded(self.recorder.publish(&event, &reference)).await
     }
 }

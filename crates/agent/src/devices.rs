@@ -15,7 +15,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 pub use fake::FakeDevices;
-pub use limits::{Ask, Limit, Wanted};
+pub use limits::{Ask, Group, Limit, Wanted};
 pub use nvml::NvmlDevices;
 
 /// What one look at the cards showed.

@@ -7,7 +7,7 @@ use gpustow_api::gpunode::Condition;
 use gpustow_api::limit::Support;
 use gpustow_pack::Mib;
 
-use crate::devices::{Ask, Card, Limit};
+use crate::devices::{Ask, Card, Group, Limit};
 use crate::pods::{NodePod, NodePods};
 
 /// What a node has beside its driver.
@@ -15,6 +15,8 @@ use crate::pods::{NodePod, NodePods};
 pub struct Means {
     /// Its container toolkit sets limits, by the operator's word.
     pub toolkit: bool,
+    /// The agent sets limits itself.
+    pub agent: bool,
     /// Its cgroups are of version 2, and the agent sees them.
     pub cgroup2: bool,
 }
@@ -67,11 +69,54 @@ fn of_pod(pod: &NodePod) -> Vec<Limited> {
     on_cards.collect()
 }
 
+/// What the pod's containers may use together of each of its cards, where all of those are to have a limit there.
+fn of_slice(pod: &NodePod) -> Vec<Ask> {
+    let facts = &pod.facts;
+    let (Ok(request), Some(Ok(assignment))) = (&facts.request, &facts.assignment) else {
+        return Vec::new();
+    };
+    if request.limits.is_empty() || facts.released {
+        return Vec::new();
+    }
+    let limit = |name: &str| {
+        let asked = request.limits.iter().zip(&*facts.containers);
+        let mut of = asked.filter(|(limit, it)| ***it == *name && **limit > Mib::ZERO);
+        of.next().map(|(limit, _)| *limit)
+    };
+    let sum = |uuid: &str| {
+        let holders = assignment.containers.iter();
+        let holders = holders.filter(|(_, uuids)| uuids.iter().any(|it| **it == *uuid));
+        holders.map(|(name, _)| limit(name)).sum::<Option<Mib>>()
+    };
+    let all = assignment.charges.iter().filter_map(|(uuid, _)| {
+        let set = sum(uuid).filter(|sum| *sum > Mib::ZERO)?;
+        Some(Ask {
+            uuid: uuid.to_string(),
+            of: Group::Pod(pod.cgroup.clone()),
+            set: Some(set),
+        })
+    });
+    all.collect()
+}
+
+/// A limit that follows its pod's annotation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The container and what it is held to now.
+    pub now: Limited,
+    /// What it was held to at the look before.
+    pub before: Mib,
+}
+
 /// What was seen of limits since the agent started.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     means: Means,
     limited: Vec<Limited>,
+    /// What the last look showed to have another limit than at the look before.
+    moved: Vec<Moved>,
+    /// The agent is to set these, beside the containers' own.
+    slices: Vec<Ask>,
     /// Those of which the driver said nothing.
     unread: Vec<Limited>,
     /// A container ran without its limit, and none has been seen to have one since.
@@ -90,8 +135,12 @@ impl Seen {
 
     /// Takes in what the driver said of the containers that run and are to have a limit.
     pub fn read(&mut self, pods: &NodePods, told: &[Limit]) {
-        self.limited.clear();
+        let before = std::mem::take(&mut self.limited);
         self.unread.clear();
+        self.slices.clear();
+        if self.means.agent {
+            self.slices.extend(pods.iter().flat_map(of_slice));
+        }
         for mut it in pods.iter().flat_map(of_pod) {
             let is = |told: &&Limit| told.uuid == it.uuid && told.container == it.container;
             match told.iter().find(is) {
@@ -102,6 +151,16 @@ impl Seen {
                 None => self.unread.push(it),
             }
         }
+        let moved = self.limited.iter().filter_map(|now| {
+            let same = |it: &&Limited| it.container == now.container && it.uuid == now.uuid;
+            let before = before.iter().find(same)?.found?;
+            let is = now.found.is_some_and(|found| found != before);
+            is.then(|| Moved {
+                now: now.clone(),
+                before,
+            })
+        });
+        self.moved = moved.collect();
         if self.missing().next().is_some() {
             self.doubted = true;
         } else if !self.limited.is_empty() {
@@ -115,14 +174,25 @@ impl Seen {
         let all = self.limited.iter().chain(&self.unread);
         let ask = all.map(|it| Ask {
             uuid: it.uuid.clone(),
-            container: it.container.clone(),
+            of: Group::Container(it.container.clone()),
+            set: self.means.agent.then_some(it.limit),
         });
-        ask.collect()
+        // A pod's first, which is there before its containers are.
+        self.slices.iter().cloned().chain(ask).collect()
     }
 
-    /// Containers that run without their limit, or with another one.
+    /// Containers that run without their limit, or with another one. One that the agent raises step by step
+    /// has its limit.
     pub fn missing(&self) -> impl Iterator<Item = &Limited> {
-        self.limited.iter().filter(|it| it.found != Some(it.limit))
+        self.limited.iter().filter(|it| match it.found {
+            Some(found) if self.means.agent => found > it.limit,
+            found => found != Some(it.limit),
+        })
+    }
+
+    /// Containers whose limit the last look showed to have changed.
+    pub fn moved(&self) -> impl Iterator<Item = &Moved> {
+        self.moved.iter()
     }
 
     /// Would the driver hold a container to a limit on this card?
@@ -133,7 +203,11 @@ impl Seen {
             _ if card.memory.is_none() && card.failure.is_none() => Support::UnifiedMemory,
             _ if !card.can_limit => Support::Driver,
             Means { cgroup2: false, .. } => Support::Cgroup,
-            Means { toolkit: false, .. } => Support::Toolkit,
+            Means {
+                toolkit: false,
+                agent: false,
+                ..
+            } => Support::Toolkit,
             _ if self.doubted => Support::Missing,
             _ => Support::Holds,
         }
@@ -151,7 +225,7 @@ impl Seen {
             ("False", "LimitMissing", message)
         } else if self.doubted {
             let message = "A container ran without its limit, and none has been seen to have one since: mend the \
-                           container toolkit, then restart this agent.";
+                           container toolkit, or see this agent's log where it sets limits, then restart this agent.";
             ("False", "NotSeenSince", message.to_owned())
         } else if !self.unread.is_empty() {
             let message = format!(
@@ -159,7 +233,7 @@ impl Seen {
                 self.unread.len()
             );
             ("Unknown", "NotReadable", message)
-        } else if self.means.toolkit || !self.limited.is_empty() {
+        } else if self.means.toolkit || self.means.agent || !self.limited.is_empty() {
             let message = "Every container that the driver should limit has its limit.";
             ("True", "Held", message.to_owned())
         } else {

@@ -34,6 +34,15 @@ pub enum Notice {
         /// A sentence.
         note: String,
     },
+    /// An Event that warns of nothing.
+    Tell {
+        /// The pod's UID.
+        uid: Arc<str>,
+        /// One word.
+        reason: &'static str,
+        /// A sentence.
+        note: String,
+    },
     /// An Event.
     Warn {
         /// The pod's UID.
@@ -141,6 +150,31 @@ impl Notices {
                 let of = format!("{} {}", it.container, it.uuid);
                 self.once(&mut notices, pod, "LimitMissing", &of, note, now);
             }
+        }
+        for it in state.limits().moved() {
+            let (is, found) = (&it.now, it.now.found.unwrap_or_default());
+            let reason = "GpuMemoryLimitChanged";
+            let key = (
+                is.uid.clone(),
+                format!("{reason} {} {}", is.container, is.uuid),
+            );
+            let told = self.told.get(&key).map(|told| now.saturating_sub(*told));
+            let more = match found == is.limit {
+                true => String::new(),
+                // It grows step by step.
+                false if told.is_some_and(|age| age < AGAIN) => continue,
+                false => format!(", and up to {} as memory there becomes free", is.limit.0),
+            };
+            self.told.insert(key, now);
+            let note = format!(
+                "Container {} may use {found} of GPU {} now, {} before{more}.",
+                is.names[2], is.uuid, it.before.0
+            );
+            notices.push(Notice::Tell {
+                uid: is.uid.clone(),
+                reason,
+                note,
+            });
         }
         for over in state.over_users(pods) {
             let may = match over.allowed == over.assigned {

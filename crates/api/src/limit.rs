@@ -52,7 +52,7 @@ pub enum Support {
     Driver,
     /// The node has cgroups of version 1, or the agent does not see those of its node.
     Cgroup,
-    /// Nobody says that the container toolkit sets limits.
+    /// Nobody says that the container toolkit sets limits, and the agent does not.
     Toolkit,
     /// A container runs here without the limit that it should have.
     Missing,
@@ -71,7 +71,8 @@ impl Support {
                 "its node has cgroup v1, or its agent does not see the node's (--cgroup)"
             }
             Self::Toolkit => {
-                "nobody says that its node's container toolkit sets limits (--toolkit-limits)"
+                "neither its node's container toolkit sets limits, as far as anybody says (--toolkit-limits), nor its \
+                 agent (--set-limits)"
             }
             Self::Missing => "a container runs there without its limit",
         }
@@ -118,8 +119,9 @@ fn amount(text: &str) -> Option<u64> {
     text.parse().ok().filter(|mib| digits && *mib > 0)
 }
 
-/// What the driver is to hold each container to, of each of its GPUs; empty if it need not. `made` says that
-/// the pod has been created, so that its containers must say the same.
+/// What the driver is to hold each container to, of each of its GPUs; empty if it need not. `waits` says that the
+/// pod has been created and is not bound, so that its containers must say the same; afterwards they may follow the
+/// annotation (see the agent's --set-limits).
 ///
 /// # Errors
 /// The annotation or field that is wrong, and the mend.
@@ -127,7 +129,7 @@ pub(crate) fn of_driver(
     notes: &Notes,
     asking: &[Asking<'_>],
     exclusive: bool,
-    made: bool,
+    waits: bool,
     resource: &str,
 ) -> Result<Vec<Mib>, BadRequest> {
     let enforce = annotation(notes, names::ENFORCE, Enforce::read)?.unwrap_or_default();
@@ -145,7 +147,7 @@ pub(crate) fn of_driver(
     });
     let limits: Vec<Mib> = limits.collect();
     for (it, limit) in asking.iter().zip(&limits) {
-        if made && *limit > Mib::ZERO && !bears(it.env, *limit) {
+        if waits && *limit > Mib::ZERO && !bears(it.env, *limit) {
             return Err(BadRequest {
                 field: format!("{}.env", it.path),
                 problem: format!(

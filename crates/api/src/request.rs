@@ -109,8 +109,9 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
         });
     }
     // A pod that is only planned says nothing in its containers yet.
-    let made = pod.metadata.resource_version.is_some();
-    request.limits = limit::of_driver(annotations, &limited, request.exclusive, made, resource)?;
+    let bound = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
+    let waits = pod.metadata.resource_version.is_some() && !bound;
+    request.limits = limit::of_driver(annotations, &limited, request.exclusive, waits, resource)?;
     let gpus = request.claims.iter().map(|claim| claim.gpus);
     let names = asking.iter().map(|(_, _, name, ..)| *name);
     if !annotations.contains_key(names::ASSIGNMENT)

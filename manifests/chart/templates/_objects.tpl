@@ -18,6 +18,7 @@
 {{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/guard-v1beta1/policies.yaml" }}{{- end }}
 {{- end }}
 {{- if eq .Values.extender.act "evict" }}{{- $files = append $files "evict/rbac.yaml" }}{{- end }}
+{{- if .Values.agent.setLimits }}{{- $files = append $files "set-limits/rbac.yaml" }}{{- end }}
 {{- if .Values.page.enabled }}{{- $files = concat $files (list "page/rbac.yaml" "page/page.yaml") }}{{- end }}
 {{- if .Values.monitoring.enabled }}{{- $files = concat $files (list "monitoring/podmonitors.yaml" "monitoring/rules.yaml") }}{{- end }}
 {{- toJson $files }}
@@ -71,6 +72,12 @@
 {{- if $values.agent.killProcesses }}
 {{- $args = prepend $args "--kill-processes" }}
 {{- $_ := set $agent.securityContext.capabilities "add" (list "KILL") }}
+{{- end }}
+{{- if $values.agent.setLimits }}
+{{- $args = prepend $args "--set-limits" }}
+{{- $_ := unset $agent.securityContext "allowPrivilegeEscalation" }}
+{{- $_ := set $agent.securityContext "privileged" true }}
+{{- range $agent.volumeMounts }}{{- if eq .name "cgroup" }}{{- $_ := unset . "readOnly" }}{{- end }}{{- end }}
 {{- end }}
 {{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $args) }}
 {{- $_ := set $agent "env" (concat $agent.env $env) }}

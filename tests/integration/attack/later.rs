@@ -1,12 +1,15 @@
 //! What somebody tries who may edit one namespace, with pods that are there.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use gpustow_api::names;
+use gpustow_testkit::eventually;
 use serde_json::{Value, json};
 
 use super::tenant::{ENV, added, of, privileged, reads, tenant, variables};
 use super::{Refused, Taken, besieged, cdi, chaff, make, note, pods, row, run};
+use crate::agent_token::send;
 use crate::policies::{asks, own_env, path_of};
+use crate::support::{SOON, repository};
 
 #[tokio::test]
 async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
@@ -112,6 +115,11 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
         patch("bound", note(names::GPU_COUNT, "4"), fixed()),
         patch("bound", note(&of_main, "4"), fixed()),
         patch("bound", note(names::POLICY, "spread"), fixed()),
+        patch(
+            "bound",
+            note(names::MEM_LIMIT, "4096"),
+            Refused("have an administrator give you the right to resize limits.gpustow.dev"),
+        ),
         patch("bound", note(names::ASSIGNMENT, "x"), of_extender()),
         patch(
             "bound",
@@ -151,8 +159,39 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
         ),
     ];
     run("edit", &edit, rows).await?;
-    // An annotation for a container that is not there yet.
+    // Where agents set limits, whoever may edit pods may have them follow the annotation, and change nothing else.
+    let role = repository("manifests/set-limits/rbac.yaml");
+    cluster.apply(&std::fs::read_to_string(role)?).await?;
     let path = pods(&case, "/bound");
+    let change = note(names::MEM_LIMIT, "4096");
+    eventually(SOON, "the tenant may resize", async || {
+        let refused = send(&edit, "PATCH", &path, &change).await?;
+        ensure!(refused.is_none(), "{refused:?}");
+        Ok(())
+    })
+    .await?;
+    let all = json!({ names::MEM_LIMIT: "8192", names::GPU_COUNT: "4" });
+    let rows = vec![
+        patch(
+            "bound",
+            note(names::MEM_LIMIT, "79"),
+            Refused("write at least 80, or max"),
+        ),
+        patch(
+            "bound",
+            note(&format!("{}main", names::MEM_LIMIT_OF), "max"),
+            Taken,
+        ),
+        patch("bound", note(names::ENFORCE, "driver"), fixed()),
+        patch(
+            "bound",
+            json!({ "metadata": { "annotations": all } }),
+            fixed(),
+        ),
+        patch("gated", note(names::MEM_LIMIT, "8192"), written()),
+    ];
+    run("edit with the right to resize", &edit, rows).await?;
+    // An annotation for a container that is not there yet.
     crate::agent_token::patch(&edit, &path, &note(&cdi("late"), "nvidia.com/gpu=all")).await?;
     run(
         "edit",

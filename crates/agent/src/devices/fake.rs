@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gpustow_api::gpunode::{Near, Place};
-use gpustow_machine::{self as machine, Followed, Limits, NO_LIMIT};
+use gpustow_machine::{self as machine, Followed, Limit, Limits, NO_LIMIT};
 
 use super::{
     Card, DeviceError, Devices, Fault, FaultKind, LEVELS, Memory, Path, Process, Reading, Wanted,
@@ -53,16 +53,6 @@ impl FakeDevices {
             kind: event.xid.map_or(FaultKind::Ecc, FaultKind::Xid),
         };
         let can_limit = machine.limits_memory();
-        let told = |uuid: &str, cgroup: &std::path::Path| {
-            let set = self.limits.of(uuid, cgroup).ok();
-            let set = set.filter(|_| can_limit && cgroup.is_dir())?;
-            let gpu = machine.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
-            let hard = set.as_ref().map(|limit| limit.hard);
-            Some(limits::Told {
-                limit: hard.filter(|hard| *hard != NO_LIMIT),
-                used: set.map(|limit| limit.used_mib(gpu).saturating_mul(1 << 20)),
-            })
-        };
         let cards: Vec<Card> = machine
             .gpus
             .iter()
@@ -70,12 +60,48 @@ impl FakeDevices {
             .flat_map(|(gpu, index)| cards(gpu, index, count))
             .map(|card| Card { can_limit, ..card })
             .collect();
+        let driver = Driver {
+            machine,
+            limits: &self.limits,
+        };
         Ok(Reading {
-            limits: limits::read(&self.wanted, cards.iter(), told),
+            limits: limits::read(&self.wanted, cards.iter(), &driver),
             driver: Some(machine.driver.clone()).filter(|driver| !driver.is_empty()),
             cards,
             faults: machine.events.iter().skip(seen).map(fault).collect(),
         })
+    }
+}
+
+/// The half of the file's driver that limits memory.
+struct Driver<'a> {
+    machine: &'a machine::Machine,
+    limits: &'a Limits,
+}
+
+impl limits::Driver for Driver<'_> {
+    fn told(&self, uuid: &str, cgroup: &std::path::Path) -> Option<limits::Told> {
+        let set = self.limits.of(uuid, cgroup).ok();
+        let set = set.filter(|_| self.machine.limits_memory() && cgroup.is_dir())?;
+        let gpu = self.machine.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
+        let hard = set.as_ref().map(|limit| limit.hard);
+        Some(limits::Told {
+            limit: hard.filter(|hard| *hard != NO_LIMIT),
+            used: set.map(|limit| limit.used_mib(gpu).saturating_mul(1 << 20)),
+        })
+    }
+
+    fn hold(&self, uuid: &str, cgroup: &std::path::Path, bytes: u64) -> u32 {
+        let limit = Limit {
+            gpu: uuid.to_owned(),
+            cgroup: cgroup.to_owned(),
+            soft: 0,
+            hard: bytes,
+        };
+        match self.limits.set(limit) {
+            Ok(()) => limits::SUCCESS,
+            Err(_) => limits::OPERATING_SYSTEM,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! The driver's limits of memory by cgroup: what the loop wants to know of them, and the call by which NVML
-//! tells, which the wrapper lacks.
-#![allow(unsafe_code, reason = "a C function that the wrapper lacks")]
+//! The driver's limits of memory by cgroup: what the loop wants to know of them or to be set, and the calls by
+//! which NVML does so, which the wrapper lacks.
+#![allow(unsafe_code, reason = "C functions that the wrapper lacks")]
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_ulonglong, c_void};
@@ -9,25 +9,40 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpustow_machine::NO_LIMIT;
+use gpustow_pack::Mib;
 use nvml_wrapper::{Device, Nvml};
 
 use super::Card;
 use crate::cgroup;
 
-const SUCCESS: u32 = 0;
+pub(super) const SUCCESS: u32 = 0;
+const INVALID_ARGUMENT: u32 = 2;
 const NOT_SUPPORTED: u32 = 3;
 const NOT_FOUND: u32 = 6;
 const FUNCTION_NOT_FOUND: u32 = 13;
+pub(super) const GPU_IS_LOST: u32 = 15;
+pub(super) const OPERATING_SYSTEM: u32 = 17;
 /// Looks that a container's cgroup is not looked up again for, at most, once it was not found.
 const MAX_PAUSE: u32 = 60;
 
-/// A container whose limit on a card is to be read.
+/// Whose cgroup it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// All of a pod's containers, by the name that the pod's cgroup bears.
+    Pod(Arc<str>),
+    /// A container's, by its id.
+    Container(Arc<str>),
+}
+
+/// A cgroup whose limit on a card is to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// The card.
     pub uuid: String,
-    /// The container's id.
-    pub container: Arc<str>,
+    /// Whose.
+    pub of: Group,
+    /// What it is to be set to, where the agent sets limits.
+    pub set: Option<Mib>,
 }
 
 /// What is to be read with every look at the cards.
@@ -41,9 +56,12 @@ impl Wanted {
     /// Nothing yet, of containers whose cgroups lie below `root`, the host's cgroup file system.
     #[must_use]
     pub fn below(root: PathBuf) -> Self {
-        let known = HashMap::new();
+        let cgroups = Cgroups {
+            root,
+            ..Cgroups::default()
+        };
         Self {
-            cgroups: Mutex::new(Cgroups { root, known }),
+            cgroups: Mutex::new(cgroups),
             ..Self::default()
         }
     }
@@ -58,17 +76,19 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where containers' cgroups are, by the containers' ids.
+/// Where cgroups are.
 #[derive(Debug, Default)]
 struct Cgroups {
     root: PathBuf,
-    known: HashMap<Arc<str>, Lookup>,
+    known: HashMap<Group, Lookup>,
+    /// What the driver said last to who would set a limit, where it refused.
+    refused: HashMap<(Group, String), u32>,
 }
 
 /// What came of looking a cgroup up: that may mean reading all of the host's directories.
 #[derive(Debug)]
 enum Lookup {
-    /// One of these bears the limit.
+    /// One of these bears the limit; the other need not be there.
     Found([PathBuf; 2]),
     /// It was not there; it is looked up again after so many looks, and if in vain after twice as many.
     Missed { left: u32, pause: u32 },
@@ -77,7 +97,9 @@ enum Lookup {
 impl Cgroups {
     fn keep(&mut self, asks: &[Ask]) {
         self.known
-            .retain(|id, _| asks.iter().any(|ask| ask.container == *id));
+            .retain(|group, _| asks.iter().any(|ask| ask.of == *group));
+        self.refused
+            .retain(|(group, _), _| self.known.contains_key(group));
         for lookup in self.known.values_mut() {
             if let Lookup::Missed { left, .. } = lookup {
                 *left = left.saturating_sub(1);
@@ -86,26 +108,51 @@ impl Cgroups {
     }
 
     /// None where it is not there.
-    fn of(&mut self, container: &Arc<str>) -> Option<&[PathBuf]> {
-        let pause = match self.known.get(container) {
+    fn of(&mut self, group: &Group) -> Option<[PathBuf; 2]> {
+        let pause = match self.known.get(group) {
             None => Some(1),
             Some(Lookup::Missed { left: 0, pause }) => Some((pause * 2).min(MAX_PAUSE)),
             Some(_) => None,
         };
         if let Some(pause) = pause {
-            let lookup = match cgroup::find(&self.root, container) {
+            let found = match group {
+                Group::Pod(name) => cgroup::find_pod(&self.root, name),
+                Group::Container(id) => cgroup::find(&self.root, id),
+            };
+            let lookup = match found {
                 Some(found) => {
-                    // Where crun or CRI-O runs the container one level below.
+                    // Where crun or CRI-O runs the container one level below; a pod has none of that name.
                     let below = found.join("container");
                     Lookup::Found([found, below])
                 }
                 None => Lookup::Missed { left: pause, pause },
             };
-            self.known.insert(container.clone(), lookup);
+            self.known.insert(group.clone(), lookup);
         }
-        match self.known.get(container)? {
-            Lookup::Found(cgroups) => Some(cgroups),
+        match self.known.get(group)? {
+            Lookup::Found(cgroups) => Some(cgroups.clone()),
             Lookup::Missed { .. } => None,
+        }
+    }
+
+    /// Says it once where the driver refuses a limit.
+    fn settled(&mut self, ask: &Ask, limit: Mib, code: u32) {
+        let key = (ask.of.clone(), ask.uuid.clone());
+        let before = match code {
+            SUCCESS => self.refused.remove(&key),
+            _ => self.refused.insert(key, code),
+        };
+        let (of, gpu, limit) = (&ask.of, &ask.uuid, limit.0);
+        if code != SUCCESS && before != Some(code) {
+            tracing::warn!(
+                ?of,
+                gpu,
+                limit,
+                code,
+                "the driver takes no limit of MiB: NVML's error"
+            );
+        } else if before.is_some() {
+            tracing::info!(?of, gpu, limit, "the driver takes the limit now");
         }
     }
 }
@@ -131,35 +178,90 @@ pub(super) struct Told {
     pub(super) used: Option<u64>,
 }
 
-/// Asks for each that is wanted; what nobody can tell now, as the container has ended, is left out.
-/// The cards say where each is on the PCI bus, by which the kernel names it.
+/// Who holds limits.
+pub(super) trait Driver {
+    /// What it says of a cgroup on a card; none if it cannot tell.
+    fn told(&self, uuid: &str, cgroup: &Path) -> Option<Told>;
+    /// Has it hold a cgroup to so many bytes of a card; NVML's code.
+    fn hold(&self, uuid: &str, cgroup: &Path, bytes: u64) -> u32;
+}
+
+/// Asks for each that is wanted, after setting what is to be set; what nobody can tell now, as the container has
+/// ended, is left out. The cards say what is free, and where each is on the PCI bus, by which the kernel names it.
 pub(super) fn read<'a>(
     wanted: &Wanted,
     cards: impl Iterator<Item = &'a Card> + Clone,
-    of: impl Fn(&str, &Path) -> Option<Told>,
+    driver: &impl Driver,
 ) -> Vec<Limit> {
     let asks = locked(&wanted.asks).clone();
     let mut cgroups = locked(&wanted.cgroups);
     cgroups.keep(&asks);
-    let read = asks.iter().filter_map(|ask| {
-        let cgroups = cgroups.of(&ask.container)?;
-        let told: Vec<_> = cgroups
-            .iter()
-            .filter_map(|cgroup| of(&ask.uuid, cgroup))
-            .collect();
-        let used = told.iter().filter_map(|told| told.used).max();
-        let kernels = || {
-            let card = cards.clone().find(|card| card.uuid == ask.uuid)?;
-            used_of(cgroups.first()?, card.place.pci_bus_id.as_deref()?)
+    let mut read = Vec::new();
+    for ask in &*asks {
+        let Some(places) = cgroups.of(&ask.of) else {
+            continue;
         };
-        (!told.is_empty()).then(|| Limit {
-            uuid: ask.uuid.clone(),
-            container: ask.container.clone(),
-            bytes: told.iter().filter_map(|told| told.limit).min(),
-            used: used.or_else(kernels),
-        })
-    });
-    read.collect()
+        let card = cards.clone().find(|card| card.uuid == ask.uuid);
+        let told = || -> Vec<Told> {
+            let told = places
+                .iter()
+                .filter_map(|place| driver.told(&ask.uuid, place));
+            told.collect()
+        };
+        let mut all = told();
+        if let (Some(wish), Some(card)) = (ask.set, card)
+            && let Some(limit) = step(wish, &all, card)
+        {
+            for place in places.iter().filter(|place| place.is_dir()) {
+                let code = driver.hold(&ask.uuid, place, limit.0 << 20);
+                cgroups.settled(ask, limit, code);
+            }
+            all = told();
+        }
+        let Group::Container(container) = &ask.of else {
+            continue;
+        };
+        let used = all.iter().filter_map(|told| told.used).max();
+        let kernels = || {
+            let bus = card?.place.pci_bus_id.as_deref()?;
+            used_of(places.first()?, bus)
+        };
+        if !all.is_empty() {
+            read.push(Limit {
+                uuid: ask.uuid.clone(),
+                container: container.clone(),
+                bytes: held(&all),
+                used: used.or_else(kernels),
+            });
+        }
+    }
+    read
+}
+
+fn held(told: &[Told]) -> Option<u64> {
+    told.iter().filter_map(|told| told.limit).min()
+}
+
+/// The limit to set now, if it is not what holds. One that holds already is raised to no more than what is free
+/// on the card: its neighbours are not to lose at once what they might use.
+fn step(wish: Mib, told: &[Told], card: &Card) -> Option<Mib> {
+    let memory = card.memory?;
+    let wish = wish.min(Mib(memory.total >> 20));
+    let Some(now) = held(told) else {
+        return Some(wish);
+    };
+    let used = told.iter().filter_map(|told| told.used).max();
+    let free = memory
+        .total
+        .saturating_sub(memory.reserved)
+        .saturating_sub(memory.used);
+    let room = Mib(used.unwrap_or(0).saturating_add(free) >> 20);
+    let now = Mib(now >> 20);
+    let limit = match wish > now {
+        true => wish.min(room).max(now),
+        false => wish,
+    };
+    (limit != now).then_some(limit)
 }
 
 /// What the kernel's dmem controller says that a cgroup uses of the card at this place of the bus.
@@ -180,6 +282,14 @@ struct Limits {
     used: c_ulonglong,
 }
 
+#[repr(C)]
+struct Hold {
+    name_space: *const c_char,
+    soft: c_ulonglong,
+    hard: c_ulonglong,
+}
+
+type Set = unsafe extern "C" fn(*mut c_void, *mut Hold) -> u32;
 type Get = unsafe extern "C" fn(*mut c_void, *mut Limits) -> u32;
 
 /// What the driver says of a cgroup on a card: its code, and the limits.
@@ -201,6 +311,30 @@ fn get(nvml: &Nvml, device: &Device<'_>, cgroup: &Path) -> Option<(u32, Limits)>
         function.ok()?(device.handle().cast(), &mut limits)
     };
     Some((code, limits))
+}
+
+/// Has the driver hold a cgroup to so many bytes of a card, and keep nothing for it; NVML's code.
+pub(super) fn hold(nvml: &Nvml, device: &Device<'_>, cgroup: &Path, bytes: u64) -> u32 {
+    let Ok(path) = CString::new(cgroup.as_os_str().as_bytes()) else {
+        return INVALID_ARGUMENT;
+    };
+    let mut limits = Hold {
+        name_space: path.as_ptr(),
+        soft: 0,
+        hard: bytes,
+    };
+    // SAFETY: the signature is that of nvml.h of driver 615; the library, the device and the path outlive
+    // the call.
+    unsafe {
+        let function = nvml
+            .lib()
+            .__library
+            .get::<Set>(b"nvmlDeviceSetMemoryLimits_v1\0");
+        match function {
+            Ok(function) => function(device.handle().cast(), &mut limits),
+            Err(_) => FUNCTION_NOT_FOUND,
+        }
+    }
 }
 
 /// Does the driver take limits for this card?

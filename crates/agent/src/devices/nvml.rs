@@ -189,6 +189,12 @@ impl<'a> Session<'a> {
         (0..self.count).filter_map(set).collect()
     }
 
+    fn device(&self, uuid: &str) -> Option<&Device<'a>> {
+        let mut all = self.cards.iter();
+        all.find(|(_, card)| card.uuid == uuid)
+            .map(|(device, _)| device)
+    }
+
     fn read(&mut self, wanted: &Wanted) -> Reading {
         let mut cards = Vec::new();
         for (device, card) in &self.cards {
@@ -202,12 +208,8 @@ impl<'a> Session<'a> {
             }
             cards.push(card);
         }
-        let told = |uuid: &str, cgroup: &std::path::Path| {
-            let (device, _) = self.cards.iter().find(|(_, card)| card.uuid == uuid)?;
-            limits::told_of(self.nvml, device, cgroup)
-        };
         Reading {
-            limits: limits::read(wanted, self.cards.iter().map(|(_, card)| card), told),
+            limits: limits::read(wanted, cards.iter(), self),
             driver: self.nvml.sys_driver_version().ok(),
             cards,
             faults: self
@@ -216,6 +218,18 @@ impl<'a> Session<'a> {
                 .flat_map(|(uuid, set)| faults(uuid, set))
                 .collect(),
         }
+    }
+}
+
+impl limits::Driver for Session<'_> {
+    fn told(&self, uuid: &str, cgroup: &std::path::Path) -> Option<limits::Told> {
+        limits::told_of(self.nvml, self.device(uuid)?, cgroup)
+    }
+
+    fn hold(&self, uuid: &str, cgroup: &std::path::Path, bytes: u64) -> u32 {
+        self.device(uuid).map_or(limits::GPU_IS_LOST, |device| {
+            limits::hold(self.nvml, device, cgroup, bytes)
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpustow_agent::devices::{Ask, Devices as _, FakeDevices, Limit};
+use gpustow_agent::devices::{Ask, Devices as _, FakeDevices, Group, Limit};
 use gpustow_agent::limits::Means;
 use gpustow_agent::metrics::Metrics;
 use gpustow_agent::notices::{Notice, Notices};
@@ -19,13 +19,14 @@ use k8s_openapi::api::core::v1::Pod;
 use nvml_wrapper::Nvml;
 use serde_json::{Value, json};
 
+use crate::set_limits::SETTING;
 use crate::support::{
     CONTAINER, Host, UID, at, cgroup_of, h100, machine, pod, pods, process, settings,
 };
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
-fn newer(gpus: Vec<Gpu>) -> Machine {
+pub(crate) fn newer(gpus: Vec<Gpu>) -> Machine {
     Machine {
         driver: "615.71.09".to_owned(),
         ..machine(gpus)
@@ -34,9 +35,16 @@ fn newer(gpus: Vec<Gpu>) -> Machine {
 
 /// A pod whose container the driver is to hold to 8192 MiB of its card.
 fn limited_pod() -> Pod {
+    with_limit("8192")
+}
+
+/// The same after its annotation was changed.
+pub(crate) fn with_limit(mib: &str) -> Pod {
     let mut pod = serde_json::to_value(pod(&[("GPU-0", 8192)])).unwrap();
     pod["metadata"]["annotations"][names::ENFORCE] = json!("driver");
+    pod["metadata"]["annotations"][names::MEM_LIMIT] = json!(mib);
     pod["metadata"]["resourceVersion"] = json!("1");
+    pod["spec"]["nodeName"] = json!("n");
     let literal = |name: &str, value: &str| json!({ "name": name, "value": value });
     pod["spec"]["containers"][0]["env"] = Value::from(vec![
         literal(names::MEMORY_LIMIT, "8192"),
@@ -46,14 +54,14 @@ fn limited_pod() -> Pod {
 }
 
 /// A node whose cgroups are in a folder.
-struct Node {
-    host: Host,
-    state: State,
-    pods: NodePods,
+pub(crate) struct Node {
+    pub(crate) host: Host,
+    pub(crate) state: State,
+    pub(crate) pods: NodePods,
 }
 
 impl Node {
-    fn new(means: Means) -> Self {
+    pub(crate) fn new(means: Means) -> Self {
         let settings = Settings {
             means,
             ..settings()
@@ -66,7 +74,7 @@ impl Node {
     }
 
     /// The cgroup of the pod's container.
-    fn container(&self) -> PathBuf {
+    pub(crate) fn container(&self) -> PathBuf {
         let path =
             format!("kubepods.slice/kubepods-pod{UID}.slice/cri-containerd-{CONTAINER}.scope");
         let path = self.host.cgroups().join(path);
@@ -87,7 +95,7 @@ impl Node {
 
     /// A look that shows what to ask, and one that asks it; what the report then says of limits on the
     /// cards, and the condition.
-    fn look(&mut self) -> (Vec<String>, Option<(String, String)>) {
+    pub(crate) fn look(&mut self) -> (Vec<String>, Option<(String, String)>) {
         for _ in 0..2 {
             self.host.sample(&mut self.state, &self.pods, at(1));
             self.host.wanted.set(self.state.limits().asks());
@@ -108,9 +116,9 @@ impl Node {
 
 const ABLE: Means = Means {
     toolkit: true,
+    agent: false,
     cgroup2: true,
 };
-
 #[test]
 fn a_card_says_whether_limits_hold_and_if_not_why() {
     let unified = Gpu {
@@ -144,6 +152,7 @@ fn a_card_says_whether_limits_hold_and_if_not_why() {
     for (machine, means, word) in [
         (newer(vec![h100(0)]), ABLE, "Holds"),
         (newer(vec![h100(0)]), no_toolkit, "Toolkit"),
+        (newer(vec![h100(0)]), SETTING, "Holds"),
         (newer(vec![h100(0)]), cgroup1, "Cgroup"),
         (machine(vec![h100(0)]), ABLE, "Driver"),
         (refuses, ABLE, "Driver"),
@@ -313,7 +322,8 @@ fn with_the_library_and_without_it_the_same_is_read() {
     node.set(&cgroup, 8192);
     let ask = |uuid: &str| Ask {
         uuid: uuid.to_owned(),
-        container: CONTAINER.into(),
+        of: Group::Container(CONTAINER.into()),
+        set: None,
     };
     node.host
         .wanted

@@ -19,4 +19,5 @@ mod notices;
 mod podresources;
 mod report;
 mod sampler;
+mod set_limits;
 mod support;

@@ -48,7 +48,9 @@ impl Scene {
         let notices = self.look(pods, second);
         let reason = |notice: &Notice| match notice {
             Notice::Confirm { .. } => "Confirm",
-            Notice::WarnNode { reason, .. } | Notice::Warn { reason, .. } => reason,
+            Notice::WarnNode { reason, .. }
+            | Notice::Tell { reason, .. }
+            | Notice::Warn { reason, .. } => reason,
         };
         notices.iter().map(reason).collect()
     }
@@ -240,7 +242,7 @@ fn a_confirmation_is_no_longer_than_the_api_server_takes() {
     let told = Notices::new(Duration::from_secs(60)).look(&state, &mine, &[], at(0).age);
     let confirmed = told.iter().find_map(|notice| match notice {
         Notice::Confirm { devices, .. } => Some(devices),
-        Notice::WarnNode { .. } | Notice::Warn { .. } => None,
+        Notice::WarnNode { .. } | Notice::Tell { .. } | Notice::Warn { .. } => None,
     });
     let confirmed = confirmed.unwrap();
     assert!(
