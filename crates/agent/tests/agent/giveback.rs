@@ -211,7 +211,7 @@ async fn a_process_that_is_another_one_by_now_gets_no_signal() {
 
 #[tokio::test]
 async fn a_process_that_does_not_listen_is_killed() {
-    let deaf = r#"trap "" TERM; echo; while :; do sleep 600; done"#;
+    let deaf = r#"trap "" TERM; echo; exec sleep 600"#;
     let mut child = Command::new("sh");
     let child = child
         .args(["-c", deaf])
