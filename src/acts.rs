@@ -1,5 +1,5 @@
-//! Has pods give memory back that they use beyond their requests, for those who wait with a right to it, and
-//! as hard as operator and owner let us.
+//! Has pods give memory back that they use beyond their requests, for those who have a right to it and wait for it
+//! or could not grow into it, and as hard as operator and owner let us.
 //!
 //! Whom is the ledger's answer. Each act is fenced like a bind: it rests on copies of pods that came before a
 //! look at the Lease, and names the copy that it is about. A new holder of the epoch writes into every pod that
@@ -7,6 +7,7 @@
 //! asked bears a condition, and so does the pod that it is for: a successor goes on from those.
 
 mod pace;
+mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,8 +15,7 @@ use std::time::{Duration, Instant};
 
 use gpustow_api::act::Act;
 use gpustow_api::{PodFacts, kept, names};
-use gpustow_ledger::{Borrower, CallBack};
-use gpustow_pack::Mib;
+use gpustow_ledger::CallBack;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
@@ -28,6 +28,7 @@ use tokio::time::sleep;
 use crate::app::App;
 use crate::ask::{AskError, within};
 use pace::Pace;
+use victim::{Victim, Whom, name, victims};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -50,6 +51,7 @@ pub(crate) async fn run(app: Arc<App>) {
             }
             _ => {
                 app.metrics.call_backs.set(0);
+                app.metrics.short_gpus.set(0);
                 acts = Acts::new(app.clone());
             }
         }
@@ -72,15 +74,6 @@ struct Acts {
     pace: Pace,
 }
 
-/// A pod that is to give memory back.
-struct Victim {
-    pod: Arc<PodFacts>,
-    /// For whom.
-    whom: Arc<PodFacts>,
-    node: Arc<str>,
-    cards: Vec<Borrower>,
-}
-
 impl Acts {
     fn new(app: Arc<App>) -> Self {
         Self {
@@ -95,18 +88,19 @@ impl Acts {
     }
 
     async fn look(&mut self, epoch: u64) {
-        let (backs, marked) = {
+        let (backs, short, marked) = {
             let now = self.app.ledger.now();
             let mut ledger = self.app.ledger.lock();
             ledger.call_back(now);
             let marked = ledger.pods();
             let marked = marked.filter(|pod| pod.asked_back.is_some() || pod.kept_on.is_some());
             let marked: Vec<_> = marked.cloned().collect();
-            (ledger.call_backs(now), marked)
+            (ledger.call_backs(now), ledger.shortages(now), marked)
         };
-        let under_way = i64::try_from(backs.len()).unwrap_or(i64::MAX);
-        self.app.metrics.call_backs.set(under_way);
-        if backs.is_empty() && marked.is_empty() {
+        let metrics = &self.app.metrics;
+        metrics.call_backs.set(count(backs.len()));
+        metrics.short_gpus.set(count(short.len()));
+        if backs.is_empty() && short.is_empty() && marked.is_empty() {
             return;
         }
         // It begins after every copy that this look rests on.
@@ -121,7 +115,7 @@ impl Acts {
             self.fenced = Some(epoch);
             return;
         }
-        let victims = victims(&backs);
+        let victims = victims(&backs, short);
         self.end(&marked, &backs, &victims).await;
         for back in &backs {
             self.keep(back).await;
@@ -130,7 +124,7 @@ impl Acts {
             let uid = &victim.pod.uid;
             if victim.pod.asked_back.is_some() && !self.told.contains(uid) {
                 // Instead of what the fence wrote; it is no act.
-                let says = json!({"type": names::GIVE_BACK, "message": told(victim)});
+                let says = json!({"type": names::GIVE_BACK, "message": victim.told()});
                 if self.try_write(&victim.pod, says).await {
                     self.told.insert(uid.clone());
                 }
@@ -253,7 +247,7 @@ impl Acts {
 
     async fn act(&mut self, epoch: u64, victim: &Victim) {
         let (pod, act) = (&victim.pod, self.act_on(&victim.pod));
-        let text = told(victim);
+        let text = victim.told();
         if pod.asked_back.is_none_or(|done| done < act) {
             let mut version = pod.resource_version.to_string();
             for step in [Act::Event, act] {
@@ -343,19 +337,19 @@ impl Acts {
         let note = format!(
             "{} is to be evicted for {}, and the API server refuses: {error}. It is tried again",
             name(pod),
-            name(&victim.whom)
+            victim.whom
         );
-        self.app.events.not_evicted(pod, note.clone());
-        self.app.events.not_evicted(&victim.whom, note);
+        for pod in [Some(pod), victim.whom.pod()].into_iter().flatten() {
+            self.app.events.not_evicted(pod, note.clone());
+        }
     }
 
     /// Tells everybody.
     fn say(&self, victim: &Victim, act: Act, text: &str) {
         let pod = &victim.pod;
-        let whom = name(&victim.whom);
         tracing::warn!(
             namespace = %pod.namespace, pod = %pod.name, node = %victim.node, act = act.reason(),
-            whom, text, "a pod is to give GPU memory back"
+            whom = %victim.whom, text, "a pod is to give GPU memory back"
         );
         let then = match act {
             Act::Event => "It is left alone otherwise",
@@ -363,6 +357,14 @@ impl Acts {
             Act::Evict => "It is evicted",
         };
         self.app.events.gives_back(pod, format!("{text}. {then}"));
+        if let Whom::Neighbour(whom) = &victim.whom {
+            let note = format!(
+                "{} uses memory that this pod asked for on {}, and is to give it back",
+                name(pod),
+                victim.gpus()
+            );
+            self.app.events.is_short(whom, note);
+        }
     }
 
     fn count(&self, act: Act, outcome: &str) {
@@ -412,22 +414,8 @@ impl Acts {
     }
 }
 
-/// Everybody who is to give memory back, each once.
-fn victims(backs: &[CallBack]) -> BTreeMap<Uid, Victim> {
-    let mut victims: BTreeMap<Uid, Victim> = BTreeMap::new();
-    for back in backs {
-        for borrower in &back.victims {
-            let uid = borrower.pod.uid.clone();
-            let victim = victims.entry(uid).or_insert_with(|| Victim {
-                pod: borrower.pod.clone(),
-                whom: back.pod.clone(),
-                node: back.node.clone(),
-                cards: Vec::new(),
-            });
-            victim.cards.push(borrower.clone());
-        }
-    }
-    victims
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Has the pod changed or gone meanwhile, so that this act is none any more?
@@ -435,36 +423,9 @@ fn is_settled(error: &AskError) -> bool {
     matches!(error.status(), Some(404 | 409))
 }
 
-fn name(pod: &PodFacts) -> String {
-    format!("{}/{}", pod.namespace, pod.name)
-}
-
 fn condition(of_type: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({
         "type": of_type, "status": status, "reason": reason, "message": message,
         "lastTransitionTime": Timestamp::now().to_string(),
     })
-}
-
-/// What is said to a pod: what it uses, what it may, and who has a right to it.
-fn told(victim: &Victim) -> String {
-    let cards = victim.cards.iter().map(|card| {
-        let limit = match victim.pod.limit_on(&card.uuid) {
-            Some(Mib(u64::MAX)) => "all of it".to_owned(),
-            limit => limit.unwrap_or(card.held).to_string(),
-        };
-        format!(
-            "Uses {} of GPU {}, asked for {} and may use {limit} while nobody else has a right to it",
-            card.used, card.uuid, card.held
-        )
-    });
-    let asks = match &victim.whom.request {
-        Ok(request) => request.hardest().map_or(Mib::ZERO, |claim| claim.mib),
-        Err(_) => Mib::ZERO,
-    };
-    format!(
-        "{}. Pod {}, which asks for {asks}, waits for it: give back what is more than the request",
-        cards.collect::<Vec<_>>().join("; "),
-        name(&victim.whom)
-    )
 }

@@ -138,6 +138,12 @@ impl Events {
         send(&self.refusals, of_pod(pod), event);
     }
 
+    /// Others use memory that the pod asked for, and are to give it back.
+    pub(crate) fn is_short(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Normal, "GpuMemoryShort", "Lending", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
     /// A pod that should be evicted is not: told on both.
     pub(crate) fn not_evicted(&self, pod: &PodFacts, note: String) {
         let event = event(EventType::Warning, "GpuEvictionRefused", "Lending", note);

@@ -57,6 +57,8 @@ pub(crate) struct Metrics {
     pub(crate) acts: IntCounterVec,
     /// Pods for which memory is called back now.
     pub(crate) call_backs: IntGauge,
+    /// Cards that are short of what was lent.
+    pub(crate) short_gpus: IntGauge,
     /// Epochs taken.
     pub(crate) takeovers: IntCounter,
     watch_events: GaugeVec,
@@ -135,6 +137,10 @@ impl Metrics {
             "gpustow_call_backs",
             "Pods for which memory is called back now",
         )?;
+        let short_gpus = IntGauge::new(
+            "gpustow_short_gpus",
+            "GPUs on which a pod could not use its whole request, or the headroom is not free, since others use more than theirs",
+        )?;
         let takeovers =
             IntCounter::new("gpustow_takeovers_total", "Epochs that this replica took")?;
         let watch_events = GaugeVec::new(
@@ -175,6 +181,7 @@ impl Metrics {
         registry.register(Box::new(woken.clone()))?;
         registry.register(Box::new(acts.clone()))?;
         registry.register(Box::new(call_backs.clone()))?;
+        registry.register(Box::new(short_gpus.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
         registry.register(Box::new(watch_events.clone()))?;
         registry.register(Box::new(undecodable.clone()))?;
@@ -192,6 +199,7 @@ impl Metrics {
             woken,
             acts,
             call_backs,
+            short_gpus,
             takeovers,
             watch_events,
             undecodable,

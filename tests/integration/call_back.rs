@@ -1,5 +1,5 @@
-//! Memory that pods use beyond their requests is called back for a pod that has a right to it, and nobody
-//! is touched without that setting.
+//! Memory that pods use beyond their requests is called back for a pod that has a right to it, whether it waits or
+//! runs beside them, and nobody is touched without that setting.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,6 +73,17 @@ async fn may_evict(cluster: &ControlPlane) -> Result<()> {
     cluster.kubectl(&["apply", "-f", &rights]).await.map(drop)
 }
 
+/// A disruption budget of the app's own, under which none of its pods may go.
+async fn protect(case: &Case, app: &str) -> Result<Api<PodDisruptionBudget>> {
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": app},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
+    }))?;
+    let budgets = Api::<PodDisruptionBudget>::namespaced(case.client.clone(), &case.namespace);
+    budgets.create(&PostParams::default(), &budget).await?;
+    Ok(budgets)
+}
+
 /// Its deletion is under way or done.
 async fn is_evicted(case: &Case, pod: &Pod) -> Result<bool> {
     let found = case.pods().get_opt(&pod.name_any()).await?;
@@ -133,6 +144,79 @@ async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Resul
 }
 
 #[tokio::test]
+async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "short", &["--call-back"]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "short").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let greedy = borrower(&case, "greedy", 2000).await?;
+    let quiet = borrower(&case, "quiet", 4000).await?;
+    uses(&case, &node, &[(&greedy, 7000), (&quiet, 500)]).await?;
+
+    let (reason, message) = says(&case, &greedy, names::GIVE_BACK, "True").await?;
+    assert_eq!(reason, "Event");
+    for part in ["7000 MiB", "2000 MiB", "quiet", "4000 MiB"] {
+        ensure!(message.contains(part), "{part} is missing: {message}");
+    }
+    event(&case.client, &greedy, "GpuMemoryCalledBack").await?;
+    let told = event(&case.client, &quiet, "GpuMemoryShort").await?;
+    ensure!(
+        told.contains(&format!("{}/greedy", case.namespace)),
+        "{told}"
+    );
+    let metrics = replica.extender.metrics().await?;
+    ensure!(metrics.contains("gpustow_short_gpus 1\n"), "{metrics}");
+    // Now both together fit beside each other, and greedy borrows still.
+    uses(&case, &node, &[(&greedy, 5000), (&quiet, 500)]).await?;
+    says(&case, &greedy, names::GIVE_BACK, "False").await?;
+    assert!(condition(&now(&case, &quiet).await?, names::GIVE_BACK).is_none());
+    let metrics = replica.extender.metrics().await?;
+    ensure!(metrics.contains("gpustow_acts_total{act=\"event\",outcome=\"done\"} 1\n"));
+    ensure!(metrics.contains("gpustow_short_gpus 0\n"), "{metrics}");
+    case.end().await
+}
+
+#[tokio::test]
+async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_else_is()
+-> Result<()> {
+    let turn = turn().await?;
+    may_evict(turn.cluster).await?;
+    let args = ["--call-back", "--act=evict"];
+    let replica = Replica::start(turn.cluster, "protects", &args).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "protect").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let greedy = borrower(&case, "greedy", 2000).await?;
+    let little = borrower(&case, "little", 1000).await?;
+    let quiet = borrower(&case, "quiet", 4000).await?;
+    let budgets = protect(&case, "greedy").await?;
+    let all = [(&greedy, 5000), (&little, 1200), (&quiet, 500)];
+    uses(&case, &node, &all).await?;
+
+    event(&case.client, &greedy, "GpuEvictionRefused").await?;
+    event(&case.client, &quiet, "GpuEvictionRefused").await?;
+    assert!(!is_evicted(&case, &greedy).await?);
+    assert!(condition(&now(&case, &little).await?, names::GIVE_BACK).is_none());
+    budgets.delete("greedy", &DeleteParams::default()).await?;
+    wait_gone(&case.client, &greedy, SOON).await?;
+    uses(&case, &node, &[(&little, 1200), (&quiet, 500)]).await?;
+    eventually(SOON, "nothing is short", async || {
+        let metrics = replica.extender.metrics().await?;
+        ensure!(metrics.contains("gpustow_short_gpus 0\n"), "{metrics}");
+        Ok(())
+    })
+    .await?;
+    for pod in [&little, &quiet] {
+        assert!(!is_evicted(&case, pod).await?);
+        assert!(condition(&now(&case, pod).await?, names::GIVE_BACK).is_none());
+    }
+    case.end().await
+}
+
+#[tokio::test]
 async fn nobody_is_touched_unless_the_operator_wants_it() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "off", &[]).await?;
@@ -161,12 +245,7 @@ async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<
     let node = case.node("n", &[CARD]);
     node.create(&case.client).await?;
     let greedy = borrower(&case, "greedy", 2000).await?;
-    let budget: PodDisruptionBudget = serde_json::from_value(json!({
-        "metadata": {"name": "greedy"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "greedy"}}},
-    }))?;
-    let budgets = Api::<PodDisruptionBudget>::namespaced(case.client.clone(), &case.namespace);
-    budgets.create(&PostParams::default(), &budget).await?;
+    let budgets = protect(&case, "greedy").await?;
     uses(&case, &node, &[(&greedy, 8000)]).await?;
 
     let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;

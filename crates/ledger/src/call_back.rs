@@ -293,7 +293,7 @@ impl Ledger {
     /// Who is to give back what is missing: no more pods than it takes, in the written order: those who were
     /// asked or are ending already, then low priority, then whoever borrows most, then whoever has been idle
     /// longest. None if all of them together do not have it.
-    fn choose_borrowers(
+    pub(crate) fn choose_borrowers(
         &self,
         node: &Node,
         missing: &[(usize, Mib)],

@@ -59,6 +59,7 @@ mod explain;
 mod preempt;
 mod queue;
 mod scores;
+mod shortage;
 mod snapshot;
 mod watch;
 
@@ -72,6 +73,7 @@ pub use call_back::{Borrower, CallBack};
 pub use config::Config;
 pub use decide::{Ask, Filtered, Reason};
 pub use preempt::Victims;
+pub use shortage::{Harm, Shortage};
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
 
 /// The ledger: the books, and what follows from them. See the crate's documentation.

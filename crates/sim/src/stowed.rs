@@ -118,7 +118,9 @@ impl Stowed {
     pub fn called(&mut self) -> Vec<usize> {
         self.ledger.call_back(self.now);
         let calls = self.ledger.call_backs(self.now);
-        let victims = calls.iter().flat_map(|call| &call.victims);
+        let short = self.ledger.shortages(self.now);
+        let short = short.iter().flat_map(|short| &short.victims);
+        let victims = calls.iter().flat_map(|call| &call.victims).chain(short);
         victims.filter_map(|it| it.pod.uid.parse().ok()).collect()
     }
 

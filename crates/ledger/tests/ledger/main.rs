@@ -16,6 +16,7 @@ mod nominated;
 mod preempt;
 mod reports;
 mod rescan;
+mod shortage;
 mod unfenced;
 mod wake;
 mod waking;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::act::Act;
-use gpustow_ledger::CallBack;
+use gpustow_ledger::{Borrower, CallBack};
 
 use super::world::{World, pick, require};
 use crate::build::used;
@@ -66,9 +66,9 @@ impl World {
             let late = begun.is_some_and(|begun| begun + CALLED_FOR < self.now);
             require(!late, || format!("does not end: {back:?}"))?;
         }
+        let victims = self.victims();
         let asked = |uid: &str| {
-            let mut victims = backs.iter().flat_map(|back| &back.victims);
-            let is_one = victims.any(|victim| *victim.pod.uid == *uid);
+            let is_one = victims.iter().any(|(_, victim)| *victim.pod.uid == *uid);
             is_one.then_some(Act::Event)
         };
         let kept = |uid: &str| {
@@ -86,14 +86,28 @@ impl World {
         Ok(())
     }
 
+    /// Whoever is to give memory back, and on which node.
+    pub(super) fn victims(&self) -> Vec<(Arc<str>, Borrower)> {
+        let backs = self.ledger.call_backs(self.now).into_iter();
+        let backs = backs.map(|back| (back.node, back.victims));
+        let short = self.ledger.shortages(self.now).into_iter();
+        let short = short.map(|short| (short.node, short.victims));
+        let each = backs.chain(short).flat_map(|(node, victims)| {
+            let of_node = move |victim| (node.clone(), victim);
+            victims.into_iter().map(of_node)
+        });
+        each.collect()
+    }
+
+    /// Did the agent of the node report lately?
+    pub(super) fn is_fresh(&self, node: &str) -> bool {
+        let heard = self.lending.heard.get(node);
+        heard.is_some_and(|heard| self.now.saturating_sub(*heard) <= STALE_AFTER)
+    }
+
     /// A victim uses no more than it asked for.
     pub(super) fn gives_back(&mut self, pod: usize) {
-        let backs = self.ledger.call_backs(self.now);
-        let victims = backs.iter().flat_map(|back| {
-            let of_node = |victim| (back.node.clone(), victim);
-            back.victims.iter().map(of_node)
-        });
-        let victims: Vec<_> = victims.collect();
+        let victims = self.victims();
         let Some(victim) = pick(&victims, pod) else {
             return;
         };
@@ -128,11 +142,8 @@ impl World {
                     format!("{uuid} is called back for two pods: {backs:?}")
                 })?;
             }
-            let heard = self.lending.heard.get(&*back.node);
-            let age = heard.map(|heard| self.now.saturating_sub(*heard));
-            let fresh = age.is_some_and(|age| age <= STALE_AFTER);
-            require(back.victims.is_empty() || fresh, || {
-                format!("by a report {age:?} old: {back:?}")
+            require(back.victims.is_empty() || self.is_fresh(&back.node), || {
+                format!("by a stale report: {back:?}")
             })?;
             for victim in &back.victims {
                 let shares = self.shares();

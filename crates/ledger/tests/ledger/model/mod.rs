@@ -7,6 +7,7 @@ mod event;
 mod lending;
 mod scheduler;
 mod server;
+mod shortages;
 mod world;
 
 use std::panic::{self, AssertUnwindSafe};

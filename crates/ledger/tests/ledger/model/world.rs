@@ -81,6 +81,7 @@ impl World {
         self.handle(event)?;
         self.check_books()?;
         self.check_call_backs()?;
+        self.check_shortages()?;
         self.broken.take().map_or(Ok(()), Err)
     }
 

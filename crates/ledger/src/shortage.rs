@@ -1,0 +1,122 @@
+//! Cards that are short of what was lent: a pod could not grow to its request there, or less is free than the agent
+//! is to keep free, while others use more than they asked for.
+//!
+//! Like [`crate::call_back`] it says who is to give memory back, and acts on nobody: never on a pod within its
+//! request, never by a stale report, and not on a card of which memory is called back already. It remembers
+//! nothing: whoever was asked bears that in the API, comes first, and goes on being named until the shortage ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_api::gpunode::{Gpu, PodUse};
+use gpustow_pack::Mib;
+
+use crate::Ledger;
+use crate::books::{Node, Uid};
+use crate::call_back::Borrower;
+
+/// A card that is short.
+#[derive(Clone, Debug)]
+pub struct Shortage {
+    /// Where.
+    pub node: Arc<str>,
+    /// The card.
+    pub uuid: Box<str>,
+    /// Whom it harms.
+    pub harm: Harm,
+    /// What borrowers are to give back: no more than is lent.
+    pub missing: Mib,
+    /// Who is to give memory back; nobody if those who end already suffice.
+    pub victims: Vec<Borrower>,
+}
+
+/// Whom a shortage harms.
+#[derive(Clone, Debug)]
+pub enum Harm {
+    /// This pod, which is below its request and could not grow to it.
+    Neighbour(Arc<PodFacts>),
+    /// Nobody yet, but less is free than this headroom.
+    Headroom(Mib),
+}
+
+impl Ledger {
+    /// The cards that are short now, where memory is called back at all.
+    #[must_use]
+    pub fn shortages(&self, now: Duration) -> Vec<Shortage> {
+        if !self.config.call_back {
+            return Vec::new();
+        }
+        let lenders = self.books.nodes().filter(|(_, node)| node.lends());
+        let fresh = lenders.filter(|(name, _)| self.check(name, now).is_ok());
+        let each = fresh.flat_map(|(name, node)| {
+            let cards = node.gpus().iter().enumerate();
+            cards.filter_map(|(card, gpu)| self.shortage(name, node, card, gpu))
+        });
+        let mut all: Vec<Shortage> = each.collect();
+        all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
+        all
+    }
+
+    fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
+        let borrowers = || node.borrowers(gpu);
+        borrowers().next()?;
+        let mut kept = self.queue.kept_on(name);
+        let is_called = |uid: &Uid| {
+            let called = self.queue.called_back(uid);
+            called.is_some_and(|(_, what)| what.has(&gpu.uuid))
+        };
+        // Of a card that takes nobody the figures may be old.
+        if !gpu.healthy || gpu.missing || kept.any(is_called) {
+            return None;
+        }
+        let here = |uid: &str| {
+            let pod = self.books.pod(uid)?;
+            (!pod.released && pod.node.as_ref() == Some(name)).then_some(pod)
+        };
+        // What pods use that are gone is about to come.
+        let there = gpu.pods.iter().filter(|used| here(&used.uid).is_some());
+        let used: Mib = there.map(|used| Mib(used.used_mib)).sum();
+        let free = gpu.capacity(Mib::ZERO).minus(used + Mib(gpu.strangers_mib));
+        let left = |uid: &str, held: Mib| {
+            let is_its = |used: &&PodUse| *used.uid == *uid;
+            let its = gpu.pods.iter().filter(is_its);
+            held.minus(its.map(|used| Mib(used.used_mib)).sum())
+        };
+        let below = node.bound().iter().filter_map(|(uid, hold)| {
+            let pod = here(uid).filter(|pod| !pod.deleting)?;
+            Some((left(uid, hold.on(&gpu.uuid)), uid, pod))
+        });
+        let most = below.max_by_key(|(left, uid, _)| (*left, *uid));
+        let most = most.filter(|(left, ..)| *left > free);
+        let headroom = Mib(node.status()?.headroom_mib);
+        let (wanted, harm) = match most {
+            Some((left, _, pod)) => (left.max(headroom), Harm::Neighbour(pod.clone())),
+            None => (headroom, Harm::Headroom(headroom)),
+        };
+        let lent: Mib = borrowers().map(|(_, held, used)| used.minus(held)).sum();
+        let missing = wanted.minus(free).min(lent);
+        if missing == Mib::ZERO {
+            return None;
+        }
+        let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false)?;
+        let victims = borrowers().filter(|(uid, ..)| chosen.contains(uid));
+        let victims = victims.filter_map(|(uid, held, used)| {
+            let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?.clone();
+            let uuid = gpu.uuid.as_str().into();
+            Some(Borrower {
+                pod,
+                uuid,
+                held,
+                used,
+            })
+        });
+        Some(Shortage {
+            node: name.clone(),
+            uuid: gpu.uuid.as_str().into(),
+            harm,
+            missing,
+            victims: victims.collect(),
+        })
+    }
+}

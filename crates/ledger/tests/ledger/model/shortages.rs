@@ -1,0 +1,128 @@
+//! What is short of lent memory in the model, by definition.
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_api::gpunode::Gpu;
+use gpustow_ledger::Shortage;
+
+use super::world::{World, require};
+
+/// A pod on a card: what it holds there and uses.
+struct There {
+    pod: Arc<PodFacts>,
+    held: u64,
+    used: u64,
+}
+
+impl There {
+    fn excess(&self) -> u64 {
+        match self.held {
+            0 => 0,
+            held => self.used.saturating_sub(held),
+        }
+    }
+
+    /// It was asked to give back, or ends.
+    fn was_asked(&self) -> bool {
+        self.pod.deleting || self.pod.asked_back.is_some()
+    }
+}
+
+impl World {
+    /// Every card is short of what the definition says. Nobody is asked who is within its request, nobody by a stale
+    /// report, no more than it takes, and nobody beside those who were asked already.
+    pub(super) fn check_shortages(&self) -> Result<(), String> {
+        let all = self.ledger.shortages(self.now);
+        let mut known = 0;
+        for (name, report) in &self.known {
+            for gpu in &report.gpus {
+                let is_it = |short: &&Shortage| *short.node == **name && *short.uuid == *gpu.uuid;
+                let short = all.iter().find(is_it);
+                known += usize::from(short.is_some());
+                let there = self.there(name, gpu);
+                let missing = self.missing(name, gpu, &there);
+                let found = short.map_or(0, |short| short.missing.0);
+                require(found == missing, || {
+                    format!("{missing} is missing of {}: {all:?}", gpu.uuid)
+                })?;
+                if let Some(short) = short {
+                    check_victims(short, &there)?;
+                }
+            }
+        }
+        require(all.len() == known, || format!("twice or nowhere: {all:?}"))
+    }
+
+    /// The pods that hold something of the card.
+    fn there(&self, name: &str, gpu: &Gpu) -> Vec<There> {
+        let here = self.ledger.pods();
+        let here = here.filter(|pod| pod.node.as_deref() == Some(name) && !pod.released);
+        let there = here.map(|pod| {
+            let held = match &pod.assignment {
+                None => 0,
+                Some(Ok(assignment)) => {
+                    let charges = assignment.charges.iter();
+                    let own = charges.filter(|(uuid, _)| **uuid == *gpu.uuid);
+                    own.map(|(_, mib)| mib.0).sum()
+                }
+                Some(Err(_)) => {
+                    let claims = pod.request.iter().flat_map(|request| &request.claims);
+                    claims.map(|claim| claim.mib.0).sum()
+                }
+            };
+            let own = gpu.pods.iter().filter(|used| *used.uid == *pod.uid);
+            There {
+                pod: pod.clone(),
+                held,
+                used: own.map(|used| used.used_mib).sum(),
+            }
+        });
+        there.collect()
+    }
+
+    /// What is to be given back on the card.
+    fn missing(&self, name: &str, gpu: &Gpu, there: &[There]) -> u64 {
+        let backs = self.ledger.call_backs(self.now);
+        let mut called = backs.iter().flat_map(|back| &back.cards);
+        if !self.is_fresh(name) || !gpu.healthy || called.any(|(uuid, _)| **uuid == *gpu.uuid) {
+            return 0;
+        }
+        let used: u64 = there.iter().map(|it| it.used).sum();
+        let free = gpu.total_mib.saturating_sub(used + gpu.strangers_mib);
+        let grow = there.iter().filter(|it| !it.pod.deleting);
+        let grow = grow.map(|it| it.held.saturating_sub(it.used)).max();
+        let lent = there.iter().map(There::excess).sum();
+        grow.unwrap_or(0).saturating_sub(free).min(lent)
+    }
+}
+
+fn check_victims(short: &Shortage, there: &[There]) -> Result<(), String> {
+    let is_victim = |it: &&There| {
+        let mut victims = short.victims.iter();
+        victims.any(|victim| victim.pod.uid == it.pod.uid)
+    };
+    let victims: Vec<&There> = there.iter().filter(is_victim).collect();
+    require(victims.len() == short.victims.len(), || {
+        format!("not there: {short:?}")
+    })?;
+    let all: u64 = victims.iter().map(|it| it.excess()).sum();
+    let asked = there.iter().filter(|it| it.was_asked());
+    let asked: u64 = asked.map(There::excess).sum();
+    for it in &victims {
+        require(it.excess() > 0 && !it.pod.deleting, || {
+            format!("uses {} of {} and is a victim: {short:?}", it.used, it.held)
+        })?;
+        require(all - it.excess() < short.missing.0, || {
+            format!("more than it takes: {short:?}")
+        })?;
+        require(it.was_asked() || asked < short.missing.0, || {
+            format!("those who were asked suffice: {short:?}")
+        })?;
+    }
+    let ending = there.iter().filter(|it| it.pod.deleting);
+    let ending: u64 = ending.map(There::excess).sum();
+    require(all + ending >= short.missing.0, || {
+        format!("too few: {short:?}")
+    })
+}

@@ -1,0 +1,205 @@
+//! Cards on which a pod could not grow to its request, because others use more than theirs.
+
+use gpustow_api::PodFacts;
+use gpustow_api::act::Act;
+use gpustow_api::gpunode::{Condition, Gpu, PROCESSES_READABLE, PodUse};
+use gpustow_ledger::{Config, Harm, Ledger};
+
+use crate::build::{at, bound, card, node, pod, report, used};
+
+const CARD: u64 = 100;
+
+/// A ledger that calls memory back, with a node whose one card is used like this, and of which 10 are to be kept
+/// free.
+fn short(pods: &[PodUse]) -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        call_back: true,
+        ..Config::default()
+    });
+    ledger.apply_node(node("a"));
+    uses(&mut ledger, pods, 0);
+    ledger
+}
+
+fn uses(ledger: &mut Ledger, pods: &[PodUse], second: u64) {
+    says(ledger, second, |gpu| gpu.pods = pods.to_vec());
+}
+
+fn says(ledger: &mut Ledger, second: u64, change: impl FnOnce(&mut Gpu)) {
+    let mut gpu = card("a-0", CARD);
+    change(&mut gpu);
+    let mut status = report(&[gpu]);
+    (status.headroom_mib, status.heartbeat) = (10, Some(second.to_string()));
+    ledger.apply_gpunode("a", status, at(second));
+}
+
+/// What is short: who is harmed, nobody where it is the headroom; what is missing; who is to give back.
+fn found(ledger: &Ledger, second: u64) -> Vec<(Option<String>, u64, Vec<String>)> {
+    let short = ledger.shortages(at(second));
+    let each = short.iter().map(|short| {
+        let whom = match &short.harm {
+            Harm::Neighbour(pod) => Some(pod.uid.to_string()),
+            Harm::Headroom(headroom) => {
+                assert_eq!(headroom.0, 10);
+                None
+            }
+        };
+        let victims = short.victims.iter();
+        let victims = victims.map(|victim| victim.pod.uid.to_string());
+        (whom, short.missing.0, victims.collect())
+    });
+    each.collect()
+}
+
+fn is(whom: Option<&str>, missing: u64, victims: &[&str]) -> (Option<String>, u64, Vec<String>) {
+    let victims = victims.iter().map(|uid| (*uid).to_owned());
+    (whom.map(str::to_owned), missing, victims.collect())
+}
+
+/// `greedy` holds 30, `quiet` 40.
+fn two(pods: &[PodUse]) -> Ledger {
+    let mut ledger = short(pods);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    ledger.apply_pod(bound("quiet", "a", "a-0", 40));
+    ledger
+}
+
+#[test]
+fn who_borrows_gives_back_what_a_neighbour_lacks_to_its_request_and_nobody_else_does() {
+    let mut ledger = two(&[used("greedy", 70), used("quiet", 10)]);
+    // 20 are free, and it may want 30 more.
+    assert_eq!(found(&ledger, 0), [is(Some("quiet"), 10, &["greedy"])]);
+    // It grows, and lacks as much; then the other gives back enough.
+    uses(&mut ledger, &[used("greedy", 70), used("quiet", 20)], 1);
+    assert_eq!(found(&ledger, 1), [is(Some("quiet"), 10, &["greedy"])]);
+    uses(&mut ledger, &[used("greedy", 60), used("quiet", 10)], 2);
+    assert_eq!(found(&ledger, 2), []);
+    // One that has not begun may want all of its request.
+    uses(&mut ledger, &[used("greedy", 70)], 3);
+    assert_eq!(found(&ledger, 3), [is(Some("quiet"), 10, &["greedy"])]);
+}
+
+#[test]
+fn borrowing_all_that_nobody_else_has_a_right_to_is_no_offence() {
+    let mut ledger = short(&[used("greedy", 90)]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    assert_eq!(found(&ledger, 0), []);
+    // But for the headroom.
+    uses(&mut ledger, &[used("greedy", 93)], 1);
+    assert_eq!(found(&ledger, 1), [is(None, 3, &["greedy"])]);
+}
+
+#[test]
+fn of_several_who_borrow_no_more_give_back_than_it_takes_and_low_priority_first() {
+    let on_card = [used("high", 35), used("low", 20), used("mid", 25)];
+    let mut ledger = short(&on_card);
+    for (uid, priority) in [("high", 9), ("low", 0), ("mid", 0)] {
+        ledger.apply_pod(PodFacts {
+            priority,
+            ..bound(uid, "a", "a-0", 10)
+        });
+    }
+    // 20 are free.
+    ledger.apply_pod(bound("quiet", "a", "a-0", 30));
+    assert_eq!(found(&ledger, 0), [is(Some("quiet"), 10, &["mid"])]);
+    ledger.apply_pod(bound("quiet", "a", "a-0", 40));
+    assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["low", "mid"])]);
+    // No more can be given back than is lent.
+    ledger.apply_pod(bound("quiet", "a", "a-0", 90));
+    let all = is(Some("quiet"), 50, &["high", "low", "mid"]);
+    assert_eq!(found(&ledger, 0), [all]);
+}
+
+#[test]
+fn whoever_was_asked_goes_on_being_asked_and_nobody_beside_it() {
+    let mut ledger = short(&[used("one", 40), used("two", 40)]);
+    ledger.apply_pod(bound("one", "a", "a-0", 10));
+    ledger.apply_pod(bound("two", "a", "a-0", 10));
+    ledger.apply_pod(bound("quiet", "a", "a-0", 40));
+    assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["one"])]);
+    let asked = PodFacts {
+        asked_back: Some(Act::Event),
+        ..bound("two", "a", "a-0", 10)
+    };
+    ledger.apply_pod(asked.clone());
+    assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["two"])]);
+    // While it ends nobody need be asked, nor when it is gone and its agent has yet to say so.
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        ..asked
+    });
+    assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &[])]);
+    ledger.delete_pod("two");
+    assert_eq!(found(&ledger, 0), []);
+}
+
+#[test]
+fn a_neighbour_that_ends_or_has_ended_is_not_waited_for() {
+    let mut ledger = two(&[used("greedy", 80), used("quiet", 10)]);
+    assert_eq!(found(&ledger, 0).len(), 1);
+    for (deleting, released) in [(true, false), (false, true)] {
+        ledger.apply_pod(PodFacts {
+            deleting,
+            released,
+            ..bound("quiet", "a", "a-0", 40)
+        });
+        assert_eq!(found(&ledger, 0), []);
+    }
+}
+
+#[test]
+fn nobody_is_asked_by_a_stale_report_nor_by_one_that_does_not_say_whose_processes_they_are() {
+    let on_card = [used("greedy", 80), used("quiet", 10)];
+    let mut ledger = two(&on_card);
+    assert_eq!(found(&ledger, 180).len(), 1);
+    assert_eq!(found(&ledger, 181), []);
+    uses(&mut ledger, &on_card, 181);
+    assert_eq!(found(&ledger, 181).len(), 1);
+    let mut gpu = card("a-0", CARD);
+    gpu.pods = on_card.to_vec();
+    let mut half = report(&[gpu]);
+    half.conditions = vec![Condition {
+        r#type: PROCESSES_READABLE.to_owned(),
+        status: "False".to_owned(),
+        ..Condition::default()
+    }];
+    ledger.apply_gpunode("a", half, at(182));
+    assert_eq!(found(&ledger, 182), []);
+}
+
+#[test]
+fn nobody_is_asked_for_a_card_that_failed_or_is_missing() {
+    let on_card = [used("greedy", 80), used("quiet", 10)];
+    let mut ledger = two(&on_card);
+    assert_eq!(found(&ledger, 0).len(), 1);
+    says(&mut ledger, 1, |gpu| {
+        (gpu.pods, gpu.healthy) = (on_card.to_vec(), false);
+    });
+    assert_eq!(found(&ledger, 1), []);
+    says(&mut ledger, 2, |gpu| {
+        (gpu.pods, gpu.missing) = (on_card.to_vec(), true);
+    });
+    assert_eq!(found(&ledger, 2), []);
+}
+
+#[test]
+fn while_memory_of_a_card_is_called_back_for_a_pod_nobody_is_asked_for_another_cause() {
+    let mut ledger = two(&[used("greedy", 80), used("quiet", 10)]);
+    assert_eq!(found(&ledger, 0).len(), 1);
+    let waits = pod("waits", 20);
+    ledger.apply_pod(waits.clone());
+    ledger.filter(&crate::build::ask(&waits), &["a"], at(0));
+    assert_eq!(ledger.call_backs(at(0)).len(), 1);
+    assert_eq!(found(&ledger, 0), []);
+    ledger.delete_pod("waits");
+    assert_eq!(found(&ledger, 0).len(), 1);
+}
+
+#[test]
+fn nobody_is_asked_unless_the_operator_wants_it() {
+    let mut ledger = crate::build::ledger(&[("a", &[CARD])]);
+    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
+    ledger.apply_pod(bound("quiet", "a", "a-0", 40));
+    uses(&mut ledger, &[used("greedy", 90), used("quiet", 10)], 0);
+    assert_eq!(found(&ledger, 0), []);
+}
