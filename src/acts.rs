@@ -1,5 +1,5 @@
 //! Has pods give memory back that they use beyond their requests, for those who have a right to it and wait for it
-//! or could not grow into it, and as hard as operator and owner let us.
+//! or could not grow into it, or because they are over their limits; as hard as operator and owner let us.
 //!
 //! Whom is the ledger's answer. Each act is fenced like a bind: it rests on copies of pods that came before a
 //! look at the Lease, and names the copy that it is about. A new holder of the epoch writes into every pod that
@@ -88,19 +88,21 @@ impl Acts {
     }
 
     async fn look(&mut self, epoch: u64) {
-        let (backs, short, marked) = {
+        let (backs, short, over, marked) = {
             let now = self.app.ledger.now();
             let mut ledger = self.app.ledger.lock();
             ledger.call_back(now);
             let marked = ledger.pods();
             let marked = marked.filter(|pod| pod.asked_back.is_some() || pod.kept_on.is_some());
             let marked: Vec<_> = marked.cloned().collect();
-            (ledger.call_backs(now), ledger.shortages(now), marked)
+            let over = ledger.over_limits(now);
+            (ledger.call_backs(now), ledger.shortages(now), over, marked)
         };
         let metrics = &self.app.metrics;
         metrics.call_backs.set(count(backs.len()));
         metrics.short_gpus.set(count(short.len()));
-        if backs.is_empty() && short.is_empty() && marked.is_empty() {
+        let none = backs.is_empty() && short.is_empty() && over.is_empty();
+        if none && marked.is_empty() {
             return;
         }
         // It begins after every copy that this look rests on.
@@ -115,7 +117,7 @@ impl Acts {
             self.fenced = Some(epoch);
             return;
         }
-        let victims = victims(&backs, short);
+        let victims = victims(&backs, short, over);
         self.end(&marked, &backs, &victims).await;
         for back in &backs {
             self.keep(back).await;

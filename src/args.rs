@@ -129,6 +129,10 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_CALL_BACK_FOR", default_value_t = Seconds(Config::default().call_back_for))]
     pub call_back_for: Seconds,
 
+    /// With --call-back: seconds for which a pod may use more than its limit before it is to give memory back
+    #[arg(long, env = "GPUSTOW_OVER_LIMIT_FOR", default_value_t = Seconds(Config::default().over_limit_for))]
+    pub over_limit_for: Seconds,
+
     /// Pods that are asked to give memory back, at most, in a minute
     #[arg(long, env = "GPUSTOW_ACTS_PER_MINUTE", default_value_t = 30)]
     pub acts_per_minute: u32,
@@ -200,6 +204,7 @@ impl Args {
             slow_reservation_ttl: self.slow_reservation_ttl.0,
             call_back: self.call_back,
             call_back_for: self.call_back_for.0,
+            over_limit_for: self.over_limit_for.0,
             ..Config::default()
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Borrower, CallBack, Harm, Shortage};
+use gpustow_ledger::{Borrower, CallBack, Harm, OverLimit, Shortage};
 use gpustow_pack::Mib;
 
 use super::Uid;
@@ -28,6 +28,8 @@ pub(super) enum Whom {
     Neighbour(Arc<PodFacts>),
     /// So much is to be kept free.
     Headroom(Mib),
+    /// Nobody in particular: it has been over its limit for too long.
+    Limit,
 }
 
 impl Whom {
@@ -35,7 +37,7 @@ impl Whom {
     pub(super) fn pod(&self) -> Option<&Arc<PodFacts>> {
         match self {
             Self::Waits(pod) | Self::Neighbour(pod) => Some(pod),
-            Self::Headroom(_) => None,
+            Self::Headroom(_) | Self::Limit => None,
         }
     }
 }
@@ -45,12 +47,17 @@ impl fmt::Display for Whom {
         match self {
             Self::Waits(pod) | Self::Neighbour(pod) => f.write_str(&name(pod)),
             Self::Headroom(mib) => write!(f, "the {mib} that are to be kept free"),
+            Self::Limit => f.write_str("being over its limit"),
         }
     }
 }
 
-/// Everybody who is to give memory back, each once: for who waits for it before all others.
-pub(super) fn victims(backs: &[CallBack], short: Vec<Shortage>) -> BTreeMap<Uid, Victim> {
+/// Everybody who is to give memory back, each once: for who waits for it before all others, then for who is there.
+pub(super) fn victims(
+    backs: &[CallBack],
+    short: Vec<Shortage>,
+    over: Vec<OverLimit>,
+) -> BTreeMap<Uid, Victim> {
     let backs = backs.iter().map(|back| {
         let whom = Whom::Waits(back.pod.clone());
         (back.node.clone(), whom, back.victims.clone())
@@ -62,8 +69,10 @@ pub(super) fn victims(backs: &[CallBack], short: Vec<Shortage>) -> BTreeMap<Uid,
         };
         (short.node, whom, short.victims)
     });
+    let over = over.into_iter();
+    let over = over.map(|over| (over.node, Whom::Limit, vec![over.victim]));
     let mut victims: BTreeMap<Uid, Victim> = BTreeMap::new();
-    for (node, whom, borrowers) in backs.chain(short) {
+    for (node, whom, borrowers) in backs.chain(short).chain(over) {
         for borrower in borrowers {
             let uid = borrower.pod.uid.clone();
             let victim = victims.entry(uid).or_insert_with(|| Victim {
@@ -72,7 +81,9 @@ pub(super) fn victims(backs: &[CallBack], short: Vec<Shortage>) -> BTreeMap<Uid,
                 node: node.clone(),
                 cards: Vec::new(),
             });
-            victim.cards.push(borrower);
+            if victim.cards.iter().all(|card| card.uuid != borrower.uuid) {
+                victim.cards.push(borrower);
+            }
         }
     }
     victims
@@ -114,6 +125,7 @@ impl Victim {
                 name(pod),
                 asks(pod)
             ),
+            Whom::Limit => "It has used more than it may for too long".to_owned(),
             Whom::Headroom(mib) => {
                 format!("Less than the {mib} that are to be kept free is free there")
             }

@@ -217,6 +217,53 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
 }
 
 #[tokio::test]
+async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_where_nobody_looks()
+-> Result<()> {
+    let turn = turn().await?;
+    let args = ["--call-back", "--over-limit-for=0.5"];
+    let replica = Replica::start(turn.cluster, "over", &args).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "over").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let starts = async |name: &str, enforce: &str| {
+        let pod = case.pod(name).gpu_mem(1500);
+        let pod = pod.annotation(names::MEM_LIMIT, "2000");
+        let pod = pod.annotation(names::ENFORCE, enforce);
+        wait_bound(&case.client, &pod.create(&case.client).await?, SOON).await
+    };
+    let over = starts("over", "watch").await?;
+    let free = starts("free", "none").await?;
+    let within = starts("within", "watch").await?;
+    // Each report says it anew, as an agent's does.
+    eventually(SOON, "it is asked", async || {
+        let all = [(&over, 2001), (&free, 2001), (&within, 2000)];
+        uses(&case, &node, &all).await?;
+        let over = now(&case, &over).await?;
+        let asked = condition(&over, names::GIVE_BACK).context("no condition")?;
+        let said = asked.message.clone().unwrap_or_default();
+        ensure!(
+            asked.status == "True" && said.contains("for too long"),
+            "{said}"
+        );
+        Ok(())
+    })
+    .await?;
+    event(&case.client, &over, "GpuMemoryCalledBack").await?;
+    for pod in [&free, &within] {
+        assert!(condition(&now(&case, pod).await?, names::GIVE_BACK).is_none());
+    }
+    uses(
+        &case,
+        &node,
+        &[(&over, 2000), (&free, 2001), (&within, 2000)],
+    )
+    .await?;
+    says(&case, &over, names::GIVE_BACK, "False").await?;
+    case.end().await
+}
+
+#[tokio::test]
 async fn nobody_is_touched_unless_the_operator_wants_it() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "off", &[]).await?;

@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::act::Act;
 use crate::assignment::{Assignment, BrokenAssignment};
 use crate::intree::{self, Constraints, Label, PREFER_NO_SCHEDULE, Taint};
+use crate::limit::Enforce;
 use crate::request::{BadRequest, request};
 use crate::{kept, limit, names, quantity};
 
@@ -83,6 +84,8 @@ pub struct PodFacts {
     pub act: Option<Act>,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
     pub limits: Arc<[Mib]>,
+    /// Who sees to that.
+    pub enforce: Enforce,
     /// The node on which the extender that decided last kept room for it ([`kept`]).
     pub kept_on: Option<Arc<str>>,
     /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
@@ -132,7 +135,7 @@ impl PodFacts {
         let deleting = meta.deletion_timestamp.is_some();
         let asks = !containers.is_empty();
         let constraints = spec.filter(|_| asks).map(Constraints::of);
-        let limits = limits(meta, &request, &containers);
+        let (enforce, limits) = limits(meta, &request, &containers);
         let assignment = annotation(names::ASSIGNMENT);
         let labels = meta.labels.iter().filter(|_| assignment.is_some());
         let labels = labels.flatten().map(|(key, value)| Label::new(key, value));
@@ -173,6 +176,7 @@ impl PodFacts {
             // Of a word that nobody knows only the softest is certain.
             act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),
             limits,
+            enforce,
             kept_on: status.and_then(|status| {
                 let kept = holds(status, names::KEPT_CONDITION)?;
                 kept::node(kept.message.as_deref()?).map(Arc::from)
@@ -453,23 +457,23 @@ fn all_terminated(spec: Option<&PodSpec>, status: Option<&PodStatus>) -> bool {
     !spec.containers.is_empty() && all.all(|name| terminated.contains(name.as_str()))
 }
 
-/// What each claim may use of each card, if that is more than it asks for.
+/// Who sees to the limits, and what each claim may use of each card, if that is more than it asks for.
 fn limits(
     meta: &ObjectMeta,
     request: &Result<Arc<Request>, BadRequest>,
     containers: &[Box<str>],
-) -> Arc<[Mib]> {
+) -> (Enforce, Arc<[Mib]>) {
     let (Ok(request), Some(notes)) = (request, &meta.annotations) else {
-        return NO_LIMITS.clone();
+        return (Enforce::default(), NO_LIMITS.clone());
     };
-    let (_, limits) = limit::allowed(notes, request, containers);
+    let (enforce, limits) = limit::allowed(notes, request, containers);
     let more = limits
         .iter()
         .zip(&request.claims)
         .any(|(limit, claim)| *limit > claim.mib);
     match more && !request.exclusive {
-        true => limits.into(),
-        false => NO_LIMITS.clone(),
+        true => (enforce, limits.into()),
+        false => (enforce, NO_LIMITS.clone()),
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Config {
     pub call_back: bool,
     /// How long memory that is called back is waited for, beyond the time that its users have to end.
     pub call_back_for: Duration,
+    /// How long a pod may use more of a card than its limit before it is to give that back.
+    pub over_limit_for: Duration,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -42,6 +44,7 @@ impl Default for Config {
             claim_ttl: Duration::from_secs(5),
             call_back: false,
             call_back_for: Duration::from_secs(60),
+            over_limit_for: Duration::from_secs(60),
             search_steps: 100_000,
         }
     }

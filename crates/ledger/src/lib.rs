@@ -56,6 +56,7 @@ mod call_back;
 mod config;
 mod decide;
 mod explain;
+mod over_limit;
 mod preempt;
 mod queue;
 mod scores;
@@ -72,6 +73,7 @@ pub use budget::Budget;
 pub use call_back::{Borrower, CallBack};
 pub use config::Config;
 pub use decide::{Ask, Filtered, Reason};
+pub use over_limit::OverLimit;
 pub use preempt::Victims;
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
@@ -83,6 +85,7 @@ pub struct Ledger {
     books: Books,
     scores: Scores,
     queue: Queue,
+    over: over_limit::Seen,
 }
 
 impl Ledger {
@@ -94,6 +97,7 @@ impl Ledger {
             books: Books::new(config.stale_after),
             scores: Scores::new(config.policy),
             queue: Queue::default(),
+            over: over_limit::Seen::default(),
         }
     }
 

@@ -104,14 +104,20 @@ impl Ledger {
 
     /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
     pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) {
+        let known = self.books.node(name).and_then(|node| node.status());
+        let is_news = self.config.call_back && known != Some(&status);
         let change = self.books.apply_gpunode(name, status, now);
         self.follow(change);
+        if is_news {
+            self.note_over_limits(name, now);
+        }
     }
 
     /// A GpuNode is gone.
     pub fn delete_gpunode(&mut self, name: &str) {
         let change = self.books.delete_gpunode(name);
         self.follow(change);
+        self.over.forget(name);
     }
 
     /// The whole list of GpuNodes.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
+use gpustow_api::limit::Enforce;
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
@@ -191,6 +192,7 @@ impl Stowed {
             asked_back: None,
             act: None,
             limits: Arc::from([]),
+            enforce: Enforce::default(),
             kept_on: None,
             refusal: 0,
         }

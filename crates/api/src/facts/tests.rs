@@ -73,6 +73,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             asked_back: None,
             act: None,
             limits: Arc::from([]),
+            enforce: Enforce::default(),
             kept_on: None,
             refusal: facts.refusal,
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
+use gpustow_api::limit::Enforce;
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
@@ -56,6 +57,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         asked_back: None,
         act: None,
         limits: Arc::from([]),
+        enforce: Enforce::default(),
         kept_on: None,
         refusal: 0,
     }
@@ -85,6 +87,7 @@ pub(crate) fn limited(pod: PodFacts) -> PodFacts {
     };
     PodFacts {
         request: pod.request.map(held),
+        enforce: Enforce::Driver,
         ..pod
     }
 }

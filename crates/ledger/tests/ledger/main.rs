@@ -13,6 +13,7 @@ mod links;
 mod mix;
 mod model;
 mod nominated;
+mod over_limit;
 mod preempt;
 mod reports;
 mod rescan;

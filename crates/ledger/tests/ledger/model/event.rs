@@ -20,6 +20,30 @@ impl Random {
     }
 }
 
+/// What a pod may use of a card.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    /// What it asks for.
+    Same,
+    /// So much more.
+    More(u64),
+    /// All of it.
+    Whole,
+    /// Whatever it takes: nobody looks.
+    Nobody,
+}
+
+impl Limit {
+    fn random(random: &mut Random) -> Self {
+        match random.below(6) {
+            0..3 => Self::Same,
+            3 => Self::More(1 + random.below(4)),
+            4 => Self::Whole,
+            _ => Self::Nobody,
+        }
+    }
+}
+
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when
 /// events are dropped from it.
 #[derive(Clone, Debug)]
@@ -30,6 +54,7 @@ pub(super) enum Event {
         gpus: u32,
         exclusive: bool,
         limited: bool,
+        limit: Limit,
         priority: i32,
         gated: bool,
     },
@@ -164,17 +189,22 @@ impl Event {
     /// Pods are bound, use more than they asked for, and another one asks.
     pub(super) fn borrowing(random: &mut Random) -> Vec<Self> {
         let mut events = Vec::new();
-        let create = |size, priority| Self::Create {
+        let create = |size, limit, priority| Self::Create {
             size,
             gpus: 1,
             exclusive: false,
             limited: false,
+            limit,
             priority,
             gated: false,
         };
         for pod in 0..2 + random.below(2) as usize {
             events.extend([
-                create(1 + random.below(4), random.below(3) as i32),
+                create(
+                    1 + random.below(4),
+                    Limit::random(random),
+                    random.below(3) as i32,
+                ),
                 Self::DeliverPods { count: 8 },
                 Self::FilterAndBind { pod },
                 Self::Land { post: pod },
@@ -192,7 +222,7 @@ impl Event {
         }
         events.extend([
             Self::DeliverNodes,
-            create(3 + random.below(7), random.below(3) as i32),
+            create(3 + random.below(7), Limit::Same, random.below(3) as i32),
             Self::DeliverPods { count: 8 },
         ]);
         let last = events.iter().filter(|it| matches!(it, Self::Create { .. }));
@@ -234,6 +264,7 @@ impl Event {
                 gpus: 1 + u32::from(random.below(6) == 0),
                 exclusive: random.below(6) == 0,
                 limited: random.below(4) == 0,
+                limit: Limit::random(random),
                 priority: random.below(3) as i32,
                 gated: random.below(12) == 0,
             },

@@ -16,18 +16,25 @@ pub(super) const CALLED_FOR: Duration = Duration::from_secs(20);
 /// A call-back: for which pod, on which cards of which node.
 type Key = (Arc<str>, Arc<str>, Vec<Box<str>>);
 
+/// A report: when it came, and which pods it said to be over their limits of which cards.
+pub(super) type Heard = (Duration, BTreeSet<(Arc<str>, String)>);
+
 /// What the checks remember.
 #[derive(Default)]
 pub(super) struct Lending {
-    /// When a node's report was last seen to change.
-    heard: BTreeMap<&'static str, Duration>,
+    /// What the reports of a node said that were seen to change.
+    heard: BTreeMap<&'static str, Vec<Heard>>,
     /// The call-backs under way, with the time at which each was first seen.
     begun: BTreeMap<Key, Duration>,
 }
 
 impl Lending {
-    pub(super) fn heard(&mut self, name: &'static str, now: Duration) {
-        self.heard.insert(name, now);
+    pub(super) fn forget(&mut self, name: &str) {
+        self.heard.remove(name);
+    }
+
+    pub(super) fn reports(&self) -> &BTreeMap<&'static str, Vec<Heard>> {
+        &self.heard
     }
 }
 
@@ -92,17 +99,25 @@ impl World {
         let backs = backs.map(|back| (back.node, back.victims));
         let short = self.ledger.shortages(self.now).into_iter();
         let short = short.map(|short| (short.node, short.victims));
-        let each = backs.chain(short).flat_map(|(node, victims)| {
+        let over = self.ledger.over_limits(self.now).into_iter();
+        let over = over.map(|over| (over.node, vec![over.victim]));
+        let each = backs.chain(short).chain(over).flat_map(|(node, victims)| {
             let of_node = move |victim| (node.clone(), victim);
             victims.into_iter().map(of_node)
         });
         each.collect()
     }
 
+    /// The agent of the node says something new.
+    pub(super) fn heard(&mut self, name: &'static str) {
+        let said = (self.now, self.over_limits(name));
+        self.lending.heard.entry(name).or_default().push(said);
+    }
+
     /// Did the agent of the node report lately?
     pub(super) fn is_fresh(&self, node: &str) -> bool {
-        let heard = self.lending.heard.get(node);
-        heard.is_some_and(|heard| self.now.saturating_sub(*heard) <= STALE_AFTER)
+        let last = self.lending.heard.get(node).and_then(|heard| heard.last());
+        last.is_some_and(|(heard, _)| self.now.saturating_sub(*heard) <= STALE_AFTER)
     }
 
     /// A victim uses no more than it asked for.

@@ -5,6 +5,7 @@
 mod checks;
 mod event;
 mod lending;
+mod over_limits;
 mod scheduler;
 mod server;
 mod shortages;

@@ -199,6 +199,7 @@ impl Server {
             .iter()
             .filter(|pod| pod.node.as_deref() == Some(name));
         let greedy = Gpu {
+            memory_limit: Some("Missing".into()),
             pods: on_node.map(|pod| used(&pod.uid, 6)).collect(),
             ..card(&a, 10)
         };

@@ -9,10 +9,10 @@ use gpustow_ledger::Shortage;
 use super::world::{World, require};
 
 /// A pod on a card: what it holds there and uses.
-struct There {
-    pod: Arc<PodFacts>,
-    held: u64,
-    used: u64,
+pub(super) struct There {
+    pub(super) pod: Arc<PodFacts>,
+    pub(super) held: u64,
+    pub(super) used: u64,
 }
 
 impl There {
@@ -55,7 +55,7 @@ impl World {
     }
 
     /// The pods that hold something of the card.
-    fn there(&self, name: &str, gpu: &Gpu) -> Vec<There> {
+    pub(super) fn there(&self, name: &str, gpu: &Gpu) -> Vec<There> {
         let here = self.ledger.pods();
         let here = here.filter(|pod| pod.node.as_deref() == Some(name) && !pod.released);
         let there = here.map(|pod| {

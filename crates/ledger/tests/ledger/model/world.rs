@@ -1,16 +1,19 @@
 //! The ledger beside the truth.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::limit::Enforce;
 use gpustow_ledger::{Config, Ledger, Victims};
-use gpustow_pack::Request;
+use gpustow_pack::{Mib, Request};
 
-use super::event::Event;
+use super::event::{Event, Limit};
 use super::lending::{self, Lending};
+use super::over_limits;
 use super::server::{NODES, NodeEvent, PodEvent, Server};
 use crate::build::{asking, exclusive, limited, node};
 
@@ -50,6 +53,7 @@ impl World {
             stale_after: lending::STALE_AFTER,
             call_back,
             call_back_for: lending::CALLED_FOR,
+            over_limit_for: over_limits::OVER_FOR,
             ..Config::default()
         };
         let mut world = Self {
@@ -82,6 +86,7 @@ impl World {
         self.check_books()?;
         self.check_call_backs()?;
         self.check_shortages()?;
+        self.check_over_limits()?;
         self.broken.take().map_or(Ok(()), Err)
     }
 
@@ -92,6 +97,7 @@ impl World {
                 gpus,
                 exclusive: whole,
                 limited: held,
+                limit,
                 priority,
                 gated,
             } => {
@@ -101,6 +107,15 @@ impl World {
                     pod = exclusive(pod);
                 } else if held {
                     pod = limited(pod);
+                } else if let Limit::Nobody = limit {
+                    pod.enforce = Enforce::None;
+                }
+                let more = |mib| iter::repeat_n(Mib(mib), 1).collect();
+                match limit {
+                    _ if whole => {}
+                    Limit::More(mib) => pod.limits = more(size + mib),
+                    Limit::Whole => pod.limits = more(u64::MAX),
+                    Limit::Same | Limit::Nobody => {}
                 }
                 let names = ["p0", "p1", "p2", "p3", "p4", "p5"];
                 let free = names
@@ -333,20 +348,20 @@ impl World {
     }
 
     pub(super) fn deliver_nodes(&mut self) {
-        for event in self.server.node_watch.drain(..) {
+        for event in std::mem::take(&mut self.server.node_watch) {
             match event {
                 NodeEvent::Node(name, true) => self.ledger.apply_node(node(name)),
                 NodeEvent::Node(name, false) => self.ledger.delete_node(name),
                 NodeEvent::Report(name, Some(report)) => {
                     self.ledger.apply_gpunode(name, report.clone(), self.now);
-                    if self.known.get(name) != Some(&report) {
-                        self.lending.heard(name, self.now);
+                    if self.known.insert(name, report.clone()) != Some(report) {
+                        self.heard(name);
                     }
-                    self.known.insert(name, report);
                 }
                 NodeEvent::Report(name, None) => {
                     self.ledger.delete_gpunode(name);
                     self.known.remove(name);
+                    self.lending.forget(name);
                 }
             }
         }
@@ -386,10 +401,12 @@ impl World {
         self.given_up.clear();
         self.known = self.server.reports.clone();
         self.lending = Lending::default();
-        for name in self.known.keys() {
-            self.lending.heard(name, self.now);
-        }
         self.ledger = self.rebuilt();
+        for name in NODES {
+            if self.known.contains_key(name) {
+                self.heard(name);
+            }
+        }
     }
 
     /// A ledger that has only seen lists.

@@ -1,0 +1,155 @@
+//! Pods that use more of a card than their limit, and have done so for longer than they may.
+//!
+//! A limit that the driver holds, or that is not to be held, is nobody's offence; one that cannot be read is none.
+//! For how long is counted between reports: two that lie so far apart, and all between them, must say it. What came
+//! before a time in which the agent was silent does not count.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_api::gpunode::Gpu;
+use gpustow_api::limit::{Enforce, Support};
+use gpustow_pack::Mib;
+use hashbrown::HashMap;
+
+use crate::Ledger;
+use crate::books::{Node, Uid};
+use crate::call_back::Borrower;
+
+/// A pod that has been over its limit of a card for too long.
+#[derive(Clone, Debug)]
+pub struct OverLimit {
+    /// Where.
+    pub node: Arc<str>,
+    /// The pod, which is to give back.
+    pub victim: Borrower,
+    /// What it may use there.
+    pub limit: Mib,
+}
+
+/// What reports said, by node.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(HashMap<Arc<str>, Vec<Run>>);
+
+/// Reports in a row that say that a pod is over its limit of a card.
+#[derive(Debug)]
+struct Run {
+    uid: Uid,
+    uuid: Box<str>,
+    first: Duration,
+    last: Duration,
+}
+
+impl Seen {
+    /// The node's agent says nothing any more.
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
+    fn find(&self, name: &str, uid: &str, uuid: &str) -> Option<&Run> {
+        let mut runs = self.0.get(name)?.iter();
+        runs.find(|run| *run.uid == *uid && *run.uuid == *uuid)
+    }
+}
+
+impl Ledger {
+    /// The pods that have been over their limits for too long, where memory is called back at all.
+    #[must_use]
+    pub fn over_limits(&self, now: Duration) -> Vec<OverLimit> {
+        let nodes = self
+            .over
+            .0
+            .keys()
+            .filter(|name| self.check(name, now).is_ok());
+        let nodes = nodes.filter_map(|name| self.books.named_node(name));
+        let each = nodes.flat_map(|(name, node)| self.over_on(name, node));
+        let mut all: Vec<OverLimit> = each.filter(|over| self.is_long(over)).collect();
+        let key = |over: &OverLimit| {
+            (
+                over.node.clone(),
+                over.victim.uuid.clone(),
+                over.victim.pod.uid.clone(),
+            )
+        };
+        all.sort_by_key(key);
+        all
+    }
+
+    /// Has it lasted? Whoever was asked already goes on being asked after a restart.
+    fn is_long(&self, over: &OverLimit) -> bool {
+        let Borrower { pod, uuid, .. } = &over.victim;
+        let run = self.over.find(&over.node, &pod.uid, uuid);
+        run.is_some_and(|run| {
+            pod.asked_back.is_some() || run.last - run.first >= self.config.over_limit_for
+        })
+    }
+
+    /// A report came that says something new.
+    pub(crate) fn note_over_limits(&mut self, name: &str, now: Duration) {
+        let Some((name, node)) = self.books.named_node(name) else {
+            return;
+        };
+        let run = |over: OverLimit| {
+            let Borrower { pod, uuid, .. } = over.victim;
+            let before = self.over.find(name, &pod.uid, &uuid);
+            let before =
+                before.filter(|run| now.saturating_sub(run.last) <= self.config.stale_after);
+            Run {
+                uid: pod.uid.clone(),
+                first: before.map_or(now, |run| run.first),
+                last: now,
+                uuid,
+            }
+        };
+        let (name, runs) = (
+            name.clone(),
+            self.over_on(name, node).map(run).collect::<Vec<_>>(),
+        );
+        match runs.is_empty() {
+            true => self.over.forget(&name),
+            false => drop(self.over.0.insert(name, runs)),
+        }
+    }
+
+    /// Who is over its limit on the cards of a node by its last report.
+    fn over_on<'s>(
+        &'s self,
+        name: &'s Arc<str>,
+        node: &'s Node,
+    ) -> impl Iterator<Item = OverLimit> + 's {
+        let cards = node.gpus().iter().filter(|gpu| gpu.healthy && !gpu.missing);
+        let each = cards.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
+        each.filter_map(move |(gpu, (uid, held, used))| {
+            let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?;
+            let limit = watched_limit(pod, gpu, held).filter(|limit| used > *limit)?;
+            Some(OverLimit {
+                node: name.clone(),
+                limit,
+                victim: Borrower {
+                    pod: pod.clone(),
+                    uuid: gpu.uuid.as_str().into(),
+                    held,
+                    used,
+                },
+            })
+        })
+    }
+}
+
+/// What the pod may use of a card where it holds so much, if nobody else sees to it: where the driver should, only
+/// if the card's report says that a limit is missing.
+fn watched_limit(pod: &PodFacts, gpu: &Gpu, held: Mib) -> Option<Mib> {
+    let request = pod.request.as_ref().ok()?;
+    let missing: &str = Support::Missing.into();
+    let watched = match pod.enforce {
+        Enforce::Watch => true,
+        Enforce::Driver => gpu.memory_limit.as_deref() == Some(missing),
+        Enforce::None => false,
+    };
+    let is_known = matches!(pod.assignment, Some(Ok(_)));
+    (watched && is_known && !request.exclusive).then(|| {
+        pod.limit_on(&gpu.uuid)
+            .map_or(held, |limit| limit.max(held))
+    })
+}

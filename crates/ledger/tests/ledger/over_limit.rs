@@ -1,0 +1,183 @@
+//! Pods that use more of a card than their limit, on a card where nobody else wants it.
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_api::act::Act;
+use gpustow_api::gpunode::Gpu;
+use gpustow_api::limit::{Enforce, Support};
+use gpustow_ledger::{Config, Ledger};
+use gpustow_pack::Mib;
+
+use crate::build::{at, bound, card, exclusive, node, report, used};
+
+const CARD: u64 = 100;
+
+/// A ledger with a node and this pod on its one card; a pod may be over its limit for a minute.
+fn with(pod: PodFacts) -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        call_back: true,
+        ..Config::default()
+    });
+    ledger.apply_node(node("a"));
+    ledger.apply_pod(pod);
+    ledger
+}
+
+/// `p` holds 30 and may use this much.
+fn may_use(limit: u64) -> PodFacts {
+    PodFacts {
+        limits: Arc::from([Mib(limit)]),
+        ..bound("p", "a", "a-0", 30)
+    }
+}
+
+/// The agent says what `p` uses.
+fn says(ledger: &mut Ledger, mib: u64, second: u64, change: impl FnOnce(&mut Gpu)) {
+    let mut gpu = card("a-0", CARD);
+    gpu.pods = vec![used("p", mib)];
+    change(&mut gpu);
+    let mut status = report(&[gpu]);
+    status.heartbeat = Some(second.to_string());
+    ledger.apply_gpunode("a", status, at(second));
+}
+
+fn uses(ledger: &mut Ledger, mib: u64, second: u64) {
+    says(ledger, mib, second, |_| {});
+}
+
+/// What `p` uses, and its limit, if it is to give back.
+fn over(ledger: &Ledger, second: u64) -> Option<(u64, u64)> {
+    let over = ledger.over_limits(at(second));
+    assert!(over.len() < 2);
+    let over = over.first()?;
+    assert_eq!((&*over.node, &*over.victim.uuid), ("a", "a-0"));
+    Some((over.victim.used.0, over.limit.0))
+}
+
+#[test]
+fn a_pod_gives_back_what_it_has_used_beyond_its_limit_for_a_minute_of_reports() {
+    let mut ledger = with(may_use(50));
+    uses(&mut ledger, 51, 0);
+    // Time alone does not show it, nor what it uses within the limit.
+    assert_eq!(over(&ledger, 100), None);
+    uses(&mut ledger, 60, 59);
+    assert_eq!(over(&ledger, 100), None);
+    uses(&mut ledger, 70, 60);
+    assert_eq!(over(&ledger, 100), Some((70, 50)));
+    uses(&mut ledger, 50, 61);
+    assert_eq!(over(&ledger, 61), None);
+    uses(&mut ledger, 70, 62);
+    assert_eq!(over(&ledger, 62), None);
+}
+
+#[test]
+fn it_begins_anew_after_a_report_that_says_otherwise_and_after_a_silence() {
+    let mut ledger = with(may_use(50));
+    for (mib, second) in [(60, 0), (50, 30), (60, 31), (60, 90)] {
+        uses(&mut ledger, mib, second);
+    }
+    assert_eq!(over(&ledger, 90), None);
+    // 180 seconds are no silence yet.
+    uses(&mut ledger, 60, 270);
+    assert_eq!(over(&ledger, 270), Some((60, 50)));
+    assert_eq!(over(&ledger, 450), Some((60, 50)));
+    assert_eq!(over(&ledger, 451), None);
+    uses(&mut ledger, 60, 451);
+    assert_eq!(over(&ledger, 451), None);
+}
+
+#[test]
+fn a_pod_that_sets_no_limit_has_its_request_as_limit_and_one_may_use_the_whole_card() {
+    for (pod, expected) in [
+        (bound("p", "a", "a-0", 30), Some((31, 30))),
+        (may_use(31), None),
+        (may_use(u64::MAX), None),
+        (exclusive(bound("p", "a", "a-0", 30)), None),
+    ] {
+        let mut ledger = with(pod);
+        uses(&mut ledger, 31, 0);
+        uses(&mut ledger, 31, 60);
+        assert_eq!(over(&ledger, 60), expected);
+    }
+}
+
+#[test]
+fn nobody_is_asked_whose_limit_is_somebody_elses_or_nobodys_business_or_cannot_be_read() {
+    let seen_to_by = |enforce| PodFacts {
+        enforce,
+        ..may_use(50)
+    };
+    let broken = PodFacts {
+        assignment: Some(Err(gpustow_api::BrokenAssignment("no GPUs".into()))),
+        ..may_use(50)
+    };
+    let unreadable = PodFacts {
+        request: Err(gpustow_api::BadRequest {
+            field: "metadata".into(),
+            problem: "is wrong".into(),
+        }),
+        ..may_use(50)
+    };
+    let driver = || seen_to_by(Enforce::Driver);
+    for (pod, card_says, is_asked) in [
+        (seen_to_by(Enforce::Watch), None, true),
+        (seen_to_by(Enforce::None), None, false),
+        (driver(), Some(Support::Holds), false),
+        (driver(), Some(Support::Toolkit), false),
+        (driver(), None, false),
+        (driver(), Some(Support::Missing), true),
+        (broken, None, false),
+        (unreadable, None, false),
+    ] {
+        let mut ledger = with(pod.clone());
+        for second in [0, 60] {
+            says(&mut ledger, 60, second, |gpu| {
+                gpu.memory_limit = card_says.map(|word| <&str>::from(word).to_owned());
+            });
+        }
+        let found = over(&ledger, 60).is_some();
+        assert_eq!(found, is_asked, "{card_says:?} {pod:?}");
+    }
+}
+
+#[test]
+fn nobody_is_asked_by_a_card_that_failed_nor_one_that_ends_nor_where_it_is_off() {
+    let mut ledger = with(may_use(50));
+    uses(&mut ledger, 60, 0);
+    says(&mut ledger, 60, 60, |gpu| gpu.healthy = false);
+    assert_eq!(over(&ledger, 60), None);
+
+    let mut ledger = with(may_use(50));
+    uses(&mut ledger, 60, 0);
+    uses(&mut ledger, 60, 60);
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        ..may_use(50)
+    });
+    assert_eq!(over(&ledger, 60), None);
+
+    let mut ledger = Ledger::new(Config::default());
+    ledger.apply_node(node("a"));
+    ledger.apply_pod(may_use(50));
+    uses(&mut ledger, 60, 0);
+    uses(&mut ledger, 60, 60);
+    assert_eq!(over(&ledger, 60), None);
+}
+
+#[test]
+fn a_limit_that_is_raised_ends_it_and_a_successor_goes_on_at_once() {
+    let mut ledger = with(may_use(50));
+    uses(&mut ledger, 60, 0);
+    uses(&mut ledger, 60, 60);
+    ledger.apply_pod(may_use(60));
+    assert_eq!(over(&ledger, 60), None);
+
+    let asked = PodFacts {
+        asked_back: Some(Act::Event),
+        ..may_use(50)
+    };
+    let mut ledger = with(asked);
+    uses(&mut ledger, 60, 0);
+    assert_eq!(over(&ledger, 0), Some((60, 50)));
+}
