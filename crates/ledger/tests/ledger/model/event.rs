@@ -181,6 +181,18 @@ pub(super) enum Event {
     GivesBack {
         pod: usize,
     },
+    /// A pod that was asked is evicted as the extender knows it, if no budget protects it.
+    Evict {
+        pod: usize,
+    },
+    /// A disruption budget protects a pod from here on, or does not any more.
+    Protect {
+        pod: usize,
+    },
+    /// The agent of a node comes back and cannot tell yet whose processes they are, or can again.
+    AgentRestarts {
+        node: usize,
+    },
     /// The extender dies; a successor fences it and reads everything anew.
     Restart,
 }
@@ -237,7 +249,7 @@ impl Event {
 
     /// One of a history in which pods use more or less than they asked for.
     pub(super) fn of_use(random: &mut Random) -> Self {
-        match random.below(24) {
+        match random.below(27) {
             0..7 => Self::Use {
                 node: random.index(),
                 card: random.index(),
@@ -252,6 +264,15 @@ impl Event {
                 seconds: [1, 21, 101][random.below(3) as usize],
             },
             13 => Self::DeliverNodes,
+            14 => Self::Evict {
+                pod: random.index(),
+            },
+            15 => Self::Protect {
+                pod: random.index(),
+            },
+            16 => Self::AgentRestarts {
+                node: random.index(),
+            },
             _ => Self::random(random),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::act::Act;
+use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
 use gpustow_ledger::{Borrower, CallBack};
 
 use super::world::{World, pick, require};
@@ -64,11 +65,22 @@ impl World {
         }
     }
 
-    /// What the extender does every second.
+    /// What the extender does every second. Of whom it has asked before it asks nobody else in his place while he
+    /// could give what is missing, though a budget keeps him.
     pub(super) fn call_back(&mut self) -> Result<(), String> {
+        let before = self.ledger.call_backs(self.now);
         self.ledger.call_back(self.now);
         let backs = self.ledger.call_backs(self.now);
         for back in &backs {
+            let uids = |back: &CallBack| -> Vec<Arc<str>> {
+                let victims = back.victims.iter();
+                victims.map(|victim| victim.pod.uid.clone()).collect()
+            };
+            let asked = before.iter().find(|it| key(it) == key(back)).map(uids);
+            let asked = asked.filter(|asked| !asked.is_empty());
+            require(asked.is_none_or(|asked| asked == uids(back)), || {
+                format!("others are asked: {before:?}, then {back:?}")
+            })?;
             let begun = self.lending.begun.get(&key(back)).copied();
             let late = begun.is_some_and(|begun| begun + CALLED_FOR < self.now);
             require(!late, || format!("does not end: {back:?}"))?;
@@ -120,6 +132,36 @@ impl World {
         last.is_some_and(|(heard, _)| self.now.saturating_sub(*heard) <= STALE_AFTER)
     }
 
+    /// The extender evicts a pod that it has asked.
+    pub(super) fn evict(&mut self, pod: usize) {
+        let victims = self.victims();
+        if let Some(victim) = pick(&victims, pod)
+            && victims[victim].1.pod.asked_back.is_some()
+        {
+            self.server.evict(&victims[victim].1.pod);
+        }
+    }
+
+    /// The agent of a node cannot tell whose processes they are, or can again.
+    pub(super) fn agent_restarts(&mut self, name: &'static str) {
+        if let Some(mut report) = self.server.reports.get(name).cloned() {
+            report.conditions = match report.is_readable() {
+                true => vec![Condition {
+                    r#type: PROCESSES_READABLE.to_owned(),
+                    status: "False".to_owned(),
+                    ..Condition::default()
+                }],
+                false => Vec::new(),
+            };
+            self.server.set_report(name, Some(report));
+        }
+    }
+
+    /// Does the agent of the node say whose processes they are?
+    pub(super) fn is_readable(&self, name: &str) -> bool {
+        self.known.get(name).is_some_and(GpuNodeStatus::is_readable)
+    }
+
     /// A victim uses no more than it asked for.
     pub(super) fn gives_back(&mut self, pod: usize) {
         let victims = self.victims();
@@ -157,8 +199,9 @@ impl World {
                     format!("{uuid} is called back for two pods: {backs:?}")
                 })?;
             }
-            require(back.victims.is_empty() || self.is_fresh(&back.node), || {
-                format!("by a stale report: {back:?}")
+            let speaks = self.is_fresh(&back.node) && self.is_readable(&back.node);
+            require(back.victims.is_empty() || speaks, || {
+                format!("by a report that is stale or half: {back:?}")
             })?;
             for victim in &back.victims {
                 let shares = self.shares();

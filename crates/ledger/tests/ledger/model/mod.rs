@@ -83,8 +83,9 @@ fn no_history_breaks_an_invariant() {
     }
 }
 
-/// Nobody within its request is a victim, nobody acts on old data, every call-back ends, and all that holds
-/// without calling back holds with it.
+/// In histories of use, limits, priorities, budgets, agents that restart and reports that are late: nobody within its
+/// request is a victim, nobody acts on old data, every call-back ends, and all that holds without calling back holds
+/// with it.
 #[test]
 fn no_history_of_use_breaks_an_invariant() {
     let found = search(Kind {

@@ -16,7 +16,8 @@ pub(super) const OVER_FOR: Duration = Duration::from_secs(20);
 impl World {
     /// The pods that are over their limits of a node's cards, by its report.
     pub(super) fn over_limits(&self, name: &str) -> BTreeSet<(Arc<str>, String)> {
-        let cards = self.known.get(name).into_iter().flat_map(|it| &it.gpus);
+        let known = self.known.get(name).filter(|_| self.is_readable(name));
+        let cards = known.into_iter().flat_map(|it| &it.gpus);
         let each = cards.flat_map(|gpu| {
             let there = self.there(name, gpu).into_iter();
             let over = there.filter(|it| is_over(it, gpu));

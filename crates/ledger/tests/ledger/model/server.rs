@@ -50,6 +50,8 @@ pub(super) struct Server {
     pub(super) node_watch: VecDeque<NodeEvent>,
     /// Bindings to these nodes are refused.
     pub(super) barred: BTreeSet<&'static str>,
+    /// Disruption budgets protect these pods.
+    protected: BTreeSet<Arc<str>>,
     saved: Vec<PodFacts>,
     version: u64,
 }
@@ -77,6 +79,24 @@ impl Server {
     pub(super) fn remove(&mut self, index: usize) {
         let pod = self.pods.remove(index);
         self.pod_watch.push_back(PodEvent::Delete(pod.uid));
+    }
+
+    /// A budget protects a pod, or does so no more.
+    pub(super) fn protect(&mut self, index: usize) {
+        let uid = self.pods[index].uid.clone();
+        if !self.protected.remove(&uid) {
+            self.protected.insert(uid);
+        }
+    }
+
+    /// An eviction of this copy of a pod: UID and resourceVersion are preconditions, budgets are obeyed.
+    pub(super) fn evict(&mut self, copy: &PodFacts) {
+        if let Some(index) = self.find(&copy.uid)
+            && self.pods[index].resource_version == copy.resource_version
+            && !self.protected.contains(&copy.uid)
+        {
+            self.write(index, |pod| pod.deleting = true);
+        }
     }
 
     pub(super) fn save(&mut self) {

@@ -172,6 +172,13 @@ impl World {
             } => self.uses(NODES[node % 3], card, pod, mib),
             Event::CallBack => return self.call_back(),
             Event::GivesBack { pod } => self.gives_back(pod),
+            Event::Evict { pod } => self.evict(pod),
+            Event::Protect { pod } => {
+                if let Some(pod) = pick(&self.server.pods, pod) {
+                    self.server.protect(pod);
+                }
+            }
+            Event::AgentRestarts { node } => self.agent_restarts(NODES[node % 3]),
             Event::Restart => self.restart(),
             Event::Save => self.server.save(),
             Event::Restore => {
