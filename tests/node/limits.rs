@@ -4,13 +4,11 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::act::Act;
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::names;
 use gpustow_machine::{Limit, Mig};
 use gpustow_testkit::{PodBuilder, eventually, wait_refused};
 use k8s_openapi::api::core::v1::{Event, Pod};
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use nix::sys::signal::{Signal, kill};
@@ -263,10 +261,11 @@ async fn an_agent_sets_limits_where_the_toolkit_is_too_old_and_changes_those_of_
 }
 
 #[tokio::test]
-async fn what_uses_lent_memory_ends_and_its_pod_stays() -> Result<()> {
+async fn what_uses_lent_memory_ends_for_who_waits_and_its_pod_stays() -> Result<()> {
     on_limiting_node("gives-back", "--kill-processes", async |node| {
         let (_driver, kernel) = node.kernel()?;
         let pod = taking(node, "borrows", &kernel, &["--fork", "6000"]);
+        let pod = pod.annotation(names::MEM_LIMIT, "max");
         let pod = node.run(pod).await?;
         let main = node.container("borrows").await?;
         let uid = pod.uid().context("no UID")?;
@@ -278,21 +277,30 @@ async fn what_uses_lent_memory_ends_and_its_pod_stays() -> Result<()> {
             }
         };
         node.card("it borrows", uses(Some(6000))).await?;
-        let demand = json!({
-            "type": names::GIVE_BACK, "status": "True", "reason": Act::KillProcess.reason(),
-            "message": "Pod team/q is promised the memory.", "lastTransitionTime": Timestamp::now().to_string(),
-        });
-        let patch = Patch::Strategic(json!({ "status": { "conditions": [demand] } }));
-        let pods = node.case.pods();
-        pods.patch_status("borrows", &PatchParams::default(), &patch)
-            .await?;
-        node.card("it has given back", uses(None)).await?;
+        // It fits beside what the other asked for, and not beside what that uses.
+        let waits = node.pod("waits").gpu_mem(74_000);
+        let waits = waits.create(&node.case.client).await?;
+        let kept = event(node, &waits, "GpuMemoryKept").await?;
+        let kept = kept.message.context("no message")?;
+        ensure!(kept.contains("/borrows"), "{kept}");
         let told = event(node, &pod, "GpuProcessEnded").await?;
         let told = told.message.context("no message")?;
-        for part in ["6000 MiB", "4096 MiB", "team/q"] {
+        for part in ["6000 MiB", "4096 MiB", "/waits"] {
             ensure!(told.contains(part), "{told}");
         }
+        node.runs(&waits).await?;
+        node.card("it has given back", uses(None)).await?;
         assert_eq!(node.container("borrows").await?, main, "the pod stays");
+        eventually(SOON, "nothing is demanded any more", async || {
+            let pod = node.case.pods().get("borrows").await?;
+            let conditions = pod.status.and_then(|status| status.conditions);
+            let mut all = conditions.into_iter().flatten();
+            let asked = all.find(|it| it.type_ == names::GIVE_BACK);
+            let asked = asked.context("it was asked")?;
+            ensure!(asked.status == "False", "{asked:?}");
+            Ok(())
+        })
+        .await?;
         node.metric("gpustow_killed_processes_total", &[], 1).await
     })
     .await

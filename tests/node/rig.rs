@@ -1,4 +1,5 @@
-//! The control plane that all cases share, with gpustow as `manifests/base` installs it.
+//! The control plane that all cases share, with gpustow as `manifests/base` installs it and an extender that calls
+//! memory back.
 
 use std::path::Path;
 
@@ -39,7 +40,12 @@ async fn start(cluster: &'static ControlPlane) -> Result<Rig> {
         .await?;
     let kubeconfig = cluster.kubeconfig(names::NAMESPACE, ACCOUNT, None).await?;
     let gpustow = Path::new(env!("CARGO_BIN_EXE_gpustow"));
-    let options = ExtenderOptions::default();
+    let options = ExtenderOptions {
+        args: ["--call-back", "--act=kill-process"]
+            .map(str::to_owned)
+            .to_vec(),
+        ..ExtenderOptions::default()
+    };
     let extender = Extender::start(cluster, gpustow, &kubeconfig, options).await?;
     let config = repository.join("scheduler-config/gpustow-scheduler.yaml");
     let config = SchedulerConfig::load(&config)?.with_extender(&extender.url)?;

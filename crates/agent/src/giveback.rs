@@ -35,6 +35,18 @@ pub struct Target {
     pub note: String,
 }
 
+impl Target {
+    /// What its pod is told where the system does not let it end.
+    #[must_use]
+    pub fn not_ended(&self, error: &std::io::Error) -> String {
+        format!(
+            "Process {} of this pod is to end, which uses lent GPU memory, and the node's agent may not end it: {error}. \
+             Give the agent CAP_KILL (manifests/overlays/kill-processes)",
+            self.pid
+        )
+    }
+}
+
 /// What was done already.
 #[derive(Debug)]
 pub struct GiveBack {

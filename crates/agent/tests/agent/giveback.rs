@@ -89,6 +89,31 @@ fn each_demand_is_met_once() {
 }
 
 #[test]
+fn an_agent_that_restarts_acts_on_a_demand_again_by_what_it_sees_then_alone() {
+    let restarted = |list: &[Process]| {
+        let targets = ended(&mut GiveBack::new(6), &demand(0), 9, list);
+        pids(&targets)
+    };
+    assert_eq!(
+        pids(&ended(&mut GiveBack::new(6), &demand(0), 1, &over())),
+        [2]
+    );
+    // It has ended meanwhile; or it does not listen, and is still to be killed.
+    assert_eq!(restarted(&[process(1, 1000), process(3, 2000)]), NOBODY);
+    assert_eq!(restarted(&over()), [2]);
+}
+
+#[test]
+fn whoever_may_not_be_ended_is_told_of_with_the_mend() {
+    let own = Own::start();
+    let target = own.target(own.started(), UID);
+    let note = target.not_ended(&std::io::Error::from_raw_os_error(1));
+    for part in [&*own.0.id().to_string(), "not permitted", "CAP_KILL"] {
+        assert!(note.contains(part), "{part}: {note}");
+    }
+}
+
+#[test]
 fn nobody_ends_without_a_demand_or_for_one_that_is_old() {
     let mut give_back = GiveBack::new(6);
     for (pod, second) in [
