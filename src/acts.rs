@@ -63,7 +63,7 @@ struct Acts {
     app: Arc<App>,
     /// Every pod that was asked by a predecessor was written since this epoch began.
     fenced: Option<u64>,
-    /// What the conditions of pods that wait say.
+    /// What the conditions of pods that wait say, but for the time.
     kept: HashMap<Uid, String>,
     /// Evictions that were refused: when they are tried again, and the pause after that.
     refused: HashMap<Uid, (Instant, Duration)>,
@@ -207,16 +207,19 @@ impl Acts {
             true => String::new(),
             false => format!(" are called back from {}", from.join(", ")),
         };
-        let text = kept::message(&back.node, &format!("{cards}{from}"));
-        if self.kept.get(&pod.uid) == Some(&text) || from.is_empty() {
+        let what = format!("{cards}{from}");
+        if self.kept.get(&pod.uid) == Some(&what) || from.is_empty() {
             return;
         }
+        let left = back.until.saturating_sub(self.app.ledger.now());
+        let until = Timestamp::now() + left;
+        let text = kept::message(&back.node, &kept::until_then(&what, until));
         let says = condition(names::KEPT_CONDITION, "True", "CalledBack", &text);
         if self.try_write(pod, says).await {
             self.app
                 .events
                 .calls_back(pod, format!("Room is kept {text}"));
-            self.kept.insert(pod.uid.clone(), text);
+            self.kept.insert(pod.uid.clone(), what);
         }
     }
 

@@ -127,7 +127,7 @@ async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Resul
     let (reason, kept) = says(&case, &waits, names::KEPT_CONDITION, "True").await?;
     assert_eq!(reason, "CalledBack");
     ensure!(
-        kept.contains(&format!("{}/greedy", case.namespace)),
+        kept.contains(&format!("{}/greedy until 20", case.namespace)),
         "{kept}"
     );
     event(&case.client, &waits, "GpuMemoryKept").await?;

@@ -7,6 +7,7 @@
 
 mod cluster;
 mod error;
+mod lent;
 mod live;
 pub mod owner;
 mod source;
@@ -17,6 +18,7 @@ mod units;
 
 pub use cluster::{Cluster, PodInfo, Scope};
 pub use error::Error;
+pub use lent::{Loan, Loans};
 pub use live::Live;
 pub use source::{Lists, Source, load};
 pub use trial::{Trial, try_pod};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use gpustow_inspect::{
-    Cluster, PodInfo, Scope, memory, owner,
+    Cluster, Loan, Loans, PodInfo, Scope, memory, owner,
     state::{self, room},
 };
 use gpustow_ledger::{CardView, NodeView};
@@ -152,6 +152,7 @@ pub(crate) struct GpuRow {
     no_limit: Option<&'static str>,
     /// Its pods by owner.
     owners: Vec<String>,
+    loan: Loan,
 }
 
 fn share(pod: &gpustow_ledger::PodShare) -> String {
@@ -170,8 +171,10 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
     let views = views
         .into_iter()
         .filter(|view| node.is_none_or(|name| *view.name == *name));
+    let loans = Loans::of(cluster);
     let rows = views.flat_map(|view| {
         let row = |card: &CardView| GpuRow {
+            loan: loans.on(cluster, &view.name, card),
             node: view.name.to_string(),
             room: room(&view, card),
             refuses: state::refuses(cluster, &view, card),
@@ -229,6 +232,15 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                     row.no_limit
                         .map_or("hold".to_owned(), |why| format!("no: {why}")),
                 )
+            }),
+            column("LENT", "lentBytes", Wide, |row| {
+                Value::Memory(row.loan.lent)
+            }),
+            column("CALLED-FROM", "calledBackFrom", Wide, |row| {
+                Value::Names(row.loan.called_from.clone())
+            }),
+            column("KEPT-FOR", "keptFor", Wide, |row| {
+                Value::Names(row.loan.kept_for.clone())
             }),
         ],
         rows: rows.collect(),

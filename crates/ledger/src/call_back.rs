@@ -32,6 +32,8 @@ pub struct CallBack {
     pub pod: Arc<PodFacts>,
     /// Where.
     pub node: Arc<str>,
+    /// When that is given up.
+    pub until: Duration,
     /// The cards that the pod is to get, by UUID, and what it will hold of each.
     pub cards: Vec<(Box<str>, Mib)>,
     /// Who is to give memory back, by the report that was last seen: nobody once there is room.
@@ -117,6 +119,7 @@ impl Ledger {
         Some(CallBack {
             pod: pod.clone(),
             node: name.clone(),
+            until: self.queue.kept_until(uid)?,
             cards: what.cards().to_vec(),
             victims: self.victims(pod, name, what, now).unwrap_or_default(),
         })

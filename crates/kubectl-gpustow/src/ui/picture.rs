@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpustow_inspect::{
-    Cluster, Scope, owner,
+    Cluster, Loans, Scope, owner,
     state::{self, room},
 };
 use gpustow_ledger::NodeView;
@@ -29,9 +29,9 @@ pub(crate) struct Seen {
 impl Picture {
     /// The picture of `cluster`.
     pub(crate) fn of(cluster: &Cluster) -> Self {
-        let views = cluster.views();
+        let (views, loans) = (cluster.views(), Loans::of(cluster));
         let nodes = views.iter().map(|view| {
-            let text: Arc<str> = node(cluster, view).to_string().into();
+            let text: Arc<str> = node(cluster, &loans, view).to_string().into();
             (view.name.to_string(), text)
         });
         let waiting: Vec<_> = cluster
@@ -74,7 +74,7 @@ impl Picture {
     }
 }
 
-fn node(cluster: &Cluster, view: &NodeView) -> Value {
+fn node(cluster: &Cluster, loans: &Loans<'_>, view: &NodeView) -> Value {
     let state = match state::node_refuses(cluster, view) {
         Some(refuses) => refuses,
         None if !view.problems.is_empty() => "see kubectl gpustow check",
@@ -84,6 +84,7 @@ fn node(cluster: &Cluster, view: &NodeView) -> Value {
         .cards
         .iter()
         .map(|card| {
+            let loan = loans.on(cluster, &view.name, card);
             let pods: Vec<_> = card
                 .pods
                 .iter()
@@ -101,6 +102,7 @@ fn node(cluster: &Cluster, view: &NodeView) -> Value {
                 "room": room(view, card).0, "strangers": card.strangers.0, "pods": pods,
                 "sick": state::refuses(cluster, view, card),
                 "noLimit": state::no_limit(cluster, view, card),
+                "lent": loan.lent.0, "calledFrom": loan.called_from, "keptFor": loan.kept_for,
             })
         })
         .collect();

@@ -98,6 +98,11 @@ impl Queue {
         }
     }
 
+    /// Until when room is kept for a pod.
+    pub(crate) fn kept_until(&self, uid: &str) -> Option<Duration> {
+        Some(self.kept.get(uid)?.until)
+    }
+
     /// Everything that is called back, in the order of the pods' UIDs.
     pub(crate) fn all_called_back(&self) -> Vec<Uid> {
         let is_it = |kept: &Kept| matches!(kept.cause, Cause::CalledBack(_));

@@ -254,6 +254,7 @@ fn what_does_not_come_is_given_up_and_another_card_is_tried() {
         ..pod("p", 40)
     });
     // A minute, and the time that the victim has to end.
+    assert_eq!(ledger.call_backs(at(0))[0].until, at(80));
     ledger.call_back(at(79));
     assert_eq!(victims(&ledger, 79), [is("p", "one", 80)]);
     ledger.call_back(at(80));
