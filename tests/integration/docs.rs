@@ -14,7 +14,7 @@ use crate::observability::prometheus;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 17] = [
+const NOT_RUN: [(&str, &str); 18] = [
     ("git clone", "this is the repository"),
     (
         "helm ",
@@ -40,6 +40,10 @@ const NOT_RUN: [(&str, &str); 17] = [
     ("kubectl top", "no metrics server"),
     ("kubectl port-forward", "no kubelet runs the pods"),
     ("kubectl rollout", "no kubelet runs the pods"),
+    (
+        "kubectl annotate pod POD gpustow.dev/gpu-mem-limit",
+        "no driver limits the pod; tests/node/limits.rs changes the limit of one that runs",
+    ),
     (
         "kubectl apply --server-side -k manifests/overlays/webhook",
         "no kubelet runs the pods behind its Service; webhook.rs applies it",
