@@ -11,7 +11,7 @@ mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpustow_api::act::Act;
 use gpustow_api::{PodFacts, kept, names};
@@ -23,7 +23,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::ask::{AskError, within};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dashmap::DashSet;
 use gpustow_api::intree::Constraints;
@@ -14,7 +14,7 @@ use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use strum::{IntoStaticStr, VariantNames};
 use thiserror::Error;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::app::App;
 use crate::ask::{AskError, within};

@@ -10,7 +10,7 @@ mod step;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::http::{Request, header};
 use gpustow_api::names;
@@ -23,7 +23,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::ask::{AskError, within};
 use step::{Kept, Pair, Seen, Step, next};

@@ -13,7 +13,7 @@
 mod fence;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpustow_api::{PodFacts, names};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -25,7 +25,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use crate::ask::{AskError, within};
 use fence::Fence;
@@ -218,7 +218,7 @@ impl Epoch {
             return Ok(epoch);
         }
         if let Some(again) = takeover.again {
-            sleep_until(again.into()).await;
+            sleep_until(again).await;
         }
         if self.state().closed {
             return Err(EpochError::Leaving);

@@ -1,7 +1,7 @@
 //! Events for people: which GPU a pod got, or why nothing fits, with numbers; nodes whose agent is silent.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
 use gpustow_api::{Assignment, PodFacts, names};
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::epoch::Unfenced;
 

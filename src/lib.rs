@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use axum::Router;
 use gpustow_api::admission::Expected;
 use gpustow_serve::Bounds;
 use kube::Client;
@@ -83,7 +84,8 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
     let (tls, verbs_tls) = (args.serving.tls()?, args.tls()?);
-    let app = App::new(args, client)?;
+    let extender = Extender::new(args, client)?;
+    let app = extender.app.clone();
     webhook::start(&app, app.webhook.clone()).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
@@ -91,43 +93,8 @@ pub async fn serve(
         resource = %app.args.resource_name, policy = %app.args.policy,
         "starting"
     );
-    let App {
-        args,
-        client,
-        ledger,
-        lists,
-        epoch,
-        metrics,
-        events,
-        policies,
-        ..
-    } = &*app;
-    let resource = &args.resource_name;
-    watch::spawn(client, resource, ledger, lists, metrics);
-    tokio::spawn(warm::run(ledger.clone(), epoch.clone()));
-    let mut expected = Expected::new(resource);
-    if args.webhook.webhook_self_signed {
-        expected = expected.and(Expected::of_certificate(resource));
-    }
-    let (policies, listed) = (policies.clone(), lists.clone());
-    tokio::spawn(admission::run(client.clone(), expected, policies, listed));
-    let (heard, news) = (ledger.clone(), events.clone());
-    tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after.0));
-    let waker = Waker {
-        client: client.clone(),
-        identity: app.identity.clone(),
-        ledger: ledger.clone(),
-        lists: lists.clone(),
-        epoch: epoch.clone(),
-        metrics: metrics.clone(),
-    };
-    tokio::spawn(waker.run(args.wake_rate));
-    tokio::spawn(bind::confirm(app.clone()));
-    tokio::spawn(resume(app.clone()));
-    if app.args.call_back {
-        tokio::spawn(acts::run(app.clone()));
-    }
-    let health = gpustow_serve::serve(health, tls, routes::health(app.clone()));
+    extender.start();
+    let health = gpustow_serve::serve(health, tls, extender.health());
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();
     let draining = app.clone();
@@ -138,13 +105,7 @@ pub async fn serve(
         // The receiver lives until verbs ends.
         let _ = stopping.send(());
     };
-    let verbs = gpustow_serve::serve_until(
-        verbs,
-        verbs_tls,
-        VERBS,
-        routes::scheduler(app.clone()),
-        stop,
-    );
+    let verbs = gpustow_serve::serve_until(verbs, verbs_tls, VERBS, extender.scheduler(), stop);
     let overdue = async {
         // Without a stop there is nothing to be late for.
         match stopped.await {
@@ -159,6 +120,73 @@ pub async fn serve(
     drain(&app).await;
     health.abort();
     Ok(())
+}
+
+/// An extender without its doors: whoever has them calls [`Extender::scheduler`].
+pub struct Extender {
+    app: Arc<App>,
+}
+
+impl Extender {
+    /// Says nothing to anybody yet.
+    ///
+    /// # Errors
+    /// If its metrics cannot be set up.
+    pub fn new(args: Args, client: Client) -> Result<Self> {
+        let app = App::new(args, client)?;
+        Ok(Self { app })
+    }
+
+    /// Starts what runs beside kube-scheduler's calls, for as long as the runtime does.
+    pub fn start(&self) {
+        let app = self.app.clone();
+        let App {
+            args,
+            client,
+            ledger,
+            lists,
+            epoch,
+            metrics,
+            events,
+            policies,
+            ..
+        } = &*app;
+        let resource = &args.resource_name;
+        watch::spawn(client, resource, ledger, lists, metrics);
+        tokio::spawn(warm::run(ledger.clone(), epoch.clone()));
+        let mut expected = Expected::new(resource);
+        if args.webhook.webhook_self_signed {
+            expected = expected.and(Expected::of_certificate(resource));
+        }
+        let (policies, listed) = (policies.clone(), lists.clone());
+        tokio::spawn(admission::run(client.clone(), expected, policies, listed));
+        let (heard, news) = (ledger.clone(), events.clone());
+        tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after.0));
+        let waker = Waker {
+            client: client.clone(),
+            identity: app.identity.clone(),
+            ledger: ledger.clone(),
+            lists: lists.clone(),
+            epoch: epoch.clone(),
+            metrics: metrics.clone(),
+        };
+        tokio::spawn(waker.run(args.wake_rate));
+        tokio::spawn(bind::confirm(app.clone()));
+        tokio::spawn(resume(app.clone()));
+        if app.args.call_back {
+            tokio::spawn(acts::run(app.clone()));
+        }
+    }
+
+    /// kube-scheduler's four verbs.
+    pub fn scheduler(&self) -> Router {
+        routes::scheduler(self.app.clone())
+    }
+
+    /// Health, metrics and version.
+    pub fn health(&self) -> Router {
+        routes::health(self.app.clone())
+    }
 }
 
 /// A replica that was restarted takes its place again at once: pods may wait for room, and as long

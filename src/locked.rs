@@ -1,10 +1,11 @@
 //! The ledger behind its lock, with its clock and those who are told when it changes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpustow_ledger::{Config, Ledger};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 pub(crate) struct Locked {
     ledger: Mutex<Ledger>,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -22,7 +22,7 @@ use gpustow_api::facts::{
 use gpustow_ledger::{Ask, Filtered, NodeView, Reason};
 use gpustow_serve::exposition;
 use serde::Serialize;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::bind::bind;

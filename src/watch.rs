@@ -226,6 +226,7 @@ impl Follower {
             let mut began = ledger.lock().copies();
             loop {
                 let event = tokio::select! {
+                    biased;
                     _ = wanted.changed() => break,
                     event = events.next() => event,
                 };

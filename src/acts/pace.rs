@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

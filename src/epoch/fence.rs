@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, names};
@@ -17,7 +17,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use thiserror::Error;
 use tokio::sync::Semaphore;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::TIMEOUT;
 use crate::ask::{AskError, send, within};
