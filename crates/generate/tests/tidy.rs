@@ -50,6 +50,7 @@ fn pack_depends_on_nothing() -> io::Result<()> {
 fn ledger_depends_on_no_client_and_no_runtime() -> io::Result<()> {
     let allowed = [
         "gpustow_ledger",
+        "foldhash",
         "gpustow_api",
         "gpustow_pack",
         "hashbrown",

@@ -11,11 +11,11 @@ use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::limit::{Enforce, Support};
 use gpustow_pack::Mib;
-use hashbrown::HashMap;
 
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::call_back::Borrower;
+use crate::maps::HashMap;
 
 /// A pod that has been over its limit of a card for too long.
 #[derive(Clone, Debug)]

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Card, NodeGpus};
-use hashbrown::HashSet;
 
 use crate::books::Node;
 use crate::budget::Budget;
+use crate::maps::HashSet;
 use crate::{Ledger, Reason};
 
 /// Pods to evict beyond those that kube-scheduler chose.
@@ -83,7 +83,7 @@ impl Ledger {
             }
         }
         // Spare the most precious first, as the scheduler does with its own victims.
-        let mut spared = HashSet::new();
+        let mut spared = HashSet::default();
         for pod in added.iter().rev() {
             gone.remove(&pod.uid);
             if fits(&gone)? {

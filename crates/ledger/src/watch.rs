@@ -6,9 +6,9 @@ use std::time::Duration;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_pack::{PolicyKind, Request};
-use hashbrown::HashSet;
 
 use crate::Ledger;
+use crate::maps::HashSet;
 
 impl Ledger {
     /// The policy that applies to a request.

@@ -2,9 +2,8 @@
 
 use std::collections::VecDeque;
 
-use hashbrown::HashMap;
-
 use super::Uid;
+use crate::maps::HashMap;
 
 /// Pods remembered: those that ended last. At a hundred deletions a second they last for minutes.
 const REMEMBERED: usize = 1 << 14;

@@ -18,13 +18,14 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::NodeGpus;
-use hashbrown::HashMap;
 
 pub(crate) use change::{Change, Event};
 use gone::Gone;
 pub(crate) use models::Models;
 pub(crate) use node::{Gate, Node, Share, Uid};
 use pods::Known;
+
+use crate::maps::HashMap;
 pub(crate) use pods::{asks, may_be_bound};
 pub(crate) use reservations::Reservation;
 

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use gpustow_pack::ModelId;
-use hashbrown::HashMap;
+
+use crate::maps::HashMap;
 
 /// More than any cluster has; those that come when so many are in use share one number.
 const MAX: usize = 1024;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus, Request};
-use hashbrown::HashMap;
+
+use crate::maps::HashMap;
 
 /// A pod's UID.
 pub(crate) type Uid = Arc<str>;

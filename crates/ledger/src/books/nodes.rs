@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, intree};
-use hashbrown::HashSet;
 
 use super::{Books, Change, Event};
+use crate::maps::HashSet;
 
 impl Books {
     /// A node as a watch shows it.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use hashbrown::HashSet;
 
 use super::node::Hold;
 use super::{Books, Change, Event, Uid};
+use crate::maps::HashSet;
 
 /// A bound pod that no watch has shown for this long is to be read again.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(10);

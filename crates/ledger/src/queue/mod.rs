@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::Request;
-use hashbrown::{HashMap, HashSet};
 
 use crate::books::{Books, Event, Uid, may_be_bound};
+use crate::maps::{HashMap, HashSet};
 pub(crate) use kept::CalledBack;
 use kept::Kept;
 pub(crate) use tried::Tried;

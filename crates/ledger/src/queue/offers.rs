@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::{HashMap, HashSet};
-
 use crate::books::Uid;
+use crate::maps::{HashMap, HashSet};
 
 /// At most this many pods are offered the same room at once.
 const WIDEST: u32 = 1 << 10;

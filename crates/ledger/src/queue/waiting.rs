@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use gpustow_api::{PodFacts, names};
 use gpustow_pack::{Mib, Request};
-use hashbrown::{HashMap, HashSet};
 
 use super::kind::{Key, Kind, KindId, Turn};
 use super::offers::{End, Offers};
 use crate::books::Uid;
+use crate::maps::{HashMap, HashSet};
 
 /// A pod that is never seen in a watch is forgotten after this long.
 const UNSEEN_FOR: Duration = Duration::from_secs(60);

@@ -9,11 +9,11 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use gpustow_pack::{Cost, NodeGpus, PolicyKind, Refusal, Request};
-use hashbrown::HashMap;
 
 use super::slots::Slots;
 use crate::Reason;
 use crate::books::Gate;
+use crate::maps::HashMap;
 
 /// Answers that there is memory for, 32 bytes each: classes × states. Beyond that the classes asked for
 /// least lately are forgotten.

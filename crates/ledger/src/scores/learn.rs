@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Class, Mib, ModelId, Request, Tight, cost};
-use hashbrown::HashMap;
 
 use super::Scores;
 use crate::books::{Books, Models, asks};
+use crate::maps::HashMap;
 
 /// Scarcity is looked at once in (number of nodes) / this many decisions: so many change a cluster
 /// of any size by the same share.
@@ -140,7 +140,7 @@ impl Scores {
 
 /// The makes of nodes there are, each with the most CPU and host memory that one of them has.
 fn makes(books: &Books) -> Vec<Make> {
-    let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Mib)> = HashMap::new();
+    let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Mib)> = HashMap::default();
     for node in books.nodes().map(|(_, node)| node) {
         let cards = node.view().cards.iter();
         let mut cards: Vec<_> = cards.map(|card| (card.capacity, card.model)).collect();

@@ -4,9 +4,10 @@
 use std::hash::BuildHasher as _;
 use std::ops::Range;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::HashTable;
 
 use super::answers::Slot;
+use crate::maps::Hashing;
 
 /// Bytes of names that are gone, beyond as many as are there, before the rest is moved together.
 const WASTE: usize = 4096;
@@ -14,7 +15,7 @@ const WASTE: usize = 4096;
 /// A map from name to slot.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    hasher: DefaultHashBuilder,
+    hasher: Hashing,
     table: HashTable<Entry>,
     text: String,
     /// Bytes of `text` whose names are gone.
