@@ -71,8 +71,12 @@ images: ## Build every image as an OCI archive, with what it is made of (PROFILE
 soak: ## The same with the repeated cases 200 times
 	@$(MAKE) --no-print-directory test ROUNDS=200
 
+.PHONY: simulate
+simulate: ## Live through SEEDS (10,000) histories of the whole extender in a simulated world, from FROM (0) on
+	GPUSTOW_SEEDS=$(or $(SEEDS),10000) GPUSTOW_FROM=$(or $(FROM),0) $(CARGO) test --workspace --locked --test simulate every -- --nocapture
+
 .PHONY: teeth
-teeth: ## Take mends of the ledger out again and see the model find each (ARGS=tests/teeth/NAME.patch for some)
+teeth: ## Take mends out again and see the ledger's model, or the simulated world, find each (ARGS=tests/teeth/NAME.patch for some)
 	@tests/teeth/run.sh $(ARGS)
 
 .PHONY: bench

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Takes mends out again, one by one, in a copy of the tree, and says whether the ledger's model finds
-# that, and after how many histories. Arguments are names of patches; without any, all are tried.
+# Takes mends out again, one by one, in a copy of the tree, and says whether the ledger's model finds that, and after
+# how many histories; for those in worlds/, whether the simulated world does, and at which seed. Arguments are names
+# of patches; without any, all are tried.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD
@@ -10,17 +11,24 @@ mkdir -p "$copy"
 git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
     [ ! -f "$file" ] || printf '%s\0' "$file"
 done | xargs -0 cp --parents -t "$copy"
-[ $# -gt 0 ] || set -- $(ls tests/teeth/*.patch)
+[ $# -gt 0 ] || set -- $(ls tests/teeth/*.patch tests/teeth/worlds/*.patch)
 missed=0
 for patch; do
     name=$(basename "$patch" .patch)
     log=$root/target/teeth/$name.log
-    apply() { GIT_CEILING_DIRECTORIES=$root/target git -C "$copy" apply "$@" "$root/tests/teeth/$name.patch"; }
+    apply() { GIT_CEILING_DIRECTORIES=$root/target git -C "$copy" apply "$@" "$root/$patch"; }
+    case $patch in
+    *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" test="simulate every" ;;
+    *) set_of=GPUSTOW_SEED=1 test="ledger no_history" ;;
+    esac
     apply
-    if (cd "$copy" && CARGO_TARGET_DIR=$root/target/teeth/build RUST_BACKTRACE=0 GPUSTOW_SEED=1 \
-        cargo test --workspace --locked --test ledger no_history) >"$log" 2>&1; then
-        echo "NOT FOUND  $name: $(head -n 1 "tests/teeth/$name.patch")"
+    # shellcheck disable=SC2086 # The target and the filter are two words.
+    if (cd "$copy" && env CARGO_TARGET_DIR="$root/target/teeth/build" RUST_BACKTRACE=0 "$set_of" \
+        cargo test --workspace --locked --test $test) >"$log" 2>&1; then
+        echo "NOT FOUND  $name: $(head -n 1 "$patch")"
         missed=1
+    elif seed=$(sed -n 's/.*GPUSTOW_SEED=\([0-9]*\) cargo.*/\1/p' "$log") && [ -n "$seed" ]; then
+        echo "found      $name, by the world of seed $seed: $(sed -n '/^Error: \("\|[0-9]\)/s/^Error: //p' "$log" | cut -c 1-90)"
     elif seed=$(sed -n 's/^seed \([0-9]*\): .*/\1/p' "$log") && [ -n "$seed" ]; then
         echo "found      $name, at history $seed: $(sed -n 's/^seed [0-9]*: //p' "$log" | cut -c 1-90)"
     else

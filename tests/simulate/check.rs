@@ -1,0 +1,138 @@
+//! What must hold after every write, by what the server keeps alone.
+
+use std::collections::BTreeMap;
+
+use gpustow_api::{Assignment, names};
+use serde_json::Value;
+
+use crate::server::{Kind, Server};
+
+/// What is wrong with this write of a pod.
+pub(crate) fn pod(server: &Server, before: Option<&Value>, after: &Value) -> Vec<String> {
+    let name = &after["metadata"]["name"];
+    let node = |pod: &Value| pod["spec"]["nodeName"].as_str().map(str::to_owned);
+    let text = |pod: &Value| pod["metadata"]["annotations"][names::ASSIGNMENT].clone();
+    let bound_before = before.and_then(node);
+    let mut wrong = Vec::new();
+    if let (Some(before), true) = (before, bound_before.is_some())
+        && (node(before) != node(after) || text(before) != text(after))
+    {
+        wrong.push(format!("{name} was bound, and is bound otherwise now"));
+    }
+    let Some(node) = node(after).filter(|_| bound_before.is_none()) else {
+        return wrong;
+    };
+    match assignment(after) {
+        None => wrong.push(format!("{name} is bound without an assignment")),
+        Some(assignment) => {
+            let cards = cards(server, &node);
+            for (uuid, _) in &assignment.charges {
+                match cards.get(&**uuid) {
+                    None => wrong.push(format!("{name}: node {node} has no card {uuid}")),
+                    Some(card) if card.held > card.size => wrong.push(format!(
+                        "{name}: card {uuid} of {node} holds {} MiB of {}",
+                        card.held, card.size
+                    )),
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    wrong
+}
+
+/// A card by what the server keeps, in MiB.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Card {
+    /// What pods may hold.
+    pub(crate) size: u64,
+    /// What they hold.
+    pub(crate) held: u64,
+    /// What others use.
+    pub(crate) strangers: u64,
+    pub(crate) healthy: bool,
+}
+
+impl Card {
+    pub(crate) fn free(&self) -> u64 {
+        let taken = self.held + self.strangers;
+        self.size.saturating_sub(taken)
+    }
+}
+
+fn assignment(pod: &Value) -> Option<Assignment> {
+    let text = pod["metadata"]["annotations"][names::ASSIGNMENT].as_str()?;
+    Assignment::decode(text).ok()
+}
+
+/// Has it ended?
+pub(crate) fn ended(pod: &Value) -> bool {
+    matches!(
+        pod["status"]["phase"].as_str(),
+        Some("Succeeded" | "Failed")
+    )
+}
+
+/// The cards of a node, by UUID.
+pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
+    let report = server.get(&(Kind::GpuNode, String::new(), node.to_owned()));
+    let status = report.map(|it| it["status"].clone()).unwrap_or_default();
+    let gpus = status["gpus"].as_array().into_iter().flatten();
+    let mut cards: BTreeMap<String, Card> = gpus
+        .map(|gpu| {
+            let mib = |field: &str| gpu[field].as_u64().unwrap_or(0);
+            let card = Card {
+                size: mib("totalMiB") - mib("reservedMiB"),
+                held: 0,
+                strangers: mib("strangersMiB"),
+                healthy: gpu["healthy"] == true,
+            };
+            (gpu["uuid"].as_str().unwrap_or_default().to_owned(), card)
+        })
+        .collect();
+    let here = server.all(Kind::Pod);
+    let here = here.filter(|pod| pod["spec"]["nodeName"] == *node && !ended(pod));
+    for assignment in here.filter_map(|pod| assignment(pod)) {
+        for (uuid, mib) in &assignment.charges {
+            cards.entry(uuid.to_string()).or_default().held += mib.0;
+        }
+    }
+    cards
+}
+
+/// How much a pod of the world asks of each of how many cards.
+pub(crate) fn asks(pod: &Value) -> (u64, usize) {
+    let number = |value: &Value| value.as_str().and_then(|text| text.parse().ok());
+    let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
+    let mib: u64 = number(&limits[names::GPU_MEM]).unwrap_or(0);
+    let gpus = number(&pod["metadata"]["annotations"][names::GPU_COUNT]).unwrap_or(1);
+    let gpus = usize::try_from(gpus).unwrap_or(1);
+    (mib / gpus as u64, gpus)
+}
+
+/// Pods that wait though a node has the cards for them.
+pub(crate) fn starving(server: &Server) -> Vec<String> {
+    let waiting = server.all(Kind::Pod);
+    let waiting = waiting.filter(|pod| {
+        !ended(pod)
+            && !pod["spec"]["nodeName"].is_string()
+            && !pod["metadata"]["deletionTimestamp"].is_string()
+    });
+    let fits = waiting.filter_map(|pod| {
+        let (mib, gpus) = asks(pod);
+        let mut nodes = server.all(Kind::Node);
+        let node = nodes.find(|node| {
+            let cards = cards(
+                server,
+                node["metadata"]["name"].as_str().unwrap_or_default(),
+            );
+            let enough = cards.values().filter(|it| it.healthy && it.free() >= mib);
+            enough.count() >= gpus
+        })?;
+        Some(format!(
+            "{} waits for {mib} MiB on {gpus} cards and {} has them",
+            pod["metadata"]["name"], node["metadata"]["name"]
+        ))
+    });
+    fits.collect()
+}

@@ -1,0 +1,119 @@
+//! The whole extender in a simulated world: its routes, watches, binds, epochs and wake-ups on one thread and on
+//! paused time, against a simulated API server and kube-scheduler. Every seed is a history of its own, and the same
+//! each time: a world has a process of its own, whose random numbers are the seed's.
+//!
+//! `make simulate SEEDS=1000 FROM=0` lives through so many; `GPUSTOW_SEED=7 cargo test --test simulate world --
+//! --nocapture` through one, and tells its story.
+
+mod check;
+mod dice;
+mod net;
+mod scheduler;
+mod server;
+mod story;
+mod world;
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+
+use story::Story;
+use world::World;
+
+/// Seeds of `make test`.
+const FEW: u64 = 60;
+
+fn number(name: &str) -> Result<Option<u64>> {
+    let text = std::env::var(name).ok();
+    let number = text.map(|text| text.parse().with_context(|| format!("{name}={text}")));
+    number.transpose()
+}
+
+/// One world, on a thread whose dice are the seed's. Prints its story.
+fn live(seed: u64) -> Result<()> {
+    let life = std::thread::spawn(move || {
+        dice::throw(seed);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()?;
+        runtime.block_on(async {
+            let story = Story::new();
+            let ended = World::run(seed, story.clone()).await;
+            println!("{}", story.text());
+            ended
+        })
+    });
+    life.join().map_err(|_| anyhow!("the world panicked"))?
+}
+
+/// The same in a process of its own: whether it ends well, and what it says.
+fn lives(seed: u64) -> Result<(bool, String)> {
+    let mut world = Command::new(std::env::current_exe()?);
+    world.args(["a_world_comes_right", "--exact", "--nocapture"]);
+    let output = world.env("GPUSTOW_SEED", seed.to_string()).output()?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    // Beside what the test program itself says, and how long it took.
+    let story = said
+        .lines()
+        .filter(|line| line.starts_with(' ') || line.starts_with("Error"));
+    let story = story.collect::<Vec<_>>().join("\n");
+    Ok((output.status.success(), story))
+}
+
+/// That of `GPUSTOW_SEED`, or the first.
+#[test]
+fn a_world_comes_right() -> Result<()> {
+    live(number("GPUSTOW_SEED")?.unwrap_or(0))
+}
+
+#[test]
+fn every_world_comes_right() -> Result<()> {
+    let from = number("GPUSTOW_FROM")?.unwrap_or(0);
+    let seeds = number("GPUSTOW_SEEDS")?.unwrap_or(FEW);
+    let (next, began) = (AtomicU64::new(from), Instant::now());
+    let worker = || -> Result<()> {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= from.saturating_add(seeds) {
+                return Ok(());
+            }
+            let (well, story) = lives(seed)?;
+            if !well {
+                next.store(u64::MAX, Ordering::Relaxed);
+                bail!(
+                    "{story}\nlive through it again: GPUSTOW_SEED={seed} cargo test --test simulate a_world -- --nocapture"
+                );
+            }
+            let done = seed - from + 1;
+            if done % 500 == 0 {
+                println!("{done} of {seeds} worlds, {} s", began.elapsed().as_secs());
+            }
+        }
+    };
+    let width = std::thread::available_parallelism()?.get();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..width).map(|_| scope.spawn(worker)).collect();
+        for worker in workers {
+            worker
+                .join()
+                .map_err(|_| anyhow!("the test itself panicked"))??;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_world_repeats() -> Result<()> {
+    for seed in 0..3 {
+        let (first, again) = (lives(seed)?.1, lives(seed)?.1);
+        ensure!(first.contains("is bound to"), "{first}");
+        let mut lines = first.lines().zip(again.lines());
+        let differs = lines.find(|(first, again)| first != again);
+        ensure!(first == again, "seed {seed}: {differs:?}");
+    }
+    Ok(())
+}

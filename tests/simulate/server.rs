@@ -1,0 +1,300 @@
+//! What an API server keeps: objects, their versions, and the history that watches follow. No sockets, no time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpustow_api::names;
+use serde_json::{Map, Value, json};
+use tokio::sync::watch;
+
+use crate::check;
+use crate::story::Story;
+
+/// The kinds that it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    GpuNode,
+    Lease,
+    Node,
+    Pod,
+}
+
+impl Kind {
+    pub(crate) fn of_plural(plural: &str) -> Option<Self> {
+        match plural {
+            "gpunodes" => Some(Self::GpuNode),
+            "leases" => Some(Self::Lease),
+            "nodes" => Some(Self::Node),
+            "pods" => Some(Self::Pod),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn api_version(self) -> &'static str {
+        match self {
+            Self::GpuNode => "gpustow.dev/v1alpha1",
+            Self::Lease => "coordination.k8s.io/v1",
+            Self::Node | Self::Pod => "v1",
+        }
+    }
+}
+
+/// Kind, namespace (empty for none) and name.
+pub(crate) type Key = (Kind, String, String);
+
+/// An object at one version.
+pub(crate) type Copy = Arc<Value>;
+
+/// One write.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) version: u64,
+    pub(crate) kind: Kind,
+    /// What it was and what it is.
+    pub(crate) before: Option<Copy>,
+    pub(crate) after: Option<Copy>,
+}
+
+/// Why a request is refused: status, reason and message.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal(pub(crate) u16, pub(crate) &'static str, pub(crate) String);
+
+pub(crate) type Answer = Result<Copy, Refusal>;
+
+fn conflict(text: &str) -> Refusal {
+    Refusal(409, "Conflict", text.to_owned())
+}
+
+fn not_found(key: &Key) -> Refusal {
+    Refusal(404, "NotFound", format!("{:?} {} not found", key.0, key.2))
+}
+
+/// The server.
+pub(crate) struct Server {
+    objects: BTreeMap<Key, Copy>,
+    history: Vec<Change>,
+    version: u64,
+    uids: u64,
+    /// Versions up to this one are forgotten.
+    pub(crate) compacted: u64,
+    changed: watch::Sender<u64>,
+    /// What no write may have done.
+    pub(crate) wrong: Vec<String>,
+    story: Story,
+}
+
+impl Server {
+    pub(crate) fn new(story: Story) -> Self {
+        Self {
+            objects: BTreeMap::new(),
+            history: Vec::new(),
+            version: 1,
+            uids: 0,
+            compacted: 0,
+            changed: watch::Sender::new(1),
+            wrong: Vec::new(),
+            story,
+        }
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Tells of each new version.
+    pub(crate) fn news(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    pub(crate) fn all(&self, kind: Kind) -> impl Iterator<Item = &Copy> {
+        let all = self.objects.iter();
+        all.filter(move |(key, _)| key.0 == kind)
+            .map(|(_, object)| object)
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Answer {
+        self.objects.get(key).cloned().ok_or_else(|| not_found(key))
+    }
+
+    /// The writes after this version, if they are not forgotten.
+    pub(crate) fn since(&self, version: u64) -> Result<&[Change], Refusal> {
+        if version < self.compacted {
+            let text = format!("too old resource version: {version} ({})", self.compacted);
+            return Err(Refusal(410, "Expired", text));
+        }
+        let first = self.history.partition_point(|it| it.version <= version);
+        Ok(&self.history[first..])
+    }
+
+    fn write(&mut self, key: Key, object: Option<Value>) -> Option<Copy> {
+        self.version += 1;
+        let after = object.map(|mut object| {
+            object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+            Arc::new(object)
+        });
+        let before = match &after {
+            Some(after) => self.objects.insert(key.clone(), after.clone()),
+            None => self.objects.remove(&key),
+        };
+        let kind = key.0;
+        if let (Kind::Pod, Some(after)) = (kind, &after) {
+            let wrong = check::pod(self, before.as_deref(), after);
+            self.wrong.extend(wrong);
+        }
+        self.history.push(Change {
+            version: self.version,
+            kind,
+            before,
+            after: after.clone(),
+        });
+        self.changed.send_replace(self.version);
+        after
+    }
+
+    pub(crate) fn create(&mut self, kind: Kind, namespace: &str, mut object: Value) -> Answer {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let key = (kind, namespace.to_owned(), name.to_owned());
+        if self.objects.contains_key(&key) {
+            let text = format!("{} already exists", key.2);
+            return Err(Refusal(409, "AlreadyExists", text));
+        }
+        self.uids += 1;
+        object["metadata"]["uid"] = json!(format!("00000000-0000-0000-0000-{:012}", self.uids));
+        object["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+        if !namespace.is_empty() {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
+        object["apiVersion"] = json!(kind.api_version());
+        object["kind"] = json!(format!("{kind:?}"));
+        self.written(key, object)
+    }
+
+    fn written(&mut self, key: Key, object: Value) -> Answer {
+        let missing = not_found(&key);
+        self.write(key, Some(object)).ok_or(missing)
+    }
+
+    /// PUT.
+    pub(crate) fn replace(&mut self, key: Key, mut object: Value) -> Answer {
+        let now = self.get(&key)?;
+        preconditions(&object["metadata"], &now)?;
+        for field in ["uid", "creationTimestamp"] {
+            object["metadata"][field] = now["metadata"][field].clone();
+        }
+        self.written(key, object)
+    }
+
+    /// PATCH, as a merge or strategically: in conditions entries of other types stay. Through `status` spec and
+    /// labels stay.
+    pub(crate) fn patch(
+        &mut self,
+        key: Key,
+        patch: &Value,
+        strategic: bool,
+        status: bool,
+    ) -> Answer {
+        let now = self.get(&key)?;
+        preconditions(&patch["metadata"], &now)?;
+        let mut object = Value::clone(&now);
+        let conditions = patch["status"]["conditions"].as_array();
+        let merged = conditions
+            .filter(|_| strategic)
+            .map(|new| conditions_of(&now["status"]["conditions"], new));
+        merge(&mut object, patch);
+        if let Some(merged) = merged {
+            object["status"]["conditions"] = merged;
+        }
+        if status {
+            object["spec"] = now["spec"].clone();
+        } else {
+            object["status"] = now["status"].clone();
+        }
+        if object == *now {
+            return Ok(now);
+        }
+        self.written(key, object)
+    }
+
+    /// A Binding, in one write.
+    pub(crate) fn bind(&mut self, key: Key, binding: &Value) -> Answer {
+        let now = self.get(&key)?;
+        preconditions(&binding["metadata"], &now)?;
+        let gates = now["spec"]["schedulingGates"].as_array();
+        if now["spec"]["nodeName"].is_string() {
+            return Err(conflict("the pod is already assigned to a node"));
+        }
+        if now["metadata"]["deletionTimestamp"].is_string() {
+            return Err(conflict("the pod is being deleted"));
+        }
+        if gates.is_some_and(|gates| !gates.is_empty()) {
+            return Err(conflict("the pod has scheduling gates"));
+        }
+        let mut object = Value::clone(&now);
+        object["spec"]["nodeName"] = binding["target"]["name"].clone();
+        merge(
+            &mut object["metadata"]["annotations"],
+            &binding["metadata"]["annotations"],
+        );
+        let bound = self.written(key, object)?;
+        self.story.tell(format!(
+            "{} is bound to {} by epoch {}: {}",
+            bound["metadata"]["name"],
+            bound["spec"]["nodeName"],
+            bound["metadata"]["annotations"][names::EPOCH],
+            bound["metadata"]["annotations"][names::ASSIGNMENT],
+        ));
+        Ok(bound)
+    }
+
+    /// Of a pod that is bound its kubelet has the last word, unless it is `now`.
+    pub(crate) fn delete(&mut self, key: Key, at_once: bool) -> Answer {
+        let old = self.get(&key)?;
+        if key.0 == Kind::Pod && old["spec"]["nodeName"].is_string() && !at_once {
+            let mut object = Value::clone(&old);
+            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            return self.written(key, object);
+        }
+        self.write(key, None);
+        Ok(old)
+    }
+}
+
+/// The UID and the version that a write says must be those of the object.
+fn preconditions(meta: &Value, now: &Value) -> Result<(), Refusal> {
+    for field in ["uid", "resourceVersion"] {
+        let (wanted, is) = (&meta[field], &now["metadata"][field]);
+        if wanted.as_str().is_some_and(|text| !text.is_empty()) && wanted != is {
+            return Err(conflict(&format!("Precondition failed: {field} {is}")));
+        }
+    }
+    Ok(())
+}
+
+fn conditions_of(old: &Value, new: &[Value]) -> Value {
+    let old = old.as_array().into_iter().flatten();
+    let kept = old.filter(|it| !new.iter().any(|new| new["type"] == it["type"]));
+    kept.chain(new).cloned().collect()
+}
+
+/// RFC 7396.
+fn merge(into: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        if !patch.is_null() {
+            *into = patch.clone();
+        }
+        return;
+    };
+    if !into.is_object() {
+        *into = Value::Object(Map::new());
+    }
+    let Some(into) = into.as_object_mut() else {
+        return;
+    };
+    for (key, value) in patch {
+        // Of preconditions nothing is written.
+        match value {
+            Value::Null => drop(into.remove(key)),
+            value => merge(into.entry(key.clone()).or_insert(Value::Null), value),
+        }
+    }
+}
