@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use gpustow_api::quantity;
 use gpustow_ledger::{CardView, NodeView};
-use gpustow_pack::{Card, Mib, ModelId, Question, Refusal, Request, refusal};
+use gpustow_pack::{Card, Lending, Mib, ModelId, Question, Refusal, Request, refusal};
 use gpustow_serve::Scrape;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use strum::{IntoStaticStr, VariantNames};
@@ -188,6 +188,7 @@ fn card(card: &CardView) -> Card {
         model: ModelId::default(),
         usable: card.healthy,
         limit: card.limit,
+        lending: Lending::default(),
     }
 }
 

@@ -236,20 +236,32 @@ fn of_container(
 }
 
 /// Who sees to the limits of a pod with these annotations, and what each claim of its request may use of
-/// each of its GPUs. What cannot be read is as if it were not there: such pods are refused elsewhere.
+/// each of its GPUs. Pods of which that cannot be read are refused elsewhere.
 #[must_use]
 pub fn allowed(notes: &Notes, request: &Request, containers: &[Box<str>]) -> (Enforce, Vec<Mib>) {
     let enforce = notes.get(names::ENFORCE);
     let enforce = enforce.and_then(|word| Enforce::read(word).ok());
     let claims = request.claims.iter().zip(containers);
-    let of = claims.map(|(claim, name)| match said(notes, name) {
-        Some((_, "max")) => WHOLE,
-        Some((_, text)) => amount(text).map_or(claim.mib, |mib| {
-            Mib(mib / u64::from(claim.gpus).max(1)).max(claim.mib)
-        }),
-        None => claim.mib,
-    });
+    let of = claims.map(|(claim, name)| may_use(notes, name, claim.mib, claim.gpus));
     (enforce.unwrap_or_default(), of.collect())
+}
+
+/// May one of these use more of its GPUs than it asks for?
+pub(crate) fn bursts(notes: &Notes, asking: &[Asking<'_>]) -> bool {
+    asking
+        .iter()
+        .any(|it| may_use(notes, it.name, it.mib, it.gpus) > it.mib)
+}
+
+/// What a container with these annotations may use of each of its GPUs; what cannot be read is as if it were not there.
+fn may_use(notes: &Notes, name: &str, asked: Mib, gpus: u32) -> Mib {
+    match said(notes, name) {
+        Some((_, "max")) => WHOLE,
+        Some((_, text)) => {
+            amount(text).map_or(asked, |mib| Mib(mib / u64::from(gpus).max(1)).max(asked))
+        }
+        None => asked,
+    }
 }
 
 /// The literal of a container, as the policies compute it, for pods that may be wrong in every other way.

@@ -112,6 +112,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     let bound = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
     let waits = pod.metadata.resource_version.is_some() && !bound;
     request.limits = limit::of_driver(annotations, &limited, request.exclusive, waits, resource)?;
+    request.bursts = !request.exclusive && limit::bursts(annotations, &limited);
     let gpus = request.claims.iter().map(|claim| claim.gpus);
     let names = asking.iter().map(|(_, _, name, ..)| *name);
     if !annotations.contains_key(names::ASSIGNMENT)

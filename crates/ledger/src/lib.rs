@@ -95,7 +95,7 @@ impl Ledger {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            books: Books::new(config.stale_after),
+            books: Books::new(config.stale_after, config.call_back),
             scores: Scores::new(config.policy),
             queue: Queue::default(),
             over: over_limit::Seen::default(),

@@ -64,6 +64,18 @@ pub struct Card {
     pub usable: bool,
     /// The highest limit that the driver would hold a container to here; zero if it holds none.
     pub limit: Mib,
+    /// How much of it is in use, where that matters beside what is promised.
+    pub lending: Lending,
+}
+
+/// What pods make of a card's memory, in sixteenths of its capacity, so coarse that what changes all the time
+/// seldom changes this. Nothing where no memory is lent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Lending {
+    /// Likely to be in use.
+    pub used: u8,
+    /// In use beyond what was promised to whoever uses it.
+    pub lent: u8,
 }
 
 impl Card {
@@ -73,8 +85,15 @@ impl Card {
         Self {
             free: self.capacity,
             usable: true,
+            lending: Lending::default(),
             ..self
         }
+    }
+
+    /// Is another one the same but for what pods make of its memory?
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let lending = self.lending;
+        *self == Self { lending, ..*other }
     }
 
     /// All of it may be taken.

@@ -84,7 +84,8 @@ impl std::error::Error for Refusal {}
 /// The best placement of `request` on `node` under `policy`, or why there is none.
 ///
 /// Best is: fewest cards for the pod as a whole (its containers share a card where they fit), then
-/// the least that the policy says, then lowest card indices, container by container. Then, where
+/// the least that the policy says, then the least that is lent there ([`crate::Lending`]), then lowest card
+/// indices, container by container. Then, where
 /// [`NodeGpus::links`] are known, cards are exchanged for others in the same state: those closest
 /// to each other, then those whose loss breaks the fewest close groups of whole free cards, then
 /// those with the lowest indices. A search that reaches its bound answers with the best placement
@@ -92,7 +93,7 @@ impl std::error::Error for Refusal {}
 ///
 /// ```
 /// use gpustow_pack::policy::Binpack;
-/// use gpustow_pack::{Card, Claim, ClaimKind, Mib, ModelId, NodeGpus, Refusal, Request, fit};
+/// use gpustow_pack::{Card, Claim, ClaimKind, Lending, Mib, ModelId, NodeGpus, Refusal, Request, fit};
 ///
 /// let card = |free| Card {
 ///     capacity: Mib(24_000),
@@ -100,6 +101,7 @@ impl std::error::Error for Refusal {}
 ///     model: ModelId::default(),
 ///     usable: true,
 ///     limit: Mib::ZERO,
+///     lending: Lending::default(),
 /// };
 /// let node = NodeGpus {
 ///     cards: vec![card(24_000), card(9_000)],
@@ -154,10 +156,24 @@ pub fn fit_counting(
     let Some(mut choice) = found else {
         return Err(refusal_of_several(node, request, steps)?);
     };
-    if policy.heeds_links() {
-        closest(node, &mut choice, steps);
+    if policy.breaks_ties() {
+        closest(node, request, &mut choice, steps);
+        choice.cost.lending = lending(policy, node, request, &choice.placement.charges);
     }
     Ok(choice)
+}
+
+/// What counts of the memory that is lent on these cards.
+pub(crate) fn lending(
+    policy: &dyn Policy,
+    node: &NodeGpus,
+    request: &Request,
+    charges: &[(usize, Mib)],
+) -> u32 {
+    match policy.breaks_ties() {
+        true => request.lending(&node.cards, charges.iter().map(|(card, _)| *card)),
+        false => 0,
+    }
 }
 
 /// The cost of what [`fit_counting`] would answer.
@@ -206,6 +222,7 @@ fn fit_one(
             cards: 1,
             policy: policy.cost(node, survey, request, &[(index, charge)]),
             apart: 0,
+            lending: lending(policy, node, request, &[(index, charge)]),
         };
         if best.is_none_or(|(.., lowest)| cost < lowest) {
             best = Some((index, charge, cost));

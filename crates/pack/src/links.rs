@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::search::MAX_STEPS;
-use crate::{Card, Choice, Mib, NodeGpus};
+use crate::{Card, Choice, Mib, NodeGpus, Request};
 
 /// The best path between two cards, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -148,8 +148,8 @@ fn apart(worst: u8, sum: u32) -> u32 {
 /// Exchanges cards of the placement for such as the policy cannot tell from them (in the same
 /// state, held by the same containers), so that the pod's cards are closest: the slowest pair
 /// first, then the sum, where a pair counts once for the pod and once more for every container that
-/// has both. Then so that others lose least; then for the lowest indices.
-pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice, steps: &mut u64) {
+/// has both. Then so that others lose least, and least is lent; then for the lowest indices.
+pub(crate) fn closest(node: &NodeGpus, request: &Request, choice: &mut Choice, steps: &mut u64) {
     let Some(links) = &node.links else {
         if choice.placement.charges.len() > 1 {
             choice.cost.apart = apart(UNKNOWN, 0);
@@ -170,6 +170,7 @@ pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice, steps: &mut u64) {
         .collect();
     let mut search = Exchange {
         node,
+        request,
         links,
         claims: placement.cards.len(),
         slots: &slots,
@@ -187,7 +188,7 @@ pub(crate) fn closest(node: &NodeGpus, choice: &mut Choice, steps: &mut u64) {
     choice.placement.charges.sort_unstable();
 }
 
-/// A card that the pod uses: any other in the same state would do.
+/// A card that the pod uses: any other in the same state would do, whatever is lent there.
 struct UsedCard {
     card: usize,
     charge: Mib,
@@ -196,6 +197,7 @@ struct UsedCard {
 
 struct Exchange<'a> {
     node: &'a NodeGpus,
+    request: &'a Request,
     links: &'a Links,
     claims: usize,
     slots: &'a [UsedCard],
@@ -208,6 +210,7 @@ struct Exchange<'a> {
 struct Best {
     apart: u32,
     lost: u32,
+    lending: u32,
     cards: Vec<Vec<usize>>,
     chosen: Vec<usize>,
 }
@@ -247,7 +250,8 @@ impl Exchange<'_> {
         let (cards, slots) = (&self.node.cards, self.slots);
         let state = &cards[slot.card];
         // Slots that cannot be told apart take their cards in order.
-        let alike = |other: &UsedCard| cards[other.card] == *state && other.claims == slot.claims;
+        let alike =
+            |other: &UsedCard| cards[other.card].is_alike(state) && other.claims == slot.claims;
         let from = slots[..at].iter().rposition(alike);
         let from = from.map_or(0, |alike| self.chosen[alike] + 1);
         for (card, candidate) in cards.iter().enumerate().skip(from) {
@@ -255,7 +259,7 @@ impl Exchange<'_> {
             if self.steps > MAX_STEPS {
                 return;
             }
-            if candidate != state || self.chosen.contains(&card) {
+            if !candidate.is_alike(state) || self.chosen.contains(&card) {
                 continue;
             }
             let (worst, sum) = self.with(card, worst, sum);
@@ -283,11 +287,17 @@ impl Exchange<'_> {
             cards
         };
         let cards: Vec<Vec<usize>> = (0..self.claims).map(of).collect();
-        let better = |best: &Best| (apart, lost, &cards) < (best.apart, best.lost, &best.cards);
+        let lending = self
+            .request
+            .lending(&self.node.cards, self.chosen.iter().copied());
+        let better = |best: &Best| {
+            (apart, lost, lending, &cards) < (best.apart, best.lost, best.lending, &best.cards)
+        };
         if self.best.as_ref().is_none_or(better) {
             self.best = Some(Best {
                 apart,
                 lost,
+                lending,
                 cards,
                 chosen: self.chosen.clone(),
             });

@@ -1,6 +1,6 @@
 //! What a pod asks for.
 
-use crate::{Card, Mib, NodeGpus, PolicyKind};
+use crate::{Card, Lending, Mib, NodeGpus, PolicyKind};
 
 /// When a container holds its share, by Kubernetes' rule for init containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,8 @@ pub struct Request {
     /// For each claim the MiB of each card to which the driver must hold it, zero if it need not; empty if
     /// it need hold none of them.
     pub limits: Vec<Mib>,
+    /// A container may use more of a card than is promised to it, while that is free.
+    pub bursts: bool,
     /// The policy that the pod names, if any.
     pub policy: Option<PolicyKind>,
     /// CPU that the pod asks for, in thousandths of a core.
@@ -55,6 +57,16 @@ impl Request {
     #[must_use]
     pub fn limit(&self) -> Mib {
         self.limits.iter().copied().max().unwrap_or_default()
+    }
+
+    /// How much stands against these cards where nothing else does: for who may use more than is promised, what
+    /// is likely to be in use; for others, what is lent, since that has to be called back should they want it.
+    pub(crate) fn lending(&self, cards: &[Card], chosen: impl Iterator<Item = usize>) -> u32 {
+        let of = |index: usize| {
+            let Lending { used, lent } = cards[index].lending;
+            u32::from(if self.bursts { used } else { lent })
+        };
+        chosen.map(of).sum()
     }
 
     /// May this card take something of this request, and how much at most? For whole cards that is all of

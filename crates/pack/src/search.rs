@@ -1,5 +1,6 @@
 //! The search for a pod of which several containers ask.
 
+use crate::fit::lending;
 use crate::policy::Survey;
 use crate::{Choice, Claim, ClaimKind, Cost, Mib, NodeGpus, Placement, Policy, Refusal, Request};
 
@@ -234,6 +235,7 @@ impl<'a> Search<'a> {
                 .policy
                 .cost(self.node, &self.survey, self.request, &charges),
             apart: 0,
+            lending: lending(self.policy, self.node, self.request, &charges),
         };
         // Placements come in order of card indices: an equal one later never replaces one before.
         if self.best.as_ref().is_none_or(|best| cost < best.cost) {

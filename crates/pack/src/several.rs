@@ -1,6 +1,6 @@
 //! The search for a pod of which one container asks, for several cards.
 
-use crate::fit::refusal_of_one;
+use crate::fit::{lending, refusal_of_one};
 use crate::policy::Survey;
 use crate::search::{MAX_STEPS, STEPS_PER_COST};
 use crate::{Claim, Cost, Mib, NodeGpus, Policy, Refusal, Request};
@@ -86,6 +86,7 @@ impl Search<'_> {
                 .policy
                 .cost(self.node, &self.survey, self.request, chosen),
             apart: 0,
+            lending: lending(self.policy, self.node, self.request, chosen),
         };
         // Those with lower indices come first.
         if self.best.as_ref().is_none_or(|(_, best)| cost < *best) {

@@ -27,6 +27,8 @@ pub struct Stowed {
     no_models: Arc<[Box<str>]>,
     /// Cards of different size: pods that want whole cards are exclusive.
     exclusive: bool,
+    /// Pods may use more than they ask for.
+    bursts: bool,
 }
 
 impl Stowed {
@@ -84,6 +86,7 @@ impl Stowed {
             containers: Arc::from([Box::from("main")]),
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
+            bursts: call_back,
         }
     }
 
@@ -143,6 +146,7 @@ impl Stowed {
                     Vec::new()
                 },
                 exclusive,
+                bursts: self.bursts,
                 policy: None,
                 limits: Vec::new(),
                 cpu_milli: job.cpu,

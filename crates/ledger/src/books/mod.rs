@@ -6,6 +6,7 @@
 
 mod change;
 mod gone;
+mod lending;
 mod models;
 mod node;
 mod nodes;
@@ -47,12 +48,15 @@ pub(crate) struct Books {
     models: Models,
     /// A report that has not changed for longer says nothing.
     stale_after: Duration,
+    /// What pods use counts where to put others: where memory is lent and called back.
+    weighs_use: bool,
 }
 
 impl Books {
-    pub(crate) fn new(stale_after: Duration) -> Self {
+    pub(crate) fn new(stale_after: Duration, weighs_use: bool) -> Self {
         Self {
             stale_after,
+            weighs_use,
             ..Self::default()
         }
     }
@@ -99,7 +103,7 @@ impl Books {
             self.nodes.remove(&name);
             change.note(Event::NodeGone(name));
         } else {
-            let gained = node.refresh();
+            let gained = node.refresh(self.weighs_use);
             change.note(Event::Node { name, gained });
         }
     }

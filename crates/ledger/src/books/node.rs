@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
-use gpustow_pack::{Card, Links, Mib, ModelId, NodeGpus, Request};
+use gpustow_pack::{Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
 
+use super::lending::lending;
 use crate::maps::HashMap;
 
 /// A pod's UID.
@@ -173,6 +174,8 @@ pub(crate) struct Node {
     view: Arc<NodeGpus>,
     /// Does a pod use more of a card that it holds than it asked for? The same.
     lends: bool,
+    /// What pods use counts where to put others.
+    weighs_use: bool,
 }
 
 impl Node {
@@ -341,7 +344,8 @@ impl Node {
     }
 
     /// Recomputes the view. True if a card has more room than before.
-    pub(super) fn refresh(&mut self) -> bool {
+    pub(super) fn refresh(&mut self, weighs_use: bool) -> bool {
+        self.weighs_use = weighs_use;
         let view = self.view_of(|_| true);
         let gained = view.cards.len() > self.view.cards.len()
             || view.cards.iter().zip(&self.view.cards).any(|(new, old)| {
@@ -442,6 +446,13 @@ impl Node {
                 model,
                 usable: gpu.healthy,
                 limit: gpu.limit(),
+                lending: match self.weighs_use {
+                    true => lending(gpu, capacity, |uid| {
+                        let hold = holds(uid).filter(|_| counts(uid));
+                        hold.map(|hold| hold.charges.on(&gpu.uuid))
+                    }),
+                    false => Lending::default(),
+                },
             }
         });
         let cards = cards.collect();

@@ -4,6 +4,7 @@ mod binding;
 mod bounds;
 mod budget;
 mod build;
+mod burst;
 mod call_back;
 mod filter;
 mod forged;

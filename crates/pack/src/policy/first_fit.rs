@@ -16,7 +16,7 @@ impl Policy for FirstFit {
         (0, 0)
     }
 
-    fn heeds_links(&self) -> bool {
+    fn breaks_ties(&self) -> bool {
         false
     }
 }

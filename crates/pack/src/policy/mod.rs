@@ -16,8 +16,8 @@ pub use spread::Spread;
 pub use tight::{Class, Tight};
 
 /// What a placement costs: the lowest wins, on a node and between nodes. Fewer cards come first, then
-/// what the policy says, then how close the cards are; what is equal here is decided by card index,
-/// then by node name.
+/// what the policy says, then how close the cards are, then what is lent there; what is equal here is decided
+/// by card index, then by node name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Cards that the pod uses: its containers share a card where they fit.
@@ -26,6 +26,8 @@ pub struct Cost {
     pub policy: (i64, i64),
     /// How far the pod's cards are from each other, from [`crate::Links`]; 0 for one card.
     pub apart: u32,
+    /// What pods make of the memory of these cards: see [`crate::Lending`].
+    pub lending: u32,
 }
 
 /// What a policy sees of a node before anything is put there: the same for all placements on it.
@@ -56,8 +58,8 @@ pub trait Policy {
         charges: &[(usize, Mib)],
     ) -> (i64, i64);
 
-    /// Whether links decide where this rule leaves a choice.
-    fn heeds_links(&self) -> bool {
+    /// Whether links, and what is lent, decide where this rule leaves a choice.
+    fn breaks_ties(&self) -> bool {
         true
     }
 }

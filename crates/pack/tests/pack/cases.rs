@@ -1,7 +1,8 @@
 //! Cases that a reader can check by hand, and requests nobody should write.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request, Tight, fit,
+    Card, Claim, ClaimKind, Lending, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request, Tight,
+    fit,
     policy::{Binpack, FirstFit},
 };
 
@@ -13,6 +14,7 @@ fn node(cards: &[(u64, u64)]) -> NodeGpus {
         model: ModelId(0),
         usable: true,
         limit: Mib::ZERO,
+        lending: Lending::default(),
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),
@@ -258,4 +260,25 @@ fn policies_are_found_by_name() {
         unknown,
         "unknown policy \"best\": use one of tight binpack spread first-fit"
     );
+}
+
+#[test]
+fn among_equal_cards_who_may_use_more_goes_where_most_stays_free_and_others_where_least_is_lent() {
+    let mut node = node(&[(100, 60), (100, 60), (100, 60)]);
+    for (card, (used, lent)) in node.cards.iter_mut().zip([(5, 2), (3, 3), (6, 0)]) {
+        card.lending = Lending { used, lent };
+    }
+    let promised = pod(&[main(1, 20)]);
+    let bursts = Request {
+        bursts: true,
+        ..promised.clone()
+    };
+    for policy in [PolicyKind::Tight, PolicyKind::Binpack, PolicyKind::Spread] {
+        check(&node, &promised, policy, Ok(&[&[2]]));
+        check(&node, &bursts, policy, Ok(&[&[1]]));
+    }
+    check(&node, &bursts, PolicyKind::FirstFit, Ok(&[&[0]]));
+    // A better place for the policy is better all the same.
+    node.cards[0].free = Mib(20);
+    check(&node, &bursts, PolicyKind::Binpack, Ok(&[&[0]]));
 }

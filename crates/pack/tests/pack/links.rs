@@ -2,8 +2,8 @@
 
 use Link::{NvLink, PcieSwitch, System};
 use gpustow_pack::{
-    Card, Choice, Claim, ClaimKind, Link, Links, Mib, ModelId, NodeGpus, PolicyKind, Request,
-    Tight, fit,
+    Card, Choice, Claim, ClaimKind, Lending, Link, Links, Mib, ModelId, NodeGpus, PolicyKind,
+    Request, Tight, fit,
 };
 
 /// A node of cards of 80 MiB with so much free; pairs that `near` does not list are far apart.
@@ -14,6 +14,7 @@ pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
         model: ModelId(0),
         usable: true,
         limit: Mib::ZERO,
+        lending: Lending::default(),
     };
     let link = |one, other| {
         let pair =

@@ -3,8 +3,8 @@
 //! promise.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Link, Mib, NodeGpus, Placement, Policy, PolicyKind, Refusal, Request,
-    Tight,
+    Card, Claim, ClaimKind, Lending, Link, Mib, NodeGpus, Placement, Policy, PolicyKind, Refusal,
+    Request, Tight,
 };
 
 /// Card indices of every claim.
@@ -33,6 +33,10 @@ pub(crate) fn answer(
                 }
                 _ => (cost(node, &placement.charges, policy), 0),
             },
+            match policy {
+                PolicyKind::FirstFit => 0,
+                _ => lending(node, request, placement),
+            },
             placement.cards.clone(),
         )
     });
@@ -44,7 +48,15 @@ pub(crate) fn answer(
         let alike = legal(node)
             .into_iter()
             .filter(|other| self::roles(node, other) == roles);
-        let key = |other: &Placement| (apart(node, other), lost(node, other), other.cards.clone());
+        let key = |other: &Placement| {
+            let lending = lending(node, request, other);
+            (
+                apart(node, other),
+                lost(node, other),
+                lending,
+                other.cards.clone(),
+            )
+        };
         return Ok(alike.min_by_key(key).unwrap());
     }
     let healthy = with_cards(node, |card| Card {
@@ -89,11 +101,25 @@ fn with_cards(node: &NodeGpus, change: impl Fn(&Card) -> Card) -> NodeGpus {
     }
 }
 
+/// What is in use on the chosen cards, for who may use what is free; for others what is lent there.
+fn lending(node: &NodeGpus, request: &Request, placement: &Placement) -> u32 {
+    let charged = placement.charges.iter();
+    let of = charged.map(|&(card, _)| match request.bursts {
+        true => u32::from(node.cards[card].lending.used),
+        false => u32::from(node.cards[card].lending.lent),
+    });
+    of.sum()
+}
+
 /// In what state the chosen cards are, and which claims hold each, whatever their places.
 fn roles(node: &NodeGpus, placement: &Placement) -> Vec<String> {
     let role = |&(card, _): &(usize, Mib)| {
         let held = placement.cards.iter().map(|cards| cards.contains(&card));
-        format!("{:?} {:?}", node.cards[card], held.collect::<Vec<_>>())
+        let state = Card {
+            lending: Lending::default(),
+            ..node.cards[card]
+        };
+        format!("{state:?} {:?}", held.collect::<Vec<_>>())
     };
     let mut roles: Vec<String> = placement.charges.iter().map(role).collect();
     roles.sort();

@@ -1,8 +1,8 @@
 //! `fit` against the oracle, on small nodes where twins, ties and tight fits are common.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Class, Link, Links, Mib, ModelId, NodeGpus, PolicyKind, Request, Tight,
-    cost, fit,
+    Card, Claim, ClaimKind, Class, Lending, Link, Links, Mib, ModelId, NodeGpus, PolicyKind,
+    Request, Tight, cost, fit,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,13 +20,17 @@ fn card() -> impl Strategy<Value = Card> {
     });
     let limit = prop_oneof![2 => Just(0), 3 => 4..=16_u64];
     let usable = prop::bool::weighted(0.8);
-    (free, 0..2_u16, usable, limit).prop_map(|((capacity, free), model, usable, limit)| Card {
-        capacity: Mib(capacity),
-        free: Mib(free),
-        model: ModelId(model),
-        usable,
-        limit: Mib(limit),
-    })
+    let lending = prop_oneof![2 => Just((0, 0)), 1 => (0..3_u8, 0..3_u8)];
+    (free, 0..2_u16, usable, limit, lending).prop_map(
+        |((capacity, free), model, usable, limit, (used, lent))| Card {
+            capacity: Mib(capacity),
+            free: Mib(free),
+            model: ModelId(model),
+            usable,
+            limit: Mib(limit),
+            lending: Lending { used, lent },
+        },
+    )
 }
 
 /// Drawn from a few kinds of card, so that some cannot be told apart.
@@ -72,18 +76,23 @@ fn request() -> impl Strategy<Value = Request> {
         mib: Mib(mib),
     });
     let limits = prop_oneof![3 => Just(Vec::new()), 2 => vec(0..=12_u64, 3)];
-    (vec(claim, 1..=3), prop::bool::weighted(0.25), limits).prop_map(
-        |(mut claims, exclusive, limits)| {
+    (
+        vec(claim, 1..=3),
+        prop::bool::weighted(0.25),
+        limits,
+        any::<bool>(),
+    )
+        .prop_map(|(mut claims, exclusive, limits, bursts)| {
             claims.sort_by_key(|claim| claim.kind == ClaimKind::Main);
             let limits = limits.into_iter().zip(&claims).map(|(limit, _)| Mib(limit));
             Request {
                 limits: limits.collect(),
                 claims,
                 exclusive,
+                bursts,
                 ..Request::default()
             }
-        },
-    )
+        })
 }
 
 /// The policy after it has seen some pods on some nodes.
@@ -134,6 +143,23 @@ proptest! {
         prop_assert_eq!(choice.as_ref().map(|choice| choice.cost.policy), without.as_ref().copied());
         let placement = choice.map(|choice| choice.placement);
         prop_assert_eq!(placement, oracle::answer(&node, &request, kind, &tight));
+    }
+
+    /// What is lent decides between places that the policy finds equally good, and on nothing else.
+    #[test]
+    fn what_is_lent_breaks_ties_alone(
+        node in node(), request in request(), kind in select(PolicyKind::ALL.to_vec()),
+        tight in tight(),
+    ) {
+        let policy = kind.with(&tight);
+        let told = |node: &NodeGpus| {
+            fit(node, &request, policy).map(|it| (it.cost.cards, it.cost.policy))
+        };
+        let mut blind = node.clone();
+        for card in &mut blind.cards {
+            card.lending = Lending::default();
+        }
+        prop_assert_eq!(told(&node), told(&blind));
     }
 
     /// Legality does not depend on the policy.

@@ -1,8 +1,8 @@
 //! What `tight` prefers, in cases that a reader can check by hand.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Class, Cost, Mib, ModelId, NodeGpus, PolicyKind, Request, Tight, cost,
-    fit,
+    Card, Claim, ClaimKind, Class, Cost, Lending, Mib, ModelId, NodeGpus, PolicyKind, Request,
+    Tight, cost, fit,
 };
 
 fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
@@ -12,6 +12,7 @@ fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
         model: ModelId(0),
         usable: true,
         limit: Mib::ZERO,
+        lending: Lending::default(),
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),

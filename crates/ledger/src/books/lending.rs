@@ -1,0 +1,28 @@
+//! What pods make of a card beside what they were promised, as far as that decides where others go.
+
+use gpustow_api::gpunode::Gpu;
+use gpustow_pack::{Lending, Mib};
+
+const PARTS: u64 = 16;
+
+fn parts(mib: Mib, capacity: Mib) -> u8 {
+    let parts = mib.0.saturating_mul(PARTS) / capacity.0.max(1);
+    u8::try_from(parts.min(PARTS)).unwrap_or(u8::MAX)
+}
+
+/// Of a card of which pods may hold so much. `held` says what a pod holds of it, of one that counts. A pod is likely to
+/// use as much as it did at most of late.
+pub(super) fn lending(gpu: &Gpu, capacity: Mib, held: impl Fn(&str) -> Option<Mib>) -> Lending {
+    let (mut used, mut lent) = (Mib(gpu.strangers_mib), Mib::ZERO);
+    for pod in &gpu.pods {
+        if let Some(held) = held(&pod.uid) {
+            let most = Mib(pod.high_mib.unwrap_or(0).max(pod.used_mib));
+            used = used + most;
+            lent = lent + most.minus(held);
+        }
+    }
+    Lending {
+        used: parts(used, capacity),
+        lent: parts(lent, capacity),
+    }
+}
