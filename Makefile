@@ -72,8 +72,9 @@ soak: ## The same with the repeated cases 200 times
 	@$(MAKE) --no-print-directory test ROUNDS=200
 
 .PHONY: simulate
-simulate: ## Live through SEEDS (10,000) histories of the whole extender in a simulated world, from FROM (0) on
-	GPUSTOW_SEEDS=$(or $(SEEDS),10000) GPUSTOW_FROM=$(or $(FROM),0) $(CARGO) test --workspace --locked --test simulate every -- --nocapture
+simulate: ## Live through SEEDS (10,000) histories of the whole extender in a simulated world, from FROM (0) on; SEED=7: tell that one
+	@GPUSTOW_SEED='$(SEED)' GPUSTOW_SEEDS=$(or $(SEEDS),10000) GPUSTOW_FROM=$(or $(FROM),0) \
+	    $(CARGO) test --workspace --locked --test simulate $(if $(SEED),a_world_comes,every) -- --nocapture
 
 .PHONY: teeth
 teeth: ## Take mends out again and see the ledger's model, or the simulated world, find each (ARGS=tests/teeth/NAME.patch for some)

@@ -188,6 +188,8 @@ fn no_file_invents_a_name() -> Result<()> {
         names::KEPT_CONDITION,
         names::GIVE_BACK,
         "gpunodes.gpustow.dev",
+        // No objects: the verb resize on it is a right.
+        "limits.gpustow.dev",
         // How unknown keys are told from others.
         "gpustow.dev/",
         ".gpustow.dev/",

@@ -2,8 +2,7 @@
 //! paused time, against a simulated API server and kube-scheduler. Every seed is a history of its own, and the same
 //! each time: a world has a process of its own, whose random numbers are the seed's.
 //!
-//! `make simulate SEEDS=1000 FROM=0` lives through so many; `GPUSTOW_SEED=7 cargo test --test simulate world --
-//! --nocapture` through one, and tells its story.
+//! `make simulate SEEDS=1000 FROM=0` lives through so many, `make simulate SEED=7` through one, and tells its story.
 
 mod check;
 mod dice;
@@ -26,7 +25,7 @@ use world::World;
 const FEW: u64 = 60;
 
 fn number(name: &str) -> Result<Option<u64>> {
-    let text = std::env::var(name).ok();
+    let text = std::env::var(name).ok().filter(|text| !text.is_empty());
     let number = text.map(|text| text.parse().with_context(|| format!("{name}={text}")));
     number.transpose()
 }
@@ -84,9 +83,7 @@ fn every_world_comes_right() -> Result<()> {
             let (well, story) = lives(seed)?;
             if !well {
                 next.store(u64::MAX, Ordering::Relaxed);
-                bail!(
-                    "{story}\nlive through it again: GPUSTOW_SEED={seed} cargo test --test simulate a_world -- --nocapture"
-                );
+                bail!("{story}\nlive through it again: make simulate SEED={seed}");
             }
             let done = seed - from + 1;
             if done % 500 == 0 {
