@@ -183,23 +183,55 @@ async fn a_limit_holds_and_where_it_cannot_no_pod_comes() -> Result<()> {
         says(node, "Cgroup").await?;
         refused(node, &kernel).await?;
         fails(node, "second", "cgroup").await?;
+        // With an older toolkit it starts without a limit, which nobody could read.
+        node.has("toolkit", "1.20.0")?;
+        node.runs_again("second").await?;
+        condition(node, "Unknown", "NotReadable").await?;
+        // The same with an older driver.
+        node.has_driver(OLD)?;
+        node.restart_agent().await?;
+        says(node, "Driver").await?;
+        refused(node, &kernel).await?;
+        node.has("toolkit", "1.20.1")?;
+        fails(node, "second", "cgroup").await?;
+        node.has("toolkit", "1.20.0")?;
+        node.runs_again("second").await?;
+        condition(node, "Unknown", "NotReadable").await?;
         gone(node, "second").await?;
 
-        // A card that is divided, with either driver: the instance itself is the limit.
-        node.has("cgroups", "2")?;
-        for driver in [LIMITS, OLD] {
+        // A card that is divided, with either driver, toolkit and cgroups: the instance itself is the limit.
+        let instance = Mig {
+            uuid: node.machine.gpus[0].uuid.replace("GPU-", "MIG-"),
+            profile: "1g.10gb".to_owned(),
+            total_mib: 9_856,
+            ..Mig::default()
+        };
+        for (driver, toolkit, cgroups) in [
+            (LIMITS, "1.20.1", "2"),
+            (LIMITS, "1.20.1", "1"),
+            (OLD, "1.20.1", "2"),
+            (OLD, "1.20.0", "1"),
+        ] {
+            node.has("toolkit", toolkit)?;
+            node.has("cgroups", cgroups)?;
             node.has_driver(driver)?;
-            let instance = Mig {
-                uuid: format!("MIG-{}", node.case.uuid("n", 0)),
-                profile: "1g.10gb".to_owned(),
-                total_mib: 9_856,
-                ..Mig::default()
-            };
-            node.machine.gpus[0].mig = vec![instance];
+            node.machine.gpus[0].mig = vec![instance.clone()];
             node.shows()?;
             node.restart_agent().await?;
             says(node, "Mig").await?;
             refused(node, &kernel).await?;
+            node.run(node.pod("divided").gpu_mem(9_000)).await?;
+            let main = node.container("divided").await?;
+            let sees = format!("/proc/{}/root/dev/nvidia-caps", main.pid);
+            let mut sees: Vec<_> = std::fs::read_dir(&sees)?
+                .map(|it| it.map(|it| it.file_name()))
+                .collect::<std::io::Result<_>>()?;
+            sees.sort();
+            assert_eq!(sees, ["nvidia-cap3", "nvidia-cap4"], "its instance");
+            let limits = std::fs::read_to_string(node.limits())?;
+            let own = cgroup(main.pid)?.display().to_string();
+            ensure!(!limits.contains(&own), "{own} is in {limits}");
+            gone(node, "divided").await?;
         }
         Ok(())
     })

@@ -57,7 +57,7 @@ pub(crate) fn done(result: Result<(), Return>) -> Return {
 
 /// # Safety
 /// `to` is null or points to memory for a `T`.
-unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Return> {
+pub(crate) unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Return> {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
     }
@@ -81,7 +81,7 @@ unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> Result<(), Re
     Ok(())
 }
 
-fn device<T>(
+pub(crate) fn device<T>(
     call: &str,
     device: nvmlDevice_t,
     read: impl FnOnce(Handle, &Gpu, Option<&Mig>) -> Result<T, Return>,
@@ -92,7 +92,7 @@ fn device<T>(
     })
 }
 
-fn pointer(handle: Handle) -> nvmlDevice_t {
+pub(crate) fn pointer(handle: Handle) -> nvmlDevice_t {
     handle.encode() as nvmlDevice_t
 }
 
@@ -105,6 +105,7 @@ macro_rules! c {
         }
     )*};
 }
+pub(crate) use c;
 
 c! {
     fn nvmlInit_v2() |_: &str| state(|state| state.init())
@@ -128,11 +129,15 @@ c! {
             return Err(INVALID_ARGUMENT);
         }
         let uuid = unsafe { CStr::from_ptr(uuid) }.to_str().map_err(|_| INVALID_ARGUMENT)?;
-        let gpu = state(|state| {
-            let gpus = &state.machine(call)?.gpus;
-            gpus.iter().position(|gpu| gpu.uuid == uuid).ok_or(NOT_FOUND)
+        let handle = state(|state| {
+            let gpus = state.machine(call)?.gpus.iter().enumerate();
+            let mut found = gpus.filter_map(|(gpu, it)| {
+                let mig = it.mig.iter().position(|mig| mig.uuid == uuid);
+                (it.uuid == uuid || mig.is_some()).then_some(Handle { gpu, mig })
+            });
+            found.next().ok_or(NOT_FOUND)
         })?;
-        unsafe { put(device, pointer(Handle { gpu, mig: None })) }
+        unsafe { put(device, pointer(handle)) }
     }
     fn nvmlDeviceGetUUID(of: nvmlDevice_t, text: *mut c_char, length: c_uint) |call: &str| {
         let uuid = device(call, of, |_, gpu, mig| {

@@ -7,4 +7,5 @@
 
 mod ffi;
 mod limits;
+mod mig;
 mod state;
