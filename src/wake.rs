@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::ask::within;
-use crate::epoch::Epoch;
+use crate::epoch::{Epoch, EpochError};
 use crate::locked::Locked;
 use crate::metrics::Metrics;
 use crate::watch::Lists;
@@ -55,13 +55,8 @@ impl Waker {
             match self.epoch.held() {
                 Some(epoch) if self.lists.missing().is_empty() => {
                     let pods = self.ledger.lock().wake(limit, now);
-                    // A replica that was relieved need not know it yet; should it decide again, it begins anew.
-                    if !pods.is_empty() && self.epoch.confirm(epoch).await.is_ok() {
-                        let patches: Vec<_> = pods.iter().map(|pod| self.wake(pod)).collect();
-                        stream::iter(patches)
-                            .buffer_unordered(WIDTH)
-                            .collect::<()>()
-                            .await;
+                    if !pods.is_empty() {
+                        self.wake_all(&pods, epoch).await;
                     }
                     if pods.len() == limit || self.ledger.lock().wakes_on() {
                         self.ledger.wake.notify_one();
@@ -71,6 +66,22 @@ impl Waker {
             }
             sleep(PAUSE).await;
         }
+    }
+
+    /// Wakes those that `epoch` found room for. Where a successor decides by now, these are its last: kube-scheduler
+    /// beside us may have put them to sleep on our word, and if it still leads, we decide again as soon as it asks.
+    async fn wake_all(&self, pods: &[Arc<PodFacts>], epoch: u64) {
+        if let Err(EpochError::Ask(error)) = self.epoch.confirm(epoch).await {
+            tracing::debug!(%error, "cannot tell who decides: nobody is woken yet");
+            let mut ledger = self.ledger.lock();
+            pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
+            return;
+        }
+        let patches: Vec<_> = pods.iter().map(|pod| self.wake(pod)).collect();
+        stream::iter(patches)
+            .buffer_unordered(WIDTH)
+            .collect::<()>()
+            .await;
     }
 
     async fn wake(&self, pod: &PodFacts) {
