@@ -12,6 +12,8 @@ export KUBERNETES
 # Arguments for demo, cluster and the benches: make demo ARGS="--seed 7 --nodes 12"
 ARGS :=
 
+comma := ,
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,8 +75,8 @@ soak: ## The same with the repeated cases 200 times
 
 .PHONY: simulate
 simulate: ## Live through SEEDS (10,000) histories of the whole extender in a simulated world, from FROM (0) on; SEED=7: tell that one
-	@GPUSTOW_SEED='$(SEED)' GPUSTOW_SEEDS=$(or $(SEEDS),10000) GPUSTOW_FROM=$(or $(FROM),0) \
-	    $(CARGO) test --workspace --locked --test simulate $(if $(SEED),a_world_comes,every) -- --nocapture
+	@RUST_LOG=$${RUST_LOG-$(if $(SEED),gpustow=debug$(comma)gpustow_agent=info)} GPUSTOW_SEED='$(SEED)' GPUSTOW_SEEDS=$(or $(SEEDS),10000) GPUSTOW_FROM=$(or $(FROM),0) \
+	    $(CARGO) test $(if $(SEED),,--profile simulate) --workspace --locked --test simulate $(if $(SEED),a_world_comes,every) -- --nocapture
 
 .PHONY: teeth
 teeth: ## Take mends out again and see the ledger's model, or the simulated world, find each (ARGS=tests/teeth/NAME.patch for some)

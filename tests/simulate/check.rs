@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use gpustow_api::{Assignment, names};
 use serde_json::Value;
 
+use crate::preempt::{nominated, priority};
 use crate::server::{Kind, Server};
+
+/// MiB of every card.
+pub(crate) const CARD: u64 = 80_000;
 
 /// What is wrong with this write of a pod.
 pub(crate) fn pod(server: &Server, before: Option<&Value>, after: &Value) -> Vec<String> {
@@ -27,13 +31,12 @@ pub(crate) fn pod(server: &Server, before: Option<&Value>, after: &Value) -> Vec
         Some(assignment) => {
             let cards = cards(server, &node);
             for (uuid, _) in &assignment.charges {
-                match cards.get(&**uuid) {
-                    None => wrong.push(format!("{name}: node {node} has no card {uuid}")),
-                    Some(card) if card.held > card.size => wrong.push(format!(
-                        "{name}: card {uuid} of {node} holds {} MiB of {}",
-                        card.held, card.size
-                    )),
-                    Some(_) => {}
+                // One that is gone may have been given away by what was known of it.
+                let held = cards.get(&**uuid).map_or(0, |card| card.held);
+                if !uuid.starts_with(&format!("GPU-{node}-")) || held > CARD {
+                    wrong.push(format!(
+                        "{name}: card {uuid} of {node} holds {held} MiB of {CARD}"
+                    ));
                 }
             }
         }
@@ -46,8 +49,9 @@ pub(crate) fn pod(server: &Server, before: Option<&Value>, after: &Value) -> Vec
 pub(crate) struct Card {
     /// What pods may hold.
     pub(crate) size: u64,
-    /// What they hold.
+    /// What they hold, and use beyond it.
     pub(crate) held: u64,
+    pub(crate) lent: u64,
     /// What others use.
     pub(crate) strangers: u64,
     pub(crate) healthy: bool,
@@ -55,7 +59,7 @@ pub(crate) struct Card {
 
 impl Card {
     pub(crate) fn free(&self) -> u64 {
-        let taken = self.held + self.strangers;
+        let taken = self.held + self.lent + self.strangers;
         self.size.saturating_sub(taken)
     }
 }
@@ -73,6 +77,12 @@ pub(crate) fn ended(pod: &Value) -> bool {
     )
 }
 
+/// Does somebody hold it back?
+pub(crate) fn gated(pod: &Value) -> bool {
+    let gates = pod["spec"]["schedulingGates"].as_array();
+    gates.is_some_and(|gates| !gates.is_empty())
+}
+
 /// The cards of a node, by UUID.
 pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
     let report = server.get(&(Kind::GpuNode, String::new(), node.to_owned()));
@@ -84,17 +94,26 @@ pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
             let card = Card {
                 size: mib("totalMiB") - mib("reservedMiB"),
                 held: 0,
+                lent: 0,
                 strangers: mib("strangersMiB"),
-                healthy: gpu["healthy"] == true,
+                healthy: gpu["healthy"] == true && gpu["missing"] != true,
             };
             (gpu["uuid"].as_str().unwrap_or_default().to_owned(), card)
         })
         .collect();
     let here = server.all(Kind::Pod);
     let here = here.filter(|pod| pod["spec"]["nodeName"] == *node && !ended(pod));
-    for assignment in here.filter_map(|pod| assignment(pod)) {
+    for (pod, assignment) in here.filter_map(|pod| Some((pod, assignment(pod)?))) {
         for (uuid, mib) in &assignment.charges {
-            cards.entry(uuid.to_string()).or_default().held += mib.0;
+            let card = cards.entry(uuid.to_string()).or_default();
+            card.held += mib.0;
+            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+            let gpus = status["gpus"].as_array().into_iter().flatten();
+            let mut gpus = gpus.filter(|gpu| gpu["uuid"] == **uuid);
+            let uses = gpus.next().and_then(|gpu| gpu["pods"].as_array());
+            let used = uses.into_iter().flatten().find(|it| it["uid"] == *uid);
+            let used = used.and_then(|it| it["usedMiB"].as_u64()).unwrap_or(0);
+            card.lent += used.saturating_sub(mib.0);
         }
     }
     cards
@@ -115,12 +134,22 @@ pub(crate) fn starving(server: &Server) -> Vec<String> {
     let waiting = server.all(Kind::Pod);
     let waiting = waiting.filter(|pod| {
         !ended(pod)
+            && !gated(pod)
             && !pod["spec"]["nodeName"].is_string()
             && !pod["metadata"]["deletionTimestamp"].is_string()
     });
     let fits = waiting.filter_map(|pod| {
         let (mib, gpus) = asks(pod);
-        let mut nodes = server.all(Kind::Node);
+        // Room that is kept for a pod that comes before it is not looked into.
+        let is_kept = |node: &Value| {
+            let mut others = server.all(Kind::Pod);
+            others.any(|other| {
+                nominated(other) == node["metadata"]["name"].as_str()
+                    && other["metadata"]["uid"] != pod["metadata"]["uid"]
+                    && priority(other) >= priority(pod)
+            })
+        };
+        let mut nodes = server.all(Kind::Node).filter(|node| !is_kept(node));
         let node = nodes.find(|node| {
             let cards = cards(
                 server,
@@ -135,4 +164,33 @@ pub(crate) fn starving(server: &Server) -> Vec<String> {
         ))
     });
     fits.collect()
+}
+
+/// What an extender's metrics say otherwise than the server.
+pub(crate) fn books<'a>(
+    server: &Server,
+    metrics: &'a str,
+) -> impl Iterator<Item = String> + use<'a> {
+    let holds = server.all(Kind::Node).flat_map(|node| {
+        let node = node["metadata"]["name"].as_str().unwrap_or_default();
+        cards(server, node)
+    });
+    let holds: BTreeMap<String, f64> = holds
+        .map(|(uuid, card)| (uuid, card.held as f64 * 1024.0 * 1024.0))
+        .collect();
+    metrics.lines().filter_map(move |line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let value: f64 = value.parse().ok()?;
+        let name = series.split('{').next()?;
+        let wanted = match name {
+            "gpustow_reservations" | "gpustow_unfenced_pods" => 0.0,
+            "gpustow_extender_gpu_memory_requested_bytes" => {
+                let (_, uuid) = series.split_once("gpu_uuid=\"")?;
+                let held = holds.get(uuid.split('"').next()?);
+                held.copied().unwrap_or_default()
+            }
+            _ => return None,
+        };
+        (value != wanted).then(|| format!("says {line}, and it is {wanted}"))
+    })
 }

@@ -1,5 +1,5 @@
-//! The dice of the standard library. Its maps and tokio's `select!` draw their order from the system's random
-//! numbers: in a world they come from the seed, so that the world repeats.
+//! The dice of the standard library, by which its maps and tokio's `select!` are ordered, and of fastrand, by which
+//! kube's pauses differ: in a world they come from the seed, so that the world repeats.
 #![allow(
     unsafe_code,
     reason = "the C library's function is replaced for this test binary"
@@ -14,6 +14,7 @@ thread_local! {
 /// What this thread draws from now on. Maps that the thread has made before keep their order.
 pub(crate) fn throw(seed: u64) {
     STATE.set(seed);
+    fastrand::seed(seed);
 }
 
 /// Stands in for getrandom(2) of the C library.

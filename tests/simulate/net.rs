@@ -20,6 +20,9 @@ use crate::server::{Answer, Change, Copy, Kind, Refusal, Server};
 
 pub(crate) type Shared = Arc<Mutex<Server>>;
 
+/// That of all pods.
+pub(crate) const NAMESPACE: &str = "team";
+
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -174,12 +177,16 @@ impl Link {
         // What is under way arrives whether or not somebody waits.
         let (tell, told) = oneshot::channel();
         let server = self.server.clone();
+        let life = locked(&server).life;
         tokio::spawn(async move {
             if let Fate::Late(delay) = fate {
                 sleep(delay).await;
             }
-            // Nobody may wait any more.
-            let _ = tell.send(call.answer(&mut locked(&server)));
+            let mut server = locked(&server);
+            if server.life == life {
+                // Nobody may wait any more.
+                let _ = tell.send(call.answer(&mut server));
+            }
         });
         let answer = told.await?;
         sleep(self.delay()).await;
@@ -280,10 +287,14 @@ struct Call {
     namespace: String,
     name: String,
     part: String,
-    /// Pods that have not ended, or those that are not bound.
+    /// Pods that have not ended, or those that are not bound, or those of one node.
     unfinished: bool,
-    unbound: bool,
+    node: Option<String>,
+    /// The one with this name.
+    only: Option<String>,
     strategic: bool,
+    /// Server-side.
+    applies: bool,
     /// Only metadata is wanted.
     partial: bool,
     /// It is a watch, from this version on.
@@ -318,7 +329,11 @@ impl Call {
             let value = head.headers.get(name);
             value.and_then(|it| it.to_str().ok()).unwrap_or_default()
         };
-        let selects = |field: &str| value("fieldSelector").is_some_and(|it| it.starts_with(field));
+        let selects = |field: &str| {
+            let selector = value("fieldSelector").unwrap_or_default();
+            let selector = selector.replace("%3D", "=").replace("%21", "!");
+            selector.strip_prefix(field).map(str::to_owned)
+        };
         Self {
             method: head.method.clone(),
             kind: Kind::of_plural(&part(0)),
@@ -326,9 +341,11 @@ impl Call {
             namespace: namespace.unwrap_or_default().to_owned(),
             name: part(1),
             part: part(2),
-            unfinished: selects("status.phase"),
-            unbound: selects("spec.nodeName"),
+            unfinished: selects("status.phase").is_some(),
+            node: selects("spec.nodeName="),
+            only: selects("metadata.name="),
             strategic: header("content-type").contains("strategic"),
+            applies: header("content-type").contains("apply-patch"),
             partial: header("accept").contains("as=PartialObjectMetadata"),
             watches: value("watch").map(|_| number("resourceVersion").unwrap_or(0)),
             seconds: number("timeoutSeconds").unwrap_or(300),
@@ -339,7 +356,11 @@ impl Call {
     fn wants(&self, object: &Value) -> bool {
         (self.namespace.is_empty() || object["metadata"]["namespace"] == *self.namespace)
             && !(self.unfinished && crate::check::ended(object))
-            && !(self.unbound && object["spec"]["nodeName"].is_string())
+            && self
+                .node
+                .as_ref()
+                .is_none_or(|node| object["spec"]["nodeName"].as_str().unwrap_or_default() == node)
+            && (self.only.as_ref()).is_none_or(|only| object["metadata"]["name"] == **only)
     }
 
     /// What a watch tells of a change.
@@ -380,6 +401,9 @@ impl Call {
             // Events are told to nobody; of policies and settings there are none.
             return match self.plural.as_str() {
                 "events" => Ok(self.body.into()),
+                "poddisruptionbudgets" => Ok(Arc::new(json!({
+                    "kind": "PodDisruptionBudgetList", "apiVersion": "policy/v1", "metadata": {}, "items": [],
+                }))),
                 other => Err(Refusal(404, "NotFound", format!("no {other} here"))),
             };
         };
@@ -402,8 +426,12 @@ impl Call {
                     Arc::new(done)
                 })
             }
+            (&Method::POST, "eviction") => server.evict(key, &self.body),
             (&Method::POST, "") => server.create(kind, &self.namespace, self.body),
             (&Method::PUT, _) => server.replace(key, self.body),
+            (&Method::PATCH, part) if self.applies => {
+                server.apply(key, self.body, part == "status")
+            }
             (&Method::PATCH, part) => {
                 server.patch(key, &self.body, self.strategic, part == "status")
             }

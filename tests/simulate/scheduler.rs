@@ -15,9 +15,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
-use crate::check::ended;
+use crate::check::{ended, gated};
 use crate::net::{Link, Shared, locked};
+use crate::preempt::{nominated, priority};
 use crate::server::{Copy, Kind};
+use crate::story::Story;
 
 /// As in scheduler-config.
 const BACKOFF: Duration = Duration::from_secs(1);
@@ -40,9 +42,9 @@ enum Place {
 }
 
 #[derive(Default)]
-struct Cache {
-    pods: BTreeMap<String, Copy>,
-    nodes: BTreeMap<String, Copy>,
+pub(crate) struct Cache {
+    pub(crate) pods: BTreeMap<String, Copy>,
+    pub(crate) nodes: BTreeMap<String, Copy>,
     places: BTreeMap<String, (Place, u32)>,
     /// Where a pod is assumed to be, by UID.
     assumed: BTreeMap<String, String>,
@@ -58,44 +60,90 @@ impl Cache {
             *place = Place::Queued(now);
         }
     }
+
+    /// The pods on a node, and those that are assumed to be.
+    pub(crate) fn here<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Copy> {
+        let here = self.pods.iter().filter(move |(uid, pod)| {
+            pod["spec"]["nodeName"] == *node || self.assumed.get(*uid).is_some_and(|it| it == node)
+        });
+        here.map(|(_, pod)| pod)
+    }
+
+    /// Those that are nominated there and come before this pod.
+    pub(crate) fn nominated<'a>(
+        &'a self,
+        node: &'a str,
+        pod: &'a Value,
+    ) -> impl Iterator<Item = &'a Copy> {
+        let waiting = self.pods.iter().filter(move |(other, it)| {
+            nominated(it) == Some(node)
+                && !it["spec"]["nodeName"].is_string()
+                && !self.assumed.contains_key(*other)
+                && **other != uid(pod)
+                && priority(it) >= priority(pod)
+        });
+        waiting.map(|(_, pod)| pod)
+    }
+
+    pub(crate) fn allocatable(&self, node: &str) -> u64 {
+        let node = self.nodes.get(node);
+        let text = node.and_then(|it| it["status"]["allocatable"][names::GPU_MEM].as_str());
+        text.and_then(|it| it.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// The extender in the same pod, and the pod's connection.
+#[derive(Clone)]
+pub(crate) struct Beside {
+    pub(crate) link: Arc<Link>,
+    pub(crate) extender: Router,
 }
 
 /// One process of kube-scheduler, with the extender beside it.
 pub(crate) struct Scheduler {
-    server: Shared,
-    link: Arc<Link>,
-    extender: Router,
-    cache: Mutex<Cache>,
+    pub(crate) server: Shared,
+    beside: Mutex<Beside>,
+    pub(crate) cache: Mutex<Cache>,
     random: Mutex<StdRng>,
+    /// It clears the nomination of a pod for which no preemption helps, as Kubernetes before 1.35 does.
+    pub(crate) clears: bool,
+    pub(crate) story: Story,
     /// It leads, as far as it knows.
     pub(crate) leads: Mutex<bool>,
 }
 
-fn uid(pod: &Value) -> String {
+pub(crate) fn uid(pod: &Value) -> String {
     pod["metadata"]["uid"]
         .as_str()
         .unwrap_or_default()
         .to_owned()
 }
 
-fn name(object: &Value) -> String {
+pub(crate) fn name(object: &Value) -> String {
     object["metadata"]["name"]
         .as_str()
         .unwrap_or_default()
         .to_owned()
 }
 
-fn asked(pod: &Value) -> u64 {
+pub(crate) fn asked(pod: &Value) -> u64 {
     let (mib, gpus) = crate::check::asks(pod);
     mib * gpus as u64
 }
 
 impl Scheduler {
-    pub(crate) fn new(server: &Shared, link: &Arc<Link>, extender: Router, seed: u64) -> Arc<Self> {
+    pub(crate) fn new(
+        server: &Shared,
+        beside: Beside,
+        clears: bool,
+        story: &Story,
+        seed: u64,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            clears,
+            story: story.clone(),
             server: server.clone(),
-            link: link.clone(),
-            extender,
+            beside: Mutex::new(beside),
             cache: Mutex::default(),
             random: Mutex::new(StdRng::seed_from_u64(seed)),
             leads: Mutex::new(false),
@@ -108,7 +156,7 @@ impl Scheduler {
         let mut led = false;
         loop {
             // A process that is gone does nothing; one that is frozen, later.
-            if self.link.pass().await.is_err() {
+            if !matches!(timeout(IDLE, self.beside().link.pass()).await, Ok(Ok(()))) {
                 sleep(IDLE).await;
                 continue;
             }
@@ -131,7 +179,16 @@ impl Scheduler {
         }
     }
 
-    fn random(&self, below: u64) -> u64 {
+    pub(crate) fn beside(&self) -> Beside {
+        locked(&self.beside).clone()
+    }
+
+    /// The extender was started anew.
+    pub(crate) fn put_beside(&self, beside: Beside) {
+        *locked(&self.beside) = beside;
+    }
+
+    pub(crate) fn random(&self, below: u64) -> u64 {
         locked(&self.random).random_range(0..below.max(1))
     }
 
@@ -214,7 +271,7 @@ impl Scheduler {
         });
         let due: Vec<&Copy> = due
             .filter_map(|(uid, _)| cache.pods.get(uid))
-            .filter(|pod| !pod["metadata"]["deletionTimestamp"].is_string())
+            .filter(|pod| !pod["metadata"]["deletionTimestamp"].is_string() && !gated(pod))
             .collect();
         let index = usize::try_from(self.random(due.len() as u64)).unwrap_or(0);
         due.get(index).map(|pod| Copy::clone(pod))
@@ -223,16 +280,12 @@ impl Scheduler {
     /// What NodeResourcesFit says: the node's sum.
     fn fits(&self, pod: &Value) -> Vec<String> {
         let cache = locked(&self.cache);
-        let nodes = cache.nodes.iter().filter(|(node, object)| {
-            let allocatable = object["status"]["allocatable"][names::GPU_MEM].as_str();
-            let all: u64 = allocatable.and_then(|it| it.parse().ok()).unwrap_or(0);
-            let here = cache.pods.iter().filter(|(uid, other)| {
-                other["spec"]["nodeName"] == ***node || cache.assumed.get(*uid) == Some(*node)
-            });
-            let held: u64 = here.map(|(_, pod)| asked(pod)).sum();
-            held + asked(pod) <= all
+        let nodes = cache.nodes.keys().filter(|node| {
+            let held = cache.here(node).chain(cache.nominated(node, pod));
+            let held: u64 = held.map(|pod| asked(pod)).sum();
+            held + asked(pod) <= cache.allocatable(node)
         });
-        nodes.map(|(node, _)| node.clone()).collect()
+        nodes.cloned().collect()
     }
 
     fn put(&self, pod: &Value, place: Place) {
@@ -255,23 +308,35 @@ impl Scheduler {
     }
 
     async fn schedule(self: Arc<Self>, pod: Copy) {
-        let nodes = self.fits(&pod);
-        if nodes.is_empty() {
-            return self.put(&pod, Place::Refused(Instant::now()));
+        let passed = self.fits(&pod);
+        // The one that it is nominated to is asked about alone first.
+        let first = nominated(&pod).filter(|node| passed.iter().any(|it| it == node));
+        let looks = first.map(|node| vec![node.to_owned()]);
+        let mut nodes = Vec::new();
+        for look in looks.into_iter().chain([passed.clone()]) {
+            if look.is_empty() {
+                continue;
+            }
+            let body = json!({ "Pod": *pod, "NodeNames": look });
+            let Some(answer) = self.call("filter", &body).await else {
+                return self.fail(&pod);
+            };
+            if answer["Error"]
+                .as_str()
+                .is_some_and(|text| !text.is_empty())
+            {
+                return self.fail(&pod);
+            }
+            nodes = answer["NodeNames"].as_array().cloned().unwrap_or_default();
+            if !nodes.is_empty() {
+                break;
+            }
         }
-        let body = json!({ "Pod": *pod, "NodeNames": nodes });
-        let Some(answer) = self.call("filter", &body).await else {
-            return self.fail(&pod);
-        };
-        if answer["Error"]
-            .as_str()
-            .is_some_and(|text| !text.is_empty())
-        {
-            return self.fail(&pod);
-        }
-        let nodes = answer["NodeNames"].as_array().cloned().unwrap_or_default();
         let node = match nodes.len() {
-            0 => return self.put(&pod, Place::Refused(Instant::now())),
+            0 => {
+                self.put(&pod, Place::Refused(Instant::now()));
+                return self.preempt(&pod, &passed).await;
+            }
             1 => nodes[0].clone(),
             _ => {
                 let body = json!({ "Pod": *pod, "NodeNames": nodes });
@@ -289,7 +354,13 @@ impl Scheduler {
                 entry.0 = Place::Assumed;
             }
         }
+        // What else holds it back before it is bound: volumes, or other plugins' Permit.
+        let permit = match self.random(50) {
+            0 => Duration::from_millis(self.random(60_000)),
+            _ => Duration::ZERO,
+        };
         tokio::spawn(async move {
+            sleep(permit).await;
             let body = json!({
                 "PodName": pod["metadata"]["name"], "PodNamespace": pod["metadata"]["namespace"],
                 "PodUID": pod["metadata"]["uid"], "Node": node,
@@ -303,16 +374,17 @@ impl Scheduler {
     }
 
     /// Calls the extender; none if it does not answer.
-    async fn call(&self, verb: &str, body: &Value) -> Option<Value> {
+    pub(crate) async fn call(&self, verb: &str, body: &Value) -> Option<Value> {
         let request = Request::post(format!("/{verb}"))
             .header("host", "127.0.0.1:32766")
             .header("content-type", "application/json")
             .body(Body::from(body.to_string()))
             .ok()?;
+        let Beside { link, extender } = self.beside();
         let call = async {
-            self.link.pass().await.ok()?;
-            let answer = self.extender.clone().oneshot(request).await.ok()?;
-            self.link.pass().await.ok()?;
+            link.pass().await.ok()?;
+            let answer = extender.oneshot(request).await.ok()?;
+            link.pass().await.ok()?;
             let body = to_bytes(answer.into_body(), usize::MAX).await.ok()?;
             serde_json::from_slice(&body).ok()
         };

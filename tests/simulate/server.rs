@@ -1,14 +1,19 @@
-//! What an API server keeps: objects, their versions, and the history that watches follow. No sockets, no time.
+//! What an API server keeps: objects, their versions, and the history that watches follow. No sockets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpustow_api::names;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::check;
 use crate::story::Story;
+
+/// What was seen longer ago than a silent agent's report may be used, and a message may be late, nobody may act on.
+const STALE: Duration = Duration::from_secs(300);
 
 /// The kinds that it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,10 +82,14 @@ pub(crate) struct Server {
     uids: u64,
     /// Versions up to this one are forgotten.
     pub(crate) compacted: u64,
+    /// How often it was restored from a backup.
+    pub(crate) life: u64,
     changed: watch::Sender<u64>,
+    /// When each pod, by UID, used more than it asked for.
+    pub(crate) over: BTreeMap<String, Instant>,
     /// What no write may have done.
     pub(crate) wrong: Vec<String>,
-    story: Story,
+    pub(crate) story: Story,
 }
 
 impl Server {
@@ -91,7 +100,9 @@ impl Server {
             version: 1,
             uids: 0,
             compacted: 0,
+            life: 0,
             changed: watch::Sender::new(1),
+            over: BTreeMap::new(),
             wrong: Vec::new(),
             story,
         }
@@ -124,6 +135,30 @@ impl Server {
         }
         let first = self.history.partition_point(|it| it.version <= version);
         Ok(&self.history[first..])
+    }
+
+    /// Its etcd is what it was at that version, restored as Kubernetes' documentation has it: later versions than
+    /// any before, nothing that could be watched from there, and no request that outlives it.
+    pub(crate) fn restore(&mut self, version: u64) {
+        while let Some(change) = self.history.pop_if(|it| it.version > version) {
+            let Some(object) = change.after.as_ref().or(change.before.as_ref()) else {
+                continue;
+            };
+            let text = |field: &str| {
+                let text = object["metadata"][field].as_str();
+                text.unwrap_or_default().to_owned()
+            };
+            let key = (change.kind, text("namespace"), text("name"));
+            match change.before {
+                Some(before) => self.objects.insert(key, before),
+                None => self.objects.remove(&key),
+            };
+        }
+        self.history.clear();
+        self.version += 1_000_000;
+        self.compacted = self.version;
+        self.life += 1;
+        self.changed.send_replace(self.version);
     }
 
     fn write(&mut self, key: Key, object: Option<Value>) -> Option<Copy> {
@@ -160,7 +195,10 @@ impl Server {
         }
         self.uids += 1;
         object["metadata"]["uid"] = json!(format!("00000000-0000-0000-0000-{:012}", self.uids));
-        object["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let (hours, minutes, seconds) =
+            (self.uids / 3600 % 24, self.uids / 60 % 60, self.uids % 60);
+        let created = format!("2026-01-01T{hours:02}:{minutes:02}:{seconds:02}Z");
+        object["metadata"]["creationTimestamp"] = json!(created);
         if !namespace.is_empty() {
             object["metadata"]["namespace"] = json!(namespace);
         }
@@ -215,6 +253,19 @@ impl Server {
         self.written(key, object)
     }
 
+    /// PATCH by the only one who applies to these objects: what it says is all there is, and the object is made if
+    /// it is not there.
+    pub(crate) fn apply(&mut self, key: Key, object: Value, status: bool) -> Answer {
+        let part = if status { "status" } else { "spec" };
+        let mut now = match self.get(&key) {
+            Ok(now) => Value::clone(&now),
+            Err(missing) if status => return Err(missing),
+            Err(_) => return self.create(key.0, &key.1, object),
+        };
+        now[part] = object[part].clone();
+        self.written(key, now)
+    }
+
     /// A Binding, in one write.
     pub(crate) fn bind(&mut self, key: Key, binding: &Value) -> Answer {
         let now = self.get(&key)?;
@@ -246,16 +297,41 @@ impl Server {
         Ok(bound)
     }
 
-    /// Of a pod that is bound its kubelet has the last word, unless it is `now`.
-    pub(crate) fn delete(&mut self, key: Key, at_once: bool) -> Answer {
+    /// Of a pod that is bound its kubelet has the last word: see [`Server::end`].
+    pub(crate) fn delete(&mut self, key: Key, precondition: &Value) -> Answer {
         let old = self.get(&key)?;
-        if key.0 == Kind::Pod && old["spec"]["nodeName"].is_string() && !at_once {
+        preconditions(precondition, &old)?;
+        if key.0 == Kind::Pod && old["spec"]["nodeName"].is_string() {
             let mut object = Value::clone(&old);
             object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
             return self.written(key, object);
         }
-        self.write(key, None);
+        self.end(key);
         Ok(old)
+    }
+
+    /// It is gone.
+    pub(crate) fn end(&mut self, key: Key) {
+        if self.objects.contains_key(&key) {
+            self.write(key, None);
+        }
+    }
+
+    /// Evicts a pod; nobody may have one evicted that keeps within its request.
+    pub(crate) fn evict(&mut self, key: Key, eviction: &Value) -> Answer {
+        let precondition = &eviction["deleteOptions"]["preconditions"];
+        let pod = self.delete(key, precondition)?;
+        let name = &pod["metadata"]["name"];
+        self.story.tell(format!("{name} is evicted"));
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+        let over = self.over.get(uid);
+        if over.is_none_or(|at| at.elapsed() > STALE) {
+            self.wrong
+                .push(format!("{name} is evicted within its request"));
+        }
+        Ok(Arc::new(
+            json!({ "kind": "Status", "apiVersion": "v1", "status": "Success", "metadata": {} }),
+        ))
     }
 }
 

@@ -1,8 +1,11 @@
 //! What happened in a world, for people.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use tokio::time::Instant;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::net::locked;
 
@@ -29,5 +32,37 @@ impl Story {
 
     pub(crate) fn text(&self) -> String {
         locked(&self.lines).join("\n")
+    }
+}
+
+/// What the program says is a line too, where `RUST_LOG` wants to hear it.
+impl Story {
+    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::from_default_env())
+            .with_writer(self.clone())
+            .without_time()
+            .with_ansi(false)
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+}
+
+impl MakeWriter<'_> for Story {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl io::Write for Story {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.tell(String::from_utf8_lossy(line).trim_end());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -5,23 +5,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
 use clap::Parser as _;
 use gpustow::{Args, Extender};
+use gpustow_api::act::Act;
 use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
+use tower::ServiceExt as _;
 
-use crate::check::starving;
-use crate::net::{Link, Mode, Odds, Shared, locked};
-use crate::scheduler::Scheduler;
+use crate::check::{self, CARD, gated, starving};
+use crate::machine::Machine;
+use crate::net::{Link, Mode, NAMESPACE, Odds, Shared, locked};
+use crate::scheduler::{Beside, Scheduler, name};
 use crate::server::{Key, Kind, Server};
 use crate::story::Story;
 
-const NAMESPACE: &str = "team";
-/// Between two reports of an agent.
-const HEARTBEAT: Duration = Duration::from_secs(60);
+/// Between two looks when nothing happens any more.
+const STEP: Duration = Duration::from_secs(3);
 /// How many seconds things go wrong.
 const TROUBLE: std::ops::Range<u64> = 60..300;
 /// A pod that fits is bound so long after the last trouble: messages that are 90 seconds late have arrived, and who
@@ -29,22 +34,36 @@ const TROUBLE: std::ops::Range<u64> = 60..300;
 const PATIENCE: Duration = Duration::from_secs(200);
 /// kube-scheduler's Lease.
 const LEASE: Duration = Duration::from_secs(15);
-const CARD: u64 = 80_000;
 
 /// A replica: its way to the API server and its scheduler.
 struct Replica {
     link: Arc<Link>,
     scheduler: Arc<Scheduler>,
+    /// The extender's other door.
+    health: Router,
+}
+
+/// What the extender says of itself.
+async fn metrics(health: &Router) -> Result<String> {
+    let request = Request::get("/metrics").body(Body::empty())?;
+    let answer = health.clone().oneshot(request).await?;
+    let body = to_bytes(answer.into_body(), usize::MAX).await?;
+    Ok(String::from_utf8(body.to_vec())?)
 }
 
 pub(crate) struct World {
     server: Shared,
     random: StdRng,
     replicas: Vec<Replica>,
-    nodes: usize,
+    /// What its Kubernetes does with nominations: see [`Scheduler`].
+    clears: bool,
+    /// What the extender is allowed to do.
+    calls_back: bool,
+    act: Act,
+    /// The version with all nodes in it.
+    built: u64,
+    machines: Vec<Machine>,
     pods: usize,
-    /// Until when each node's agent says nothing.
-    silent: Vec<Instant>,
     began: Instant,
     story: Story,
 }
@@ -64,20 +83,22 @@ impl World {
             server: Arc::new(Mutex::new(Server::new(story.clone()))),
             random: StdRng::seed_from_u64(seed),
             replicas: Vec::new(),
-            nodes: 0,
+            clears: seed.is_multiple_of(2),
+            calls_back: !seed.is_multiple_of(3),
+            act: match (seed / 3).is_multiple_of(2) {
+                true => Act::Event,
+                false => Act::Evict,
+            },
+            built: 0,
+            machines: Vec::new(),
             pods: 0,
-            silent: Vec::new(),
             began: Instant::now(),
             story,
         };
         world.build()?;
-        let mut beat = Instant::now();
         let trouble = Duration::from_secs(world.random.random_range(TROUBLE));
         while world.began.elapsed() < trouble {
-            if beat.elapsed() >= HEARTBEAT / 4 {
-                beat = Instant::now();
-                world.heartbeat();
-            }
+            world.live(false)?;
             world.act()?;
             world.check()?;
             let pause = world.random.random_range(0..3000);
@@ -86,18 +107,23 @@ impl World {
         world.calm().await;
         let calm = Instant::now();
         loop {
-            world.heartbeat();
-            sleep(HEARTBEAT / 4).await;
+            world.live(true)?;
+            sleep(STEP).await;
             world.check()?;
-            let starving = starving(&locked(&world.server));
-            if starving.is_empty() {
+            let mut wrong = starving(&locked(&world.server));
+            for (number, replica) in world.replicas.iter().enumerate() {
+                let metrics = metrics(&replica.health).await?;
+                let books = check::books(&locked(&world.server), &metrics);
+                wrong.extend(books.map(|text| format!("replica {number} {text}")));
+            }
+            if wrong.is_empty() {
                 return Ok(());
             }
             ensure!(
                 calm.elapsed() < PATIENCE,
                 "{} s after the last trouble {}",
                 PATIENCE.as_secs(),
-                starving.join("; ")
+                wrong.join("; ")
             );
         }
     }
@@ -113,33 +139,20 @@ impl World {
     }
 
     fn build(&mut self) -> Result<()> {
-        self.nodes = self.random.random_range(1..=4);
-        for node in 0..self.nodes {
-            let cards = self.random.random_range(1..=4_u64);
-            let name = format!("n{node}");
-            let gpus = (0..cards).map(|card| {
-                json!({
-                    "uuid": format!("GPU-{node}-{card}"), "index": card, "model": "Simulated",
-                    "totalMiB": CARD, "reservedMiB": 0, "healthy": true, "pods": [], "strangersMiB": 0,
-                })
-            });
-            let status = json!({
-                "heartbeat": "1", "headroomMiB": 0, "conditions": [], "gpus": gpus.collect::<Vec<_>>(),
-                "summary": { "gpus": cards, "healthy": cards, "models": "Simulated", "capacityMiB": 0, "usedMiB": 0 },
-            });
-            let sum = json!({ "cpu": "64", "memory": "1Ti", "pods": "1000", names::GPU_MEM: (cards * CARD).to_string() });
+        for number in 0..self.random.random_range(1..=4) {
+            let sum = json!({ "cpu": "64", "memory": "1Ti", "pods": "1000" });
             let object = json!({
-                "metadata": { "name": name }, "spec": {},
+                "metadata": { "name": format!("n{number}") }, "spec": {},
                 "status": { "capacity": sum, "allocatable": sum, "conditions": [{ "type": "Ready", "status": "True" }] },
             });
-            let mut server = locked(&self.server);
-            let made = server.create(Kind::Node, "", object);
+            let made = locked(&self.server).create(Kind::Node, "", object);
             made.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
-            let report = json!({ "metadata": { "name": name }, "spec": {}, "status": status });
-            let made = server.create(Kind::GpuNode, "", report);
-            made.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+            let (cards, seed) = (self.random.random_range(1..=4), self.random.random());
+            let machine = Machine::new(&self.server, number, cards, seed)?;
+            *locked(&machine.link.odds) = self.odds();
+            self.machines.push(machine);
         }
-        self.silent = vec![Instant::now(); self.nodes];
+        self.built = locked(&self.server).version();
         for replica in 0..2 {
             let replica = self.replica(replica)?;
             self.replicas.push(replica);
@@ -150,42 +163,52 @@ impl World {
 
     /// Starts one.
     fn replica(&mut self, number: usize) -> Result<Replica> {
+        let (beside, health) = self.extender(number)?;
+        let link = beside.link.clone();
+        let seed = self.random.random();
+        let scheduler = Scheduler::new(&self.server, beside, self.clears, &self.story, seed);
+        tokio::spawn(scheduler.clone().run());
+        Ok(Replica {
+            link,
+            scheduler,
+            health,
+        })
+    }
+
+    fn extender(&mut self, number: usize) -> Result<(Beside, Router)> {
         let link = Link::new(&self.server, self.random.random());
-        *locked(&link.odds) = Odds {
+        *locked(&link.odds) = self.odds();
+        let identity = format!("--identity=replica-{number}");
+        let act = format!("--act={}", self.act);
+        let mut flags = vec!["gpustow", "--metrics-per-gpu", &identity, &act];
+        if self.calls_back {
+            flags.push("--call-back");
+        }
+        let args = Args::try_parse_from(flags).context("flags")?;
+        let extender = Extender::new(args, link.client())?;
+        extender.start();
+        let health = extender.health();
+        let extender = extender.scheduler();
+        Ok((Beside { link, extender }, health))
+    }
+
+    fn odds(&mut self) -> Odds {
+        Odds {
             refused: self.random.random_range(0..300),
             broken: self.random.random_range(0..300),
             late: self.random.random_range(0..200),
             unwatched: self.random.random_range(0..300),
-        };
-        let identity = format!("--identity=replica-{number}");
-        let args = Args::try_parse_from(["gpustow", &identity]).context("flags")?;
-        let extender = Extender::new(args, link.client())?;
-        extender.start();
-        let seed = self.random.random();
-        let scheduler = Scheduler::new(&self.server, &link, extender.scheduler(), seed);
-        tokio::spawn(scheduler.clone().run());
-        Ok(Replica { link, scheduler })
-    }
-
-    /// Each agent that speaks reports.
-    fn heartbeat(&mut self) {
-        for node in 0..self.nodes {
-            if self.silent[node] <= Instant::now() {
-                let beat = self.began.elapsed().as_millis().to_string();
-                self.report(node, |status| status["heartbeat"] = json!(beat));
-            }
         }
     }
 
-    fn report(&self, node: usize, change: impl FnOnce(&mut Value)) {
-        let key = key(Kind::GpuNode, &format!("n{node}"));
-        let mut server = locked(&self.server);
-        if let Ok(now) = server.get(&key) {
-            let mut object = Value::clone(&now);
-            change(&mut object["status"]);
-            // Nobody else writes it.
-            let _ = server.replace(key, object);
-        }
+    fn live(&mut self, calm: bool) -> Result<()> {
+        let mut all = self.machines.iter_mut();
+        all.try_for_each(|machine| machine.live(calm))
+    }
+
+    fn machine(&mut self) -> &mut Machine {
+        let index = self.random.random_range(0..self.machines.len());
+        &mut self.machines[index]
     }
 
     /// One of the pods, by its name, and whether it is bound.
@@ -206,13 +229,16 @@ impl World {
             0..45 => self.create(),
             45..60 => self.end(true),
             60..64 => self.end(false),
-            64..70 => self.annotate(),
-            70..76 => self.strangers(),
-            76..80 => self.illness(),
-            80..83 => self.silence(),
+            64..67 => self.annotate(),
+            67..70 => self.ungate(),
+            70..76 => self.strangers()?,
+            76..80 => self.lose(),
+            80..83 => self.silence()?,
             83..90 => self.lead(),
             90..95 => self.disturb(),
-            95..98 => self.kill()?,
+            95..97 => self.kill()?,
+            97 if self.random.random_bool(0.2) => self.restore()?,
+            97 => self.ungate(),
             _ => {
                 let mut server = locked(&self.server);
                 server.compacted = server.version();
@@ -239,10 +265,25 @@ impl World {
             },
             "status": { "phase": "Pending" },
         });
+        pod["spec"]["priority"] = json!([0, 0, 0, 0, 100, 1000][self.random.random_range(0..6)]);
+        if self.random.random_bool(0.1) {
+            pod["spec"]["preemptionPolicy"] = json!("Never");
+        }
+        if self.random.random_bool(0.1) {
+            pod["spec"]["schedulingGates"] = json!([{ "name": "example.com/wait" }]);
+        }
+        if mib < CARD && self.random.random_bool(0.5) {
+            let limit = self.random.random_range(mib..=CARD) * gpus;
+            pod["metadata"]["annotations"][names::MEM_LIMIT] = json!(limit.to_string());
+        }
         if mib == CARD {
             pod["metadata"]["annotations"][names::EXCLUSIVE] = json!("true");
         }
-        self.tell(format!("{name} is created: {gpus} x {mib} MiB"));
+        self.tell(format!(
+            "{name} is created: {gpus} x {mib} MiB, priority {}{}",
+            pod["spec"]["priority"],
+            if gated(&pod) { ", gated" } else { "" }
+        ));
         // No other has its name.
         let _ = locked(&self.server).create(Kind::Pod, NAMESPACE, pod);
     }
@@ -258,13 +299,22 @@ impl World {
             let _ = locked(&self.server).patch(key, &done, false, true);
         } else {
             self.tell(format!("{name} is deleted"));
-            let server = self.server.clone();
-            let grace = Duration::from_millis(self.random.random_range(0..20_000));
-            let _ = locked(&server).delete(key.clone(), false);
-            tokio::spawn(async move {
-                sleep(grace).await;
-                let _ = locked(&server).delete(key, true);
-            });
+            // Its kubelet ends it.
+            let _ = locked(&self.server).delete(key, &json!({}));
+        }
+    }
+
+    /// Takes somebody else's gate off.
+    fn ungate(&mut self) {
+        let name = {
+            let server = locked(&self.server);
+            let mut all = server.all(Kind::Pod);
+            all.find(|pod| gated(pod)).map(|pod| name(pod))
+        };
+        if let Some(name) = name {
+            self.tell(format!("the gate of {name} is taken off"));
+            let patch = json!({ "spec": { "schedulingGates": [] } });
+            let _ = locked(&self.server).patch(key(Kind::Pod, &name), &patch, false, false);
         }
     }
 
@@ -277,49 +327,47 @@ impl World {
         }
     }
 
-    fn card(&mut self, change: impl FnOnce(&mut Value)) {
-        let node = self.random.random_range(0..self.nodes);
-        let pick = self.random.random_range(0..1000_usize);
-        if self.silent[node] > Instant::now() {
-            return;
-        }
-        self.report(node, |status| {
-            if let Some(gpus) = status["gpus"].as_array_mut() {
-                let count = gpus.len().max(1);
-                if let Some(gpu) = gpus.get_mut(pick % count) {
-                    change(gpu);
-                }
-            }
-        });
-    }
-
-    fn strangers(&mut self) {
+    fn strangers(&mut self) -> Result<()> {
         let mib = [0, 0, 3_000, 30_000][self.random.random_range(0..4)];
-        self.tell(format!("strangers use {mib} MiB of a card"));
-        self.card(|gpu| gpu["strangersMiB"] = json!(mib));
+        let machine = self.machine();
+        let text = format!("strangers use {mib} MiB of a card of {}", machine.name);
+        machine.strangers(mib)?;
+        self.tell(text);
+        Ok(())
     }
 
-    fn illness(&mut self) {
-        let healthy = self.random.random_bool(0.5);
-        self.tell(format!(
-            "a card is {}",
-            if healthy { "well" } else { "ill" }
-        ));
-        self.card(|gpu| {
-            gpu["healthy"] = json!(healthy);
-            gpu["reason"] = if healthy {
-                Value::Null
-            } else {
-                json!("XID 79")
-            };
-        });
+    fn lose(&mut self) {
+        let gone = self.random.random_bool(0.3);
+        let machine = self.machine();
+        machine.lose(gone);
+        let text = match gone {
+            true => format!("a card of {} is gone", machine.name),
+            false => format!("{} has all its cards", machine.name),
+        };
+        self.tell(text);
     }
 
-    fn silence(&mut self) {
-        let node = self.random.random_range(0..self.nodes);
+    /// An agent is cut off, frozen, or started anew.
+    fn silence(&mut self) -> Result<()> {
         let seconds = self.random.random_range(10..400);
-        self.tell(format!("the agent of n{node} falls silent for {seconds} s"));
-        self.silent[node] = Instant::now() + Duration::from_secs(seconds);
+        let mode = [Mode::Held, Mode::Cut, Mode::Up][self.random.random_range(0..3)];
+        let odds = self.odds();
+        let machine = self.machine();
+        let name = machine.name.clone();
+        if mode == Mode::Up {
+            machine.restart()?;
+            *locked(&machine.link.odds) = odds;
+            self.tell(format!("the agent of {name} starts anew"));
+            return Ok(());
+        }
+        let link = machine.link.clone();
+        self.tell(format!("the agent of {name} is {mode:?} for {seconds} s"));
+        link.set(mode);
+        tokio::spawn(async move {
+            sleep(Duration::from_secs(seconds)).await;
+            link.set(Mode::Up);
+        });
+        Ok(())
     }
 
     /// Another scheduler leads; the one before need not know it yet.
@@ -375,12 +423,36 @@ impl World {
     /// One replica is killed and comes back.
     fn kill(&mut self) -> Result<()> {
         let number = self.random.random_range(0..self.replicas.len());
+        self.replicas[number].link.set(Mode::Dead);
+        if self.random.random_bool(0.3) {
+            self.tell(format!("the extender of replica {number} is killed alone"));
+            let (beside, health) = self.extender(number)?;
+            self.replicas[number].health = health;
+            self.replicas[number].link = beside.link.clone();
+            self.replicas[number].scheduler.put_beside(beside);
+            return Ok(());
+        }
         self.tell(format!("replica {number} is killed"));
         let leads = *locked(&self.replicas[number].scheduler.leads);
-        self.replicas[number].link.set(Mode::Dead);
         let replica = self.replica(number)?;
         *locked(&replica.scheduler.leads) = leads;
         self.replicas[number] = replica;
+        Ok(())
+    }
+
+    /// etcd is restored from a backup, and the control plane started anew.
+    fn restore(&mut self) -> Result<()> {
+        let version = locked(&self.server).version();
+        let back = self
+            .random
+            .random_range(1..200.min(version - self.built).max(2));
+        self.tell(format!("etcd is restored to what it was {back} writes ago"));
+        locked(&self.server).restore(version.saturating_sub(back));
+        for number in 0..self.replicas.len() {
+            self.replicas[number].link.set(Mode::Dead);
+            self.replicas[number] = self.replica(number)?;
+        }
+        *locked(&self.replicas[0].scheduler.leads) = true;
         Ok(())
     }
 
@@ -395,14 +467,14 @@ impl World {
             replica.link.set(Mode::Up);
             *locked(&replica.scheduler.leads) = number == leader;
         }
-        self.silent.fill(Instant::now());
-        for node in 0..self.nodes {
-            self.report(node, |status| {
-                for gpu in status["gpus"].as_array_mut().into_iter().flatten() {
-                    gpu["healthy"] = json!(true);
-                    gpu["reason"] = Value::Null;
-                }
-            });
+        let held = |world: &Self| locked(&world.server).all(Kind::Pod).any(|pod| gated(pod));
+        while held(self) {
+            self.ungate();
+        }
+        for machine in &mut self.machines {
+            *locked(&machine.link.odds) = Odds::default();
+            machine.link.set(Mode::Up);
+            machine.lose(false);
         }
     }
 }

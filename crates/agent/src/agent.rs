@@ -2,6 +2,7 @@
 //! confirmations and Events go out.
 
 use std::collections::{HashSet, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -171,7 +172,7 @@ impl Agent {
         match podresources::held(&self.args.pod_resources).await {
             Ok(holdings) => self.took(holdings).await,
             // No kubelet, or a container that does not get its socket: known from the manifest.
-            Err(PodResourcesError::Socket(error)) => {
+            Err(error @ (PodResourcesError::Absent(_) | PodResourcesError::Socket(_))) => {
                 tracing::debug!(%error, "cannot reach the kubelet's PodResources socket");
             }
             Err(error) => {
@@ -306,8 +307,7 @@ impl Agent {
             }
             self.shared.metrics.published(now);
             self.shared.ready.store(true, Ordering::Release);
-            self.heartbeat =
-                Instant::now() + self.args.heartbeat.0.mul_f64(rand::random_range(0.9..1.1));
+            self.heartbeat = Instant::now() + about(self.args.heartbeat.0);
             self.published = Some(status.clone());
         }
         let wanted = labels(&status);
@@ -409,6 +409,14 @@ impl Agent {
             }
         }
     }
+}
+
+/// As long within a tenth, so that not all agents report at once; by the standard library's random numbers.
+fn about(time: Duration) -> Duration {
+    let draw = RandomState::new().hash_one(());
+    let tenth = time / 10;
+    let share = u32::try_from(draw % 1001).unwrap_or(0);
+    time - tenth + tenth * 2 * share / 1000
 }
 
 /// The cards that an earlier agent reported.

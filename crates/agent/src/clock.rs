@@ -1,8 +1,9 @@
 //! The time, twice: deadlines and ages are measured on a clock that nobody sets.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
 
 /// A moment in the life of this agent.
 #[derive(Clone, Copy, Debug)]

@@ -80,21 +80,55 @@ pub async fn serve(
         !args.kill_processes || args.proc == Path::new("/proc"),
         "--kill-processes needs the host's process ids as its own: run the agent with hostPID and without --proc"
     );
-    let metrics = Metrics::new(&node).context("cannot set up the metrics")?;
-    let shared = Arc::new(Shared {
-        metrics,
-        ready: AtomicBool::new(false),
-    });
+    let work = Work::new(args, client, &node)?;
+    let Work { args, client, .. } = &work;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");
-    let wanted = Arc::new(Wanted::below(args.cgroup.clone()));
     let nvml_path = args.nvml_path.clone();
-    let devices = args.devices.open(nvml_path, args.refresh, wanted.clone());
+    let devices = args
+        .devices
+        .open(nvml_path, args.refresh, work.wanted.clone());
     let sampler = Sampler::start(devices, args.period).context("cannot start the sampler")?;
     let tls = args.serving.tls()?;
-    let routes = routes(shared.clone(), &args, &client);
+    let routes = routes(work.shared.clone(), args, client);
     let health = gpustow_serve::serve(health, tls, routes);
-    let work = async {
-        let cluster = Cluster::new(client, &node);
+    tokio::select! {
+        () = stop => tracing::info!("shutting down"),
+        () = work.run(&sampler) => {}
+        () = health => {}
+    }
+    sampler.stop();
+    Ok(())
+}
+
+/// What an agent does, but for reading the cards and telling of its health.
+pub struct Work {
+    args: Args,
+    client: Client,
+    node: String,
+    shared: Arc<Shared>,
+    wanted: Arc<Wanted>,
+}
+
+impl Work {
+    /// For this node.
+    ///
+    /// # Errors
+    /// If the metrics cannot be set up.
+    pub fn new(args: Args, client: Client, node: &str) -> Result<Self> {
+        let metrics = Metrics::new(node).context("cannot set up the metrics")?;
+        let ready = AtomicBool::new(false);
+        Ok(Self {
+            wanted: Arc::new(Wanted::below(args.cgroup.clone())),
+            args,
+            client,
+            node: node.to_owned(),
+            shared: Arc::new(Shared { metrics, ready }),
+        })
+    }
+
+    /// Tells the cluster what these samples show, for good.
+    pub async fn run(self, sampler: &Sampler) {
+        let cluster = Cluster::new(self.client, &self.node);
         let before = loop {
             match cluster.reported().await {
                 Ok(before) => break before,
@@ -104,16 +138,15 @@ pub async fn serve(
             }
             tokio::time::sleep(Duration::from_secs(2)).await;
         };
-        let agent = Agent::new(args, cluster, shared, wanted, before.as_ref());
-        agent.run(&sampler, &node).await;
-    };
-    tokio::select! {
-        () = stop => tracing::info!("shutting down"),
-        () = work => {}
-        () = health => {}
+        let agent = Agent::new(
+            self.args,
+            cluster,
+            self.shared,
+            self.wanted,
+            before.as_ref(),
+        );
+        agent.run(sampler, &self.node).await;
     }
-    sampler.stop();
-    Ok(())
 }
 
 fn routes(shared: Arc<Shared>, args: &Args, client: &Client) -> Router {

@@ -24,6 +24,9 @@ const MAX_ANSWER: usize = 16 << 20;
 /// The kubelet does not say.
 #[derive(Debug, Error)]
 pub enum PodResourcesError {
+    /// There is no socket.
+    #[error("there is no {0}")]
+    Absent(String),
     /// Its socket cannot be reached.
     #[error("{0}")]
     Socket(#[from] tonic::transport::Error),
@@ -99,6 +102,9 @@ struct CdiDevice {
 /// # Errors
 /// [`PodResourcesError`] if the kubelet cannot be asked.
 pub async fn held(socket: &Path) -> Result<Vec<Holding>, PodResourcesError> {
+    if !socket.exists() {
+        return Err(PodResourcesError::Absent(socket.display().to_string()));
+    }
     let answer = timeout(TIMEOUT, list(socket))
         .await
         .map_err(|_| PodResourcesError::Timeout)??;

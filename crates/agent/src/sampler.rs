@@ -3,9 +3,10 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::devices::{DeviceError, Devices, Fault, Reading};
 
@@ -97,7 +98,8 @@ impl Sampler {
         }
     }
 
-    fn put(&self, mut reading: Result<Reading, DeviceError>, took: Duration) {
+    /// Takes the result of a look that took so long, in place of the one before it.
+    pub fn put(&self, mut reading: Result<Reading, DeviceError>, took: Duration) {
         let mut latest = self.latest();
         if let Ok(reading) = &mut reading {
             latest.faults.append(&mut reading.faults);
