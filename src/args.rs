@@ -141,6 +141,10 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_ACTS_PER_NODE", default_value_t = 6)]
     pub acts_per_node: u32,
 
+    /// Take the scheduling gate of gpustow's line off every pod, and end: before gpustow is uninstalled
+    #[arg(long)]
+    pub lift_all: bool,
+
     /// Export one series per GPU and pod share as well; the agents do that by default
     #[arg(long, env = "GPUSTOW_METRICS_PER_GPU")]
     pub metrics_per_gpu: bool,

@@ -13,6 +13,7 @@ mod decode;
 mod epoch;
 mod events;
 mod failure;
+mod lift_all;
 mod locked;
 mod metrics;
 mod preempt;
@@ -61,6 +62,9 @@ pub async fn run(args: Args) -> Result<()> {
     args.check()?;
     args.daemon.start_log()?;
     let client = args.daemon.client().await?;
+    if args.lift_all {
+        return lift_all::run(client).await;
+    }
     let listen = |address, flag: &'static str| async move {
         TcpListener::bind(address)
             .await

@@ -117,6 +117,7 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             &["--set=agent.setLimits=true"],
             "overlays/set-limits",
         ),
+        ("1.36.3", &["--set=extender.line=auto"], "overlays/line"),
         (
             "1.33.1",
             &["--set=webhook.certificate=secret", same.as_str()],

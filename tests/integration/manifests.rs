@@ -116,8 +116,9 @@ async fn the_uninstall_page_leaves_nothing_behind_and_pods_alone() -> Result<()>
 
     let page = std::fs::read_to_string(repository("docs/uninstall.md"))?;
     let script = page
-        .split("```sh\n")
+        .split("For the second scheduler")
         .nth(1)
+        .and_then(|rest| rest.split("```sh\n").nth(1))
         .and_then(|rest| rest.split("```").next());
     let path = std::env::var("PATH")?;
     let output = tokio::process::Command::new("bash")
@@ -190,6 +191,9 @@ fn no_file_invents_a_name() -> Result<()> {
         "gpunodes.gpustow.dev",
         // No objects: the verb resize on it is a right.
         "limits.gpustow.dev",
+        "lines.gpustow.dev",
+        names::GATE,
+        names::LINE_LABEL,
         // How unknown keys are told from others.
         "gpustow.dev/",
         ".gpustow.dev/",

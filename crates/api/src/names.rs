@@ -86,6 +86,11 @@ pub const MADE_FOR: &str = "gpustow.dev/version";
 /// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
 pub const GUARD_LABEL: &str = "gpustow.dev/guard";
 
+/// Scheduling gate of pods that stand in gpustow's line: the extender takes it off when their turn has come.
+pub const GATE: &str = "gpustow.dev/room";
+/// Label of a namespace: `off` there keeps its pods out of the line.
+pub const LINE_LABEL: &str = "gpustow.dev/line";
+
 /// Labels that name the group with which a pod is scheduled or not at all, as the coscheduling plugin
 /// reads them.
 pub const POD_GROUP_LABELS: [&str; 2] = [
@@ -120,6 +125,10 @@ pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 pub const NAMESPACE: &str = "gpustow-system";
 /// ConfigMap there that says what an administrator gives pods that ask beside their GPUs.
 pub const POD_DEFAULTS: &str = "gpustow-pods";
+/// ConfigMap there, written by the extender alone: do new pods stand in line?
+pub const LINE: &str = "gpustow-line";
+/// Its key: they do if the value is exactly `true`.
+pub const LINE_KEY: &str = "hold";
 /// Service there behind which the webhook is.
 pub const WEBHOOK: &str = "gpustow-webhook";
 /// Secret there with the webhook's certificate.

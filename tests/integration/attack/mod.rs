@@ -5,6 +5,7 @@ mod extender;
 mod guard;
 mod keys;
 mod later;
+mod line;
 mod openapi;
 mod tenant;
 mod walk;

@@ -1,0 +1,328 @@
+//! Who gets into the line and out of it: the gate's rules, and who tries to get round them.
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::{Case, ControlPlane, Options, eventually};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tokio::sync::{Mutex, OnceCell};
+
+use super::tenant::tenant;
+use super::{Refused, Taken, account, make, note, pods, row, run};
+use crate::agent_token::{patch, send};
+use crate::install::{install, try_create};
+use crate::policies::asks;
+use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow};
+
+/// A control plane with a line; its controllers fill the roles that tenants have.
+async fn lined() -> Result<&'static ControlPlane> {
+    static LINED: OnceCell<ControlPlane> = OnceCell::const_new();
+    LINED
+        .get_or_try_init(async || {
+            let cluster = ControlPlane::start(Options {
+                controllers: true,
+                ..Options::default()
+            })
+            .await?;
+            install(&cluster, "manifests/overlays/line").await?;
+            Ok(cluster)
+        })
+        .await
+}
+
+/// The flag is one for the whole cluster.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+fn ours() -> Value {
+    json!([{ "name": names::GATE }])
+}
+
+/// Spec of a pod that asks, with these fields beside.
+fn asking(more: Value) -> Value {
+    let mut spec = json!({ "containers": [asks("main", "80")] });
+    if let (Some(spec), Value::Object(more)) = (spec.as_object_mut(), more) {
+        spec.extend(more);
+    }
+    spec
+}
+
+/// The names of the gates that a pod like this is created with.
+async fn gates(case: &Case, meta: Value, spec: Value) -> Result<Vec<String>> {
+    let mut pod = crate::policies::pod(json!({}), spec)?;
+    let name = pod.metadata.name.take();
+    pod.metadata = serde_json::from_value(meta)?;
+    pod.metadata.name = name;
+    pod.metadata.namespace = Some(case.namespace.clone());
+    gates_of(&try_create(&case.client, &pod).await?)
+}
+
+fn gates_of(pod: &Pod) -> Result<Vec<String>> {
+    let spec = pod.spec.as_ref().context("no spec")?;
+    let gates = spec.scheduling_gates.iter().flatten();
+    Ok(gates.map(|gate| gate.name.clone()).collect())
+}
+
+/// Makes the ConfigMap say this; none takes it away.
+async fn flag(cluster: &ControlPlane, data: Option<Value>) -> Result<()> {
+    let namespace = format!("--namespace={SYSTEM}");
+    let gone = [
+        "delete",
+        "configmap",
+        names::LINE,
+        "--ignore-not-found",
+        &namespace,
+    ];
+    cluster.kubectl(&gone).await?;
+    if let Some(data) = data {
+        let meta = json!({ "name": names::LINE, "namespace": SYSTEM });
+        let map =
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data });
+        cluster.apply(&map.to_string()).await?;
+    }
+    Ok(())
+}
+
+async fn waits(case: &Case, with: &[&str]) -> Result<()> {
+    eventually(SOON, "the flag is seen", async || {
+        let gates = gates(case, json!({}), asking(json!({}))).await?;
+        ensure!(gates == with, "{gates:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn pods_stand_in_line_while_the_flag_says_so_and_some_never() -> Result<()> {
+    let cluster = lined().await?;
+    let _alone = ALONE.lock().await;
+    let case = Case::new(cluster, "gating").await?;
+    let on = || Some(json!({ names::LINE_KEY: "true" }));
+    // Missing and damaged in any way: nobody is held back, nobody is refused.
+    let damaged = [
+        None,
+        Some(json!({})),
+        Some(json!({ names::LINE_KEY: "yes" })),
+        Some(json!({ names::LINE_KEY: "" })),
+        Some(json!({ "other": "true" })),
+    ];
+    for data in damaged {
+        flag(cluster, on()).await?;
+        waits(&case, &[names::GATE]).await?;
+        flag(cluster, data).await?;
+        waits(&case, &[]).await?;
+    }
+    flag(cluster, on()).await?;
+    waits(&case, &[names::GATE]).await?;
+
+    let idle = json!({ "containers": [{ "name": "a" }] });
+    let daemon = json!([{ "apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": true }]);
+    for (what, meta, spec) in [
+        ("asks for nothing", json!({}), idle),
+        (
+            "a DaemonSet's",
+            json!({ "ownerReferences": daemon }),
+            asking(json!({})),
+        ),
+        (
+            "critical",
+            json!({}),
+            asking(json!({ "priorityClassName": "system-cluster-critical" })),
+        ),
+    ] {
+        let gates = gates(&case, meta, spec).await?;
+        ensure!(gates.is_empty(), "{what}: {gates:?}");
+    }
+    let others = asking(json!({ "schedulingGates": [{ "name": "x.y/z" }] }));
+    ensure!(gates(&case, json!({}), others).await? == ["x.y/z", names::GATE]);
+    let own = asking(json!({ "schedulingGates": ours() }));
+    ensure!(gates(&case, json!({}), own).await? == [names::GATE]);
+
+    let label = format!("{}=off", names::LINE_LABEL);
+    cluster
+        .kubectl(&["label", "namespace", &case.namespace, &label])
+        .await?;
+    waits(&case, &[]).await?;
+    flag(cluster, None).await
+}
+
+#[tokio::test]
+async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
+    let cluster = lined().await?;
+    let _alone = ALONE.lock().await;
+    let (case, edit) = tenant(cluster, "queue", false).await?;
+    flag(cluster, None).await?;
+    waits(&case, &[]).await?;
+    let both = json!([{ "name": names::GATE }, { "name": "x.y/z" }]);
+    for (name, gates) in [("waits", ours()), ("both", both)] {
+        let spec = asking(json!({ "schedulingGates": gates }));
+        make(&case, name, json!({}), spec, None).await?;
+    }
+    make(&case, "bound", json!({}), asking(json!({})), Some("n")).await?;
+    let idle = json!({ "schedulingGates": ours(), "containers": [{ "name": "a" }] });
+    let mut copied = serde_json::to_value(crate::policies::pod(json!({}), idle.clone())?)?;
+    copied["metadata"]["name"] = json!("copied");
+    let change = |name: &str, change: Value, verdict| {
+        let path = pods(&case, &format!("/{name}"));
+        row(format!("{name} {change}"), "PATCH", path, change, verdict)
+    };
+    let lift = || json!({ "spec": { "schedulingGates": [] } });
+    let left = || json!({ "spec": { "schedulingGates": [{ "name": "x.y/z" }] } });
+    let with = |mut change: Value, pointer: &str, value: Value| {
+        change[pointer] = value;
+        change
+    };
+    const TURN: &str = "gpustow takes the gate off in turn";
+    let rows = vec![
+        change("waits", lift(), Refused(TURN)),
+        change("both", left(), Refused(TURN)),
+        change(
+            "both",
+            json!({ "spec": { "schedulingGates": ours() } }),
+            Taken,
+        ),
+        row(
+            "a copied gate",
+            "POST",
+            pods(&case, ""),
+            copied.clone(),
+            Refused("leave the gate out"),
+        ),
+    ];
+    run("edit", &edit, rows).await?;
+
+    const NOT: &str = "a pod is not the extender's to change";
+    let extender = account(cluster, SYSTEM, ACCOUNT).await?;
+    let pod = Api::<Pod>::namespaced(case.client.clone(), &case.namespace)
+        .get("waits")
+        .await?;
+    let mut spec = serde_json::to_value(&pod)?["spec"].take();
+    let mut image = spec["containers"].take();
+    image[0]["image"] = json!("evil");
+    let mut evil = lift();
+    evil["spec"]["containers"] = image.clone();
+    let mut tolerant = lift();
+    let mut tolerations = spec["tolerations"].as_array().cloned().unwrap_or_default();
+    tolerations.push(json!({ "key": "x", "operator": "Exists" }));
+    tolerant["spec"]["tolerations"] = json!(tolerations);
+    let rows = vec![
+        change("waits", lift(), Taken),
+        change("both", left(), Taken),
+        change("both", lift(), Refused(NOT)),
+        change(
+            "both",
+            json!({ "spec": { "schedulingGates": ours() } }),
+            Refused(NOT),
+        ),
+        change("waits", evil, Refused("not the extender's to write")),
+        change("waits", tolerant, Refused("not the extender's to write")),
+        change(
+            "waits",
+            json!({ "spec": { "containers": image } }),
+            Refused(NOT),
+        ),
+        change(
+            "bound",
+            json!({ "metadata": { "labels": { "a": "b" } } }),
+            Refused("not the extender's"),
+        ),
+        change(
+            "waits",
+            with(lift(), "metadata", json!({ "labels": { "a": "b" } })),
+            Refused("not the extender's"),
+        ),
+        change(
+            "waits",
+            with(
+                lift(),
+                "metadata",
+                note("example.com/own", "x")["metadata"].clone(),
+            ),
+            Refused("not the extender's"),
+        ),
+        change(
+            "waits",
+            with(
+                lift(),
+                "metadata",
+                note(names::EPOCH, "7")["metadata"].clone(),
+            ),
+            Taken,
+        ),
+    ];
+    run("the extender", &extender, rows).await?;
+
+    let role = "--clusterrole=gpustow-line-lifter";
+    let namespace = format!("--namespace={}", case.namespace);
+    let user = format!("--serviceaccount={}:edit", case.namespace);
+    cluster
+        .kubectl(&["create", "rolebinding", "lifts", role, &namespace, &user])
+        .await?;
+    let path = pods(&case, "/waits");
+    eventually(SOON, "whoever has the right may lift", async || {
+        let refused = send(&edit, "PATCH", &path, &lift()).await?;
+        ensure!(refused.is_none(), "{refused:?}");
+        Ok(())
+    })
+    .await?;
+    cluster
+        .kubectl(&["delete", "rolebinding", "lifts", &namespace])
+        .await?;
+
+    // In a namespace whose pods stand in no line nobody is kept from anything.
+    let label = format!("{}=off", names::LINE_LABEL);
+    cluster
+        .kubectl(&["label", "namespace", &case.namespace, &label])
+        .await?;
+    eventually(SOON, "the namespace is out of the line", async || {
+        let refused = send(&edit, "PATCH", &path, &lift()).await?;
+        ensure!(refused.is_none(), "{refused:?}");
+        let refused = send(&edit, "POST", &pods(&case, ""), &copied).await?;
+        ensure!(refused.is_none(), "{refused:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn before_gpustow_goes_one_command_takes_every_gate_off() -> Result<()> {
+    let cluster = lined().await?;
+    let _alone = ALONE.lock().await;
+    let case = Case::new(cluster, "leaving").await?;
+    flag(cluster, None).await?;
+    waits(&case, &[]).await?;
+    let both = json!([{ "name": "x.y/z" }, { "name": names::GATE }]);
+    for (name, gates) in [("a", ours()), ("b", ours()), ("c", both)] {
+        let spec = asking(json!({ "schedulingGates": gates }));
+        make(&case, name, json!({}), spec, None).await?;
+    }
+    let lift_all = async |account: &str| -> Result<(bool, String)> {
+        let kubeconfig = cluster.kubeconfig(SYSTEM, account, None).await?;
+        let mut command = Command::new(gpustow());
+        command
+            .arg("--lift-all")
+            .arg("--kubeconfig")
+            .arg(kubeconfig);
+        let output = command.output().await?;
+        let said = [output.stdout, output.stderr].concat();
+        Ok((output.status.success(), String::from_utf8(said)?))
+    };
+    let (well, said) = lift_all("gpustow-agent").await?;
+    ensure!(!well && said.contains("ClusterRole gpustow-line"), "{said}");
+    let (well, said) = lift_all(ACCOUNT).await?;
+    ensure!(well && said.contains("no pod bears it"), "{said}");
+    let pods = Api::<Pod>::namespaced(case.client.clone(), &case.namespace);
+    for (name, left) in [("a", &[][..]), ("b", &[]), ("c", &["x.y/z"])] {
+        ensure!(gates_of(&pods.get(name).await?)? == left, "{name}");
+    }
+    // Twice is as good as once.
+    let (well, said) = lift_all(ACCOUNT).await?;
+    ensure!(well && said.contains("off 0 pods"), "{said}");
+    patch(
+        &case.client,
+        &super::pods(&case, "/c"),
+        &json!({ "spec": { "schedulingGates": [] } }),
+    )
+    .await
+}
