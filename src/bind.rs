@@ -299,7 +299,7 @@ impl Attempt<'_> {
         if pod.deleting {
             return Err(BindError::Deleting);
         }
-        if pod.gated {
+        if pod.gated || pod.in_line {
             return Err(BindError::Gated);
         }
         if pod.request.clone()?.is_empty() {

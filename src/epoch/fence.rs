@@ -154,6 +154,7 @@ impl Fence {
             .sum();
         let exposed = asks
             && !facts.gated
+            && !facts.in_line
             && !facts.deleting
             && bytes <= FULL
             && !self.done.contains(&facts.uid);

@@ -68,8 +68,12 @@ pub struct PodFacts {
     pub epoch: Option<u64>,
     /// `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// `spec.schedulingGates` is not empty.
+    /// `spec.schedulingGates` has one that is not ours: somebody else says when it may come.
     pub gated: bool,
+    /// It has [`names::GATE`]: it stands in the line.
+    pub in_line: bool,
+    /// kube-scheduler may evict others for it.
+    pub preempts: bool,
     /// It holds nothing any more: Succeeded or Failed, or being deleted with every container
     /// terminated.
     pub released: bool,
@@ -139,6 +143,10 @@ impl PodFacts {
         let assignment = annotation(names::ASSIGNMENT);
         let labels = meta.labels.iter().filter(|_| assignment.is_some());
         let labels = labels.flatten().map(|(key, value)| Label::new(key, value));
+        let gates = || {
+            let gates = spec.iter().flat_map(|spec| &spec.scheduling_gates);
+            gates.flatten().map(|gate| gate.name.as_str())
+        };
         Some(Self {
             uid: Arc::from(meta.uid.as_deref()?),
             namespace: text(&meta.namespace),
@@ -165,7 +173,9 @@ impl PodFacts {
             assignment: assignment.map(|text| Assignment::decode(text).map(Arc::new)),
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
             deleting,
-            gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
+            gated: gates().any(|gate| gate != names::GATE),
+            in_line: gates().any(|gate| gate == names::GATE),
+            preempts: spec.is_none_or(|spec| spec.preemption_policy.as_deref() != Some("Never")),
             released: has_ended(status) || deleting && all_terminated(spec, status),
             waiting: status.is_some_and(is_waiting),
             grace: spec.map_or(0, grace),

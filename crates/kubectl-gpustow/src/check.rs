@@ -244,7 +244,8 @@ fn of_pod(cluster: &Cluster, pod: &PodInfo, findings: &mut Findings) {
             bad.to_string(),
             "correct the pod and create it again",
         );
-    } else if pod.waits() && old && !facts.gated && pod.scheduler_said().is_none() {
+    } else if pod.waits() && old && !facts.gated && !facts.in_line && pod.scheduler_said().is_none()
+    {
         findings.add(
             Level::Warning,
             object(),

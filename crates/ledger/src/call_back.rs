@@ -212,7 +212,7 @@ impl Ledger {
     }
 
     /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
-    fn may_fit_now(&self, pod: &PodFacts, now: Duration) -> bool {
+    pub(crate) fn may_fit_now(&self, pod: &PodFacts, now: Duration) -> bool {
         let mut budget = Budget::of(&self.config);
         let Ok(request) = &pod.request else {
             return true;

@@ -29,6 +29,10 @@ pub struct Config {
     pub call_back_for: Duration,
     /// How long a pod may use more of a card than its limit before it is to give that back.
     pub over_limit_for: Duration,
+    /// Pods that bear our scheduling gate wait in line; otherwise they are let through.
+    pub line: bool,
+    /// How long room is kept for a pod that was let out of the line, until its filter call.
+    pub lift_for: Duration,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -45,6 +49,8 @@ impl Default for Config {
             call_back: false,
             call_back_for: Duration::from_secs(60),
             over_limit_for: Duration::from_secs(60),
+            line: false,
+            lift_for: Duration::from_secs(10),
             search_steps: 100_000,
         }
     }

@@ -58,6 +58,8 @@ pub enum Reason {
     NotYet,
     /// An earlier extender's Binding of this pod may still arrive.
     Unfenced,
+    /// The room is first offered to pods in line before this one.
+    InLine,
 }
 
 impl Reason {
@@ -72,6 +74,7 @@ impl Reason {
             Self::Gone,
             Self::NotYet,
             Self::Unfenced,
+            Self::InLine,
         ];
         Refusal::ALL.into_iter().map(Self::Fit).chain(own)
     }
@@ -92,6 +95,7 @@ impl Reason {
                 "the API server refuses to write this pod's status, see its Events: an earlier \
                  Binding of it may still arrive"
             }
+            Self::InLine => "pods before this one in gpustow's line are offered the room first",
         }
     }
 
@@ -114,6 +118,7 @@ impl Reason {
             Self::Gone => "gone",
             Self::NotYet => "not_yet",
             Self::Unfenced => "unfenced",
+            Self::InLine => "in_line",
         }
     }
 }
@@ -175,6 +180,10 @@ impl Ledger {
         if self.books.is_unfenced(uid) {
             return refuse_all(candidates, Reason::Unfenced);
         }
+        let behind = self.is_behind_line(uid, ask.pod);
+        if behind {
+            self.look_at_line(now);
+        }
         // It was asked for before, and no bind came.
         let change = self.books.give_up(uid);
         self.follow(change);
@@ -206,6 +215,10 @@ impl Ledger {
                 refused.push((name, Reason::NoReport));
                 continue;
             };
+            if behind && self.is_for_line(name) {
+                refused.push((name, Reason::InLine));
+                continue;
+            }
             match self.cost(slot, name, ask.pod, class, now, &mut remembered) {
                 Ok((cost, tainted)) => {
                     take(name, cost, tainted && self.is_averse(name, ask.tolerates))
@@ -247,6 +260,10 @@ impl Ledger {
                 };
                 let short = refused.iter().filter(|(_, why)| cured(*why));
                 let short: Vec<&str> = short.map(|(name, _)| *name).collect();
+                let wants = |why| cured(why) || why == Reason::Fit(Refusal::NoWholeCard);
+                if refused.iter().any(|(_, why)| wants(*why)) {
+                    self.queue.is_short(uid);
+                }
                 self.call_back_for(ask.pod, &short, now);
             }
             for (name, reason) in &mut refused {

@@ -76,6 +76,7 @@ pub use config::Config;
 pub use decide::{Ask, Filtered, Reason};
 pub use over_limit::OverLimit;
 pub use preempt::Victims;
+pub use queue::Lift;
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
 
@@ -97,7 +98,7 @@ impl Ledger {
             config,
             books: Books::new(config.stale_after, config.call_back),
             scores: Scores::new(config.policy),
-            queue: Queue::default(),
+            queue: Queue::new(config.line),
             over: over_limit::Seen::default(),
         }
     }

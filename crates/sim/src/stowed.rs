@@ -190,6 +190,8 @@ impl Stowed {
             epoch: None,
             deleting: false,
             gated: false,
+            in_line: false,
+            preempts: true,
             released: false,
             waiting: false,
             grace: 0,

@@ -67,6 +67,8 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             epoch: Some(12),
             deleting: false,
             gated: true,
+            in_line: false,
+            preempts: true,
             released: false,
             waiting: true,
             grace: 30,

@@ -75,9 +75,9 @@ fn extender(cluster: &Cluster, findings: &mut Findings) {
             pods.clone(),
         );
     }
-    let patient = waiting
-        .iter()
-        .any(|pod| pod.age(cluster.wall) > super::PATIENCE && !pod.facts.gated);
+    let patient = waiting.iter().any(|pod| {
+        pod.age(cluster.wall) > super::PATIENCE && !pod.facts.gated && !pod.facts.in_line
+    });
     let Some(lease) = cluster.system.lease(names::EXTENDER) else {
         if matches!(cluster.system.leases, Seen::Unreadable) {
             findings.add(

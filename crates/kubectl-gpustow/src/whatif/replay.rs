@@ -346,6 +346,7 @@ fn unscheduled(facts: PodFacts) -> PodFacts {
         nominated: None,
         assignment: None,
         gated: false,
+        in_line: false,
         waiting: false,
         ..facts
     }

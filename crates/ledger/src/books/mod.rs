@@ -27,7 +27,7 @@ pub(crate) use node::{Gate, Node, Share, Uid};
 use pods::Known;
 
 use crate::maps::HashMap;
-pub(crate) use pods::{asks, may_be_bound};
+pub(crate) use pods::{asks, may_come};
 pub(crate) use reservations::Reservation;
 
 /// What is known. See the module's documentation.

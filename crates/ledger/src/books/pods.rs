@@ -30,8 +30,8 @@ pub(crate) fn asks(pod: &PodFacts) -> bool {
     !pod.released && request.is_ok_and(|request| !request.is_empty())
 }
 
-/// True if kube-scheduler may ask for the pod, and bind it.
-pub(crate) fn may_be_bound(pod: &PodFacts) -> bool {
+/// True if kube-scheduler may ask for the pod and bind it, now or once it is let out of the line.
+pub(crate) fn may_come(pod: &PodFacts) -> bool {
     pod.node.is_none() && !pod.gated && !pod.deleting && asks(pod)
 }
 

@@ -1,10 +1,11 @@
 //! Room on a node that is kept for a pod: no other gets it whose priority is not higher.
 //!
-//! It is kept for one of two causes. *Preempting*: kube-scheduler nominated the pod there. It may ask for
+//! It is kept for one of three causes. *Preempting*: kube-scheduler nominated the pod there. It may ask for
 //! the pod before our watch shows that its victim is gone, take the refusal for the end of the preemption
 //! and clear the nomination; the claim outlives that for a while, or the room would go to a pod of lower
 //! priority as soon as we see it. *Called back*: others use the room beyond their requests and were asked
-//! to give it back ([`crate::call_back`]).
+//! to give it back ([`crate::call_back`]). *Lifted*: the pod was let out of the line for it, and its filter call is
+//! awaited.
 //!
 //! Every kept room ends: with its pod, with a reservation for it, or at its deadline.
 
@@ -31,6 +32,7 @@ pub(crate) struct Kept {
 enum Cause {
     Preempting,
     CalledBack(Arc<CalledBack>),
+    Lifted,
 }
 
 /// What is called back for a pod.
@@ -94,7 +96,7 @@ impl Queue {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::CalledBack(what) => Some((&kept.node, what)),
-            Cause::Preempting => None,
+            Cause::Preempting | Cause::Lifted => None,
         }
     }
 
@@ -118,6 +120,35 @@ impl Queue {
         pods.insert(uid.clone());
         let (node, cause) = (node.clone(), Cause::CalledBack(what.into()));
         self.kept.insert(uid.clone(), Kept { node, cause, until });
+    }
+
+    /// Keeps the room for which a pod is let out of the line; none if it is nominated elsewhere.
+    pub(super) fn keep_lifted(
+        &mut self,
+        pod: &PodFacts,
+        node: &Arc<str>,
+        until: Duration,
+        books: &Books,
+    ) {
+        let here = self.kept.get(&pod.uid);
+        let elsewhere = pod.nominated.as_ref().is_some_and(|other| other != node);
+        if elsewhere || here.is_some_and(|kept| kept.node == *node) {
+            return;
+        }
+        self.end_kept(&pod.uid, books);
+        let pods = self.keeping.entry(node.clone()).or_default();
+        pods.insert(pod.uid.clone());
+        let (node, cause) = (node.clone(), Cause::Lifted);
+        self.kept
+            .insert(pod.uid.clone(), Kept { node, cause, until });
+    }
+
+    /// The pod that was let out for it has been asked about.
+    pub(crate) fn end_lifted(&mut self, uid: &str, books: &Books) {
+        let lifted = |kept: &Kept| matches!(kept.cause, Cause::Lifted);
+        if self.kept.get(uid).is_some_and(lifted) {
+            self.end_kept(uid, books);
+        }
     }
 
     /// Others are to give memory back for the same room. What is kept of it from third ones may be less.
@@ -228,7 +259,7 @@ impl Queue {
                     kept.until = now + ttl;
                 }
                 _ if kept.until > now => {}
-                Cause::Preempting => over.push(uid.clone()),
+                Cause::Preempting | Cause::Lifted => over.push(uid.clone()),
                 Cause::CalledBack(_) => in_vain.push(uid.clone()),
             }
         }

@@ -12,8 +12,8 @@ use gpustow_pack::{Mib, Request};
 
 use crate::books::Uid;
 
-/// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority and age.
-pub(super) type Turn = (u32, Reverse<i32>, i64, Uid);
+/// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority, age and name.
+pub(super) type Turn = (u32, Reverse<i32>, i64, Arc<str>, Uid);
 /// A kind of pods; never used twice.
 pub(super) type KindId = u64;
 /// What makes pods one kind.
@@ -26,6 +26,8 @@ pub(super) struct Kind {
     pub(super) order: BTreeSet<Turn>,
     /// Every node was looked at for it; until then only those that gain room are.
     pub(super) looked: Duration,
+    /// No node could hold one of them if it were empty.
+    pub(super) hopeless: bool,
 }
 
 impl Kind {
@@ -34,6 +36,7 @@ impl Kind {
             key,
             order: BTreeSet::new(),
             looked: Duration::ZERO,
+            hopeless: false,
         }
     }
 
@@ -54,7 +57,15 @@ impl Kind {
     /// The first pods of each number of wake-ups in vain from `level` on; none of that number has a
     /// higher priority.
     fn firsts(&self, level: u32) -> impl Iterator<Item = &Turn> {
-        let from = |level| (level, Reverse(i32::MAX), i64::MIN, Uid::from(""));
+        let from = |level| {
+            (
+                level,
+                Reverse(i32::MAX),
+                i64::MIN,
+                Uid::from(""),
+                Uid::from(""),
+            )
+        };
         let first = self.order.range(from(level)..).next();
         std::iter::successors(first, move |turn| {
             let level = turn.0.checked_add(1)?;
@@ -65,7 +76,7 @@ impl Kind {
     /// A pod of the highest priority.
     pub(super) fn highest(&self) -> Option<&Uid> {
         let highest = self.firsts(0).min_by_key(|turn| turn.1);
-        highest.map(|turn| &turn.3)
+        highest.map(|turn| &turn.4)
     }
 
     /// The next pod behind `turn` whose priority is higher.

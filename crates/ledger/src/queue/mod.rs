@@ -5,6 +5,7 @@
 
 mod kept;
 mod kind;
+mod line;
 mod offers;
 mod tried;
 mod waiting;
@@ -16,10 +17,12 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::Request;
 
-use crate::books::{Books, Event, Uid, may_be_bound};
+use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 pub(crate) use kept::CalledBack;
 use kept::Kept;
+pub use line::Lift;
+use line::{Line, is_in_line};
 pub(crate) use tried::Tried;
 use waiting::Waiting;
 use wake::Wakes;
@@ -35,12 +38,21 @@ pub(crate) struct Queue {
     /// Cards whose memory was called back for these pods and did not come.
     in_vain: HashMap<Uid, HashSet<Box<str>>>,
     waiting: Waiting,
+    line: Line,
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
 }
 
 impl Queue {
+    /// Nobody waits; is there to be a line?
+    pub(crate) fn new(line: bool) -> Self {
+        Self {
+            line: Line::new(line),
+            ..Self::default()
+        }
+    }
+
     /// Something has changed in the books.
     pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
         match event {
@@ -89,8 +101,20 @@ impl Queue {
         {
             self.waiting.asks_us(&pod.scheduler);
         }
-        match new.filter(|pod| may_be_bound(pod)) {
+        let was_in_line = match new.filter(|pod| is_in_line(pod)) {
+            Some(pod) => {
+                let asks_us = self.waiting.is_asker(&pod.scheduler);
+                if self.line.join(pod, asks_us) {
+                    self.wait(pod, books);
+                }
+                return;
+            }
+            None => self.line.leave(uid),
+        };
+        match new.filter(|pod| may_come(pod)) {
             Some(pod) if pod.waiting => self.wait(pod, books),
+            // Whoever was let out without room is asked about before long.
+            Some(_) if was_in_line && !self.waiting.is_promised(uid) => self.waiting.remove(uid),
             Some(_) => {}
             None => self.waiting.remove(uid),
         }
@@ -119,11 +143,17 @@ impl Queue {
         now: Duration,
     ) {
         self.wait(pod, books);
+        self.end_lifted(&pod.uid, books);
         let asked = |node: &str| candidates.contains(&node);
         self.waiting.refused(&pod.uid, asked);
         if books.pod(&pod.uid).is_none() {
             self.waiting.unseen(&pod.uid, now);
         }
+    }
+
+    /// Only the room was wanting.
+    pub(crate) fn is_short(&mut self, uid: &str) {
+        self.waiting.is_short(uid);
     }
 
     /// Number of pods that wait.

@@ -1,6 +1,6 @@
 //! Nodes that gained room, who was woken for it, and how many more may be.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) struct Offers {
     queued: HashSet<Arc<str>>,
     rounds: HashMap<Arc<str>, Round>,
     /// When promises end, in order.
-    ends: VecDeque<(Duration, Uid)>,
+    ends: BTreeSet<(Duration, Uid)>,
     credit: Credit,
 }
 
@@ -90,6 +90,11 @@ impl Offers {
         Some(node)
     }
 
+    /// Is the node's room yet to be offered?
+    pub(super) fn is_queued(&self, node: &str) -> bool {
+        self.queued.contains(node)
+    }
+
     /// The pods that the node's room is promised to.
     pub(super) fn to(&self, node: &str) -> &[Uid] {
         self.rounds.get(node).map_or(&[], |round| &round.to)
@@ -101,15 +106,15 @@ impl Offers {
         (1 << in_vain.min(WIDEST.ilog2())) - 1
     }
 
-    /// Promises a pod room on a node; promises end in the order in which they are made.
+    /// Promises a pod room on a node.
     pub(super) fn promise(&mut self, uid: &Uid, node: &Arc<str>, until: Duration) {
         self.credit.left = self.credit.left.saturating_sub(1);
-        self.ends.push_back((until, uid.clone()));
+        self.ends.insert((until, uid.clone()));
         let round = self.rounds.entry(node.clone()).or_default();
         round.to.push(uid.clone());
     }
 
-    /// A promise ends. With the last of a round, what nobody took is offered anew.
+    /// A promise ends. With the last of a round, what is left is offered anew.
     pub(super) fn settle(&mut self, uid: &str, node: &str, end: End) {
         let Some(round) = self.rounds.get_mut(node) else {
             return;
@@ -125,7 +130,8 @@ impl Offers {
             true => round.in_vain + 1,
             false => 0,
         };
-        if in_vain || ends.contains(&End::Open) {
+        // Which cards those it was promised to would take was a guess: there may be more.
+        if in_vain || ends.contains(&End::Open) || ends.contains(&End::Taken) {
             self.gain(node);
         } else {
             self.rounds.remove(node);
@@ -141,8 +147,8 @@ impl Offers {
 
     /// A pod whose promise may have ended by now.
     pub(super) fn ended(&mut self, now: Duration) -> Option<Uid> {
-        let (_, uid) = self.ends.pop_front_if(|(end, _)| *end <= now)?;
-        Some(uid)
+        self.ends.first().filter(|(end, _)| *end <= now)?;
+        Some(self.ends.pop_first()?.1)
     }
 
     /// May anybody be woken now?

@@ -16,6 +16,7 @@ use gpustow_api::{PodFacts, names};
 use gpustow_pack::{Mib, Request};
 
 use super::kind::{Key, Kind, KindId, Turn};
+use super::line::{Lift, Line};
 use super::offers::{End, Offers};
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
@@ -64,6 +65,8 @@ struct Wait {
     promised: Option<(Arc<str>, Duration)>,
     bars: Vec<Bar>,
     woken: bool,
+    /// It was refused where only the room was wanting.
+    short: bool,
 }
 
 /// A pod woke for room on a node in vain when so many changes had been seen.
@@ -119,7 +122,8 @@ impl Waiting {
         }
         let kind = kind.filter(|kind| self.kinds.contains_key(kind));
         let kind = kind.unwrap_or_else(|| self.new_kind(key));
-        let turn = (0, Reverse(pod.priority), pod.created, pod.uid.clone());
+        let (name, uid) = (pod.name.clone(), pod.uid.clone());
+        let turn = (0, Reverse(pod.priority), pod.created, name, uid);
         self.enter(kind, turn.clone());
         let wait = Wait {
             turn,
@@ -128,6 +132,7 @@ impl Waiting {
             promised: None,
             bars: Vec::new(),
             woken: false,
+            short: false,
         };
         self.pods.insert(pod.uid.clone(), wait);
         self.joined.push_back(pod.uid.clone());
@@ -174,7 +179,7 @@ impl Waiting {
         };
         self.leave(wait.kind, &wait.turn);
         if let Some(due) = wait.due {
-            self.due.remove(&(due, wait.turn.3));
+            self.due.remove(&(due, wait.turn.4));
         }
         let empty = |kind: &Kind| kind.order.is_empty();
         if self.kinds.get(&wait.kind).is_some_and(empty)
@@ -255,6 +260,11 @@ impl Waiting {
         &mut self.offers
     }
 
+    /// Is the node's room yet to be offered?
+    pub(super) fn is_queued(&self, node: &str) -> bool {
+        self.offers.is_queued(node)
+    }
+
     /// The pods that a node's room is promised to.
     pub(super) fn promised_on(&self, node: &str) -> &[Uid] {
         self.offers.to(node)
@@ -281,16 +291,28 @@ impl Waiting {
         }
     }
 
-    /// What time alone does: credit grows, promises end, pods that joined will be due. True if more
-    /// have joined than one call notes.
-    pub(super) fn tick(&mut self, now: Duration, interval: Duration) -> bool {
+    /// What time alone does: credit grows, promises end, pods that joined will be due: those in line, which nobody
+    /// was asked about yet, at once. True if more have joined than one call notes.
+    pub(super) fn tick(&mut self, now: Duration, interval: Duration, line: &mut Line) -> bool {
         self.offers.grow(now);
         for uid in self
             .joined
             .drain(..JOINS.min(self.joined.len()))
             .collect::<Vec<_>>()
         {
-            self.be_due(&uid, now + interval);
+            if !line.has(&uid) {
+                self.be_due(&uid, now + interval);
+                continue;
+            }
+            self.be_due(&uid, now);
+            let id = self.pods.get(&uid).map(|wait| wait.kind);
+            if let Some(kind) = id.and_then(|id| self.kinds.get_mut(&id)) {
+                if kind.hopeless {
+                    line.let_through(&uid, Lift::NoNode);
+                } else if kind.looked <= now + interval {
+                    kind.looked = now;
+                }
+            }
         }
         while let Some(uid) = self.offers.ended(now) {
             let ended = |wait: &Wait| wait.promised.as_ref().is_some_and(|(_, end)| *end <= now);
@@ -301,21 +323,22 @@ impl Waiting {
         !self.joined.is_empty()
     }
 
-    /// Wakes a pod for room on a node.
+    /// Wakes a pod for room on a node, which is promised to it for so long.
     pub(super) fn promise(
         &mut self,
         uid: &Uid,
         node: &Arc<str>,
         now: Duration,
         interval: Duration,
+        lasts: Duration,
     ) {
         let Some(wait) = self.pods.get_mut(uid) else {
             return;
         };
         let due = now + pause(wait.turn.0, interval);
-        wait.promised = Some((node.clone(), now + interval));
+        wait.promised = Some((node.clone(), now + lasts));
         wait.woken = true;
-        self.offers.promise(uid, node, now + interval);
+        self.offers.promise(uid, node, now + lasts);
         self.be_due(uid, due);
     }
 
@@ -323,6 +346,20 @@ impl Waiting {
     pub(super) fn take_back(&mut self, uid: &str) {
         if self.settle(uid, End::Open) {
             self.offers.spared();
+        }
+    }
+
+    /// The pod could not be let out of the line for what it was promised.
+    pub(super) fn lift_failed(&mut self, uid: &str) {
+        if !self.is_promised(uid) {
+            return;
+        }
+        self.in_vain(uid);
+        let wait = self.pods.get(uid);
+        if let Some((id, due)) = wait.and_then(|wait| Some((wait.kind, wait.due?)))
+            && let Some(kind) = self.kinds.get_mut(&id)
+        {
+            kind.looked = kind.looked.min(due);
         }
     }
 
@@ -367,7 +404,7 @@ impl Waiting {
 
     fn be_due(&mut self, uid: &str, at: Duration) {
         if let Some(wait) = self.pods.get_mut(uid) {
-            let uid = wait.turn.3.clone();
+            let uid = wait.turn.4.clone();
             if let Some(old) = wait.due.replace(at) {
                 self.due.remove(&(old, uid.clone()));
             }
@@ -391,11 +428,59 @@ impl Waiting {
         Some((uid, (looked <= now).then_some(id)))
     }
 
-    /// Every node was looked at for this kind.
-    pub(super) fn looked(&mut self, kind: KindId, until: Duration) {
+    /// Every node was looked at for this kind, or one that has room was found. Could one hold it if it were empty?
+    pub(super) fn looked(&mut self, kind: KindId, until: Duration, could: bool) {
         if let Some(kind) = self.kinds.get_mut(&kind) {
             kind.looked = until;
+            kind.hopeless = !could;
         }
+    }
+
+    /// Looks at every node once more for a pod of this kind that stands in line and was promised nothing so far.
+    /// False if there is none.
+    pub(super) fn look_on(&mut self, id: KindId, line: &Line, now: Duration) -> bool {
+        let Some(kind) = self.kinds.get_mut(&id) else {
+            return false;
+        };
+        let new = kind.order.iter().take_while(|turn| turn.0 == 0);
+        let mut new = new.map(|turn| &turn.4).filter(|uid| line.has(uid));
+        let promised = |uid: &&Uid| {
+            let wait = self.pods.get(*uid);
+            wait.is_some_and(|wait| wait.promised.is_some())
+        };
+        let Some(uid) = new.find(|uid| !promised(uid)).cloned() else {
+            return false;
+        };
+        kind.looked = now;
+        self.be_due(&uid, now);
+        true
+    }
+
+    /// The pod was refused where only the room was wanting.
+    pub(super) fn is_short(&mut self, uid: &str) {
+        if let Some(wait) = self.pods.get_mut(uid) {
+            wait.short = true;
+        }
+    }
+
+    /// Does a pod wait for room that a node could have?
+    pub(super) fn wants_room(&self) -> bool {
+        self.pods.values().any(|wait| {
+            let kind = self.kinds.get(&wait.kind);
+            let looked = |kind: &Kind| wait.short || kind.looked > Duration::ZERO;
+            kind.is_some_and(|kind| !kind.hopeless && looked(kind))
+        })
+    }
+
+    /// Is room promised to the pod?
+    pub(super) fn is_promised(&self, uid: &str) -> bool {
+        let wait = self.pods.get(uid);
+        wait.is_some_and(|wait| wait.promised.is_some())
+    }
+
+    /// Have all who joined been noted?
+    pub(super) fn is_noted(&self) -> bool {
+        self.joined.is_empty()
     }
 
     pub(super) fn kind(&self, id: KindId) -> Option<&Kind> {
@@ -419,10 +504,10 @@ impl Waiting {
     pub(super) fn firsts(&self, limit: usize, skip: impl Fn(&str) -> bool) -> Vec<Uid> {
         let kinds = self.heads.values().filter_map(|id| self.kinds.get(id));
         let is_free = |turn: &&Turn| {
-            let wait = self.pods.get(&turn.3);
-            !skip(&turn.3) && wait.is_some_and(|wait| wait.promised.is_none())
+            let wait = self.pods.get(&turn.4);
+            !skip(&turn.4) && wait.is_some_and(|wait| wait.promised.is_none())
         };
-        let first = |kind: &Kind| kind.order.iter().find(is_free).map(|turn| turn.3.clone());
+        let first = |kind: &Kind| kind.order.iter().find(is_free).map(|turn| turn.4.clone());
         kinds.take(limit).filter_map(first).collect()
     }
 

@@ -16,6 +16,7 @@ use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, NodeGpus, Request};
 
 use super::kind::{Kind, KindId, Turn};
+use super::line::Lift;
 use super::waiting::FLUSH;
 use crate::Ledger;
 use crate::books::Uid;
@@ -24,6 +25,8 @@ use crate::books::Uid;
 const WORK: usize = 8192;
 /// What a fit costs, for each container of the pod.
 const FIT: usize = 8;
+/// Pods in line that are offered room before one that is not is given some.
+const AHEAD: usize = 64;
 
 /// A node whose room is being offered.
 #[derive(Debug)]
@@ -47,6 +50,8 @@ struct Look {
     nodes: Vec<Arc<str>>,
     /// Some of the kind may take room that a nomination keeps from others of it.
     found: bool,
+    /// A node could hold it if it were empty.
+    could: bool,
 }
 
 impl Ledger {
@@ -83,9 +88,10 @@ impl Ledger {
     /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
     pub fn wake_failed(&mut self, uid: &str) {
         self.queue.wake_failed(uid);
+        self.queue.end_lifted(uid, &self.books);
     }
 
-    /// The pods to wake now, at most `limit`: for room that appeared, those that would fit in it
+    /// The pods to wake now, at most `limit`; of those that stand in line, the gate is to be taken off instead. For room that appeared, those that would fit in it
     /// together, in the scheduler's order; and those that have waited since their last wake-up
     /// though they would fit.
     pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
@@ -94,18 +100,71 @@ impl Ledger {
         for uid in self.queue.waiting.forget_unseen(seen, now) {
             self.queue.tried.remove(&uid);
         }
-        let more_joined = self.queue.waiting.tick(now, self.config.wake_again_after);
         let mut woken = self.come_again(limit);
-        let mut work = WORK;
+        self.queue.line.tick(now);
+        self.offer(limit, WORK, now, &mut woken);
+        self.let_through(limit, now, &mut woken);
+        woken
+    }
+
+    /// Before a pod is given room that did not stand in line, or has none kept: those in line are offered what
+    /// came free since the last look. [`Ledger::wake`] names whom it is for.
+    pub(crate) fn look_at_line(&mut self, now: Duration) {
+        let mut lifted = Vec::new();
+        self.offer(AHEAD, WORK / 4, now, &mut lifted);
+        let uids = lifted.iter().map(|pod| pod.uid.clone());
+        self.queue.unfinished.extend(uids);
+        self.queue.wakes.unfinished |= !lifted.is_empty();
+    }
+
+    /// Is the room of this node yet to be offered to somebody in line, before the pod?
+    pub(crate) fn is_for_line(&self, name: &str) -> bool {
+        let wakes = &self.queue.wakes;
+        let offering = wakes.offering.as_ref();
+        wakes.look.is_some()
+            || !self.queue.waiting.is_noted()
+            || self.queue.waiting.is_queued(name)
+            || offering.is_some_and(|offering| *offering.node == *name)
+    }
+
+    /// Is the pod to be given only what nobody in line before it would take?
+    pub(crate) fn is_behind_line(&self, uid: &str, pod: &PodFacts) -> bool {
+        self.queue.line.is_on() && self.queue.line.is_ahead_of(pod) && !self.queue.has_kept(uid)
+    }
+
+    fn offer(
+        &mut self,
+        limit: usize,
+        mut work: usize,
+        now: Duration,
+        woken: &mut Vec<Arc<PodFacts>>,
+    ) {
+        let interval = self.config.wake_again_after;
+        let line = &mut self.queue.line;
+        let more_joined = self.queue.waiting.tick(now, interval, line);
         if self.queue.waiting.is_empty() {
             self.queue.wakes = Wakes::default();
         }
-        if limit > 0 && self.queue.waiting.has_credit() {
+        while limit > woken.len() && self.queue.waiting.has_credit() {
+            let before = woken.len();
             self.look_everywhere(&mut work, now);
-            self.offer_room(limit, &mut work, now, &mut woken);
+            self.offer_room(limit, &mut work, now, woken);
+            if work == 0 || woken.len() == before || !self.look_on(now) {
+                break;
+            }
         }
         self.queue.wakes.unfinished = work == 0 || more_joined;
-        woken
+    }
+
+    /// What was found for pods in line may have gone to others before them: there may be more. False if nobody is
+    /// left for whom to look.
+    fn look_on(&mut self, now: Duration) -> bool {
+        let mut any = false;
+        for kind in std::mem::take(&mut self.queue.wakes.found) {
+            let queue = &mut self.queue;
+            any |= queue.waiting.look_on(kind, &queue.line, now);
+        }
+        any
     }
 
     /// At most `limit` pods that are to ask again at once.
@@ -146,6 +205,7 @@ impl Ledger {
                     kind,
                     nodes,
                     found: false,
+                    could: false,
                 });
             }
         }
@@ -160,23 +220,43 @@ impl Ledger {
         while *work > rest {
             let Some(name) = look.nodes.pop() else {
                 let until = if look.found { again } else { now + FLUSH };
-                self.queue.waiting.looked(look.kind, until);
+                self.looked(look, until, now);
                 return true;
             };
             *work -= 1;
+            if !look.could && self.could_hold(&name, &pod) {
+                *work = work.saturating_sub(price(&pod));
+                look.could = true;
+            }
             if self.may_fit(&name, &pod, now)
                 && let Some(left) = self.unpromised(&name, now)
                 && self.fits_one_of(look.kind, &name, &left, &pod, work)
             {
                 self.queue.waiting.room_on(&name);
                 if !self.queue.is_kept(&name) {
-                    self.queue.waiting.looked(look.kind, again);
+                    look.could = true;
+                    self.looked(look, again, now);
                     return true;
                 }
                 look.found = true;
             }
         }
         false
+    }
+
+    /// There is nothing left to look at. Whom no node could hold is let through the line.
+    fn looked(&mut self, look: &Look, until: Duration, now: Duration) {
+        self.queue.waiting.looked(look.kind, until, look.could);
+        if until < now + FLUSH && self.queue.line.is_on() {
+            self.queue.wakes.found.push(look.kind);
+        }
+        if !look.could
+            && let Some(kind) = self.queue.waiting.kind(look.kind)
+        {
+            for turn in &kind.order {
+                self.queue.line.let_through(&turn.4, Lift::NoNode);
+            }
+        }
     }
 
     /// Would this pod fit in what is left of the node's room, or another of its kind? Where a
@@ -218,7 +298,7 @@ impl Ledger {
             let Some(mut offering) = under_way.or_else(|| self.next_offering(work, now)) else {
                 return;
             };
-            if self.offer(&mut offering, limit, work, now, woken) {
+            if self.offer_of(&mut offering, limit, work, now, woken) {
                 self.queue.waiting.offers().done(&offering.node);
             } else {
                 self.queue.wakes.offering = Some(offering);
@@ -252,7 +332,9 @@ impl Ledger {
     fn unpromised(&self, name: &str, now: Duration) -> Option<NodeGpus> {
         self.check(name, now).ok()?;
         let mut left = NodeGpus::clone(self.books.node(name)?.view());
-        for uid in self.queue.waiting.promised_on(name) {
+        let promised = self.queue.waiting.promised_on(name).iter();
+        // What is kept is looked at on its own.
+        for uid in promised.filter(|uid| !self.queue.has_kept(uid)) {
             if let Some(pod) = self.books.pod(uid)
                 && let Ok(request) = &pod.request
             {
@@ -277,7 +359,7 @@ impl Ledger {
     }
 
     /// Offers a node's room in the order of turns. False if it has to stop before the end.
-    fn offer(
+    fn offer_of(
         &mut self,
         offering: &mut Offering,
         limit: usize,
@@ -298,11 +380,9 @@ impl Ledger {
             let Some((turn, kind)) = self.next_turn(offering) else {
                 return true;
             };
-            let next = match self.answer(offering, &turn.3, work, now) {
+            let next = match self.answer(offering, &turn.4, work, now) {
                 Answer::Comes(pod) => {
-                    self.queue
-                        .waiting
-                        .promise(&pod.uid, &offering.node, now, interval);
+                    self.promise(&pod, &offering.node, now, interval);
                     woken.push(pod);
                     self.next_of(kind, &turn)
                 }
@@ -312,6 +392,19 @@ impl Ledger {
             if let Some(next) = next {
                 offering.next.insert(next, kind);
             }
+        }
+    }
+
+    /// Room is promised to a pod that is woken; for one that is let out of the line it is kept from everybody.
+    fn promise(&mut self, pod: &PodFacts, node: &Arc<str>, now: Duration, interval: Duration) {
+        let lasts = match pod.in_line {
+            true => self.config.lift_for,
+            false => interval,
+        };
+        let queue = &mut self.queue;
+        queue.waiting.promise(&pod.uid, node, now, interval, lasts);
+        if pod.in_line {
+            queue.keep_lifted(pod, node, now + lasts, &self.books);
         }
     }
 
@@ -358,7 +451,9 @@ impl Ledger {
         *work = work.saturating_sub(price(&pod));
         let is_alone = || self.choose(name, &pod, request).is_ok();
         if self.fits(name, &offering.left, &pod) {
-            self.take(&mut offering.left, request);
+            if !pod.in_line {
+                self.take(&mut offering.left, request);
+            }
             Answer::Comes(pod)
         } else if alone && is_alone() {
             offering.extra -= 1;
@@ -408,7 +503,8 @@ impl Ledger {
     /// A waiting pod that may be bound at all, by a scheduler that asks us.
     pub(crate) fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let facts = self.books.pod(uid)?;
-        let able = facts.node.is_none() && !facts.gated && !facts.deleting;
+        let free = !facts.in_line || self.queue.line.is_on() && !self.queue.line.is_leaving(uid);
+        let able = facts.node.is_none() && !facts.gated && !facts.deleting && free;
         (able && self.queue.waiting.is_asker(&facts.scheduler)).then(|| facts.clone())
     }
 }
@@ -418,6 +514,8 @@ impl Ledger {
 pub(super) struct Wakes {
     offering: Option<Offering>,
     look: Option<Look>,
+    /// Room was found for these kinds since it was last offered.
+    found: Vec<KindId>,
     unfinished: bool,
 }
 

@@ -15,7 +15,7 @@ use gpustow_pack::{
 };
 
 use crate::Reason;
-use crate::books::{Books, Event, Gate, may_be_bound};
+use crate::books::{Books, Event, Gate, may_come};
 use crate::budget::Budget;
 use answers::Answers;
 pub(crate) use answers::{ClassId, Slot};
@@ -57,7 +57,7 @@ impl Scores {
         match event {
             Event::Pod { old, new, .. } => {
                 self.demand.moved(old.as_deref(), new.as_deref());
-                if let Some(pod) = new.as_ref().filter(|pod| may_be_bound(pod))
+                if let Some(pod) = new.as_ref().filter(|pod| may_come(pod))
                     && let Ok(request) = &pod.request
                 {
                     self.answers.expect(request, self.policy(request));

@@ -51,6 +51,8 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         epoch: None,
         deleting: false,
         gated: false,
+        in_line: false,
+        preempts: true,
         released: false,
         waiting: false,
         grace: 0,

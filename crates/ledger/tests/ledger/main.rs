@@ -10,6 +10,7 @@ mod filter;
 mod forged;
 mod gangs;
 mod later;
+mod line;
 mod links;
 mod mix;
 mod model;

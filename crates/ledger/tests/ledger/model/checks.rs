@@ -77,6 +77,7 @@ impl World {
         self.listing = Some((self.ledger.copies(), None));
         self.take_list();
         self.list_arrives();
+        self.empty_line()?;
         self.check_wake()?;
         self.check_nobody_comes()?;
         let mut rebuilt = self.check_rebuilt()?;
@@ -251,5 +252,5 @@ impl World {
 
 /// The order in which kube-scheduler tries pods.
 fn turn<'a>(pod: &&'a PodFacts) -> (i32, i64, &'a Arc<str>) {
-    (-pod.priority, pod.created, &pod.uid)
+    (-pod.priority, pod.created, &pod.name)
 }

@@ -57,6 +57,7 @@ pub(super) enum Event {
         limit: Limit,
         priority: i32,
         gated: bool,
+        in_line: bool,
     },
     /// The next `count` events of the pod watch arrive.
     DeliverPods {
@@ -209,6 +210,7 @@ impl Event {
             limit,
             priority,
             gated: false,
+            in_line: false,
         };
         for pod in 0..2 + random.below(2) as usize {
             events.extend([
@@ -277,6 +279,18 @@ impl Event {
         }
     }
 
+    /// One of a history in which pods stand in line.
+    pub(super) fn of_line(random: &mut Random) -> Self {
+        let mut event = match random.below(8) {
+            0 => Self::Wake { limit: 10 },
+            _ => Self::random(random),
+        };
+        if let Self::Create { in_line, .. } = &mut event {
+            *in_line = random.below(3) > 0;
+        }
+        event
+    }
+
     pub(super) fn random(random: &mut Random) -> Self {
         let (pod, node, post) = (random.index(), random.index(), random.index());
         match random.below(71) {
@@ -288,6 +302,7 @@ impl Event {
                 limit: Limit::random(random),
                 priority: random.below(3) as i32,
                 gated: random.below(12) == 0,
+                in_line: false,
             },
             10..16 => Self::DeliverPods {
                 count: 1 + random.index(),

@@ -5,6 +5,7 @@
 mod checks;
 mod event;
 mod lending;
+mod line;
 mod over_limits;
 mod scheduler;
 mod server;
@@ -21,11 +22,12 @@ use world::World;
 const HISTORIES: u64 = 100_000;
 const LENGTH: u64 = 36;
 
-/// What is drawn, and whether memory is called back.
+/// What is drawn, whether memory is called back, and whether there is a line.
 #[derive(Clone, Copy)]
 struct Kind {
     draw: fn(&mut Random) -> Event,
     call_back: bool,
+    line: bool,
 }
 
 fn history(kind: Kind, seed: u64) -> Vec<Event> {
@@ -42,7 +44,7 @@ fn history(kind: Kind, seed: u64) -> Vec<Event> {
 
 fn run(kind: Kind, events: &[Event]) -> Result<(), String> {
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(kind.call_back);
+        let mut world = World::new(kind.call_back, kind.line);
         for event in events {
             world.step(event)?;
         }
@@ -77,6 +79,21 @@ fn no_history_breaks_an_invariant() {
     let found = search(Kind {
         draw: Event::random,
         call_back: false,
+        line: false,
+    });
+    if let Some((seed, why)) = found {
+        panic!("seed {seed}: {why}");
+    }
+}
+
+/// In histories in which pods stand in line: whoever fits is let out, nobody is given what one before it in turn would
+/// take, room is kept for nobody beyond its deadline, and all that holds without a line holds with it.
+#[test]
+fn no_history_of_a_line_breaks_an_invariant() {
+    let found = search(Kind {
+        draw: Event::of_line,
+        call_back: false,
+        line: true,
     });
     if let Some((seed, why)) = found {
         panic!("seed {seed}: {why}");
@@ -91,6 +108,7 @@ fn no_history_of_use_breaks_an_invariant() {
     let found = search(Kind {
         draw: Event::of_use,
         call_back: true,
+        line: false,
     });
     if let Some((seed, why)) = found {
         panic!("seed {seed}: {why}");

@@ -38,7 +38,7 @@ impl World {
             require(!settled || *reason != Reason::BindUnderWay, || {
                 "no bind is under way".into()
             })?;
-            require(!settled || !room(name), || {
+            require(!settled || !room(name) || *reason == Reason::InLine, || {
                 format!("filter refuses {name} ({reason:?}), preempt does not")
             })?;
         }
@@ -53,14 +53,16 @@ impl World {
             Some(name) => self.chosen.insert(pod.uid.clone(), name),
             None => self.chosen.remove(&pod.uid),
         };
-        Ok(())
+        // Where a bind is under way nothing is decided.
+        let nodes = verdict.nodes.first().filter(|_| settled).copied();
+        self.check_line(pod, nodes, &verdict.refused)
     }
 
     /// kube-scheduler tries every pod that it may, `rounds` times.
     pub(super) fn schedule(&mut self, rounds: usize) -> Result<(), String> {
         for _ in 0..rounds {
             let mut pods = self.server.pods.clone();
-            pods.retain(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
+            pods.retain(|pod| pod.node.is_none() && !pod.gated && !pod.in_line && !pod.deleting);
             pods.sort_by_key(|pod| (-pod.priority, pod.created, pod.uid.clone()));
             for pod in pods {
                 self.filter(&pod, &NODES, false)?;
@@ -88,7 +90,7 @@ impl World {
             Some(known) => PodFacts::clone(&known),
             None => self.server.pods[index].clone(),
         };
-        if pod.node.is_some() || pod.gated || pod.deleting {
+        if pod.node.is_some() || pod.gated || pod.in_line || pod.deleting {
             return Ok(None);
         }
         let assignment = match self.ledger.begin_bind(&pod, name, self.now) {

@@ -35,8 +35,14 @@ pub(super) struct World {
     /// The server was restored, and the list that shows it is not in: the extender does not bind.
     restored: bool,
     broken: Option<String>,
-    config: Config,
+    pub(super) config: Config,
     pub(super) lending: Lending,
+    /// Pods that were woken or let out of the line before.
+    pub(super) woken: HashSet<Arc<str>>,
+    /// Until when room is promised to pods that do not stand in line.
+    pub(super) promised: Duration,
+    /// The lowest priority of those that were let out of the line.
+    pub(super) lowest: i32,
 }
 
 pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
@@ -48,10 +54,11 @@ pub(super) fn pick<T>(list: &[T], number: usize) -> Option<usize> {
 }
 
 impl World {
-    pub(super) fn new(call_back: bool) -> Self {
+    pub(super) fn new(call_back: bool, line: bool) -> Self {
         let config = Config {
             stale_after: lending::STALE_AFTER,
             call_back,
+            line,
             call_back_for: lending::CALLED_FOR,
             over_limit_for: over_limits::OVER_FOR,
             ..Config::default()
@@ -70,6 +77,9 @@ impl World {
             broken: None,
             config,
             lending: Lending::default(),
+            woken: HashSet::new(),
+            promised: Duration::ZERO,
+            lowest: i32::MAX,
         };
         for name in &NODES[..2] {
             world.server.set_node(name, true);
@@ -100,6 +110,7 @@ impl World {
                 limit,
                 priority,
                 gated,
+                in_line,
             } => {
                 let number = self.server.number();
                 let mut pod = asking(&format!("u{number}"), &[(gpus, size)]);
@@ -125,6 +136,7 @@ impl World {
                     pod.name = name.into();
                     pod.created = number as i64 / 3;
                     (pod.priority, pod.gated) = (priority, gated);
+                    pod.in_line = in_line;
                     self.server.create(pod);
                 }
             }
@@ -146,14 +158,7 @@ impl World {
                 }
             }
             Event::Wake { limit } => {
-                let woken = self.ledger.wake(limit, self.now);
-                require(woken.len() <= limit, || "woke more than the limit".into())?;
-                for pod in woken {
-                    let reserved = self.shares().iter().any(|(uid, ..)| *uid == pod.uid);
-                    require(!reserved, || {
-                        format!("woke {}, which has its room", pod.uid)
-                    })?;
-                }
+                self.wake(limit)?;
             }
             Event::Advance { seconds } => self.now += Duration::from_secs(seconds),
             Event::NodeVanishes { node } => self.server.set_node(NODES[node % 3], false),
@@ -248,7 +253,7 @@ impl World {
                 without,
                 cooperative,
                 ..
-            } if !pod.gated => {
+            } if !pod.gated && !pod.in_line => {
                 let keep = |&(index, _): &(usize, &&str)| index != without;
                 let nodes = NODES.iter().enumerate().filter(keep);
                 let nodes: Vec<&'static str> = nodes.map(|(_, name)| *name).collect();
@@ -260,7 +265,9 @@ impl World {
                     let _ = self.begin_bind(&pod.uid, name)?;
                 }
             }
-            Event::FilterAndBind { .. } if unbound && !pod.gated && !pod.deleting => {
+            Event::FilterAndBind { .. }
+                if unbound && !pod.gated && !pod.in_line && !pod.deleting =>
+            {
                 self.chosen.remove(&pod.uid);
                 self.filter(&pod, &NODES, false)?;
                 // Filter is asked with the newest copy, bind with what the watch has shown.
@@ -300,8 +307,11 @@ impl World {
                 });
                 self.given_up.insert(pod.uid, refusal);
             }
+            Event::Ungate { .. } if pod.in_line && !pod.gated => {
+                self.server.write(index, |pod| pod.in_line = false);
+            }
             Event::Ungate { .. } => self.server.write(index, |pod| pod.gated = false),
-            Event::Nominate { node, .. } if unbound => {
+            Event::Nominate { node, .. } if unbound && !pod.in_line => {
                 let nominated = NODES.get(node % 4).map(|name| (*name).into());
                 self.server.write(index, |pod| pod.nominated = nominated);
             }

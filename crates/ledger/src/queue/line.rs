@@ -1,0 +1,346 @@
+//! The line: pods that were created with our scheduling gate and wait until it is taken off.
+//!
+//! They stand in the queue of all that wait ([`super::waiting`]), and what would wake others takes the gate off
+//! theirs: room is offered in the order of turns, and the room that a pod is let out for is kept for it until
+//! its filter call or a deadline (`Cause::Lifted` in [`super::kept`]). Here is who stands in line at all, and who is let
+//! through without room: whoever would wait in vain, and a few that may preempt.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+
+use crate::Ledger;
+use crate::books::Uid;
+use crate::maps::HashMap;
+
+/// A pod whose gate is still there so long after it was let through is let through again.
+const AGAIN: Duration = Duration::from_secs(10);
+/// So many are let through without room before the first of them is seen to have gone.
+const STUCK: usize = 256;
+/// Pods that are looked at to see whether the line stands still.
+const LOOK_AT: usize = 16;
+/// Pods that may preempt are let through without room, so many at a time.
+const PREEMPTORS: usize = 4;
+/// Between two looks for such pods.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Why a gate is taken off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lift {
+    /// Its turn has come, and room is kept for it.
+    Room,
+    /// Its turn has come, and kube-scheduler may evict others for it.
+    MayPreempt,
+    /// No node could hold it if it were empty.
+    NoNode,
+    /// Its request cannot be read, or its scheduler is not known to ask us.
+    NotOurs,
+    /// There is no line.
+    Off,
+}
+
+impl Lift {
+    /// Every cause.
+    pub const ALL: [Self; 5] = [
+        Self::Room,
+        Self::MayPreempt,
+        Self::NoNode,
+        Self::NotOurs,
+        Self::Off,
+    ];
+
+    /// The value of metric labels.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::MayPreempt => "may_preempt",
+            Self::NoNode => "no_node",
+            Self::NotOurs => "not_ours",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// Where a pod stands: priority, then age, then name.
+type Place = (Reverse<i32>, i64, Arc<str>, Uid);
+
+fn place(pod: &PodFacts) -> Place {
+    (
+        Reverse(pod.priority),
+        pod.created,
+        pod.name.clone(),
+        pod.uid.clone(),
+    )
+}
+
+/// The pods that bear our gate and nobody else's.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    /// There is a line; otherwise everybody in it is let through.
+    on: bool,
+    order: BTreeSet<Place>,
+    places: HashMap<Uid, Place>,
+    /// To be let through without room.
+    leaving: BTreeMap<Place, Lift>,
+    /// Let through without room, when and why.
+    through: HashMap<Uid, (Duration, Lift)>,
+    /// When to look again for pods that may preempt.
+    look_at: Duration,
+}
+
+/// Does the pod stand in line, or is it to be let out of it?
+pub(super) fn is_in_line(pod: &PodFacts) -> bool {
+    let asks = !pod.request.as_ref().is_ok_and(|request| request.is_empty());
+    pod.in_line && asks && pod.node.is_none() && !pod.gated && !pod.deleting && !pod.released
+}
+
+impl Line {
+    pub(super) fn new(on: bool) -> Self {
+        Self {
+            on,
+            ..Self::default()
+        }
+    }
+
+    /// A pod has come or changed. True if it is to wait for its turn.
+    pub(super) fn join(&mut self, pod: &PodFacts, asks_us: bool) -> bool {
+        let place = place(pod);
+        if self.places.get(&pod.uid) != Some(&place) {
+            self.leave(&pod.uid);
+            self.places.insert(pod.uid.clone(), place.clone());
+            self.order.insert(place);
+        }
+        let why = match () {
+            () if !self.on => Lift::Off,
+            () if pod.request.is_err() || !asks_us => Lift::NotOurs,
+            () => return true,
+        };
+        self.let_through(&pod.uid, why);
+        false
+    }
+
+    /// A pod stands in line no more. True if it did.
+    pub(super) fn leave(&mut self, uid: &str) -> bool {
+        let Some(place) = self.places.remove(uid) else {
+            return false;
+        };
+        self.order.remove(&place);
+        self.leaving.remove(&place);
+        true
+    }
+
+    pub(super) fn has(&self, uid: &str) -> bool {
+        self.places.contains_key(uid)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// How many stand in line, and when the oldest of them was created.
+    pub(super) fn size(&self) -> (usize, Option<i64>) {
+        let oldest = self.order.iter().map(|(_, created, ..)| *created).min();
+        (self.order.len(), oldest)
+    }
+
+    /// How many stand before the pod.
+    pub(super) fn before(&self, uid: &str) -> Option<usize> {
+        let place = self.places.get(uid)?;
+        Some(self.order.range(..place).count())
+    }
+
+    /// Does somebody stand in line whose turn is before that of the pod, which does not?
+    pub(super) fn is_ahead_of(&self, pod: &PodFacts) -> bool {
+        let first = self.order.first();
+        first.is_some_and(|first| *first < place(pod))
+    }
+
+    /// The pod is let through without room, unless it was just now.
+    pub(super) fn let_through(&mut self, uid: &str, why: Lift) {
+        if let Some(place) = self.places.get(uid)
+            && !self.through.contains_key(uid)
+        {
+            self.leaving.insert(place.clone(), why);
+        }
+    }
+
+    /// Is the pod let through, or about to be, without room?
+    pub(super) fn is_leaving(&self, uid: &str) -> bool {
+        let leaving = |place| self.leaving.contains_key(place);
+        self.through.contains_key(uid) || self.places.get(uid).is_some_and(leaving)
+    }
+
+    /// The next pod to let through.
+    fn next_leaving(&mut self, now: Duration) -> Option<Uid> {
+        let ((.., uid), why) = self.leaving.pop_first()?;
+        self.through.insert(uid.clone(), (now, why));
+        Some(uid)
+    }
+
+    /// Why it was let through without room.
+    pub(super) fn because(&self, uid: &str) -> Option<Lift> {
+        Some(self.through.get(uid)?.1)
+    }
+
+    /// What time does: whoever was let through long ago and is in line still is let through again.
+    pub(super) fn tick(&mut self, now: Duration) {
+        let over = |(since, _): &(Duration, Lift)| now.saturating_sub(*since) >= AGAIN;
+        let places = &self.places;
+        let leaving = &mut self.leaving;
+        self.through.retain(|uid, let_go| {
+            if over(let_go)
+                && let Some(place) = places.get(uid)
+            {
+                leaving.insert(place.clone(), let_go.1);
+            }
+            !over(let_go)
+        });
+    }
+
+    /// Are gates taken off in turn?
+    pub(super) fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// How many were let through without room and are in line still.
+    fn stuck(&self) -> usize {
+        self.through.keys().filter(|uid| self.has(uid)).count()
+    }
+}
+
+impl Ledger {
+    /// How many pods stand in line, and when the oldest of them was created, in seconds since 1970.
+    #[must_use]
+    pub fn line(&self) -> (usize, Option<i64>) {
+        self.queue.line.size()
+    }
+
+    /// How many stand in line before the pod; none if it does not stand there.
+    #[must_use]
+    pub fn before_in_line(&self, uid: &str) -> Option<usize> {
+        self.queue.line.before(uid)
+    }
+
+    /// Who stands in line, in the order of their turns.
+    pub fn standing_in_line(&self) -> impl Iterator<Item = &Uid> {
+        self.queue.line.order.iter().map(|(.., uid)| uid)
+    }
+
+    /// Does one of those who stand first in line fit, so that whoever decides should have let it out?
+    #[must_use]
+    pub fn is_line_stalled(&self, now: Duration) -> bool {
+        let line = &self.queue.line;
+        let first = line.order.iter().take(LOOK_AT);
+        let mut first = first.filter_map(|(.., uid)| self.books.pod(uid));
+        !line.leaving.is_empty() || first.any(|pod| self.may_fit_now(pod, now))
+    }
+
+    /// Why the pod that [`Ledger::wake`] named is let out of the line.
+    #[must_use]
+    pub fn lifted_because(&self, uid: &str) -> Lift {
+        self.queue.line.because(uid).unwrap_or(Lift::Room)
+    }
+
+    /// Does a pod wait for room that a node could have, so that those who come now are to stand in line?
+    #[must_use]
+    pub fn wants_line(&self) -> bool {
+        self.queue.waiting.wants_room()
+    }
+
+    /// The gate of this pod, one of those that [`Ledger::wake`] named, could not be taken off: the room is another's,
+    /// and it is tried again after a pause.
+    pub fn lift_failed(&mut self, uid: &str) {
+        self.queue.waiting.lift_failed(uid);
+        self.queue.end_lifted(uid, &self.books);
+    }
+
+    /// At most `limit` pods in all that are let through without room.
+    pub(super) fn let_through(
+        &mut self,
+        limit: usize,
+        now: Duration,
+        woken: &mut Vec<Arc<PodFacts>>,
+    ) {
+        self.find_preemptors(now);
+        let mut free = STUCK.saturating_sub(self.queue.line.stuck());
+        while free > 0
+            && woken.len() < limit
+            && let Some(uid) = self.queue.line.next_leaving(now)
+        {
+            free -= 1;
+            let waits =
+                |pod: &&Arc<PodFacts>| pod.in_line && self.books.reservation(&uid).is_none();
+            woken.extend(self.books.pod(&uid).filter(waits).cloned());
+        }
+    }
+
+    /// Lets a few pods through at their turn for which others would be evicted.
+    fn find_preemptors(&mut self, now: Duration) {
+        let line = &mut self.queue.line;
+        if !line.on || line.is_empty() || now < line.look_at {
+            return;
+        }
+        line.look_at = now + LOOK_EVERY;
+        let waits = |uid: &Uid| {
+            let known = self.books.pod(uid);
+            known.is_some_and(|pod| pod.node.is_none() && pod.nominated.is_none())
+        };
+        let through = line.through.iter();
+        let through = through.filter(|(uid, (_, why))| *why == Lift::MayPreempt && waits(uid));
+        let free = PREEMPTORS.saturating_sub(through.count() + line.leaving.len());
+        let bound = self.books.nodes().flat_map(|(_, node)| node.bound().keys());
+        let bound = bound
+            .filter_map(|uid| self.books.pod(uid))
+            .filter(|pod| !pod.deleting);
+        let Some(lowest) = bound.map(|pod| pod.priority).min() else {
+            return;
+        };
+        let line = &self.queue.line;
+        let higher = line.order.iter().take_while(|place| place.0.0 > lowest);
+        let higher = higher.map(|(.., uid)| uid).filter(|uid| {
+            let promised = || self.queue.waiting.is_promised(uid);
+            !line.is_leaving(uid) && !promised()
+        });
+        let mut budget = self.budget();
+        let mut chosen = Vec::new();
+        // Whoever stands first and cannot preempt keeps no other from it, but only so many are looked at.
+        for uid in higher.take(4 * PREEMPTORS) {
+            if chosen.len() == free {
+                break;
+            }
+            let Some(pod) = self.books.pod(uid).filter(|pod| pod.preempts) else {
+                continue;
+            };
+            let mut nodes = self.books.nodes();
+            let would = nodes.any(|(name, _)| {
+                self.excluded(name, &pod.constraints).is_none()
+                    && self
+                        .preempt(pod, name, &[], &|_| false, &mut budget, now)
+                        .is_some_and(|victims| !victims.uids.is_empty())
+            });
+            if would {
+                chosen.push(uid.clone());
+            }
+        }
+        for uid in chosen {
+            self.queue.line.let_through(&uid, Lift::MayPreempt);
+        }
+    }
+
+    /// Could the node hold the pod if it were empty?
+    pub(super) fn could_hold(&self, name: &str, pod: &PodFacts) -> bool {
+        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+            return false;
+        };
+        let enough = node
+            .facts()
+            .is_none_or(|facts| facts.cpu_milli >= request.cpu_milli && facts.ram >= request.ram);
+        enough
+            && self.excluded(name, &pod.constraints).is_none()
+            && self.scores.fit(&node.view_of(|_| false), request).is_ok()
+    }
+}

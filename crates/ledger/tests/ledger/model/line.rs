@@ -1,0 +1,139 @@
+//! The line in the model: who is let out of it, and what becomes of the lifts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Lift, Reason, Victims};
+
+use super::server::NODES;
+use super::world::{World, require};
+
+/// Seconds within which whoever fits is let out: what others were promised may be kept for ten.
+const LONG: u64 = 30;
+
+impl World {
+    /// Whoever is to be woken is; of the gates that are to be taken off, one in four stays for now.
+    pub(super) fn wake(&mut self, limit: usize) -> Result<(), String> {
+        let woken = self.ledger.wake(limit, self.now);
+        require(woken.len() <= limit, || "woke more than the limit".into())?;
+        for pod in woken {
+            let reserved = self.shares().iter().any(|(uid, ..)| *uid == pod.uid);
+            require(!reserved, || {
+                format!("woke {}, which has its room", pod.uid)
+            })?;
+            let why = self.ledger.lifted_because(&pod.uid);
+            require(!pod.in_line || why != Lift::Off, || {
+                format!("{} is let through", pod.uid)
+            })?;
+            if !pod.in_line {
+                self.promised = self.now + self.config.wake_again_after;
+            } else {
+                self.lowest = self.lowest.min(pod.priority);
+            }
+            self.woken.insert(pod.uid.clone());
+            let same = |other: &PodFacts| {
+                other.uid == pod.uid && other.resource_version == pod.resource_version
+            };
+            let lost = index_of(&pod.uid).is_multiple_of(4);
+            if let Some(index) = self.server.pods.iter().position(same)
+                && pod.in_line
+                && !lost
+            {
+                self.server.write(index, |pod| pod.in_line = false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Those in line, as the ledger knows it, that nobody has let out before. None while room is promised to
+    /// others, for the books do not say which; nor those of higher priority than somebody who was let out: room
+    /// that was promised already is not taken back for them.
+    fn untold(&self) -> Vec<Arc<PodFacts>> {
+        if !self.config.line || self.now <= self.promised {
+            return Vec::new();
+        }
+        let shares = self.shares();
+        let in_line = self.ledger.pods().filter(|known| {
+            self.ledger.before_in_line(&known.uid).is_some()
+                && !self.woken.contains(&known.uid)
+                && known.priority <= self.lowest
+                && !shares.iter().any(|(uid, ..)| *uid == known.uid)
+        });
+        in_line.cloned().collect()
+    }
+
+    /// A pod is given no room that one in line before it would have taken, and is kept waiting for those alone.
+    pub(super) fn check_line(
+        &mut self,
+        pod: &PodFacts,
+        chosen: Option<&str>,
+        refused: &[(&str, Reason)],
+    ) -> Result<(), String> {
+        if !self.config.line {
+            return Ok(());
+        }
+        // It is no more in line, whatever the watch has shown so far.
+        self.woken.insert(pod.uid.clone());
+        let in_line = |(_, reason): &(&str, Reason)| *reason == Reason::InLine;
+        let waits = refused.iter().any(in_line);
+        require(!waits || self.ledger.line().0 > 0, || {
+            format!("nobody stands in line before {}", pod.uid)
+        })?;
+        self.wake(64)?;
+        let turn = |pod: &PodFacts| (-pod.priority, pod.created, pod.name.clone());
+        let victims = [pod.uid.clone()];
+        for first in self.untold().iter().filter(|it| turn(it) < turn(pod)) {
+            let would_take = chosen.is_some_and(|name| {
+                let (mut budget, now) = (self.ledger.budget(), self.now);
+                let others =
+                    self.ledger
+                        .preempt(first, name, &victims, &|_| false, &mut budget, now);
+                others == Some(Victims::default())
+            });
+            require(!would_take, || {
+                format!("{} goes before {}", pod.uid, first.uid)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Once faults have ceased, everybody in line that fits is let out of it; then the line is closed.
+    pub(super) fn empty_line(&mut self) -> Result<(), String> {
+        if !self.config.line {
+            return Ok(());
+        }
+        let mut left = Vec::new();
+        // As long as pods wait, each round of two seconds may be another's.
+        for _ in 0..LONG {
+            self.now += Duration::from_secs(1);
+            self.wake(64)?;
+            let fits = |known: &Arc<PodFacts>| {
+                let on = |name: &&str| self.fits_on(&self.ledger, known, name);
+                NODES.iter().any(on)
+            };
+            let fitting = self.untold().into_iter().filter(fits);
+            left = fitting.map(|pod| pod.uid.clone()).collect();
+            if left.is_empty() {
+                break;
+            }
+        }
+        require(left.is_empty(), || {
+            format!("{left:?} fit, and stand in line still")
+        })?;
+        for index in 0..self.server.pods.len() {
+            self.server.write(index, |pod| pod.in_line = false);
+        }
+        self.deliver_pods(usize::MAX);
+        require(self.ledger.line().0 == 0, || {
+            "somebody stands in a line that is closed".into()
+        })?;
+        self.now += self.config.lift_for;
+        self.ledger.expire(self.now);
+        Ok(())
+    }
+}
+
+fn index_of(uid: &str) -> u64 {
+    uid.trim_start_matches('u').parse().unwrap_or(0)
+}
