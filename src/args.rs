@@ -16,6 +16,7 @@ use gpustow_pack::PolicyKind;
 use gpustow_serve::{DaemonArgs, MetricsArgs, Seconds, Tls, TlsError, seconds};
 use strum::VariantNames as _;
 
+use crate::line::LineMode;
 use crate::metrics::Size;
 use crate::webhook::WebhookArgs;
 
@@ -115,6 +116,11 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_RETAKE_AFTER", default_value = "60", value_parser = seconds)]
     pub retake_after: Duration,
 
+    /// Keep new pods that ask for GPU memory in line with a scheduling gate: off, auto (while others wait) or always;
+    /// needs the component `line`
+    #[arg(long, env = "GPUSTOW_LINE", value_enum, default_value_t)]
+    pub line: LineMode,
+
     /// Call memory back that pods use beyond their requests where it keeps a pod off whose request fits
     #[arg(long, env = "GPUSTOW_CALL_BACK")]
     pub call_back: bool,
@@ -206,6 +212,7 @@ impl Args {
             stale_after: self.stale_after.0,
             reservation_ttl: self.reservation_ttl.0,
             slow_reservation_ttl: self.slow_reservation_ttl.0,
+            line: self.line != LineMode::Off,
             call_back: self.call_back,
             call_back_for: self.call_back_for.0,
             over_limit_for: self.over_limit_for.0,

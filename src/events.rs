@@ -1,17 +1,19 @@
 //! Events for people: which GPU a pod got, or why nothing fits, with numbers; nodes whose agent is silent.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
 use gpustow_api::{Assignment, PodFacts, names};
-use gpustow_ledger::{CardView, NodeView};
+use gpustow_ledger::{CardView, Lift, NodeView};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
+use crate::ask::AskError;
 use crate::epoch::Unfenced;
 
 /// Events of one kind that wait to be sent; more are dropped.
@@ -111,6 +113,10 @@ impl Events {
     /// The pod fits nowhere. `kind` tells one refusal from another; the note is only made if it is
     /// to be told.
     pub(crate) fn refused(&self, pod: &PodFacts, kind: u64, note: impl FnOnce() -> String) {
+        self.refused_as(pod, kind, "GpuMemoryUnavailable", note);
+    }
+
+    fn refused_as(&self, pod: &PodFacts, kind: u64, reason: &str, note: impl FnOnce() -> String) {
         // Only somebody new needs the room.
         if self.told.len() >= MEMORY && !self.told.contains_key(&pod.uid) {
             self.told.clear();
@@ -121,8 +127,7 @@ impl Events {
             Entry::Occupied(mut told) => drop(told.insert((kind, now))),
             Entry::Vacant(first) => drop(first.insert((kind, now))),
         }
-        let (reason, action) = ("GpuMemoryUnavailable", "Scheduling");
-        let event = event(EventType::Warning, reason, action, note());
+        let event = event(EventType::Warning, reason, "Scheduling", note());
         send(&self.refusals, of_pod(pod), event);
     }
 
@@ -148,6 +153,58 @@ impl Events {
     pub(crate) fn not_evicted(&self, pod: &PodFacts, note: String) {
         let event = event(EventType::Warning, "GpuEvictionRefused", "Lending", note);
         send(&self.refusals, of_pod(pod), event);
+    }
+
+    /// The pod stands in line, so many before it.
+    pub(crate) fn in_line(&self, pod: &PodFacts, before: usize, size: usize) {
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        let note = format!(
+            "Stands in gpustow's line for GPU memory, {} of {size}. Its scheduling gate {} is taken off when its turn \
+             has come and there is room. `kubectl gpustow why {namespace}/{name}` says what would make the room",
+            before + 1,
+            names::GATE
+        );
+        let event = event(EventType::Normal, "GpuMemoryInLine", "Queueing", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
+    /// The pod was let out of the line.
+    pub(crate) fn lifted(&self, pod: &PodFacts, why: Lift) {
+        let note = match why {
+            // Its assignment is told soon.
+            Lift::Room => return,
+            Lift::MayPreempt => {
+                "Let out of gpustow's line: pods of lower priority may be evicted for it"
+            }
+            Lift::NoNode => {
+                "Let out of gpustow's line: no node could hold it if it were empty, so that no turn would come"
+            }
+            Lift::NotOurs => {
+                "Let out of gpustow's line: its request cannot be read, or its scheduler is not known to ask gpustow"
+            }
+            Lift::Off => "Let go: gpustow runs without a line (--line off)",
+        };
+        let event = event(
+            EventType::Normal,
+            "GpuMemoryLineLeft",
+            "Queueing",
+            note.to_owned(),
+        );
+        send(&self.refusals, of_pod(pod), event);
+    }
+
+    /// The API server does not let the gate be taken off.
+    pub(crate) fn not_lifted(&self, pod: &PodFacts, error: &AskError) {
+        let note = format!(
+            "Its turn has come, and the API server does not let gpustow take the scheduling gate {} off: {error}. It is \
+             tried again. Is the component `line` installed, with its ClusterRole? Whoever has the verb lift on \
+             lines.gpustow.dev can take the gate off by hand",
+            names::GATE
+        );
+        let mut kind = DefaultHasher::new();
+        "lift".hash(&mut kind);
+        let event = || note;
+        self.refused_as(pod, kind.finish(), "GpuMemoryLineStuck", event);
     }
 
     /// An earlier extender may still bind the pod, and nobody can prevent it.

@@ -14,6 +14,7 @@ mod epoch;
 mod events;
 mod failure;
 mod lift_all;
+mod line;
 mod locked;
 mod metrics;
 mod preempt;
@@ -39,6 +40,7 @@ use tokio::time::{sleep, timeout};
 
 use app::App;
 pub use args::Args;
+pub use line::LineMode;
 use wake::Waker;
 pub use webhook::WebhookArgs;
 
@@ -167,6 +169,7 @@ impl Extender {
         let (heard, news) = (ledger.clone(), events.clone());
         tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after.0));
         let waker = Waker {
+            app: app.clone(),
             client: client.clone(),
             identity: app.identity.clone(),
             ledger: ledger.clone(),
@@ -175,6 +178,7 @@ impl Extender {
             metrics: metrics.clone(),
         };
         tokio::spawn(waker.run(args.wake_rate));
+        tokio::spawn(line::run(app.clone()));
         tokio::spawn(bind::confirm(app.clone()));
         tokio::spawn(resume(app.clone()));
         if app.args.call_back {

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_api::act::Act;
 use gpustow_api::admission::Weakness;
-use gpustow_ledger::{NodeView, Reason};
+use gpustow_ledger::{Lift, NodeView, Reason};
 use gpustow_pack::Request;
 use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
@@ -22,6 +22,7 @@ use strum::{IntoStaticStr, VariantNames};
 
 use crate::bind::BindError;
 use crate::failure::ErrorKind;
+use crate::line::RESULTS;
 
 pub(crate) use demand::Size;
 use models::Models;
@@ -55,6 +56,10 @@ pub(crate) struct Metrics {
     pub(crate) woken: IntCounter,
     /// What was done to have pods give memory back, by act and outcome.
     pub(crate) acts: IntCounterVec,
+    /// Gates taken off, by cause and result.
+    lifts: IntCounterVec,
+    /// New pods stand in line.
+    pub(crate) line_on: IntGauge,
     /// Pods for which memory is called back now.
     pub(crate) call_backs: IntGauge,
     /// Cards that are short of what was lent.
@@ -79,6 +84,8 @@ pub(crate) struct Totals {
     pub(crate) waiting: Vec<Arc<Request>>,
     /// When the oldest of them was created, in seconds since 1970.
     pub(crate) oldest: Option<i64>,
+    /// How many pods stand in line, and when the oldest of them was created.
+    pub(crate) line: (usize, Option<i64>),
     /// The admission policies that were read, and what is wrong with each, if anything.
     pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
     /// Export each card too.
@@ -133,6 +140,12 @@ impl Metrics {
             "What was done to have pods give memory back, by act and outcome",
             &["act", "outcome"],
         )?;
+        let lifts = counters(
+            "gpustow_lifts_total",
+            "Pods let out of the line, by cause and result",
+            &["cause", "result"],
+        )?;
+        let line_on = IntGauge::new("gpustow_line_on", "1 if new pods stand in line")?;
         let call_backs = IntGauge::new(
             "gpustow_call_backs",
             "Pods for which memory is called back now",
@@ -169,6 +182,11 @@ impl Metrics {
                 acts.with_label_values(&[act, outcome]);
             }
         }
+        for (why, result) in Lift::ALL.into_iter().zip(std::iter::repeat(RESULTS)) {
+            result
+                .iter()
+                .for_each(|result| drop(lifts.with_label_values(&[why.label(), *result])));
+        }
         for reason in BindError::VARIANTS {
             bind_failures.with_label_values(&[reason]);
         }
@@ -180,6 +198,8 @@ impl Metrics {
         registry.register(Box::new(bind_seconds.clone()))?;
         registry.register(Box::new(woken.clone()))?;
         registry.register(Box::new(acts.clone()))?;
+        registry.register(Box::new(lifts.clone()))?;
+        registry.register(Box::new(line_on.clone()))?;
         registry.register(Box::new(call_backs.clone()))?;
         registry.register(Box::new(short_gpus.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
@@ -198,6 +218,8 @@ impl Metrics {
             bind_seconds,
             woken,
             acts,
+            lifts,
+            line_on,
             call_backs,
             short_gpus,
             takeovers,
@@ -215,6 +237,11 @@ impl Metrics {
             let errors = &self.errors;
             errors.with_label_values(&[verb, error.into()]).inc();
         }
+    }
+
+    /// A gate was taken off for this cause, or not.
+    pub(crate) fn lifted(&self, why: Lift, result: &str) {
+        self.lifts.with_label_values(&[why.label(), result]).inc();
     }
 
     /// A watch delivered something.

@@ -156,7 +156,13 @@ fn decide<'a>(
         tolerates: &tolerates,
     };
     let now = app.ledger.now();
-    let verdict = app.ledger.lock().filter(&ask, names, now);
+    let (verdict, more) = {
+        let mut ledger = app.ledger.lock();
+        (ledger.filter(&ask, names, now), ledger.wakes_on())
+    };
+    if more {
+        app.ledger.wake.notify_one();
+    }
     if let Some(node) = verdict.nodes.first() {
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, node, feasible = verdict.nodes.len(),
@@ -338,6 +344,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
             unfenced: ledger.unfenced(),
             waiting: ledger.waiting_requests().collect(),
             oldest: ledger.oldest_waiting(),
+            line: ledger.line(),
             policies: app.policies.all(),
             per_gpu: app.args.metrics_per_gpu,
         }

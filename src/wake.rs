@@ -1,4 +1,5 @@
-//! Tells kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod.
+//! Tells kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod. One that stands in
+//! line is let out of it instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,10 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
+use crate::app::App;
 use crate::ask::within;
 use crate::epoch::{Epoch, EpochError};
+use crate::line;
 use crate::locked::Locked;
 use crate::metrics::Metrics;
 use crate::watch::Lists;
@@ -31,6 +34,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Whom the ledger wants woken is woken by it.
 pub(crate) struct Waker {
+    pub(crate) app: Arc<App>,
     pub(crate) client: Client,
     pub(crate) identity: String,
     pub(crate) ledger: Arc<Locked>,
@@ -54,11 +58,14 @@ impl Waker {
             let now = self.ledger.now();
             match self.epoch.held() {
                 Some(epoch) if self.lists.missing().is_empty() => {
-                    let pods = self.ledger.lock().wake(limit, now);
+                    let mut pods = self.ledger.lock().wake(limit, now);
+                    let count = pods.len();
+                    let lifts = pods.extract_if(.., |pod| pod.in_line).collect();
+                    self.lift_all(lifts, epoch).await;
                     if !pods.is_empty() {
                         self.wake_all(&pods, epoch).await;
                     }
-                    if pods.len() == limit || self.ledger.lock().wakes_on() {
+                    if count == limit || self.ledger.lock().wakes_on() {
                         self.ledger.wake.notify_one();
                     }
                 }
@@ -82,6 +89,28 @@ impl Waker {
             .buffer_unordered(WIDTH)
             .collect::<()>()
             .await;
+    }
+
+    /// Lets these out of the line, if this replica still decides.
+    async fn lift_all(&self, pods: Vec<Arc<PodFacts>>, epoch: u64) {
+        if pods.is_empty() {
+            return;
+        }
+        if self.epoch.confirm(epoch).await.is_err() {
+            let mut ledger = self.ledger.lock();
+            pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
+            return;
+        }
+        let lifts: Vec<_> = {
+            let ledger = self.ledger.lock();
+            let lift = |pod: Arc<PodFacts>| {
+                let why = ledger.lifted_because(&pod.uid);
+                line::lift(self.app.clone(), epoch, pod, why)
+            };
+            pods.into_iter().map(lift).collect()
+        };
+        // One that is tried again holds up nobody who is to be woken.
+        tokio::spawn(stream::iter(lifts).buffer_unordered(WIDTH).collect::<()>());
     }
 
     async fn wake(&self, pod: &PodFacts) {

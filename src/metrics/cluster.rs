@@ -56,6 +56,19 @@ pub(super) fn cluster(
         NO_LABELS,
         [(NO_LABELS, totals.unfenced as f64)],
     )?;
+    let (in_line, oldest) = totals.line;
+    scrape.gauges(
+        "gpustow_line_pods",
+        "Pods that stand in line, with gpustow's scheduling gate on them",
+        NO_LABELS,
+        [(NO_LABELS, in_line as f64)],
+    )?;
+    scrape.gauges(
+        "gpustow_line_oldest_timestamp_seconds",
+        "When the oldest of these pods was created; absent if there is none",
+        NO_LABELS,
+        oldest.map(|created| (NO_LABELS, created as f64)),
+    )?;
     let holds = totals.policies.iter().map(|(policy, weak)| {
         let holds = !weak.as_ref().is_some_and(Weakness::is_open);
         ([*policy], f64::from(u8::from(holds)))

@@ -226,7 +226,7 @@ pub(super) fn demand(
     };
     scrape.gauges(
         "gpustow_pending_pods",
-        "Pods refused for want of room",
+        "Pods refused for want of room, or in line for it",
         ["reason"],
         of(0),
     )?;

@@ -23,6 +23,7 @@ mod helm;
 mod install;
 mod lifecycle;
 mod limits;
+mod line;
 mod main_path;
 mod manifests;
 mod observability;

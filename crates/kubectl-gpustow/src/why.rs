@@ -225,7 +225,16 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
             why.summary += &format!(" Room is kept for it {kept}.");
         }
     }
-    if facts.gated {
+    if let Some(before) = cluster.ledger.before_in_line(&facts.uid) {
+        let (size, _) = cluster.ledger.line();
+        why.verdict = Verdict::Gated;
+        why.summary = format!(
+            "It stands in gpustow's line, {} of {size}: its scheduling gate is taken off when its turn has come and \
+             there is room. {}",
+            before + 1,
+            why.summary
+        );
+    } else if facts.gated {
         why.verdict = Verdict::Gated;
         why.summary = format!("Its scheduling gates hold it. {}", why.summary);
     }

@@ -1,0 +1,304 @@
+//! The line: pods wait with our scheduling gate on them while others wait for room, and cost kube-scheduler nothing.
+//!
+//! Whose turn it is is the ledger's answer ([`gpustow_ledger::Ledger::wake`]); here the gate is taken off, the flag is
+//! kept that has new pods stand in line, and each pod in it is told its place. A lift is fenced like a bind: it rests
+//! on a copy of the pod that came before a look at the Lease, and names that copy. One that arrives after a takeover
+//! all the same gives the pod no room: at filter nobody gets what one before it in turn would take.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use gpustow_api::{PodFacts, names};
+use gpustow_ledger::Lift;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::Api;
+use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::app::App;
+use crate::ask::{AskError, within};
+
+/// Between two looks at who waits.
+const LOOK: Duration = Duration::from_millis(250);
+/// The flag goes down when nobody has waited for so long.
+const LINGER: Duration = Duration::from_secs(30);
+/// The flag is read again after so long: somebody else may have changed it.
+const READ_EVERY: Duration = Duration::from_secs(10);
+/// Between two looks at whom to tell its place, and how many are told in one: Events go out at such a rate.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+const TELL: usize = 10;
+/// For one request.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// A lift is tried for so long; room is kept for longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Before a lift is tried again, or a newer copy of the pod is looked for.
+const PAUSE: Duration = Duration::from_millis(100);
+/// A replica that does not decide takes over when a pod that fits has stood in line for so long...
+const STALLED: Duration = Duration::from_secs(15);
+/// ... and not again for so long.
+const TAKE_EVERY: Duration = Duration::from_secs(600);
+
+/// Whether pods stand in line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LineMode {
+    /// Nobody does; whoever bears our gate is let go.
+    #[default]
+    Off,
+    /// New pods do while others wait for room.
+    Auto,
+    /// Every new pod does.
+    Always,
+}
+
+/// What became of a lift; as a string, the `result` label.
+pub(crate) const RESULTS: [&str; 2] = ["done", "failed"];
+
+/// Takes the gate off a pod; gives up where that can wait for the ledger's next look.
+pub(crate) async fn lift(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why: Lift) {
+    let began = Instant::now();
+    loop {
+        let error = match take_off(&app, &pod).await {
+            Ok(()) => {
+                app.metrics.lifted(why, "done");
+                tracing::info!(
+                    namespace = %pod.namespace, pod = %pod.name, why = why.label(), "let out of the line"
+                );
+                app.events.lifted(&pod, why);
+                return;
+            }
+            Err(error) if error.status() == Some(404) => return,
+            Err(error) => error,
+        };
+        if error.is_final() && error.status() != Some(409) || began.elapsed() > PATIENCE {
+            app.metrics.lifted(why, "failed");
+            tracing::warn!(
+                namespace = %pod.namespace, pod = %pod.name, %error,
+                "cannot take the scheduling gate off; it is tried again"
+            );
+            app.events.not_lifted(&pod, &error);
+            app.ledger.lock().lift_failed(&pod.uid);
+            return;
+        }
+        sleep(PAUSE.max(error.retry_after())).await;
+        // Somebody else has changed it, or the answer was lost: what the watch shows by now.
+        let known = app.ledger.lock().pod(&pod.uid);
+        match known {
+            Some(known) if known.in_line && !known.gated && !known.deleting => pod = known,
+            _ => return,
+        }
+        if app.epoch.confirm(epoch).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// One write, of this very copy of the pod.
+async fn take_off(app: &App, pod: &PodFacts) -> Result<(), AskError> {
+    let pods = Api::<Pod>::namespaced(app.client.clone(), &pod.namespace);
+    let patch = json!({
+        "metadata": {"uid": &*pod.uid, "resourceVersion": &*pod.resource_version},
+        "spec": {"schedulingGates": [{"$patch": "delete", "name": names::GATE}]},
+    });
+    let params = PatchParams::default();
+    let patch = Patch::Strategic(patch);
+    within(TIMEOUT, pods.patch(&pod.name, &params, &patch)).await?;
+    Ok(())
+}
+
+/// Keeps the flag and tells pods their places, for as long as the process runs.
+pub(crate) async fn run(app: Arc<App>) {
+    let mut flag = Flag::default();
+    let mut told = Told::default();
+    let mut stalled: Option<Instant> = None;
+    let mut taken: Option<Instant> = None;
+    loop {
+        sleep(LOOK).await;
+        if !app.lists.missing().is_empty() || app.is_draining() {
+            continue;
+        }
+        let Some(epoch) = app.epoch.held() else {
+            (flag, told) = (Flag::default(), Told::default());
+            let stands = {
+                let now = app.ledger.now();
+                app.ledger.lock().is_line_stalled(now)
+            };
+            let lately = taken.is_some_and(|taken| taken.elapsed() < TAKE_EVERY);
+            if !stands || lately {
+                stalled = None;
+            } else if stalled.get_or_insert_with(Instant::now).elapsed() > STALLED {
+                taken = Some(Instant::now());
+                // Whoever may not lift either would only be in the way of the one that decides.
+                if !may_lift(&app).await {
+                    continue;
+                }
+                tracing::warn!(
+                    "a pod that fits stands in line and nobody lets it out: taking over"
+                );
+                if let Err(error) = app.epoch().await {
+                    tracing::warn!(%error, "cannot take over");
+                }
+            }
+            continue;
+        };
+        stalled = None;
+        told.look(&app);
+        if app.args.line != LineMode::Off {
+            flag.look(&app, epoch).await;
+        }
+    }
+}
+
+/// Has this extender the right to take gates off?
+async fn may_lift(app: &App) -> bool {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some("patch".to_owned()),
+                resource: Some("pods".to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let (reviews, params) = (Api::all(app.client.clone()), PostParams::default());
+    let answer = within(TIMEOUT, reviews.create(&params, &review)).await;
+    answer.is_ok_and(|review| review.status.is_some_and(|status| status.allowed))
+}
+
+/// What the flag says, as far as this tenure knows.
+#[derive(Default)]
+struct Flag {
+    /// What it says, and when that was read or written.
+    known: Option<(bool, Instant)>,
+    /// When somebody waited last.
+    wanted: Option<Instant>,
+}
+
+impl Flag {
+    async fn look(&mut self, app: &App, epoch: u64) {
+        let wanted = app.ledger.lock().wants_line();
+        if wanted {
+            self.wanted = Some(Instant::now());
+        }
+        let lately = self.wanted.is_some_and(|at| at.elapsed() < LINGER);
+        let before = self.known.map(|(hold, _)| hold);
+        let fresh = self
+            .known
+            .filter(|(_, at)| at.elapsed() < READ_EVERY)
+            .map(|(hold, _)| hold);
+        let hold = match app.args.line {
+            LineMode::Always => true,
+            // It was up when this tenure began: nobody is known to have waited yet.
+            LineMode::Auto if self.wanted.is_none() && before.is_none() => {
+                match self.read(app).await {
+                    Some(hold) => {
+                        self.wanted = hold.then(Instant::now);
+                        return;
+                    }
+                    None => return,
+                }
+            }
+            LineMode::Auto => lately,
+            LineMode::Off => return,
+        };
+        if fresh == Some(hold) || (fresh.is_none() && self.read(app).await == Some(hold)) {
+            app.metrics.line_on.set(hold.into());
+            return;
+        }
+        if app.epoch.confirm(epoch).await.is_err() {
+            return;
+        }
+        match write(app, hold).await {
+            Ok(()) => {
+                tracing::info!(hold, "new pods stand in line, or do not");
+                self.known = Some((hold, Instant::now()));
+                app.metrics.line_on.set(hold.into());
+            }
+            Err(error) => {
+                self.known = None;
+                tracing::warn!(
+                    %error, namespace = names::NAMESPACE, configmap = names::LINE,
+                    "cannot write whether new pods stand in line: is the component `line` installed?"
+                );
+                sleep(PAUSE.max(error.retry_after())).await;
+            }
+        }
+    }
+
+    /// What the flag says; none if that cannot be told.
+    async fn read(&mut self, app: &App) -> Option<bool> {
+        match within(TIMEOUT, maps(app).get_opt(names::LINE)).await {
+            Ok(map) => {
+                let data = map.and_then(|map| map.data).unwrap_or_default();
+                let hold = data
+                    .get(names::LINE_KEY)
+                    .is_some_and(|value| value == "true");
+                self.known = Some((hold, Instant::now()));
+                Some(hold)
+            }
+            Err(error) => {
+                tracing::warn!(%error, configmap = names::LINE, "cannot read whether new pods stand in line");
+                sleep(PAUSE.max(error.retry_after())).await;
+                None
+            }
+        }
+    }
+}
+
+fn maps(app: &App) -> Api<ConfigMap> {
+    Api::namespaced(app.client.clone(), names::NAMESPACE)
+}
+
+async fn write(app: &App, hold: bool) -> Result<(), AskError> {
+    let data = json!({"data": {names::LINE_KEY: hold.to_string()}});
+    let (params, patch) = (PatchParams::default(), Patch::Merge(data));
+    match within(TIMEOUT, maps(app).patch(names::LINE, &params, &patch)).await {
+        Err(error) if error.status() == Some(404) => {}
+        written => return written.map(drop),
+    }
+    let map = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(names::LINE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        data: Some([(names::LINE_KEY.to_owned(), hold.to_string())].into()),
+        ..ConfigMap::default()
+    };
+    let created = maps(app).create(&PostParams::default(), &map).await;
+    created.map(drop).map_err(AskError::from)
+}
+
+/// Who was told its place.
+#[derive(Default)]
+struct Told {
+    pods: HashSet<Arc<str>>,
+    at: Option<Instant>,
+}
+
+impl Told {
+    fn look(&mut self, app: &App) {
+        if self.at.is_some_and(|at| at.elapsed() < TELL_EVERY) {
+            return;
+        }
+        self.at = Some(Instant::now());
+        let (new, size) = {
+            let ledger = app.ledger.lock();
+            self.pods.retain(|uid| ledger.before_in_line(uid).is_some());
+            let standing = ledger.standing_in_line().enumerate();
+            let new = standing.filter(|(_, uid)| !self.pods.contains(*uid));
+            let new = new.filter_map(|(before, uid)| Some((before, ledger.pod(uid)?)));
+            (new.take(TELL).collect::<Vec<_>>(), ledger.line().0)
+        };
+        for (before, pod) in new {
+            app.events.in_line(&pod, before, size);
+            self.pods.insert(pod.uid.clone());
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The line on a real API server and kube-scheduler: who is let out of it, and when. The extender
+//! has the rights of `manifests/line` and no more. Most pods are created with the gate on them; what else of the policies
+//! there is has cases of its own.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use gpustow_api::names;
+use gpustow_testkit::builders::delete;
+use gpustow_testkit::{
+    Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, SchedulerConfig,
+    eventually, wait_bound, wait_condition, wait_gone,
+};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodSchedulingGate};
+use kube::api::Api;
+
+use crate::install::install;
+use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository};
+
+const CARD: u64 = 8192;
+/// What waits for a time of its own in the extender: its flag goes down after half a minute, and a replica that does
+/// not decide waits a quarter of one.
+const LATE: Duration = Duration::from_secs(90);
+
+/// A control plane with gpustow and its line.
+async fn open() -> Result<ControlPlane> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    install(&cluster, "manifests/overlays/line").await?;
+    Ok(cluster)
+}
+
+async fn extender(cluster: &ControlPlane, identity: &str, line: &str) -> Result<Extender> {
+    let args = [
+        &format!("--identity={identity}"),
+        &format!("--line={line}"),
+        "--stale-after=86400",
+    ];
+    let options = ExtenderOptions {
+        args: args.iter().map(ToString::to_string).collect(),
+        ..ExtenderOptions::default()
+    };
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    Extender::start(cluster, gpustow(), &kubeconfig, options).await
+}
+
+async fn scheduler(cluster: &ControlPlane, extender: &Extender) -> Result<Scheduler> {
+    let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?
+        .with_extender(&extender.url)?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    Scheduler::start(cluster, config, &kubeconfig).await
+}
+
+/// Stands in line.
+fn held(case: &Case, name: &str) -> PodBuilder {
+    case.pod(name).gpu_mem(CARD).with(|spec| {
+        let name = names::GATE.to_owned();
+        spec.scheduling_gates = Some(vec![PodSchedulingGate { name }]);
+    })
+}
+
+fn is_held(pod: &Pod) -> bool {
+    let gates = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.scheduling_gates.as_ref());
+    gates.is_some_and(|gates| gates.iter().any(|gate| gate.name == names::GATE))
+}
+
+/// Whether the flag has new pods stand in line.
+async fn flag(cluster: &ControlPlane, wanted: &str) -> Result<()> {
+    let maps = Api::<ConfigMap>::namespaced(cluster.admin()?, names::NAMESPACE);
+    eventually(LATE, &format!("the flag is {wanted}"), async || {
+        let map = maps.get(names::LINE).await?;
+        let data: BTreeMap<String, String> = map.data.unwrap_or_default();
+        let said = data.get(names::LINE_KEY).map(String::as_str);
+        ensure!(said == Some(wanted), "{said:?}");
+        Ok(())
+    })
+    .await
+}
+
+async fn still_held(case: &Case, pods: &[&Pod]) -> Result<()> {
+    for pod in pods {
+        let name = pod.metadata.name.as_deref().context("it has a name")?;
+        ensure!(is_held(&case.pods().get(name).await?), "{name} was let out");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
+    let cluster = open().await?;
+    let extender = extender(&cluster, "one", "auto").await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "line").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let mut holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
+    // The flag goes up with the first that is refused for want of room.
+    let older = refused(
+        &case.client,
+        case.pod("a-older").gpu_mem(CARD),
+        names::GPU_MEM,
+    )
+    .await?;
+    flag(&cluster, "true").await?;
+    let mut line = Vec::new();
+    for name in ["b", "c"] {
+        line.push(held(&case, name).create(&case.client).await?);
+    }
+    // The policy has seen the flag before long: a pod gets the gate that did not bring it.
+    let by_policy = async || {
+        let pod = case.pod("d").gpu_mem(CARD).create(&case.client).await?;
+        if !is_held(&pod) {
+            delete(&case.client, &pod, 0).await?;
+            bail!("not gated yet");
+        }
+        Ok(pod)
+    };
+    line.push(eventually(SOON, "the policy gates a pod", by_policy).await?);
+    let place = event(&case.client, &line[0], "GpuMemoryInLine").await?;
+    ensure!(place.contains("1 of"), "{place}");
+    let metrics = extender.metrics().await?;
+    ensure!(metrics.contains("\ngpustow_line_pods 3\n"), "{metrics}");
+    // By age, whoever bears a gate.
+    let mut order = vec![older];
+    order.extend(line);
+    for (index, next) in order.iter().enumerate() {
+        let behind: Vec<&Pod> = order[index + 1..]
+            .iter()
+            .filter(|pod| is_held(pod))
+            .collect();
+        still_held(&case, &behind).await?;
+        delete(&case.client, &holder, 0).await?;
+        holder = wait_bound(&case.client, next, SOON).await?;
+        still_held(&case, &behind).await?;
+        case.check().await?;
+    }
+    flag(&cluster, "false").await?;
+    let metrics = extender.metrics().await?;
+    let lifts = "gpustow_lifts_total{cause=\"room\",result=\"done\"} 3\n";
+    ensure!(metrics.contains(lifts), "{metrics}");
+    case.end().await
+}
+
+#[tokio::test]
+async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
+    let cluster = open().await?;
+    let first = extender(&cluster, "one", "always").await?;
+    let _scheduler = scheduler(&cluster, &first).await?;
+    let second = extender(&cluster, "two", "always").await?;
+    let case = Case::new(&cluster, "heir").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
+    let next = held(&case, "next").create(&case.client).await?;
+    flag(&cluster, "true").await?;
+    event(&case.client, &next, "GpuMemoryInLine").await?;
+
+    first.process.kill9();
+    delete(&case.client, &holder, 0).await?;
+
+    // kube-scheduler's extender is dead: nobody asks the other one, which takes over for the line alone.
+    let free = |pod: Option<&Pod>| pod.is_some_and(|pod| !is_held(pod));
+    wait_condition(&case.client, &next, "is let out", LATE, free).await?;
+    drop(second);
+    first.process.restart()?;
+    first.wait_ready().await?;
+    wait_bound(&case.client, &next, LATE).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay() -> Result<()> {
+    let cluster = open().await?;
+    let extender = extender(&cluster, "one", "off").await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "off").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
+    let twice = held(&case, "twice").with(|spec| {
+        let name = "example.com/other".to_owned();
+        let gates = spec.scheduling_gates.get_or_insert_default();
+        gates.push(PodSchedulingGate { name });
+    });
+    let twice = twice.create(&case.client).await?;
+    let held = held(&case, "held").create(&case.client).await?;
+    let free = |pod: Option<&Pod>| pod.is_some_and(|pod| !is_held(pod));
+    wait_condition(&case.client, &held, "is let go", SOON, free).await?;
+    event(&case.client, &held, "GpuMemoryLineLeft").await?;
+    still_held(&case, &[&twice]).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn whom_no_node_could_hold_is_let_out_and_told() -> Result<()> {
+    let cluster = open().await?;
+    let extender = extender(&cluster, "one", "auto").await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "huge").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    bound(&case.client, case.pod("small").gpu_mem(1)).await?;
+    let huge = held(&case, "huge")
+        .gpu_mem(2 * CARD)
+        .create(&case.client)
+        .await?;
+    let told = event(&case.client, &huge, "GpuMemoryLineLeft").await?;
+    ensure!(told.contains("no node could hold it"), "{told}");
+    let free = |pod: Option<&Pod>| pod.is_some_and(|pod| !is_held(pod));
+    wait_condition(&case.client, &huge, "is let out", SOON, free).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
+    let cluster = open().await?;
+    let extender = extender(&cluster, "one", "always").await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "urgent").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
+    let first = held(&case, "first").create(&case.client).await?;
+    event(&case.client, &first, "GpuMemoryInLine").await?;
+
+    let urgent = held(&case, "urgent").priority_class("system-cluster-critical");
+    let urgent = urgent.create(&case.client).await?;
+
+    wait_bound(&case.client, &urgent, SOON).await?;
+    wait_gone(&case.client, &holder, SOON).await?;
+    let told = event(&case.client, &urgent, "GpuMemoryLineLeft").await?;
+    ensure!(told.contains("may be evicted for it"), "{told}");
+    still_held(&case, &[&first]).await?;
+    case.end().await
+}
