@@ -202,9 +202,9 @@ impl Attempt<'_> {
     async fn run(&self) -> Done {
         let known = self.app.ledger.lock().copy(self.uid);
         let mut copy = match known {
-            Some(copy) if copy.0.node.is_none() => copy,
+            Some(copy) if copy.0.node.is_none() && !copy.0.in_line => copy,
             // That a pod is bound, the API server alone can say: it can be restored to an older
-            // state.
+            // state. One that was let out of the line may be asked for before our watch shows that.
             known => {
                 let asked = self.app.ledger.lock().copies();
                 let Some(pod) = self.read().await? else {
@@ -213,8 +213,13 @@ impl Attempt<'_> {
                     self.app.ledger.wake.notify_one();
                     return Err(BindError::Gone);
                 };
-                if known.is_some() && pod.node.is_none() {
+                let was_bound = known.map(|(known, _)| known.node.is_some());
+                if pod.node.is_none() && was_bound == Some(true) {
                     self.unbound_again(&pod, asked);
+                } else if was_bound == Some(false) {
+                    let now = self.app.ledger.now();
+                    let copy = PodFacts::clone(&pod);
+                    self.app.ledger.lock().read_back(copy, asked, now);
                 }
                 (pod, NEW)
             }

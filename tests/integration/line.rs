@@ -3,20 +3,23 @@
 //! there is has cases of its own.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use axum::http::{Method, StatusCode, Uri};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, SchedulerConfig,
-    eventually, wait_bound, wait_condition, wait_gone,
+    Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder,
+    Scheduler, SchedulerConfig, eventually, wait_bound, wait_condition, wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodSchedulingGate};
-use kube::api::Api;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
 
 use crate::install::install;
-use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository};
+use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository, rounds};
 
 const CARD: u64 = 8192;
 /// What waits for a time of its own in the extender: its flag goes down after half a minute, and a replica that does
@@ -31,6 +34,16 @@ async fn open() -> Result<ControlPlane> {
 }
 
 async fn extender(cluster: &ControlPlane, identity: &str, line: &str) -> Result<Extender> {
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    extender_by(cluster, &kubeconfig, identity, line).await
+}
+
+async fn extender_by(
+    cluster: &ControlPlane,
+    kubeconfig: &Path,
+    identity: &str,
+    line: &str,
+) -> Result<Extender> {
     let args = [
         &format!("--identity={identity}"),
         &format!("--line={line}"),
@@ -40,8 +53,7 @@ async fn extender(cluster: &ControlPlane, identity: &str, line: &str) -> Result<
         args: args.iter().map(ToString::to_string).collect(),
         ..ExtenderOptions::default()
     };
-    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    Extender::start(cluster, gpustow(), &kubeconfig, options).await
+    Extender::start(cluster, gpustow(), kubeconfig, options).await
 }
 
 async fn scheduler(cluster: &ControlPlane, extender: &Extender) -> Result<Scheduler> {
@@ -229,5 +241,70 @@ async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
     let told = event(&case.client, &urgent, "GpuMemoryLineLeft").await?;
     ensure!(told.contains("may be evicted for it"), "{told}");
     still_held(&case, &[&first]).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_pod_out_of_the_line_by_hand_does_not_overtake() -> Result<()> {
+    let cluster = open().await?;
+    let extender = extender(&cluster, "one", "always").await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "beside").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let mut holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
+    for round in 0..rounds()? {
+        let first = held(&case, &format!("a{round}"));
+        let first = first.create(&case.client).await?;
+        let beside = held(&case, &format!("b{round}"));
+        let beside = beside.create(&case.client).await?;
+        let out = json!({"spec": {"schedulingGates": [{"$patch": "delete", "name": names::GATE}]}});
+        let (params, out) = (PatchParams::default(), Patch::Strategic(out));
+        case.pods()
+            .patch(&format!("b{round}"), &params, &out)
+            .await?;
+        wait_refused(&case.client, &beside, names::GPU_MEM, SOON).await?;
+
+        delete(&case.client, &holder, 0).await?;
+
+        let first = wait_bound(&case.client, &first, SOON).await?;
+        case.check().await?;
+        delete(&case.client, &first, 0).await?;
+        holder = wait_bound(&case.client, &beside, SOON).await?;
+    }
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Result<()> {
+    let cluster = open().await?;
+    let proxy = ApiProxy::start(&cluster).await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, Some(proxy.url()));
+    let extender = extender_by(&cluster, &kubeconfig.await?, "one", "always").await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "again").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let lifts = |name: &str, action| {
+        let path = format!("/api/v1/namespaces/{}/pods/{name}", case.namespace);
+        let is_lift =
+            move |method: &Method, uri: &Uri| *method == Method::PATCH && uri.path() == path;
+        proxy.rule(is_lift, action)
+    };
+
+    let busy = lifts("busy", Action::Fail(StatusCode::TOO_MANY_REQUESTS));
+    let pod = held(&case, "busy").create(&case.client).await?;
+    busy.seen(2, SOON).await?;
+    drop(busy);
+    let pod = wait_bound(&case.client, &pod, SOON).await?;
+    delete(&case.client, &pod, 0).await?;
+    wait_gone(&case.client, &pod, SOON).await?;
+
+    let late = lifts("late", Action::Hold);
+    let pod = held(&case, "late").create(&case.client).await?;
+    late.seen(1, SOON).await?;
+    let note = json!({"metadata": {"annotations": {"example.com/note": "x"}}});
+    let (params, note) = (PatchParams::default(), Patch::Merge(note));
+    case.pods().patch("late", &params, &note).await?;
+    late.release();
+    wait_bound(&case.client, &pod, SOON).await?;
     case.end().await
 }
