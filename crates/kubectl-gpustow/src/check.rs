@@ -2,6 +2,7 @@
 
 mod cards;
 mod configuration;
+mod line;
 mod parts;
 
 use std::collections::BTreeMap;
@@ -83,6 +84,7 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
         .pods
         .values()
         .for_each(|pod| of_pod(cluster, pod, &mut findings));
+    line::look(cluster, &mut findings);
     configuration::look(cluster, &mut findings);
     policies(cluster, &mut findings);
     let rows = findings.0.into_iter();

@@ -464,3 +464,30 @@ async fn why_says_that_room_is_kept_and_who_is_to_give_it_back() -> Result<()> {
     );
     Ok(())
 }
+
+#[tokio::test]
+async fn a_gate_that_nobody_takes_off_is_found() -> Result<()> {
+    let mut stands = waiting("stands", "");
+    stands["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/room" }]);
+    let mut objects = healthy().to_vec();
+    objects.push(stands);
+    let nobody = "no extender with --line runs in gpustow-system";
+    for args in [None, Some("--line=off"), Some("--policy=tight")] {
+        let mut objects = objects.clone();
+        objects.extend(args.map(|it| part("e", "containers", "extender", &[it], true)));
+        let files = Files::new("gate-for-ever", &objects)?;
+        let mend = r#"{"$patch": "delete", "name": "gpustow.dev/room"}"#;
+        let row = files.finds("error", nobody, mend).await?;
+        ensure!(row["object"] == "pod/ops/stands", "{row:#?}");
+    }
+    objects.push(part(
+        "e",
+        "initContainers",
+        "extender",
+        &["--line=auto"],
+        true,
+    ));
+    let (_, rows) = Files::new("gate-in-turn", &objects)?.check().await?;
+    ensure!(!json!(rows).to_string().contains(nobody), "{rows:#?}");
+    Ok(())
+}
