@@ -70,7 +70,7 @@ async fn lift(client: &Client, pod: &Pod) -> Result<(), AskError> {
 /// Takes the gate off all pods, until none bears it.
 ///
 /// # Errors
-/// If the right is missing, or pods still bear the gate after two minutes.
+/// If pods bear the gate off which it may not be taken, or after two minutes.
 pub(crate) async fn run(client: Client) -> Result<()> {
     let pods = Api::<Pod>::all(client.clone());
     let mut lifted = 0;
@@ -87,28 +87,45 @@ pub(crate) async fn run(client: Client) -> Result<()> {
                 return Ok(());
             }
             Ok(gated) => gated,
-            Err(error) if error.is_final() => return Err(error).context("cannot list pods"),
+            // The pages of a list do not last for ever.
+            Err(error) if error.is_final() && error.status() != Some(410) => {
+                return Err(error).context("cannot list pods");
+            }
             Err(error) => {
                 println!("cannot list pods: {error}; trying again");
                 continue;
             }
         };
         println!("{} pods bear the gate {}", gated.len(), names::GATE);
-        let lifts = gated.iter().map(|pod| lift(&client, pod));
+        let lifts = gated
+            .iter()
+            .map(async |pod| (pod, lift(&client, pod).await));
         let mut lifts = stream::iter(lifts).buffer_unordered(WIDTH);
-        while let Some(answer) = lifts.next().await {
+        let mut refused = Vec::new();
+        while let Some((pod, answer)) = lifts.next().await {
+            let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
             match answer {
                 Ok(()) => lifted += 1,
                 // It has changed, or is gone: the next look knows.
                 Err(error) if matches!(error.status(), Some(404 | 409)) => {}
-                Err(error) if error.is_final() => {
-                    return Err(error).context(
-                        "cannot take the gate off: the ClusterRole gpustow-line gives the right to, and the \
-                         policy gpustow-extender must let it through",
-                    );
-                }
-                Err(error) => println!("cannot take a gate off: {error}; trying again"),
+                // That is no reason to leave the others where they are.
+                Err(error) if error.is_final() => refused.push((name, error)),
+                Err(error) => println!("cannot take the gate off {name}: {error}; trying again"),
             }
+        }
+        if refused.len() == gated.len() {
+            refused.sort_by(|(a, _), (b, _)| a.cmp(b));
+            let more = match refused.len() - 1 {
+                0 => String::new(),
+                others => format!(" and {others} more"),
+            };
+            let (name, error) = refused.swap_remove(0);
+            return Err(error).context(format!(
+                "the gate {} stays on {name}{more}: the ClusterRole gpustow-line gives the right to take it off, \
+                 and the policy gpustow-extender lets it through for pods that ask for GPU memory; off others \
+                 their owners take it",
+                names::GATE
+            ));
         }
     }
     bail!(

@@ -319,6 +319,32 @@ async fn before_gpustow_goes_one_command_takes_every_gate_off() -> Result<()> {
     // Twice is as good as once.
     let (well, said) = lift_all(ACCOUNT).await?;
     ensure!(well && said.contains("off 0 pods"), "{said}");
+
+    // One that it may not touch, as it asks for nothing, keeps no other in the line, and is named.
+    let free = Case::new(cluster, "left-out").await?;
+    let label = format!("{}=off", names::LINE_LABEL);
+    cluster
+        .kubectl(&["label", "namespace", &free.namespace, &label])
+        .await?;
+    let idle = json!({ "schedulingGates": ours(), "containers": [{ "name": "a" }] });
+    eventually(SOON, "the namespace is out of the line", async || {
+        make(&free, "copied", json!({}), idle.clone(), None).await
+    })
+    .await?;
+    let spec = asking(json!({ "schedulingGates": ours() }));
+    make(&case, "d", json!({}), spec, None).await?;
+    let (well, said) = lift_all(ACCOUNT).await?;
+    let named = format!("stays on {}/copied:", free.namespace);
+    ensure!(!well && said.contains(&named), "{said}");
+    ensure!(gates_of(&pods.get("d").await?)?.is_empty());
+    patch(
+        &case.client,
+        &super::pods(&free, "/copied"),
+        &json!({ "spec": { "schedulingGates": [] } }),
+    )
+    .await?;
+    let (well, said) = lift_all(ACCOUNT).await?;
+    ensure!(well && said.contains("no pod bears it"), "{said}");
     patch(
         &case.client,
         &super::pods(&case, "/c"),
