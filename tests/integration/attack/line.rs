@@ -252,6 +252,16 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         ),
     ];
     run("the extender", &extender, rows).await?;
+    // The flag is a ConfigMap of its own; by another name one might say what all pods get.
+    let maps = format!("/api/v1/namespaces/{SYSTEM}/configmaps");
+    for (name, wanted) in [(names::LINE, false), (names::POD_DEFAULTS, true)] {
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name } });
+        let refused = send(&extender, "POST", &maps, &map).await?;
+        let says = refused
+            .as_ref()
+            .map(|it| it.contains("makes no ConfigMap but"));
+        ensure!(says == wanted.then_some(true), "{name}: {refused:?}");
+    }
 
     let role = "--clusterrole=gpustow-line-lifter";
     let namespace = format!("--namespace={}", case.namespace);
