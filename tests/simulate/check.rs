@@ -79,8 +79,34 @@ pub(crate) fn ended(pod: &Value) -> bool {
 
 /// Does somebody hold it back?
 pub(crate) fn gated(pod: &Value) -> bool {
+    gates(pod).next().is_some()
+}
+
+/// Somebody other than gpustow?
+pub(crate) fn gated_by_others(pod: &Value) -> bool {
+    gates(pod).any(|gate| gate != names::GATE)
+}
+
+fn gates(pod: &Value) -> impl Iterator<Item = &str> {
     let gates = pod["spec"]["schedulingGates"].as_array();
-    gates.is_some_and(|gates| !gates.is_empty())
+    gates
+        .into_iter()
+        .flatten()
+        .filter_map(|gate| gate["name"].as_str())
+}
+
+/// What the extender may change of a pod beside its status: it takes its gate off, and nothing else.
+pub(crate) fn lift(before: &Value, after: &Value) -> Option<String> {
+    let mut lifted = before["spec"].clone();
+    let gates = lifted["schedulingGates"].as_array_mut();
+    gates?.retain(|gate| gate["name"] != names::GATE);
+    let is_bound = before["spec"]["nodeName"].is_string();
+    (is_bound || after["spec"] != lifted).then(|| {
+        format!(
+            "{}: the extender changed {}",
+            before["metadata"]["name"], after["spec"]
+        )
+    })
 }
 
 /// The cards of a node, by UUID.
@@ -134,7 +160,7 @@ pub(crate) fn starving(server: &Server) -> Vec<String> {
     let waiting = server.all(Kind::Pod);
     let waiting = waiting.filter(|pod| {
         !ended(pod)
-            && !gated(pod)
+            && !gated_by_others(pod)
             && !pod["spec"]["nodeName"].is_string()
             && !pod["metadata"]["deletionTimestamp"].is_string()
     });

@@ -16,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tower::service_fn;
 
+use crate::check;
 use crate::server::{Answer, Change, Copy, Kind, Refusal, Server};
 
 pub(crate) type Shared = Arc<Mutex<Server>>;
@@ -355,7 +356,7 @@ impl Call {
 
     fn wants(&self, object: &Value) -> bool {
         (self.namespace.is_empty() || object["metadata"]["namespace"] == *self.namespace)
-            && !(self.unfinished && crate::check::ended(object))
+            && !(self.unfinished && check::ended(object))
             && self
                 .node
                 .as_ref()
@@ -433,7 +434,12 @@ impl Call {
                 server.apply(key, self.body, part == "status")
             }
             (&Method::PATCH, part) => {
-                server.patch(key, &self.body, self.strategic, part == "status")
+                let before = server.get(&key);
+                let patched = server.patch(key, &self.body, self.strategic, part == "status");
+                if let (Kind::Pod, "", Ok(before), Ok(after)) = (kind, part, before, &patched) {
+                    server.wrong.extend(check::lift(&before, after));
+                }
+                patched
             }
             (method, part) => {
                 let text = format!("the simulated server has no {method} of {kind:?}/{part}");

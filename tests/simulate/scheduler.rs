@@ -61,6 +61,15 @@ impl Cache {
         }
     }
 
+    /// Something has happened that may let those in that were refused.
+    fn wake(&mut self) {
+        for (place, _) in self.places.values_mut() {
+            if let Place::Refused(_) = place {
+                *place = Place::Queued(Instant::now() + BACKOFF);
+            }
+        }
+    }
+
     /// The pods on a node, and those that are assumed to be.
     pub(crate) fn here<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Copy> {
         let here = self.pods.iter().filter(move |(uid, pod)| {
@@ -247,15 +256,11 @@ impl Scheduler {
                         None => cache.nodes.remove(&name(object)),
                     };
                 }
-                Kind::GpuNode | Kind::Lease => {}
+                Kind::ConfigMap | Kind::GpuNode | Kind::Lease => {}
             }
         }
         if wakes {
-            for (place, _) in cache.places.values_mut() {
-                if let Place::Refused(_) = place {
-                    *place = Place::Queued(Instant::now() + BACKOFF);
-                }
-            }
+            cache.wake();
         }
         at
     }
@@ -369,6 +374,8 @@ impl Scheduler {
             let bound = answer.is_some_and(|answer| answer["Error"] == "");
             if !bound {
                 self.fail(&pod);
+                // What it was assumed to hold is free.
+                locked(&self.cache).wake();
             }
         });
     }

@@ -18,6 +18,7 @@ const STALE: Duration = Duration::from_secs(300);
 /// The kinds that it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
+    ConfigMap,
     GpuNode,
     Lease,
     Node,
@@ -27,6 +28,7 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) fn of_plural(plural: &str) -> Option<Self> {
         match plural {
+            "configmaps" => Some(Self::ConfigMap),
             "gpunodes" => Some(Self::GpuNode),
             "leases" => Some(Self::Lease),
             "nodes" => Some(Self::Node),
@@ -39,7 +41,7 @@ impl Kind {
         match self {
             Self::GpuNode => "gpustow.dev/v1alpha1",
             Self::Lease => "coordination.k8s.io/v1",
-            Self::Node | Self::Pod => "v1",
+            Self::ConfigMap | Self::Node | Self::Pod => "v1",
         }
     }
 }
@@ -222,8 +224,8 @@ impl Server {
         self.written(key, object)
     }
 
-    /// PATCH, as a merge or strategically: in conditions entries of other types stay. Through `status` spec and
-    /// labels stay.
+    /// PATCH, as a merge or strategically: in conditions entries of other types stay, and of gates those that are
+    /// named are to be deleted. Through `status` spec and labels stay.
     pub(crate) fn patch(
         &mut self,
         key: Key,
@@ -238,7 +240,17 @@ impl Server {
         let merged = conditions
             .filter(|_| strategic)
             .map(|new| conditions_of(&now["status"]["conditions"], new));
+        let gates = patch["spec"]["schedulingGates"].as_array();
+        let left = gates.filter(|_| strategic).map(|patches| {
+            let gates = now["spec"]["schedulingGates"].as_array();
+            let gone = |gate: &&Value| patches.iter().any(|it| it["name"] == gate["name"]);
+            let left = gates.into_iter().flatten().filter(|gate| !gone(gate));
+            left.cloned().collect::<Value>()
+        });
         merge(&mut object, patch);
+        if let Some(left) = left {
+            object["spec"]["schedulingGates"] = left;
+        }
         if let Some(merged) = merged {
             object["status"]["conditions"] = merged;
         }

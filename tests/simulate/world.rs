@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt as _;
 
-use crate::check::{self, CARD, gated, starving};
+use crate::check::{self, CARD, gated, gated_by_others, starving};
 use crate::machine::Machine;
 use crate::net::{Link, Mode, NAMESPACE, Odds, Shared, locked};
 use crate::scheduler::{Beside, Scheduler, name};
@@ -32,6 +32,7 @@ const TROUBLE: std::ops::Range<u64> = 60..300;
 /// A pod that fits is bound so long after the last trouble: messages that are 90 seconds late have arrived, and who
 /// was relieved may take over again. Sooner than kube-scheduler looks at everything once more by itself.
 const PATIENCE: Duration = Duration::from_secs(200);
+const LINES: [&str; 3] = ["--line=off", "--line=auto", "--line=always"];
 /// kube-scheduler's Lease.
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -60,6 +61,7 @@ pub(crate) struct World {
     /// What the extender is allowed to do.
     calls_back: bool,
     act: Act,
+    line: &'static str,
     /// The version with all nodes in it.
     built: u64,
     machines: Vec<Machine>,
@@ -89,6 +91,7 @@ impl World {
                 true => Act::Event,
                 false => Act::Evict,
             },
+            line: LINES[usize::try_from(seed / 2 % 3).unwrap_or(0)],
             built: 0,
             machines: Vec::new(),
             pods: 0,
@@ -180,7 +183,11 @@ impl World {
         *locked(&link.odds) = self.odds();
         let identity = format!("--identity=replica-{number}");
         let act = format!("--act={}", self.act);
-        let mut flags = vec!["gpustow", "--metrics-per-gpu", &identity, &act];
+        // A new version, or other settings, come one replica after the other.
+        if self.random.random_bool(0.1) {
+            self.line = LINES[self.random.random_range(0..LINES.len())];
+        }
+        let mut flags = vec!["gpustow", "--metrics-per-gpu", &identity, &act, self.line];
         if self.calls_back {
             flags.push("--call-back");
         }
@@ -269,9 +276,15 @@ impl World {
         if self.random.random_bool(0.1) {
             pod["spec"]["preemptionPolicy"] = json!("Never");
         }
+        let mut gates = Vec::new();
         if self.random.random_bool(0.1) {
-            pod["spec"]["schedulingGates"] = json!([{ "name": "example.com/wait" }]);
+            gates.push(json!({ "name": "example.com/wait" }));
         }
+        // By the admission policy, but for the few that it leaves out.
+        if self.holds() && self.random.random_bool(0.9) {
+            gates.push(json!({ "name": names::GATE }));
+        }
+        pod["spec"]["schedulingGates"] = json!(gates);
         if mib < CARD && self.random.random_bool(0.5) {
             let limit = self.random.random_range(mib..=CARD) * gpus;
             pod["metadata"]["annotations"][names::MEM_LIMIT] = json!(limit.to_string());
@@ -304,17 +317,29 @@ impl World {
         }
     }
 
+    /// Are new pods to stand in line?
+    fn holds(&self) -> bool {
+        let key = (
+            Kind::ConfigMap,
+            names::NAMESPACE.to_owned(),
+            names::LINE.to_owned(),
+        );
+        let map = locked(&self.server).get(&key);
+        map.is_ok_and(|map| map["data"][names::LINE_KEY] == "true")
+    }
+
     /// Takes somebody else's gate off.
     fn ungate(&mut self) {
-        let name = {
+        let pod = {
             let server = locked(&self.server);
             let mut all = server.all(Kind::Pod);
-            all.find(|pod| gated(pod)).map(|pod| name(pod))
+            all.find(|pod| gated_by_others(pod)).cloned()
         };
-        if let Some(name) = name {
+        if let Some(pod) = pod {
+            let name = name(&pod);
             self.tell(format!("the gate of {name} is taken off"));
-            let patch = json!({ "spec": { "schedulingGates": [] } });
-            let _ = locked(&self.server).patch(key(Kind::Pod, &name), &patch, false, false);
+            let patch = json!({ "spec": { "schedulingGates": [{ "name": "example.com/wait" }] } });
+            let _ = locked(&self.server).patch(key(Kind::Pod, &name), &patch, true, false);
         }
     }
 
@@ -467,7 +492,11 @@ impl World {
             replica.link.set(Mode::Up);
             *locked(&replica.scheduler.leads) = number == leader;
         }
-        let held = |world: &Self| locked(&world.server).all(Kind::Pod).any(|pod| gated(pod));
+        let held = |world: &Self| {
+            locked(&world.server)
+                .all(Kind::Pod)
+                .any(|pod| gated_by_others(pod))
+        };
         while held(self) {
             self.ungate();
         }

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Takes mends out again, one by one, in a copy of the tree, and says whether the ledger's model finds that, and after
 # how many histories; for those in worlds/, whether the simulated world does, and at which seed. Arguments are names
-# of patches; without any, all are tried.
+# of patches; without any, all are tried. SEEDS is how many worlds are looked at, PROFILE how they are compiled: dev is
+# sooner compiled than simulate, and slower.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD
@@ -18,7 +19,7 @@ for patch; do
     log=$root/target/teeth/$name.log
     apply() { GIT_CEILING_DIRECTORIES=$root/target git -C "$copy" apply "$@" "$root/$patch"; }
     case $patch in
-    *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" profile=simulate test="simulate every" ;;
+    *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" profile=${PROFILE:-simulate} test="simulate every" ;;
     *) set_of=GPUSTOW_SEED=1 profile=dev test="ledger no_history" ;;
     esac
     apply
