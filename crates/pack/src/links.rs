@@ -209,8 +209,8 @@ struct Exchange<'a> {
 
 struct Best {
     apart: u32,
-    lost: u32,
     lending: u32,
+    lost: u32,
     cards: Vec<Vec<usize>>,
     chosen: Vec<usize>,
 }
@@ -273,9 +273,13 @@ impl Exchange<'_> {
     }
 
     fn consider(&mut self, apart: u32) {
+        // What is lent is a part of the cost; what others lose decides between places of equal cost alone.
+        let lending = self
+            .request
+            .lending(&self.node.cards, self.chosen.iter().copied());
         let lost = self.links.lost(self.node, &self.chosen);
         if let Some(best) = &self.best
-            && (best.apart, best.lost) < (apart, lost)
+            && (best.apart, best.lending, best.lost) < (apart, lending, lost)
         {
             return;
         }
@@ -287,17 +291,14 @@ impl Exchange<'_> {
             cards
         };
         let cards: Vec<Vec<usize>> = (0..self.claims).map(of).collect();
-        let lending = self
-            .request
-            .lending(&self.node.cards, self.chosen.iter().copied());
         let better = |best: &Best| {
-            (apart, lost, lending, &cards) < (best.apart, best.lost, best.lending, &best.cards)
+            (apart, lending, lost, &cards) < (best.apart, best.lending, best.lost, &best.cards)
         };
         if self.best.as_ref().is_none_or(better) {
             self.best = Some(Best {
                 apart,
-                lost,
                 lending,
+                lost,
                 cards,
                 chosen: self.chosen.clone(),
             });

@@ -52,8 +52,8 @@ pub(crate) fn answer(
             let lending = lending(node, request, other);
             (
                 apart(node, other),
-                lost(node, other),
                 lending,
+                lost(node, other),
                 other.cards.clone(),
             )
         };
