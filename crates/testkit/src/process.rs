@@ -130,6 +130,24 @@ impl Process {
         Ok(ticks / 100.0)
     }
 
+    /// Its resident memory in MiB.
+    pub fn resident(&self) -> Result<f64> {
+        self.memory("VmRSS:")
+    }
+
+    /// The most that it has been, in MiB.
+    pub fn most_resident(&self) -> Result<f64> {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, key: &str) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let line = line.with_context(|| format!("no {key} in its status"))?;
+        let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib / 1024.0)
+    }
+
     /// All that it has written so far.
     pub fn read_log(&self) -> Result<String> {
         let bytes = std::fs::read(self.log())?;

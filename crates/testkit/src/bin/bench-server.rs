@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::{Assignment, names};
@@ -117,10 +117,10 @@ async fn measure(
     }
     let scrapes = timed(args.rare, async |_| extender.metrics().await.map(drop));
     println!(
-        "| {} | {}, {} | {filters} | {} | {} |",
+        "| {} | {:.0}, {:.0} MiB | {filters} | {} | {} |",
         build.name,
-        memory(&extender, "VmRSS:")?,
-        memory(&extender, "VmHWM:")?,
+        extender.process.resident()?,
+        extender.process.most_resident()?,
         preempts.join(" | "),
         scrapes.await?,
     );
@@ -248,14 +248,4 @@ async fn filter(extender: &Extender, nodes: &[String], index: usize) -> Result<(
         "not one node: {answer}"
     );
     Ok(())
-}
-
-fn memory(extender: &Extender, key: &str) -> Result<String> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", extender.process.id()))?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix(key))
-        .context("no such line")?;
-    let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
-    Ok(format!("{:.0} MiB", kib / 1024.0))
 }

@@ -3,8 +3,9 @@
 //! A round creates its pods while no scheduler runs, starts one, and times the binds of the
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
-//! that kube-scheduler tries again and again, and timed from its creation on.
+//! that kube-scheduler tries again and again, and timed from its creation on. With `--line`, see [`line`].
 
+mod line;
 mod report;
 
 use std::collections::{HashMap, HashSet};
@@ -57,6 +58,12 @@ struct Args {
     /// Values of podMaxBackoffSeconds to compare with --waiting
     #[arg(long, value_delimiter = ',', default_value = "2,10")]
     backoffs: Vec<u32>,
+    /// Measure the line: what others pay for so many pods that wait in it, and how soon freed memory goes to its head
+    #[arg(long, value_delimiter = ',', conflicts_with = "waiting")]
+    line: Vec<usize>,
+    /// With --line, also the first of these numbers of pods with no line
+    #[arg(long, requires = "line")]
+    refused: bool,
     /// Leave out the scheduler at its adaptive default of nodes to score
     #[arg(long)]
     skip_adaptive: bool,
@@ -110,17 +117,22 @@ async fn main() -> Result<()> {
     built(&args.gpustow, "cargo build --release --bin gpustow")?;
     let began = Instant::now();
     for &nodes in &args.nodes {
-        bench(&args, nodes, began).await?;
+        match args.line.is_empty() {
+            true => bench(&args, nodes, began).await?,
+            false => line::bench(&args, nodes, began).await?,
+        }
     }
     Ok(())
 }
 
+/// Minutes and seconds since then.
+fn since(began: Instant) -> String {
+    let seconds = began.elapsed().as_secs();
+    format!("{:3}:{:02}", seconds / 60, seconds % 60)
+}
+
 async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
-    let since = || {
-        let seconds = began.elapsed().as_secs();
-        format!("{:3}:{:02}", seconds / 60, seconds % 60)
-    };
-    eprintln!("{} {nodes} nodes: starting the control plane", since());
+    eprintln!("{} {nodes} nodes: starting the control plane", since(began));
     let cluster = ControlPlane::start(Options::default()).await?;
     let core = args.repository.join("manifests/base");
     cluster
@@ -149,7 +161,7 @@ async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
                 .with_context(|| way.name())?;
             eprintln!(
                 "{} {nodes} nodes, round {} of {}, {}: {:.1} pods/s, bound after {:.0} ms (p50)",
-                since(),
+                since(began),
                 round + 1,
                 args.rounds,
                 way.name(),
@@ -210,9 +222,15 @@ async fn calls(extender: Option<&Extender>) -> Result<[[f64; 2]; 2]> {
 }
 
 /// An extender that decides already: a takeover is none of what is measured.
-async fn extender(args: &Args, cluster: &ControlPlane, kubeconfig: &Path) -> Result<Extender> {
+async fn extender(
+    args: &Args,
+    cluster: &ControlPlane,
+    kubeconfig: &Path,
+    more: &[&str],
+) -> Result<Extender> {
+    let flags = ["--stale-after=86400", "--log=warn"].iter().chain(more);
     let options = ExtenderOptions {
-        args: vec!["--stale-after=86400".to_owned(), "--log=warn".to_owned()],
+        args: flags.map(ToString::to_string).collect(),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(cluster, &args.gpustow, kubeconfig, options).await?;
@@ -228,18 +246,23 @@ async fn extender(args: &Args, cluster: &ControlPlane, kubeconfig: &Path) -> Res
     Ok(extender)
 }
 
+/// kube-scheduler's, without a limit on its client.
+fn config(args: &Args) -> Result<SchedulerConfig> {
+    let file = args
+        .repository
+        .join("scheduler-config/gpustow-scheduler.yaml");
+    SchedulerConfig::load(&file)?
+        .with("clientConnection.qps", 5000)?
+        .with("clientConnection.burst", 5000)
+}
+
 async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Result<Round> {
     let kubeconfig = cluster
         .kubeconfig("gpustow-system", "gpustow-scheduler", None)
         .await?;
-    let file = args
-        .repository
-        .join("scheduler-config/gpustow-scheduler.yaml");
-    let mut config = SchedulerConfig::load(&file)?
-        .with("clientConnection.qps", 5000)?
-        .with("clientConnection.burst", 5000)?;
+    let mut config = config(args)?;
     let extender = match way {
-        Way::With | Way::Beside(..) => Some(extender(args, cluster, &kubeconfig).await?),
+        Way::With | Way::Beside(..) => Some(extender(args, cluster, &kubeconfig, &[]).await?),
         _ => None,
     };
     config = match &extender {
@@ -285,26 +308,8 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     let calls = calls(extender.as_ref()).await?;
     let per_pod = |at: usize| (after[at] - before[at]) * 1e3 / args.pods as f64;
 
-    let mut created = HashMap::new();
-    let mut waits = Vec::new();
-    let mut next = 0;
-    let mut pace = interval(Duration::from_millis(100));
-    while waits.len() < args.paced {
-        tokio::select! {
-            _ = pace.tick(), if next < args.paced => {
-                let name = format!("paced-{next}");
-                created.insert(name.clone(), Instant::now());
-                pod(case, &name, next).create(&case.client).await?;
-                next += 1;
-            }
-            pod = next_bound(&mut bound) => {
-                if let Some(at) = created.remove(&pod?.0) {
-                    waits.push(at.elapsed().as_secs_f64() * 1e3);
-                }
-            }
-        }
-    }
-    waits.sort_by(f64::total_cmp);
+    let make = |name: &str, index| pod(case, name, index);
+    let waits = paced(args, case, &mut bound, &make).await?;
     let conflicts = match &extender {
         Some(extender) => sum_of(&extender.metrics().await?, "gpustow_bind_failures_total"),
         None => 0.0,
@@ -343,6 +348,36 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
     })
 }
 
+/// Creates pods at a steady pace; milliseconds from the creation of each to bound, ascending.
+async fn paced(
+    args: &Args,
+    case: &Case,
+    bound: &mut (impl futures::Stream<Item = Result<Pod, watcher::Error>> + Unpin),
+    make: &impl Fn(&str, usize) -> gpustow_testkit::PodBuilder,
+) -> Result<Vec<f64>> {
+    let mut created = HashMap::new();
+    let mut waits = Vec::new();
+    let mut next = 0;
+    let mut pace = interval(Duration::from_millis(100));
+    while waits.len() < args.paced {
+        tokio::select! {
+            _ = pace.tick(), if next < args.paced => {
+                let name = format!("paced-{next}");
+                created.insert(name.clone(), Instant::now());
+                make(&name, next).create(&case.client).await?;
+                next += 1;
+            }
+            pod = next_bound(bound) => {
+                if let Some(at) = created.remove(&pod?.0) {
+                    waits.push(at.elapsed().as_secs_f64() * 1e3);
+                }
+            }
+        }
+    }
+    waits.sort_by(f64::total_cmp);
+    Ok(waits)
+}
+
 /// Creates pods that fit on no card and waits until kube-scheduler has refused each.
 async fn wait_in_vain(
     cluster: &ControlPlane,
@@ -366,6 +401,11 @@ async fn wait_in_vain(
     made.buffer_unordered(WIDTH)
         .try_for_each(|_| async { Ok(()) })
         .await?;
+    refused(case, count).await
+}
+
+/// Waits until so many pods have been refused, or held back by a gate.
+async fn refused(case: &Case, count: usize) -> Result<()> {
     loop {
         let pods = case.pods().list(&ListParams::default()).await?;
         let refused = |pod: &&Pod| {

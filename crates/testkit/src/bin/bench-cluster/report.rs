@@ -74,18 +74,18 @@ pub(crate) fn report(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     quantile(&sorted(values), 0.5)
 }
 
-fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+pub(crate) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values
 }
 
 /// Median, least and most, with so many digits.
-fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
+pub(crate) fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
     let values = sorted(values);
     let [least, middle, most] = [0.0, 0.5, 1.0].map(|q| quantile(&values, q));
     format!("{middle:.digits$} ({least:.digits$}..{most:.digits$})")
