@@ -148,8 +148,9 @@ pub(crate) async fn run(app: Arc<App>) {
         };
         stalled = None;
         told.look(&app);
-        if app.args.line != LineMode::Off {
-            flag.look(&app, epoch).await;
+        match app.args.line {
+            LineMode::Off => flag.lower(&app, epoch).await,
+            LineMode::Auto | LineMode::Always => flag.look(&app, epoch).await,
         }
     }
 }
@@ -182,6 +183,26 @@ struct Flag {
 }
 
 impl Flag {
+    /// Without a line: a flag that an extender with one left up would go on to have new pods gated for nothing.
+    async fn lower(&mut self, app: &App, epoch: u64) {
+        let stands = app.ledger.lock().line().0 > 0;
+        if self
+            .known
+            .is_some_and(|(_, at)| !stands || at.elapsed() < READ_EVERY)
+        {
+            return;
+        }
+        match self.read(app).await {
+            Ok(true) => self.set(app, epoch, false).await,
+            Ok(false) => {}
+            Err(error) => {
+                // Where no line is installed there is no right to look, and no flag.
+                tracing::debug!(%error, configmap = names::LINE, "cannot read whether new pods stand in line");
+                self.known = Some((false, Instant::now()));
+            }
+        }
+    }
+
     async fn look(&mut self, app: &App, epoch: u64) {
         let wanted = app.ledger.lock().wants_line();
         if wanted {
@@ -197,21 +218,21 @@ impl Flag {
             LineMode::Always => true,
             // It was up when this tenure began: nobody is known to have waited yet.
             LineMode::Auto if self.wanted.is_none() && before.is_none() => {
-                match self.read(app).await {
-                    Some(hold) => {
-                        self.wanted = hold.then(Instant::now);
-                        return;
-                    }
-                    None => return,
+                if let Some(hold) = self.read_or_warn(app).await {
+                    self.wanted = hold.then(Instant::now);
                 }
+                return;
             }
-            LineMode::Auto => lately,
-            LineMode::Off => return,
+            LineMode::Auto | LineMode::Off => lately,
         };
-        if fresh == Some(hold) || (fresh.is_none() && self.read(app).await == Some(hold)) {
+        if fresh == Some(hold) || (fresh.is_none() && self.read_or_warn(app).await == Some(hold)) {
             app.metrics.line_on.set(hold.into());
             return;
         }
+        self.set(app, epoch, hold).await;
+    }
+
+    async fn set(&mut self, app: &App, epoch: u64, hold: bool) {
         if app.epoch.confirm(epoch).await.is_err() {
             return;
         }
@@ -232,17 +253,19 @@ impl Flag {
         }
     }
 
-    /// What the flag says; none if that cannot be told.
-    async fn read(&mut self, app: &App) -> Option<bool> {
-        match within(TIMEOUT, maps(app).get_opt(names::LINE)).await {
-            Ok(map) => {
-                let data = map.and_then(|map| map.data).unwrap_or_default();
-                let hold = data
-                    .get(names::LINE_KEY)
-                    .is_some_and(|value| value == "true");
-                self.known = Some((hold, Instant::now()));
-                Some(hold)
-            }
+    /// What the flag says.
+    async fn read(&mut self, app: &App) -> Result<bool, AskError> {
+        let map = within(TIMEOUT, maps(app).get_opt(names::LINE)).await?;
+        let data = map.and_then(|map| map.data).unwrap_or_default();
+        let hold = data.get(names::LINE_KEY).is_some_and(|said| said == "true");
+        self.known = Some((hold, Instant::now()));
+        Ok(hold)
+    }
+
+    /// The same; none if that cannot be told.
+    async fn read_or_warn(&mut self, app: &App) -> Option<bool> {
+        match self.read(app).await {
+            Ok(hold) => Some(hold),
             Err(error) => {
                 tracing::warn!(%error, configmap = names::LINE, "cannot read whether new pods stand in line");
                 sleep(PAUSE.max(error.retry_after())).await;
@@ -290,7 +313,7 @@ impl Told {
         self.at = Some(Instant::now());
         let (new, size) = {
             let ledger = app.ledger.lock();
-            self.pods.retain(|uid| ledger.before_in_line(uid).is_some());
+            self.pods.retain(|uid| ledger.stands_in_line(uid));
             let standing = ledger.standing_in_line().enumerate();
             let new = standing.filter(|(_, uid)| !self.pods.contains(*uid));
             let new = new.filter_map(|(before, uid)| Some((before, ledger.pod(uid)?)));

@@ -184,9 +184,17 @@ async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
 #[tokio::test]
 async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay() -> Result<()> {
     let cluster = open().await?;
+    // Its line goes with it, though nobody took its flag down.
+    let before = extender(&cluster, "before", "always").await?;
+    let case = Case::new(&cluster, "off").await?;
+    let mut asks = case.pod("asks").gpu_mem(CARD).build();
+    asks.metadata.uid = Some("asks".to_owned());
+    let call = json!({"Pod": asks, "NodeNames": []});
+    before.call("prioritize", call.to_string()).await?;
+    flag(&cluster, "true").await?;
+    before.process.kill9();
     let extender = extender(&cluster, "one", "off").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "off").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
     bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     let twice = held(&case, "twice").with(|spec| {
@@ -200,6 +208,7 @@ async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay()
     wait_condition(&case.client, &held, "is let go", SOON, free).await?;
     event(&case.client, &held, "GpuMemoryLineLeft").await?;
     still_held(&case, &[&twice]).await?;
+    flag(&cluster, "false").await?;
     case.end().await
 }
 

@@ -219,6 +219,12 @@ impl Ledger {
         self.queue.line.size()
     }
 
+    /// Does the pod stand in line?
+    #[must_use]
+    pub fn stands_in_line(&self, uid: &str) -> bool {
+        self.queue.line.has(uid)
+    }
+
     /// How many stand in line before the pod; none if it does not stand there.
     #[must_use]
     pub fn before_in_line(&self, uid: &str) -> Option<usize> {
