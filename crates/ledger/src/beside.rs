@@ -20,14 +20,18 @@ impl Ledger {
         uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
             .filter_map(|uid| Some(&**self.books.pod(uid)?))
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
+            .filter(|other| !self.may_take_place(pod, other))
     }
 
     /// Why the room there is not for the pod.
     pub(crate) fn kept_because(&self, name: &str, pod: &PodFacts) -> Reason {
+        let others = || self.others_kept(name, pod);
         let called_back = |other: &PodFacts| self.queue.called_back(&other.uid).is_some();
-        match self.others_kept(name, pod).all(called_back) {
-            true => Reason::CalledBack,
-            false => Reason::Nominated,
+        let waits = |other: &PodFacts| self.queue.place(&other.uid).is_some();
+        match () {
+            () if others().all(called_back) => Reason::CalledBack,
+            () if others().any(waits) => Reason::Kept,
+            () => Reason::Nominated,
         }
     }
 
@@ -84,6 +88,11 @@ impl Ledger {
                     for (card, gpu) in node.gpus().iter().enumerate() {
                         freed[card] = freed[card] + self.coming_back(node, gpu, what, &gone);
                     }
+                    node.charges(what.cards())
+                }
+                None if let Some((_, what)) = self.queue.place(&other.uid) => {
+                    view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
+                    view.ram_free = view.ram_free.minus(request.ram);
                     node.charges(what.cards())
                 }
                 None => match self.scores.fit_within(&later, request, budget) {

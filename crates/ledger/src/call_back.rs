@@ -192,7 +192,8 @@ impl Ledger {
         };
         let until = now + self.config.call_back_for + self.grace(&plan.victims);
         let what = CalledBack::new(request, plan.cards, plan.victims);
-        self.queue.keep(&pod.uid, &plan.node, what, until);
+        let books = &self.books;
+        self.queue.keep(&pod.uid, &plan.node, what, until, books);
         true
     }
 

@@ -33,6 +33,14 @@ pub struct Config {
     pub line: bool,
     /// How long room is kept for a pod that was let out of the line, until its filter call.
     pub lift_for: Duration,
+    /// Keep a place for a pod that has existed for so long and waits.
+    pub keep: Option<Duration>,
+    /// How long a place is waited for where nobody ends, before other cards are tried.
+    pub keep_for: Duration,
+    /// Places that are kept at a time, at most.
+    pub keep_places: usize,
+    /// Of how many cards of the cluster, in percent; one place may be more.
+    pub keep_percent: usize,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -51,6 +59,10 @@ impl Default for Config {
             over_limit_for: Duration::from_secs(60),
             line: false,
             lift_for: Duration::from_secs(10),
+            keep: None,
+            keep_for: Duration::from_secs(4 * 3600),
+            keep_places: 4,
+            keep_percent: 10,
             search_steps: 100_000,
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, Refusal, Request};
+use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
 
 use crate::Ledger;
 use crate::books::{Gate, Node, Reservation};
@@ -48,6 +48,8 @@ pub enum Reason {
     Stale,
     /// The room is kept for a pod that preempts there.
     Nominated,
+    /// What comes free is kept for a pod that has waited longer.
+    Kept,
     /// Others use the room beyond their requests, and were asked to give it back.
     CalledBack,
     /// An earlier bind of this pod has an unknown outcome that is being looked up.
@@ -69,6 +71,7 @@ impl Reason {
             Self::NoReport,
             Self::Stale,
             Self::Nominated,
+            Self::Kept,
             Self::CalledBack,
             Self::BindUnderWay,
             Self::Gone,
@@ -87,6 +90,7 @@ impl Reason {
             Self::NoReport => "no GPU report from a gpustow agent",
             Self::Stale => "the GPU report is stale: the gpustow agent is silent",
             Self::Nominated => "free GPU memory is kept for a pod that preempts here",
+            Self::Kept => "free GPU memory is kept for a pod that has waited for long",
             Self::CalledBack => "lent GPU memory is being called back",
             Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
             Self::Gone => "the pod has been deleted",
@@ -113,6 +117,7 @@ impl Reason {
             Self::NoReport => "no_report",
             Self::Stale => "stale",
             Self::Nominated => "nominated",
+            Self::Kept => "kept",
             Self::CalledBack => "called_back",
             Self::BindUnderWay => "bind_under_way",
             Self::Gone => "gone",
@@ -255,7 +260,10 @@ impl Ledger {
                 let cured = |why| {
                     matches!(
                         why,
-                        Reason::Fit(Refusal::NoRoom) | Reason::CalledBack | Reason::Nominated
+                        Reason::Fit(Refusal::NoRoom)
+                            | Reason::CalledBack
+                            | Reason::Nominated
+                            | Reason::Kept
                     )
                 };
                 let short = refused.iter().filter(|(_, why)| cured(*why));
@@ -428,7 +436,14 @@ impl Ledger {
     ) -> Result<Choice, Reason> {
         let node = self.books.node(name).ok_or(Reason::NoReport)?;
         let choice = self.scores.fit_within(node.view(), request, budget)?;
+        // CPU and memory of the host are kept with a place: kube-scheduler knows nothing of that.
+        let short = |view: &NodeGpus| {
+            let (free, left) = (node.view(), view);
+            left.cpu_free_milli < request.cpu_milli.min(free.cpu_free_milli)
+                || left.ram_free < request.ram.min(free.ram_free)
+        };
         match self.beside_kept(name, node, pod, |_| false, budget)? {
+            Some(view) if short(&view) => Err(self.kept_because(name, pod)),
             Some(view) => match self.scores.fit_within(&view, request, budget) {
                 Err(Reason::Fit(_)) => Err(self.kept_because(name, pod)),
                 found => found,

@@ -36,6 +36,12 @@ pub trait Placer {
 
     /// A minute has gone by.
     fn tick(&mut self) {}
+
+    /// So many milliseconds have gone by since the beginning. Keeps places for pods that have waited for long; true if
+    /// one was given up that others may want.
+    fn keep(&mut self, _now: u64) -> bool {
+        false
+    }
 }
 
 /// How much of a cluster is in one piece.
@@ -140,7 +146,7 @@ pub fn replay(
 ) -> Result<Option<Run>> {
     let experiment = workload.experiment(seed);
     let mut hosts = experiment.hosts;
-    let mut placer = choice.placer(&hosts, &workload.jobs, seed);
+    let mut placer = choice.placer(&hosts, &workload.jobs, seed, None);
     let mut waste = Fragmentation::new(TargetMix::of(&workload.jobs), &hosts);
     let sizes: Vec<(u64, u64)> = hosts.iter().map(|host| (host.cpu, host.ram)).collect();
     let capacity: u64 = hosts.iter().flat_map(|host| &host.left).sum();

@@ -12,6 +12,19 @@ use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 use crate::hosts::{Host, Job, Models};
 use crate::replay::{Placed, Placer};
 
+/// When places are kept for pods that wait, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// For pods that have waited for so long.
+    pub after: Duration,
+    /// Given up after so long.
+    pub lasts: Duration,
+    /// So many at a time.
+    pub places: usize,
+    /// Of so many of all cards, in percent.
+    pub percent: usize,
+}
+
 /// A ledger that thinks it has a cluster.
 #[derive(Debug)]
 pub struct Stowed {
@@ -34,22 +47,41 @@ pub struct Stowed {
 impl Stowed {
     /// A ledger over these hosts, whose names are in their order.
     #[must_use]
-    pub fn new(hosts: &[Host], policy: PolicyKind) -> Self {
-        Self::with(hosts, policy, false)
+    pub fn new(hosts: &[Host], policy: PolicyKind, keep: Option<Keep>) -> Self {
+        let config = Config {
+            policy,
+            ..Config::default()
+        };
+        let config = match keep {
+            Some(keep) => Config {
+                keep: Some(keep.after),
+                keep_for: keep.lasts,
+                keep_places: keep.places,
+                keep_percent: keep.percent,
+                ..config
+            },
+            None => config,
+        };
+        Self::with(hosts, config)
     }
 
     /// The same, which calls back what pods use beyond their requests.
     #[must_use]
     pub fn lending(hosts: &[Host], policy: PolicyKind) -> Self {
-        Self::with(hosts, policy, true)
+        Self::with(
+            hosts,
+            Config {
+                policy,
+                call_back: true,
+                ..Config::default()
+            },
+        )
     }
 
-    fn with(hosts: &[Host], policy: PolicyKind, call_back: bool) -> Self {
+    fn with(hosts: &[Host], config: Config) -> Self {
         let mut ledger = Ledger::new(Config {
-            policy,
-            call_back,
             stale_after: Duration::MAX,
-            ..Config::default()
+            ..config
         });
         let names: Vec<Arc<str>> = (0..hosts.len())
             .map(|at| format!("{at:05}").into())
@@ -86,7 +118,7 @@ impl Stowed {
             containers: Arc::from([Box::from("main")]),
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
-            bursts: call_back,
+            bursts: config.call_back,
         }
     }
 
@@ -165,13 +197,17 @@ impl Stowed {
     }
 
     fn pod(&mut self, id: usize, job: &Job) -> PodFacts {
-        let text: Arc<str> = id.to_string().into();
+        let uid: Arc<str> = id.to_string().into();
+        let created = match self.ledger.pod(&uid) {
+            Some(known) => known.created,
+            None => seconds(self.now),
+        };
         PodFacts {
-            uid: text.clone(),
+            uid,
             namespace: "replay".into(),
-            name: text,
+            name: format!("{id:08}").into(),
             resource_version: "1".into(),
-            created: i64::try_from(id).unwrap_or(i64::MAX),
+            created,
             node: None,
             scheduler: "gpustow-scheduler".into(),
             priority: 0,
@@ -203,6 +239,10 @@ impl Stowed {
             refusal: 0,
         }
     }
+}
+
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn model_name(index: u32) -> String {
@@ -246,5 +286,10 @@ impl Placer for Stowed {
 
     fn tick(&mut self) {
         self.ledger.learn();
+    }
+
+    fn keep(&mut self, now: u64) -> bool {
+        self.at(now);
+        self.ledger.keep_places(self.now, seconds(self.now))
     }
 }

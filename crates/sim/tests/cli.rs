@@ -199,6 +199,27 @@ fn pods_come_and_go_at_any_load() -> Result<()> {
 }
 
 #[test]
+fn places_for_pods_that_waited_are_compared_with_none() -> Result<()> {
+    let args = ["churn", "--load=1.05", "--seeds=1..2", "--nodes-count=9"];
+    let args = [&args[..], &["--keep=off,2", "--keep-percent=50"]].concat();
+    let text = printed(sim(&args).output()?)?;
+    let of = |name: &str| {
+        let rows = text.lines().filter(|row| row.contains(name));
+        rows.filter(|row| row.contains("8-gpu")).count()
+    };
+    assert_eq!((of(" tight "), of(" tight, keep 2 ")), (1, 1), "{text}");
+    let json = [&args[..], &["--output=json"]].concat();
+    let json: Value = serde_json::from_str(&printed(sim(&json).output()?)?)?;
+    let waits = |name: &str| json["loads"]["1.05"][name]["waits_by_kind"].clone();
+    assert_ne!(waits("tight"), waits("tight, keep 2"));
+    assert!(
+        waits("tight")["8-gpu"]["p99"].as_f64() > Some(0.0),
+        "{json}"
+    );
+    Ok(())
+}
+
+#[test]
 fn the_mix_may_change_on_the_way() -> Result<()> {
     let folder = folder("changing")?;
     let large = folder.join("large.csv").display().to_string();

@@ -99,6 +99,7 @@ fn with_departures_every_policy_shows_exactly_this() -> Result<()> {
         hosts: synthetic::NODES,
         load: 0.0,
         lifetimes: Lifetimes::Exponential,
+        keep: None,
     };
     let mut results = Vec::new();
     for choice in [

@@ -1,11 +1,12 @@
 //! Room on a node that is kept for a pod: no other gets it whose priority is not higher.
 //!
-//! It is kept for one of three causes. *Preempting*: kube-scheduler nominated the pod there. It may ask for
+//! It is kept for one of four causes. *Preempting*: kube-scheduler nominated the pod there. It may ask for
 //! the pod before our watch shows that its victim is gone, take the refusal for the end of the preemption
 //! and clear the nomination; the claim outlives that for a while, or the room would go to a pod of lower
 //! priority as soon as we see it. *Called back*: others use the room beyond their requests and were asked
 //! to give it back ([`crate::call_back`]). *Lifted*: the pod was let out of the line for it, and its filter call is
-//! awaited.
+//! awaited. *Waiting*: the pod has waited for long, and what comes free of these cards is kept for it
+//! ([`crate::places`]).
 //!
 //! Every kept room ends: with its pod, with a reservation for it, or at its deadline.
 
@@ -17,6 +18,7 @@ use gpustow_pack::{Mib, Request};
 
 use super::Queue;
 use crate::books::{Books, Uid};
+use crate::places::GivenUp;
 
 /// Room that is kept for a pod.
 #[derive(Clone, Debug)]
@@ -33,16 +35,17 @@ enum Cause {
     Preempting,
     CalledBack(Arc<CalledBack>),
     Lifted,
+    Waiting(Arc<CalledBack>),
 }
 
-/// What is called back for a pod.
+/// What others are to leave to a pod: what they use beyond their requests, or whatever comes free.
 #[derive(Clone, Debug)]
 pub(crate) struct CalledBack {
     /// What the pod asked for when it began.
     request: Arc<Request>,
     /// The cards that it is to get, by UUID, and what it will hold of each.
     cards: Box<[(Box<str>, Mib)]>,
-    /// Who was chosen to give memory back.
+    /// Who was chosen to give memory back, or is waited for until it ends.
     victims: Box<[Uid]>,
 }
 
@@ -74,7 +77,7 @@ impl CalledBack {
         self.cards.iter().any(|(card, _)| **card == *uuid)
     }
 
-    /// Who was chosen to give memory back.
+    /// Who was chosen to give memory back, or is waited for until it ends.
     pub(crate) fn victims(&self) -> &[Uid] {
         &self.victims
     }
@@ -96,6 +99,32 @@ impl Queue {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::CalledBack(what) => Some((&kept.node, what)),
+            Cause::Preempting | Cause::Lifted | Cause::Waiting(_) => None,
+        }
+    }
+
+    /// The place that is kept for a pod that has waited for long, and on which node.
+    pub(crate) fn place(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+        let kept = self.kept.get(uid)?;
+        match &kept.cause {
+            Cause::Waiting(what) => Some((&kept.node, what)),
+            Cause::Preempting | Cause::Lifted | Cause::CalledBack(_) => None,
+        }
+    }
+
+    /// The place that is to be compared with others next: each in turn.
+    pub(crate) fn next_place(&mut self) -> Option<Uid> {
+        let all = self.all_places();
+        let last = self.compared.take();
+        let after = |uid: &&Uid| last.as_ref().is_none_or(|last| *uid > last);
+        self.compared = all.iter().find(after).or(all.first()).cloned();
+        self.compared.clone()
+    }
+
+    /// The cards that are kept for a pod, by UUID, and how much of each; none if that is for whoever places it to say.
+    pub(crate) fn kept_cards(&self, uid: &str) -> Option<&[(Box<str>, Mib)]> {
+        match &self.kept.get(uid)?.cause {
+            Cause::CalledBack(what) | Cause::Waiting(what) => Some(what.cards()),
             Cause::Preempting | Cause::Lifted => None,
         }
     }
@@ -107,19 +136,82 @@ impl Queue {
 
     /// Everything that is called back, in the order of the pods' UIDs.
     pub(crate) fn all_called_back(&self) -> Vec<Uid> {
-        let is_it = |kept: &Kept| matches!(kept.cause, Cause::CalledBack(_));
-        let all = self.kept.iter().filter(|(_, kept)| is_it(kept));
+        self.all_kept(|cause| matches!(cause, Cause::CalledBack(_)))
+    }
+
+    /// The pods that have a place, in the order of their UIDs.
+    pub(crate) fn all_places(&self) -> Vec<Uid> {
+        self.all_kept(|cause| matches!(cause, Cause::Waiting(_)))
+    }
+
+    fn all_kept(&self, is_it: impl Fn(&Cause) -> bool) -> Vec<Uid> {
+        let all = self.kept.iter().filter(|(_, kept)| is_it(&kept.cause));
         let mut all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();
         all.sort_unstable();
         all
     }
 
     /// Keeps room for which memory is called back.
-    pub(crate) fn keep(&mut self, uid: &Uid, node: &Arc<str>, what: CalledBack, until: Duration) {
+    pub(crate) fn keep(
+        &mut self,
+        uid: &Uid,
+        node: &Arc<str>,
+        what: CalledBack,
+        until: Duration,
+        books: &Books,
+    ) {
+        self.end_kept(uid, books);
+        self.keep_for(uid, node, Cause::CalledBack(what.into()), until);
+    }
+
+    /// Keeps a place for a pod that has waited for long.
+    pub(crate) fn keep_place(
+        &mut self,
+        uid: &Uid,
+        node: &Arc<str>,
+        what: CalledBack,
+        until: Duration,
+    ) {
+        self.keep_for(uid, node, Cause::Waiting(what.into()), until);
+    }
+
+    /// These have to end for a place; it is waited for until then, if that is another time than before.
+    pub(crate) fn place_nearer(&mut self, uid: &str, ends: Vec<Uid>, until: Option<Duration>) {
+        if let Some(kept) = self.kept.get_mut(uid)
+            && let Cause::Waiting(what) = &mut kept.cause
+        {
+            Arc::make_mut(what).victims = ends.into();
+            kept.until = until.unwrap_or(kept.until);
+        }
+    }
+
+    fn keep_for(&mut self, uid: &Uid, node: &Arc<str>, cause: Cause, until: Duration) {
         let pods = self.keeping.entry(node.clone()).or_default();
         pods.insert(uid.clone());
-        let (node, cause) = (node.clone(), Cause::CalledBack(what.into()));
+        let node = node.clone();
         self.kept.insert(uid.clone(), Kept { node, cause, until });
+    }
+
+    /// A place is given up before its pod had it. After its time other cards are tried first.
+    pub(crate) fn give_up(&mut self, uid: &Uid, why: GivenUp, books: &Books) {
+        if let Some((_, what)) = self.place(uid) {
+            let what = what.clone();
+            *self.given_up.entry(why).or_default() += 1;
+            if why == GivenUp::Late {
+                self.note_in_vain(uid, &what);
+            }
+            self.end_kept(uid, books);
+        }
+    }
+
+    /// How many places were given up for this cause.
+    pub(crate) fn given_up(&self, why: GivenUp) -> u64 {
+        self.given_up.get(&why).copied().unwrap_or_default()
+    }
+
+    /// How many for any.
+    pub(crate) fn places_given_up(&self) -> u64 {
+        self.given_up.values().sum()
     }
 
     /// Keeps the room for which a pod is let out of the line; none if it is nominated elsewhere.
@@ -165,13 +257,18 @@ impl Queue {
     /// others were.
     pub(crate) fn called_in_vain(&mut self, uid: &Uid, books: &Books) {
         if let Some((_, what)) = self.called_back(uid) {
-            let cards: Vec<_> = what.cards.iter().map(|(card, _)| card.clone()).collect();
-            self.in_vain.entry(uid.clone()).or_default().extend(cards);
+            let what = what.clone();
+            self.note_in_vain(uid, &what);
         }
         self.end_kept(uid, books);
     }
 
-    /// Was this card's memory called back for the pod in vain?
+    fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {
+        let cards = what.cards.iter().map(|(card, _)| card.clone());
+        self.in_vain.entry(uid.clone()).or_default().extend(cards);
+    }
+
+    /// Was this card's memory called back or kept for the pod in vain?
     pub(crate) fn was_in_vain(&self, uid: &str, card: &str) -> bool {
         self.in_vain
             .get(uid)
@@ -210,8 +307,8 @@ impl Queue {
         // Preemption makes room for it: nothing need be called back.
         let preempts = new.is_some_and(|pod| pod.nominated.is_some());
         let ends = |kept: &Kept| {
-            let called_back = matches!(kept.cause, Cause::CalledBack(_));
-            Some(&kept.node) != to.as_ref() || preempts && called_back
+            let ours = matches!(kept.cause, Cause::CalledBack(_) | Cause::Waiting(_));
+            Some(&kept.node) != to.as_ref() || preempts && ours
         };
         if self.kept.get(uid).is_some_and(ends) {
             self.kept.remove(uid);
@@ -249,7 +346,7 @@ impl Queue {
 
     /// Ends what has been kept for long enough.
     pub(crate) fn expire_kept(&mut self, books: &Books, now: Duration, ttl: Duration) {
-        let (mut over, mut in_vain) = (Vec::new(), Vec::new());
+        let (mut over, mut in_vain, mut late) = (Vec::new(), Vec::new(), Vec::new());
         for (uid, kept) in &mut self.kept {
             let known = books.pod(uid);
             match kept.cause {
@@ -261,12 +358,15 @@ impl Queue {
                 _ if kept.until > now => {}
                 Cause::Preempting | Cause::Lifted => over.push(uid.clone()),
                 Cause::CalledBack(_) => in_vain.push(uid.clone()),
+                Cause::Waiting(_) => late.push(uid.clone()),
             }
         }
         over.iter().for_each(|uid| self.end_kept(uid, books));
         in_vain
             .iter()
             .for_each(|uid| self.called_in_vain(uid, books));
+        late.iter()
+            .for_each(|uid| self.give_up(uid, GivenUp::Late, books));
     }
 
     /// Keeps room for the pod no more, unless it is nominated.

@@ -19,6 +19,7 @@ use gpustow_pack::Request;
 
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
+use crate::places::GivenUp;
 pub(crate) use kept::CalledBack;
 use kept::Kept;
 pub use line::Lift;
@@ -35,8 +36,11 @@ pub(crate) struct Queue {
     /// Unbound pods by the node where room is kept for them: nominated there, or in `kept`.
     keeping: HashMap<Arc<str>, HashSet<Uid>>,
     kept: HashMap<Uid, Kept>,
-    /// Cards whose memory was called back for these pods and did not come.
+    /// Cards whose memory was called back or kept for these pods and did not come.
     in_vain: HashMap<Uid, HashSet<Box<str>>>,
+    given_up: HashMap<GivenUp, u64>,
+    /// The pod whose place was last compared with others.
+    compared: Option<Uid>,
     waiting: Waiting,
     line: Line,
     wakes: Wakes,
@@ -181,9 +185,9 @@ impl Queue {
         self.waiting.firsts(limit, kept)
     }
 
-    /// Is room kept for the pod that no nomination keeps?
+    /// Is room kept for the pod that no nomination keeps, and that is more than a place to wait for?
     pub(crate) fn has_kept(&self, uid: &str) -> bool {
-        self.kept.contains_key(uid)
+        self.kept.contains_key(uid) && self.place(uid).is_none()
     }
 
     /// A pod that was to be woken could not be.

@@ -16,6 +16,7 @@ mod mix;
 mod model;
 mod nominated;
 mod over_limit;
+mod places;
 mod preempt;
 mod reports;
 mod rescan;

@@ -14,7 +14,7 @@ pub use fgd::{Fragmentation, TargetMix};
 use crate::hosts::{Host, Job};
 use crate::random::Random;
 use crate::replay::{Placed, Placer};
-use crate::stowed::Stowed;
+use crate::stowed::{Keep, Stowed};
 
 /// A policy by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,11 +75,18 @@ impl Choice {
         }
     }
 
-    /// The policy at work on these hosts; `jobs` is the whole trace, which FGD knows in advance.
+    /// The policy at work on these hosts; `jobs` is the whole trace, which FGD knows in advance. gpustow's own
+    /// keep places as `keep` says, if it does.
     #[must_use]
-    pub fn placer(self, hosts: &[Host], jobs: &[Job], seed: u64) -> Box<dyn Placer> {
+    pub fn placer(
+        self,
+        hosts: &[Host],
+        jobs: &[Job],
+        seed: u64,
+        keep: Option<Keep>,
+    ) -> Box<dyn Placer> {
         match self {
-            Self::Own(kind) => Box::new(Stowed::new(hosts, kind)),
+            Self::Own(kind) => Box::new(Stowed::new(hosts, kind, keep)),
             Self::Fgd | Self::FgdRandomTies => {
                 let random = (self == Self::FgdRandomTies).then(|| Random::new(seed));
                 Box::new(fgd::Fgd::new(TargetMix::of(jobs), random))

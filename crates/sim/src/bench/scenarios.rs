@@ -104,6 +104,7 @@ impl Openb {
             hosts: nodes,
             load,
             lifetimes: Lifetimes::Exponential,
+            keep: None,
         })
     }
 

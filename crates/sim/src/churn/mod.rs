@@ -17,15 +17,18 @@ use crate::progress::Progress;
 use crate::protocol::Workload;
 use crate::random::Random;
 use crate::replay::{Placed, Placer, kind};
+use crate::stowed::Keep;
 
 pub use lifetimes::Lifetimes;
 pub(crate) use lifetimes::MEAN_MS;
-pub use report::{ChurnSummary, churn_table};
+pub use report::{ChurnSummary, Waits, churn_table, sizes_table};
 pub(crate) use report::{mean, quantile};
 
 /// Mean run times that go by before anything is measured, and that are measured.
 pub(crate) const WARM: u64 = 2;
 pub(crate) const MEASURED: u64 = 6;
+/// Milliseconds between two looks at the places that are kept.
+const LOOK: u64 = 10_000;
 /// Milliseconds of a minute.
 pub(crate) const MINUTE: u64 = 60_000;
 
@@ -44,6 +47,8 @@ pub struct Plan {
     pub load: f64,
     /// How long pods run.
     pub lifetimes: Lifetimes,
+    /// Places are kept for pods that wait, by gpustow's own policies.
+    pub keep: Option<Keep>,
 }
 
 /// What one run showed over the time measured. Percentages are of the cluster's cards.
@@ -84,6 +89,8 @@ struct World {
     since: u64,
     now: u64,
     cards: u64,
+    /// Places are kept.
+    keeps: bool,
 }
 
 /// Thousandths of cards that a job takes there.
@@ -92,8 +99,8 @@ fn share(host: &Host, job: &Job) -> u64 {
 }
 
 impl World {
-    /// Counts the time that has passed since the last event.
-    fn pass(&mut self, until: u64) {
+    /// Counts the time that has passed since the last event, and keeps places for those who have waited for long.
+    fn pass(&mut self, until: u64) -> Result<()> {
         let from = self.now.max(self.since);
         if until > from {
             let time = (until - from) as f64;
@@ -105,7 +112,14 @@ impl World {
         for _ in self.now / MINUTE..until / MINUTE {
             self.placer.tick();
         }
+        let due = self.now / LOOK < until / LOOK;
         self.now = until;
+        if self.keeps && due && self.placer.keep(until) {
+            for at in 0..self.hosts.len() {
+                self.offer(at)?;
+            }
+        }
+        Ok(())
     }
 
     /// Tries to start a pod.
@@ -154,6 +168,11 @@ impl World {
         self.held -= share(&self.hosts[at], job);
         self.placer.left(id, job, placed);
         // Nothing that waits fitted anywhere: room has appeared on this host alone.
+        self.offer(at)
+    }
+
+    /// Starts those who wait and fit on a host.
+    fn offer(&mut self, at: usize) -> Result<()> {
         let hopeful = |id: &usize| self.hosts[at].fits(&self.lives[*id].job);
         let hopeful: Vec<usize> = self.waiting.iter().copied().filter(hopeful).collect();
         for id in hopeful {
@@ -231,7 +250,7 @@ pub fn churn(
     let (since, end) = (WARM * MEAN_MS, (WARM + MEASURED) * MEAN_MS);
     let change = since + (end - since) / 2;
     let mut world = World {
-        placer: choice.placer(&hosts, &known, seed),
+        placer: choice.placer(&hosts, &known, seed, plan.keep),
         hosts,
         choice,
         lives: Vec::new(),
@@ -243,6 +262,7 @@ pub fn churn(
         since,
         now: 0,
         cards,
+        keeps: plan.keep.is_some(),
     };
     if let Some((jobs, part)) = &plan.standing {
         let stays = Source::new(jobs, &world.hosts, *part, cards)?;
@@ -272,12 +292,12 @@ pub fn churn(
             .is_some_and(|Reverse((at, _))| *at <= next.min(end))
         {
             if let Some(Reverse((at, id))) = world.ends.pop() {
-                world.pass(at);
+                world.pass(at)?;
                 world.go(id)?;
             }
             continue;
         }
-        world.pass(next.min(end));
+        world.pass(next.min(end))?;
         let source = if world.now < change { &first } else { second };
         if world.now < end && next > 0 {
             let job = source.draw(&mut random);

@@ -24,8 +24,35 @@ pub struct ChurnSummary {
     pub wait_minutes: BTreeMap<&'static str, Mean>,
     /// The mean by what was asked for.
     pub wait_minutes_by_kind: BTreeMap<&'static str, Mean>,
+    /// Of the pods of all seeds together, by what was asked for: their number, p50, p99 and max.
+    pub waits_by_kind: BTreeMap<&'static str, Waits>,
     /// Allocation, waste and mean wait of each seed, to compare policies seed by seed.
     pub per_seed: Vec<[f64; 3]>,
+}
+
+/// How long pods of one size wait, in minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Waits {
+    /// How many there were.
+    pub pods: usize,
+    /// Half of them wait no longer.
+    pub p50: f64,
+    /// One in a hundred waits longer.
+    pub p99: f64,
+    /// The longest of all.
+    pub max: f64,
+}
+
+impl Waits {
+    fn of(mut waits: Vec<f64>) -> Self {
+        waits.sort_by(f64::total_cmp);
+        Self {
+            pods: waits.len(),
+            p50: quantile(&waits, 0.5),
+            p99: quantile(&waits, 0.99),
+            max: quantile(&waits, 1.0),
+        }
+    }
 }
 
 /// The mean of these.
@@ -62,6 +89,11 @@ impl ChurnSummary {
         for (kind, waits) in runs.iter().flat_map(|run| &run.waits) {
             kinds.entry(kind).or_default().push(mean(waits));
         }
+        let mut together: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+        for (kind, waits) in runs.iter().flat_map(|run| &run.waits) {
+            together.entry(kind).or_default().extend(waits);
+        }
+        let together = together.into_iter();
         let per_seed = runs.iter().zip(&all);
         Self {
             runs: runs.len(),
@@ -80,6 +112,9 @@ impl ChurnSummary {
                 .into_iter()
                 .map(|(kind, means)| (kind, Mean::of(&means)))
                 .collect(),
+            waits_by_kind: together
+                .map(|(kind, waits)| (kind, Waits::of(waits)))
+                .collect(),
             per_seed: per_seed
                 .map(|(run, all)| [run.allocated, run.wasted, mean(all)])
                 .collect(),
@@ -89,10 +124,10 @@ impl ChurnSummary {
 
 /// The summaries as a table, one load and policy per line.
 #[must_use]
-pub fn churn_table(summaries: &[(f64, &str, ChurnSummary)]) -> String {
+pub fn churn_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
     let heads = ["alloc %", "waste %", "waiting %", "delayed %"];
     let waits = ["mean", "p50", "p99", "max"];
-    let mut text = format!("{:>5} {:<16}", "load", "policy");
+    let mut text = format!("{:>5} {:<24}", "load", "policy");
     for head in heads {
         text += &format!("{head:>14}");
     }
@@ -102,7 +137,7 @@ pub fn churn_table(summaries: &[(f64, &str, ChurnSummary)]) -> String {
     text.push('\n');
     let shown = |mean: &Mean| format!("{:.2} ±{:.2}", mean.mean, mean.ci95);
     for (load, name, summary) in summaries {
-        text += &format!("{load:>5} {name:<16}");
+        text += &format!("{load:>5} {name:<24}");
         for mean in [
             &summary.allocation_pct,
             &summary.waste_pct,
@@ -116,6 +151,29 @@ pub fn churn_table(summaries: &[(f64, &str, ChurnSummary)]) -> String {
             text += &format!("{:>15}", mean.unwrap_or_default());
         }
         text.push('\n');
+    }
+    text
+}
+
+/// How long pods of each size wait, one load, policy and size per line.
+#[must_use]
+pub fn sizes_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
+    let head = ["alloc %", "pods", "p50, min", "p99, min", "max, min"];
+    let mut text = format!("{:>5} {:<24} {:<6}", "load", "policy", "size");
+    text.extend(head.map(|head| format!("{head:>10}")));
+    text.push('\n');
+    for (load, name, summary) in summaries {
+        let allocated = summary.allocation_pct.mean;
+        for (kind, waits) in &summary.waits_by_kind {
+            let Waits {
+                pods,
+                p50,
+                p99,
+                max,
+            } = waits;
+            text += &format!("{load:>5} {name:<24} {kind:<6}{allocated:>10.2}{pods:>10}");
+            text += &format!("{p50:>10.2}{p99:>10.2}{max:>10.2}\n");
+        }
     }
     text
 }

@@ -55,6 +55,7 @@ impl World {
         }
         self.deliver_pods(usize::MAX);
         self.check_books()?;
+        self.check_places_end()?;
         self.now += Duration::from_secs(31);
         for pod in self.ledger.unconfirmed(self.now) {
             match self.server.find(&pod.uid) {

@@ -178,6 +178,8 @@ pub(super) enum Event {
     },
     /// The extender looks after what is called back, and writes down whom it asked and for whom.
     CallBack,
+    /// The extender looks after the places that it keeps.
+    KeepPlaces,
     /// A pod that was asked gives back what it uses beyond its request.
     GivesBack {
         pod: usize,
@@ -289,6 +291,14 @@ impl Event {
             *in_line = random.below(3) > 0;
         }
         event
+    }
+
+    /// One of a history in which places are kept.
+    pub(super) fn of_places(random: &mut Random) -> Self {
+        match random.below(5) {
+            0 => Self::KeepPlaces,
+            _ => Self::random(random),
+        }
     }
 
     pub(super) fn random(random: &mut Random) -> Self {

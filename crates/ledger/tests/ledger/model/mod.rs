@@ -7,6 +7,7 @@ mod event;
 mod lending;
 mod line;
 mod over_limits;
+mod places;
 mod scheduler;
 mod server;
 mod shortages;
@@ -22,12 +23,13 @@ use world::World;
 const HISTORIES: u64 = 100_000;
 const LENGTH: u64 = 36;
 
-/// What is drawn, whether memory is called back, and whether there is a line.
+/// What is drawn, whether memory is called back, whether there is a line, and whether places are kept.
 #[derive(Clone, Copy)]
 struct Kind {
     draw: fn(&mut Random) -> Event,
     call_back: bool,
     line: bool,
+    keep: bool,
 }
 
 fn history(kind: Kind, seed: u64) -> Vec<Event> {
@@ -44,7 +46,7 @@ fn history(kind: Kind, seed: u64) -> Vec<Event> {
 
 fn run(kind: Kind, events: &[Event]) -> Result<(), String> {
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(kind.call_back, kind.line);
+        let mut world = World::new(kind.call_back, kind.line, kind.keep);
         for event in events {
             world.step(event)?;
         }
@@ -80,6 +82,7 @@ fn no_history_breaks_an_invariant() {
         draw: Event::random,
         call_back: false,
         line: false,
+        keep: false,
     });
     if let Some((seed, why)) = found {
         panic!("seed {seed}: {why}");
@@ -94,6 +97,7 @@ fn no_history_of_a_line_breaks_an_invariant() {
         draw: Event::of_line,
         call_back: false,
         line: true,
+        keep: false,
     });
     if let Some((seed, why)) = found {
         panic!("seed {seed}: {why}");
@@ -109,6 +113,23 @@ fn no_history_of_use_breaks_an_invariant() {
         draw: Event::of_use,
         call_back: true,
         line: false,
+        keep: false,
+    });
+    if let Some((seed, why)) = found {
+        panic!("seed {seed}: {why}");
+    }
+}
+
+/// In histories in which places are kept: no more than the bounds say, none twice, none that could not hold its pod,
+/// none beyond its pod or its time, nobody of higher priority is kept away, and all that holds without places
+/// holds with them.
+#[test]
+fn no_history_of_places_breaks_an_invariant() {
+    let found = search(Kind {
+        draw: Event::of_places,
+        call_back: false,
+        line: false,
+        keep: true,
     });
     if let Some((seed, why)) = found {
         panic!("seed {seed}: {why}");

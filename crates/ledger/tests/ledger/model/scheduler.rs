@@ -55,6 +55,7 @@ impl World {
         };
         // Where a bind is under way nothing is decided.
         let nodes = verdict.nodes.first().filter(|_| settled).copied();
+        self.check_kept(pod, &verdict.refused)?;
         self.check_line(pod, nodes, &verdict.refused)
     }
 

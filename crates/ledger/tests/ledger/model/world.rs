@@ -13,8 +13,8 @@ use gpustow_pack::{Mib, Request};
 
 use super::event::{Event, Limit};
 use super::lending::{self, Lending};
-use super::over_limits;
 use super::server::{NODES, NodeEvent, PodEvent, Server};
+use super::{over_limits, places};
 use crate::build::{asking, exclusive, limited, node};
 
 pub(super) struct World {
@@ -54,13 +54,17 @@ pub(super) fn pick<T>(list: &[T], number: usize) -> Option<usize> {
 }
 
 impl World {
-    pub(super) fn new(call_back: bool, line: bool) -> Self {
+    pub(super) fn new(call_back: bool, line: bool, keep: bool) -> Self {
         let config = Config {
             stale_after: lending::STALE_AFTER,
             call_back,
             line,
             call_back_for: lending::CALLED_FOR,
             over_limit_for: over_limits::OVER_FOR,
+            keep: keep.then_some(Duration::ZERO),
+            keep_for: places::KEPT_FOR,
+            keep_places: 2,
+            keep_percent: 40,
             ..Config::default()
         };
         let mut world = Self {
@@ -84,7 +88,9 @@ impl World {
         for name in &NODES[..2] {
             world.server.set_node(name, true);
             // With fewer cards it is more often that room is short.
-            let report = world.server.variant(name, if call_back { 3 } else { 0 });
+            let report = world
+                .server
+                .variant(name, if call_back || keep { 3 } else { 0 });
             world.server.set_report(name, Some(report));
         }
         world.deliver_nodes();
@@ -97,6 +103,7 @@ impl World {
         self.check_call_backs()?;
         self.check_shortages()?;
         self.check_over_limits()?;
+        self.check_places()?;
         self.broken.take().map_or(Ok(()), Err)
     }
 
@@ -176,6 +183,7 @@ impl World {
                 mib,
             } => self.uses(NODES[node % 3], card, pod, mib),
             Event::CallBack => return self.call_back(),
+            Event::KeepPlaces => return self.keep_places(),
             Event::GivesBack { pod } => self.gives_back(pod),
             Event::Evict { pod } => self.evict(pod),
             Event::Protect { pod } => {

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Result;
-use gpustow_sim::churn::{ChurnSummary, Lifetimes, Plan, churn_all, churn_table};
+use gpustow_ledger::Config;
+use gpustow_sim::churn::{ChurnSummary, Lifetimes, Plan, churn_all, churn_table, sizes_table};
 use gpustow_sim::lend::{LendPlan, LendSummary, Way, lend_all, lend_table};
 use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::Workload;
+use gpustow_sim::stowed::Keep;
 use gpustow_sim::synthetic;
 use serde_json::json;
 
@@ -41,8 +44,44 @@ pub(crate) struct Args {
     /// What such a pod asks for where it borrows, in parts of the most that it uses; GPUs are scaled by its inverse
     #[arg(long, requires = "use", default_value = "0.5", value_parser = part)]
     request: f64,
+    /// Minutes after which a place is kept for a pod that waits, or off: one or several. gpustow's own
+    /// policies alone keep places; how long pods of each size wait is printed as well
+    #[arg(long, value_delimiter = ',', default_value = "off", value_parser = minutes, conflicts_with = "use")]
+    keep: Vec<Minutes>,
+    /// Minutes without an end after which a place is given up
+    #[arg(long, default_value = "240", value_parser = number)]
+    keep_for: f64,
+    /// Places kept at a time, at most
+    #[arg(long, default_value_t = Config::default().keep_places)]
+    keep_places: usize,
+    /// Of how many of all GPUs, in percent; one place may be more
+    #[arg(long, default_value_t = Config::default().keep_percent)]
+    keep_percent: usize,
     #[command(flatten)]
     runs: Runs,
+}
+
+/// A number of minutes, or none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Minutes(Option<f64>);
+
+fn minutes(text: &str) -> Result<Minutes, String> {
+    match text {
+        "off" => Ok(Minutes(None)),
+        _ => number(text).map(|minutes| Minutes(Some(minutes))),
+    }
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|it| (0.0..=100_000.0).contains(it));
+    number.ok_or_else(|| format!("{text:?} is not a number of minutes up to 100000"))
+}
+
+fn lasting(minutes: f64) -> Duration {
+    Duration::from_secs_f64(60.0 * minutes)
 }
 
 fn part(text: &str) -> Result<f64, String> {
@@ -82,22 +121,41 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         then,
         load: 0.0,
         lifetimes: args.lifetimes,
+        keep: None,
     };
-    let mut progress = Progress::new(args.runs.count().saturating_mul(args.load.len()));
+    let runs = args.load.len().saturating_mul(args.keep.len());
+    let mut progress = Progress::new(args.runs.count().saturating_mul(runs));
     let mut summaries = Vec::new();
     for load in &args.load {
         plan.load = *load;
-        for policy in &args.runs.policy {
+        let ways = args.runs.policy.iter();
+        let ways = ways.flat_map(|policy| args.keep.iter().map(move |keep| (policy, keep.0)));
+        for (policy, after) in ways {
+            plan.keep = after.map(|after| Keep {
+                after: lasting(after),
+                lasts: lasting(args.keep_for),
+                places: args.keep_places,
+                percent: args.keep_percent,
+            });
             let runs = churn_all(&plan, *policy, args.runs.seeds(), &mut progress)?;
+            let name = match after {
+                Some(after) => format!("{policy}, keep {after}"),
+                None => policy.to_string(),
+            };
             if !runs.is_empty() {
-                summaries.push((*load, policy.name(), ChurnSummary::of(&runs)));
+                summaries.push((*load, name, ChurnSummary::of(&runs)));
             }
         }
     }
     match args.runs.output {
-        Output::Table => print!("{}", churn_table(&summaries)),
+        Output::Table => {
+            print!("{}", churn_table(&summaries));
+            if args.keep.iter().any(|keep| keep.0.is_some()) {
+                print!("\n{}", sizes_table(&summaries));
+            }
+        }
         Output::Json => {
-            let mut loads: BTreeMap<String, BTreeMap<&str, ChurnSummary>> = BTreeMap::new();
+            let mut loads: BTreeMap<String, BTreeMap<String, ChurnSummary>> = BTreeMap::new();
             for (load, policy, summary) in summaries {
                 let policies = loads.entry(load.to_string()).or_default();
                 policies.insert(policy, summary);

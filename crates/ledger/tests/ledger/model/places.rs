@@ -1,0 +1,107 @@
+//! Places in the model: for whom they are kept, and when they end.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Place, Reason};
+
+use super::world::{World, require};
+
+/// As long as a place is waited for where nobody ends.
+pub(super) const KEPT_FOR: Duration = Duration::from_secs(20);
+
+impl World {
+    /// What the extender does every second. All have waited for long enough. Whoever is given a place could have
+    /// it if the node were empty.
+    pub(super) fn keep_places(&mut self) -> Result<(), String> {
+        let key = |place: &Place| (place.pod.uid.clone(), place.node.clone());
+        let before: BTreeSet<_> = self.ledger.places().iter().map(key).collect();
+        self.ledger.keep_places(self.now, i64::MAX);
+        let cards: usize = self.known.values().map(|report| report.gpus.len()).sum();
+        let most = cards * self.config.keep_percent / 100;
+        let places = self.ledger.places();
+        let kept: usize = places.iter().map(|place| asked(&place.pod)).sum();
+        require(places.len() <= 1 || kept <= most, || {
+            format!("of {cards} cards {kept} are kept: {places:?}")
+        })?;
+        for place in places.iter().filter(|place| !before.contains(&key(place))) {
+            require(self.is_fresh(&place.node), || {
+                format!("by a stale report: {place:?}")
+            })?;
+            let report = self.known.get(&*place.node);
+            for (uuid, mib) in &place.cards {
+                let mut gpus = report.iter().flat_map(|report| &report.gpus);
+                let gpu = gpus.find(|gpu| *gpu.uuid == **uuid);
+                let holds = gpu.is_some_and(|gpu| gpu.healthy && gpu.total_mib >= mib.0);
+                require(holds, || format!("{uuid} could never hold it: {place:?}"))?;
+            }
+        }
+        self.check_places()
+    }
+
+    /// No more than the bound says, of no card more than one, and for nobody who is gone or has his room.
+    pub(super) fn check_places(&self) -> Result<(), String> {
+        let places = self.ledger.places();
+        require(places.len() <= self.config.keep_places, || {
+            format!("too many: {places:?}")
+        })?;
+        let mut cards = BTreeSet::new();
+        let shares = if places.is_empty() {
+            Vec::new()
+        } else {
+            self.shares()
+        };
+        for place in &places {
+            let known = self.ledger.pod(&place.pod.uid);
+            let waits = known.is_some_and(|pod| pod.node.is_none() && !pod.released);
+            let has = shares.iter().any(|(uid, ..)| *uid == place.pod.uid);
+            require(waits && !has, || format!("for nobody: {place:?}"))?;
+            require(place.until <= self.now + KEPT_FOR, || {
+                format!("without end: {place:?}")
+            })?;
+            for (uuid, _) in &place.cards {
+                require(cards.insert((place.node.clone(), uuid.clone())), || {
+                    format!("{uuid} is kept for two pods: {places:?}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A pod is kept away by those alone whose priority is as high.
+    pub(super) fn check_kept(
+        &self,
+        pod: &PodFacts,
+        refused: &[(&str, Reason)],
+    ) -> Result<(), String> {
+        let kept = refused.iter().filter(|(_, why)| *why == Reason::Kept);
+        for (name, _) in kept {
+            let places = self.ledger.places();
+            let others = places.iter().filter(|place| *place.node == **name);
+            let mut others = others.map(|place| &place.pod);
+            require(
+                others.any(|other| other.uid != pod.uid && other.priority >= pod.priority),
+                || format!("no place keeps {} away from {name}", pod.uid),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// With time alone.
+    pub(super) fn check_places_end(&mut self) -> Result<(), String> {
+        if self.config.keep.is_none() {
+            return Ok(());
+        }
+        self.now += KEPT_FOR;
+        self.ledger.expire(self.now);
+        let left = self.ledger.places();
+        require(left.is_empty(), || format!("does not end: {left:?}"))
+    }
+}
+
+/// How many cards the pod asks for.
+fn asked(pod: &PodFacts) -> usize {
+    let claims = pod.request.iter().flat_map(|request| &request.claims);
+    claims.map(|claim| claim.gpus as usize).sum()
+}

@@ -1,0 +1,268 @@
+//! A place is kept for a pod that has waited for long.
+
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Config, GivenUp, Ledger, Reason};
+use gpustow_pack::Refusal;
+
+use crate::build::{ask, asking, at, bound, card, choose, node, pod, report};
+
+const CARD: u64 = 100;
+/// Seconds that a pod waits before it gets a place, and that a place is waited for.
+const AFTER: u64 = 120;
+const LASTS: u64 = 1000;
+
+/// A ledger that keeps places, with so many cards of 100 on each node.
+fn keeping(nodes: &[(&str, usize)], config: Config) -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        keep: Some(at(AFTER)),
+        keep_for: at(LASTS),
+        keep_percent: 100,
+        stale_after: Duration::MAX,
+        ..config
+    });
+    for (name, cards) in nodes {
+        ledger.apply_node(node(name));
+        let card = |index| card(&format!("{name}-{index}"), CARD);
+        let cards: Vec<_> = (0..*cards).map(card).collect();
+        ledger.apply_gpunode(name, report(&cards), at(0));
+    }
+    ledger
+}
+
+/// The pod is created then, asks on these nodes, and is refused.
+fn waits(ledger: &mut Ledger, pod: PodFacts, nodes: &[&str], second: i64) -> PodFacts {
+    let pod = PodFacts {
+        created: second,
+        ..pod
+    };
+    ledger.apply_pod(pod.clone());
+    assert_eq!(choose(ledger, &pod, nodes, at(0)), [""; 0]);
+    pod
+}
+
+fn keep(ledger: &mut Ledger, second: u64) {
+    ledger.keep_places(at(second), second as i64);
+}
+
+/// For whom places are kept, and where.
+fn places(ledger: &Ledger) -> Vec<(String, String)> {
+    let places = ledger.places().into_iter();
+    places
+        .map(|place| (place.pod.uid.to_string(), place.node.to_string()))
+        .collect()
+}
+
+fn is(uid: &str, node: &str) -> (String, String) {
+    (uid.to_owned(), node.to_owned())
+}
+
+fn refusals(ledger: &mut Ledger, pod: &PodFacts, nodes: &[&'static str]) -> Vec<Reason> {
+    ledger.apply_pod(pod.clone());
+    let verdict = ledger.filter(&ask(pod), nodes, at(AFTER));
+    assert_eq!(verdict.nodes, [""; 0]);
+    verdict.refused.into_iter().map(|(_, why)| why).collect()
+}
+
+#[test]
+fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
+    let mut ledger = keeping(&[("a", 2)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    ledger.apply_pod(bound("two", "a", "a-1", 60));
+    let large = waits(&mut ledger, asking("large", &[(2, 100)]), &["a"], 0);
+    keep(&mut ledger, AFTER - 1);
+    assert_eq!(places(&ledger), []);
+    keep(&mut ledger, AFTER);
+    assert_eq!(places(&ledger), [is("large", "a")]);
+    let ends = ledger.place("large").map(|place| place.ends);
+    assert_eq!(ends.map(|ends| ends.len()), Some(2));
+    // Neither what is free now nor what comes free goes to whoever came later.
+    let late = pod("late", 40);
+    assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Kept]);
+    assert_eq!(ledger.explain(&late, "a", at(AFTER)), Err(Reason::Kept));
+    ledger.delete_pod("one");
+    assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Kept]);
+    assert_eq!(refusals(&mut ledger, &large, &["a"]).len(), 1);
+    ledger.delete_pod("two");
+    let woken = ledger.wake(10, at(AFTER));
+    let woken: Vec<&str> = woken.iter().map(|pod| &*pod.uid).collect();
+    assert_eq!(woken, ["large"]);
+    assert_eq!(choose(&mut ledger, &large, &["a"], at(AFTER)), ["a"]);
+    assert_eq!(places(&ledger), []);
+    let given_up = GivenUp::ALL.map(|cause| ledger.given_up(cause));
+    assert_eq!(given_up, [0; 4]);
+}
+
+#[test]
+fn the_place_is_where_the_fewest_have_to_end_and_moves_to_a_better_one() {
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], Config::default());
+    for (uid, node, mib) in [
+        ("1", "a", 30),
+        ("2", "a", 30),
+        ("3", "b", 70),
+        ("4", "b", 5),
+    ] {
+        ledger.apply_pod(bound(uid, node, &format!("{node}-0"), mib));
+    }
+    // On b one has to end, on a both.
+    waits(&mut ledger, pod("p", 95), &["a", "b"], 0);
+    keep(&mut ledger, AFTER);
+    assert_eq!(places(&ledger), [is("p", "b")]);
+    // On a one is left that has to end, too: that is no better.
+    ledger.delete_pod("1");
+    keep(&mut ledger, AFTER + 1);
+    assert_eq!(places(&ledger), [is("p", "b")]);
+    // A second one comes to b around us.
+    ledger.apply_pod(bound("5", "b", "b-0", 25));
+    keep(&mut ledger, AFTER + 2);
+    keep(&mut ledger, AFTER + 3);
+    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(ledger.given_up(GivenUp::Better), 1);
+}
+
+#[test]
+fn higher_priority_gets_the_room_all_the_same() {
+    let mut ledger = keeping(&[("a", 1)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    waits(&mut ledger, pod("p", 100), &["a"], 0);
+    keep(&mut ledger, AFTER);
+    let equal = pod("equal", 40);
+    assert_eq!(refusals(&mut ledger, &equal, &["a"]), [Reason::Kept]);
+    let higher = PodFacts {
+        priority: 1,
+        ..pod("higher", 40)
+    };
+    ledger.apply_pod(higher.clone());
+    assert_eq!(choose(&mut ledger, &higher, &["a"], at(AFTER)), ["a"]);
+}
+
+#[test]
+fn places_are_few_and_the_first_in_turn_have_them() {
+    let bounded = Config {
+        keep_places: 2,
+        ..Config::default()
+    };
+    let mut ledger = keeping(&[("a", 1), ("b", 1), ("c", 1)], bounded);
+    for name in ["a", "b", "c"] {
+        ledger.apply_pod(bound(name, name, &format!("{name}-0"), 60));
+    }
+    let nodes = ["a", "b", "c"];
+    for (uid, created) in [("third", 3), ("first", 1), ("second", 2)] {
+        // Of one kind one pod is found in a look: these are three kinds.
+        waits(&mut ledger, pod(uid, 90 + created), &nodes, created as i64);
+    }
+    keep(&mut ledger, AFTER + 3);
+    assert_eq!(places(&ledger), [is("first", "a"), is("second", "b")]);
+    let higher = PodFacts {
+        priority: 1,
+        ..pod("higher", 99)
+    };
+    waits(&mut ledger, higher, &nodes, 4);
+    keep(&mut ledger, AFTER + 4);
+    let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
+    assert_eq!(uids, ["first", "higher"]);
+    assert_eq!(ledger.given_up(GivenUp::Overtaken), 1);
+}
+
+#[test]
+fn places_are_a_small_part_of_the_cluster_but_for_the_first() {
+    let mut ledger = Ledger::new(Config {
+        keep: Some(at(AFTER)),
+        keep_percent: 50,
+        ..Config::default()
+    });
+    for name in ["a", "b", "c"] {
+        ledger.apply_node(node(name));
+        let cards = [0, 1].map(|index| card(&format!("{name}-{index}"), CARD));
+        ledger.apply_gpunode(name, report(&cards), at(0));
+        for index in 0..2 {
+            let uuid = format!("{name}-{index}");
+            ledger.apply_pod(bound(&uuid, name, &uuid, 60));
+        }
+    }
+    let nodes = ["a", "b", "c"];
+    for (uid, gpus) in [("p0", 2), ("p1", 2), ("p2", 1)] {
+        waits(&mut ledger, asking(uid, &[(gpus, 99)]), &nodes, 0);
+    }
+    keep(&mut ledger, AFTER);
+    let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
+    assert_eq!(uids, ["p0", "p2"], "half of six cards are three");
+}
+
+#[test]
+fn what_does_not_come_free_in_time_is_given_up_for_other_cards() {
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    ledger.apply_pod(bound("two", "b", "b-0", 60));
+    waits(&mut ledger, pod("p", 100), &["a", "b"], 0);
+    keep(&mut ledger, AFTER);
+    assert_eq!(places(&ledger), [is("p", "a")]);
+    keep(&mut ledger, AFTER + LASTS - 1);
+    assert_eq!(places(&ledger), [is("p", "a")]);
+    keep(&mut ledger, AFTER + LASTS);
+    assert_eq!(places(&ledger), [is("p", "b")]);
+    assert_eq!(ledger.given_up(GivenUp::Late), 1);
+    // Then the first ones are tried again.
+    keep(&mut ledger, AFTER + 2 * LASTS);
+    keep(&mut ledger, AFTER + 2 * LASTS + 1);
+    assert_eq!(places(&ledger), [is("p", "a")]);
+}
+
+#[test]
+fn a_place_ends_with_its_pod_and_with_its_node() {
+    let mut ledger = keeping(&[("a", 1)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    waits(&mut ledger, pod("p", 100), &["a"], 0);
+    keep(&mut ledger, AFTER);
+    ledger.delete_pod("p");
+    assert_eq!(places(&ledger), []);
+    let late = pod("late", 40);
+    ledger.apply_pod(late.clone());
+    assert_eq!(choose(&mut ledger, &late, &["a"], at(AFTER)), ["a"]);
+    waits(&mut ledger, pod("q", 100), &["a"], 0);
+    keep(&mut ledger, AFTER);
+    assert_eq!(places(&ledger), [is("q", "a")]);
+    ledger.delete_gpunode("a");
+    keep(&mut ledger, AFTER + 1);
+    assert_eq!(places(&ledger), []);
+    assert_eq!(ledger.given_up(GivenUp::Unfit), 1);
+}
+
+#[test]
+fn nobody_gets_a_place_who_can_never_fit_or_who_fits() {
+    let mut ledger = keeping(&[("a", 1)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    waits(&mut ledger, pod("large", 101), &["a"], 0);
+    waits(&mut ledger, asking("many", &[(2, 10)]), &["a"], 0);
+    waits(&mut ledger, pod("p", 100), &["a"], 0);
+    ledger.delete_pod("one");
+    keep(&mut ledger, AFTER);
+    assert_eq!(places(&ledger), []);
+}
+
+#[test]
+fn of_pods_that_ask_for_the_same_the_first_takes_the_place_that_is_free_first() {
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    ledger.apply_pod(bound("two", "b", "b-0", 60));
+    let first = waits(&mut ledger, pod("first", 100), &["a", "b"], 0);
+    let second = waits(&mut ledger, pod("second", 100), &["a", "b"], 1);
+    keep(&mut ledger, AFTER);
+    keep(&mut ledger, AFTER + 1);
+    assert_eq!(places(&ledger), [is("first", "a"), is("second", "b")]);
+    ledger.delete_pod("two");
+    assert_eq!(choose(&mut ledger, &first, &["b"], at(AFTER)), ["b"]);
+    assert_eq!(refusals(&mut ledger, &second, &["b"]).len(), 1);
+}
+
+#[test]
+fn without_a_place_the_reason_is_what_it_is_without_places() {
+    let mut ledger = keeping(&[("a", 2)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    waits(&mut ledger, asking("p", &[(2, 100)]), &["a"], 0);
+    keep(&mut ledger, AFTER);
+    let late = pod("late", 101);
+    let reasons = refusals(&mut ledger, &late, &["a"]);
+    assert_eq!(reasons, [Reason::Fit(Refusal::TooLarge)]);
+}
