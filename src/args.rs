@@ -121,6 +121,23 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_LINE", value_enum, default_value_t)]
     pub line: LineMode,
 
+    /// Keep a place for a pod that has waited for so many seconds since it was created: what comes free there goes to
+    /// nobody of equal or lower priority; or off
+    #[arg(long, env = "GPUSTOW_KEEP", value_name = "SECONDS", default_value = "off", value_parser = Keep::from_str)]
+    pub keep: Keep,
+
+    /// Seconds for which a place is waited for where no pod ends, before other GPUs are tried
+    #[arg(long, env = "GPUSTOW_KEEP_FOR", default_value_t = Seconds(Config::default().keep_for))]
+    pub keep_for: Seconds,
+
+    /// Places that are kept at a time, at most
+    #[arg(long, env = "GPUSTOW_KEEP_PLACES", default_value_t = Config::default().keep_places)]
+    pub keep_places: usize,
+
+    /// Of how many of the cluster's GPUs, in percent; a single place may be more
+    #[arg(long, env = "GPUSTOW_KEEP_PERCENT", default_value_t = Config::default().keep_percent)]
+    pub keep_percent: usize,
+
     /// Call memory back that pods use beyond their requests where it keeps a pod off whose request fits
     #[arg(long, env = "GPUSTOW_CALL_BACK")]
     pub call_back: bool,
@@ -168,6 +185,23 @@ pub struct Args {
     pub webhook: WebhookArgs,
 }
 
+/// After how long a place is kept for a pod that waits, if at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep(pub Option<Duration>);
+
+impl FromStr for Keep {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self(None)),
+            _ => match seconds(text) {
+                Ok(after) => Ok(Self(Some(after))),
+                Err(error) => Err(format!("{error}; or write off")),
+            },
+        }
+    }
+}
+
 impl Args {
     /// Checks what the flags say together.
     ///
@@ -213,6 +247,10 @@ impl Args {
             reservation_ttl: self.reservation_ttl.0,
             slow_reservation_ttl: self.slow_reservation_ttl.0,
             line: self.line != LineMode::Off,
+            keep: self.keep.0,
+            keep_for: self.keep_for.0,
+            keep_places: self.keep_places,
+            keep_percent: self.keep_percent,
             call_back: self.call_back,
             call_back_for: self.call_back_for.0,
             over_limit_for: self.over_limit_for.0,

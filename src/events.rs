@@ -143,6 +143,12 @@ impl Events {
         send(&self.refusals, of_pod(pod), event);
     }
 
+    /// A place is kept for the pod, which has waited for long.
+    pub(crate) fn keeps_place(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Normal, "GpuPlaceKept", "Queueing", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
     /// Others use memory that the pod asked for, and are to give it back.
     pub(crate) fn is_short(&self, pod: &PodFacts, note: String) {
         let event = event(EventType::Normal, "GpuMemoryShort", "Lending", note);

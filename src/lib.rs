@@ -13,6 +13,7 @@ mod decode;
 mod epoch;
 mod events;
 mod failure;
+mod keep;
 mod lift_all;
 mod line;
 mod locked;
@@ -181,6 +182,9 @@ impl Extender {
         tokio::spawn(line::run(app.clone()));
         tokio::spawn(bind::confirm(app.clone()));
         tokio::spawn(resume(app.clone()));
+        if app.args.keep.0.is_some() {
+            tokio::spawn(keep::run(app.clone()));
+        }
         if app.args.call_back {
             tokio::spawn(acts::run(app.clone()));
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_api::act::Act;
 use gpustow_api::admission::Weakness;
-use gpustow_ledger::{Lift, NodeView, Reason};
+use gpustow_ledger::{GivenUp, Lift, NodeView, Reason};
 use gpustow_pack::Request;
 use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
@@ -60,6 +60,9 @@ pub(crate) struct Metrics {
     lifts: IntCounterVec,
     /// New pods stand in line.
     pub(crate) line_on: IntGauge,
+    /// Places that are kept for pods that have waited for long.
+    pub(crate) places: IntGauge,
+    given_up: IntCounterVec,
     /// Pods for which memory is called back now.
     pub(crate) call_backs: IntGauge,
     /// Cards that are short of what was lent.
@@ -146,6 +149,15 @@ impl Metrics {
             &["cause", "result"],
         )?;
         let line_on = IntGauge::new("gpustow_line_on", "1 if new pods stand in line")?;
+        let places = IntGauge::new(
+            "gpustow_places_kept",
+            "Pods that have waited for long and for which a place is kept",
+        )?;
+        let given_up = counters(
+            "gpustow_places_given_up_total",
+            "Places that were given up before their pods had them, by cause",
+            &["cause"],
+        )?;
         let call_backs = IntGauge::new(
             "gpustow_call_backs",
             "Pods for which memory is called back now",
@@ -187,6 +199,9 @@ impl Metrics {
                 .iter()
                 .for_each(|result| drop(lifts.with_label_values(&[why.label(), *result])));
         }
+        GivenUp::ALL
+            .iter()
+            .for_each(|why| drop(given_up.with_label_values(&[why.label()])));
         for reason in BindError::VARIANTS {
             bind_failures.with_label_values(&[reason]);
         }
@@ -200,6 +215,8 @@ impl Metrics {
         registry.register(Box::new(acts.clone()))?;
         registry.register(Box::new(lifts.clone()))?;
         registry.register(Box::new(line_on.clone()))?;
+        registry.register(Box::new(places.clone()))?;
+        registry.register(Box::new(given_up.clone()))?;
         registry.register(Box::new(call_backs.clone()))?;
         registry.register(Box::new(short_gpus.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
@@ -220,6 +237,8 @@ impl Metrics {
             acts,
             lifts,
             line_on,
+            places,
+            given_up,
             call_backs,
             short_gpus,
             takeovers,
@@ -242,6 +261,12 @@ impl Metrics {
     /// A gate was taken off for this cause, or not.
     pub(crate) fn lifted(&self, why: Lift, result: &str) {
         self.lifts.with_label_values(&[why.label(), result]).inc();
+    }
+
+    /// So many places were given up for this cause so far.
+    pub(crate) fn given_up(&self, why: GivenUp, count: u64) {
+        let counter = self.given_up.with_label_values(&[why.label()]);
+        counter.inc_by(count.saturating_sub(counter.get()));
     }
 
     /// A watch delivered something.

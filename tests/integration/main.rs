@@ -28,6 +28,7 @@ mod main_path;
 mod manifests;
 mod observability;
 mod packing;
+mod places;
 mod policies;
 mod preemption;
 mod previous;

@@ -50,6 +50,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) proxy: Option<&'a ApiProxy>,
     /// An extender that is called after ours, in YAML.
     pub(crate) after: Option<&'a str>,
+    /// More arguments of the extender.
+    pub(crate) args: &'a [&'a str],
 }
 
 impl<'a> Rig<'a> {
@@ -69,12 +71,11 @@ impl<'a> Rig<'a> {
             .await?;
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
+        // What `tight` does depends on the mix of requests, and so on the other cases.
+        let args = ["--metrics-per-gpu", "--policy=binpack"].iter();
+        let args = args.chain(setup.args);
         let options = ExtenderOptions {
-            args: vec![
-                "--metrics-per-gpu".to_owned(),
-                // What `tight` does depends on the mix of requests, and so on the other cases.
-                "--policy=binpack".to_owned(),
-            ],
+            args: args.map(ToString::to_string).collect(),
             ..ExtenderOptions::default()
         };
         let extender = Extender::start(cluster, gpustow(), &through, options).await?;
