@@ -24,7 +24,9 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
                 names::NAMESPACE
             ),
             format!(
-                r#"kubectl patch pod -n NAMESPACE POD --type=strategic --patch '{{"spec": {{"schedulingGates": [{{"$patch": "delete", "name": "{}"}}]}}}}'"#,
+                r#"kubectl patch pod -n {} {} --type=strategic --patch '{{"spec": {{"schedulingGates": [{{"$patch": "delete", "name": "{}"}}]}}}}'"#,
+                pod.facts.namespace,
+                pod.facts.name,
                 names::GATE
             ),
         );

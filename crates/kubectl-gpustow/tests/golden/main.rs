@@ -3,6 +3,7 @@
 
 mod docs;
 mod incidents;
+mod line;
 
 use std::fs;
 use std::path::{Path, PathBuf};

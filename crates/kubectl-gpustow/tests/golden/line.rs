@@ -1,0 +1,66 @@
+//! What `check` and `why` say of pods in line.
+
+use anyhow::{Result, ensure};
+use kubectl_gpustow::Answer;
+use serde_json::{Value, json};
+
+use crate::incidents::{Files, healthy, part, waiting};
+
+/// Stands in line, for ten minutes.
+fn standing(name: &str, mib: &str) -> Value {
+    let mut pod = waiting(name, "");
+    pod["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/room" }]);
+    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] = json!(mib);
+    pod["status"]["conditions"][0]["reason"] = json!("SchedulingGated");
+    pod
+}
+
+#[tokio::test]
+async fn why_says_the_place_in_line_and_what_is_waited_for() -> Result<()> {
+    let mut holder = waiting("holder", "");
+    holder["metadata"]["annotations"] = json!({ "gpustow.dev/assignment":
+        r#"{"version":1,"gpus":[{"uuid":"GPU-n","mib":16000}],"containers":{"main":["GPU-n"]}}"# });
+    holder["spec"]["nodeName"] = json!("n");
+    holder["status"] = json!({ "phase": "Running" });
+    let mut objects = healthy().to_vec();
+    let args = ["--line=auto"];
+    objects.push(part("e", "initContainers", "extender", &args, true));
+    objects.extend([holder, standing("b", "20000"), standing("a", "16000")]);
+    let files = Files::new("in-line", &objects)?;
+    for (pod, place) in [("a", "1 of 2"), ("b", "2 of 2")] {
+        let (answer, said) = files.ask(&format!("why ops/{pod}")).await?;
+        let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(answer == Answer::No && words.contains("Gated"), "{said}");
+        let line = format!("It stands in gpustow's line, {place}: its scheduling gate");
+        ensure!(words.contains(&line), "{said}");
+        ensure!(words.contains("It fits on none of 1 GPU node"), "{said}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_gate_that_nobody_takes_off_is_found() -> Result<()> {
+    let mut stands = waiting("stands", "");
+    stands["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/room" }]);
+    let mut objects = healthy().to_vec();
+    objects.push(stands);
+    let nobody = "no extender with --line runs in gpustow-system";
+    for args in [None, Some("--line=off"), Some("--policy=tight")] {
+        let mut objects = objects.clone();
+        objects.extend(args.map(|it| part("e", "containers", "extender", &[it], true)));
+        let files = Files::new("gate-for-ever", &objects)?;
+        let mend = r#"kubectl patch pod -n ops stands --type=strategic --patch '{"spec": {"schedulingGates": [{"$patch": "delete""#;
+        let row = files.finds("error", nobody, mend).await?;
+        ensure!(row["object"] == "pod/ops/stands", "{row:#?}");
+    }
+    objects.push(part(
+        "e",
+        "initContainers",
+        "extender",
+        &["--line=auto"],
+        true,
+    ));
+    let (_, rows) = Files::new("gate-in-turn", &objects)?.check().await?;
+    ensure!(!json!(rows).to_string().contains(nobody), "{rows:#?}");
+    Ok(())
+}
