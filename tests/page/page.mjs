@@ -165,6 +165,20 @@ const cases = {
     await context.close();
   },
 
+  async "the line is told by size and age"() {
+    const made = cluster(6, true);
+    const standing = made.items.filter(({ metadata }) => metadata.name.startsWith("waiting-"));
+    for (const pod of standing) pod.spec.schedulingGates = [{ name: "gpustow.dev/room" }];
+    const { url } = await serve(made);
+    const { page, wrong, context } = await open(url);
+    const stats = await page.locator("#stats").textContent();
+    assert.match(stats, /Waiting52In line, oldest12, 23 min/);
+    await page.keyboard.press("3");
+    assert.equal(await page.locator("#waiting tbody tr").filter({ hasText: "stands in gpustow's line" }).count(), 12);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
   async "an empty page says what to do"() {
     const { url } = await serve(cluster(0, true));
     const { page, wrong, context } = await open(url);

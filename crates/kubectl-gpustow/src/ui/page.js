@@ -1,6 +1,6 @@
 // The page: one stream of events, one picture of the cluster, text only. Memory comes in MiB.
 
-import { $, colour, describe, isBad, make, memory, natural, percent } from "./base.js";
+import { $, age, colour, describe, isBad, make, memory, natural, percent } from "./base.js";
 import * as overview from "./overview.js";
 import { drawTable, drawTeams, drawWaiting, firstPage, nothing } from "./tabs.js";
 
@@ -239,7 +239,9 @@ function stats() {
     ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Room", memory(sum.room)],
     ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Problems", sum.bad],
   ];
-  if (sum.others) entries.splice(6, 0, ["Others", memory(sum.others)]);
+  const line = rest.waiting.filter((it) => it.inLine);
+  if (line.length) entries.splice(1, 0, ["In line, oldest", `${line.length}, ${age(Date.now() / 1000 - line[0].created)}`]);
+  if (sum.others) entries.splice(-1, 0, ["Others", memory(sum.others)]);
   $("stats").replaceChildren(...entries.map(([name, value]) => {
     const entry = make("div");
     entry.append(make("dt", "", name), make("dd", "", String(value)));

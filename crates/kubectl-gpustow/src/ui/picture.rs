@@ -41,12 +41,18 @@ impl Picture {
                 let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
                 let mib = claims.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
                 let owner = owner::of(&pod.object).pop();
+                let in_line = cluster.ledger.stands_in_line(&pod.facts.uid);
+                let reason = match in_line {
+                    true => "stands in gpustow's line".to_owned(),
+                    false => state::plainly(pod.scheduler_said()),
+                };
                 json!({
                     "pod": pod.full_name(),
                     "mib": mib.fold(0, u64::saturating_add),
                     "created": pod.facts.created,
                     "said": pod.scheduler_said(),
-                    "reason": state::plainly(pod.scheduler_said()),
+                    "reason": reason,
+                    "inLine": in_line,
                     "owner": owner.map(|it| format!("{}/{} {}", pod.facts.namespace, it.name, it.kind)),
                 })
             })
