@@ -78,6 +78,11 @@ simulate: ## Live through SEEDS (10,000) histories of the whole extender in a si
 	@RUST_LOG=$${RUST_LOG-$(if $(SEED),gpustow=debug$(comma)gpustow_agent=info)} GPUSTOW_SEED='$(SEED)' GPUSTOW_SEEDS=$(or $(SEEDS),10000) GPUSTOW_FROM=$(or $(FROM),0) \
 	    $(CARGO) test $(if $(SEED),,--profile simulate) --workspace --locked --test simulate $(if $(SEED),a_world_comes,every) -- --nocapture
 
+.PHONY: torture
+torture: control-plane previous ## An hour of real faults on a real control plane, by a seed (ARGS=--help for options)
+	$(CARGO) build --locked --workspace --bin gpustow --bin torture
+	target/debug/torture $(ARGS)
+
 .PHONY: teeth
 teeth: ## Take mends out again and see the ledger's model, or the simulated world, find each (ARGS=tests/teeth/NAME.patch for some)
 	@tests/teeth/run.sh $(ARGS)

@@ -52,6 +52,7 @@ pub struct ControlPlane {
     bin: PathBuf,
     minor: u32,
     url: String,
+    pub(crate) etcd_url: String,
     admin_kubeconfig: PathBuf,
     admin_config: Config,
     /// etcd.
@@ -150,6 +151,7 @@ impl ControlPlane {
             bin,
             minor,
             url,
+            etcd_url,
             admin_kubeconfig,
             admin_config,
             etcd,

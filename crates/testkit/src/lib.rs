@@ -10,6 +10,7 @@ pub mod builders;
 mod case;
 mod check;
 mod control_plane;
+mod etcd;
 mod extender;
 mod net;
 mod process;

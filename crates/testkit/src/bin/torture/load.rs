@@ -1,0 +1,188 @@
+//! Pods that come and go, agents' heartbeats, and what an independent look finds.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpustow_api::names;
+use gpustow_testkit::builders::GpuNodeBuilder;
+use gpustow_testkit::{Case, check_cluster, eventually};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Cards of a node and their size in MiB.
+pub(crate) const CARDS: [u64; 2] = [16_384; 2];
+/// What a pod asks for of each card, in turn by draw.
+const REQUESTS: [u64; 6] = [2_048, 4_096, 6_144, 8_192, 12_288, 16_384];
+/// An agent reports so often.
+const HEARTBEAT: Duration = Duration::from_secs(60);
+/// Between two independent looks at all cards.
+const LOOK: Duration = Duration::from_secs(5);
+/// Requests at once.
+const WIDTH: usize = 16;
+/// For all that fit to be bound after the last fault.
+const SETTLED: Duration = Duration::from_secs(180);
+
+/// What happened so far.
+#[derive(Default)]
+pub(crate) struct Story {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    binds: Vec<Instant>,
+    created: usize,
+    looks: usize,
+    wrong: Vec<String>,
+}
+
+impl Story {
+    fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+        act(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Pods created and bound so far, and looks taken.
+    pub(crate) fn counts(&self) -> (usize, usize, usize) {
+        self.with(|inner| (inner.created, inner.binds.len(), inner.looks))
+    }
+
+    /// What the looks found.
+    pub(crate) fn wrong(&self) -> Vec<String> {
+        self.with(|inner| inner.wrong.clone())
+    }
+
+    /// The longest time without a bind that has part in the time between these two, and how long after it the next bind
+    /// was; none if there was no more.
+    pub(crate) fn pauses(&self, from: Instant, to: Instant) -> (Duration, Option<Duration>) {
+        self.with(|inner| {
+            let before = inner
+                .binds
+                .partition_point(|at| *at < from)
+                .saturating_sub(1);
+            let after = inner.binds.partition_point(|at| *at <= to);
+            let next = inner.binds.get(after);
+            let upto = (after + 1).min(inner.binds.len());
+            let part = inner.binds.get(before..upto).unwrap_or_default();
+            let pauses = part.windows(2).map(|pair| pair[1].duration_since(pair[0]));
+            let longest = pauses.max().unwrap_or_default();
+            (longest, next.map(|next| next.duration_since(to)))
+        })
+    }
+}
+
+/// Notes when pods are bound.
+pub(crate) async fn watch(case: Case, story: Arc<Story>) {
+    let mut bound = HashSet::new();
+    let pods = watcher(case.pods(), watcher::Config::default()).default_backoff();
+    let mut pods = std::pin::pin!(pods.applied_objects());
+    while let Some(pod) = pods.next().await {
+        let Ok(pod) = pod else { continue };
+        let is_bound = pod
+            .spec
+            .as_ref()
+            .is_some_and(|spec| spec.node_name.is_some());
+        if is_bound && bound.insert(pod.name_any()) {
+            story.with(|inner| inner.binds.push(Instant::now()));
+        }
+    }
+}
+
+/// Creates pods and deletes them after a while, for as long as it is polled.
+pub(crate) async fn traffic(case: Case, story: Arc<Story>, seed: u64, rate: f64, pods: usize) {
+    let mut dice = fastrand::Rng::with_seed(seed);
+    let mut alive: HashMap<String, Instant> = HashMap::new();
+    let mut pace = interval(Duration::from_secs_f64(1.0 / rate));
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for number in 0_usize.. {
+        pace.tick().await;
+        let now = Instant::now();
+        let over = alive.iter().filter(|(_, until)| **until < now);
+        let over: Vec<_> = over.map(|(name, _)| name.clone()).take(4).collect();
+        for name in over {
+            let at_once = DeleteParams::default().grace_period(0);
+            match case.pods().delete(&name, &at_once).await {
+                Err(kube::Error::Api(error)) if error.code != 404 => {}
+                Err(error) if !matches!(error, kube::Error::Api(_)) => {}
+                _ => drop(alive.remove(&name)),
+            }
+        }
+        if alive.len() >= pods {
+            continue;
+        }
+        let name = format!("p{number}");
+        let cards = if dice.u8(..8) == 0 { CARDS.len() } else { 1 };
+        let mib = REQUESTS.get(dice.usize(..REQUESTS.len())).copied();
+        let pod = case
+            .pod(&name)
+            .gpu_mem(mib.unwrap_or(2_048) * cards as u64)
+            .annotation(names::GPU_COUNT, &cards.to_string());
+        if pod.create(&case.client).await.is_ok() {
+            let life = Duration::from_secs(dice.u64(20..240));
+            alive.insert(name, Instant::now() + life);
+            story.with(|inner| inner.created += 1);
+        }
+    }
+}
+
+/// Repeats every agent's report.
+pub(crate) async fn heartbeats(case: Case, nodes: Arc<Vec<GpuNodeBuilder>>) {
+    let each = HEARTBEAT.div_f64(nodes.len().max(1) as f64);
+    let mut pace = interval(each);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        for node in nodes.iter() {
+            pace.tick().await;
+            // An agent whose report fails repeats it in its turn.
+            let _ = node.report(&case.client).await;
+        }
+    }
+}
+
+/// Looks at every card, for as long as it is polled.
+pub(crate) async fn looks(case: Case, story: Arc<Story>) {
+    let mut pace = interval(LOOK);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        pace.tick().await;
+        match check_cluster(&case.client, None).await {
+            Ok(()) => story.with(|inner| inner.looks += 1),
+            // The API server does not answer: no look.
+            Err(error) if error.is::<kube::Error>() => {}
+            Err(error) => story.with(|inner| inner.wrong.push(format!("{error:#}"))),
+        }
+    }
+}
+
+/// Makes room, and waits until every pod that is left is bound.
+pub(crate) async fn settle(case: &Case) -> Result<()> {
+    let pods = case.pods().list(&ListParams::default()).await?.items;
+    let is_bound = |pod: &Pod| {
+        pod.spec
+            .as_ref()
+            .is_some_and(|spec| spec.node_name.is_some())
+    };
+    let gone: Vec<_> = pods.iter().filter(|pod| is_bound(pod)).step_by(2).collect();
+    stream::iter(gone)
+        .map(|pod| async move {
+            let at_once = DeleteParams::default().grace_period(0);
+            case.pods().delete(&pod.name_any(), &at_once).await
+        })
+        .buffer_unordered(WIDTH)
+        .try_collect::<Vec<_>>()
+        .await?;
+    eventually(SETTLED, "every pod is bound", async || {
+        let pods = case.pods().list(&ListParams::default()).await?.items;
+        let waiting: Vec<_> = pods.iter().filter(|pod| !is_bound(pod)).collect();
+        let names: Vec<_> = waiting.iter().take(5).map(|pod| pod.name_any()).collect();
+        ensure!(waiting.is_empty(), "{} wait: {names:?}", waiting.len());
+        Ok(())
+    })
+    .await?;
+    check_cluster(&case.client, None).await
+}

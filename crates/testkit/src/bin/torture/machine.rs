@@ -1,0 +1,117 @@
+//! A replica of ours as a machine of the control plane runs it: kube-scheduler and its extender, whose network, program
+//! and clock can be changed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_testkit::{
+    ApiProxy, ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, eventually,
+};
+
+/// For a process that was started anew while others are being tortured.
+const READY: Duration = Duration::from_secs(120);
+
+pub(crate) struct Machine {
+    pub(crate) proxy: ApiProxy,
+    pub(crate) extender: Extender,
+    pub(crate) scheduler: Scheduler,
+    /// The extender's program, which an upgrade replaces.
+    program: PathBuf,
+    /// Seconds by which its wall clock is ahead.
+    clock: PathBuf,
+}
+
+impl Machine {
+    pub(crate) async fn start(
+        cluster: &ControlPlane,
+        name: &str,
+        program: &Path,
+        args: &[String],
+        clock: &Path,
+    ) -> Result<Self> {
+        let own = cluster.dir().join(format!("gpustow-{name}"));
+        std::fs::copy(program, &own).with_context(|| program.display().to_string())?;
+        let ahead = cluster.dir().join(format!("clock-{name}"));
+        std::fs::write(&ahead, 0_i64.to_ne_bytes())?;
+        let proxy = ApiProxy::start(cluster).await?;
+        let account = ("gpustow-system", "gpustow-scheduler");
+        let kubeconfig = cluster
+            .kubeconfig(account.0, account.1, Some(proxy.url()))
+            .await?;
+        let mut options = ExtenderOptions {
+            env: vec![
+                ("LD_PRELOAD".to_owned(), clock.display().to_string()),
+                ("TORTURE_CLOCK".to_owned(), ahead.display().to_string()),
+            ],
+            args: vec![format!("--identity={name}"), "--log=info".to_owned()],
+        };
+        options.args.extend_from_slice(args);
+        let extender = Extender::start(cluster, &own, &kubeconfig, options).await?;
+        let repository = Path::new(".");
+        let config =
+            SchedulerConfig::load(&repository.join("scheduler-config/gpustow-scheduler.yaml"))?
+                .with_extender(&extender.url)?;
+        let kubeconfig = cluster.kubeconfig(account.0, account.1, None).await?;
+        let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+        Ok(Self {
+            proxy,
+            extender,
+            scheduler,
+            program: own,
+            clock: ahead,
+        })
+    }
+
+    /// Has the extender be this build from its next start on.
+    pub(crate) fn install(&self, program: &Path) -> Result<()> {
+        let new = self.program.with_extension("new");
+        std::fs::copy(program, &new).with_context(|| program.display().to_string())?;
+        std::fs::rename(&new, &self.program)?;
+        Ok(())
+    }
+
+    /// Sets the wall clock so many seconds ahead of the true time.
+    pub(crate) fn set_clock(&self, ahead: i64) -> Result<()> {
+        use std::io::Write as _;
+        // Written in place: the extender has it mapped.
+        let mut file = std::fs::OpenOptions::new().write(true).open(&self.clock)?;
+        file.write_all(&ahead.to_ne_bytes())?;
+        Ok(())
+    }
+
+    /// Has both processes run; whichever has ended is started again.
+    pub(crate) async fn up(&self) -> Result<()> {
+        eventually(READY, "kube-scheduler and extender run", async || {
+            for process in [&self.extender.process, &self.scheduler.process] {
+                if process.exited()?.is_some() {
+                    process.restart()?;
+                }
+            }
+            self.extender.wait_ready().await?;
+            self.scheduler.wait_ready().await
+        })
+        .await
+    }
+
+    /// Resident MiB and open descriptors of the extender.
+    pub(crate) fn size(&self) -> Result<(f64, usize)> {
+        let process = &self.extender.process;
+        let open = std::fs::read_dir(format!("/proc/{}/fd", process.id()))?.count();
+        Ok((process.resident()?, open))
+    }
+}
+
+/// Builds what steps a program's clock.
+pub(crate) fn clock(dir: &Path) -> Result<PathBuf> {
+    let (source, library) = (dir.join("clock.c"), dir.join("clock.so"));
+    std::fs::write(&source, include_str!("clock.c"))?;
+    let built = std::process::Command::new("cc")
+        .args(["-O1", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .arg("-ldl")
+        .status()
+        .context("cannot run cc, a C compiler")?;
+    ensure!(built.success(), "cc failed on {}", source.display());
+    Ok(library)
+}

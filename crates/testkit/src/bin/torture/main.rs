@@ -1,0 +1,264 @@
+//! Hours of real faults: a real control plane, two machines of ours, nodes and pods that come and go, while processes are
+//! killed and frozen, networks cut, stores filled and clocks stepped, by a seed. Cards are looked at throughout.
+
+mod faults;
+mod load;
+mod machine;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpustow_testkit::{Case, ControlPlane, Options, built};
+use tokio::time::sleep;
+
+use faults::{Builds, Happened, Ours, Theirs};
+use load::{CARDS, Story};
+use machine::Machine;
+
+/// Between two looks at the size of our processes.
+const SIZE_EVERY: Duration = Duration::from_secs(10);
+/// Requests at once.
+const WIDTH: usize = 16;
+
+/// Torture gpustow on a real control plane.
+#[derive(Parser)]
+struct Args {
+    /// Minutes of faults
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
+    /// Draws faults and pods
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Nodes with two cards each
+    #[arg(long, default_value_t = 200)]
+    nodes: usize,
+    /// Pods created per second, each for 20 s to 4 min
+    #[arg(long, default_value_t = 4.0)]
+    rate: f64,
+    /// Most pods at a time
+    #[arg(long, default_value_t = 700)]
+    pods: usize,
+    /// Further arguments of the extender; with those that the earlier version does not know, leave it out
+    #[arg(long, allow_hyphen_values = true)]
+    extender: Vec<String>,
+    /// No change to the earlier version and back
+    #[arg(long)]
+    one_version: bool,
+    /// The extender's binary
+    #[arg(long, default_value = "target/debug/gpustow")]
+    gpustow: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let args = Args::parse();
+    built(&args.gpustow, "cargo build --bin gpustow")?;
+    ensure!(
+        args.rate > 0.0 && args.nodes > 0,
+        "give a rate and a number of nodes above 0"
+    );
+    let builds = Builds::of(&args.gpustow).await?;
+    eprintln!("starting the control plane and {} nodes", args.nodes);
+    let cluster = ControlPlane::start(Options::default()).await?;
+    cluster
+        .kubectl(&["apply", "-k", "manifests/overlays/line"])
+        .await?;
+    let clock = machine::clock(cluster.dir())?;
+    let mut machines = Vec::new();
+    for name in ["left", "right"] {
+        let machine = Machine::start(&cluster, name, &args.gpustow, &args.extender, &clock);
+        machines.push(machine.await?);
+    }
+    let case = Case::new(&cluster, "torture").await?;
+    let nodes = (0..args.nodes).map(|node| case.node(&format!("n{node:04}"), &CARDS));
+    let nodes: Arc<Vec<_>> = Arc::new(nodes.collect());
+    stream::iter(nodes.iter())
+        .map(|node| node.create(&case.client))
+        .buffer_unordered(WIDTH)
+        .try_collect::<Vec<_>>()
+        .await?;
+
+    let story = Arc::new(Story::default());
+    let mut sizes = Vec::new();
+    let mut happened = Vec::new();
+    let began = Instant::now();
+    let end = began + Duration::from_secs_f64(args.minutes * 60.0);
+    let watching = tokio::spawn(load::watch(case.clone(), story.clone()));
+    let reporting = tokio::spawn(load::heartbeats(case.clone(), nodes.clone()));
+    let looking = tokio::spawn(load::looks(case.clone(), story.clone()));
+    let (seed, rate, pods) = (args.seed, args.rate, args.pods);
+    let coming = tokio::spawn(load::traffic(case.clone(), story.clone(), seed, rate, pods));
+    {
+        let ours = torture_ours(&args, &machines, &builds, began, end);
+        let theirs = torture_theirs(&args, &cluster, began, end);
+        let measured = measure(&machines, &mut sizes);
+        tokio::select! {
+            tortured = async { tokio::try_join!(ours, theirs) } => {
+                let (mut ours, theirs) = tortured?;
+                ours.extend(theirs);
+                happened = ours;
+            }
+            () = measured => {}
+        }
+    }
+    eprintln!("no more faults: waiting until all that fits is bound");
+    coming.abort();
+    let ended = load::settle(&case).await;
+    for task in [watching, reporting, looking] {
+        task.abort();
+    }
+    report(&args, &story, &happened, &sizes, began);
+    let wrong = story.wrong();
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ended
+}
+
+/// A time between these, in seconds.
+fn seconds(dice: &mut fastrand::Rng, from: f64, to: f64) -> Duration {
+    Duration::from_secs_f64(from + dice.f64() * (to - from))
+}
+
+fn say(began: Instant, what: &str, last: Duration) {
+    let at = began.elapsed().as_secs();
+    eprintln!(
+        "{:3}:{:02} {what}, {:.0} s",
+        at / 60,
+        at % 60,
+        last.as_secs_f64()
+    );
+}
+
+async fn torture_ours(
+    args: &Args,
+    machines: &[Machine],
+    builds: &Builds,
+    began: Instant,
+    end: Instant,
+) -> Result<Vec<Happened>> {
+    let mut dice = fastrand::Rng::with_seed(args.seed ^ 0x6f75_7273);
+    let mut happened = Vec::new();
+    while Instant::now() < end {
+        sleep(seconds(&mut dice, 2.0, 15.0)).await;
+        let what = Ours::ALL[dice.usize(..Ours::ALL.len())];
+        let machine = &machines[dice.usize(..machines.len())];
+        let last = seconds(&mut dice, 1.0, 30.0);
+        if args.one_version && what == Ours::OtherVersion {
+            continue;
+        }
+        say(began, what.name(), last);
+        let from = Instant::now();
+        what.happen(machine, last, builds).await?;
+        let to = Instant::now();
+        happened.push(Happened {
+            what: what.name(),
+            from,
+            to,
+        });
+    }
+    Ok(happened)
+}
+
+async fn torture_theirs(
+    args: &Args,
+    cluster: &ControlPlane,
+    began: Instant,
+    end: Instant,
+) -> Result<Vec<Happened>> {
+    let mut dice = fastrand::Rng::with_seed(args.seed ^ 0x7468_6569_7273);
+    let mut happened = Vec::new();
+    while Instant::now() < end {
+        sleep(seconds(&mut dice, 20.0, 60.0)).await;
+        let what = Theirs::ALL[dice.usize(..Theirs::ALL.len())];
+        let last = seconds(&mut dice, 1.0, 20.0);
+        say(began, what.name(), last);
+        let from = Instant::now();
+        what.happen(cluster, last).await?;
+        let to = Instant::now();
+        happened.push(Happened {
+            what: what.name(),
+            from,
+            to,
+        });
+    }
+    Ok(happened)
+}
+
+/// The extenders' sizes, for as long as it is polled.
+async fn measure(machines: &[Machine], sizes: &mut Vec<(f64, usize)>) {
+    loop {
+        sleep(SIZE_EVERY).await;
+        sizes.extend(machines.iter().filter_map(|machine| machine.size().ok()));
+    }
+}
+
+fn report(
+    args: &Args,
+    story: &Story,
+    happened: &[Happened],
+    sizes: &[(f64, usize)],
+    began: Instant,
+) {
+    let (created, bound, looks) = story.counts();
+    println!(
+        "\nseed {}, {} nodes, {:.0} min: {created} pods created, {bound} bound, {} faults; {looks} looks at all cards, \
+         {} of them wrong",
+        args.seed,
+        args.nodes,
+        args.minutes,
+        happened.len(),
+        story.wrong().len()
+    );
+    let mut kinds: BTreeMap<&str, [Vec<f64>; 3]> = BTreeMap::new();
+    for one in happened {
+        let (pause, next) = story.pauses(one.from, one.to);
+        let lasted = one.to.duration_since(one.from);
+        let next = next.unwrap_or_default();
+        for (figures, figure) in kinds
+            .entry(one.what)
+            .or_default()
+            .iter_mut()
+            .zip([lasted, pause, next])
+        {
+            figures.push(figure.as_secs_f64());
+        }
+    }
+    println!(
+        "\nSeconds, median / worst; faults overlap, and a pause counts for each that it has part in.\n\n\
+         | what | times | lasted | longest time without a bind | its end → the next bind |\n|---|---|---|---|---|"
+    );
+    for (what, figures) in kinds {
+        let times = figures[0].len();
+        let [lasted, pause, next] = figures.map(|mut figures| {
+            figures.sort_by(f64::total_cmp);
+            let middle = figures.get(figures.len() / 2).copied().unwrap_or_default();
+            let worst = figures.last().copied().unwrap_or_default();
+            format!("{middle:.1} / {worst:.1}")
+        });
+        println!("| {what} | {times} | {lasted} | {pause} | {next} |");
+    }
+    let quarter = sizes.len() / 4;
+    let most = |part: &[(f64, usize)]| {
+        let memory = part.iter().map(|size| size.0).fold(0.0, f64::max);
+        (
+            memory,
+            part.iter().map(|size| size.1).max().unwrap_or_default(),
+        )
+    };
+    let (first, last) = (
+        most(&sizes[..quarter]),
+        most(&sizes[sizes.len() - quarter..]),
+    );
+    println!(
+        "\nextenders, most in the first and in the last quarter: {:.0} and {:.0} MiB, {} and {} descriptors; {:.0} min in all",
+        first.0,
+        last.0,
+        first.1,
+        last.1,
+        began.elapsed().as_secs_f64() / 60.0
+    );
+}
