@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_testkit::{
     ApiProxy, ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, eventually,
 };
+use tokio::sync::Mutex;
 
 /// For a process that was started anew while others are being tortured.
 const READY: Duration = Duration::from_secs(120);
@@ -20,6 +21,8 @@ pub(crate) struct Machine {
     program: PathBuf,
     /// Seconds by which its wall clock is ahead.
     clock: PathBuf,
+    /// Held while something is done to it.
+    pub(crate) busy: Mutex<()>,
 }
 
 impl Machine {
@@ -60,6 +63,7 @@ impl Machine {
             scheduler,
             program: own,
             clock: ahead,
+            busy: Mutex::default(),
         })
     }
 
@@ -83,15 +87,21 @@ impl Machine {
     /// Has both processes run; whichever has ended is started again.
     pub(crate) async fn up(&self) -> Result<()> {
         eventually(READY, "kube-scheduler and extender run", async || {
-            for process in [&self.extender.process, &self.scheduler.process] {
-                if process.exited()?.is_some() {
-                    process.restart()?;
-                }
-            }
+            self.restart()?;
             self.extender.wait_ready().await?;
             self.scheduler.wait_ready().await
         })
         .await
+    }
+
+    /// Starts again what has ended.
+    pub(crate) fn restart(&self) -> Result<()> {
+        for process in [&self.extender.process, &self.scheduler.process] {
+            if process.exited()?.is_some() {
+                process.restart()?;
+            }
+        }
+        Ok(())
     }
 
     /// Resident MiB and open descriptors of the extender.

@@ -20,8 +20,8 @@ use faults::{Builds, Happened, Ours, Theirs};
 use load::{CARDS, Story};
 use machine::Machine;
 
-/// Between two looks at the size of our processes.
-const SIZE_EVERY: Duration = Duration::from_secs(10);
+/// A process that ended by itself is started again after about so long, and the sizes of ours are taken as often.
+const TEND_EVERY: Duration = Duration::from_secs(5);
 /// Requests at once.
 const WIDTH: usize = 16;
 
@@ -96,14 +96,14 @@ async fn main() -> Result<()> {
     {
         let ours = torture_ours(&args, &machines, &builds, began, end);
         let theirs = torture_theirs(&args, &cluster, began, end);
-        let measured = measure(&machines, &mut sizes);
+        let tended = tend(&machines, &mut sizes);
         tokio::select! {
             tortured = async { tokio::try_join!(ours, theirs) } => {
                 let (mut ours, theirs) = tortured?;
                 ours.extend(theirs);
                 happened = ours;
             }
-            () = measured => {}
+            ended = tended => ended?,
         }
     }
     eprintln!("no more faults: waiting until all that fits is bound");
@@ -151,6 +151,7 @@ async fn torture_ours(
             continue;
         }
         say(began, what.name(), last);
+        let _held = machine.busy.lock().await;
         let from = Instant::now();
         what.happen(machine, last, builds).await?;
         let to = Instant::now();
@@ -188,11 +189,17 @@ async fn torture_theirs(
     Ok(happened)
 }
 
-/// The extenders' sizes, for as long as it is polled.
-async fn measure(machines: &[Machine], sizes: &mut Vec<(f64, usize)>) {
+/// Starts what ended by itself again, as a kubelet does (kube-scheduler ends when it cannot renew its Lease), and takes the
+/// extenders' sizes, for as long as it is polled.
+async fn tend(machines: &[Machine], sizes: &mut Vec<(f64, usize)>) -> Result<()> {
     loop {
-        sleep(SIZE_EVERY).await;
-        sizes.extend(machines.iter().filter_map(|machine| machine.size().ok()));
+        sleep(TEND_EVERY).await;
+        for machine in machines {
+            if let Ok(_held) = machine.busy.try_lock() {
+                machine.restart()?;
+                sizes.extend(machine.size());
+            }
+        }
     }
 }
 
@@ -242,23 +249,30 @@ fn report(
         println!("| {what} | {times} | {lasted} | {pause} | {next} |");
     }
     let quarter = sizes.len() / 4;
-    let most = |part: &[(f64, usize)]| {
-        let memory = part.iter().map(|size| size.0).fold(0.0, f64::max);
-        (
-            memory,
-            part.iter().map(|size| size.1).max().unwrap_or_default(),
+    let part = |part: &[(f64, usize)]| {
+        let mut memory: Vec<_> = part.iter().map(|size| size.0).collect();
+        let mut open: Vec<_> = part.iter().map(|size| size.1).collect();
+        memory.sort_by(f64::total_cmp);
+        open.sort_unstable();
+        let middle = part.len() / 2;
+        let memory = memory
+            .get(middle)
+            .zip(memory.last())
+            .map(|(middle, most)| format!("{middle:.0} / {most:.0} MiB"));
+        let open = open
+            .get(middle)
+            .zip(open.last())
+            .map(|(middle, most)| format!("{middle} / {most} descriptors"));
+        format!(
+            "{}, {}",
+            memory.unwrap_or_default(),
+            open.unwrap_or_default()
         )
     };
-    let (first, last) = (
-        most(&sizes[..quarter]),
-        most(&sizes[sizes.len() - quarter..]),
-    );
     println!(
-        "\nextenders, most in the first and in the last quarter: {:.0} and {:.0} MiB, {} and {} descriptors; {:.0} min in all",
-        first.0,
-        last.0,
-        first.1,
-        last.1,
+        "\nextenders, median / most: {} in the first quarter, {} in the last; {:.0} min in all",
+        part(&sizes[..quarter]),
+        part(&sizes[sizes.len() - quarter..]),
         began.elapsed().as_secs_f64() / 60.0
     );
 }
