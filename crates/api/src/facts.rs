@@ -84,6 +84,8 @@ pub struct PodFacts {
     /// What was done to have it give memory back that it uses beyond its request, as long as it has not
     /// ([`names::GIVE_BACK`]).
     pub asked_back: Option<Act>,
+    /// The extender has chosen it to end for a pod of higher priority ([`names::PREEMPTED`]).
+    pub preempted: bool,
     /// What its owner lets be done for that at most.
     pub act: Option<Act>,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
@@ -182,6 +184,10 @@ impl PodFacts {
             asked_back: status.and_then(|status| {
                 let asked = holds(status, names::GIVE_BACK)?;
                 Some(Act::of_reason(asked.reason.as_deref().unwrap_or_default()))
+            }),
+            preempted: status.is_some_and(|status| {
+                let target = holds(status, names::DISRUPTION_TARGET);
+                target.is_some_and(|it| it.reason.as_deref() == Some(names::PREEMPTED))
             }),
             // Of a word that nobody knows only the softest is certain.
             act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),

@@ -68,6 +68,10 @@ pub const KEPT_CONDITION: &str = "gpustow.dev/RoomKept";
 /// Written by the extender: condition on a pod that is to give memory back which it uses beyond its request.
 /// Its last transition says which demand this is; its reason, what is done about it.
 pub const GIVE_BACK: &str = "gpustow.dev/GiveBack";
+/// Kubernetes' own condition on a pod that is to end for others' sake.
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+/// Its reason where the extender preempts the pod for one that free memory is too scattered for.
+pub const PREEMPTED: &str = "PreemptionByGpustow";
 
 /// Label that the admission policy sets on pods that ask for GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";

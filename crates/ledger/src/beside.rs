@@ -5,8 +5,10 @@ use std::cmp::Reverse;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, NodeGpus};
 
-use crate::books::Node;
+use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::maps::HashSet;
+use crate::queue::CalledBack;
 use crate::{Ledger, Reason};
 
 impl Ledger {
@@ -67,7 +69,18 @@ impl Ledger {
             return Ok(false);
         }
         kept.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
-        let leaving = |uid: &str| self.books.pod(uid).is_some_and(|known| known.deleting);
+        // Whoever is to end for one of them is leaving, if not yet to be seen.
+        let scattered = |pod: &&PodFacts| Some(&**self.queue.scattered(&pod.uid)?.1);
+        let ending: HashSet<&Uid> = kept
+            .iter()
+            .filter_map(scattered)
+            .flat_map(CalledBack::victims)
+            .collect();
+        let leaving = |uid: &str| {
+            self.books
+                .pod(uid)
+                .is_some_and(|known| known.deleting || ending.contains(&known.uid))
+        };
         let called = |uuid: &str| {
             let mut called = kept
                 .iter()
@@ -93,6 +106,9 @@ impl Ledger {
                 None if let Some((_, what)) = self.queue.place(&other.uid) => {
                     view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
                     view.ram_free = view.ram_free.minus(request.ram);
+                    node.charges(what.cards())
+                }
+                None if let Some((_, what)) = self.queue.scattered(&other.uid) => {
                     node.charges(what.cards())
                 }
                 None => match self.scores.fit_within(&later, request, budget) {

@@ -31,6 +31,11 @@ impl Budget {
         Self { left: 0 }
     }
 
+    /// Is nothing left?
+    pub(crate) fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+
     /// Runs a search that counts its steps, the last one to its end.
     ///
     /// # Errors

@@ -88,7 +88,7 @@ impl Ledger {
         if lenders.is_empty() {
             return;
         }
-        for uid in self.queue.without_room(KINDS) {
+        for uid in self.queue.without_room(KINDS, |_| true) {
             let Some(pod) = self.asleep(&uid).filter(|pod| !self.may_fit_now(pod, now)) else {
                 continue;
             };
@@ -218,7 +218,12 @@ impl Ledger {
         let Ok(request) = &pod.request else {
             return true;
         };
-        self.books.nodes().any(|(name, _)| {
+        // Of a node that is gone the report may be there still: nobody is bound to it.
+        let mut nodes = self
+            .books
+            .nodes()
+            .filter(|(_, node)| node.facts().is_some());
+        nodes.any(|(name, _)| {
             self.may_fit(name, pod, now)
                 && !matches!(
                     self.choose_within(name, pod, request, &mut budget),
@@ -405,7 +410,7 @@ impl Ledger {
     }
 
     /// The longest that one of these pods may take to end.
-    fn grace(&self, victims: &[Uid]) -> Duration {
+    pub(crate) fn grace(&self, victims: &[Uid]) -> Duration {
         let pods = victims.iter().filter_map(|uid| self.books.pod(uid));
         let longest = pods.map(|pod| pod.grace).max().unwrap_or_default();
         Duration::from_secs(longest.into()).min(LONGEST_GRACE)

@@ -41,6 +41,8 @@ pub struct Config {
     pub keep_places: usize,
     /// Of how many cards of the cluster, in percent; one place may be more.
     pub keep_percent: usize,
+    /// Preempt others for pods that free memory is too scattered for.
+    pub preempt_scattered: bool,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -63,6 +65,7 @@ impl Default for Config {
             keep_for: Duration::from_secs(4 * 3600),
             keep_places: 4,
             keep_percent: 10,
+            preempt_scattered: false,
             search_steps: 100_000,
         }
     }

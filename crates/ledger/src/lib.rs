@@ -61,6 +61,7 @@ mod over_limit;
 mod places;
 mod preempt;
 mod queue;
+mod scattered;
 mod scores;
 mod shortage;
 mod snapshot;
@@ -79,6 +80,7 @@ pub use over_limit::OverLimit;
 pub use places::{GivenUp, Place};
 pub use preempt::Victims;
 pub use queue::Lift;
+pub use scattered::{Broken, Preemption};
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
 
@@ -90,6 +92,7 @@ pub struct Ledger {
     scores: Scores,
     queue: Queue,
     over: over_limit::Seen,
+    scattered: scattered::Seen,
 }
 
 impl Ledger {
@@ -102,6 +105,7 @@ impl Ledger {
             scores: Scores::new(config.policy),
             queue: Queue::new(config.line),
             over: over_limit::Seen::default(),
+            scattered: scattered::Seen::default(),
         }
     }
 

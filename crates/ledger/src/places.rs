@@ -159,7 +159,7 @@ impl Ledger {
         let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
         let placed = self.queue.all_places().into_iter();
         let placed = placed.map(|uid| (uid, true));
-        let others = self.queue.without_room(KINDS).into_iter();
+        let others = self.queue.without_room(KINDS, |_| true).into_iter();
         let others = others.map(|uid| (uid, false));
         let in_need = placed.chain(others).filter_map(|(uid, has)| {
             let pod = self.asleep(&uid)?;

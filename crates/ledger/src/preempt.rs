@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Card, NodeGpus};
+use gpustow_pack::{Card, NodeGpus, Request};
 
 use crate::books::Node;
 use crate::budget::Budget;
@@ -115,24 +115,18 @@ impl Ledger {
         let (Ok(request), Some(node)) = (&pod.request, self.books.node(name)) else {
             return Vec::new();
         };
-        let asked = request.claims.iter();
-        let asked = asked.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
-        let asked = asked.fold(0, u64::saturating_add);
+        let asked = asked_in_sum(request);
         let pods = node.facts().and_then(|facts| facts.pods);
         let mut does = |gone: &HashSet<Arc<str>>| {
             let Some(Some(view)) = self.fits_after(name, node, pod, gone, budget) else {
                 return false;
             };
-            let left = |(index, card): (usize, &Card)| {
-                let held = node.held(node.uuid(index), |uid| !gone.contains(uid));
-                card.capacity.minus(held).0
-            };
-            let left = view.cards.iter().enumerate().map(left);
+            let left = left_in_sum(node, &view, |uid| !gone.contains(uid));
             let leaving = gone.iter().filter(|uid| node.bound().contains_key(*uid));
             let leaving = u64::try_from(leaving.count()).unwrap_or(u64::MAX);
             request.cpu_milli <= view.cpu_free_milli
                 && request.ram <= view.ram_free
-                && asked <= left.fold(0, u64::saturating_add)
+                && asked <= left
                 && pods.is_none_or(|pods| node.count().saturating_sub(leaving) < pods)
         };
         let mut gone: HashSet<Arc<str>> = victims.iter().chain(added).cloned().collect();
@@ -168,4 +162,22 @@ impl Ledger {
             Err(_) => Some(None),
         }
     }
+}
+
+/// What kube-scheduler compares with the node's sum: MiB on all GPUs together.
+pub(crate) fn asked_in_sum(request: &Request) -> u64 {
+    let asked = request.claims.iter();
+    let asked = asked.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
+    asked.fold(0, u64::saturating_add)
+}
+
+/// What kube-scheduler sees free on a node where only those that `counts` accepts hold memory: the sum over its
+/// cards.
+pub(crate) fn left_in_sum(node: &Node, view: &NodeGpus, counts: impl Fn(&str) -> bool) -> u64 {
+    let left = |(index, card): (usize, &Card)| {
+        let held = node.held(node.uuid(index), &counts);
+        card.capacity.minus(held).0
+    };
+    let left = view.cards.iter().enumerate().map(left);
+    left.fold(0, u64::saturating_add)
 }

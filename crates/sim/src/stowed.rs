@@ -232,6 +232,7 @@ impl Stowed {
             waiting: false,
             grace: 0,
             asked_back: None,
+            preempted: false,
             act: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),

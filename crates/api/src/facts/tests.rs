@@ -73,6 +73,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             waiting: true,
             grace: 30,
             asked_back: None,
+            preempted: false,
             act: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),
@@ -91,15 +92,18 @@ fn what_was_asked_back_and_kept_is_read_from_true_conditions_alone() {
             "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]},
             "status": {"conditions": [
                 {"type": names::GIVE_BACK, "status": status, "reason": "Evict"},
+                {"type": "DisruptionTarget", "status": status, "reason": names::PREEMPTED},
                 {"type": names::KEPT_CONDITION, "status": status, "message": kept::message("n", "x")},
             ]},
         }))
     };
     let held = facts("True");
     assert_eq!(held.asked_back, Some(Act::Evict));
+    assert!(held.preempted);
     assert_eq!((held.kept_on.as_deref(), held.grace), (Some("n"), 7));
     let ended = facts("False");
     assert_eq!(ended.asked_back, None);
+    assert!(!ended.preempted);
     assert_eq!(ended.kept_on, None);
 }
 

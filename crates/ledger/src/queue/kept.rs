@@ -7,6 +7,7 @@
 //! to give it back ([`crate::call_back`]). *Lifted*: the pod was let out of the line for it, and its filter call is
 //! awaited. *Waiting*: the pod has waited for long, and what comes free of these cards is kept for it
 //! ([`crate::places`]).
+//! *Scattered*: pods of lower priority were chosen to end for it ([`crate::scattered`]).
 //!
 //! Every kept room ends: with its pod, with a reservation for it, or at its deadline.
 
@@ -36,16 +37,17 @@ enum Cause {
     CalledBack(Arc<CalledBack>),
     Lifted,
     Waiting(Arc<CalledBack>),
+    Scattered(Arc<CalledBack>),
 }
 
-/// What others are to leave to a pod: what they use beyond their requests, or whatever comes free.
+/// What others are to leave to a pod: what they use beyond their requests, whatever comes free, or all that they hold.
 #[derive(Clone, Debug)]
 pub(crate) struct CalledBack {
     /// What the pod asked for when it began.
     request: Arc<Request>,
     /// The cards that it is to get, by UUID, and what it will hold of each.
     cards: Box<[(Box<str>, Mib)]>,
-    /// Who was chosen to give memory back, or is waited for until it ends.
+    /// Who was chosen to give memory back or to end, or is waited for until it ends.
     victims: Box<[Uid]>,
 }
 
@@ -99,7 +101,7 @@ impl Queue {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::CalledBack(what) => Some((&kept.node, what)),
-            Cause::Preempting | Cause::Lifted | Cause::Waiting(_) => None,
+            Cause::Preempting | Cause::Lifted | Cause::Waiting(_) | Cause::Scattered(_) => None,
         }
     }
 
@@ -108,7 +110,7 @@ impl Queue {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::Waiting(what) => Some((&kept.node, what)),
-            Cause::Preempting | Cause::Lifted | Cause::CalledBack(_) => None,
+            Cause::Preempting | Cause::Lifted | Cause::CalledBack(_) | Cause::Scattered(_) => None,
         }
     }
 
@@ -124,8 +126,19 @@ impl Queue {
     /// The cards that are kept for a pod, by UUID, and how much of each; none if that is for whoever places it to say.
     pub(crate) fn kept_cards(&self, uid: &str) -> Option<&[(Box<str>, Mib)]> {
         match &self.kept.get(uid)?.cause {
-            Cause::CalledBack(what) | Cause::Waiting(what) => Some(what.cards()),
+            Cause::CalledBack(what) | Cause::Waiting(what) | Cause::Scattered(what) => {
+                Some(what.cards())
+            }
             Cause::Preempting | Cause::Lifted => None,
+        }
+    }
+
+    /// What pods of lower priority are to leave to a pod, and on which node.
+    pub(crate) fn scattered(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+        let kept = self.kept.get(uid)?;
+        match &kept.cause {
+            Cause::Scattered(what) => Some((&kept.node, what)),
+            Cause::Preempting | Cause::Lifted | Cause::CalledBack(_) | Cause::Waiting(_) => None,
         }
     }
 
@@ -142,6 +155,11 @@ impl Queue {
     /// The pods that have a place, in the order of their UIDs.
     pub(crate) fn all_places(&self) -> Vec<Uid> {
         self.all_kept(|cause| matches!(cause, Cause::Waiting(_)))
+    }
+
+    /// The pods for which others are to end, in the order of their UIDs.
+    pub(crate) fn all_scattered(&self) -> Vec<Uid> {
+        self.all_kept(|cause| matches!(cause, Cause::Scattered(_)))
     }
 
     fn all_kept(&self, is_it: impl Fn(&Cause) -> bool) -> Vec<Uid> {
@@ -212,6 +230,36 @@ impl Queue {
     /// How many for any.
     pub(crate) fn places_given_up(&self) -> u64 {
         self.given_up.values().sum()
+    }
+
+    /// Keeps room for which others are to end.
+    pub(crate) fn keep_scattered(
+        &mut self,
+        uid: &Uid,
+        node: &Arc<str>,
+        what: CalledBack,
+        until: Duration,
+        books: &Books,
+    ) {
+        self.end_kept(uid, books);
+        self.keep_for(uid, node, Cause::Scattered(what.into()), until);
+    }
+
+    /// What others were to leave to the pod did not come, or was of no use to it: nobody ends for it on this
+    /// node again.
+    pub(crate) fn ended_in_vain(&mut self, uid: &Uid, books: &Books) {
+        if let Some((node, _)) = self.scattered(uid) {
+            let node = node.clone();
+            let nodes = self.preempted_in_vain.entry(uid.clone()).or_default();
+            nodes.insert(node);
+        }
+        self.end_kept(uid, books);
+    }
+
+    /// Did others end, or should have, on this node for the pod in vain?
+    pub(crate) fn was_preempted_in_vain(&self, uid: &str, node: &str) -> bool {
+        let nodes = self.preempted_in_vain.get(uid);
+        nodes.is_some_and(|nodes| nodes.contains(node))
     }
 
     /// Keeps the room for which a pod is let out of the line; none if it is nominated elsewhere.
@@ -304,10 +352,13 @@ impl Queue {
         if let Some(node) = from {
             self.unindex(uid, &node);
         }
-        // Preemption makes room for it: nothing need be called back.
+        // kube-scheduler's preemption makes room for it: nothing need be called back, and nobody else end.
         let preempts = new.is_some_and(|pod| pod.nominated.is_some());
         let ends = |kept: &Kept| {
-            let ours = matches!(kept.cause, Cause::CalledBack(_) | Cause::Waiting(_));
+            let ours = matches!(
+                kept.cause,
+                Cause::CalledBack(_) | Cause::Waiting(_) | Cause::Scattered(_)
+            );
             Some(&kept.node) != to.as_ref() || preempts && ours
         };
         if self.kept.get(uid).is_some_and(ends) {
@@ -347,6 +398,7 @@ impl Queue {
     /// Ends what has been kept for long enough.
     pub(crate) fn expire_kept(&mut self, books: &Books, now: Duration, ttl: Duration) {
         let (mut over, mut in_vain, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        let mut preempted = Vec::new();
         for (uid, kept) in &mut self.kept {
             let known = books.pod(uid);
             match kept.cause {
@@ -359,6 +411,7 @@ impl Queue {
                 Cause::Preempting | Cause::Lifted => over.push(uid.clone()),
                 Cause::CalledBack(_) => in_vain.push(uid.clone()),
                 Cause::Waiting(_) => late.push(uid.clone()),
+                Cause::Scattered(_) => preempted.push(uid.clone()),
             }
         }
         over.iter().for_each(|uid| self.end_kept(uid, books));
@@ -367,6 +420,9 @@ impl Queue {
             .for_each(|uid| self.called_in_vain(uid, books));
         late.iter()
             .for_each(|uid| self.give_up(uid, GivenUp::Late, books));
+        preempted
+            .iter()
+            .for_each(|uid| self.ended_in_vain(uid, books));
     }
 
     /// Keeps room for the pod no more, unless it is nominated.

@@ -41,6 +41,8 @@ pub(crate) struct Queue {
     given_up: HashMap<GivenUp, u64>,
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,
+    /// Nodes where others ended for these pods, or should have, to no avail.
+    preempted_in_vain: HashMap<Uid, HashSet<Arc<str>>>,
     waiting: Waiting,
     line: Line,
     wakes: Wakes,
@@ -99,6 +101,7 @@ impl Queue {
         if ended {
             self.tried.remove(uid);
             self.in_vain.remove(uid);
+            self.preempted_in_vain.remove(uid);
         }
         if let Some(pod) = new
             && let Some(Ok(_)) = &pod.assignment
@@ -179,10 +182,10 @@ impl Queue {
         self.waiting.contains(uid)
     }
 
-    /// Of each kind that waits, up to `limit`, the first pod for which no room is kept and nobody was woken.
-    pub(crate) fn without_room(&self, limit: usize) -> Vec<Uid> {
-        let kept = |uid: &str| self.kept.contains_key(uid);
-        self.waiting.firsts(limit, kept)
+    /// Of each kind that waits, up to `limit`, the first such pod for which no room is kept and nobody was woken.
+    pub(crate) fn without_room(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
+        let skip = |uid: &str| self.kept.contains_key(uid) || !is_such(uid);
+        self.waiting.firsts(limit, skip)
     }
 
     /// Is room kept for the pod that no nomination keeps, and that is more than a place to wait for?

@@ -57,6 +57,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         waiting: false,
         grace: 0,
         asked_back: None,
+        preempted: false,
         act: None,
         limits: Arc::from([]),
         enforce: Enforce::default(),

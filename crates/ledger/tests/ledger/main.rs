@@ -20,6 +20,7 @@ mod places;
 mod preempt;
 mod reports;
 mod rescan;
+mod scattered;
 mod shortage;
 mod unfenced;
 mod wake;

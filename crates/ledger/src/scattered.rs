@@ -1,0 +1,406 @@
+//! Preemption for a pod that free memory is too scattered for: no card has enough of it, but the node's sum has, so
+//! that kube-scheduler, which sees the sum alone, evicts nobody.
+//!
+//! The ledger chooses who is to end ([`Ledger::preempt_scattered`]), keeps the room ([`crate::queue`]) and says who of
+//! the chosen is needed still ([`Ledger::preemptions`]). It acts on nobody. It waits until kube-scheduler had its
+//! chance, and leaves alone what kube-scheduler's own preemption answers: where a node's sum is short, and pods of
+//! lower priority could mend that. Whose room did not come, or was of no use, has nobody end there again.
+
+use std::cmp::Reverse;
+use std::mem::take;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Choice, Mib, Request};
+
+use crate::Ledger;
+use crate::books::{Node, Uid};
+use crate::budget::Budget;
+use crate::maps::{HashMap, HashSet};
+use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::queue::CalledBack;
+
+/// Kinds of waiting pods that one look thinks of.
+const KINDS: usize = 16;
+/// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.
+const CHANCE: Duration = Duration::from_secs(1);
+
+/// Since when pods have waited for room that is scattered.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(HashMap<Uid, Duration>);
+
+/// Who of these pods, the most important first, cannot end without breaking a disruption budget.
+pub type Broken<'a> = &'a dyn Fn(&[Arc<PodFacts>]) -> Vec<Arc<str>>;
+
+/// Pods that are to end for another.
+#[derive(Clone, Debug)]
+pub struct Preemption {
+    /// For whom.
+    pub pod: Arc<PodFacts>,
+    /// Where.
+    pub node: Arc<str>,
+    /// When that is given up.
+    pub until: Duration,
+    /// The cards that the pod is to get, by UUID, and what it will hold of each.
+    pub cards: Vec<(Box<str>, Mib)>,
+    /// Who is to end still: nobody once the pod fits, or will when those have gone that leave already.
+    pub victims: Vec<Arc<PodFacts>>,
+}
+
+/// Who would have to end, and where.
+struct Plan {
+    node: Arc<str>,
+    cards: Vec<(Box<str>, Mib)>,
+    victims: Vec<Arc<PodFacts>>,
+    broken: usize,
+}
+
+impl Plan {
+    /// kube-scheduler's order: fewest broken budgets, lowest highest priority, smallest sum of priorities, fewest
+    /// pods, the most important of them created latest; then by name.
+    fn order(&self) -> impl Ord + '_ {
+        let priorities = || self.victims.iter().map(|pod| pod.priority);
+        let highest = priorities().max();
+        let weights = priorities().map(|priority| i128::from(priority) - i128::from(i32::MIN));
+        let tops = self
+            .victims
+            .iter()
+            .filter(|pod| Some(pod.priority) == highest);
+        (
+            self.broken,
+            highest,
+            weights.sum::<i128>(),
+            self.victims.len(),
+            Reverse(tops.map(|pod| pod.created).min()),
+            &*self.node,
+            &self.cards,
+        )
+    }
+}
+
+/// What may be thought of on a node.
+struct Site<'a> {
+    pod: &'a PodFacts,
+    request: &'a Request,
+    name: &'a str,
+    node: &'a Node,
+    /// Those who leave already.
+    leaving: HashSet<Uid>,
+}
+
+impl Ledger {
+    /// Looks after the room that is kept for pods for which others end, and names the pods for which it is to be
+    /// decided now who else ends. To be called every second or so.
+    pub fn scattered(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
+        if !self.config.preempt_scattered {
+            return Vec::new();
+        }
+        self.expire(now);
+        for uid in self.queue.all_scattered() {
+            self.look_after_scattered(&uid, now);
+        }
+        let waits = |uid: &str| self.books.pod(uid).is_some_and(|pod| self.may_preempt(pod));
+        let waiting = self.queue.without_room(KINDS, waits).into_iter();
+        let waiting = waiting.filter_map(|uid| self.asleep(&uid));
+        let waiting: Vec<_> = waiting.filter(|pod| !self.may_fit_now(pod, now)).collect();
+        let before = take(&mut self.scattered.0);
+        let since = |uid: &Uid| before.get(uid).copied().unwrap_or(now);
+        let seen = waiting.iter().map(|pod| (pod.uid.clone(), since(&pod.uid)));
+        self.scattered.0 = seen.collect();
+        let had_its_chance = |pod: &Arc<PodFacts>| {
+            let waited = now.saturating_sub(since(&pod.uid));
+            waited >= CHANCE && self.plan_scattered(pod, &|_| Vec::new(), now).is_some()
+        };
+        waiting.into_iter().filter(had_its_chance).collect()
+    }
+
+    /// Chooses who is to end for one of the pods that [`Ledger::scattered`] named, and keeps the room. False if
+    /// nobody need or can.
+    pub fn preempt_scattered(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
+        let pod = self.books.pod(uid).cloned();
+        let may = |pod: &Arc<PodFacts>| self.may_preempt(pod) && !self.queue.has_kept(uid);
+        let Some(pod) = pod.filter(may).filter(|pod| !self.may_fit_now(pod, now)) else {
+            return false;
+        };
+        let (Ok(request), Some(plan)) = (&pod.request, self.plan_scattered(&pod, broken, now))
+        else {
+            return false;
+        };
+        let victims: Vec<Uid> = plan.victims.iter().map(|pod| pod.uid.clone()).collect();
+        let ending = self.leaving(&plan.node).into_iter().chain(victims.clone());
+        let grace = self.grace(&ending.collect::<Vec<_>>());
+        let until = now + self.config.call_back_for + grace;
+        let what = CalledBack::new(request.clone(), plan.cards, victims);
+        self.queue
+            .keep_scattered(&pod.uid, &plan.node, what, until, &self.books);
+        self.scattered.0.remove(uid);
+        true
+    }
+
+    /// Who is to end now, and for whom.
+    #[must_use]
+    pub fn preemptions(&self, now: Duration) -> Vec<Preemption> {
+        let preemption = |uid: Uid| {
+            let (name, what) = self.queue.scattered(&uid)?;
+            let pod = self.books.pod(&uid)?.clone();
+            let victims = match self.may_fit_now(&pod, now) {
+                true => Vec::new(),
+                false => self.needed(&pod, name, what, now).unwrap_or_default(),
+            };
+            Some(Preemption {
+                node: name.clone(),
+                until: self.queue.kept_until(&uid)?,
+                cards: what.cards().to_vec(),
+                victims,
+                pod,
+            })
+        };
+        let all = self.queue.all_scattered().into_iter();
+        all.filter_map(preemption).collect()
+    }
+
+    /// May others end for this pod at all?
+    fn may_preempt(&self, pod: &PodFacts) -> bool {
+        pod.preempts
+            && pod.waiting
+            && pod.node.is_none()
+            && !pod.released
+            && !pod.gated
+            && !pod.in_line
+            && !pod.deleting
+            && pod.nominated.is_none()
+            // Room for one of a group is of no use to it.
+            && pod.group.is_none()
+            && self.books.reservation(&pod.uid).is_none()
+            && !self.books.is_unfenced(&pod.uid)
+    }
+
+    /// What is kept for one pod goes on, or ends.
+    fn look_after_scattered(&mut self, uid: &Uid, now: Duration) {
+        let kept = self.queue.scattered(uid);
+        let Some((name, what)) = kept.map(|(name, what)| (name.clone(), what.clone())) else {
+            return;
+        };
+        let wants = |pod: &Arc<PodFacts>| {
+            let request = pod.request.as_ref();
+            let same = request.is_ok_and(|request| what.is_for(request));
+            let may = pod.node.is_none() && !pod.released && !pod.gated && !pod.deleting;
+            same && may && self.books.reservation(uid).is_none()
+        };
+        let pod = self.books.pod(uid).cloned().filter(wants);
+        let Some(pod) = pod.filter(|_| self.check(&name, now).is_ok()) else {
+            self.queue.end_kept(uid, &self.books);
+            return;
+        };
+        if self.needed(&pod, &name, &what, now).is_none() {
+            self.queue.ended_in_vain(uid, &self.books);
+        }
+    }
+
+    /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all
+    /// of them end.
+    fn needed(
+        &self,
+        pod: &PodFacts,
+        name: &str,
+        what: &CalledBack,
+        now: Duration,
+    ) -> Option<Vec<Arc<PodFacts>>> {
+        let site = self.site(pod, name, now)?;
+        let cards: Vec<usize> = site
+            .node
+            .charges(what.cards())
+            .into_iter()
+            .map(|(card, _)| card)
+            .collect();
+        let chosen = what.victims().iter();
+        let chosen = chosen.filter(|uid| site.node.bound().contains_key(*uid));
+        let chosen = chosen.filter_map(|uid| self.books.pod(uid).cloned());
+        let mut chosen: Vec<_> = chosen.filter(|pod| !pod.deleting).collect();
+        chosen.sort_unstable_by_key(|pod| importance(pod));
+        let mut budget = Budget::of(&self.config);
+        let only = |card| cards.contains(&card);
+        let (victims, _) = self.reprieve(&site, &chosen, &[], &only, &mut budget)?;
+        Some(victims)
+    }
+
+    /// The best of all plans; none if kube-scheduler's preemption would help the pod, if room is about to come
+    /// without anybody's doing, or if that took too long to tell.
+    fn plan_scattered(
+        &self,
+        pod: &Arc<PodFacts>,
+        broken: Broken<'_>,
+        now: Duration,
+    ) -> Option<Plan> {
+        let mut budget = Budget::of(&self.config);
+        // Where an earlier extender began it.
+        if let Some(name) = &pod.kept_on {
+            let plans = self.plans_on(pod, name, broken, now, &mut budget, true)?;
+            let best = plans
+                .into_iter()
+                .min_by(|one, other| one.order().cmp(&other.order()));
+            if best.is_some() {
+                return best;
+            }
+        }
+        let mut best: Option<Plan> = None;
+        for (name, _) in self.books.nodes() {
+            for plan in self.plans_on(pod, name, broken, now, &mut budget, false)? {
+                if best.as_ref().is_none_or(|best| plan.order() < best.order()) {
+                    best = Some(plan);
+                }
+            }
+        }
+        best.filter(|_| !budget.is_spent())
+    }
+
+    /// What could be done on one node. None if nothing is to be done on any.
+    fn plans_on(
+        &self,
+        pod: &PodFacts,
+        name: &str,
+        broken: Broken<'_>,
+        now: Duration,
+        budget: &mut Budget,
+        began: bool,
+    ) -> Option<Vec<Plan>> {
+        let none = Some(Vec::new());
+        let Some(site) = self.site(pod, name, now) else {
+            return none;
+        };
+        if self.refused_in_tree(name, pod).is_some()
+            || self.queue.was_preempted_in_vain(&pod.uid, name)
+        {
+            return none;
+        }
+        let left = left_in_sum(site.node, site.node.view(), |_| true);
+        if left < asked_in_sum(site.request) {
+            let helps = self.preempt(pod, name, &[], &|_| false, budget, now);
+            return if helps.is_some() { None } else { none };
+        }
+        let everywhere = |_| true;
+        if let Some((_, choice)) = self.reprieve(&site, &[], &[], &everywhere, budget) {
+            // Whoever leaves already makes the room.
+            let plan = || self.plan_of(&site, Vec::new(), 0, &choice);
+            return began.then(|| plan().into_iter().collect());
+        }
+        let cards = 0..site.node.gpus().len();
+        let sites: Vec<Option<usize>> = match site.request.claims.as_slice() {
+            [claim] if claim.gpus <= 1 => cards.map(Some).collect(),
+            _ => vec![None],
+        };
+        let mut plans = Vec::new();
+        for card in sites {
+            let holds = |pod: &Arc<PodFacts>| {
+                card.is_none_or(|card| {
+                    let hold = site.node.bound().get(&pod.uid);
+                    hold.is_some_and(|hold| hold.on(site.node.uuid(card)) > Mib::ZERO)
+                })
+            };
+            let mut others = self.evictable(name, pod.priority);
+            others.retain(holds);
+            others.sort_unstable_by_key(|pod| importance(pod));
+            let only = |index| card.is_none_or(|card| card == index);
+            let protected = broken(&others);
+            let found = self.reprieve(&site, &others, &protected, &only, budget);
+            let plan = found.and_then(|(victims, choice)| {
+                let is_it = |pod: &&Arc<PodFacts>| protected.contains(&pod.uid);
+                let broken = victims.iter().filter(is_it).count();
+                self.plan_of(&site, victims, broken, &choice)
+            });
+            plans.extend(plan);
+        }
+        Some(plans)
+    }
+
+    fn plan_of(
+        &self,
+        site: &Site<'_>,
+        victims: Vec<Arc<PodFacts>>,
+        broken: usize,
+        choice: &Choice,
+    ) -> Option<Plan> {
+        let charges = choice.placement.charges.iter();
+        let cards = charges.map(|&(card, mib)| (site.node.uuid(card).into(), mib));
+        Some(Plan {
+            node: self.books.named_node(site.name)?.0.clone(),
+            cards: cards.collect(),
+            victims,
+            broken,
+        })
+    }
+
+    /// Who of these, given in order of importance, must end for the pod to fit on the cards that `only` accepts,
+    /// and where it then fits: all of them, less those, the protected first, then the most important, without whose
+    /// end it fits. None if it does not fit though all end, or if that took too long to tell.
+    fn reprieve(
+        &self,
+        site: &Site<'_>,
+        others: &[Arc<PodFacts>],
+        protected: &[Uid],
+        only: &dyn Fn(usize) -> bool,
+        budget: &mut Budget,
+    ) -> Option<(Vec<Arc<PodFacts>>, Choice)> {
+        let mut gone = site.leaving.clone();
+        gone.extend(others.iter().map(|pod| pod.uid.clone()));
+        let mut choice = self.fits_on(site, &gone, only, budget)?;
+        let (first, then): (Vec<_>, Vec<_>) =
+            others.iter().partition(|pod| protected.contains(&pod.uid));
+        let mut victims = Vec::new();
+        for other in first.into_iter().chain(then) {
+            gone.remove(&other.uid);
+            match self.fits_on(site, &gone, only, budget) {
+                Some(better) => choice = better,
+                None if budget.is_spent() => return None,
+                None => {
+                    gone.insert(other.uid.clone());
+                    victims.push(other.clone());
+                }
+            }
+        }
+        Some((victims, choice))
+    }
+
+    fn fits_on(
+        &self,
+        site: &Site<'_>,
+        gone: &HashSet<Uid>,
+        only: &dyn Fn(usize) -> bool,
+        budget: &mut Budget,
+    ) -> Option<Choice> {
+        let gone = |uid: &str| gone.contains(uid);
+        let view = self.view_without(site.name, site.node, site.pod, gone, budget);
+        let mut view = view.ok()?;
+        for (index, card) in view.cards.iter_mut().enumerate() {
+            card.usable &= only(index);
+        }
+        self.scores.fit_within(&view, site.request, budget).ok()
+    }
+
+    /// The node, if it may be thought of at all.
+    fn site<'a>(&'a self, pod: &'a PodFacts, name: &'a str, now: Duration) -> Option<Site<'a>> {
+        self.check(name, now).ok()?;
+        let node = self.books.node(name).filter(|node| node.facts().is_some());
+        Some(Site {
+            pod,
+            request: pod.request.as_ref().ok()?,
+            name,
+            node: node?,
+            leaving: self.leaving(name).into_iter().collect(),
+        })
+    }
+
+    /// Those bound to a node that leave it already.
+    fn leaving(&self, name: &str) -> Vec<Uid> {
+        let bound = self.books.node(name).into_iter();
+        let bound = bound.flat_map(|node| node.bound().keys());
+        let leaves = |uid: &&Uid| self.books.pod(uid).is_some_and(|pod| pod.deleting);
+        bound.filter(leaves).cloned().collect()
+    }
+}
+
+/// The most important first, as kube-scheduler has it: high priority, then long life.
+fn importance(pod: &PodFacts) -> (Reverse<i32>, i64, Uid) {
+    (Reverse(pod.priority), pod.created, pod.uid.clone())
+}
