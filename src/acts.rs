@@ -5,8 +5,10 @@
 //! look at the Lease, and names the copy that it is about. A new holder of the epoch writes into every pod that
 //! was asked before it asks anybody itself, so that what its predecessor still has under way fails. Whoever was
 //! asked bears a condition, and so does the pod that it is for: a successor goes on from those.
+//! Preemption for pods that free memory is too scattered for keeps the same rules (`scattered`).
 
 mod pace;
+mod scattered;
 mod victim;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,7 +17,7 @@ use std::time::Duration;
 
 use gpustow_api::act::Act;
 use gpustow_api::{PodFacts, kept, names};
-use gpustow_ledger::CallBack;
+use gpustow_ledger::{CallBack, Preemption};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
@@ -88,21 +90,24 @@ impl Acts {
     }
 
     async fn look(&mut self, epoch: u64) {
-        let (backs, short, over, marked) = {
+        let (backs, short, over, marked, due) = {
             let now = self.app.ledger.now();
             let mut ledger = self.app.ledger.lock();
             ledger.call_back(now);
+            let due = ledger.scattered(now);
             let marked = ledger.pods();
-            let marked = marked.filter(|pod| pod.asked_back.is_some() || pod.kept_on.is_some());
+            let marked = marked
+                .filter(|pod| pod.asked_back.is_some() || pod.preempted || pod.kept_on.is_some());
             let marked: Vec<_> = marked.cloned().collect();
             let over = ledger.over_limits(now);
-            (ledger.call_backs(now), ledger.shortages(now), over, marked)
+            let backs = ledger.call_backs(now);
+            (backs, ledger.shortages(now), over, marked, due)
         };
         let metrics = &self.app.metrics;
         metrics.call_backs.set(count(backs.len()));
         metrics.short_gpus.set(count(short.len()));
-        let none = backs.is_empty() && short.is_empty() && over.is_empty();
-        if none && marked.is_empty() {
+        let none = backs.is_empty() && short.is_empty() && over.is_empty() && due.is_empty();
+        if none && marked.is_empty() && self.preemptions().is_empty() {
             return;
         }
         // It begins after every copy that this look rests on.
@@ -117,8 +122,10 @@ impl Acts {
             self.fenced = Some(epoch);
             return;
         }
+        self.choose(&due).await;
+        let preemptions = self.preemptions();
         let victims = victims(&backs, short, over);
-        self.end(&marked, &backs, &victims).await;
+        self.end(&marked, &backs, &preemptions, &victims).await;
         for back in &backs {
             self.keep(back).await;
         }
@@ -134,6 +141,9 @@ impl Acts {
                 self.act(epoch, victim).await;
             }
         }
+        for preemption in &preemptions {
+            self.preempt(epoch, preemption).await;
+        }
     }
 
     /// Makes every act of a predecessor fail that is still under way. False if that is to be tried again.
@@ -144,14 +154,18 @@ impl Acts {
             Timestamp::now()
         );
         let asked = marked.iter().filter(|pod| pod.asked_back.is_some());
-        for pod in asked.filter(|pod| !pod.deleting) {
-            let condition = json!({"type": names::GIVE_BACK, "message": mark});
+        let asked = asked.map(|pod| (pod, names::GIVE_BACK));
+        let preempted = marked.iter().filter(|pod| pod.preempted);
+        let preempted = preempted.map(|pod| (pod, names::DISRUPTION_TARGET));
+        let all = asked.chain(preempted);
+        for (pod, of_type) in all.filter(|(pod, _)| !pod.deleting) {
+            let condition = json!({"type": of_type, "message": mark});
             if let Err(error) = self.write(pod, None, condition).await
                 && !is_settled(&error)
             {
                 tracing::warn!(
                     namespace = %pod.namespace, pod = %pod.name, %error,
-                    "cannot fence a pod that was asked to give memory back: nobody is asked meanwhile"
+                    "cannot fence a pod that was asked to give memory back or to end: nobody is asked meanwhile"
                 );
                 return false;
             }
@@ -164,9 +178,17 @@ impl Acts {
         &mut self,
         marked: &[Arc<PodFacts>],
         backs: &[CallBack],
+        preemptions: &[Preemption],
         victims: &BTreeMap<Uid, Victim>,
     ) {
-        let is_kept = |uid: &str| backs.iter().any(|back| *back.pod.uid == *uid);
+        let is_kept = |uid: &str| {
+            backs.iter().any(|back| *back.pod.uid == *uid)
+                || preemptions.iter().any(|it| *it.pod.uid == *uid)
+        };
+        let ends = |uid: &str| {
+            let mut victims = preemptions.iter().flat_map(|it| &it.victims);
+            victims.any(|pod| *pod.uid == *uid)
+        };
         for pod in marked.iter().filter(|pod| !pod.deleting) {
             if pod.asked_back.is_some() && !victims.contains_key(&pod.uid) {
                 let ended = condition(
@@ -178,6 +200,16 @@ impl Acts {
                 self.try_write(pod, ended).await;
                 self.refused.remove(&pod.uid);
                 self.told.remove(&pod.uid);
+            }
+            if pod.preempted && !ends(&pod.uid) {
+                let ended = condition(
+                    names::DISRUPTION_TARGET,
+                    "False",
+                    names::PREEMPTED,
+                    "Nobody needs its GPU memory any more",
+                );
+                self.try_write(pod, ended).await;
+                self.refused.remove(&pod.uid);
             }
             // A write would move its resourceVersion under its bind.
             let binds = || self.app.ledger.lock().reserved_because(&pod.uid).is_some();
@@ -373,7 +405,10 @@ impl Acts {
     }
 
     fn count(&self, act: Act, outcome: &str) {
-        let act: &str = act.into();
+        self.count_as(act.into(), outcome);
+    }
+
+    fn count_as(&self, act: &str, outcome: &str) {
         self.app
             .metrics
             .acts

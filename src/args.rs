@@ -156,13 +156,18 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_OVER_LIMIT_FOR", default_value_t = Seconds(Config::default().over_limit_for))]
     pub over_limit_for: Seconds,
 
-    /// Pods that are asked to give memory back, at most, in a minute
+    /// Pods that are asked to give memory back, or preempted by --preempt-scattered, at most, in a minute
     #[arg(long, env = "GPUSTOW_ACTS_PER_MINUTE", default_value_t = 30)]
     pub acts_per_minute: u32,
 
     /// The same on one node
     #[arg(long, env = "GPUSTOW_ACTS_PER_NODE", default_value_t = 6)]
     pub acts_per_node: u32,
+
+    /// Preempt pods of lower priority for a pod that free memory is too scattered for; needs the component
+    /// `preempt-scattered`
+    #[arg(long, env = "GPUSTOW_PREEMPT_SCATTERED")]
+    pub preempt_scattered: bool,
 
     /// Take the scheduling gate of gpustow's line off every pod, and end: before gpustow is uninstalled
     #[arg(long)]
@@ -252,6 +257,7 @@ impl Args {
             keep_places: self.keep_places,
             keep_percent: self.keep_percent,
             call_back: self.call_back,
+            preempt_scattered: self.preempt_scattered,
             call_back_for: self.call_back_for.0,
             over_limit_for: self.over_limit_for.0,
             ..Config::default()

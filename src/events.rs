@@ -161,6 +161,23 @@ impl Events {
         send(&self.refusals, of_pod(pod), event);
     }
 
+    /// The pod ends for one of higher priority.
+    pub(crate) fn preempted(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Warning, "GpuMemoryPreempted", "Preempting", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
+    /// A pod that should end for another does not: told on both.
+    pub(crate) fn not_preempted(&self, pod: &PodFacts, note: String) {
+        let event = event(
+            EventType::Warning,
+            "GpuPreemptionRefused",
+            "Preempting",
+            note,
+        );
+        send(&self.refusals, of_pod(pod), event);
+    }
+
     /// The pod stands in line, so many before it.
     pub(crate) fn in_line(&self, pod: &PodFacts, before: usize, size: usize) {
         let (namespace, name) = (&pod.namespace, &pod.name);

@@ -7,6 +7,7 @@ mod app;
 mod args;
 mod ask;
 mod bind;
+mod budgets;
 mod call;
 mod certificate;
 mod decode;
@@ -185,7 +186,7 @@ impl Extender {
         if app.args.keep.0.is_some() {
             tokio::spawn(keep::run(app.clone()));
         }
-        if app.args.call_back {
+        if app.args.call_back || app.args.preempt_scattered {
             tokio::spawn(acts::run(app.clone()));
         }
     }

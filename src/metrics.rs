@@ -27,6 +27,9 @@ use crate::line::RESULTS;
 pub(crate) use demand::Size;
 use models::Models;
 
+/// How [`Metrics::acts`] calls a preemption.
+pub(crate) const PREEMPT: &str = "preempt";
+
 /// kube-scheduler's verbs; as a string, the `verb` label.
 #[derive(Clone, Copy, Debug, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
@@ -140,7 +143,7 @@ impl Metrics {
         )?;
         let acts = counters(
             "gpustow_acts_total",
-            "What was done to have pods give memory back, by act and outcome",
+            "What was done to have pods give memory back or end, by act and outcome",
             &["act", "outcome"],
         )?;
         let lifts = counters(
@@ -193,6 +196,9 @@ impl Metrics {
             for outcome in ["done", "refused", "failed"] {
                 acts.with_label_values(&[act, outcome]);
             }
+        }
+        for outcome in ["done", "failed"] {
+            acts.with_label_values(&[PREEMPT, outcome]);
         }
         for (why, result) in Lift::ALL.into_iter().zip(std::iter::repeat(RESULTS)) {
             result

@@ -3,26 +3,19 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::uses_volumes_or_claims;
 use gpustow_ledger::{Budget, Victims};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::ListParams;
-use kube::core::{Selector, SelectorExt};
-use kube::{Api, ResourceExt};
 
 use crate::app::App;
-use crate::ask::within;
+use crate::budgets::{Disruption, broken, budgets};
 use crate::failure::{ErrorKind, Failure};
 use crate::wire::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaPod, MetaVictims};
 
 /// Nodes offered, at most: as many as kube-scheduler itself looks for where there are few.
 const ENOUGH: usize = 100;
-/// For the list of disruption budgets.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The candidate nodes on which the pod fits once its victims are gone. Never a node without a
 /// victim: kube-scheduler takes that for a failure.
@@ -184,44 +177,6 @@ fn waits_for_room_alone(pod: &Pod, resource: &str) -> bool {
         && containers(spec).iter().all(|it| amounts(it) && !ports(it))
 }
 
-/// A disruption budget.
-struct Disruption {
-    namespace: Option<String>,
-    selector: Selector,
-    allowed: i32,
-}
-
-/// Every disruption budget that covers anybody.
-async fn budgets(app: &App) -> Result<Vec<Disruption>, Failure> {
-    let budgets = Api::<PodDisruptionBudget>::all(app.client.clone());
-    let listed = within(TIMEOUT, budgets.list(&ListParams::default())).await;
-    let listed = listed.map_err(|error| {
-        let text = format!("cannot read disruption budgets: {error}");
-        Failure::new((&error).into(), text)
-    })?;
-    let budget = |budget: PodDisruptionBudget| {
-        let namespace = budget.namespace();
-        let selector = budget.spec?.selector?.try_into().ok()?;
-        let allowed = budget.status.map_or(0, |status| status.disruptions_allowed);
-        Some(Disruption {
-            namespace,
-            selector,
-            allowed,
-        })
-    };
-    Ok(listed.into_iter().filter_map(budget).collect())
-}
-
-impl Disruption {
-    fn covers(&self, pod: &PodFacts) -> bool {
-        let labels = pod.labels.iter();
-        let labels = labels.map(|label| (label.key.to_string(), label.value.to_string()));
-        self.namespace.as_deref() == Some(&*pod.namespace)
-            && !pod.labels.is_empty()
-            && self.selector.matches(&labels.collect())
-    }
-}
-
 /// Those whose eviction from the node would break a budget once the `given` have gone, if the others
 /// go in order of priority, the youngest first.
 fn protected(
@@ -231,7 +186,7 @@ fn protected(
     priority: i32,
     budgets: &[Disruption],
 ) -> HashSet<Arc<str>> {
-    let mut pods: Vec<Arc<PodFacts>> = {
+    let pods: Vec<Arc<PodFacts>> = {
         let ledger = app.ledger.lock();
         let mut others = ledger.evictable(node, priority);
         others.retain(|pod| !given.contains(&pod.uid));
@@ -239,16 +194,5 @@ fn protected(
         let given = given.iter().filter_map(|uid| ledger.pod(uid));
         given.chain(others).collect()
     };
-    let mut left: Vec<i32> = budgets.iter().map(|budget| budget.allowed).collect();
-    pods.retain(|pod| {
-        let mut breaks = false;
-        for (budget, left) in budgets.iter().zip(&mut left) {
-            if budget.covers(pod) {
-                *left = left.saturating_sub(1);
-                breaks |= *left < 0;
-            }
-        }
-        breaks
-    });
-    pods.into_iter().map(|pod| pod.uid.clone()).collect()
+    broken(&pods, budgets).into_iter().collect()
 }

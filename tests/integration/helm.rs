@@ -117,6 +117,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             &["--set=agent.setLimits=true"],
             "overlays/set-limits",
         ),
+        (
+            "1.36.3",
+            &["--set=extender.preemptScattered=true"],
+            "overlays/preempt-scattered",
+        ),
         ("1.36.3", &["--set=extender.line=auto"], "overlays/line"),
         (
             "1.33.1",

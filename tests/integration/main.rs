@@ -34,6 +34,7 @@ mod preemption;
 mod previous;
 mod quota;
 mod races;
+mod scattered;
 mod scheduling;
 mod serving;
 mod shutdown;

@@ -368,6 +368,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("ROOM_CONDITION", names::ROOM_CONDITION),
         ("KEPT_CONDITION", names::KEPT_CONDITION),
         ("GIVE_BACK", names::GIVE_BACK),
+        ("PREEMPTED", names::PREEMPTED),
         ("ACT", names::ACT),
         ("ACTS", &acts),
         ("SCHEDULER", names::SCHEDULER),

@@ -18,6 +18,7 @@
 {{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/guard-v1beta1/policies.yaml" }}{{- end }}
 {{- end }}
 {{- if eq .Values.extender.act "evict" }}{{- $files = append $files "evict/rbac.yaml" }}{{- end }}
+{{- if .Values.extender.preemptScattered }}{{- $files = append $files "preempt-scattered/rbac.yaml" }}{{- end }}
 {{- if ne .Values.extender.line "off" }}{{- $files = concat $files (list "line/rbac.yaml" "line/policy.yaml") }}{{- end }}
 {{- if .Values.agent.setLimits }}{{- $files = append $files "set-limits/rbac.yaml" }}{{- end }}
 {{- if .Values.page.enabled }}{{- $files = concat $files (list "page/rbac.yaml" "page/page.yaml") }}{{- end }}
@@ -47,6 +48,7 @@
 {{- with $values.extender.policy }}{{- $args = list (printf "--policy=%s" .) }}{{- end }}
 {{- if $values.extender.callBack }}{{- $args = append $args "--call-back" }}{{- end }}
 {{- with $values.extender.act }}{{- $args = append $args (printf "--act=%s" .) }}{{- end }}
+{{- if $values.extender.preemptScattered }}{{- $args = append $args "--preempt-scattered" }}{{- end }}
 {{- if ne $values.extender.line "off" }}{{- $args = append $args (printf "--line=%s" $values.extender.line) }}{{- end }}
 {{- if eq (include "gpustow.admission" $root) "webhook" }}
 {{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}

@@ -7,6 +7,7 @@ mod keys;
 mod later;
 mod line;
 mod openapi;
+mod scattered;
 mod tenant;
 mod walk;
 

@@ -1,0 +1,187 @@
+//! Preempts pods for one that free memory is too scattered for, where the operator lets us (`--preempt-scattered`).
+//!
+//! Who ends is the ledger's answer, by kube-scheduler's order. First the pod that it is for is told where room is kept
+//! for it; then each victim gets the condition `DisruptionTarget` and is deleted, by its uid and the resourceVersion
+//! that the condition left.
+
+use std::sync::Arc;
+
+use gpustow_api::{PodFacts, kept, names};
+use gpustow_ledger::Preemption;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, Preconditions};
+use tokio::time::Instant;
+
+use super::{Acts, MAX_PAUSE, PAUSE, TIMEOUT, condition, is_settled, name};
+use crate::ask::{AskError, within};
+use crate::budgets::{broken, budgets};
+use crate::metrics::PREEMPT;
+
+impl Acts {
+    /// Who is to end now, and for whom.
+    pub(super) fn preemptions(&self) -> Vec<Preemption> {
+        let now = self.app.ledger.now();
+        self.app.ledger.lock().preemptions(now)
+    }
+
+    /// Has the ledger choose who ends for these pods.
+    pub(super) async fn choose(&self, due: &[Arc<PodFacts>]) {
+        if due.is_empty() {
+            return;
+        }
+        let budgets = match budgets(&self.app).await {
+            Ok(budgets) => budgets,
+            Err(error) => {
+                tracing::warn!(
+                    error = %error.text, "nobody is preempted for pods that free memory is too scattered for"
+                );
+                return;
+            }
+        };
+        let now = self.app.ledger.now();
+        for pod in due {
+            let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
+            let mut ledger = self.app.ledger.lock();
+            ledger.preempt_scattered(&pod.uid, &broken, now);
+        }
+    }
+
+    /// Goes on with one preemption.
+    pub(super) async fn preempt(&mut self, epoch: u64, preemption: &Preemption) {
+        // It begins after every copy that this rests on.
+        if self.app.epoch.confirm(epoch).await.is_err() || !self.announce(preemption).await {
+            return;
+        }
+        for victim in &preemption.victims {
+            let refused = self.refused.get(&victim.uid);
+            let waits = refused.is_some_and(|(at, _)| *at > Instant::now());
+            if waits || self.evicted.contains(&victim.uid) {
+                continue;
+            }
+            if !victim.preempted && !self.pace.may(&preemption.node) {
+                tracing::warn!(
+                    node = %preemption.node, namespace = %victim.namespace, pod = %victim.name,
+                    "more acts than --acts-per-minute or --acts-per-node let: this preemption waits"
+                );
+                return;
+            }
+            match self.delete(epoch, preemption, victim).await {
+                Ok(true) => self.preempted(preemption, victim),
+                Ok(false) => return,
+                // It has changed, or is gone: the next look knows it.
+                Err(error) if is_settled(&error) => return,
+                Err(error) => self.not_preempted(preemption, victim, &error),
+            }
+        }
+    }
+
+    /// Says on the pod that room is kept for it, and where, before anybody ends. False if it has changed.
+    async fn announce(&mut self, preemption: &Preemption) -> bool {
+        let pod = &preemption.pod;
+        if self.kept.contains_key(&pod.uid) {
+            return true;
+        }
+        let cards = preemption.cards.iter();
+        let cards = cards.map(|(uuid, mib)| format!("{mib} of GPU {uuid}"));
+        let cards = cards.collect::<Vec<_>>().join(" and ");
+        let victims: Vec<String> = preemption.victims.iter().map(|it| name(it)).collect();
+        let whom = match victims.is_empty() {
+            true => "pods that end already".to_owned(),
+            false => victims.join(", "),
+        };
+        let what = format!("{cards} after the end of {whom}");
+        let left = preemption.until.saturating_sub(self.app.ledger.now());
+        let until = Timestamp::now() + left;
+        let text = kept::message(&preemption.node, &kept::until_then(&what, until));
+        let says = condition(names::KEPT_CONDITION, "True", "Preempting", &text);
+        let version = pod.resource_version.to_string();
+        match self.write(pod, Some(&version), says).await {
+            Ok(_) => {
+                let note = format!("Room is kept {text}");
+                self.app.events.calls_back(pod, note);
+                self.kept.insert(pod.uid.clone(), what);
+                true
+            }
+            Err(error) => {
+                if !is_settled(&error) {
+                    tracing::warn!(
+                        namespace = %pod.namespace, pod = %pod.name, %error,
+                        "cannot say on a pod that room is kept for it: nobody is preempted for it"
+                    );
+                }
+                false
+            }
+        }
+    }
+
+    /// Marks the victim, then deletes that very copy of it. False if this extender decides no more.
+    async fn delete(
+        &self,
+        epoch: u64,
+        preemption: &Preemption,
+        victim: &PodFacts,
+    ) -> Result<bool, AskError> {
+        let text = format!(
+            "gpustow preempts it on node {} for {}, which has a higher priority: free GPU memory is too scattered",
+            preemption.node,
+            name(&preemption.pod)
+        );
+        let target = condition(names::DISRUPTION_TARGET, "True", names::PREEMPTED, &text);
+        let version = victim.resource_version.to_string();
+        let version = self.write(victim, Some(&version), target).await?;
+        if self.app.epoch.confirm(epoch).await.is_err() {
+            return Ok(false);
+        }
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                resource_version: Some(version),
+                uid: Some(victim.uid.to_string()),
+            }),
+            ..DeleteParams::default()
+        };
+        let pods = self.pods(victim);
+        within(TIMEOUT, pods.delete(&victim.name, &params)).await?;
+        Ok(true)
+    }
+
+    fn preempted(&mut self, preemption: &Preemption, victim: &PodFacts) {
+        self.evicted.insert(victim.uid.clone());
+        self.refused.remove(&victim.uid);
+        self.count_as(PREEMPT, "done");
+        let whom = name(&preemption.pod);
+        tracing::warn!(
+            namespace = %victim.namespace, pod = %victim.name, node = %preemption.node, %whom,
+            "preempted"
+        );
+        let note = format!(
+            "Ends for {whom}, which has priority {}, and this pod {}: the free memory of node {} is too scattered over \
+             its GPUs, and kube-scheduler, which sees their sum, preempts nobody",
+            preemption.pod.priority, victim.priority, preemption.node
+        );
+        self.app.events.preempted(victim, note);
+    }
+
+    /// The API server refused or failed: it is tried again after a pause, until the room is given up.
+    fn not_preempted(&mut self, preemption: &Preemption, victim: &PodFacts, error: &AskError) {
+        self.count_as(PREEMPT, "failed");
+        tracing::warn!(
+            namespace = %victim.namespace, pod = %victim.name, %error,
+            "cannot preempt the pod; it is tried again"
+        );
+        let refused = self.refused.get(&victim.uid);
+        let pause = refused.map_or(PAUSE, |(_, pause)| *pause);
+        let wait = pause.max(error.retry_after().min(MAX_PAUSE));
+        let next = (pause * 2).min(MAX_PAUSE);
+        self.refused
+            .insert(victim.uid.clone(), (Instant::now() + wait, next));
+        let note = format!(
+            "{} is to end for {}, and the API server refuses: {error}. It is tried again. Is the component \
+             `preempt-scattered` installed, with its ClusterRole?",
+            name(victim),
+            name(&preemption.pod)
+        );
+        for pod in [victim, &preemption.pod] {
+            self.app.events.not_preempted(pod, note.clone());
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! Preemption for a pod that free memory is too scattered for: who ends, who does not, and what is left when something
+//! comes between.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::builders::delete;
+use gpustow_testkit::{
+    Action, Case, PodBuilder, Rule, Scheduler, eventually, wait_bound, wait_condition, wait_gone,
+    wait_refused,
+};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, PostParams};
+use serde_json::json;
+
+use crate::fault_rig::{Replica, Turn, clear, now, turn};
+use crate::support::{SOON, charges, event};
+
+const CARD: u64 = 10_000;
+const PREEMPTS: &str = "--preempt-scattered";
+/// Small pods go to one card together.
+const PACKS: &str = "--policy=binpack";
+
+/// A pod of a priority that is there from the start: admission sees a new class only after a while.
+fn high(case: &Case, name: &str) -> PodBuilder {
+    case.pod(name).priority_class("system-cluster-critical")
+}
+
+/// One of a higher priority still.
+fn highest(case: &Case, name: &str) -> PodBuilder {
+    case.pod(name).priority_class("system-node-critical")
+}
+
+/// The same pod, which may take so many seconds to end. There is no kubelet: it stays until somebody ends it.
+fn slow(pod: PodBuilder, seconds: i64) -> PodBuilder {
+    pod.with(|spec| spec.termination_grace_period_seconds = Some(seconds))
+}
+
+async fn bound(case: &Case, pod: PodBuilder) -> Result<Pod> {
+    let pod = pod.create(&case.client).await?;
+    wait_bound(&case.client, &pod, SOON).await
+}
+
+fn condition<'a>(pod: &'a Pod, of_type: &str) -> Option<&'a PodCondition> {
+    let status = pod.status.as_ref()?;
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.find(|it| it.type_ == of_type)
+}
+
+fn holds(pod: &Pod, of_type: &str) -> bool {
+    condition(pod, of_type).is_some_and(|it| it.status == "True")
+}
+
+/// Waits until the pod's deletion is under way; the pod.
+async fn ends(case: &Case, pod: &Pod) -> Result<Pod> {
+    let deleting =
+        |pod: Option<&Pod>| pod.is_some_and(|pod| pod.metadata.deletion_timestamp.is_some());
+    wait_condition(&case.client, pod, "it ends", SOON, deleting).await
+}
+
+/// The names of the pods that exist and are not on their way out.
+async fn staying(case: &Case) -> Result<Vec<String>> {
+    let pods = case.pods().list(&ListParams::default()).await?;
+    let staying = pods
+        .iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let mut names: Vec<_> = staying.map(|pod| pod.name_any()).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Deletes that reach the replica's proxy, the `which`-th among them.
+fn on_delete(replica: &Replica, which: usize, action: Action) -> Rule {
+    let count = AtomicUsize::new(0);
+    replica.proxy.rule(
+        move |method, uri| {
+            method.as_str() == "DELETE"
+                && uri.path().contains("/pods/")
+                && count.fetch_add(1, Ordering::SeqCst) == which
+        },
+        action,
+    )
+}
+
+/// How many pods the replica preempted.
+async fn preempted(replica: &Replica) -> Result<String> {
+    let metrics = replica.extender.metrics().await?;
+    let series = "gpustow_acts_total{act=\"preempt\",outcome=\"done\"} ";
+    let count = metrics.lines().find_map(|line| line.strip_prefix(series));
+    Ok(count.context("no such series")?.to_owned())
+}
+
+/// What every case leaves: books that are the API server's, no card over its bound, and no room kept.
+async fn nothing_is_left(replica: &Replica, case: &Case) -> Result<()> {
+    replica.settled(case).await?;
+    eventually(SOON, "no room is kept, and nobody is to end", async || {
+        for pod in case.pods().list(&ListParams::default()).await? {
+            ensure!(!holds(&pod, names::KEPT_CONDITION), "{}", pod.name_any());
+            ensure!(!holds(&pod, names::DISRUPTION_TARGET), "{}", pod.name_any());
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// A replica that preempts, its kube-scheduler, and a case with a node of two cards.
+async fn rig(turn: &Turn, name: &str, args: &[&str]) -> Result<(Replica, Scheduler, Case)> {
+    let args: Vec<&str> = [PREEMPTS, PACKS].iter().chain(args).copied().collect();
+    let replica = Replica::start(turn.cluster, name, &args).await?;
+    let scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, name).await?;
+    case.node("n", &[CARD, CARD]).create(&case.client).await?;
+    Ok((replica, scheduler, case))
+}
+
+/// A pod on each card, this one of two on the first: 4000 MiB are free on each.
+async fn fill(case: &Case, grace: i64) -> Result<[Pod; 3]> {
+    let one = bound(case, slow(case.pod("one").gpu_mem(3000), grace)).await?;
+    let two = bound(case, slow(case.pod("two").gpu_mem(3000), grace)).await?;
+    ensure!(charges(&one)?[0].0 == charges(&two)?[0].0, "on one card");
+    let firm = bound(case, high(case, "firm").gpu_mem(6000)).await?;
+    ensure!(charges(&one)?[0].0 != charges(&firm)?[0].0, "on the other");
+    Ok([one, two, firm])
+}
+
+#[tokio::test]
+async fn one_of_lower_priority_ends_and_the_pod_gets_its_card() -> Result<()> {
+    let turn = turn().await?;
+    let (replica, _scheduler, case) = rig(&turn, "card", &[]).await?;
+    let low = bound(&case, slow(case.pod("low").gpu_mem(6000), 600)).await?;
+    bound(&case, high(&case, "firm").gpu_mem(6000)).await?;
+    let waits = high(&case, "waits")
+        .gpu_mem(8000)
+        .create(&case.client)
+        .await?;
+
+    let victim = ends(&case, &low).await?;
+    let target = condition(&victim, names::DISRUPTION_TARGET).context("no condition")?;
+    assert_eq!(target.status, "True");
+    assert_eq!(target.reason.as_deref(), Some(names::PREEMPTED));
+    assert_eq!(victim.metadata.deletion_grace_period_seconds, Some(600));
+    let told = event(&case.client, &low, "GpuMemoryPreempted").await?;
+    ensure!(
+        told.contains(&format!("{}/waits", case.namespace)),
+        "{told}"
+    );
+    let told = event(&case.client, &waits, "GpuMemoryKept").await?;
+    ensure!(
+        told.contains(&format!("{}/low until 20", case.namespace)),
+        "{told}"
+    );
+    ensure!(holds(&now(&case, &waits).await?, names::KEPT_CONDITION));
+    // While it ends, the room is nobody's of the same priority.
+    let late = high(&case, "late").gpu_mem(4000);
+    let late = bound(&case, late).await?;
+    ensure!(charges(&late)?[0].0 != charges(&low)?[0].0, "on its card");
+
+    delete(&case.client, &low, 0).await?;
+    let waits = wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(charges(&waits)?[0].0, charges(&low)?[0].0);
+    assert_eq!(preempted(&replica).await?, "1");
+    assert_eq!(staying(&case).await?, ["firm", "late", "waits"]);
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn nobody_ends_unless_the_operator_wants_it_nor_for_who_may_not_preempt() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "left", &[PACKS]).await?;
+    let scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "left").await?;
+    case.node("n", &[CARD, CARD]).create(&case.client).await?;
+    fill(&case, 0).await?;
+    let waits = high(&case, "waits")
+        .gpu_mem(8000)
+        .create(&case.client)
+        .await?;
+    wait_refused(&case.client, &waits, "not enough free memory", SOON).await?;
+    event(&case.client, &waits, "GpuMemoryUnavailable").await?;
+    drop((scheduler, replica));
+    assert_eq!(staying(&case).await?, ["firm", "one", "two", "waits"]);
+    delete(&case.client, &waits, 0).await?;
+
+    let replica = Replica::start(turn.cluster, "equal", &[PREEMPTS]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let equal = case.pod("equal").gpu_mem(8000);
+    let equal = equal.create(&case.client).await?;
+    wait_refused(&case.client, &equal, "not enough free memory", SOON).await?;
+    // One that may comes after it, and is helped.
+    let may = high(&case, "may")
+        .gpu_mem(7500)
+        .create(&case.client)
+        .await?;
+    wait_bound(&case.client, &may, SOON).await?;
+    assert!(condition(&now(&case, &equal).await?, names::KEPT_CONDITION).is_none());
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn of_two_cards_the_one_goes_whose_pod_no_budget_protects() -> Result<()> {
+    for protected in ["a", "b"] {
+        let turn = turn().await?;
+        let (replica, _scheduler, case) = rig(&turn, &format!("budget-{protected}"), &[]).await?;
+        for name in ["a", "b"] {
+            bound(&case, case.pod(name).gpu_mem(6000).label("app", name)).await?;
+        }
+        let budget: PodDisruptionBudget = serde_json::from_value(json!({
+            "metadata": {"name": protected},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": protected}}},
+        }))?;
+        let budgets = Api::namespaced(case.client.clone(), &case.namespace);
+        budgets.create(&PostParams::default(), &budget).await?;
+        bound(&case, high(&case, "high").gpu_mem(8000)).await?;
+        assert_eq!(staying(&case).await?, [protected, "high"]);
+        nothing_is_left(&replica, &case).await?;
+        case.end().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_two_that_want_one_card_one_gets_it_and_no_victim_is_too_many() -> Result<()> {
+    let turn = turn().await?;
+    let (replica, _scheduler, case) = rig(&turn, "both", &[]).await?;
+    let [one, two, _] = fill(&case, 600).await?;
+    let p = high(&case, "p").gpu_mem(8000).create(&case.client).await?;
+    let q = high(&case, "q").gpu_mem(8000).create(&case.client).await?;
+    for victim in [&one, &two] {
+        ends(&case, victim).await?;
+        delete(&case.client, victim, 0).await?;
+    }
+    eventually(SOON, "one of them is bound", async || {
+        let (p, q) = (now(&case, &p).await?, now(&case, &q).await?);
+        let is_bound = |pod: &Pod| pod.spec.as_ref().is_some_and(|it| it.node_name.is_some());
+        ensure!(is_bound(&p) != is_bound(&q));
+        Ok(())
+    })
+    .await?;
+    assert_eq!(staying(&case).await?, ["firm", "p", "q"]);
+    assert_eq!(preempted(&replica).await?, "2");
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_victim_that_ends_by_itself_spares_the_next_one() -> Result<()> {
+    let turn = turn().await?;
+    // The second must wait for a minute.
+    let (replica, _scheduler, case) = rig(&turn, "itself", &["--acts-per-node=1"]).await?;
+    let [one, two, _] = fill(&case, 600).await?;
+    let spared = bound(&case, high(&case, "spared").gpu_mem(1000)).await?;
+    ensure!(charges(&one)?[0].0 == charges(&spared)?[0].0, "on one card");
+    let waits = highest(&case, "waits")
+        .gpu_mem(7000)
+        .create(&case.client)
+        .await?;
+    let first = eventually(SOON, "one ends", async || {
+        for pod in [&one, &two] {
+            let pod = now(&case, pod).await?;
+            if pod.metadata.deletion_timestamp.is_some() {
+                return Ok(pod);
+            }
+        }
+        anyhow::bail!("none")
+    })
+    .await?;
+    let second = match first.name_any() == "one" {
+        true => &two,
+        false => &one,
+    };
+    delete(&case.client, second, 0).await?;
+    delete(&case.client, &first, 0).await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(preempted(&replica).await?, "1");
+    assert_eq!(staying(&case).await?, ["firm", "spared", "waits"]);
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn when_the_preemptor_is_deleted_half_way_the_next_victim_stays() -> Result<()> {
+    let turn = turn().await?;
+    let (replica, _scheduler, case) = rig(&turn, "half", &["--acts-per-node=1"]).await?;
+    let [one, two, _] = fill(&case, 600).await?;
+    let waits = high(&case, "waits")
+        .gpu_mem(8000)
+        .create(&case.client)
+        .await?;
+    event(&case.client, &waits, "GpuMemoryKept").await?;
+    eventually(SOON, "one ends", async || {
+        ensure!(staying(&case).await?.len() == 3);
+        Ok(())
+    })
+    .await?;
+    delete(&case.client, &waits, 0).await?;
+    wait_gone(&case.client, &waits, SOON).await?;
+    // What was kept is anybody's again.
+    bound(&case, case.pod("small").gpu_mem(4000)).await?;
+    bound(&case, case.pod("other").gpu_mem(4000)).await?;
+    let left = staying(&case).await?;
+    ensure!(
+        left.contains(&one.name_any()) != left.contains(&two.name_any()),
+        "{left:?}"
+    );
+    assert_eq!(preempted(&replica).await?, "1");
+    clear(&case).await?;
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_successor_goes_on_between_two_deletes_and_deletes_nobody_else() -> Result<()> {
+    let turn = turn().await?;
+    let (killed, scheduler, case) = rig(&turn, "killed-half", &[]).await?;
+    let [one, two, _] = fill(&case, 0).await?;
+    let spared = bound(&case, high(&case, "spared").gpu_mem(1000)).await?;
+    ensure!(charges(&one)?[0].0 == charges(&spared)?[0].0, "on one card");
+    let second = on_delete(&killed, 1, Action::Hold);
+    let waits = highest(&case, "waits")
+        .gpu_mem(7000)
+        .create(&case.client)
+        .await?;
+    second.seen(1, SOON).await?;
+    scheduler.process.kill9();
+    killed.extender.process.kill9();
+    drop(killed);
+
+    let successor = Replica::start(turn.cluster, "heir-half", &[PREEMPTS]).await?;
+    let _scheduler = successor.scheduler(turn.cluster).await?;
+    for pod in [&one, &two] {
+        wait_gone(&case.client, pod, SOON).await?;
+    }
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(preempted(&successor).await?, "1");
+    assert_eq!(staying(&case).await?, ["firm", "spared", "waits"]);
+    nothing_is_left(&successor, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_delete_that_arrives_after_a_takeover_fails() -> Result<()> {
+    let turn = turn().await?;
+    let (frozen, scheduler, case) = rig(&turn, "icy-delete", &[]).await?;
+    let low = bound(&case, case.pod("low").gpu_mem(6000)).await?;
+    bound(&case, high(&case, "firm").gpu_mem(6000)).await?;
+    let late = on_delete(&frozen, 0, Action::Hold);
+    let waits = high(&case, "waits")
+        .gpu_mem(8000)
+        .create(&case.client)
+        .await?;
+    late.seen(1, SOON).await?;
+    scheduler.process.kill9();
+    frozen.extender.process.stop()?;
+
+    // It does not preempt, and ends what the other began.
+    let successor = Replica::start(turn.cluster, "heir-delete", &["--call-back"]).await?;
+    let small = case.pod("small").gpu_mem(1000).create(&case.client).await?;
+    successor.place(&small, &case.node_name("n")).await?;
+    eventually(SOON, "the successor wrote into the victim", async || {
+        let low = now(&case, &low).await?;
+        let target = condition(&low, names::DISRUPTION_TARGET).context("no condition")?;
+        ensure!(target.status == "False", "{target:?}");
+        Ok(())
+    })
+    .await?;
+    late.release();
+    late.answered(1, SOON).await?;
+    frozen.extender.process.cont()?;
+    // It looks at the Lease before it would act again.
+    eventually(SOON, "it knows that it does not decide", async || {
+        let told = frozen.filter(&waits, &case.node_name("n")).await;
+        ensure!(told.is_err_and(|told| told.to_string().contains("heir-delete")));
+        Ok(())
+    })
+    .await?;
+    assert_eq!(staying(&case).await?, ["firm", "low", "small", "waits"]);
+    nothing_is_left(&successor, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn room_that_another_filter_keeps_the_pod_from_is_given_up() -> Result<()> {
+    let turn = turn().await?;
+    let (replica, _scheduler, case) = rig(&turn, "other-filter", &["--call-back-for=2"]).await?;
+    let [one, two, _] = fill(&case, 0).await?;
+    let last = on_delete(&replica, 1, Action::Hold);
+    let waits = high(&case, "waits")
+        .gpu_mem(8000)
+        .create(&case.client)
+        .await?;
+    last.seen(1, SOON).await?;
+    let node = case.node_name("n");
+    turn.cluster
+        .kubectl(&["taint", "nodes", &node, "case=closed:NoSchedule"])
+        .await?;
+    last.release();
+    for pod in [&one, &two] {
+        wait_gone(&case.client, pod, SOON).await?;
+    }
+    eventually(SOON, "no room is kept", async || {
+        ensure!(!holds(&now(&case, &waits).await?, names::KEPT_CONDITION));
+        Ok(())
+    })
+    .await?;
+    assert_eq!(preempted(&replica).await?, "2");
+    assert_eq!(staying(&case).await?, ["firm", "waits"]);
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
