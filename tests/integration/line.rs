@@ -35,7 +35,7 @@ async fn open() -> Result<ControlPlane> {
 
 async fn extender(cluster: &ControlPlane, identity: &str, line: &str) -> Result<Extender> {
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    extender_by(cluster, &kubeconfig, identity, line).await
+    extender_by(cluster, &kubeconfig, identity, line, &[]).await
 }
 
 async fn extender_by(
@@ -43,6 +43,7 @@ async fn extender_by(
     kubeconfig: &Path,
     identity: &str,
     line: &str,
+    more: &[&str],
 ) -> Result<Extender> {
     let args = [
         &format!("--identity={identity}"),
@@ -50,7 +51,7 @@ async fn extender_by(
         "--stale-after=86400",
     ];
     let options = ExtenderOptions {
-        args: args.iter().map(ToString::to_string).collect(),
+        args: args.iter().chain(more).map(ToString::to_string).collect(),
         ..ExtenderOptions::default()
     };
     Extender::start(cluster, gpustow(), kubeconfig, options).await
@@ -254,6 +255,36 @@ async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
 }
 
 #[tokio::test]
+async fn one_that_free_memory_is_too_scattered_for_preempts_through_the_line() -> Result<()> {
+    let cluster = open().await?;
+    let right = repository("manifests/preempt-scattered/rbac.yaml");
+    let right = right.to_str().context("path of the repository")?;
+    cluster.kubectl(&["apply", "-f", right]).await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let more = ["--preempt-scattered"];
+    let extender = extender_by(&cluster, &kubeconfig, "one", "always", &more).await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "scattered").await?;
+    let node = case.node("n", &[CARD, CARD]);
+    node.create(&case.client).await?;
+    let most = CARD / 4 * 3;
+    let high = |pod: PodBuilder| pod.priority_class("system-cluster-critical");
+    let low = bound(&case.client, case.pod("low").gpu_mem(most)).await?;
+    let firm = bound(&case.client, high(case.pod("firm").gpu_mem(most))).await?;
+
+    // A quarter is free on each card.
+    let urgent = high(held(&case, "urgent").gpu_mem(CARD / 2));
+    let urgent = urgent.create(&case.client).await?;
+
+    wait_bound(&case.client, &urgent, SOON).await?;
+    wait_gone(&case.client, &low, SOON).await?;
+    let name = firm.metadata.name.as_deref().context("it has a name")?;
+    let firm = case.pods().get(name).await?;
+    ensure!(firm.metadata.deletion_timestamp.is_none(), "it was needed");
+    case.end().await
+}
+
+#[tokio::test]
 async fn a_pod_out_of_the_line_by_hand_does_not_overtake() -> Result<()> {
     let cluster = open().await?;
     let extender = extender(&cluster, "one", "always").await?;
@@ -288,7 +319,7 @@ async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Resu
     let cluster = open().await?;
     let proxy = ApiProxy::start(&cluster).await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, Some(proxy.url()));
-    let extender = extender_by(&cluster, &kubeconfig.await?, "one", "always").await?;
+    let extender = extender_by(&cluster, &kubeconfig.await?, "one", "always", &[]).await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "again").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
