@@ -3,7 +3,7 @@
 //! A round creates its pods while no scheduler runs, starts one, and times the binds of the
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
-//! that kube-scheduler tries again and again, and timed from its creation on. With `--line`, see [`line`].
+//! that kube-scheduler tries again and again, and timed from its creation on. With `--line`, see [`mod@line`].
 
 mod line;
 mod report;
