@@ -109,6 +109,38 @@ pub(crate) fn lift(before: &Value, after: &Value) -> Option<String> {
     })
 }
 
+/// The message of this condition, if it holds.
+fn says<'p>(pod: &'p Value, of_type: &str) -> Option<&'p str> {
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.find(|it| it["type"] == of_type && it["status"] == "True")?["message"].as_str()
+}
+
+/// Whom the extender may delete: that very copy of a bound pod that says why, for a pod of higher priority for which room
+/// is kept on its node.
+pub(crate) fn preempted(server: &Server, pod: &Value, precondition: &Value) -> Option<String> {
+    let Some(node) = pod["spec"]["nodeName"].as_str() else {
+        return Some(format!(
+            "{} is deleted before it is bound",
+            pod["metadata"]["name"]
+        ));
+    };
+    let on = format!("on node {node}:");
+    let mut others = server.all(Kind::Pod);
+    let wanted = others.any(|other| {
+        priority(other) > priority(pod)
+            && !other["spec"]["nodeName"].is_string()
+            && says(other, names::KEPT_CONDITION).is_some_and(|text| text.starts_with(&on))
+    });
+    let exact = precondition["uid"].is_string() && precondition["resourceVersion"].is_string();
+    let marked = says(pod, names::DISRUPTION_TARGET).is_some();
+    (!wanted || !exact || !marked).then(|| {
+        format!(
+            "{} on {node} is deleted: wanted {wanted}, marked {marked}, by its copy {exact}",
+            pod["metadata"]["name"]
+        )
+    })
+}
+
 /// The cards of a node, by UUID.
 pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
     let report = server.get(&(Kind::GpuNode, String::new(), node.to_owned()));
@@ -170,7 +202,10 @@ pub(crate) fn starving(server: &Server) -> Vec<String> {
         let is_kept = |node: &Value| {
             let mut others = server.all(Kind::Pod);
             others.any(|other| {
-                nominated(other) == node["metadata"]["name"].as_str()
+                let name = node["metadata"]["name"].as_str().unwrap_or_default();
+                let kept = says(other, names::KEPT_CONDITION)
+                    .is_some_and(|text| text.starts_with(&format!("on node {name}:")));
+                (nominated(other) == Some(name) || kept)
                     && other["metadata"]["uid"] != pod["metadata"]["uid"]
                     && priority(other) >= priority(pod)
             })

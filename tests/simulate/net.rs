@@ -429,6 +429,7 @@ impl Call {
             }
             (&Method::POST, "eviction") => server.evict(key, &self.body),
             (&Method::POST, "") => server.create(kind, &self.namespace, self.body),
+            (&Method::DELETE, "") if kind == Kind::Pod => server.preempt(key, &self.body),
             (&Method::PUT, _) => server.replace(key, self.body),
             (&Method::PATCH, part) if self.applies => {
                 server.apply(key, self.body, part == "status")

@@ -120,6 +120,28 @@ impl Scheduler {
         }
     }
 
+    /// Says on the pod that no node was found for it, unless that stands there.
+    pub(crate) async fn say_refused(&self, pod: &Value) {
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        let said = conditions.any(|it| it["type"] == "PodScheduled" && it["status"] == "False");
+        if said || self.beside().link.pass().await.is_err() {
+            return;
+        }
+        let key = (Kind::Pod, net::NAMESPACE.to_owned(), name(pod));
+        let refused = json!({
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0 nodes are available",
+        });
+        let patch = json!({
+            "metadata": { "uid": uid(pod) }, "status": { "conditions": [refused] },
+        });
+        // It may be gone, or bound.
+        let written = locked(&self.server).patch(key, &patch, true, true);
+        if let Ok(copy) = written {
+            locked(&self.cache).pods.insert(uid(pod), copy);
+        }
+    }
+
     async fn evict(&self, pod: &Value, node: &str, victims: &[Copy]) {
         self.story.tell(format!(
             "{} is nominated to {node}, for which {} must go",

@@ -340,7 +340,8 @@ impl Scheduler {
         let node = match nodes.len() {
             0 => {
                 self.put(&pod, Place::Refused(Instant::now()));
-                return self.preempt(&pod, &passed).await;
+                self.preempt(&pod, &passed).await;
+                return self.say_refused(&pod).await;
             }
             1 => nodes[0].clone(),
             _ => {

@@ -298,6 +298,8 @@ impl Server {
             &mut object["metadata"]["annotations"],
             &binding["metadata"]["annotations"],
         );
+        let scheduled = json!({ "type": "PodScheduled", "status": "True" });
+        object["status"]["conditions"] = conditions_of(&now["status"]["conditions"], &[scheduled]);
         let bound = self.written(key, object)?;
         self.story.tell(format!(
             "{} is bound to {} by epoch {}: {}",
@@ -320,6 +322,18 @@ impl Server {
         }
         self.end(key);
         Ok(old)
+    }
+
+    /// Deletes a pod for another, as the extender does it.
+    pub(crate) fn preempt(&mut self, key: Key, options: &Value) -> Answer {
+        let precondition = &options["preconditions"];
+        let pod = self.get(&key)?;
+        preconditions(precondition, &pod)?;
+        let name = &pod["metadata"]["name"];
+        self.story.tell(format!("{name} is preempted"));
+        self.wrong
+            .extend(check::preempted(self, &pod, precondition));
+        self.delete(key, precondition)
     }
 
     /// It is gone.

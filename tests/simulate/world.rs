@@ -60,6 +60,7 @@ pub(crate) struct World {
     clears: bool,
     /// What the extender is allowed to do.
     calls_back: bool,
+    preempts: bool,
     act: Act,
     line: &'static str,
     /// The version with all nodes in it.
@@ -87,6 +88,7 @@ impl World {
             replicas: Vec::new(),
             clears: seed.is_multiple_of(2),
             calls_back: !seed.is_multiple_of(3),
+            preempts: !(seed / 5).is_multiple_of(3),
             act: match (seed / 3).is_multiple_of(2) {
                 true => Act::Event,
                 false => Act::Evict,
@@ -190,6 +192,9 @@ impl World {
         let mut flags = vec!["gpustow", "--metrics-per-gpu", &identity, &act, self.line];
         if self.calls_back {
             flags.push("--call-back");
+        }
+        if self.preempts {
+            flags.push("--preempt-scattered");
         }
         let args = Args::try_parse_from(flags).context("flags")?;
         let extender = Extender::new(args, link.client())?;
