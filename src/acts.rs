@@ -282,7 +282,18 @@ impl Acts {
             .map_or(self.app.args.act, |own| own.min(self.app.args.act))
     }
 
+    /// Is the pod to give memory back still? The look that said so may be some requests old.
+    fn is_victim(&self, uid: &Uid) -> bool {
+        let now = self.app.ledger.now();
+        let ledger = self.app.ledger.lock();
+        let backs = ledger.call_backs(now);
+        victims(&backs, ledger.shortages(now), ledger.over_limits(now)).contains_key(uid)
+    }
+
     async fn act(&mut self, epoch: u64, victim: &Victim) {
+        if !self.is_victim(&victim.pod.uid) {
+            return;
+        }
         let (pod, act) = (&victim.pod, self.act_on(&victim.pod));
         let text = victim.told();
         if pod.asked_back.is_none_or(|done| done < act) {
@@ -315,10 +326,10 @@ impl Acts {
 
     /// Evicts this very copy of the pod.
     async fn evict(&mut self, epoch: u64, victim: &Victim, version: String) {
-        if self.app.epoch.confirm(epoch).await.is_err() {
+        let pod = &victim.pod;
+        if self.app.epoch.confirm(epoch).await.is_err() || !self.is_victim(&pod.uid) {
             return;
         }
-        let pod = &victim.pod;
         // kube's own request misspells the preconditions, and the API server drops what it does not know.
         let eviction = Eviction {
             metadata: ObjectMeta {

@@ -24,6 +24,15 @@ impl Acts {
         self.app.ledger.lock().preemptions(now)
     }
 
+    /// Is this pod to end for that one still? The look that said so may be some requests old.
+    fn is_to_end(&self, preemption: &Preemption, victim: &PodFacts) -> bool {
+        let now = self.preemptions();
+        let mut now = now.iter().filter(|it| it.pod.uid == preemption.pod.uid);
+        now.any(|it| {
+            it.node == preemption.node && it.victims.iter().any(|pod| pod.uid == victim.uid)
+        })
+    }
+
     /// Has the ledger choose who ends for these pods.
     pub(super) async fn choose(&self, due: &[Arc<PodFacts>]) {
         if due.is_empty() {
@@ -55,7 +64,8 @@ impl Acts {
         for victim in &preemption.victims {
             let refused = self.refused.get(&victim.uid);
             let waits = refused.is_some_and(|(at, _)| *at > Instant::now());
-            if waits || self.evicted.contains(&victim.uid) {
+            let done = self.evicted.contains(&victim.uid);
+            if waits || done || !self.is_to_end(preemption, victim) {
                 continue;
             }
             if !victim.preempted && !self.pace.may(&preemption.node) {
@@ -114,7 +124,8 @@ impl Acts {
         }
     }
 
-    /// Marks the victim, then deletes that very copy of it. False if this extender decides no more.
+    /// Marks the victim, then deletes that very copy of it. False if this extender decides no more, or nobody needs its
+    /// end any more.
     async fn delete(
         &self,
         epoch: u64,
@@ -129,7 +140,7 @@ impl Acts {
         let target = condition(names::DISRUPTION_TARGET, "True", names::PREEMPTED, &text);
         let version = victim.resource_version.to_string();
         let version = self.write(victim, Some(&version), target).await?;
-        if self.app.epoch.confirm(epoch).await.is_err() {
+        if self.app.epoch.confirm(epoch).await.is_err() || !self.is_to_end(preemption, victim) {
             return Ok(false);
         }
         let params = DeleteParams {
