@@ -7,10 +7,12 @@
 mod check;
 mod dice;
 mod machine;
+mod model;
 mod net;
 mod preempt;
 mod scheduler;
 mod server;
+mod stage;
 mod story;
 mod world;
 
