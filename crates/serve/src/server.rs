@@ -2,14 +2,15 @@
 //! has come, and the memory for what has come so far.
 
 use std::collections::VecDeque;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
-use hyper::body::Incoming;
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -28,7 +29,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// What a server allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections at once. One more ends the oldest that waits for a request.
+    /// Connections at once. One more ends the oldest of which no whole request has come.
     pub connections: usize,
     /// From one answer, or the start, to the next request's whole head.
     pub patience: Duration,
@@ -105,7 +106,7 @@ pub async fn serve_until(
 
 struct Connection {
     task: AbortHandle,
-    /// A call is being answered.
+    /// A call has come whole and is being answered.
     busy: Arc<AtomicBool>,
 }
 
@@ -115,7 +116,54 @@ impl Connection {
     }
 }
 
-/// Marks a connection as busy while it lives.
+/// A request's body. When all of it has come, its connection is busy: who begins calls and never ends them keeps
+/// nobody else out.
+struct Coming {
+    body: Incoming,
+    busy: Arc<AtomicBool>,
+}
+
+impl Coming {
+    fn new(body: Incoming, busy: Arc<AtomicBool>) -> Self {
+        let coming = Self { body, busy };
+        coming.look();
+        coming
+    }
+
+    fn look(&self) {
+        if self.body.is_end_stream() {
+            self.busy.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Body for Coming {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        match frame {
+            Poll::Ready(None) => self.busy.store(true, Ordering::Relaxed),
+            Poll::Ready(Some(_)) => self.look(),
+            Poll::Pending => {}
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Marks its connection as busy no more when it ends.
 struct Call(Arc<AtomicBool>);
 
 impl Drop for Call {
@@ -133,8 +181,8 @@ async fn talk(
 ) {
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        busy.store(true, Ordering::Relaxed);
         let call = Call(busy.clone());
+        let request = request.map(|body| Coming::new(body, busy.clone()));
         let answer = router.call(request);
         async move {
             let answer = answer.await;

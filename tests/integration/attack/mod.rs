@@ -2,6 +2,7 @@
 //! that comes out otherwise is a weakness, or a promise that docs/security.md no longer makes.
 
 mod extender;
+mod flood;
 mod guard;
 mod keys;
 mod later;
