@@ -100,8 +100,8 @@ impl Ledger {
             let open: Vec<&str> = lenders.iter().map(|name| &**name).filter(open).collect();
             if !self.call_back_for(&pod, &kept_before, now) && !self.call_back_for(&pod, &open, now)
             {
-                // Every card was tried: the next look tries them all again.
-                self.queue.call_all_again(&uid);
+                // Every card was tried: a later look tries them all again.
+                self.queue.call_all_again(&uid, now);
             }
         }
     }

@@ -119,8 +119,8 @@ impl Ledger {
         for pod in without {
             match self.best_place(&pod, None, now) {
                 Some(plan) => self.keep_place(&pod, plan, now),
-                // Every card was tried: the next look tries them all again.
-                None => self.queue.call_all_again(&pod.uid),
+                // Every card was tried: a later look tries them all again.
+                None => self.queue.call_all_again(&pod.uid, now),
             }
         }
         self.move_one_place(now);

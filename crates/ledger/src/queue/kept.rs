@@ -19,6 +19,7 @@ use gpustow_pack::{Mib, Request};
 
 use super::Queue;
 use crate::books::{Books, Uid};
+use crate::maps::HashSet;
 use crate::places::GivenUp;
 
 /// Room that is kept for a pod.
@@ -83,6 +84,19 @@ impl CalledBack {
     pub(crate) fn victims(&self) -> &[Uid] {
         &self.victims
     }
+}
+
+/// Between two rounds of calling memory back, or keeping a place, for one pod in vain: at first, and at most.
+const REST: Duration = Duration::from_secs(60);
+const LONGEST_REST: Duration = Duration::from_secs(960);
+
+/// Cards whose memory was called back or kept for a pod and did not come.
+#[derive(Debug, Default)]
+pub(super) struct InVain {
+    cards: HashSet<Box<str>>,
+    /// How often all had been tried.
+    rounds: u32,
+    rests_until: Option<Duration>,
 }
 
 impl Queue {
@@ -313,19 +327,35 @@ impl Queue {
 
     fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {
         let cards = what.cards.iter().map(|(card, _)| card.clone());
-        self.in_vain.entry(uid.clone()).or_default().extend(cards);
+        let in_vain = self.in_vain.entry(uid.clone()).or_default();
+        in_vain.cards.extend(cards);
     }
 
     /// Was this card's memory called back or kept for the pod in vain?
     pub(crate) fn was_in_vain(&self, uid: &str, card: &str) -> bool {
-        self.in_vain
-            .get(uid)
-            .is_some_and(|cards| cards.contains(card))
+        let in_vain = self.in_vain.get(uid);
+        in_vain.is_some_and(|it| it.cards.contains(card))
     }
 
-    /// Every card may be tried again.
-    pub(crate) fn call_all_again(&mut self, uid: &str) {
-        self.in_vain.remove(uid);
+    /// No card is left to be tried for the pod: all of them may be again, after a pause in which nothing is kept for
+    /// it and others take what there is. The pause doubles with each round.
+    pub(crate) fn call_all_again(&mut self, uid: &str, now: Duration) {
+        let Some(it) = self.in_vain.get_mut(uid) else {
+            return;
+        };
+        match it.rests_until {
+            Some(until) if until > now => {}
+            Some(_) => {
+                it.rests_until = None;
+                it.cards.clear();
+            }
+            None if it.cards.is_empty() => {}
+            None => {
+                let rest = REST.saturating_mul(1 << it.rounds.min(16));
+                it.rests_until = Some(now + rest.min(LONGEST_REST));
+                it.rounds += 1;
+            }
+        }
     }
 
     /// Keeps the index of nominations. Those that hold room no more, or hold less of it because

@@ -21,7 +21,7 @@ use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 use crate::places::GivenUp;
 pub(crate) use kept::CalledBack;
-use kept::Kept;
+use kept::{InVain, Kept};
 pub use line::Lift;
 use line::{Line, is_in_line};
 pub(crate) use tried::Tried;
@@ -36,8 +36,7 @@ pub(crate) struct Queue {
     /// Unbound pods by the node where room is kept for them: nominated there, or in `kept`.
     keeping: HashMap<Arc<str>, HashSet<Uid>>,
     kept: HashMap<Uid, Kept>,
-    /// Cards whose memory was called back or kept for these pods and did not come.
-    in_vain: HashMap<Uid, HashSet<Box<str>>>,
+    in_vain: HashMap<Uid, InVain>,
     given_up: HashMap<GivenUp, u64>,
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,

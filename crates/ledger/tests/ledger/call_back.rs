@@ -259,11 +259,32 @@ fn what_does_not_come_is_given_up_and_another_card_is_tried() {
     assert_eq!(victims(&ledger, 79), [is("p", "one", 80)]);
     ledger.call_back(at(80));
     assert_eq!(victims(&ledger, 80), [is("p", "two", 81)]);
-    // There is no third: the next look finds that, and the one after it begins again.
-    ledger.call_back(at(140));
-    assert!(ledger.call_backs(at(140)).is_empty());
-    ledger.call_back(at(141));
-    assert_eq!(victims(&ledger, 141), [is("p", "one", 80)]);
+    // There is no third: for a minute nothing is kept for it, and one who fits beside them gets the room.
+    let now = |ledger: &mut Ledger, second: u64| {
+        uses(
+            ledger,
+            "a",
+            &[&[used("one", 90)], &[used("two", 91)]],
+            second,
+        );
+        ledger.call_back(at(second));
+        victims(ledger, second)
+    };
+    assert_eq!(now(&mut ledger, 140), []);
+    assert_eq!(now(&mut ledger, 199), []);
+    assert_eq!(
+        choose(&mut ledger, &pod("small", 9), &["a"], at(199)),
+        ["a"]
+    );
+    now(&mut ledger, 200);
+    assert_eq!(now(&mut ledger, 230), [is("p", "one", 80)]);
+    // The second time it is two minutes.
+    assert_eq!(now(&mut ledger, 310), [is("p", "two", 81)]);
+    for second in [370, 371, 489] {
+        assert_eq!(now(&mut ledger, second), [], "at {second}");
+    }
+    now(&mut ledger, 490);
+    assert_eq!(now(&mut ledger, 491), [is("p", "one", 80)]);
 }
 
 #[test]

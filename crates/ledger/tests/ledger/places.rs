@@ -203,9 +203,13 @@ fn what_does_not_come_free_in_time_is_given_up_for_other_cards() {
     keep(&mut ledger, AFTER + LASTS);
     assert_eq!(places(&ledger), [is("p", "b")]);
     assert_eq!(ledger.given_up(GivenUp::Late), 1);
-    // Then the first ones are tried again.
-    keep(&mut ledger, AFTER + 2 * LASTS);
-    keep(&mut ledger, AFTER + 2 * LASTS + 1);
+    // For a minute nothing is kept then; after that the first ones are tried again.
+    let both = AFTER + 2 * LASTS;
+    for second in [both, both + 1, both + 60] {
+        keep(&mut ledger, second);
+        assert_eq!(places(&ledger), [], "at {second}");
+    }
+    keep(&mut ledger, both + 61);
     assert_eq!(places(&ledger), [is("p", "a")]);
 }
 
