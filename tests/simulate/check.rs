@@ -11,6 +11,14 @@ use crate::server::{Kind, Server};
 /// MiB of every card.
 pub(crate) const CARD: u64 = 80_000;
 
+/// The label of pods that a disruption budget covers.
+pub(crate) const GUARDED: &str = "example.com/guarded";
+
+/// Does a disruption budget cover it?
+pub(crate) fn guarded(pod: &Value) -> bool {
+    pod["metadata"]["labels"][GUARDED] == "yes"
+}
+
 /// What is wrong with this write of a pod.
 pub(crate) fn pod(server: &Server, before: Option<&Value>, after: &Value) -> Vec<String> {
     let name = &after["metadata"]["name"];

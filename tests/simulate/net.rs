@@ -402,9 +402,7 @@ impl Call {
             // Events are told to nobody; of policies and settings there are none.
             return match self.plural.as_str() {
                 "events" => Ok(self.body.into()),
-                "poddisruptionbudgets" => Ok(Arc::new(json!({
-                    "kind": "PodDisruptionBudgetList", "apiVersion": "policy/v1", "metadata": {}, "items": [],
-                }))),
+                "poddisruptionbudgets" => Ok(Arc::new(server.budgets())),
                 other => Err(Refusal(404, "NotFound", format!("no {other} here"))),
             };
         };

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::check;
+use crate::net::NAMESPACE;
 use crate::story::Story;
 
 /// What was seen longer ago than a silent agent's report may be used, and a message may be late, nobody may act on.
@@ -87,6 +88,8 @@ pub(crate) struct Server {
     /// How often it was restored from a backup.
     pub(crate) life: u64,
     changed: watch::Sender<u64>,
+    /// Of the pods that [`check::guarded`] names so many may be away, if there is a budget.
+    pub(crate) budget: Option<usize>,
     /// When each pod, by UID, used more than it asked for.
     pub(crate) over: BTreeMap<String, Instant>,
     /// What no write may have done.
@@ -103,6 +106,7 @@ impl Server {
             uids: 0,
             compacted: 0,
             life: 0,
+            budget: None,
             changed: watch::Sender::new(1),
             over: BTreeMap::new(),
             wrong: Vec::new(),
@@ -336,6 +340,32 @@ impl Server {
         self.delete(key, precondition)
     }
 
+    /// How many more may be disrupted, if there is a budget: its controller is never late.
+    pub(crate) fn disruptions(&self) -> Option<usize> {
+        let bound = |pod: &&Copy| pod["spec"]["nodeName"].is_string() && !check::ended(pod);
+        let guarded = self
+            .all(Kind::Pod)
+            .filter(bound)
+            .filter(|pod| check::guarded(pod));
+        let away = guarded.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string());
+        Some(self.budget?.saturating_sub(away.count()))
+    }
+
+    /// The budgets, as they are listed.
+    pub(crate) fn budgets(&self) -> Value {
+        let budget = |allowed| {
+            json!({
+                "metadata": { "name": "guard", "namespace": NAMESPACE },
+                "spec": { "selector": { "matchLabels": { (check::GUARDED): "yes" } } },
+                "status": { "disruptionsAllowed": allowed },
+            })
+        };
+        let items: Vec<Value> = self.disruptions().map(budget).into_iter().collect();
+        json!({
+            "kind": "PodDisruptionBudgetList", "apiVersion": "policy/v1", "metadata": {}, "items": items,
+        })
+    }
+
     /// It is gone.
     pub(crate) fn end(&mut self, key: Key) {
         if self.objects.contains_key(&key) {
@@ -346,6 +376,10 @@ impl Server {
     /// Evicts a pod; nobody may have one evicted that keeps within its request.
     pub(crate) fn evict(&mut self, key: Key, eviction: &Value) -> Answer {
         let precondition = &eviction["deleteOptions"]["preconditions"];
+        if check::guarded(&*self.get(&key)?) && self.disruptions() == Some(0) {
+            let text = "Cannot evict pod as it would violate the pod's disruption budget.";
+            return Err(Refusal(429, "TooManyRequests", text.to_owned()));
+        }
         let pod = self.delete(key, precondition)?;
         let name = &pod["metadata"]["name"];
         self.story.tell(format!("{name} is evicted"));

@@ -100,6 +100,9 @@ impl World {
             began: Instant::now(),
             story,
         };
+        if (seed / 7).is_multiple_of(2) {
+            locked(&world.server).budget = Some(usize::try_from(seed % 3)?);
+        }
         world.build()?;
         let trouble = Duration::from_secs(world.random.random_range(TROUBLE));
         while world.began.elapsed() < trouble {
@@ -278,6 +281,9 @@ impl World {
             "status": { "phase": "Pending" },
         });
         pod["spec"]["priority"] = json!([0, 0, 0, 0, 100, 1000][self.random.random_range(0..6)]);
+        if self.random.random_bool(0.3) {
+            pod["metadata"]["labels"][check::GUARDED] = json!("yes");
+        }
         if self.random.random_bool(0.1) {
             pod["spec"]["preemptionPolicy"] = json!("Never");
         }
