@@ -83,6 +83,15 @@ torture: control-plane previous ## An hour of real faults on a real control plan
 	$(CARGO) build --locked --workspace --bin gpustow --bin torture
 	target/debug/torture $(ARGS)
 
+.PHONY: overload
+overload: control-plane ## Flood a real control plane, and see what others wait meanwhile (ARGS=--help for options)
+	$(CARGO) build --locked --release --bin gpustow
+	$(RUN) --package gpustow-testkit --bin overload -- --gpustow target/release/gpustow $(ARGS)
+
+.PHONY: fuzz
+fuzz: ## Fuzz all that parses what others wrote, an hour each (ARGS="pod report": those; MINUTES=5; KEEP=1 adds to the corpora)
+	@crates/fuzz/run.sh $(ARGS)
+
 .PHONY: teeth
 teeth: ## Take mends out again and see the ledger's model, or the simulated world, find each (ARGS=tests/teeth/NAME.patch for some)
 	@tests/teeth/run.sh $(ARGS)

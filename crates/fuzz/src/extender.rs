@@ -1,0 +1,196 @@
+//! What the extender and its webhook are told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow::wire::{ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs};
+use gpustow_api::facts::{has_soft_preferences, tolerates_prefer_no_schedule};
+use gpustow_api::mutate::{Change, PodDefaults, patch};
+use gpustow_api::{Assignment, GpuNode, NodeFacts, PodFacts, names, quantity};
+use gpustow_ledger::{Ask, Config, Ledger};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+
+const NOW: Duration = Duration::from_secs(1);
+const NODES: [&str; 2] = ["a", "b"];
+
+fn node(name: &str) -> NodeFacts {
+    let node = json!({
+        "metadata": { "name": name, "labels": { "zone": name } },
+        "status": { "allocatable": { "cpu": "8", "memory": "64Gi", "pods": "110", names::GPU_MEM: "160000" } },
+    });
+    NodeFacts::from_node(&serde_json::from_value::<Node>(node).unwrap_or_default())
+}
+
+fn status(name: &str) -> Value {
+    let gpu = |index: u32| json!({ "uuid": format!("GPU-{name}{index}"), "index": index, "model": "H100", "totalMiB": 80_000, "healthy": true });
+    json!({ "gpus": [gpu(0), gpu(1)] })
+}
+
+/// Two nodes with two cards each.
+fn ledger() -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        call_back: true,
+        line: true,
+        keep: Some(Duration::ZERO),
+        preempt_scattered: true,
+        ..Config::default()
+    });
+    for name in NODES {
+        ledger.apply_node(node(name));
+        let status = serde_json::from_value(status(name)).unwrap_or_default();
+        ledger.apply_gpunode(name, status, NOW);
+    }
+    ledger
+}
+
+/// No card is counted twice, whatever was said.
+fn is_sound(ledger: &Ledger) {
+    for node in ledger.snapshot(NOW) {
+        for card in &node.cards {
+            assert!(card.free <= card.capacity, "{card:?}");
+        }
+    }
+}
+
+/// Everything that is decided about a pod.
+fn decide(ledger: &mut Ledger, pod: &Pod, names: &[&str]) {
+    let Some(facts) = PodFacts::from_pod(pod, names::GPU_MEM) else {
+        return;
+    };
+    // What asks for nothing, or for nonsense, is not decided about.
+    if facts
+        .request
+        .as_ref()
+        .is_ok_and(|request| request.is_empty())
+    {
+        return;
+    }
+    let tolerates = |taints: &_| tolerates_prefer_no_schedule(pod, taints);
+    let ask = Ask {
+        cooperative: has_soft_preferences(pod),
+        tolerates: &tolerates,
+        ..Ask::of(&facts)
+    };
+    let filtered = ledger.filter(&ask, names, NOW);
+    for name in &filtered.nodes {
+        assert!(names.contains(name), "{name} was no candidate");
+    }
+    let scores = ledger.rank(&facts, &tolerates, &filtered.nodes, NOW);
+    assert_eq!(scores.len(), filtered.nodes.len());
+    if let Some(name) = filtered.nodes.first()
+        && let Ok(assignment) = ledger.begin_bind(&facts, name, NOW)
+    {
+        let text = assignment.encode();
+        assert_eq!(
+            Assignment::decode(&text).ok().as_ref(),
+            Some(&*assignment),
+            "{text}"
+        );
+    }
+    let (mut steps, nobody) = (ledger.budget(), Vec::<Arc<str>>::new());
+    for name in NODES {
+        let _ = ledger.explain(&facts, name, NOW);
+        let _ = ledger.preempt(&facts, name, &nobody, &|_| false, &mut steps, NOW);
+    }
+    is_sound(ledger);
+}
+
+/// A body that kube-scheduler sends.
+pub(crate) fn calls(data: &[u8]) {
+    let mut ledger = ledger();
+    if let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(data) {
+        let names = args.node_names.iter().flatten();
+        decide(
+            &mut ledger,
+            &args.pod,
+            &names.map(|name| &*name.0).collect::<Vec<_>>(),
+        );
+    }
+    if let Ok(args) = serde_json::from_slice::<ExtenderPreemptionArgs>(data) {
+        decide(&mut ledger, &args.pod, &NODES);
+    }
+    let _ = serde_json::from_slice::<ExtenderBindingArgs>(data);
+}
+
+/// A pod as a tenant writes it.
+pub(crate) fn pod(data: &[u8]) {
+    let Ok(value) = serde_json::from_slice::<Value>(data) else {
+        return;
+    };
+    let defaults = PodDefaults {
+        runtime_class: "nvidia".to_owned(),
+        capabilities: "compute,utility".to_owned(),
+        enforce: "driver".to_owned(),
+    };
+    for (before, debugs) in [(None, false), (Some(&value), false), (Some(&value), true)] {
+        let change = Change {
+            pod: &value,
+            before,
+            debugs,
+        };
+        let _ = patch(change, names::GPU_MEM, &defaults);
+    }
+    let mut ledger = ledger();
+    match serde_json::from_value::<Pod>(value.clone()) {
+        Ok(pod) => {
+            decide(&mut ledger, &pod, &NODES);
+            if let Some(facts) = PodFacts::from_pod(&pod, names::GPU_MEM) {
+                ledger.apply_pod(facts);
+            }
+        }
+        Err(error) => {
+            let meta = serde_json::from_value(value["metadata"].clone()).unwrap_or_default();
+            let text = error.to_string();
+            if let Some(facts) = PodFacts::from_remains(&meta, &value, &text, names::GPU_MEM) {
+                ledger.apply_pod(facts);
+            }
+        }
+    }
+    is_sound(&ledger);
+    for uid in ledger.pods().map(|pod| pod.uid.clone()).collect::<Vec<_>>() {
+        ledger.delete_pod(&uid);
+    }
+    is_sound(&ledger);
+}
+
+/// A GpuNode as an agent writes it.
+pub(crate) fn report(data: &[u8]) {
+    let Ok(report) = serde_json::from_slice::<GpuNode>(data) else {
+        return;
+    };
+    let mut ledger = ledger();
+    for _ in 0..2 {
+        let status = report.status.clone().unwrap_or_default();
+        ledger.apply_gpunode("a", status, NOW);
+        for gpus in ["1", "2"] {
+            let pod = json!({
+                "metadata": { "name": "p", "namespace": "n", "uid": gpus, "annotations": { names::GPU_COUNT: gpus } },
+                "spec": { "containers": [{ "name": "main", "resources": { "limits": { names::GPU_MEM: "2000" } } }] },
+            });
+            decide(
+                &mut ledger,
+                &serde_json::from_value(pod).unwrap_or_default(),
+                &["a"],
+            );
+        }
+    }
+    ledger.delete_gpunode("a");
+    is_sound(&ledger);
+}
+
+/// A quantity.
+pub(crate) fn quantity(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let quantity = Quantity(text.to_owned());
+    let whole = quantity::whole(&quantity);
+    let up = quantity::rounded_up(&quantity, 1);
+    assert!(
+        whole.is_none_or(|whole| whole == up),
+        "{text}: {whole:?}, {up}"
+    );
+    assert!(up <= quantity::rounded_up(&quantity, 1000), "{text}");
+}
