@@ -6,13 +6,23 @@ use gpustow_api::{Assignment, names};
 use serde_json::Value;
 
 use crate::preempt::{nominated, priority};
-use crate::server::{Kind, Server};
+use crate::server::{Copy, Kind, Server};
 
 /// MiB of every card.
 pub(crate) const CARD: u64 = 80_000;
 
 /// The label of pods that a disruption budget covers.
 pub(crate) const GUARDED: &str = "example.com/guarded";
+
+/// The label that says how many are in a pod's group.
+pub(crate) const MEMBERS: &str = "example.com/members";
+
+/// The group of which all are scheduled or none, and how many they are.
+pub(crate) fn group(pod: &Value) -> Option<(&str, usize)> {
+    let labels = &pod["metadata"]["labels"];
+    let members = labels[MEMBERS].as_str()?.parse().ok()?;
+    Some((labels[names::POD_GROUP_LABELS[0]].as_str()?, members))
+}
 
 /// Does a disruption budget cover it?
 pub(crate) fn guarded(pod: &Value) -> bool {
@@ -218,13 +228,29 @@ pub(crate) fn starving(server: &Server) -> Vec<String> {
                     && priority(other) >= priority(pod)
             })
         };
-        let mut nodes = server.all(Kind::Node).filter(|node| !is_kept(node));
-        let node = nodes.find(|node| {
-            let cards = cards(
-                server,
-                node["metadata"]["name"].as_str().unwrap_or_default(),
-            );
-            let enough = cards.values().filter(|it| it.healthy && it.free() >= mib);
+        let room = |node: &Copy| {
+            let name = node["metadata"]["name"].as_str().unwrap_or_default();
+            let cards = cards(server, name).into_values();
+            let free = cards.filter(|it| it.healthy).map(move |it| it.free() / mib);
+            free.collect::<Vec<_>>()
+        };
+        let nodes = || server.all(Kind::Node).filter(|node| !is_kept(node));
+        if let Some((group, members)) = group(pod) {
+            let same = || {
+                server
+                    .all(Kind::Pod)
+                    .filter(|it| self::group(it).is_some_and(|it| it.0 == group))
+            };
+            let unbound = same()
+                .filter(|it| !it["spec"]["nodeName"].is_string())
+                .count();
+            let room: u64 = nodes().flat_map(room).sum();
+            if same().count() < members || room < unbound as u64 {
+                return None;
+            }
+        }
+        let node = nodes().find(|node| {
+            let enough = room(node).into_iter().filter(|times| *times > 0);
             enough.count() >= gpus
         })?;
         Some(format!(

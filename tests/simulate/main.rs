@@ -14,6 +14,7 @@ mod scheduler;
 mod server;
 mod stage;
 mod story;
+mod users;
 mod world;
 
 use std::process::Command;

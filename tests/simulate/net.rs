@@ -161,7 +161,9 @@ impl Link {
             true => Value::Null,
             false => serde_json::from_slice(&body)?,
         };
-        let call = Call::of(&head, body);
+        let mut call = Call::of(&head, body);
+        // As it is sent: what happens while it is under way nobody can know.
+        call.unwanted = call.is_unwanted(&locked(&self.server));
         sleep(self.delay()).await;
         let fate = self.fate();
         match fate {
@@ -302,6 +304,8 @@ struct Call {
     watches: Option<u64>,
     seconds: u64,
     body: Value,
+    /// Why it should not have been sent.
+    unwanted: Option<String>,
 }
 
 impl Call {
@@ -351,7 +355,16 @@ impl Call {
             watches: value("watch").map(|_| number("resourceVersion").unwrap_or(0)),
             seconds: number("timeoutSeconds").unwrap_or(300),
             body,
+            unwanted: None,
         }
+    }
+
+    /// Should this pod not be deleted?
+    fn is_unwanted(&self, server: &Server) -> Option<String> {
+        let deletes = self.method == Method::DELETE && self.kind == Some(Kind::Pod);
+        let key = (Kind::Pod, self.namespace.clone(), self.name.clone());
+        let pod = server.get(&key).ok().filter(|_| deletes)?;
+        check::preempted(server, &pod, &self.body["preconditions"])
     }
 
     fn wants(&self, object: &Value) -> bool {
@@ -427,7 +440,7 @@ impl Call {
             }
             (&Method::POST, "eviction") => server.evict(key, &self.body),
             (&Method::POST, "") => server.create(kind, &self.namespace, self.body),
-            (&Method::DELETE, "") if kind == Kind::Pod => server.preempt(key, &self.body),
+            (&Method::DELETE, "") if kind == Kind::Pod => server.preempt(key, &self.body, self.unwanted),
             (&Method::PUT, _) => server.replace(key, self.body),
             (&Method::PATCH, part) if self.applies => {
                 server.apply(key, self.body, part == "status")

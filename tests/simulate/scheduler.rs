@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
-use crate::check::{ended, gated};
+use crate::check::{ended, gated, group};
 use crate::net::{Link, Shared, locked};
 use crate::preempt::{nominated, priority};
 use crate::server::{Copy, Kind};
@@ -27,6 +27,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(2);
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
 /// podMaxInUnschedulablePodsDuration.
 const FLUSH: Duration = Duration::from_secs(300);
+/// The coscheduling plugin's permitWaitingTimeSeconds.
+const GROUP: Duration = Duration::from_secs(60);
 /// Between two looks when nothing happens.
 const IDLE: Duration = Duration::from_millis(50);
 
@@ -114,6 +116,8 @@ pub(crate) struct Scheduler {
     beside: Mutex<Beside>,
     pub(crate) cache: Mutex<Cache>,
     random: Mutex<StdRng>,
+    /// Pods that wait for the others of their group, by UID.
+    permits: Mutex<BTreeMap<String, String>>,
     /// It clears the nomination of a pod for which no preemption helps, as Kubernetes before 1.35 does.
     pub(crate) clears: bool,
     pub(crate) story: Story,
@@ -155,6 +159,7 @@ impl Scheduler {
             beside: Mutex::new(beside),
             cache: Mutex::default(),
             random: Mutex::new(StdRng::seed_from_u64(seed)),
+            permits: Mutex::default(),
             leads: Mutex::new(false),
         })
     }
@@ -340,6 +345,7 @@ impl Scheduler {
         let node = match nodes.len() {
             0 => {
                 self.put(&pod, Place::Refused(Instant::now()));
+                self.reject_group(&pod);
                 self.preempt(&pod, &passed).await;
                 return self.say_refused(&pod).await;
             }
@@ -367,6 +373,11 @@ impl Scheduler {
         };
         tokio::spawn(async move {
             sleep(permit).await;
+            if !self.group_is_there(&pod).await {
+                self.fail(&pod);
+                locked(&self.cache).wake();
+                return;
+            }
             let body = json!({
                 "PodName": pod["metadata"]["name"], "PodNamespace": pod["metadata"]["namespace"],
                 "PodUID": pod["metadata"]["uid"], "Node": node,
@@ -379,6 +390,46 @@ impl Scheduler {
                 locked(&self.cache).wake();
             }
         });
+    }
+
+    /// Waits at Permit until all of the pod's group are assumed or bound, as the coscheduling plugin has them. False
+    /// if one was refused, or that lasts too long.
+    async fn group_is_there(&self, pod: &Value) -> bool {
+        let Some((group, members)) = group(pod) else {
+            return true;
+        };
+        let uid = uid(pod);
+        locked(&self.permits).insert(uid.clone(), group.to_owned());
+        let since = Instant::now();
+        loop {
+            if !locked(&self.permits).contains_key(&uid) {
+                return false;
+            }
+            let there = {
+                let cache = locked(&self.cache);
+                let same = cache.pods.iter();
+                let same = same.filter(|(_, it)| self::group(it).is_some_and(|it| it.0 == group));
+                let there = same.filter(|(uid, it)| {
+                    it["spec"]["nodeName"].is_string() || cache.assumed.contains_key(*uid)
+                });
+                there.count() >= members
+            };
+            if there {
+                locked(&self.permits).remove(&uid);
+                return true;
+            }
+            if since.elapsed() > GROUP {
+                self.reject_group(pod);
+            }
+            sleep(IDLE).await;
+        }
+    }
+
+    /// One of a group was refused: the others do not wait for it.
+    fn reject_group(&self, pod: &Value) {
+        if let Some((group, _)) = group(pod) {
+            locked(&self.permits).retain(|_, it| it != group);
+        }
     }
 
     /// Calls the extender; none if it does not answer.

@@ -329,15 +329,17 @@ impl Server {
     }
 
     /// Deletes a pod for another, as the extender does it.
-    pub(crate) fn preempt(&mut self, key: Key, options: &Value) -> Answer {
-        let precondition = &options["preconditions"];
-        let pod = self.get(&key)?;
-        preconditions(precondition, &pod)?;
+    pub(crate) fn preempt(
+        &mut self,
+        key: Key,
+        options: &Value,
+        unwanted: Option<String>,
+    ) -> Answer {
+        let pod = self.delete(key, &options["preconditions"])?;
         let name = &pod["metadata"]["name"];
         self.story.tell(format!("{name} is preempted"));
-        self.wrong
-            .extend(check::preempted(self, &pod, precondition));
-        self.delete(key, precondition)
+        self.wrong.extend(unwanted);
+        Ok(pod)
     }
 
     /// How many more may be disrupted, if there is a budget: its controller is never late.

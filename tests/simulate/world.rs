@@ -11,17 +11,16 @@ use axum::http::Request;
 use clap::Parser as _;
 use gpustow::{Args, Extender};
 use gpustow_api::act::Act;
-use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt as _;
 
-use crate::check::{self, CARD, gated, gated_by_others, starving};
+use crate::check::{self, gated_by_others, starving};
 use crate::machine::Machine;
 use crate::net::{Link, Mode, NAMESPACE, Odds, Shared, locked};
-use crate::scheduler::{Beside, Scheduler, name};
+use crate::scheduler::{Beside, Scheduler};
 use crate::server::{Key, Kind, Server};
 use crate::story::Story;
 
@@ -53,8 +52,8 @@ async fn metrics(health: &Router) -> Result<String> {
 }
 
 pub(crate) struct World {
-    server: Shared,
-    random: StdRng,
+    pub(crate) server: Shared,
+    pub(crate) random: StdRng,
     replicas: Vec<Replica>,
     /// What its Kubernetes does with nominations: see [`Scheduler`].
     clears: bool,
@@ -66,12 +65,12 @@ pub(crate) struct World {
     /// The version with all nodes in it.
     built: u64,
     machines: Vec<Machine>,
-    pods: usize,
+    pub(crate) pods: usize,
     began: Instant,
     story: Story,
 }
 
-fn key(kind: Kind, name: &str) -> Key {
+pub(crate) fn key(kind: Kind, name: &str) -> Key {
     let namespace = match kind {
         Kind::Pod => NAMESPACE,
         _ => "",
@@ -136,7 +135,7 @@ impl World {
         }
     }
 
-    fn tell(&self, text: impl Into<String>) {
+    pub(crate) fn tell(&self, text: impl Into<String>) {
         self.story.tell(text);
     }
 
@@ -226,18 +225,6 @@ impl World {
         &mut self.machines[index]
     }
 
-    /// One of the pods, by its name, and whether it is bound.
-    fn any_pod(&mut self, bound: bool) -> Option<String> {
-        let server = locked(&self.server);
-        let all = server.all(Kind::Pod);
-        let all = all.filter(|pod| pod["spec"]["nodeName"].is_string() == bound);
-        let names: Vec<&str> = all
-            .filter_map(|pod| pod["metadata"]["name"].as_str())
-            .collect();
-        let index = self.random.random_range(0..names.len().max(1));
-        names.get(index).map(|name| (*name).to_owned())
-    }
-
     /// Something happens.
     fn act(&mut self) -> Result<()> {
         match self.random.random_range(0..100) {
@@ -262,105 +249,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    fn create(&mut self) {
-        self.pods += 1;
-        let name = format!("p{}", self.pods);
-        let gpus = [1, 1, 1, 1, 2, 2, 4][self.random.random_range(0..7)];
-        let mib = [5_000, 10_000, 20_000, 40_000, 60_000, 80_000][self.random.random_range(0..6)];
-        let mut pod = json!({
-            "metadata": { "name": name, "annotations": { names::GPU_COUNT: gpus.to_string() } },
-            "spec": {
-                "schedulerName": names::SCHEDULER,
-                "containers": [{ "name": "main", "image": "i", "resources": {
-                    "limits": { names::GPU_MEM: (mib * gpus).to_string() },
-                    "requests": { names::GPU_MEM: (mib * gpus).to_string() },
-                } }],
-            },
-            "status": { "phase": "Pending" },
-        });
-        pod["spec"]["priority"] = json!([0, 0, 0, 0, 100, 1000][self.random.random_range(0..6)]);
-        if self.random.random_bool(0.3) {
-            pod["metadata"]["labels"][check::GUARDED] = json!("yes");
-        }
-        if self.random.random_bool(0.1) {
-            pod["spec"]["preemptionPolicy"] = json!("Never");
-        }
-        let mut gates = Vec::new();
-        if self.random.random_bool(0.1) {
-            gates.push(json!({ "name": "example.com/wait" }));
-        }
-        // By the admission policy, but for the few that it leaves out.
-        if self.holds() && self.random.random_bool(0.9) {
-            gates.push(json!({ "name": names::GATE }));
-        }
-        pod["spec"]["schedulingGates"] = json!(gates);
-        if mib < CARD && self.random.random_bool(0.5) {
-            let limit = self.random.random_range(mib..=CARD) * gpus;
-            pod["metadata"]["annotations"][names::MEM_LIMIT] = json!(limit.to_string());
-        }
-        if mib == CARD {
-            pod["metadata"]["annotations"][names::EXCLUSIVE] = json!("true");
-        }
-        self.tell(format!(
-            "{name} is created: {gpus} x {mib} MiB, priority {}{}",
-            pod["spec"]["priority"],
-            if gated(&pod) { ", gated" } else { "" }
-        ));
-        // No other has its name.
-        let _ = locked(&self.server).create(Kind::Pod, NAMESPACE, pod);
-    }
-
-    fn end(&mut self, bound: bool) {
-        let Some(name) = self.any_pod(bound) else {
-            return;
-        };
-        let key = key(Kind::Pod, &name);
-        if bound && self.random.random_bool(0.5) {
-            self.tell(format!("{name} succeeds"));
-            let done = json!({ "status": { "phase": "Succeeded" } });
-            let _ = locked(&self.server).patch(key, &done, false, true);
-        } else {
-            self.tell(format!("{name} is deleted"));
-            // Its kubelet ends it.
-            let _ = locked(&self.server).delete(key, &json!({}));
-        }
-    }
-
-    /// Are new pods to stand in line?
-    fn holds(&self) -> bool {
-        let key = (
-            Kind::ConfigMap,
-            names::NAMESPACE.to_owned(),
-            names::LINE.to_owned(),
-        );
-        let map = locked(&self.server).get(&key);
-        map.is_ok_and(|map| map["data"][names::LINE_KEY] == "true")
-    }
-
-    /// Takes somebody else's gate off.
-    fn ungate(&mut self) {
-        let pod = {
-            let server = locked(&self.server);
-            let mut all = server.all(Kind::Pod);
-            all.find(|pod| gated_by_others(pod)).cloned()
-        };
-        if let Some(pod) = pod {
-            let name = name(&pod);
-            self.tell(format!("the gate of {name} is taken off"));
-            let patch = json!({ "spec": { "schedulingGates": [{ "name": "example.com/wait" }] } });
-            let _ = locked(&self.server).patch(key(Kind::Pod, &name), &patch, true, false);
-        }
-    }
-
-    fn annotate(&mut self) {
-        if let Some(name) = self.any_pod(false) {
-            self.tell(format!("{name} is annotated"));
-            let note = self.random.random_range(0..1000).to_string();
-            let patch = json!({ "metadata": { "annotations": { "example.com/note": note } } });
-            let _ = locked(&self.server).patch(key(Kind::Pod, &name), &patch, false, false);
-        }
     }
 
     fn strangers(&mut self) -> Result<()> {

@@ -1,0 +1,137 @@
+//! What users do: they create pods, change them, and have them end.
+
+use gpustow_api::names;
+use rand::RngExt as _;
+use serde_json::json;
+
+use crate::check::{self, CARD, gated, gated_by_others};
+use crate::net::{NAMESPACE, locked};
+use crate::scheduler::name;
+use crate::server::Kind;
+use crate::world::{World, key};
+
+impl World {
+    /// One of the pods, by its name, and whether it is bound.
+    fn any_pod(&mut self, bound: bool) -> Option<String> {
+        let server = locked(&self.server);
+        let all = server.all(Kind::Pod);
+        let all = all.filter(|pod| pod["spec"]["nodeName"].is_string() == bound);
+        let names: Vec<&str> = all
+            .filter_map(|pod| pod["metadata"]["name"].as_str())
+            .collect();
+        let index = self.random.random_range(0..names.len().max(1));
+        names.get(index).map(|name| (*name).to_owned())
+    }
+
+    /// Creates a pod, or now and then a group of which all are scheduled or none.
+    pub(crate) fn create(&mut self) {
+        let members = match self.random.random_range(0..12) {
+            0 => self.random.random_range(2..=3),
+            _ => 1,
+        };
+        let gpus = [1, 1, 1, 1, 2, 2, 4][self.random.random_range(0..7)];
+        let gpus = if members > 1 { 1 } else { gpus };
+        let mib = [5_000, 10_000, 20_000, 40_000, 60_000, 80_000][self.random.random_range(0..6)];
+        let asks = json!({ names::GPU_MEM: (mib * gpus).to_string() });
+        let mut pod = json!({
+            "metadata": { "annotations": { names::GPU_COUNT: gpus.to_string() } },
+            "spec": {
+                "schedulerName": names::SCHEDULER,
+                "containers": [{ "name": "main", "image": "i", "resources": { "limits": asks, "requests": asks } }],
+            },
+            "status": { "phase": "Pending" },
+        });
+        pod["spec"]["priority"] = json!([0, 0, 0, 0, 100, 1000][self.random.random_range(0..6)]);
+        if self.random.random_bool(0.3) {
+            pod["metadata"]["labels"][check::GUARDED] = json!("yes");
+        }
+        if self.random.random_bool(0.1) {
+            pod["spec"]["preemptionPolicy"] = json!("Never");
+        }
+        let mut gates = Vec::new();
+        if self.random.random_bool(0.1) {
+            gates.push(json!({ "name": "example.com/wait" }));
+        }
+        // By the admission policy, but for the few that it leaves out.
+        if self.holds() && self.random.random_bool(0.9) {
+            gates.push(json!({ "name": names::GATE }));
+        }
+        pod["spec"]["schedulingGates"] = json!(gates);
+        if mib < CARD && self.random.random_bool(0.5) {
+            let limit = self.random.random_range(mib..=CARD) * gpus;
+            pod["metadata"]["annotations"][names::MEM_LIMIT] = json!(limit.to_string());
+        }
+        if mib == CARD {
+            pod["metadata"]["annotations"][names::EXCLUSIVE] = json!("true");
+        }
+        if members > 1 {
+            let group = format!("of-p{}", self.pods + 1);
+            pod["metadata"]["labels"][names::POD_GROUP_LABELS[0]] = json!(group);
+            pod["metadata"]["labels"][check::MEMBERS] = json!(members.to_string());
+        }
+        for _ in 0..members {
+            self.pods += 1;
+            let name = format!("p{}", self.pods);
+            pod["metadata"]["name"] = json!(name);
+            self.tell(format!(
+                "{name} is created: {gpus} x {mib} MiB, priority {}{}{}",
+                pod["spec"]["priority"],
+                if gated(&pod) { ", gated" } else { "" },
+                if members > 1 { ", one of a group" } else { "" },
+            ));
+            // No other has its name.
+            let _ = locked(&self.server).create(Kind::Pod, NAMESPACE, pod.clone());
+        }
+    }
+
+    pub(crate) fn end(&mut self, bound: bool) {
+        let Some(name) = self.any_pod(bound) else {
+            return;
+        };
+        let key = key(Kind::Pod, &name);
+        if bound && self.random.random_bool(0.5) {
+            self.tell(format!("{name} succeeds"));
+            let done = json!({ "status": { "phase": "Succeeded" } });
+            let _ = locked(&self.server).patch(key, &done, false, true);
+        } else {
+            self.tell(format!("{name} is deleted"));
+            // Its kubelet ends it.
+            let _ = locked(&self.server).delete(key, &json!({}));
+        }
+    }
+
+    /// Are new pods to stand in line?
+    fn holds(&self) -> bool {
+        let key = (
+            Kind::ConfigMap,
+            names::NAMESPACE.to_owned(),
+            names::LINE.to_owned(),
+        );
+        let map = locked(&self.server).get(&key);
+        map.is_ok_and(|map| map["data"][names::LINE_KEY] == "true")
+    }
+
+    /// Takes somebody else's gate off.
+    pub(crate) fn ungate(&mut self) {
+        let pod = {
+            let server = locked(&self.server);
+            let mut all = server.all(Kind::Pod);
+            all.find(|pod| gated_by_others(pod)).cloned()
+        };
+        if let Some(pod) = pod {
+            let name = name(&pod);
+            self.tell(format!("the gate of {name} is taken off"));
+            let patch = json!({ "spec": { "schedulingGates": [{ "name": "example.com/wait" }] } });
+            let _ = locked(&self.server).patch(key(Kind::Pod, &name), &patch, true, false);
+        }
+    }
+
+    pub(crate) fn annotate(&mut self) {
+        if let Some(name) = self.any_pod(false) {
+            self.tell(format!("{name} is annotated"));
+            let note = self.random.random_range(0..1000).to_string();
+            let patch = json!({ "metadata": { "annotations": { "example.com/note": note } } });
+            let _ = locked(&self.server).patch(key(Kind::Pod, &name), &patch, false, false);
+        }
+    }
+}
