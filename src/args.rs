@@ -121,6 +121,10 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_LINE", value_enum, default_value_t)]
     pub line: LineMode,
 
+    /// Let so many of the first in line through without room, so that an autoscaler sees them: it sees no gated pod
+    #[arg(long, env = "GPUSTOW_LINE_SHOW", default_value_t = Config::default().line_show)]
+    pub line_show: usize,
+
     /// Keep a place for a pod that has waited for so many seconds since it was created: what comes free there goes to
     /// nobody of equal or lower priority; or off
     #[arg(long, env = "GPUSTOW_KEEP", value_name = "SECONDS", default_value = "off", value_parser = Keep::from_str)]
@@ -252,6 +256,7 @@ impl Args {
             reservation_ttl: self.reservation_ttl.0,
             slow_reservation_ttl: self.slow_reservation_ttl.0,
             line: self.line != LineMode::Off,
+            line_show: self.line_show,
             keep: self.keep.0,
             keep_for: self.keep_for.0,
             keep_places: self.keep_places,

@@ -199,6 +199,9 @@ impl Events {
             Lift::MayPreempt => {
                 "Let out of gpustow's line: pods of lower priority may be evicted for it"
             }
+            Lift::Shown => {
+                "Let out of gpustow's line: it is among the first, and an autoscaler is to see that it waits"
+            }
             Lift::NoNode => {
                 "Let out of gpustow's line: no node could hold it if it were empty, so that no turn would come"
             }

@@ -255,6 +255,32 @@ async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_first_in_line_are_shown_to_an_autoscaler() -> Result<()> {
+    let cluster = open().await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let more = ["--line-show=1"];
+    let extender = extender_by(&cluster, &kubeconfig, "one", "always", &more).await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "shown").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
+    let first = held(&case, "first").create(&case.client).await?;
+    let told = event(&case.client, &first, "GpuMemoryLineLeft").await?;
+    ensure!(told.contains("an autoscaler is to see"), "{told}");
+    // What autoscalers look for.
+    wait_refused(&case.client, &first, "Insufficient", SOON).await?;
+    let second = held(&case, "second").create(&case.client).await?;
+    event(&case.client, &second, "GpuMemoryInLine").await?;
+    still_held(&case, &[&second]).await?;
+
+    delete(&case.client, &holder, 0).await?;
+    wait_bound(&case.client, &first, SOON).await?;
+    // The next one's turn to be seen.
+    event(&case.client, &second, "GpuMemoryLineLeft").await?;
+    case.end().await
+}
+
+#[tokio::test]
 async fn one_that_free_memory_is_too_scattered_for_preempts_through_the_line() -> Result<()> {
     let cluster = open().await?;
     let right = repository("manifests/preempt-scattered/rbac.yaml");

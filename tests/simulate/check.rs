@@ -205,6 +205,25 @@ pub(crate) fn asks(pod: &Value) -> (u64, usize) {
     (mib / gpus as u64, gpus)
 }
 
+/// Those of a group that have not ended, and are not to.
+fn of_group<'s>(server: &'s Server, name: &str) -> impl Iterator<Item = &'s Copy> {
+    server.all(Kind::Pod).filter(move |pod| {
+        let ends = pod["metadata"]["deletionTimestamp"].is_string() || ended(pod);
+        !ends && group(pod).is_some_and(|(other, _)| other == name)
+    })
+}
+
+/// The names of pods that wait for others of their group that have ended.
+pub(crate) fn broken_groups(server: &Server) -> Vec<String> {
+    let waiting = server
+        .all(Kind::Pod)
+        .filter(|pod| !pod["spec"]["nodeName"].is_string());
+    let broken = waiting.filter(|pod| {
+        group(pod).is_some_and(|(name, members)| of_group(server, name).count() < members)
+    });
+    broken.map(|pod| crate::scheduler::name(pod)).collect()
+}
+
 /// Pods that wait though a node has the cards for them.
 pub(crate) fn starving(server: &Server) -> Vec<String> {
     let waiting = server.all(Kind::Pod);
@@ -235,17 +254,10 @@ pub(crate) fn starving(server: &Server) -> Vec<String> {
             free.collect::<Vec<_>>()
         };
         let nodes = || server.all(Kind::Node).filter(|node| !is_kept(node));
-        if let Some((group, members)) = group(pod) {
-            let same = || {
-                server
-                    .all(Kind::Pod)
-                    .filter(|it| self::group(it).is_some_and(|it| it.0 == group))
-            };
-            let unbound = same()
-                .filter(|it| !it["spec"]["nodeName"].is_string())
-                .count();
+        if let Some((name, _)) = group(pod) {
+            let unbound = of_group(server, name).filter(|it| !it["spec"]["nodeName"].is_string());
             let room: u64 = nodes().flat_map(room).sum();
-            if same().count() < members || room < unbound as u64 {
+            if room < unbound.count() as u64 {
                 return None;
             }
         }

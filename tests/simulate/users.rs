@@ -84,6 +84,18 @@ impl World {
         }
     }
 
+    /// Deletes the pods of groups of which some have ended: they would be tried again and again, and keep others off
+    /// while they are.
+    pub(crate) fn give_up_groups(&self) {
+        let mut server = locked(&self.server);
+        let left = check::broken_groups(&server);
+        for name in left {
+            self.story
+                .tell(format!("{name} is deleted, as its group is broken"));
+            let _ = server.delete(key(Kind::Pod, &name), &json!({}));
+        }
+    }
+
     pub(crate) fn end(&mut self, bound: bool) {
         let Some(name) = self.any_pod(bound) else {
             return;

@@ -67,7 +67,7 @@ pub(crate) struct World {
     machines: Vec<Machine>,
     pub(crate) pods: usize,
     began: Instant,
-    story: Story,
+    pub(crate) story: Story,
 }
 
 pub(crate) fn key(kind: Kind, name: &str) -> Key {
@@ -115,6 +115,7 @@ impl World {
         let calm = Instant::now();
         loop {
             world.live(true)?;
+            world.give_up_groups();
             sleep(STEP).await;
             world.check()?;
             let mut wrong = starving(&locked(&world.server));

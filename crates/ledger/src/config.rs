@@ -31,6 +31,8 @@ pub struct Config {
     pub over_limit_for: Duration,
     /// Pods that bear our scheduling gate wait in line; otherwise they are let through.
     pub line: bool,
+    /// So many of the first in line are let through without room, so that an autoscaler sees them.
+    pub line_show: usize,
     /// How long room is kept for a pod that was let out of the line, until its filter call.
     pub lift_for: Duration,
     /// Keep a place for a pod that has existed for so long and waits.
@@ -60,6 +62,7 @@ impl Default for Config {
             call_back_for: Duration::from_secs(60),
             over_limit_for: Duration::from_secs(60),
             line: false,
+            line_show: 0,
             lift_for: Duration::from_secs(10),
             keep: None,
             keep_for: Duration::from_secs(4 * 3600),

@@ -14,7 +14,7 @@ use gpustow_api::PodFacts;
 
 use crate::Ledger;
 use crate::books::Uid;
-use crate::maps::HashMap;
+use crate::maps::{HashMap, HashSet};
 
 /// A pod whose gate is still there so long after it was let through is let through again.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -34,6 +34,8 @@ pub enum Lift {
     Room,
     /// Its turn has come, and kube-scheduler may evict others for it.
     MayPreempt,
+    /// It is among the first, and an autoscaler is to see it.
+    Shown,
     /// No node could hold it if it were empty.
     NoNode,
     /// Its request cannot be read, or its scheduler is not known to ask us.
@@ -44,9 +46,10 @@ pub enum Lift {
 
 impl Lift {
     /// Every cause.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Room,
         Self::MayPreempt,
+        Self::Shown,
         Self::NoNode,
         Self::NotOurs,
         Self::Off,
@@ -58,6 +61,7 @@ impl Lift {
         match self {
             Self::Room => "room",
             Self::MayPreempt => "may_preempt",
+            Self::Shown => "shown",
             Self::NoNode => "no_node",
             Self::NotOurs => "not_ours",
             Self::Off => "off",
@@ -90,6 +94,8 @@ pub(crate) struct Line {
     through: HashMap<Uid, (Duration, Lift)>,
     /// When to look again for pods that may preempt.
     look_at: Duration,
+    /// Let through so that an autoscaler sees them, and not bound yet.
+    shown: HashSet<Uid>,
 }
 
 /// Does the pod stand in line, or is it to be let out of it?
@@ -177,8 +183,16 @@ impl Line {
     /// The next pod to let through.
     fn next_leaving(&mut self, now: Duration) -> Option<Uid> {
         let ((.., uid), why) = self.leaving.pop_first()?;
+        if why == Lift::Shown {
+            self.shown.insert(uid.clone());
+        }
         self.through.insert(uid.clone(), (now, why));
         Some(uid)
+    }
+
+    /// It is bound, or gone.
+    pub(super) fn ended(&mut self, uid: &str) {
+        self.shown.remove(uid);
     }
 
     /// Why it was let through without room.
@@ -272,6 +286,7 @@ impl Ledger {
         woken: &mut Vec<Arc<PodFacts>>,
     ) {
         self.find_preemptors(now);
+        self.show_first();
         let mut free = STUCK.saturating_sub(self.queue.line.stuck());
         while free > 0
             && woken.len() < limit
@@ -281,6 +296,25 @@ impl Ledger {
             let waits =
                 |pod: &&Arc<PodFacts>| pod.in_line && self.books.reservation(&uid).is_none();
             woken.extend(self.books.pod(&uid).filter(waits).cloned());
+        }
+    }
+
+    /// Lets the first few through for whom there is no room, as an autoscaler sees no pod that is gated.
+    fn show_first(&mut self) {
+        let line = &self.queue.line;
+        let leaving = line.leaving.values().filter(|why| **why == Lift::Shown);
+        let most = self.config.line_show;
+        let free = most.saturating_sub(line.shown.len() + leaving.count());
+        if !line.on || free == 0 {
+            return;
+        }
+        let first = line.order.iter().map(|(.., uid)| uid).filter(|uid| {
+            let promised = || self.queue.waiting.is_promised(uid);
+            !line.is_leaving(uid) && !promised()
+        });
+        let first: Vec<Uid> = first.take(free).cloned().collect();
+        for uid in first {
+            self.queue.line.let_through(&uid, Lift::Shown);
         }
     }
 

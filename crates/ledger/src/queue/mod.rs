@@ -101,6 +101,7 @@ impl Queue {
             self.tried.remove(uid);
             self.in_vain.remove(uid);
             self.preempted_in_vain.remove(uid);
+            self.line.ended(uid);
         }
         if let Some(pod) = new
             && let Some(Ok(_)) = &pod.assignment

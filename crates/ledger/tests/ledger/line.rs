@@ -289,3 +289,43 @@ fn the_room_is_anothers_when_the_gate_cannot_be_taken_off() {
     assert_eq!(lifted(&mut ledger, at(2)), []);
     assert_eq!(names(&lifted(&mut ledger, at(6))), ["first"]);
 }
+
+#[test]
+fn the_first_are_shown_to_an_autoscaler_a_few_at_a_time() {
+    let config = Config {
+        line_show: 2,
+        ..Config::default()
+    };
+    let mut ledger = with(config, 100);
+    for number in 0..4 {
+        ledger.apply_pod(held(&format!("p{number}"), 60));
+    }
+    let lifts = lifted(&mut ledger, at(1));
+    assert_eq!(names(&lifts), ["p0", "p1"]);
+    assert!(lifts.iter().all(|(_, why)| *why == Lift::Shown));
+    for number in 0..2 {
+        let shown = held(&format!("p{number}"), 60);
+        out(&mut ledger, &shown);
+        let free = PodFacts {
+            in_line: false,
+            ..shown
+        };
+        assert!(choose(&mut ledger, &free, &["a"], at(2)).is_empty());
+    }
+    assert_eq!(lifted(&mut ledger, at(100)), []);
+    // One of them leaves, and the next is shown; the room is the first one's.
+    ledger.delete_pod("p1");
+    assert_eq!(names(&lifted(&mut ledger, at(101))), ["p2"]);
+    ledger.delete_pod("old");
+    let first = PodFacts {
+        in_line: false,
+        ..held("p0", 60)
+    };
+    let woken: Vec<_> = ledger
+        .wake(100, at(102))
+        .iter()
+        .map(|pod| pod.uid.to_string())
+        .collect();
+    assert_eq!(woken, ["p0"], "the first in turn is offered the room");
+    assert_eq!(choose(&mut ledger, &first, &["a"], at(102)), ["a"]);
+}
