@@ -40,6 +40,26 @@ const FORGOTTEN: Duration = Duration::from_secs(15);
 const STEPS: usize = 4;
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
 
+/// Where the API server reads whom to trust.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// The MutatingWebhookConfiguration.
+    name: &'static str,
+    /// The webhook in it, in gpustow's group.
+    webhook: &'static str,
+}
+
+/// Who has pods changed; the certificate goes by what is trusted here.
+const PODS: Place = Place {
+    name: names::WEBHOOK_CONFIGURATION,
+    webhook: "pods",
+};
+/// Who has them stand in line: it trusts whom the other trusts.
+const LINE: Place = Place {
+    name: names::LINE,
+    webhook: "line",
+};
+
 /// Why a step could not be made.
 #[derive(Debug, Error)]
 enum StepError {
@@ -50,11 +70,13 @@ enum StepError {
     #[error("cannot write the request: {0}")]
     Request(#[from] axum::http::Error),
     #[error(
-        "no webhook pods.{} in the MutatingWebhookConfiguration {}: apply gpustow's manifests",
-        names::GROUP,
-        names::WEBHOOK_CONFIGURATION
+        "no webhook {webhook}.{group} in the MutatingWebhookConfiguration {name}: apply gpustow's manifests",
+        group = names::GROUP
     )]
-    NoWebhook,
+    NoWebhook {
+        webhook: &'static str,
+        name: &'static str,
+    },
 }
 
 /// This replica's part in looking after the certificate.
@@ -63,6 +85,8 @@ pub(crate) struct Keeper {
     secrets: Api<Secret>,
     /// By which the API server tells replicas apart.
     manager: String,
+    /// Is there a line, whose webhook has a configuration of its own?
+    has_line: bool,
     /// What the Secret held when it last made sense.
     kept: Option<Kept>,
     /// The certificate that comes next, and since when the configuration trusts it.
@@ -80,7 +104,11 @@ enum Served {
 
 impl Keeper {
     /// Also says where the certificate comes out once there is one.
-    pub(crate) fn new(client: Client, identity: &str) -> (Keeper, oneshot::Receiver<Tls>) {
+    pub(crate) fn new(
+        client: Client,
+        identity: &str,
+        has_line: bool,
+    ) -> (Keeper, oneshot::Receiver<Tls>) {
         let (first, comes) = oneshot::channel();
         // The API server takes 128 characters.
         let identity: String = identity.chars().take(100).collect();
@@ -88,6 +116,7 @@ impl Keeper {
             secrets: Api::namespaced(client.clone(), names::NAMESPACE),
             client,
             manager: format!("{}-{identity}", names::EXTENDER),
+            has_line,
             kept: None,
             trusted: None,
             missing: None,
@@ -116,7 +145,7 @@ impl Keeper {
 
     async fn look(&mut self) -> Result<(), StepError> {
         for _ in 0..STEPS {
-            let configuration = self.configuration().await?;
+            let configuration = self.configuration(PODS).await?;
             let read = self.secrets.get_opt(names::WEBHOOK_TLS);
             let secret = within(TIMEOUT, read).await?;
             let known = self.kept.as_ref();
@@ -144,7 +173,7 @@ impl Keeper {
                 now: Timestamp::now(),
             };
             match next(&seen)? {
-                Step::Wait => return Ok(()),
+                Step::Wait => return self.trust_for_line(bundle).await,
                 Step::Write(kept) => {
                     self.write(secret, &kept).await?;
                     // It may be lost before the next look.
@@ -152,7 +181,7 @@ impl Keeper {
                 }
                 Step::Trust(bundle) => {
                     if let Some(configuration) = configuration {
-                        self.trust(&configuration, bundle).await?;
+                        self.trust(PODS, &configuration, bundle).await?;
                     }
                 }
             }
@@ -196,21 +225,26 @@ impl Keeper {
         }
     }
 
-    async fn configuration(&self) -> Result<Option<Configuration>, StepError> {
-        let path = format!("{CONFIGURATIONS}/{}", names::WEBHOOK_CONFIGURATION);
+    async fn configuration(&self, at: Place) -> Result<Option<Configuration>, StepError> {
+        let path = format!("{CONFIGURATIONS}/{}", at.name);
         let request = Request::get(path).body(Vec::new())?;
         match within(TIMEOUT, self.client.request::<Value>(request)).await {
-            Ok(object) => Configuration::of(&object)
-                .map(Some)
-                .ok_or(StepError::NoWebhook),
+            Ok(object) => {
+                Configuration::of(&object, at.webhook)
+                    .map(Some)
+                    .ok_or(StepError::NoWebhook {
+                        webhook: at.webhook,
+                        name: at.name,
+                    })
+            }
             Err(error) if error.status() == Some(404) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Writes whom the API server trusts, if nobody wrote since, and nothing else.
-    async fn trust(&self, to: &Configuration, bundle: String) -> Result<(), StepError> {
-        let path = format!("{CONFIGURATIONS}/{}", names::WEBHOOK_CONFIGURATION);
+    async fn trust(&self, at: Place, to: &Configuration, bundle: String) -> Result<(), StepError> {
+        let path = format!("{CONFIGURATIONS}/{}", at.name);
         let at = format!("/webhooks/{}/clientConfig/caBundle", to.index);
         let patch = json!([
             { "op": "test", "path": "/metadata/resourceVersion", "value": to.version },
@@ -222,6 +256,17 @@ impl Keeper {
         within(TIMEOUT, self.client.request::<Value>(request)).await?;
         tracing::info!("the API server is told to trust the webhook's certificate");
         Ok(())
+    }
+
+    /// Has the line's webhook trust whom the other trusts. Until then pods are created without the gate.
+    async fn trust_for_line(&self, bundle: Option<&str>) -> Result<(), StepError> {
+        let Some(bundle) = bundle.filter(|_| self.has_line) else {
+            return Ok(());
+        };
+        match self.configuration(LINE).await? {
+            Some(line) if line.bundle != bundle => self.trust(LINE, &line, bundle.to_owned()).await,
+            _ => Ok(()),
+        }
     }
 
     async fn write(&self, before: Option<Secret>, kept: &Kept) -> Result<(), StepError> {
@@ -265,8 +310,8 @@ struct Configuration {
 }
 
 impl Configuration {
-    fn of(object: &Value) -> Option<Configuration> {
-        let name = format!("pods.{}", names::GROUP);
+    fn of(object: &Value, webhook: &str) -> Option<Configuration> {
+        let name = format!("{webhook}.{}", names::GROUP);
         let webhooks = object["webhooks"].as_array()?;
         let index = webhooks.iter().position(|it| it["name"] == *name)?;
         let bundle = webhooks.get(index)?["clientConfig"]["caBundle"].clone();

@@ -129,8 +129,8 @@ pub(crate) async fn run(client: Client) -> Result<()> {
         }
     }
     bail!(
-        "pods still bear the gate {}: they get it from the MutatingAdmissionPolicy gpustow-line; delete that \
-         first, or set {}'s {} to false",
+        "pods still bear the gate {}: they get it from the MutatingAdmissionPolicy or the webhook gpustow-line; \
+         delete that first, or set {}'s {} to false",
         names::GATE,
         names::LINE,
         names::LINE_KEY

@@ -1,6 +1,6 @@
 //! Changes pods that ask as they are created, where the API server cannot do it by policy: reads its
 //! reviews and answers with patches. What is changed is `gpustow_api::mutate`'s affair. Every replica
-//! serves, whether it decides or not.
+//! serves, whether it decides or not. Where there is a line, pods get its gate here too.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use futures::StreamExt;
-use gpustow_api::mutate::{Change, PodDefaults, patch};
+use gpustow_api::mutate::{Change, PodDefaults, gate, patch};
 use gpustow_api::names;
 use gpustow_serve::{Bounds, Tls, WATCH_SECONDS, serve_until};
 use k8s_openapi::ByteString;
@@ -30,6 +30,7 @@ use tokio::time::timeout;
 use crate::app::App;
 use crate::call::{Call, Calls, Rejected};
 use crate::certificate::Keeper;
+use crate::line::LineMode;
 
 /// For API servers, which reuse connections. Anybody may be able to reach it.
 const BOUNDS: Bounds = Bounds {
@@ -82,6 +83,8 @@ struct Webhook {
     resource: String,
     /// The ConfigMap that says what an administrator gives pods, if it is there.
     defaults: Store<ConfigMap>,
+    /// The one that says whether new pods stand in line, where this extender has a line.
+    line: Option<Store<ConfigMap>>,
 }
 
 /// Serves the webhook, if it is wanted, until the runtime ends. Until `ready` is set, it has no
@@ -107,24 +110,18 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("--webhook-listen {address}"))?;
-    let (defaults, writer) = reflector::store();
-    let maps = Api::<ConfigMap>::namespaced(app.client.clone(), names::NAMESPACE);
-    let config = watcher::Config::default()
-        .timeout(WATCH_SECONDS)
-        .fields(&format!("metadata.name={}", names::POD_DEFAULTS));
-    let watch = watcher(maps, config).default_backoff().reflect(writer);
-    tokio::spawn(watch.for_each(async |event| {
-        if let Err(error) = event {
-            tracing::warn!(%error, "cannot watch the ConfigMap {}", names::POD_DEFAULTS);
-        }
-    }));
+    let defaults = follow(app, names::POD_DEFAULTS);
+    let has_line = app.args.line != LineMode::Off;
+    let line = has_line.then(|| follow(app, names::LINE));
     let webhook = Webhook {
         calls: Calls::new(None),
         resource: app.args.resource_name.clone(),
         defaults,
+        line,
     };
     let router = Router::new()
         .route("/mutate", post(on_mutate))
+        .route("/line", post(on_line))
         .with_state(Arc::new(webhook));
     tracing::info!(listen = ?listener.local_addr(), "serving the webhook");
     let serve = async |tls: Tls| {
@@ -137,7 +134,7 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
             tokio::spawn(serve(tls));
         }
         None => {
-            let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity);
+            let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity, has_line);
             tokio::spawn(keeper.run(ready));
             tokio::spawn(async {
                 if let Ok(tls) = certificate.await {
@@ -147,6 +144,23 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What the ConfigMap `name` of gpustow's namespace holds, from now on.
+fn follow(app: &App, name: &'static str) -> Store<ConfigMap> {
+    let (store, writer) = reflector::store();
+    let maps = Api::<ConfigMap>::namespaced(app.client.clone(), names::NAMESPACE);
+    let config = watcher::Config::default()
+        .timeout(WATCH_SECONDS)
+        .fields(&format!("metadata.name={name}"));
+    let watch = watcher(maps, config).default_backoff().reflect(writer);
+    tokio::spawn(watch.for_each(move |event| {
+        if let Err(error) = event {
+            tracing::warn!(%error, "cannot watch the ConfigMap {name}");
+        }
+        std::future::ready(())
+    }));
+    store
 }
 
 impl FromRequest<Arc<Webhook>> for Call {
@@ -177,6 +191,17 @@ impl Webhook {
             enforce: text("enforce").unwrap_or_default(),
         })
     }
+
+    /// Do new pods stand in line? Not where that cannot be told.
+    fn holds(&self) -> bool {
+        let map = self
+            .line
+            .as_ref()
+            .and_then(|line| line.state().into_iter().next());
+        let data = map.as_ref().and_then(|map| map.data.as_ref());
+        data.and_then(|data| data.get(names::LINE_KEY))
+            .is_some_and(|said| said == "true")
+    }
 }
 
 async fn on_mutate(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
@@ -185,20 +210,42 @@ async fn on_mutate(State(webhook): State<Arc<Webhook>>, call: Call) -> Response 
         Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
     };
     let request = &review["request"];
-    let mut answer = json!({ "uid": request["uid"], "allowed": true });
-    match webhook.defaults().await {
+    let change = match webhook.defaults().await {
         Ok(defaults) => {
             let change = Change {
                 pod: &request["object"],
                 before: Some(&request["oldObject"]),
                 debugs: request["subResource"] == "ephemeralcontainers",
             };
-            let operations = patch(change, &webhook.resource, &defaults);
-            if !operations.is_empty() {
-                let operations = Value::from(operations).to_string().into_bytes();
-                answer["patchType"] = json!("JSONPatch");
-                answer["patch"] = json!(ByteString(operations));
-            }
+            Ok(patch(change, &webhook.resource, &defaults))
+        }
+        Err(message) => Err(message),
+    };
+    answer(&review, change)
+}
+
+/// Whom the gate is for is said in the webhook's configuration; nobody is refused here.
+async fn on_line(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
+    let review: Value = match call.read("line") {
+        Ok(review) => review,
+        Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
+    };
+    let change = match webhook.holds() {
+        true => gate(&review["request"]["object"]),
+        false => Vec::new(),
+    };
+    answer(&review, Ok(change))
+}
+
+/// What the API server is told: how to change the pod, or why it is refused.
+fn answer(review: &Value, change: Result<Vec<Value>, &'static str>) -> Response {
+    let mut answer = json!({ "uid": review["request"]["uid"], "allowed": true });
+    match change {
+        Ok(operations) if operations.is_empty() => {}
+        Ok(operations) => {
+            let operations = Value::from(operations).to_string().into_bytes();
+            answer["patchType"] = json!("JSONPatch");
+            answer["patch"] = json!(ByteString(operations));
         }
         Err(message) => {
             answer["allowed"] = json!(false);

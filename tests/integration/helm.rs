@@ -98,6 +98,7 @@ fn objects(yaml: &str) -> Result<BTreeMap<String, Value>> {
 #[tokio::test]
 async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
+    const LINE: &str = "--set=extender.line=auto";
     let tag = |tag: &str| format!("--set=scheduler.image.tag={tag}");
     let same = tag("v1.36.3");
     for (version, args, kustomization) in [
@@ -122,7 +123,17 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             &["--set=extender.preemptScattered=true"],
             "overlays/preempt-scattered",
         ),
-        ("1.36.3", &["--set=extender.line=auto"], "overlays/line"),
+        ("1.36.3", &[LINE], "overlays/line"),
+        (
+            "1.35.0",
+            &["--set=admission=policy", LINE, &same],
+            "overlays/line-v1beta1",
+        ),
+        (
+            "1.33.1",
+            &["--set=webhook.certificate=secret", LINE, &same],
+            "overlays/line-webhook",
+        ),
         (
             "1.33.1",
             &["--set=webhook.certificate=secret", same.as_str()],

@@ -197,8 +197,9 @@ fn no_file_invents_a_name() -> Result<()> {
         // How unknown keys are told from others.
         "gpustow.dev/",
         ".gpustow.dev/",
-        // The webhook.
+        // The webhooks.
         "pods.gpustow.dev",
+        "line.gpustow.dev",
     ];
     let is_part = |c: char| c.is_ascii_alphanumeric() || "./-".contains(c);
     let mut seen = 0;

@@ -21,8 +21,14 @@ const ADDRESS: &str = "127.0.0.1";
 pub(crate) struct Webhook {
     pub(crate) process: Process,
     folder: std::path::PathBuf,
-    url: String,
+    port: u16,
 }
+
+/// The configurations that call it, and where: the second one with a line.
+const CALLED: [(&str, &str); 2] = [
+    (names::WEBHOOK_CONFIGURATION, "mutate"),
+    (names::LINE, "line"),
+];
 
 /// Writes certificate and key of a new authority for the webhook by this name; the authority, in PEM.
 pub(crate) fn certificate(folder: &Path, of: &str) -> Result<String> {
@@ -52,6 +58,10 @@ impl Webhook {
         let (port, health) = (free_port()?, free_port()?);
         let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
         let file = |name: &str| folder.join(name).display().to_string();
+        let line = match called(cluster, names::LINE).await? {
+            true => "auto",
+            false => "off",
+        };
         let process = Process::start(Launch {
             program: gpustow().to_owned(),
             args: vec![
@@ -62,6 +72,7 @@ impl Webhook {
                 format!("--webhook-tls-cert={}", file("webhook.crt")),
                 format!("--webhook-tls-key={}", file("webhook.key")),
                 "--identity=webhook".to_owned(),
+                format!("--line={line}"),
             ],
             env: Vec::new(),
             log: folder.join(format!("webhook-{port}.log")),
@@ -69,7 +80,7 @@ impl Webhook {
         let webhook = Webhook {
             process,
             folder,
-            url: format!("https://127.0.0.1:{port}/mutate"),
+            port,
         };
         webhook.trusted(cluster, &authority).await?;
         Ok(webhook)
@@ -78,14 +89,28 @@ impl Webhook {
     /// Writes the authorities into the configuration, as an administrator does.
     async fn trusted(&self, cluster: &ControlPlane, authorities: &str) -> Result<()> {
         let bundle = k8s_openapi::ByteString(authorities.as_bytes().to_vec());
-        let config = json!({ "url": self.url, "caBundle": bundle });
-        let patch =
-            json!([{ "op": "replace", "path": "/webhooks/0/clientConfig", "value": config }]);
-        let patch = format!("--patch={patch}");
-        let configuration = ["mutatingwebhookconfiguration", "gpustow"];
-        let args = [&["patch"], &configuration[..], &["--type=json", &patch]].concat();
-        cluster.kubectl(&args).await.map(drop)
+        for (name, path) in CALLED {
+            if !called(cluster, name).await? {
+                continue;
+            }
+            let url = format!("https://{ADDRESS}:{}/{path}", self.port);
+            let config = json!({ "url": url, "caBundle": bundle });
+            let patch =
+                json!([{ "op": "replace", "path": "/webhooks/0/clientConfig", "value": config }]);
+            let patch = format!("--patch={patch}");
+            let args = ["patch", KIND, name, "--type=json", &patch];
+            cluster.kubectl(&args).await?;
+        }
+        Ok(())
     }
+}
+
+const KIND: &str = "mutatingwebhookconfiguration";
+
+/// Is there a configuration by this name?
+async fn called(cluster: &ControlPlane, name: &str) -> Result<bool> {
+    let get = ["get", KIND, name, "--ignore-not-found", "--output=name"];
+    Ok(!cluster.kubectl(&get).await?.is_empty())
 }
 
 /// What comes of a pod if it is created, or why it is not.

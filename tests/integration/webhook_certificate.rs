@@ -288,6 +288,56 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
     Ok(())
 }
 
+#[tokio::test]
+async fn the_lines_webhook_trusts_whom_the_other_trusts() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    applied(&cluster).await?;
+    let files = [
+        "line/rbac.yaml",
+        "line-webhook/rbac.yaml",
+        "line-webhook/webhook.yaml",
+    ];
+    for file in files {
+        let path = repository("manifests").join(file).display().to_string();
+        cluster.kubectl(&["apply", "-f", &path]).await?;
+    }
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let options = ExtenderOptions {
+        args: vec![
+            format!("--webhook-listen=127.0.0.1:{}", free_port()?),
+            "--webhook-self-signed".to_owned(),
+            "--line=auto".to_owned(),
+        ],
+        ..ExtenderOptions::default()
+    };
+    let _replica = Extender::launch(&cluster, gpustow(), &kubeconfig, options)?;
+    let trusts = async |name: &str| {
+        let at = "--output=jsonpath={.webhooks[0].clientConfig.caBundle}";
+        let get = ["get", "mutatingwebhookconfiguration", name, at];
+        cluster.kubectl(&get).await
+    };
+    let same = async || {
+        eventually(SOON, "both trust the same", async || {
+            let (pods, line) = (trusts("gpustow").await?, trusts(names::LINE).await?);
+            ensure!(!pods.is_empty() && pods == line, "{pods:?} {line:?}");
+            Ok(())
+        })
+        .await
+    };
+    same().await?;
+    let untrusted = json!([{ "op": "remove", "path": CA_BUNDLE }]);
+    let patch = format!("--patch={untrusted}");
+    let lost = [
+        "patch",
+        "mutatingwebhookconfiguration",
+        names::LINE,
+        "--type=json",
+        &patch,
+    ];
+    cluster.kubectl(&lost).await?;
+    same().await
+}
+
 /// Helm takes its certificate away and the extenders make theirs. Meanwhile pods that ask are refused, and
 /// never let in unchanged.
 #[tokio::test]

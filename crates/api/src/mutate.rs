@@ -53,6 +53,22 @@ pub fn patch(change: Change<'_>, resource: &str, defaults: &PodDefaults) -> Vec<
     patch.operations
 }
 
+/// The JSON patch that has a pod stand in line; empty if it bears the gate already.
+#[must_use]
+pub fn gate(pod: &Value) -> Vec<Value> {
+    let ours = json!({ "name": names::GATE });
+    let gates = list(pod, "schedulingGates");
+    if gates.iter().any(|gate| gate["name"] == names::GATE) {
+        return Vec::new();
+    }
+    let (path, value) = if gates.is_empty() {
+        ("/spec/schedulingGates", json!([ours]))
+    } else {
+        ("/spec/schedulingGates/-", ours)
+    };
+    vec![json!({ "op": "add", "path": path, "value": value })]
+}
+
 /// A pod and what was done to it.
 struct Patch {
     pod: Value,
@@ -233,7 +249,7 @@ fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
     }
 }
 
-/// The containers of a kind.
+/// The containers of a kind, or what else is a list of `spec`.
 fn list<'a>(pod: &'a Value, kind: &str) -> &'a [Value] {
     pod["spec"][kind].as_array().map_or(&[], Vec::as_slice)
 }

@@ -11,8 +11,8 @@
 {{- if and .Values.guard (has (include "gpustow.admission" .) (list "webhook" "none")) }}
 {{- fail "guard: it needs policies that change pods, of Kubernetes 1.36, or of 1.34 with the feature gate: set guard=false" }}
 {{- end }}
-{{- if and (ne .Values.extender.line "off") (ne (include "gpustow.admission" .) "policy") }}
-{{- fail "extender.line: it needs Kubernetes 1.36, whose API server changes pods by policies: set extender.line=off" }}
+{{- if and (ne .Values.extender.line "off") (eq (include "gpustow.admission" .) "none") }}
+{{- fail "extender.line: it needs somebody who changes pods, by policies or as a webhook: set extender.line=off or another admission" }}
 {{- end }}
 {{- end }}
 

@@ -19,7 +19,12 @@
 {{- end }}
 {{- if eq .Values.extender.act "evict" }}{{- $files = append $files "evict/rbac.yaml" }}{{- end }}
 {{- if .Values.extender.preemptScattered }}{{- $files = append $files "preempt-scattered/rbac.yaml" }}{{- end }}
-{{- if ne .Values.extender.line "off" }}{{- $files = concat $files (list "line/rbac.yaml" "line/policy.yaml") }}{{- end }}
+{{- if ne .Values.extender.line "off" }}
+{{- $files = concat $files (list "line/rbac.yaml" "line/policy.yaml") }}
+{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/line-v1beta1/policies.yaml" }}
+{{- else if eq $admission "webhook" }}{{- $files = concat $files (list "line-webhook/rbac.yaml" "line-webhook/webhook.yaml") }}
+{{- end }}
+{{- end }}
 {{- if .Values.agent.setLimits }}{{- $files = append $files "set-limits/rbac.yaml" }}{{- end }}
 {{- if .Values.page.enabled }}{{- $files = concat $files (list "page/rbac.yaml" "page/page.yaml") }}{{- end }}
 {{- if .Values.monitoring.enabled }}{{- $files = concat $files (list "monitoring/podmonitors.yaml" "monitoring/rules.yaml") }}{{- end }}
@@ -49,7 +54,6 @@
 {{- if $values.extender.callBack }}{{- $args = append $args "--call-back" }}{{- end }}
 {{- with $values.extender.act }}{{- $args = append $args (printf "--act=%s" .) }}{{- end }}
 {{- if $values.extender.preemptScattered }}{{- $args = append $args "--preempt-scattered" }}{{- end }}
-{{- if ne $values.extender.line "off" }}{{- $args = append $args (printf "--line=%s" $values.extender.line) }}{{- end }}
 {{- if eq (include "gpustow.admission" $root) "webhook" }}
 {{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}
 {{- $_ := set $extender "ports" (append $extender.ports (dict "name" "webhook" "containerPort" 32765)) }}
@@ -63,6 +67,7 @@
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
 {{- end }}
 {{- end }}
+{{- if ne $values.extender.line "off" }}{{- $args = append $args (printf "--line=%s" $values.extender.line) }}{{- end }}
 {{- $args = concat $args $values.extender.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $extender "image" $values.extender.image "tag" $root.Chart.AppVersion "resources" $values.extender.resources "args" $args) }}
 {{- $_ := set $extender "env" (concat $extender.env $env) }}

@@ -19,17 +19,18 @@ use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow};
 /// A control plane with a line; its controllers fill the roles that tenants have.
 async fn lined() -> Result<&'static ControlPlane> {
     static LINED: OnceCell<ControlPlane> = OnceCell::const_new();
-    LINED
-        .get_or_try_init(async || {
-            let cluster = ControlPlane::start(Options {
-                controllers: true,
-                ..Options::default()
-            })
-            .await?;
-            install(&cluster, "manifests/overlays/line").await?;
-            Ok(cluster)
-        })
-        .await
+    let with = || lined_by("manifests/overlays/line");
+    LINED.get_or_try_init(with).await
+}
+
+async fn lined_by(overlay: &str) -> Result<ControlPlane> {
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
+    install(&cluster, overlay).await?;
+    Ok(cluster)
 }
 
 /// The flag is one for the whole cluster.
@@ -97,6 +98,16 @@ async fn waits(case: &Case, with: &[&str]) -> Result<()> {
 async fn pods_stand_in_line_while_the_flag_says_so_and_some_never() -> Result<()> {
     let cluster = lined().await?;
     let _alone = ALONE.lock().await;
+    some_stand_and_some_never(cluster).await
+}
+
+/// Where the API server changes pods by policies, the webhook may do it instead.
+#[tokio::test]
+async fn the_webhook_has_the_same_pods_stand_in_line() -> Result<()> {
+    some_stand_and_some_never(&lined_by("manifests/overlays/line-webhook").await?).await
+}
+
+async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
     let case = Case::new(cluster, "gating").await?;
     let on = || Some(json!({ names::LINE_KEY: "true" }));
     // Missing and damaged in any way: nobody is held back, nobody is refused.
@@ -134,6 +145,10 @@ async fn pods_stand_in_line_while_the_flag_says_so_and_some_never() -> Result<()
         let gates = gates(&case, meta, spec).await?;
         ensure!(gates.is_empty(), "{what}: {gates:?}");
     }
+    // As a kubelet shows its static pods: the API server takes no pod that has a node and a gate.
+    let mirror = crate::policies::pod(json!({}), asking(json!({ "nodeName": "n" })))?;
+    let made = try_create(&cluster.kubelet("n")?, &mirror).await?;
+    ensure!(gates_of(&made)?.is_empty());
     let others = asking(json!({ "schedulingGates": [{ "name": "x.y/z" }] }));
     ensure!(gates(&case, json!({}), others).await? == ["x.y/z", names::GATE]);
     let own = asking(json!({ "schedulingGates": ours() }));
