@@ -21,6 +21,7 @@ mod fence;
 mod gpunodes;
 mod helm;
 mod install;
+mod leaving;
 mod lifecycle;
 mod limits;
 mod line;

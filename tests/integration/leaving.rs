@@ -1,0 +1,122 @@
+//! What the chart does for pods that stand in line when the line goes. There is no kubelet: the hook's Job does not run, and
+//! the test does what it would, by its rights.
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::{Case, ControlPlane, Options, eventually};
+use k8s_openapi::api::core::v1::PodSchedulingGate;
+use serde::Deserialize as _;
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::helm::{chart, helm};
+use crate::support::{SOON, SYSTEM, gpustow};
+
+const LIFT: &str = "gpustow-lift";
+
+/// What the release's hooks make when it leaves.
+async fn hooks(cluster: &ControlPlane) -> Result<Vec<Value>> {
+    let text = helm(
+        &["get", "hooks", "gpustow"],
+        Some(cluster.admin_kubeconfig()),
+    )
+    .await?;
+    let mut hooks = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(&text) {
+        let object = Value::deserialize(document)?;
+        if object["metadata"]["name"] == LIFT {
+            hooks.push(object);
+        }
+    }
+    Ok(hooks)
+}
+
+/// When the hooks run, if they are this release's.
+fn when(hooks: &[Value]) -> Vec<&str> {
+    let notes = hooks.iter().map(|hook| &hook["metadata"]["annotations"]);
+    notes
+        .filter_map(|notes| notes["helm.sh/hook"].as_str())
+        .collect()
+}
+
+/// Does what the hooks do; what the command says.
+async fn done(cluster: &ControlPlane, hooks: &[Value]) -> Result<String> {
+    let mut args = Value::Null;
+    for hook in hooks {
+        if hook["kind"] == "Job" {
+            args = hook["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+            let dry = ["apply", "--dry-run=server", "-f"];
+            let file = cluster.dir().join("job.json");
+            std::fs::write(&file, hook.to_string())?;
+            let file = file.display().to_string();
+            cluster.kubectl(&[&dry[..], &[&file]].concat()).await?;
+        } else {
+            cluster.apply(&hook.to_string()).await?;
+        }
+    }
+    let args: Vec<String> = serde_json::from_value(args).context("no Job")?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, LIFT, None).await?;
+    let mut command = Command::new(gpustow());
+    command.args(args).arg("--kubeconfig").arg(kubeconfig);
+    let output = command.kill_on_drop(true).output().await?;
+    let said = String::from_utf8([output.stdout, output.stderr].concat())?;
+    ensure!(output.status.success(), "{said}");
+    Ok(said)
+}
+
+#[tokio::test]
+async fn whoever_stands_in_line_is_let_out_when_the_chart_switches_it_off_or_goes() -> Result<()> {
+    let cluster = ControlPlane::start(Options {
+        controllers: true,
+        ..Options::default()
+    })
+    .await?;
+    let client = cluster.admin()?;
+    let chart = chart();
+    let run = async |command: &str, more: &[&str]| {
+        let args = [&[command, "gpustow"], more].concat();
+        helm(&args, Some(cluster.admin_kubeconfig())).await
+    };
+    let case = Case::new(&cluster, "leaves").await?;
+    let held = |name: &str| {
+        case.pod(name).gpu_mem(1).with(|spec| {
+            let name = names::GATE.to_owned();
+            spec.scheduling_gates = Some(vec![PodSchedulingGate { name }]);
+        })
+    };
+    // Before gpustow is there, so that no webhook has to answer.
+    for name in ["a", "b"] {
+        held(name).create(&client).await?;
+    }
+    let gated = async |name: &str| {
+        let pod = case.pods().get(name).await?;
+        let gates = pod.spec.and_then(|spec| spec.scheduling_gates);
+        anyhow::Ok(gates.is_some_and(|gates| !gates.is_empty()))
+    };
+
+    run("install", &[&chart, "--create-namespace"]).await?;
+    ensure!(hooks(&cluster).await?.is_empty(), "there is no line");
+    run("upgrade", &[&chart, "--set=extender.line=auto"]).await?;
+    ensure!(when(&hooks(&cluster).await?) == ["post-delete"; 4]);
+
+    let off = [&*chart, "--set=extender.line=off", "--no-hooks"];
+    run("upgrade", &off).await?;
+    let leave = hooks(&cluster).await?;
+    ensure!(when(&leave) == ["post-upgrade"; 4]);
+    let said = done(&cluster, &leave).await?;
+    ensure!(said.contains("off 2 pods"), "{said}");
+    ensure!(!gated("a").await? && !gated("b").await?);
+    run("upgrade", &off).await?;
+    ensure!(hooks(&cluster).await?.is_empty(), "the line is gone");
+
+    run("upgrade", &[&chart, "--set=extender.line=always"]).await?;
+    let leave = hooks(&cluster).await?;
+    ensure!(when(&leave) == ["post-delete"; 4]);
+    run("uninstall", &["--no-hooks"]).await?;
+    let late = async || held("late").create(&client).await;
+    eventually(SOON, "the policies are gone", late).await?;
+    let said = done(&cluster, &leave).await?;
+    ensure!(said.contains("off 1 pods"), "{said}");
+    ensure!(!gated("late").await?);
+    Ok(())
+}
