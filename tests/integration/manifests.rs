@@ -170,6 +170,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::MEM_LIMIT_OF,
         names::ENFORCE,
         names::ACT,
+        names::MOVABLE,
         names::POLICY,
         names::ASSIGNMENT,
         names::DEVICES_OF,

@@ -88,6 +88,8 @@ pub struct PodFacts {
     pub preempted: bool,
     /// What its owner lets be done for that at most.
     pub act: Option<Act>,
+    /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::MOVABLE`]).
+    pub movable: Option<Arc<str>>,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
     pub limits: Arc<[Mib]>,
     /// Who sees to that.
@@ -191,6 +193,9 @@ impl PodFacts {
             }),
             // Of a word that nobody knows only the softest is certain.
             act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),
+            movable: annotation(names::MOVABLE)
+                .filter(|says| *says == "true")
+                .and_then(|_| maker(meta)),
             limits,
             enforce,
             kept_on: status.and_then(|status| {
@@ -491,6 +496,14 @@ fn limits(
         true => (enforce, limits.into()),
         false => (enforce, NO_LIMITS.clone()),
     }
+}
+
+/// The controller that makes a pod anew on any node; those of a DaemonSet or of the node itself come nowhere else.
+fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
+    let mut owners = meta.owner_references.iter().flatten();
+    let controller = owners.find(|owner| owner.controller == Some(true))?;
+    let bound = ["DaemonSet", "Node"].contains(&controller.kind.as_str());
+    (!bound).then(|| controller.uid.as_str().into())
 }
 
 /// Seconds that a pod has to end; Kubernetes' own default where it does not say.

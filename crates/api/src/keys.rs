@@ -80,7 +80,7 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 7] {
+pub(crate) fn of_users() -> [&'static str; 8] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
@@ -89,6 +89,7 @@ pub(crate) fn of_users() -> [&'static str; 7] {
         names::MEM_LIMIT,
         names::ENFORCE,
         names::ACT,
+        names::MOVABLE,
     ];
     keys.map(word)
 }

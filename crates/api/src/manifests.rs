@@ -249,7 +249,7 @@ const SHARED: [(&str, &str); 20] = [
     // What users say by annotations, as far as a request changes it.
     (
         "CHANGED",
-        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{ACT}}"] +
+        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{ACT}}", "{{MOVABLE}}"] +
         variables.wishing.map(c, "{{GPU_COUNT_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{MEM_LIMIT_OF}}" + string(c.is.name)))
         .filter(key, variables.before[?key] != variables.after[?key])"#,
@@ -385,6 +385,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("PREEMPTED", names::PREEMPTED),
         ("ACT", names::ACT),
         ("ACTS", &acts),
+        ("MOVABLE", names::MOVABLE),
         ("SCHEDULER", names::SCHEDULER),
         ("SHARE_OF", names::SHARE_OF),
         ("VERSION", admission::VERSION),

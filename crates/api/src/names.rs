@@ -30,6 +30,8 @@ pub const MEM_LIMIT_OF: &str = "gpu-mem-limit.gpustow.dev/";
 pub const ENFORCE: &str = "gpustow.dev/enforce";
 /// Set by users: what may be done at most to have the pod give memory back.
 pub const ACT: &str = "gpustow.dev/act";
+/// Set by users: the pod may be evicted to join up free memory, since its controller makes it anew.
+pub const MOVABLE: &str = "gpustow.dev/movable";
 /// Set by users: the packing policy for this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
@@ -103,9 +105,9 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 11] = [
-    GPU_COUNT, EXCLUSIVE, MEM_LIMIT, ENFORCE, ACT, POLICY, MADE_FOR, ASSIGNMENT, CONFIRMED, EPOCH,
-    FENCE,
+pub const POD_KEYS: [&str; 12] = [
+    GPU_COUNT, EXCLUSIVE, MEM_LIMIT, ENFORCE, ACT, MOVABLE, POLICY, MADE_FOR, ASSIGNMENT,
+    CONFIRMED, EPOCH, FENCE,
 ];
 /// Those that the name of a container follows.
 pub const POD_KEYS_OF: [&str; 5] = [GPU_COUNT_OF, MEM_LIMIT_OF, DEVICES_OF, MIB_OF, SHARE_OF];

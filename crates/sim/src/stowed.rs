@@ -233,6 +233,7 @@ impl Stowed {
             grace: 0,
             asked_back: None,
             preempted: false,
+            movable: None,
             act: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),

@@ -22,6 +22,7 @@ pub(crate) fn keys() -> Vec<String> {
         names::MEM_LIMIT_OF,
         names::ENFORCE,
         names::ACT,
+        names::MOVABLE,
         names::POLICY,
         names::MADE_FOR,
     ];

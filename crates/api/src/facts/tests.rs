@@ -74,6 +74,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             grace: 30,
             asked_back: None,
             preempted: false,
+            movable: None,
             act: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),
@@ -388,4 +389,27 @@ fn what_may_be_used_and_done_is_read_from_annotations() {
     let unknown = facts(json!({names::MEM_LIMIT: "max", names::ACT: "shoot"}));
     assert_eq!(unknown.limit_on("GPU-a"), Some(limit::WHOLE));
     assert_eq!(unknown.act, Some(Act::Event));
+}
+
+#[test]
+fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
+    let movable = |mark: &str, kind: &str, controller: bool| {
+        facts(json!({ "metadata": {
+            "uid": "u", "annotations": { names::MOVABLE: mark },
+            "ownerReferences": [{
+                "apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o", "controller": controller,
+            }],
+        }}))
+        .movable
+    };
+    assert_eq!(movable("true", "ReplicaSet", true).as_deref(), Some("o"));
+    for (mark, kind, controller) in [
+        ("false", "ReplicaSet", true),
+        ("yes", "ReplicaSet", true),
+        ("true", "ReplicaSet", false),
+        ("true", "DaemonSet", true),
+        ("true", "Node", true),
+    ] {
+        assert_eq!(movable(mark, kind, controller), None, "{mark} {kind}");
+    }
 }

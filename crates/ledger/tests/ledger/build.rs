@@ -58,6 +58,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         grace: 0,
         asked_back: None,
         preempted: false,
+        movable: None,
         act: None,
         limits: Arc::from([]),
         enforce: Enforce::default(),
