@@ -20,7 +20,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         &["nodes", "gpus", "pods", "report", "top", "ui"],
     ),
     ("Ask about a pod", &["why", "fit"]),
-    ("Plan", &["whatif"]),
+    ("Plan", &["whatif", "defrag"]),
     ("Find what is wrong", &["check"]),
     ("Set up", &["completion"]),
 ];
@@ -176,6 +176,20 @@ pub(crate) enum Command {
         after_help = "Examples:\n  kubectl gpustow whatif --policy tight,spread\n  kubectl gpustow whatif --add-nodes 2:gpu-node-1 --remove-nodes 1"
     )]
     Whatif(WhatifArgs),
+    /// What moving pods would gain. Exit code 1 if it would not do for all that wait
+    ///
+    /// For the first pod of each kind that waits though enough GPU memory is free, in pieces: which pods would
+    /// have to move, and where to. Only those move that bear the annotation gpustow.dev/movable and have a
+    /// controller that makes them anew; the fewest MiB move, each to a place that is free now. Each plan is as if
+    /// it were alone. Nothing is written to the cluster. Node selectors, required node affinity, taints, CPU and
+    /// host memory count; affinity between pods, topology spread, volumes, quotas and disruption budgets do not.
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow defrag\n  kubectl gpustow defrag -n team-a -o json"
+    )]
+    Defrag {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Live view of every GPU with its pods
     #[command(
         after_help = "Examples:\n  kubectl gpustow top --sort idle\n  kubectl gpustow top -1 --filter h100"

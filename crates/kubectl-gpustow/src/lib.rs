@@ -6,6 +6,7 @@
 mod args;
 mod check;
 mod completion;
+mod defrag;
 mod fit;
 mod lists;
 mod output;
@@ -71,6 +72,15 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
         }
         Command::Fit { file, answer } => fit::run(&cluster().await?, &file, answer.format, out),
         Command::Whatif(args) => whatif::run(&global.source, &args, out, screen).await,
+        Command::Defrag { output } => {
+            let cluster = cluster().await?;
+            // What is free is the whole cluster's, and so is who waits unless a namespace is named.
+            let scope = Scope {
+                namespace: global.namespace.clone(),
+                ..global.scope(&cluster)
+            };
+            defrag::plans(&cluster, &scope).print(&output, screen, out)
+        }
         Command::Check { output } => check::run(&cluster().await?).print(&output, screen, out),
         Command::Top(top) => top::run(&global, &top, out, screen).await,
         Command::Ui(ui) => ui::run(&global, &ui, out).await,

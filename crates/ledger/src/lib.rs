@@ -80,7 +80,7 @@ pub use over_limit::OverLimit;
 pub use places::{GivenUp, Place};
 pub use preempt::Victims;
 pub use queue::Lift;
-pub use scattered::{Broken, Preemption};
+pub use scattered::{Broken, Move, Moves, Preemption};
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
 

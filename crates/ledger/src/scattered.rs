@@ -6,6 +6,8 @@
 //! chance, and leaves alone what kube-scheduler's own preemption answers: where a node's sum is short, and pods of
 //! lower priority could mend that. Whose room did not come, or was of no use, has nobody end there again.
 
+mod moves;
+
 use std::cmp::Reverse;
 use std::mem::take;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ use crate::budget::Budget;
 use crate::maps::{HashMap, HashSet};
 use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::CalledBack;
+
+pub use moves::{Move, Moves};
 
 /// Kinds of waiting pods that one look thinks of.
 const KINDS: usize = 16;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::output_of;
 
 /// The files' time: that of the youngest report.
-const NOW: &str = "2026-11-21T10:00:00Z";
+pub(crate) const NOW: &str = "2026-11-21T10:00:00Z";
 
 /// A folder with these objects in one list.
 pub(crate) struct Files(PathBuf);
@@ -72,12 +72,12 @@ impl Drop for Files {
     }
 }
 
-fn node(name: &str, labels: &Value, mib: &str) -> Value {
+pub(crate) fn node(name: &str, labels: &Value, mib: &str) -> Value {
     json!({ "kind": "Node", "metadata": { "name": name, "labels": labels },
         "status": { "allocatable": { "cpu": "64", "memory": "512Gi", "pods": "110", "gpustow.dev/gpu-mem": mib } } })
 }
 
-fn report(name: &str, heartbeat: &str, gpu: &Value) -> Value {
+pub(crate) fn report(name: &str, heartbeat: &str, gpu: &Value) -> Value {
     let mut whole = json!({ "uuid": format!("GPU-{name}"), "index": 0, "model": "NVIDIA L4", "totalMiB": 24000 });
     for (key, value) in gpu.as_object().into_iter().flatten() {
         whole[key] = value.clone();

@@ -1,6 +1,7 @@
 //! Every output of every command, byte by byte, on one cluster that has a bit of everything.
 //! `GPUSTOW_BLESS=1 cargo test -p kubectl-gpustow` writes what the commands print now.
 
+mod defrag;
 mod docs;
 mod incidents;
 mod line;
@@ -39,9 +40,16 @@ async fn golden(name: &str, command: &str, answer: Answer) -> Result<()> {
 
 async fn golden_on(screen: Screen, name: &str, command: &str, wanted: Answer) -> Result<()> {
     let (answer, printed) = output(command, screen).await?;
+    same(name, command, &printed)?;
+    ensure!(answer == wanted, "{command} answers {answer:?}");
+    Ok(())
+}
+
+/// Compares what a command printed with the file `golden/NAME`.
+fn same(name: &str, command: &str, printed: &str) -> Result<()> {
     let file = here("golden").join(name);
     if std::env::var_os("GPUSTOW_BLESS").is_some() {
-        fs::write(&file, &printed)?;
+        fs::write(&file, printed)?;
     }
     let golden = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     ensure!(
@@ -49,7 +57,6 @@ async fn golden_on(screen: Screen, name: &str, command: &str, wanted: Answer) ->
         "{command} prints\n{printed}\nand {} has\n{golden}",
         file.display()
     );
-    ensure!(answer == wanted, "{command} answers {answer:?}");
     Ok(())
 }
 

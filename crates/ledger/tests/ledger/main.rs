@@ -14,6 +14,7 @@ mod line;
 mod links;
 mod mix;
 mod model;
+mod moves;
 mod nominated;
 mod over_limit;
 mod places;

@@ -1,0 +1,169 @@
+//! `defrag`: which pods would have to move for those that wait though enough memory is free, in pieces.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use gpustow_inspect::{Cluster, PodInfo, Scope};
+use gpustow_ledger::{Move, Moves, NodeView};
+use gpustow_pack::Mib;
+
+use crate::Answer;
+use crate::output::Shown::{Always, Table, Wide};
+use crate::output::{Column, Listing, Value, column};
+
+/// A pod that would move, or a pod for which none can.
+pub(crate) struct Row {
+    /// The first of its kind that waits.
+    waits: String,
+    /// How many wait that ask for the same.
+    alike: u64,
+    asks: Mib,
+    gets: Option<Place>,
+    moves: Option<Moving>,
+}
+
+struct Moving {
+    pod: String,
+    mib: Mib,
+    from: Place,
+    to: Place,
+}
+
+/// Cards of a node.
+struct Place {
+    node: Arc<str>,
+    uuids: Vec<String>,
+    /// For people.
+    text: String,
+}
+
+/// A plan for the first pod of each kind that waits, each as if it were alone.
+pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
+    let mut waiting = cluster.pods_in(scope);
+    waiting.retain(|pod| pod.waits() && cluster.ledger.waits_for_pieces(&pod.facts, cluster.now));
+    waiting.sort_by_key(|pod| {
+        (
+            Reverse(pod.facts.priority),
+            pod.facts.created,
+            pod.full_name(),
+        )
+    });
+    let views = cluster.views();
+    let (mut rows, mut answer) = (Vec::new(), Answer::Yes);
+    for (pod, alike) in kinds(waiting) {
+        let plan = cluster.ledger.moves_for(&pod.facts, cluster.now);
+        if plan.is_none() {
+            answer = Answer::No;
+        }
+        rows.extend(rows_of(pod, alike, plan, &views));
+    }
+    Listing {
+        kind: "Defrag",
+        columns: columns(),
+        rows,
+        total: None,
+        name: |row| match &row.moves {
+            Some(moves) => format!("pod/{}", moves.pod),
+            None => format!("waiting/{}", row.waits),
+        },
+        empty: "no pod waits for free memory that is in pieces",
+        answer,
+    }
+}
+
+/// The first pod of each kind, with how many of it there are.
+fn kinds(waiting: Vec<&PodInfo>) -> Vec<(&PodInfo, u64)> {
+    let mut kinds: Vec<(&PodInfo, u64)> = Vec::new();
+    for pod in waiting {
+        let key = |pod: &PodInfo| {
+            let facts = &pod.facts;
+            let asks = (facts.request.clone(), facts.constraints.clone());
+            (asks, facts.priority, facts.preempts)
+        };
+        match kinds.iter_mut().find(|(first, _)| key(first) == key(pod)) {
+            Some((_, alike)) => *alike += 1,
+            None => kinds.push((pod, 1)),
+        }
+    }
+    kinds
+}
+
+fn rows_of(pod: &PodInfo, alike: u64, plan: Option<Moves>, views: &[NodeView]) -> Vec<Row> {
+    let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
+    let asks = claims.map(|claim| Mib(claim.mib.0.saturating_mul(claim.gpus.into())));
+    let row = |gets, moves| Row {
+        waits: pod.full_name(),
+        alike,
+        asks: asks.clone().sum(),
+        gets,
+        moves,
+    };
+    let Some(plan) = plan else {
+        return vec![row(None, None)];
+    };
+    let moving = |it: &Move| Moving {
+        pod: format!("{}/{}", it.pod.namespace, it.pod.name),
+        mib: it.mib(),
+        from: place(views, &plan.node, &it.from),
+        to: place(views, &it.node, &it.cards),
+    };
+    let gets = || Some(place(views, &plan.node, &plan.cards));
+    let moves = plan.moves.iter();
+    moves.map(|it| row(gets(), Some(moving(it)))).collect()
+}
+
+fn place(views: &[NodeView], node: &Arc<str>, cards: &[(Box<str>, Mib)]) -> Place {
+    let uuids: Vec<String> = cards.iter().map(|(uuid, _)| uuid.to_string()).collect();
+    let view = views.iter().find(|view| view.name == *node);
+    let of_node = view.into_iter().flat_map(|view| &view.cards);
+    let indices = of_node.filter(|card| uuids.contains(&card.uuid));
+    let indices: Vec<String> = indices.map(|card| card.index.to_string()).collect();
+    Place {
+        node: node.clone(),
+        text: format!("{node} GPU {}", indices.join(",")),
+        uuids,
+    }
+}
+
+fn columns() -> Vec<Column<Row>> {
+    vec![
+        column("FOR", "for", Always, |row| Value::Text(row.waits.clone())),
+        column("ALIKE", "alike", Always, |row| Value::Count(row.alike)),
+        column("ASKS", "asksBytes", Always, |row| Value::Memory(row.asks)),
+        column("GETS", "", Table, |row| text(row.gets.as_ref())),
+        column("NODE", "node", Wide, |row| node(row.gets.as_ref())),
+        column("GPUS", "gpuUuids", Wide, |row| gpus(row.gets.as_ref())),
+        column("MOVES", "pod", Always, |row| match &row.moves {
+            Some(moves) => Value::Text(moves.pod.clone()),
+            None => Value::Nothing,
+        }),
+        column("MEMORY", "memoryBytes", Always, |row| {
+            row.moves.as_ref().map(|moves| moves.mib).into()
+        }),
+        column("FROM", "", Table, |row| text(from(row))),
+        column("FROM-GPUS", "fromGpuUuids", Wide, |row| gpus(from(row))),
+        column("TO", "", Table, |row| text(to(row))),
+        column("TO-NODE", "toNode", Wide, |row| node(to(row))),
+        column("TO-GPUS", "toGpuUuids", Wide, |row| gpus(to(row))),
+    ]
+}
+
+fn from(row: &Row) -> Option<&Place> {
+    row.moves.as_ref().map(|moves| &moves.from)
+}
+
+fn to(row: &Row) -> Option<&Place> {
+    row.moves.as_ref().map(|moves| &moves.to)
+}
+
+fn text(place: Option<&Place>) -> Value {
+    place.map_or(Value::Nothing, |it| Value::Text(it.text.clone()))
+}
+
+fn node(place: Option<&Place>) -> Value {
+    place.map_or(Value::Nothing, |it| Value::Text(it.node.to_string()))
+}
+
+fn gpus(place: Option<&Place>) -> Value {
+    place.map_or(Value::Nothing, |it| Value::Names(it.uuids.clone()))
+}

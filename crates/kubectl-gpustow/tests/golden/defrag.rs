@@ -1,0 +1,77 @@
+//! What `defrag` says where moving would gain something.
+
+use anyhow::{Result, ensure};
+use kubectl_gpustow::Answer;
+use serde_json::{Value, json};
+
+use crate::incidents::{Files, NOW, node, report, waiting};
+use crate::{golden, same};
+
+/// On the one card of a node, with a controller; marked by its owner or not.
+fn holder(name: &str, node: &str, mib: u64, movable: &str) -> Value {
+    let uuid = format!("GPU-{node}");
+    let assignment = json!({
+        "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },
+    });
+    let mut pod = waiting(name, "");
+    pod["metadata"]["annotations"] = json!({
+        "gpustow.dev/assignment": assignment.to_string(), "gpustow.dev/movable": movable,
+    });
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": true,
+    }]);
+    pod["spec"]["nodeName"] = json!(node);
+    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
+        json!(mib.to_string());
+    pod["status"] = json!({ "phase": "Running" });
+    pod
+}
+
+fn asks(name: &str, mib: u64) -> Value {
+    let mut pod = waiting(name, "");
+    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
+        json!(mib.to_string());
+    pod
+}
+
+/// Two cards, each with a pod on it, two equal pods that fit on neither, and one that fits nowhere.
+fn objects(movable: &str) -> Vec<Value> {
+    let mut objects = Vec::new();
+    for name in ["m", "n"] {
+        objects.extend([node(name, &json!({}), "24k"), report(name, NOW, &json!({}))]);
+    }
+    objects.extend([
+        holder("web-1", "m", 8000, movable),
+        holder("web-2", "n", 6000, movable),
+        asks("big-1", 20_000),
+        asks("big-2", 20_000),
+        asks("huge", 90_000),
+    ]);
+    objects
+}
+
+#[tokio::test]
+async fn the_fewest_mib_that_make_room_are_named() -> Result<()> {
+    let files = Files::new("defrag", &objects("true"))?;
+    for format in ["table", "wide", "json", "yaml", "csv", "name"] {
+        let command = format!("defrag -o {format}");
+        let (answer, printed) = files.ask(&command).await?;
+        same(&format!("defrag.{format}"), &command, &printed)?;
+        ensure!(answer == Answer::Yes, "{printed}");
+    }
+    let (answer, elsewhere) = files.ask("defrag -n team").await?;
+    ensure!(
+        answer == Answer::Yes && elsewhere.starts_with("no pod waits"),
+        "{elsewhere}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_that_nobody_may_make_room_for_is_named_too() -> Result<()> {
+    let files = Files::new("defrag-unmarked", &objects("false"))?;
+    let (answer, printed) = files.ask("defrag").await?;
+    same("defrag-none.txt", "defrag", &printed)?;
+    ensure!(answer == Answer::No, "{printed}");
+    golden("defrag-cluster.txt", "defrag", Answer::No).await
+}
