@@ -42,6 +42,14 @@ pub trait Placer {
     fn keep(&mut self, _now: u64) -> bool {
         false
     }
+
+    /// Which pods would have to move for this one, which waits though enough is free, in pieces, and where to.
+    fn moves(&mut self, _id: usize, _job: &Job) -> Vec<(usize, Placed)> {
+        Vec::new()
+    }
+
+    /// The pod `id` is there now. The hosts are as they are afterwards.
+    fn moved(&mut self, _hosts: &[Host], _id: usize, _job: &Job, _placed: &Placed) {}
 }
 
 /// How much of a cluster is in one piece.
@@ -146,7 +154,7 @@ pub fn replay(
 ) -> Result<Option<Run>> {
     let experiment = workload.experiment(seed);
     let mut hosts = experiment.hosts;
-    let mut placer = choice.placer(&hosts, &workload.jobs, seed, None);
+    let mut placer = choice.placer(&hosts, &workload.jobs, seed, None, 0);
     let mut waste = Fragmentation::new(TargetMix::of(&workload.jobs), &hosts);
     let sizes: Vec<(u64, u64)> = hosts.iter().map(|host| (host.cpu, host.ram)).collect();
     let capacity: u64 = hosts.iter().flat_map(|host| &host.left).sum();

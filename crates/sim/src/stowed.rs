@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_api::limit::Enforce;
-use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
@@ -42,12 +42,14 @@ pub struct Stowed {
     exclusive: bool,
     /// Pods may use more than they ask for.
     bursts: bool,
+    /// Of so many pods in a hundred the owner lets them be moved.
+    movable: usize,
 }
 
 impl Stowed {
-    /// A ledger over these hosts, whose names are in their order.
+    /// A ledger over these hosts, whose names are in their order; it may move so many percent of the pods.
     #[must_use]
-    pub fn new(hosts: &[Host], policy: PolicyKind, keep: Option<Keep>) -> Self {
+    pub fn new(hosts: &[Host], policy: PolicyKind, keep: Option<Keep>, movable: usize) -> Self {
         let config = Config {
             policy,
             ..Config::default()
@@ -62,7 +64,10 @@ impl Stowed {
             },
             None => config,
         };
-        Self::with(hosts, config)
+        Self {
+            movable,
+            ..Self::with(hosts, config)
+        }
     }
 
     /// The same, which calls back what pods use beyond their requests.
@@ -119,6 +124,7 @@ impl Stowed {
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
             bursts: config.call_back,
+            movable: 0,
         }
     }
 
@@ -233,7 +239,8 @@ impl Stowed {
             grace: 0,
             asked_back: None,
             preempted: false,
-            movable: None,
+            // Which pods come is drawn: their numbers say nothing of what they ask for.
+            movable: (id % 100 < self.movable).then(|| self.names[0].clone()),
             act: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),
@@ -293,5 +300,40 @@ impl Placer for Stowed {
     fn keep(&mut self, now: u64) -> bool {
         self.at(now);
         self.ledger.keep_places(self.now, seconds(self.now))
+    }
+
+    fn moves(&mut self, id: usize, job: &Job) -> Vec<(usize, Placed)> {
+        let pod = Arc::new(self.pod(id, job));
+        let plan = self.ledger.moves_for(&pod, self.now);
+        let to = |node: &str, cards: &[(Box<str>, Mib)]| {
+            let cards = cards.iter().map(|(uuid, _)| uuid.parse().ok());
+            let (host, cards) = (node.parse().ok()?, cards.collect::<Option<_>>()?);
+            Some(Placed { host, cards })
+        };
+        let moves = plan.into_iter().flat_map(|plan| plan.moves);
+        let moves =
+            moves.filter_map(|it| Some((it.pod.uid.parse().ok()?, to(&it.node, &it.cards)?)));
+        moves.collect()
+    }
+
+    fn moved(&mut self, hosts: &[Host], id: usize, job: &Job, placed: &Placed) {
+        let mib = Mib(hosts[placed.host].charge(job));
+        let uuids: Vec<Box<str>> = placed
+            .cards
+            .iter()
+            .map(|it| it.to_string().into())
+            .collect();
+        let assignment = Assignment {
+            charges: uuids.iter().map(|uuid| (uuid.clone(), mib)).collect(),
+            containers: vec![("main".into(), uuids)],
+            exclusive: None,
+        };
+        let pod = PodFacts {
+            node: Some(self.names[placed.host].clone()),
+            assignment: Some(Ok(Arc::new(assignment))),
+            ..self.pod(id, job)
+        };
+        self.ledger.delete_pod(&pod.uid);
+        self.ledger.apply_pod(pod);
     }
 }

@@ -199,6 +199,26 @@ fn pods_come_and_go_at_any_load() -> Result<()> {
 }
 
 #[test]
+fn moving_pods_is_compared_with_leaving_them() -> Result<()> {
+    let args = ["churn", "--load=0.95", "--seeds=1..2", "--nodes-count=9"];
+    let args = [
+        &args[..],
+        &["--move=off,5", "--movable=100", "--output=json"],
+    ]
+    .concat();
+    let json: Value = serde_json::from_str(&printed(sim(&args).output()?)?)?;
+    let of = |name: &str, value: &str| json["loads"]["0.95"][name][value]["mean"].clone();
+    assert_eq!(of("tight", "moves_per_hour"), 0.0);
+    let moved = of("tight, move 5", "moves_per_hour").as_f64();
+    assert!(moved > Some(0.0) && moved <= Some(5.0), "{moved:?}");
+    assert_ne!(
+        of("tight", "allocation_pct"),
+        of("tight, move 5", "allocation_pct")
+    );
+    Ok(())
+}
+
+#[test]
 fn places_for_pods_that_waited_are_compared_with_none() -> Result<()> {
     let args = ["churn", "--load=1.05", "--seeds=1..2", "--nodes-count=9"];
     let args = [&args[..], &["--keep=off,2", "--keep-percent=50"]].concat();

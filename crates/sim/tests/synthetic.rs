@@ -100,6 +100,7 @@ fn with_departures_every_policy_shows_exactly_this() -> Result<()> {
         load: 0.0,
         lifetimes: Lifetimes::Exponential,
         keep: None,
+        moving: None,
     };
     let mut results = Vec::new();
     for choice in [

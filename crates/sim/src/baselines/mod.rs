@@ -76,7 +76,7 @@ impl Choice {
     }
 
     /// The policy at work on these hosts; `jobs` is the whole trace, which FGD knows in advance. gpustow's own
-    /// keep places as `keep` says, if it does.
+    /// keep places as `keep` says, if it does, and may move so many percent of all pods.
     #[must_use]
     pub fn placer(
         self,
@@ -84,9 +84,10 @@ impl Choice {
         jobs: &[Job],
         seed: u64,
         keep: Option<Keep>,
+        movable: usize,
     ) -> Box<dyn Placer> {
         match self {
-            Self::Own(kind) => Box::new(Stowed::new(hosts, kind, keep)),
+            Self::Own(kind) => Box::new(Stowed::new(hosts, kind, keep, movable)),
             Self::Fgd | Self::FgdRandomTies => {
                 let random = (self == Self::FgdRandomTies).then(|| Random::new(seed));
                 Box::new(fgd::Fgd::new(TargetMix::of(jobs), random))

@@ -105,6 +105,7 @@ impl Openb {
             load,
             lifetimes: Lifetimes::Exponential,
             keep: None,
+            moving: None,
         })
     }
 

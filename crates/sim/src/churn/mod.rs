@@ -6,7 +6,7 @@ mod lifetimes;
 mod report;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::ops::RangeInclusive;
 
 use anyhow::{Result, bail};
@@ -31,6 +31,8 @@ pub(crate) const MEASURED: u64 = 6;
 const LOOK: u64 = 10_000;
 /// Milliseconds of a minute.
 pub(crate) const MINUTE: u64 = 60_000;
+/// Classes of waiting pods for which one look each minute thinks of moving others.
+const CLASSES: usize = 4;
 
 /// What comes at which rate.
 #[derive(Clone, Debug)]
@@ -49,6 +51,17 @@ pub struct Plan {
     pub lifetimes: Lifetimes,
     /// Places are kept for pods that wait, by gpustow's own policies.
     pub keep: Option<Keep>,
+    /// Pods are moved for others, by gpustow's own policies.
+    pub moving: Option<Moving>,
+}
+
+/// How many pods may be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moving {
+    /// Of all pods, in percent.
+    pub movable: usize,
+    /// In an hour, at most.
+    pub per_hour: usize,
 }
 
 /// What one run showed over the time measured. Percentages are of the cluster's cards.
@@ -64,6 +77,8 @@ pub struct ChurnRun {
     pub delayed: f64,
     /// Minutes that each pod with a GPU waited (so far, at the end), ascending, by [`kind`].
     pub waits: BTreeMap<&'static str, Vec<f64>>,
+    /// Pods moved for others, in an hour.
+    pub moves: f64,
 }
 
 /// One pod's life.
@@ -91,6 +106,9 @@ struct World {
     cards: u64,
     /// Places are kept.
     keeps: bool,
+    moving: Option<Moving>,
+    /// When pods were moved in the last hour.
+    moved: VecDeque<u64>,
 }
 
 /// Thousandths of cards that a job takes there.
@@ -113,11 +131,69 @@ impl World {
             self.placer.tick();
         }
         let due = self.now / LOOK < until / LOOK;
+        let moves = self.now / MINUTE < until / MINUTE;
         self.now = until;
         if self.keeps && due && self.placer.keep(until) {
             for at in 0..self.hosts.len() {
                 self.offer(at)?;
             }
+        }
+        if let Some(moving) = self.moving.filter(|_| moves) {
+            self.make_room(moving)?;
+        }
+        Ok(())
+    }
+
+    /// Moves pods for those that have waited longest. Whoever is moved goes on where it was.
+    fn make_room(&mut self, moving: Moving) -> Result<()> {
+        let is_past = |at: &u64| at + 60 * MINUTE <= self.now;
+        while self.moved.front().is_some_and(is_past) {
+            self.moved.pop_front();
+        }
+        let mut tried = BTreeSet::new();
+        for id in self.waiting.iter().copied().collect::<Vec<_>>() {
+            let job = self.lives[id].job.clone();
+            if tried.len() == CLASSES || self.moved.len() >= moving.per_hour {
+                break;
+            }
+            if job.gpus == 0 || !tried.insert(job.class) {
+                continue;
+            }
+            let moves = self.placer.moves(id, &job);
+            let admits =
+                |(id, to): &(usize, Placed)| self.hosts[to.host].admits(&self.lives[*id].job);
+            let too_many = self.moved.len() + moves.len() > moving.per_hour;
+            if moves.is_empty() || too_many || !moves.iter().all(admits) {
+                continue;
+            }
+            for (moved, to) in moves {
+                self.go_to(moved, to)?;
+            }
+            if self.begin(id)? {
+                for at in 0..self.hosts.len() {
+                    self.offer(at)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a pod that runs.
+    fn go_to(&mut self, id: usize, to: Placed) -> Result<()> {
+        let job = self.lives[id].job.clone();
+        let Some(from) = self.lives[id].placed.replace(to.clone()) else {
+            bail!("pod {id} is moved, and was nowhere");
+        };
+        if !self.hosts[to.host].take(&job, &to.cards) {
+            bail!("pod {id} is moved to where it does not fit: {job:?} on {to:?}");
+        }
+        self.hosts[from.host].give_back(&job, &from.cards);
+        self.held += share(&self.hosts[to.host], &job);
+        self.held -= share(&self.hosts[from.host], &job);
+        self.placer.moved(&self.hosts, id, &job, &to);
+        self.moved.push_back(self.now);
+        if self.now >= self.since {
+            self.run.moves += 1.0;
         }
         Ok(())
     }
@@ -176,14 +252,23 @@ impl World {
         let hopeful = |id: &usize| self.hosts[at].fits(&self.lives[*id].job);
         let hopeful: Vec<usize> = self.waiting.iter().copied().filter(hopeful).collect();
         for id in hopeful {
-            if self.hosts[at].fits(&self.lives[id].job) && self.start(id)? {
-                self.waiting.remove(&id);
-                let job = &self.lives[id].job;
-                self.wanted -= job.demand();
-                self.waited(id, kind(job), self.now - self.lives[id].came);
+            if self.hosts[at].fits(&self.lives[id].job) {
+                self.begin(id)?;
             }
         }
         Ok(())
+    }
+
+    /// Tries to start a pod that waits.
+    fn begin(&mut self, id: usize) -> Result<bool> {
+        let starts = self.start(id)?;
+        if starts {
+            self.waiting.remove(&id);
+            let job = &self.lives[id].job;
+            self.wanted -= job.demand();
+            self.waited(id, kind(job), self.now - self.lives[id].came);
+        }
+        Ok(starts)
     }
 
     fn waited(&mut self, id: usize, kind: &'static str, time: u64) {
@@ -250,7 +335,13 @@ pub fn churn(
     let (since, end) = (WARM * MEAN_MS, (WARM + MEASURED) * MEAN_MS);
     let change = since + (end - since) / 2;
     let mut world = World {
-        placer: choice.placer(&hosts, &known, seed, plan.keep),
+        placer: choice.placer(
+            &hosts,
+            &known,
+            seed,
+            plan.keep,
+            plan.moving.map_or(0, |moving| moving.movable),
+        ),
         hosts,
         choice,
         lives: Vec::new(),
@@ -263,6 +354,8 @@ pub fn churn(
         now: 0,
         cards,
         keeps: plan.keep.is_some(),
+        moving: plan.moving,
+        moved: VecDeque::new(),
     };
     if let Some((jobs, part)) = &plan.standing {
         let stays = Source::new(jobs, &world.hosts, *part, cards)?;
@@ -320,6 +413,7 @@ pub fn churn(
     for waits in run.waits.values_mut() {
         waits.sort_by(f64::total_cmp);
     }
+    run.moves *= 60.0 * MINUTE as f64 / (end - since) as f64;
     run.delayed = 100.0 * run.delayed / came.max(1) as f64;
     Ok(Some(run))
 }

@@ -26,6 +26,8 @@ pub struct ChurnSummary {
     pub wait_minutes_by_kind: BTreeMap<&'static str, Mean>,
     /// Of the pods of all seeds together, by what was asked for: their number, p50, p99 and max.
     pub waits_by_kind: BTreeMap<&'static str, Waits>,
+    /// Pods moved for others, in an hour.
+    pub moves_per_hour: Mean,
     /// Allocation, waste and mean wait of each seed, to compare policies seed by seed.
     pub per_seed: Vec<[f64; 3]>,
 }
@@ -115,6 +117,7 @@ impl ChurnSummary {
             waits_by_kind: together
                 .map(|(kind, waits)| (kind, Waits::of(waits)))
                 .collect(),
+            moves_per_hour: over(&|run| run.moves),
             per_seed: per_seed
                 .map(|(run, all)| [run.allocated, run.wasted, mean(all)])
                 .collect(),
@@ -158,12 +161,15 @@ pub fn churn_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
 /// How long pods of each size wait, one load, policy and size per line.
 #[must_use]
 pub fn sizes_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
-    let head = ["alloc %", "pods", "p50, min", "p99, min", "max, min"];
+    let head = [
+        "alloc %", "±", "moves/h", "pods", "p50, min", "p99, min", "max, min",
+    ];
     let mut text = format!("{:>5} {:<24} {:<6}", "load", "policy", "size");
     text.extend(head.map(|head| format!("{head:>10}")));
     text.push('\n');
     for (load, name, summary) in summaries {
-        let allocated = summary.allocation_pct.mean;
+        let allocated = &summary.allocation_pct;
+        let moves = summary.moves_per_hour.mean;
         for (kind, waits) in &summary.waits_by_kind {
             let Waits {
                 pods,
@@ -171,7 +177,9 @@ pub fn sizes_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
                 p99,
                 max,
             } = waits;
-            text += &format!("{load:>5} {name:<24} {kind:<6}{allocated:>10.2}{pods:>10}");
+            text += &format!("{load:>5} {name:<24} {kind:<6}");
+            text += &format!("{:>10.2}{:>10.2}", allocated.mean, allocated.ci95);
+            text += &format!("{moves:>10.1}{pods:>10}");
             text += &format!("{p50:>10.2}{p99:>10.2}{max:>10.2}\n");
         }
     }

@@ -374,7 +374,7 @@ pub fn lend(
         way,
         stowed: match way {
             Way::Lent => Stowed::lending(&hosts, PolicyKind::default()),
-            Way::Asked | Way::Scaled => Stowed::new(&hosts, PolicyKind::default(), None),
+            Way::Asked | Way::Scaled => Stowed::new(&hosts, PolicyKind::default(), None, 0),
         },
         hosts,
         sizes,

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use gpustow_ledger::Config;
-use gpustow_sim::churn::{ChurnSummary, Lifetimes, Plan, churn_all, churn_table, sizes_table};
+use gpustow_sim::churn::{
+    ChurnSummary, Lifetimes, Moving, Plan, churn_all, churn_table, sizes_table,
+};
 use gpustow_sim::lend::{LendPlan, LendSummary, Way, lend_all, lend_table};
 use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::Workload;
@@ -57,6 +59,13 @@ pub(crate) struct Args {
     /// Of how many of all GPUs, in percent; one place may be more
     #[arg(long, default_value_t = Config::default().keep_percent)]
     keep_percent: usize,
+    /// Pods that may be moved in an hour to join up free memory for one that waits, or off: one or several. Whoever is
+    /// moved goes on where it was; gpustow's own policies alone move pods; how long pods of each size wait is printed too
+    #[arg(long = "move", value_delimiter = ',', default_value = "off", value_parser = moves, conflicts_with = "use")]
+    moves: Vec<Moves>,
+    /// Of how many pods in a hundred the owner lets them be moved
+    #[arg(long, default_value = "50", value_parser = clap::value_parser!(u8).range(1..=100))]
+    movable: u8,
     #[command(flatten)]
     runs: Runs,
 }
@@ -69,6 +78,20 @@ fn minutes(text: &str) -> Result<Minutes, String> {
     match text {
         "off" => Ok(Minutes(None)),
         _ => number(text).map(|minutes| Minutes(Some(minutes))),
+    }
+}
+
+/// A number of pods an hour, or none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Moves(Option<usize>);
+
+fn moves(text: &str) -> Result<Moves, String> {
+    let number = || text.parse().ok().filter(|it| (1..=100_000).contains(it));
+    match text {
+        "off" => Ok(Moves(None)),
+        _ => number()
+            .map(|moves| Moves(Some(moves)))
+            .ok_or_else(|| format!("{text:?} is neither off nor a number from 1 to 100000")),
     }
 }
 
@@ -122,15 +145,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         load: 0.0,
         lifetimes: args.lifetimes,
         keep: None,
+        moving: None,
     };
     let runs = args.load.len().saturating_mul(args.keep.len());
+    let runs = runs.saturating_mul(args.moves.len());
     let mut progress = Progress::new(args.runs.count().saturating_mul(runs));
     let mut summaries = Vec::new();
     for load in &args.load {
         plan.load = *load;
         let ways = args.runs.policy.iter();
         let ways = ways.flat_map(|policy| args.keep.iter().map(move |keep| (policy, keep.0)));
-        for (policy, after) in ways {
+        let ways = ways.flat_map(|way| args.moves.iter().map(move |moves| (way, moves.0)));
+        for ((policy, after), per_hour) in ways {
+            let movable = args.movable.into();
+            plan.moving = per_hour.map(|per_hour| Moving { movable, per_hour });
             plan.keep = after.map(|after| Keep {
                 after: lasting(after),
                 lasts: lasting(args.keep_for),
@@ -138,10 +166,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 percent: args.keep_percent,
             });
             let runs = churn_all(&plan, *policy, args.runs.seeds(), &mut progress)?;
-            let name = match after {
-                Some(after) => format!("{policy}, keep {after}"),
-                None => policy.to_string(),
-            };
+            let mut name = policy.to_string();
+            if let Some(after) = after {
+                name += &format!(", keep {after}");
+            }
+            if let Some(per_hour) = per_hour {
+                name += &format!(", move {per_hour}");
+            }
             if !runs.is_empty() {
                 summaries.push((*load, name, ChurnSummary::of(&runs)));
             }
@@ -150,7 +181,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match args.runs.output {
         Output::Table => {
             print!("{}", churn_table(&summaries));
-            if args.keep.iter().any(|keep| keep.0.is_some()) {
+            let moves = args.moves.iter().any(|moves| moves.0.is_some());
+            if moves || args.keep.iter().any(|keep| keep.0.is_some()) {
                 print!("\n{}", sizes_table(&summaries));
             }
         }
