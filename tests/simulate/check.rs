@@ -179,17 +179,23 @@ pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
         .collect();
     let here = server.all(Kind::Pod);
     let here = here.filter(|pod| pod["spec"]["nodeName"] == *node && !ended(pod));
+    let mut shares: BTreeMap<(String, String), u64> = BTreeMap::new();
     for (pod, assignment) in here.filter_map(|pod| Some((pod, assignment(pod)?))) {
         for (uuid, mib) in &assignment.charges {
-            let card = cards.entry(uuid.to_string()).or_default();
-            card.held += mib.0;
+            cards.entry(uuid.to_string()).or_default().held += mib.0;
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-            let gpus = status["gpus"].as_array().into_iter().flatten();
-            let mut gpus = gpus.filter(|gpu| gpu["uuid"] == **uuid);
-            let uses = gpus.next().and_then(|gpu| gpu["pods"].as_array());
-            let used = uses.into_iter().flatten().find(|it| it["uid"] == *uid);
-            let used = used.and_then(|it| it["usedMiB"].as_u64()).unwrap_or(0);
-            card.lent += used.saturating_sub(mib.0);
+            shares.insert((uuid.to_string(), uid.to_owned()), mib.0);
+        }
+    }
+    // What uses a card beyond its share, or without one: after an etcd was restored, where it ran before.
+    for gpu in status["gpus"].as_array().into_iter().flatten() {
+        let uuid = gpu["uuid"].as_str().unwrap_or_default();
+        for used in gpu["pods"].as_array().into_iter().flatten() {
+            let uid = used["uid"].as_str().unwrap_or_default();
+            let share = shares.get(&(uuid.to_owned(), uid.to_owned()));
+            let used = used["usedMiB"].as_u64().unwrap_or(0);
+            let card = cards.entry(uuid.to_owned()).or_default();
+            card.lent += used.saturating_sub(share.copied().unwrap_or(0));
         }
     }
     cards

@@ -140,6 +140,7 @@ scripts! {
         stage.order(|it| it.spares = "b".to_owned());
         stage.pod("p", 3000, "high").await?;
         stage.ending("x").await?;
+        stage.sleeps("p").await?;
         stage.end("x").await?;
         stage.bound("p", "a").await?;
     }
@@ -152,8 +153,11 @@ scripts! {
         stage.pod("p", 2000, "high").await?;
         for name in ["x", "z"] {
             stage.ending(name).await?;
-            stage.end(name).await?;
         }
+        stage.sleeps("p").await?;
+        stage.end("x").await?;
+        stage.sleeps("p").await?;
+        stage.end("z").await?;
         stage.bound("p", "a").await?;
     }
     a_node_that_the_extender_refused_is_no_candidate(stage) {
@@ -167,6 +171,7 @@ scripts! {
         stage.refuse("p", "a");
         stage.pod("p", 1000, "high").await?;
         stage.ending("y").await?;
+        stage.sleeps("p").await?;
         stage.end("y").await?;
         stage.bound("p", "b").await?;
     }

@@ -223,12 +223,13 @@ impl Stage {
         }
     }
 
-    /// What it was asked about each pod; the same question again and again counts once.
+    /// What it was asked about each pod. The same question counts once: the simulated one looks at pods in vain now and
+    /// then where the real one does not, as while a victim ends.
     pub(crate) fn heard(&self) -> BTreeMap<String, Vec<String>> {
         let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (pod, text) in locked(&self.0.heard).iter() {
             let asked = all.entry(pod.clone()).or_default();
-            if asked.last() != Some(text) {
+            if !asked.contains(text) {
                 asked.push(text.clone());
             }
         }
