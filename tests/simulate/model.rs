@@ -209,7 +209,14 @@ fn simulated(script: Script) -> Result<Stage> {
             link: Link::new(&server, 1),
             extender: stage.extender(),
         };
-        let scheduler = Scheduler::new(&server, beside, false, &story, 1);
+        let scheduler = Scheduler::new(
+            &server,
+            beside,
+            false,
+            &[gpustow_api::names::SCHEDULER],
+            &story,
+            1,
+        );
         *locked(&scheduler.leads) = true;
         tokio::spawn(scheduler.run());
         script(&stage).await?;

@@ -120,6 +120,8 @@ pub(crate) struct Scheduler {
     permits: Mutex<BTreeMap<String, String>>,
     /// It clears the nomination of a pod for which no preemption helps, as Kubernetes before 1.35 does.
     pub(crate) clears: bool,
+    /// The names that its profiles have, of those that pods give in `schedulerName`.
+    profiles: &'static [&'static str],
     pub(crate) story: Story,
     /// It leads, as far as it knows.
     pub(crate) leads: Mutex<bool>,
@@ -149,11 +151,13 @@ impl Scheduler {
         server: &Shared,
         beside: Beside,
         clears: bool,
+        profiles: &'static [&'static str],
         story: &Story,
         seed: u64,
     ) -> Arc<Self> {
         Arc::new(Self {
             clears,
+            profiles,
             story: story.clone(),
             server: server.clone(),
             beside: Mutex::new(beside),
@@ -206,6 +210,12 @@ impl Scheduler {
         locked(&self.random).random_range(0..below.max(1))
     }
 
+    /// Is it this one that places the pod?
+    fn is_its(&self, pod: &Value) -> bool {
+        let named = pod["spec"]["schedulerName"].as_str();
+        named.is_some_and(|named| self.profiles.contains(&named))
+    }
+
     /// Reads what has happened, most of it, and wakes pods.
     fn catch_up(&self, at: u64) -> u64 {
         let server = locked(&self.server);
@@ -215,7 +225,7 @@ impl Scheduler {
             *cache = Cache::default();
             for pod in server.all(Kind::Pod).filter(|pod| !ended(pod)) {
                 cache.pods.insert(uid(pod), pod.clone());
-                if !pod["spec"]["nodeName"].is_string() {
+                if !pod["spec"]["nodeName"].is_string() && self.is_its(pod) {
                     cache.queue(&uid(pod));
                 }
             }
@@ -249,7 +259,7 @@ impl Scheduler {
                         cache.places.remove(&uid);
                         cache.assumed.remove(&uid);
                         wakes = true;
-                    } else {
+                    } else if self.is_its(pod) {
                         cache.queue(&uid);
                     }
                     cache.pods.insert(uid, pod.clone());

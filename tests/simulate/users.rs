@@ -41,6 +41,11 @@ impl World {
             },
             "status": { "phase": "Pending" },
         });
+        if let Some(other) = self.other
+            && self.random.random_bool(0.3)
+        {
+            pod["spec"]["schedulerName"] = json!(other);
+        }
         pod["spec"]["priority"] = json!([0, 0, 0, 0, 100, 1000][self.random.random_range(0..6)]);
         if self.random.random_bool(0.3) {
             pod["metadata"]["labels"][check::GUARDED] = json!("yes");
@@ -74,8 +79,9 @@ impl World {
             let name = format!("p{}", self.pods);
             pod["metadata"]["name"] = json!(name);
             self.tell(format!(
-                "{name} is created: {gpus} x {mib} MiB, priority {}{}{}",
+                "{name} is created: {gpus} x {mib} MiB, priority {}, by {}{}{}",
                 pod["spec"]["priority"],
+                pod["spec"]["schedulerName"],
                 if gated(&pod) { ", gated" } else { "" },
                 if members > 1 { ", one of a group" } else { "" },
             ));

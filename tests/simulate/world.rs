@@ -11,6 +11,7 @@ use axum::http::Request;
 use clap::Parser as _;
 use gpustow::{Args, Extender};
 use gpustow_api::act::Act;
+use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
@@ -31,16 +32,26 @@ const TROUBLE: std::ops::Range<u64> = 60..300;
 /// A pod that fits is bound so long after the last trouble: messages that are 90 seconds late have arrived, and who
 /// was relieved may take over again. Sooner than kube-scheduler looks at everything once more by itself.
 const PATIENCE: Duration = Duration::from_secs(200);
+/// The profile beside gpustow's where there are two of them that ask the extender.
+const OTHER: &str = "other-scheduler";
 const LINES: [&str; 3] = ["--line=off", "--line=auto", "--line=always"];
 /// kube-scheduler's Lease.
 const LEASE: Duration = Duration::from_secs(15);
 
-/// A replica: its way to the API server and its scheduler.
+/// A replica: its way to the API server and its schedulers.
 struct Replica {
     link: Arc<Link>,
-    scheduler: Arc<Scheduler>,
+    schedulers: Vec<Arc<Scheduler>>,
     /// The extender's other door.
     health: Router,
+}
+
+impl Replica {
+    fn lead(&self, leads: bool) {
+        for scheduler in &self.schedulers {
+            *locked(&scheduler.leads) = leads;
+        }
+    }
 }
 
 /// What the extender says of itself.
@@ -57,6 +68,9 @@ pub(crate) struct World {
     replicas: Vec<Replica>,
     /// What its Kubernetes does with nominations: see [`Scheduler`].
     clears: bool,
+    /// The profiles of each kube-scheduler of a replica, and the one that some pods name.
+    profiles: &'static [&'static [&'static str]],
+    pub(crate) other: Option<&'static str>,
     /// What the extender is allowed to do.
     calls_back: bool,
     preempts: bool,
@@ -86,6 +100,12 @@ impl World {
             random: StdRng::seed_from_u64(seed),
             replicas: Vec::new(),
             clears: seed.is_multiple_of(2),
+            profiles: match seed / 4 % 3 {
+                0 => &[&[names::SCHEDULER]],
+                1 => &[&[names::SCHEDULER, OTHER]],
+                _ => &[&[names::SCHEDULER], &[OTHER]],
+            },
+            other: (!(seed / 4).is_multiple_of(3)).then_some(OTHER),
             calls_back: !seed.is_multiple_of(3),
             preempts: !(seed / 5).is_multiple_of(3),
             act: match (seed / 3).is_multiple_of(2) {
@@ -165,7 +185,7 @@ impl World {
             let replica = self.replica(replica)?;
             self.replicas.push(replica);
         }
-        *locked(&self.replicas[0].scheduler.leads) = true;
+        self.replicas[0].lead(true);
         Ok(())
     }
 
@@ -173,12 +193,17 @@ impl World {
     fn replica(&mut self, number: usize) -> Result<Replica> {
         let (beside, health) = self.extender(number)?;
         let link = beside.link.clone();
-        let seed = self.random.random();
-        let scheduler = Scheduler::new(&self.server, beside, self.clears, &self.story, seed);
-        tokio::spawn(scheduler.clone().run());
+        let mut schedulers = Vec::new();
+        for profiles in self.profiles {
+            let (beside, seed) = (beside.clone(), self.random.random());
+            let (server, story) = (&self.server, &self.story);
+            let scheduler = Scheduler::new(server, beside, self.clears, profiles, story, seed);
+            tokio::spawn(scheduler.clone().run());
+            schedulers.push(scheduler);
+        }
         Ok(Replica {
             link,
-            scheduler,
+            schedulers,
             health,
         })
     }
@@ -295,17 +320,20 @@ impl World {
         Ok(())
     }
 
-    /// Another scheduler leads; the one before need not know it yet.
+    /// Another replica's scheduler leads; the one before need not know it yet.
     fn lead(&mut self) {
-        let next = self.random.random_range(0..self.replicas.len());
-        let both = self.random.random_bool(0.3);
-        self.tell(format!(
-            "replica {next} leads{}",
-            if both { " too" } else { "" }
-        ));
-        for (number, replica) in self.replicas.iter().enumerate() {
-            let mut leads = locked(&replica.scheduler.leads);
-            *leads = number == next || both && *leads;
+        for kind in 0..self.profiles.len() {
+            let next = self.random.random_range(0..self.replicas.len());
+            let both = self.random.random_bool(0.3);
+            self.tell(format!(
+                "replica {next} leads{}{}",
+                if both { " too" } else { "" },
+                if kind > 0 { " in the other's pods" } else { "" },
+            ));
+            for (number, replica) in self.replicas.iter().enumerate() {
+                let mut leads = locked(&replica.schedulers[kind].leads);
+                *leads = number == next || both && *leads;
+            }
         }
     }
 
@@ -321,16 +349,19 @@ impl World {
         if link.mode() != Mode::Up {
             return;
         }
-        let (leader, successor) = (one.scheduler.clone(), other.scheduler.clone());
-        let leads = *locked(&leader.leads);
+        let pairs = one.schedulers.iter().cloned();
+        let pairs = pairs.zip(other.schedulers.iter().cloned());
+        let mut relieved: Vec<_> = pairs.filter(|(it, _)| *locked(&it.leads)).collect();
         self.tell(format!("replica {number} is {mode:?} for {lasts:?}"));
         link.set(mode);
         let story = self.story.clone();
         tokio::spawn(async move {
             sleep(lasts.min(LEASE)).await;
-            let relieved = leads && lasts > LEASE;
-            if relieved {
+            relieved.retain(|_| lasts > LEASE);
+            if !relieved.is_empty() {
                 story.tell(format!("replica {} leads", 1 - number));
+            }
+            for (_, successor) in &relieved {
                 *locked(&successor.leads) = true;
             }
             sleep(lasts.saturating_sub(LEASE)).await;
@@ -338,8 +369,10 @@ impl World {
                 link.set(Mode::Up);
             }
             sleep(hears).await;
-            if relieved {
+            if !relieved.is_empty() {
                 story.tell(format!("replica {number} hears that it leads no more"));
+            }
+            for (leader, _) in &relieved {
                 *locked(&leader.leads) = false;
             }
         });
@@ -354,13 +387,20 @@ impl World {
             let (beside, health) = self.extender(number)?;
             self.replicas[number].health = health;
             self.replicas[number].link = beside.link.clone();
-            self.replicas[number].scheduler.put_beside(beside);
+            for scheduler in &self.replicas[number].schedulers {
+                scheduler.put_beside(beside.clone());
+            }
             return Ok(());
         }
         self.tell(format!("replica {number} is killed"));
-        let leads = *locked(&self.replicas[number].scheduler.leads);
         let replica = self.replica(number)?;
-        *locked(&replica.scheduler.leads) = leads;
+        for (before, after) in self.replicas[number]
+            .schedulers
+            .iter()
+            .zip(&replica.schedulers)
+        {
+            *locked(&after.leads) = *locked(&before.leads);
+        }
         self.replicas[number] = replica;
         Ok(())
     }
@@ -377,11 +417,11 @@ impl World {
             self.replicas[number].link.set(Mode::Dead);
             self.replicas[number] = self.replica(number)?;
         }
-        *locked(&self.replicas[0].scheduler.leads) = true;
+        self.replicas[0].lead(true);
         Ok(())
     }
 
-    /// All is well from now on, and one scheduler leads.
+    /// All is well from now on, and the schedulers of one replica lead.
     async fn calm(&mut self) {
         // Nobody hears of another leader after this.
         sleep(Duration::from_secs(100)).await;
@@ -390,7 +430,7 @@ impl World {
         for (number, replica) in self.replicas.iter().enumerate() {
             *locked(&replica.link.odds) = Odds::default();
             replica.link.set(Mode::Up);
-            *locked(&replica.scheduler.leads) = number == leader;
+            replica.lead(number == leader);
         }
         let held = |world: &Self| {
             locked(&world.server)
