@@ -6,6 +6,7 @@ use gpustow_api::{Assignment, names};
 use serde_json::Value;
 
 use crate::preempt::{nominated, priority};
+use crate::scheduler::uid;
 use crate::server::{Copy, Kind, Server};
 
 /// MiB of every card.
@@ -230,16 +231,22 @@ pub(crate) fn broken_groups(server: &Server) -> Vec<String> {
     broken.map(|pod| crate::scheduler::name(pod)).collect()
 }
 
-/// Pods that wait though a node has the cards for them.
-pub(crate) fn starving(server: &Server) -> Vec<String> {
-    let waiting = server.all(Kind::Pod);
-    let waiting = waiting.filter(|pod| {
-        !ended(pod)
-            && !gated_by_others(pod)
-            && !pod["spec"]["nodeName"].is_string()
-            && !pod["metadata"]["deletionTimestamp"].is_string()
+fn waits(pod: &Value) -> bool {
+    !ended(pod)
+        && !gated_by_others(pod)
+        && !pod["spec"]["nodeName"].is_string()
+        && !pod["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// Pods that wait though a node has the cards for them. Where places are kept, one may be for any other that waits and is
+/// of no lower priority.
+pub(crate) fn starving(server: &Server, places: bool) -> Vec<String> {
+    let waiting = server.all(Kind::Pod).filter(|pod| waits(pod));
+    let first = waiting.filter(|pod| {
+        let mut others = server.all(Kind::Pod).filter(|it| waits(it));
+        !places || others.all(|it| priority(it) < priority(pod) || uid(it) == uid(pod))
     });
-    let fits = waiting.filter_map(|pod| {
+    let fits = first.filter_map(|pod| {
         let (mib, gpus) = asks(pod);
         // Room that is kept for a pod that comes before it is not looked into.
         let is_kept = |node: &Value| {

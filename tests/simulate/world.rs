@@ -74,6 +74,7 @@ pub(crate) struct World {
     /// What the extender is allowed to do.
     calls_back: bool,
     preempts: bool,
+    keeps: bool,
     act: Act,
     line: &'static str,
     /// The version with all nodes in it.
@@ -108,6 +109,7 @@ impl World {
             other: (!(seed / 4).is_multiple_of(3)).then_some(OTHER),
             calls_back: !seed.is_multiple_of(3),
             preempts: !(seed / 5).is_multiple_of(3),
+            keeps: (seed / 8).is_multiple_of(2),
             act: match (seed / 3).is_multiple_of(2) {
                 true => Act::Event,
                 false => Act::Evict,
@@ -138,7 +140,7 @@ impl World {
             world.give_up_groups();
             sleep(STEP).await;
             world.check()?;
-            let mut wrong = starving(&locked(&world.server));
+            let mut wrong = starving(&locked(&world.server), world.keeps);
             for (number, replica) in world.replicas.iter().enumerate() {
                 let metrics = metrics(&replica.health).await?;
                 let books = check::books(&locked(&world.server), &metrics);
@@ -223,6 +225,9 @@ impl World {
         }
         if self.preempts {
             flags.push("--preempt-scattered");
+        }
+        if self.keeps {
+            flags.extend(["--keep=30", "--keep-for=60"]);
         }
         let args = Args::try_parse_from(flags).context("flags")?;
         let extender = Extender::new(args, link.client())?;
