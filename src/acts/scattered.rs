@@ -88,12 +88,13 @@ impl Acts {
     /// Says on the pod that room is kept for it, and where, before anybody ends. False if it has changed.
     async fn announce(&mut self, preemption: &Preemption) -> bool {
         let pod = &preemption.pod;
-        if self.kept.contains_key(&pod.uid) {
-            return true;
-        }
         let cards = preemption.cards.iter();
         let cards = cards.map(|(uuid, mib)| format!("{mib} of GPU {uuid}"));
         let cards = cards.collect::<Vec<_>>().join(" and ");
+        let told = format!("{cards} on node {}", preemption.node);
+        if self.kept.get(&pod.uid) == Some(&told) {
+            return true;
+        }
         let victims: Vec<String> = preemption.victims.iter().map(|it| name(it)).collect();
         let whom = match victims.is_empty() {
             true => "pods that end already".to_owned(),
@@ -109,7 +110,7 @@ impl Acts {
             Ok(_) => {
                 let note = format!("Room is kept {text}");
                 self.app.events.calls_back(pod, note);
-                self.kept.insert(pod.uid.clone(), what);
+                self.kept.insert(pod.uid.clone(), told);
                 true
             }
             Err(error) => {
