@@ -5,7 +5,7 @@
 //! look at the Lease, and names the copy that it is about. A new holder of the epoch writes into every pod that
 //! was asked before it asks anybody itself, so that what its predecessor still has under way fails. Whoever was
 //! asked bears a condition, and so does the pod that it is for: a successor goes on from those.
-//! Preemption for pods that free memory is too scattered for keeps the same rules (`scattered`).
+//! Preemption for pods that free memory is too scattered for, and moves for them, keep the same rules (`scattered`).
 
 mod pace;
 mod scattered;
@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::ask::{AskError, within};
-use pace::Pace;
+use pace::{Moves, Pace};
 use victim::{Victim, Whom, name, victims};
 
 /// Between two looks.
@@ -74,6 +74,7 @@ struct Acts {
     /// Pods whose eviction was taken.
     evicted: HashSet<Uid>,
     pace: Pace,
+    moves: Moves,
 }
 
 impl Acts {
@@ -85,28 +86,32 @@ impl Acts {
             told: HashSet::new(),
             evicted: HashSet::new(),
             pace: Pace::new(app.args.acts_per_minute, app.args.acts_per_node),
+            moves: Moves::new(app.args.moves),
             app,
         }
     }
 
     async fn look(&mut self, epoch: u64) {
-        let (backs, short, over, marked, due) = {
+        let may_move = self.moves.left() > 0;
+        let (backs, short, over, marked, due, to_move) = {
             let now = self.app.ledger.now();
             let mut ledger = self.app.ledger.lock();
             ledger.call_back(now);
             let due = ledger.scattered(now);
+            let to_move = may_move.then(|| ledger.due_to_move(now)).flatten();
             let marked = ledger.pods();
             let marked = marked
                 .filter(|pod| pod.asked_back.is_some() || pod.preempted || pod.kept_on.is_some());
             let marked: Vec<_> = marked.cloned().collect();
             let over = ledger.over_limits(now);
             let backs = ledger.call_backs(now);
-            (backs, ledger.shortages(now), over, marked, due)
+            (backs, ledger.shortages(now), over, marked, due, to_move)
         };
         let metrics = &self.app.metrics;
         metrics.call_backs.set(count(backs.len()));
         metrics.short_gpus.set(count(short.len()));
         let none = backs.is_empty() && short.is_empty() && over.is_empty() && due.is_empty();
+        let none = none && to_move.is_none();
         if none && marked.is_empty() && self.preemptions().is_empty() {
             return;
         }
@@ -122,7 +127,7 @@ impl Acts {
             self.fenced = Some(epoch);
             return;
         }
-        self.choose(&due).await;
+        self.choose(&due, to_move.as_deref()).await;
         let preemptions = self.preemptions();
         let victims = victims(&backs, short, over);
         self.end(&marked, &backs, &preemptions, &victims).await;
@@ -330,6 +335,20 @@ impl Acts {
         if self.app.epoch.confirm(epoch).await.is_err() || !self.is_victim(&pod.uid) {
             return;
         }
+        match self.ask_to_evict(pod, version).await {
+            Ok(()) => {
+                self.evicted.insert(pod.uid.clone());
+                self.refused.remove(&pod.uid);
+                self.count(Act::Evict, "done");
+                tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "evicted");
+            }
+            // It has changed, or is gone: the next look knows it.
+            Err(error) if is_settled(&error) => {}
+            Err(error) => self.failed(victim, Act::Evict, &error),
+        }
+    }
+
+    async fn ask_to_evict(&self, pod: &PodFacts, version: String) -> Result<(), AskError> {
         // kube's own request misspells the preconditions, and the API server drops what it does not know.
         let eviction = Eviction {
             metadata: ObjectMeta {
@@ -346,17 +365,7 @@ impl Acts {
         };
         let (pods, params) = (self.pods(pod), PostParams::default());
         let post = pods.create_subresource::<_, Value>("eviction", &pod.name, &params, &eviction);
-        match within(TIMEOUT, post).await {
-            Ok(_) => {
-                self.evicted.insert(pod.uid.clone());
-                self.refused.remove(&pod.uid);
-                self.count(Act::Evict, "done");
-                tracing::warn!(namespace = %pod.namespace, pod = %pod.name, "evicted");
-            }
-            // It has changed, or is gone: the next look knows it.
-            Err(error) if is_settled(&error) => {}
-            Err(error) => self.failed(victim, Act::Evict, &error),
-        }
+        within(TIMEOUT, post).await.map(drop)
     }
 
     /// An act was refused or failed; an eviction is tried again after a pause.

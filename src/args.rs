@@ -173,6 +173,16 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_PREEMPT_SCATTERED")]
     pub preempt_scattered: bool,
 
+    /// Move so many pods an hour at most, of those whose owners let them be moved, for pods that wait for memory which
+    /// is free in pieces; 0: none. Needs the component `move`
+    #[arg(
+        long = "move",
+        env = "GPUSTOW_MOVE",
+        value_name = "PER_HOUR",
+        default_value_t = 0
+    )]
+    pub moves: u32,
+
     /// Take the scheduling gate of gpustow's line off every pod, and end: before gpustow is uninstalled
     #[arg(long)]
     pub lift_all: bool,
@@ -263,6 +273,7 @@ impl Args {
             keep_percent: self.keep_percent,
             call_back: self.call_back,
             preempt_scattered: self.preempt_scattered,
+            moves: self.moves > 0,
             call_back_for: self.call_back_for.0,
             over_limit_for: self.over_limit_for.0,
             ..Config::default()

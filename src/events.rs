@@ -167,6 +167,18 @@ impl Events {
         send(&self.refusals, of_pod(pod), event);
     }
 
+    /// The pod moves for another.
+    pub(crate) fn moved(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Warning, "GpuMemoryMoved", "Moving", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
+    /// A pod that should move for another does not: told on both.
+    pub(crate) fn not_moved(&self, pod: &PodFacts, note: String) {
+        let event = event(EventType::Warning, "GpuMoveRefused", "Moving", note);
+        send(&self.refusals, of_pod(pod), event);
+    }
+
     /// A pod that should end for another does not: told on both.
     pub(crate) fn not_preempted(&self, pod: &PodFacts, note: String) {
         let event = event(

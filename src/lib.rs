@@ -186,7 +186,8 @@ impl Extender {
         if app.args.keep.0.is_some() {
             tokio::spawn(keep::run(app.clone()));
         }
-        if app.args.call_back || app.args.preempt_scattered {
+        let args = &app.args;
+        if args.call_back || args.preempt_scattered || args.moves > 0 {
             tokio::spawn(acts::run(app.clone()));
         }
     }

@@ -29,6 +29,8 @@ use models::Models;
 
 /// How [`Metrics::acts`] calls a preemption.
 pub(crate) const PREEMPT: &str = "preempt";
+/// How it calls an eviction of a pod that moves.
+pub(crate) const MOVE: &str = "move";
 
 /// kube-scheduler's verbs; as a string, the `verb` label.
 #[derive(Clone, Copy, Debug, IntoStaticStr, VariantNames)]
@@ -199,6 +201,9 @@ impl Metrics {
         }
         for outcome in ["done", "failed"] {
             acts.with_label_values(&[PREEMPT, outcome]);
+        }
+        for outcome in ["done", "refused", "failed"] {
+            acts.with_label_values(&[MOVE, outcome]);
         }
         for (why, result) in Lift::ALL.into_iter().zip(std::iter::repeat(RESULTS)) {
             result

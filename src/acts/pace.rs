@@ -1,4 +1,4 @@
-//! How many acts a minute there may be, on one node and in all.
+//! How many acts a minute there may be, on one node and in all, and how many moves an hour.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// The acts of the last minute.
 #[derive(Debug)]
@@ -44,9 +45,54 @@ impl Pace {
     }
 }
 
+/// The moves of the last hour.
+#[derive(Debug)]
+pub(super) struct Moves {
+    most: usize,
+    lately: VecDeque<Instant>,
+}
+
+impl Moves {
+    pub(super) fn new(most: u32) -> Self {
+        Self {
+            most: most as usize,
+            lately: VecDeque::new(),
+        }
+    }
+
+    /// How many more there may be now.
+    pub(super) fn left(&mut self) -> usize {
+        self.left_at(Instant::now())
+    }
+
+    fn left_at(&mut self, now: Instant) -> usize {
+        let is_past = |at: &Instant| now.duration_since(*at) >= HOUR;
+        while self.lately.front().is_some_and(is_past) {
+            self.lately.pop_front();
+        }
+        self.most.saturating_sub(self.lately.len())
+    }
+
+    /// One is made.
+    pub(super) fn note(&mut self) {
+        self.lately.push_back(Instant::now());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_hour_has_so_many_moves_and_no_more() {
+        let mut moves = Moves::new(2);
+        assert_eq!(moves.left(), 2);
+        moves.note();
+        moves.note();
+        assert_eq!(moves.left(), 0);
+        assert_eq!(moves.left_at(Instant::now() + HOUR), 2);
+        assert_eq!(Moves::new(0).left(), 0);
+    }
 
     #[test]
     fn a_node_and_the_cluster_have_so_many_acts_a_minute_and_no_more() {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::{Acts, MAX_PAUSE, PAUSE, TIMEOUT, condition, is_settled, name};
 use crate::ask::{AskError, within};
 use crate::budgets::{broken, budgets};
-use crate::metrics::PREEMPT;
+use crate::metrics::{MOVE, PREEMPT};
 
 impl Acts {
     /// Who is to end now, and for whom.
@@ -33,25 +33,30 @@ impl Acts {
         })
     }
 
-    /// Has the ledger choose who ends for these pods.
-    pub(super) async fn choose(&self, due: &[Arc<PodFacts>]) {
-        if due.is_empty() {
+    /// Has the ledger choose who ends for these pods, and who moves for that one.
+    pub(super) async fn choose(&mut self, due: &[Arc<PodFacts>], to_move: Option<&PodFacts>) {
+        if due.is_empty() && to_move.is_none() {
             return;
         }
         let budgets = match budgets(&self.app).await {
             Ok(budgets) => budgets,
             Err(error) => {
                 tracing::warn!(
-                    error = %error.text, "nobody is preempted for pods that free memory is too scattered for"
+                    error = %error.text, "nobody is preempted or moved for pods that free memory is too scattered for"
                 );
                 return;
             }
         };
         let now = self.app.ledger.now();
+        let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
         for pod in due {
-            let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
             let mut ledger = self.app.ledger.lock();
             ledger.preempt_scattered(&pod.uid, &broken, now);
+        }
+        if let Some(pod) = to_move {
+            let most = self.moves.left();
+            let mut ledger = self.app.ledger.lock();
+            ledger.move_for(&pod.uid, &broken, most, now);
         }
     }
 
@@ -75,7 +80,11 @@ impl Acts {
                 );
                 return;
             }
-            match self.delete(epoch, preemption, victim).await {
+            if preemption.moves && self.moves.left() == 0 {
+                return;
+            }
+            match self.end_one(epoch, preemption, victim).await {
+                Ok(true) if preemption.moves => self.moved(preemption, victim),
                 Ok(true) => self.preempted(preemption, victim),
                 Ok(false) => return,
                 // It has changed, or is gone: the next look knows it.
@@ -100,11 +109,19 @@ impl Acts {
             true => "pods that end already".to_owned(),
             false => victims.join(", "),
         };
-        let what = format!("{cards} after the end of {whom}");
+        let what = match preemption.moves {
+            true => format!("{cards} after {whom} moved"),
+            false => format!("{cards} after the end of {whom}"),
+        };
         let left = preemption.until.saturating_sub(self.app.ledger.now());
         let until = Timestamp::now() + left;
         let text = kept::message(&preemption.node, &kept::until_then(&what, until));
-        let says = condition(names::KEPT_CONDITION, "True", "Preempting", &text);
+        let reason = if preemption.moves {
+            "Moving"
+        } else {
+            "Preempting"
+        };
+        let says = condition(names::KEPT_CONDITION, "True", reason, &text);
         let version = pod.resource_version.to_string();
         match self.write(pod, Some(&version), says).await {
             Ok(_) => {
@@ -117,7 +134,7 @@ impl Acts {
                 if !is_settled(&error) {
                     tracing::warn!(
                         namespace = %pod.namespace, pod = %pod.name, %error,
-                        "cannot say on a pod that room is kept for it: nobody is preempted for it"
+                        "cannot say on a pod that room is kept for it: nobody ends for it"
                     );
                 }
                 false
@@ -125,24 +142,39 @@ impl Acts {
         }
     }
 
-    /// Marks the victim, then deletes that very copy of it. False if this extender decides no more, or nobody needs its
+    /// Marks the victim, then deletes that very copy of it, or evicts it if it moves. False if this extender decides no more, or nobody needs its
     /// end any more.
-    async fn delete(
+    async fn end_one(
         &self,
         epoch: u64,
         preemption: &Preemption,
         victim: &PodFacts,
     ) -> Result<bool, AskError> {
-        let text = format!(
-            "gpustow preempts it on node {} for {}, which has a higher priority: free GPU memory is too scattered",
-            preemption.node,
-            name(&preemption.pod)
-        );
-        let target = condition(names::DISRUPTION_TARGET, "True", names::PREEMPTED, &text);
+        let (node, whom) = (&preemption.node, name(&preemption.pod));
+        let (reason, text) = match preemption.moves {
+            true => (
+                names::MOVED,
+                format!(
+                    "gpustow moves it from node {node} for {whom}, which waits for GPU memory that is free in pieces"
+                ),
+            ),
+            false => (
+                names::PREEMPTED,
+                format!(
+                    "gpustow preempts it on node {node} for {whom}, which has a higher priority: free GPU memory is too \
+                     scattered"
+                ),
+            ),
+        };
+        let target = condition(names::DISRUPTION_TARGET, "True", reason, &text);
         let version = victim.resource_version.to_string();
         let version = self.write(victim, Some(&version), target).await?;
         if self.app.epoch.confirm(epoch).await.is_err() || !self.is_to_end(preemption, victim) {
             return Ok(false);
+        }
+        if preemption.moves {
+            self.ask_to_evict(victim, version).await?;
+            return Ok(true);
         }
         let params = DeleteParams {
             preconditions: Some(Preconditions {
@@ -173,12 +205,34 @@ impl Acts {
         self.app.events.preempted(victim, note);
     }
 
+    fn moved(&mut self, preemption: &Preemption, victim: &PodFacts) {
+        self.evicted.insert(victim.uid.clone());
+        self.refused.remove(&victim.uid);
+        self.moves.note();
+        self.count_as(MOVE, "done");
+        let whom = name(&preemption.pod);
+        tracing::warn!(
+            namespace = %victim.namespace, pod = %victim.name, node = %preemption.node, %whom,
+            "evicted, so that it moves"
+        );
+        let note = format!(
+            "Evicted from node {} for {whom}, which waits for GPU memory that is free in pieces: its owner lets it be \
+             moved ({}), and a place elsewhere is kept for the pod that its controller makes instead",
+            preemption.node,
+            names::MOVABLE
+        );
+        self.app.events.moved(victim, note);
+    }
+
     /// The API server refused or failed: it is tried again after a pause, until the room is given up.
     fn not_preempted(&mut self, preemption: &Preemption, victim: &PodFacts, error: &AskError) {
-        self.count_as(PREEMPT, "failed");
+        let by_budget = preemption.moves && error.status() == Some(429);
+        let outcome = if by_budget { "refused" } else { "failed" };
+        let act = if preemption.moves { MOVE } else { PREEMPT };
+        self.count_as(act, outcome);
         tracing::warn!(
             namespace = %victim.namespace, pod = %victim.name, %error,
-            "cannot preempt the pod; it is tried again"
+            act, "cannot make the pod end for another; it is tried again"
         );
         let refused = self.refused.get(&victim.uid);
         let pause = refused.map_or(PAUSE, |(_, pause)| *pause);
@@ -186,14 +240,22 @@ impl Acts {
         let next = (pause * 2).min(MAX_PAUSE);
         self.refused
             .insert(victim.uid.clone(), (Instant::now() + wait, next));
-        let note = format!(
-            "{} is to end for {}, and the API server refuses: {error}. It is tried again. Is the component \
-             `preempt-scattered` installed, with its ClusterRole?",
-            name(victim),
-            name(&preemption.pod)
+        let (who, whom) = (name(victim), name(&preemption.pod));
+        let (does, component) = match preemption.moves {
+            true => ("move", "move"),
+            false => ("end", "preempt-scattered"),
+        };
+        let mut note = format!(
+            "{who} is to {does} for {whom}, and the API server refuses: {error}. It is tried again"
         );
+        if !by_budget {
+            note += &format!(". Is the component `{component}` installed, with its ClusterRole?");
+        }
         for pod in [victim, &preemption.pod] {
-            self.app.events.not_preempted(pod, note.clone());
+            match preemption.moves {
+                true => self.app.events.not_moved(pod, note.clone()),
+                false => self.app.events.not_preempted(pod, note.clone()),
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
 use crate::install::install;
+use crate::moving::{create, ends, may_move, movable};
 use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository, rounds};
 
 const CARD: u64 = 8192;
@@ -307,6 +308,34 @@ async fn one_that_free_memory_is_too_scattered_for_preempts_through_the_line() -
     let name = firm.metadata.name.as_deref().context("it has a name")?;
     let firm = case.pods().get(name).await?;
     ensure!(firm.metadata.deletion_timestamp.is_none(), "it was needed");
+    case.end().await
+}
+
+#[tokio::test]
+async fn others_move_for_one_in_line_and_come_back_through_it() -> Result<()> {
+    let cluster = open().await?;
+    may_move(&cluster).await?;
+    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
+    let extender = extender_by(&cluster, &kubeconfig, "one", "always", &["--move=10"]).await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "pieces").await?;
+    case.node("n", &[CARD, CARD]).create(&case.client).await?;
+    // A quarter on each card.
+    let small = CARD / 4;
+    let moves = create(&case, movable(case.pod("moves"), small)).await?;
+    wait_bound(&case.client, &moves, SOON).await?;
+    let fill = bound(&case.client, case.pod("fill").gpu_mem(CARD - small)).await?;
+    bound(&case.client, case.pod("stays").gpu_mem(small)).await?;
+    delete(&case.client, &fill, 0).await?;
+    wait_gone(&case.client, &fill, SOON).await?;
+    let whole = held(&case, "whole").create(&case.client).await?;
+
+    let gone = ends(&case, "moves").await?;
+    let again = create(&case, movable(held(&case, "again"), small)).await?;
+    wait_bound(&case.client, &again, SOON).await?;
+    still_held(&case, &[&whole]).await?;
+    delete(&case.client, &gone, 0).await?;
+    wait_bound(&case.client, &whole, SOON).await?;
     case.end().await
 }
 

@@ -27,6 +27,7 @@ mod limits;
 mod line;
 mod main_path;
 mod manifests;
+mod moving;
 mod observability;
 mod packing;
 mod places;

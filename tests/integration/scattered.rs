@@ -35,22 +35,22 @@ fn highest(case: &Case, name: &str) -> PodBuilder {
 }
 
 /// The same pod, which may take so many seconds to end. There is no kubelet: it stays until somebody ends it.
-fn slow(pod: PodBuilder, seconds: i64) -> PodBuilder {
+pub(crate) fn slow(pod: PodBuilder, seconds: i64) -> PodBuilder {
     pod.with(|spec| spec.termination_grace_period_seconds = Some(seconds))
 }
 
-async fn bound(case: &Case, pod: PodBuilder) -> Result<Pod> {
+pub(crate) async fn bound(case: &Case, pod: PodBuilder) -> Result<Pod> {
     let pod = pod.create(&case.client).await?;
     wait_bound(&case.client, &pod, SOON).await
 }
 
-fn condition<'a>(pod: &'a Pod, of_type: &str) -> Option<&'a PodCondition> {
+pub(crate) fn condition<'a>(pod: &'a Pod, of_type: &str) -> Option<&'a PodCondition> {
     let status = pod.status.as_ref()?;
     let mut conditions = status.conditions.iter().flatten();
     conditions.find(|it| it.type_ == of_type)
 }
 
-fn holds(pod: &Pod, of_type: &str) -> bool {
+pub(crate) fn holds(pod: &Pod, of_type: &str) -> bool {
     condition(pod, of_type).is_some_and(|it| it.status == "True")
 }
 
@@ -62,7 +62,7 @@ async fn ends(case: &Case, pod: &Pod) -> Result<Pod> {
 }
 
 /// The names of the pods that exist and are not on their way out.
-async fn staying(case: &Case) -> Result<Vec<String>> {
+pub(crate) async fn staying(case: &Case) -> Result<Vec<String>> {
     let pods = case.pods().list(&ListParams::default()).await?;
     let staying = pods
         .iter()
@@ -94,7 +94,7 @@ async fn preempted(replica: &Replica) -> Result<String> {
 }
 
 /// What every case leaves: books that are the API server's, no card over its bound, and no room kept.
-async fn nothing_is_left(replica: &Replica, case: &Case) -> Result<()> {
+pub(crate) async fn nothing_is_left(replica: &Replica, case: &Case) -> Result<()> {
     replica.settled(case).await?;
     eventually(SOON, "no room is kept, and nobody is to end", async || {
         for pod in case.pods().list(&ListParams::default()).await? {

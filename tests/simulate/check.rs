@@ -160,6 +160,22 @@ pub(crate) fn preempted(server: &Server, pod: &Value, precondition: &Value) -> O
     })
 }
 
+/// Is this a pod that may be moved, and says for what it is, while room is kept on its node for another?
+pub(crate) fn moves(server: &Server, pod: &Value) -> bool {
+    let on = format!(
+        "on node {}:",
+        pod["spec"]["nodeName"].as_str().unwrap_or_default()
+    );
+    let mut others = server.all(Kind::Pod);
+    let wanted = others.any(|other| {
+        priority(other) >= priority(pod)
+            && !other["spec"]["nodeName"].is_string()
+            && says(other, names::KEPT_CONDITION).is_some_and(|text| text.starts_with(&on))
+    });
+    let marked = says(pod, names::DISRUPTION_TARGET).is_some_and(|text| text.contains("moves"));
+    wanted && marked && pod["metadata"]["annotations"][names::MOVABLE] == "true"
+}
+
 /// The cards of a node, by UUID.
 pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
     let report = server.get(&(Kind::GpuNode, String::new(), node.to_owned()));
@@ -238,8 +254,8 @@ fn waits(pod: &Value) -> bool {
         && !pod["metadata"]["deletionTimestamp"].is_string()
 }
 
-/// Pods that wait though a node has the cards for them. Where places are kept, one may be for any other that waits and is
-/// of no lower priority.
+/// Pods that wait though a node has the cards for them. Where places are kept, or pods move, any other that waits and is of
+/// no lower priority may have them.
 pub(crate) fn starving(server: &Server, places: bool) -> Vec<String> {
     let waiting = server.all(Kind::Pod).filter(|pod| waits(pod));
     let first = waiting.filter(|pod| {

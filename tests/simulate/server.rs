@@ -375,7 +375,7 @@ impl Server {
         }
     }
 
-    /// Evicts a pod; nobody may have one evicted that keeps within its request.
+    /// Evicts a pod; nobody may have one evicted that keeps within its request, unless it moves.
     pub(crate) fn evict(&mut self, key: Key, eviction: &Value) -> Answer {
         let precondition = &eviction["deleteOptions"]["preconditions"];
         if check::guarded(&*self.get(&key)?) && self.disruptions() == Some(0) {
@@ -387,7 +387,7 @@ impl Server {
         self.story.tell(format!("{name} is evicted"));
         let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
         let over = self.over.get(uid);
-        if over.is_none_or(|at| at.elapsed() > STALE) {
+        if over.is_none_or(|at| at.elapsed() > STALE) && !check::moves(self, &pod) {
             self.wrong
                 .push(format!("{name} is evicted within its request"));
         }

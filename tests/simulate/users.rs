@@ -2,13 +2,19 @@
 
 use gpustow_api::names;
 use rand::RngExt as _;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::check::{self, CARD, gated, gated_by_others};
 use crate::net::{NAMESPACE, locked};
 use crate::scheduler::name;
 use crate::server::Kind;
 use crate::world::{World, key};
+
+/// The UID of the controller that made the pod.
+fn owner(pod: &Value) -> Option<String> {
+    let owner = &pod["metadata"]["ownerReferences"][0]["uid"];
+    owner.as_str().map(str::to_owned)
+}
 
 impl World {
     /// One of the pods, by its name, and whether it is bound.
@@ -74,19 +80,51 @@ impl World {
             pod["metadata"]["labels"][names::POD_GROUP_LABELS[0]] = json!(group);
             pod["metadata"]["labels"][check::MEMBERS] = json!(members.to_string());
         }
+        if self.moves && members == 1 && self.random.random_bool(0.4) {
+            let owner = format!("maker-of-p{}", self.pods + 1);
+            pod["metadata"]["annotations"][names::MOVABLE] = json!("true");
+            pod["metadata"]["ownerReferences"] = json!([{
+                "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true,
+            }]);
+            self.owners.insert(owner, pod.clone());
+        }
         for _ in 0..members {
-            self.pods += 1;
-            let name = format!("p{}", self.pods);
-            pod["metadata"]["name"] = json!(name);
-            self.tell(format!(
-                "{name} is created: {gpus} x {mib} MiB, priority {}, by {}{}{}",
-                pod["spec"]["priority"],
-                pod["spec"]["schedulerName"],
-                if gated(&pod) { ", gated" } else { "" },
-                if members > 1 { ", one of a group" } else { "" },
-            ));
-            // No other has its name.
-            let _ = locked(&self.server).create(Kind::Pod, NAMESPACE, pod.clone());
+            self.make(&mut pod);
+        }
+    }
+
+    fn make(&mut self, pod: &mut Value) {
+        self.pods += 1;
+        let name = format!("p{}", self.pods);
+        let members = check::group(pod).map_or(1, |(_, members)| members);
+        let (mib, gpus) = check::asks(pod);
+        pod["metadata"]["name"] = json!(name);
+        self.tell(format!(
+            "{name} is created: {gpus} x {mib} MiB, priority {}, by {}{}{}",
+            pod["spec"]["priority"],
+            pod["spec"]["schedulerName"],
+            if gated(pod) { ", gated" } else { "" },
+            if members > 1 { ", one of a group" } else { "" },
+        ));
+        // No other has its name.
+        let _ = locked(&self.server).create(Kind::Pod, NAMESPACE, pod.clone());
+    }
+
+    /// Controllers make pods in place of those that have gone.
+    pub(crate) fn control(&mut self) {
+        let lives: Vec<String> = {
+            let server = locked(&self.server);
+            let all = server.all(Kind::Pod);
+            let all = all.filter(|pod| !pod["metadata"]["deletionTimestamp"].is_string());
+            all.filter_map(|pod| owner(pod)).collect()
+        };
+        let gone = self
+            .owners
+            .iter()
+            .filter(|(owner, _)| !lives.contains(owner));
+        let gone: Vec<Value> = gone.map(|(_, pod)| pod.clone()).collect();
+        for mut pod in gone {
+            self.make(&mut pod);
         }
     }
 
@@ -107,6 +145,13 @@ impl World {
             return;
         };
         let key = key(Kind::Pod, &name);
+        let owner = locked(&self.server)
+            .get(&key)
+            .ok()
+            .and_then(|pod| owner(&pod));
+        if let Some(owner) = owner {
+            self.owners.remove(&owner);
+        }
         if bound && self.random.random_bool(0.5) {
             self.tell(format!("{name} succeeds"));
             let done = json!({ "status": { "phase": "Succeeded" } });

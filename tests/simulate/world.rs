@@ -1,6 +1,7 @@
 //! A world out of a seed: nodes and their agents, users, two replicas of kube-scheduler with our extender, and
 //! what befalls them; then quiet, in which everything must come right.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use gpustow_api::act::Act;
 use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt as _;
 
@@ -75,8 +76,11 @@ pub(crate) struct World {
     calls_back: bool,
     preempts: bool,
     keeps: bool,
+    pub(crate) moves: bool,
     act: Act,
     line: &'static str,
+    /// The controllers of pods that may be moved, by their UIDs: as they make a pod.
+    pub(crate) owners: BTreeMap<String, Value>,
     /// The version with all nodes in it.
     built: u64,
     machines: Vec<Machine>,
@@ -110,12 +114,14 @@ impl World {
             calls_back: !seed.is_multiple_of(3),
             preempts: !(seed / 5).is_multiple_of(3),
             keeps: (seed / 8).is_multiple_of(2),
+            moves: (seed / 16).is_multiple_of(2),
             act: match (seed / 3).is_multiple_of(2) {
                 true => Act::Event,
                 false => Act::Evict,
             },
             line: LINES[usize::try_from(seed / 2 % 3).unwrap_or(0)],
             built: 0,
+            owners: BTreeMap::new(),
             machines: Vec::new(),
             pods: 0,
             began: Instant::now(),
@@ -140,7 +146,7 @@ impl World {
             world.give_up_groups();
             sleep(STEP).await;
             world.check()?;
-            let mut wrong = starving(&locked(&world.server), world.keeps);
+            let mut wrong = starving(&locked(&world.server), world.keeps || world.moves);
             for (number, replica) in world.replicas.iter().enumerate() {
                 let metrics = metrics(&replica.health).await?;
                 let books = check::books(&locked(&world.server), &metrics);
@@ -229,6 +235,9 @@ impl World {
         if self.keeps {
             flags.extend(["--keep=30", "--keep-for=60"]);
         }
+        if self.moves {
+            flags.push("--move=100");
+        }
         let args = Args::try_parse_from(flags).context("flags")?;
         let extender = Extender::new(args, link.client())?;
         extender.start();
@@ -247,6 +256,7 @@ impl World {
     }
 
     fn live(&mut self, calm: bool) -> Result<()> {
+        self.control();
         let mut all = self.machines.iter_mut();
         all.try_for_each(|machine| machine.live(calm))
     }

@@ -84,7 +84,7 @@ pub struct PodFacts {
     /// What was done to have it give memory back that it uses beyond its request, as long as it has not
     /// ([`names::GIVE_BACK`]).
     pub asked_back: Option<Act>,
-    /// The extender has chosen it to end for a pod of higher priority ([`names::PREEMPTED`]).
+    /// The extender has chosen it to end or to move for another ([`names::PREEMPTED`], [`names::MOVED`]).
     pub preempted: bool,
     /// What its owner lets be done for that at most.
     pub act: Option<Act>,
@@ -189,7 +189,8 @@ impl PodFacts {
             }),
             preempted: status.is_some_and(|status| {
                 let target = holds(status, names::DISRUPTION_TARGET);
-                target.is_some_and(|it| it.reason.as_deref() == Some(names::PREEMPTED))
+                let reason = target.and_then(|it| it.reason.as_deref());
+                reason.is_some_and(|it| it == names::PREEMPTED || it == names::MOVED)
             }),
             // Of a word that nobody knows only the softest is certain.
             act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),

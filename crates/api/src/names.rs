@@ -75,6 +75,9 @@ pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 /// Its reason where the extender preempts the pod for one that free memory is too scattered for.
 pub const PREEMPTED: &str = "PreemptionByGpustow";
 
+/// Its reason where the extender moves the pod for one that waits for memory which is free in pieces.
+pub const MOVED: &str = "MovedByGpustow";
+
 /// Label that the admission policy sets on pods that ask for GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
 

@@ -20,7 +20,8 @@ impl Ledger {
     ) -> impl Iterator<Item = &'s PodFacts> {
         let uids = self.queue.kept_on(name);
         uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
-            .filter_map(|uid| Some(&**self.books.pod(uid)?))
+            .filter(|uid| !self.queue.is_successor(uid, pod))
+            .filter_map(|uid| self.queue.keeper(uid, &self.books))
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
             .filter(|other| !self.may_take_place(pod, other))
     }
@@ -103,7 +104,7 @@ impl Ledger {
                     }
                     node.charges(what.cards())
                 }
-                None if let Some((_, what)) = self.queue.place(&other.uid) => {
+                None if let Some((_, what)) = self.queue.set_apart(&other.uid) => {
                     view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
                     view.ram_free = view.ram_free.minus(request.ram);
                     node.charges(what.cards())

@@ -45,6 +45,8 @@ pub struct Config {
     pub keep_percent: usize,
     /// Preempt others for pods that free memory is too scattered for.
     pub preempt_scattered: bool,
+    /// Move pods whose owners let them be moved, for pods that wait for pieces.
+    pub moves: bool,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -69,6 +71,7 @@ impl Default for Config {
             keep_places: 4,
             keep_percent: 10,
             preempt_scattered: false,
+            moves: false,
             search_steps: 100_000,
         }
     }

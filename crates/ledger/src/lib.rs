@@ -93,6 +93,7 @@ pub struct Ledger {
     queue: Queue,
     over: over_limit::Seen,
     scattered: scattered::Seen,
+    moving: scattered::Tries,
 }
 
 impl Ledger {
@@ -106,6 +107,7 @@ impl Ledger {
             queue: Queue::new(config.line),
             over: over_limit::Seen::default(),
             scattered: scattered::Seen::default(),
+            moving: scattered::Tries::default(),
         }
     }
 

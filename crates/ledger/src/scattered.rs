@@ -7,6 +7,7 @@
 //! lower priority could mend that. Whose room did not come, or was of no use, has nobody end there again.
 
 mod moves;
+mod moving;
 
 use std::cmp::Reverse;
 use std::mem::take;
@@ -24,6 +25,7 @@ use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::CalledBack;
 
 pub use moves::{Move, Moves};
+pub(crate) use moving::Tries;
 
 /// Kinds of waiting pods that one look thinks of.
 const KINDS: usize = 16;
@@ -50,6 +52,8 @@ pub struct Preemption {
     pub cards: Vec<(Box<str>, Mib)>,
     /// Who is to end still: nobody once the pod fits, or will when those have gone that leave already.
     pub victims: Vec<Arc<PodFacts>>,
+    /// They move: others that their controllers make have places elsewhere.
+    pub moves: bool,
 }
 
 /// Who would have to end, and where.
@@ -97,12 +101,16 @@ impl Ledger {
     /// Looks after the room that is kept for pods for which others end, and names the pods for which it is to be
     /// decided now who else ends. To be called every second or so.
     pub fn scattered(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
-        if !self.config.preempt_scattered {
+        if !self.config.preempt_scattered && !self.config.moves {
             return Vec::new();
         }
         self.expire(now);
         for uid in self.queue.all_scattered() {
             self.look_after_scattered(&uid, now);
+        }
+        self.queue.end_needless_successors(&self.books);
+        if !self.config.preempt_scattered {
+            return Vec::new();
         }
         let waits = |uid: &str| self.books.pod(uid).is_some_and(|pod| self.may_preempt(pod));
         let waiting = self.queue.without_room(KINDS, waits).into_iter();
@@ -137,7 +145,7 @@ impl Ledger {
         let until = now + self.config.call_back_for + grace;
         let what = CalledBack::new(request.clone(), plan.cards, victims);
         self.queue
-            .keep_scattered(&pod.uid, &plan.node, what, until, &self.books);
+            .keep_scattered(&pod.uid, &plan.node, what, false, until, &self.books);
         self.scattered.0.remove(uid);
         true
     }
@@ -156,6 +164,7 @@ impl Ledger {
                 node: name.clone(),
                 until: self.queue.kept_until(&uid)?,
                 cards: what.cards().to_vec(),
+                moves: self.queue.is_moved_for(&uid),
                 victims,
                 pod,
             })

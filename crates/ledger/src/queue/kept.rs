@@ -1,13 +1,14 @@
 //! Room on a node that is kept for a pod: no other gets it whose priority is not higher.
 //!
-//! It is kept for one of four causes. *Preempting*: kube-scheduler nominated the pod there. It may ask for
+//! It is kept for one of these causes. *Preempting*: kube-scheduler nominated the pod there. It may ask for
 //! the pod before our watch shows that its victim is gone, take the refusal for the end of the preemption
 //! and clear the nomination; the claim outlives that for a while, or the room would go to a pod of lower
 //! priority as soon as we see it. *Called back*: others use the room beyond their requests and were asked
 //! to give it back ([`crate::call_back`]). *Lifted*: the pod was let out of the line for it, and its filter call is
 //! awaited. *Waiting*: the pod has waited for long, and what comes free of these cards is kept for it
 //! ([`crate::places`]).
-//! *Scattered*: pods of lower priority were chosen to end for it ([`crate::scattered`]).
+//! *Scattered*: pods of lower priority were chosen to end for it ([`crate::scattered`]). *Moving*: others move for it to
+//! places that are free, and *Successor*: one of those places, for the pod that comes instead of one that moves.
 //!
 //! Every kept room ends: with its pod, with a reservation for it, or at its deadline.
 
@@ -19,13 +20,12 @@ use gpustow_pack::{Mib, Request};
 
 use super::Queue;
 use crate::books::{Books, Uid};
-use crate::maps::HashSet;
 use crate::places::GivenUp;
 
 /// Room that is kept for a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
-    node: Arc<str>,
+    pub(super) node: Arc<str>,
     cause: Cause,
     /// When it ends; that of a pod which is nominated lasts as long as the nomination, and then so long.
     until: Duration,
@@ -33,12 +33,14 @@ pub(crate) struct Kept {
 
 /// Why room is kept.
 #[derive(Clone, Debug)]
-enum Cause {
+pub(super) enum Cause {
     Preempting,
     CalledBack(Arc<CalledBack>),
     Lifted,
     Waiting(Arc<CalledBack>),
     Scattered(Arc<CalledBack>),
+    Moving(Arc<CalledBack>),
+    Successor(Arc<CalledBack>),
 }
 
 /// What others are to leave to a pod: what they use beyond their requests, whatever comes free, or all that they hold.
@@ -86,19 +88,6 @@ impl CalledBack {
     }
 }
 
-/// Between two rounds of calling memory back, or keeping a place, for one pod in vain: at first, and at most.
-const REST: Duration = Duration::from_secs(60);
-const LONGEST_REST: Duration = Duration::from_secs(960);
-
-/// Cards whose memory was called back or kept for a pod and did not come.
-#[derive(Debug, Default)]
-pub(super) struct InVain {
-    cards: HashSet<Box<str>>,
-    /// How often all had been tried.
-    rounds: u32,
-    rests_until: Option<Duration>,
-}
-
 impl Queue {
     /// Is room kept on this node?
     pub(super) fn is_kept(&self, node: &str) -> bool {
@@ -115,7 +104,16 @@ impl Queue {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::CalledBack(what) => Some((&kept.node, what)),
-            Cause::Preempting | Cause::Lifted | Cause::Waiting(_) | Cause::Scattered(_) => None,
+            _ => None,
+        }
+    }
+
+    /// The cards that are kept for a pod as they come free, or for a successor, and on which node.
+    pub(crate) fn set_apart(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+        let kept = self.kept.get(uid)?;
+        match &kept.cause {
+            Cause::Waiting(what) | Cause::Successor(what) => Some((&kept.node, what)),
+            _ => None,
         }
     }
 
@@ -124,7 +122,7 @@ impl Queue {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::Waiting(what) => Some((&kept.node, what)),
-            Cause::Preempting | Cause::Lifted | Cause::CalledBack(_) | Cause::Scattered(_) => None,
+            _ => None,
         }
     }
 
@@ -140,20 +138,28 @@ impl Queue {
     /// The cards that are kept for a pod, by UUID, and how much of each; none if that is for whoever places it to say.
     pub(crate) fn kept_cards(&self, uid: &str) -> Option<&[(Box<str>, Mib)]> {
         match &self.kept.get(uid)?.cause {
-            Cause::CalledBack(what) | Cause::Waiting(what) | Cause::Scattered(what) => {
-                Some(what.cards())
-            }
+            Cause::CalledBack(what)
+            | Cause::Waiting(what)
+            | Cause::Scattered(what)
+            | Cause::Moving(what)
+            | Cause::Successor(what) => Some(what.cards()),
             Cause::Preempting | Cause::Lifted => None,
         }
     }
 
-    /// What pods of lower priority are to leave to a pod, and on which node.
+    /// What pods that are to end or to move leave to a pod, and on which node.
     pub(crate) fn scattered(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
-            Cause::Scattered(what) => Some((&kept.node, what)),
-            Cause::Preempting | Cause::Lifted | Cause::CalledBack(_) | Cause::Waiting(_) => None,
+            Cause::Scattered(what) | Cause::Moving(what) => Some((&kept.node, what)),
+            _ => None,
         }
+    }
+
+    /// Do others move for the pod?
+    pub(crate) fn is_moved_for(&self, uid: &str) -> bool {
+        let kept = self.kept.get(uid);
+        kept.is_some_and(|kept| matches!(kept.cause, Cause::Moving(_)))
     }
 
     /// Until when room is kept for a pod.
@@ -171,9 +177,9 @@ impl Queue {
         self.all_kept(|cause| matches!(cause, Cause::Waiting(_)))
     }
 
-    /// The pods for which others are to end, in the order of their UIDs.
+    /// The pods for which others are to end or to move, in the order of their UIDs.
     pub(crate) fn all_scattered(&self) -> Vec<Uid> {
-        self.all_kept(|cause| matches!(cause, Cause::Scattered(_)))
+        self.all_kept(|cause| matches!(cause, Cause::Scattered(_) | Cause::Moving(_)))
     }
 
     fn all_kept(&self, is_it: impl Fn(&Cause) -> bool) -> Vec<Uid> {
@@ -217,7 +223,7 @@ impl Queue {
         }
     }
 
-    fn keep_for(&mut self, uid: &Uid, node: &Arc<str>, cause: Cause, until: Duration) {
+    pub(super) fn keep_for(&mut self, uid: &Uid, node: &Arc<str>, cause: Cause, until: Duration) {
         let pods = self.keeping.entry(node.clone()).or_default();
         pods.insert(uid.clone());
         let node = node.clone();
@@ -246,17 +252,22 @@ impl Queue {
         self.given_up.values().sum()
     }
 
-    /// Keeps room for which others are to end.
+    /// Keeps room for which others are to end, or to move.
     pub(crate) fn keep_scattered(
         &mut self,
         uid: &Uid,
         node: &Arc<str>,
         what: CalledBack,
+        moving: bool,
         until: Duration,
         books: &Books,
     ) {
         self.end_kept(uid, books);
-        self.keep_for(uid, node, Cause::Scattered(what.into()), until);
+        let cause = match moving {
+            true => Cause::Moving(what.into()),
+            false => Cause::Scattered(what.into()),
+        };
+        self.keep_for(uid, node, cause, until);
     }
 
     /// What others were to leave to the pod did not come, or was of no use to it: nobody ends for it on this
@@ -325,39 +336,6 @@ impl Queue {
         self.end_kept(uid, books);
     }
 
-    fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {
-        let cards = what.cards.iter().map(|(card, _)| card.clone());
-        let in_vain = self.in_vain.entry(uid.clone()).or_default();
-        in_vain.cards.extend(cards);
-    }
-
-    /// Was this card's memory called back or kept for the pod in vain?
-    pub(crate) fn was_in_vain(&self, uid: &str, card: &str) -> bool {
-        let in_vain = self.in_vain.get(uid);
-        in_vain.is_some_and(|it| it.cards.contains(card))
-    }
-
-    /// No card is left to be tried for the pod: all of them may be again, after a pause in which nothing is kept for
-    /// it and others take what there is. The pause doubles with each round.
-    pub(crate) fn call_all_again(&mut self, uid: &str, now: Duration) {
-        let Some(it) = self.in_vain.get_mut(uid) else {
-            return;
-        };
-        match it.rests_until {
-            Some(until) if until > now => {}
-            Some(_) => {
-                it.rests_until = None;
-                it.cards.clear();
-            }
-            None if it.cards.is_empty() => {}
-            None => {
-                let rest = REST.saturating_mul(1 << it.rounds.min(16));
-                it.rests_until = Some(now + rest.min(LONGEST_REST));
-                it.rounds += 1;
-            }
-        }
-    }
-
     /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
     /// their victims are leaving, make room for others.
     pub(super) fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
@@ -387,7 +365,7 @@ impl Queue {
         let ends = |kept: &Kept| {
             let ours = matches!(
                 kept.cause,
-                Cause::CalledBack(_) | Cause::Waiting(_) | Cause::Scattered(_)
+                Cause::CalledBack(_) | Cause::Waiting(_) | Cause::Scattered(_) | Cause::Moving(_)
             );
             Some(&kept.node) != to.as_ref() || preempts && ours
         };
@@ -438,10 +416,10 @@ impl Queue {
                     kept.until = now + ttl;
                 }
                 _ if kept.until > now => {}
-                Cause::Preempting | Cause::Lifted => over.push(uid.clone()),
+                Cause::Preempting | Cause::Lifted | Cause::Successor(_) => over.push(uid.clone()),
                 Cause::CalledBack(_) => in_vain.push(uid.clone()),
                 Cause::Waiting(_) => late.push(uid.clone()),
-                Cause::Scattered(_) => preempted.push(uid.clone()),
+                Cause::Scattered(_) | Cause::Moving(_) => preempted.push(uid.clone()),
             }
         }
         over.iter().for_each(|uid| self.end_kept(uid, books));
@@ -458,6 +436,7 @@ impl Queue {
     /// Keeps room for the pod no more, unless it is nominated.
     pub(crate) fn end_kept(&mut self, uid: &str, books: &Books) {
         if let Some(Kept { node, .. }) = self.kept.remove(uid) {
+            self.successors.remove(uid);
             let known = books.pod(uid);
             if known.is_none_or(|known| known.nominated.as_ref() != Some(&node)) {
                 self.unindex(uid, &node);

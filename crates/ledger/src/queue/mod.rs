@@ -3,10 +3,12 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
+mod in_vain;
 mod kept;
 mod kind;
 mod line;
 mod offers;
+mod successors;
 mod tried;
 mod waiting;
 mod wake;
@@ -20,10 +22,12 @@ use gpustow_pack::Request;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 use crate::places::GivenUp;
+use in_vain::InVain;
 pub(crate) use kept::CalledBack;
-use kept::{InVain, Kept};
+use kept::Kept;
 pub use line::Lift;
 use line::{Line, is_in_line};
+use successors::Successor;
 pub(crate) use tried::Tried;
 use waiting::Waiting;
 use wake::Wakes;
@@ -36,6 +40,8 @@ pub(crate) struct Queue {
     /// Unbound pods by the node where room is kept for them: nominated there, or in `kept`.
     keeping: HashMap<Arc<str>, HashSet<Uid>>,
     kept: HashMap<Uid, Kept>,
+    /// Of pods that move, by the names under which room is kept for them in place of UIDs.
+    successors: HashMap<Uid, Successor>,
     in_vain: HashMap<Uid, InVain>,
     given_up: HashMap<GivenUp, u64>,
     /// The pod whose place was last compared with others.
@@ -63,6 +69,7 @@ impl Queue {
         match event {
             Event::Pod { uid, old, new } => {
                 self.index_nomination(old.as_deref(), new.as_deref());
+                self.successor_came(old.as_deref(), new.as_deref(), books);
                 self.pod_changed(uid, new.as_deref(), books);
             }
             Event::Node { name, gained } => {
@@ -185,6 +192,12 @@ impl Queue {
     /// Of each kind that waits, up to `limit`, the first such pod for which no room is kept and nobody was woken.
     pub(crate) fn without_room(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
         let skip = |uid: &str| self.kept.contains_key(uid) || !is_such(uid);
+        self.waiting.firsts(limit, skip)
+    }
+
+    /// The same, and those that have no more than a place to wait for.
+    pub(crate) fn without_more(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
+        let skip = |uid: &str| self.has_kept(uid) || !is_such(uid);
         self.waiting.firsts(limit, skip)
     }
 

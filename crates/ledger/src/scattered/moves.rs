@@ -3,8 +3,8 @@
 //!
 //! Whoever moves is evicted, and its controller makes another that goes to the place; nobody moves to room that another
 //! move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card each, and
-//! the search ends within its bounds ([`SETS`], [`LOOKS`]): otherwise a lesser one may be missed. Affinity between pods,
-//! topology spread and disruption budgets are not looked at.
+//! the search ends within its bounds ([`SETS`], [`LOOKS`]): otherwise a lesser one may be missed. Affinity between pods and
+//! topology spread are not looked at, and disruption budgets where the plan is carried out ([`super::moving`]).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,7 +16,7 @@ use gpustow_pack::{Mib, NodeGpus};
 
 use super::Site;
 use crate::Ledger;
-use crate::books::Node;
+use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::preempt::{asked_in_sum, left_in_sum};
@@ -124,21 +124,32 @@ impl Ledger {
     /// What would give room to a pod that waits for pieces; none if nothing would.
     #[must_use]
     pub fn moves_for(&self, pod: &Arc<PodFacts>, now: Duration) -> Option<Moves> {
+        self.least_moves(pod, &HashSet::default(), &mut LOOKS.clone(), now)
+    }
+
+    /// The same, without those that are to be spared, within so many looks at nodes.
+    pub(super) fn least_moves(
+        &self,
+        pod: &Arc<PodFacts>,
+        spared: &HashSet<Uid>,
+        looks: &mut usize,
+        now: Duration,
+    ) -> Option<Moves> {
         if !self.waits_for_pieces(pod, now) {
             return None;
         }
-        let mut looks = LOOKS;
         let mut best: Option<Moves> = None;
         for (name, _) in self.nodes_by_name() {
             let Some(site) = self.site(pod, name, now) else {
                 continue;
             };
-            if self.refused_in_tree(name, pod).is_some() {
+            let in_vain = self.queue.was_preempted_in_vain(&pod.uid, name);
+            if in_vain || self.refused_in_tree(name, pod).is_some() {
                 continue;
             }
             for only in sets_of_cards(&site) {
                 let most = best.as_ref().map(Moves::mib);
-                let Some(found) = self.moves_on(&site, &only, most, now, &mut looks) else {
+                let Some(found) = self.moves_on(&site, &only, spared, most, now, looks) else {
                     continue;
                 };
                 if best
@@ -177,11 +188,13 @@ impl Ledger {
         &self,
         site: &Site<'_>,
         only: &[usize],
+        spared: &HashSet<Uid>,
         most: Option<Mib>,
         now: Duration,
         looks: &mut usize,
     ) -> Option<Moves> {
-        let may = self.movable(site, only);
+        let mut may = self.movable(site, only);
+        may.retain(|(_, pod)| !spared.contains(&pod.uid));
         let weights = may.iter().map(|(mib, _)| *mib).collect();
         for (sum, set) in Sets::new(weights).take(SETS) {
             if most.is_some_and(|most| sum > most) || *looks == 0 {

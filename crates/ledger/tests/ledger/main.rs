@@ -15,6 +15,7 @@ mod links;
 mod mix;
 mod model;
 mod moves;
+mod moving;
 mod nominated;
 mod over_limit;
 mod places;

@@ -1,0 +1,56 @@
+//! Cards that were tried for a pod to no avail: others come before them.
+
+use std::time::Duration;
+
+use super::Queue;
+use super::kept::CalledBack;
+use crate::books::Uid;
+use crate::maps::HashSet;
+
+/// Between two rounds of calling memory back, or keeping a place, for one pod in vain: at first, and at most.
+const REST: Duration = Duration::from_secs(60);
+const LONGEST_REST: Duration = Duration::from_secs(960);
+
+/// Cards whose memory was called back or kept for a pod and did not come.
+#[derive(Debug, Default)]
+pub(super) struct InVain {
+    cards: HashSet<Box<str>>,
+    /// How often all had been tried.
+    rounds: u32,
+    rests_until: Option<Duration>,
+}
+
+impl Queue {
+    pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {
+        let cards = what.cards().iter().map(|(card, _)| card.clone());
+        let in_vain = self.in_vain.entry(uid.clone()).or_default();
+        in_vain.cards.extend(cards);
+    }
+
+    /// Was this card's memory called back or kept for the pod in vain?
+    pub(crate) fn was_in_vain(&self, uid: &str, card: &str) -> bool {
+        let in_vain = self.in_vain.get(uid);
+        in_vain.is_some_and(|it| it.cards.contains(card))
+    }
+
+    /// No card is left to be tried for the pod: all of them may be again, after a pause in which nothing is kept for
+    /// it and others take what there is. The pause doubles with each round.
+    pub(crate) fn call_all_again(&mut self, uid: &str, now: Duration) {
+        let Some(it) = self.in_vain.get_mut(uid) else {
+            return;
+        };
+        match it.rests_until {
+            Some(until) if until > now => {}
+            Some(_) => {
+                it.rests_until = None;
+                it.cards.clear();
+            }
+            None if it.cards.is_empty() => {}
+            None => {
+                let rest = REST.saturating_mul(1 << it.rounds.min(16));
+                it.rests_until = Some(now + rest.min(LONGEST_REST));
+                it.rounds += 1;
+            }
+        }
+    }
+}

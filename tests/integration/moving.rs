@@ -1,0 +1,242 @@
+//! Pods that move for one that waits for memory which is free in pieces. Nobody runs controllers here: the successors are
+//! made by the cases.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::builders::delete;
+use gpustow_testkit::{
+    Action, Case, ControlPlane, PodBuilder, Rule, Scheduler, eventually, wait_bound, wait_gone,
+    wait_refused,
+};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, PostParams};
+use serde_json::json;
+
+use crate::fault_rig::{Replica, Turn, now, turn};
+use crate::scattered::{bound, condition, holds, nothing_is_left, slow, staying};
+use crate::support::{SOON, charges, event, repository};
+
+const CARD: u64 = 10_000;
+const MOVES: &str = "--move=10";
+
+/// A pod that its controller makes anew, and that may be moved.
+pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
+    let pod = pod.gpu_mem(mib).annotation(names::MOVABLE, "true");
+    let mut pod = slow(pod, 600).build();
+    pod.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "apps/v1".into(),
+        kind: "ReplicaSet".into(),
+        name: "web".into(),
+        uid: "5b5c3a52-0d3e-4f0c-9a30-0f9b9f3a1c11".into(),
+        controller: Some(true),
+        ..OwnerReference::default()
+    }]);
+    pod
+}
+
+/// The right of `manifests/move`.
+pub(crate) async fn may_move(cluster: &ControlPlane) -> Result<()> {
+    let right = repository("manifests/move/rbac.yaml");
+    let right = right.to_str().context("path of the repository")?;
+    cluster.kubectl(&["apply", "-f", right]).await.map(drop)
+}
+
+pub(crate) async fn create(case: &Case, pod: Pod) -> Result<Pod> {
+    Ok(case.pods().create(&PostParams::default(), &pod).await?)
+}
+
+/// A replica that has pods move, its kube-scheduler, and a case with two nodes of one card; 6000 MiB are free on the first
+/// of them, where x is, and 6000 on the second, where y and z are.
+async fn rig(turn: &Turn, name: &str, args: &[&str]) -> Result<(Replica, Scheduler, Case)> {
+    may_move(turn.cluster).await?;
+    let replica = Replica::start(turn.cluster, name, args).await?;
+    let scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, name).await?;
+    let pods = [
+        ("a", vec![movable(case.pod("x").label("app", "x"), 4000)]),
+        (
+            "b",
+            vec![
+                movable(case.pod("y").label("app", "y"), 3000),
+                case.pod("z").gpu_mem(1000).build(),
+            ],
+        ),
+    ];
+    // Each node takes its pods before the next is there.
+    for (node, pods) in pods {
+        case.node(node, &[CARD]).create(&case.client).await?;
+        for pod in pods {
+            let fill = case.pod("fill").gpu_mem(6000);
+            let pod = create(&case, pod).await?;
+            wait_bound(&case.client, &pod, SOON).await?;
+            if node == "a" {
+                bound(&case, fill).await?;
+            }
+        }
+    }
+    let fill = case.pods().get("fill").await?;
+    delete(&case.client, &fill, 0).await?;
+    wait_gone(&case.client, &fill, SOON).await?;
+    Ok((replica, scheduler, case))
+}
+
+/// Evictions that reach the replica's proxy, the `which`-th among them.
+fn on_eviction(replica: &Replica, which: usize, action: Action) -> Rule {
+    let count = AtomicUsize::new(0);
+    replica.proxy.rule(
+        move |method, uri| {
+            method.as_str() == "POST"
+                && uri.path().ends_with("/eviction")
+                && count.fetch_add(1, Ordering::SeqCst) == which
+        },
+        action,
+    )
+}
+
+/// How many pods the replica moved.
+async fn moved(replica: &Replica) -> Result<String> {
+    let metrics = replica.extender.metrics().await?;
+    let series = "gpustow_acts_total{act=\"move\",outcome=\"done\"} ";
+    let count = metrics.lines().find_map(|line| line.strip_prefix(series));
+    Ok(count.context("no such series")?.to_owned())
+}
+
+/// Waits until the pod's deletion is under way; the pod.
+pub(crate) async fn ends(case: &Case, name: &str) -> Result<Pod> {
+    eventually(SOON, &format!("{name} ends"), async || {
+        let pod = case.pods().get(name).await?;
+        ensure!(pod.metadata.deletion_timestamp.is_some());
+        Ok(pod)
+    })
+    .await
+}
+
+/// The successor of a pod that ends is made, gets the other node, and that one goes.
+async fn succeeded(case: &Case, gone: &Pod, name: &str, mib: u64, node: &str) -> Result<()> {
+    let successor = create(case, movable(case.pod(name), mib)).await?;
+    let successor = wait_bound(&case.client, &successor, SOON).await?;
+    let on = successor.spec.and_then(|spec| spec.node_name);
+    assert_eq!(on.as_deref(), Some(&*case.node_name(node)));
+    delete(&case.client, gone, 0).await
+}
+
+#[tokio::test]
+async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> Result<()> {
+    let turn = turn().await?;
+    let (replica, _scheduler, case) = rig(&turn, "moves", &[MOVES]).await?;
+    let waits = case.pod("waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+
+    // The smaller one.
+    let gone = ends(&case, "y").await?;
+    let told = event(&case.client, &gone, "GpuMemoryMoved").await?;
+    ensure!(
+        told.contains(&format!("{}/waits", case.namespace)),
+        "{told}"
+    );
+    let told = event(&case.client, &waits, "GpuMemoryKept").await?;
+    ensure!(
+        told.contains(&format!("after {}/y moved until 20", case.namespace)),
+        "{told}"
+    );
+    ensure!(holds(&now(&case, &waits).await?, names::KEPT_CONDITION));
+    // It is too large for what is kept of neither.
+    let late = case.pod("late").gpu_mem(4000).create(&case.client).await?;
+    wait_refused(&case.client, &late, "kept", SOON).await?;
+
+    succeeded(&case, &gone, "y2", 3000, "a").await?;
+    let waits = wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(charges(&waits)?[0].1, 8000);
+    assert_eq!(moved(&replica).await?, "1");
+    delete(&case.client, &late, 0).await?;
+    wait_gone(&case.client, &late, SOON).await?;
+    assert_eq!(staying(&case).await?, ["waits", "x", "y2", "z"]);
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn whom_a_budget_protects_stays_and_another_moves() -> Result<()> {
+    let turn = turn().await?;
+    let (replica, _scheduler, case) = rig(&turn, "moves-budget", &[MOVES]).await?;
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "y"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "y"}}},
+    }))?;
+    let budgets = Api::namespaced(case.client.clone(), &case.namespace);
+    budgets.create(&PostParams::default(), &budget).await?;
+    let waits = case.pod("waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+    let gone = ends(&case, "x").await?;
+    succeeded(&case, &gone, "x2", 4000, "b").await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(staying(&case).await?, ["waits", "x2", "y", "z"]);
+    assert_eq!(moved(&replica).await?, "1");
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_successor_goes_on_where_the_eviction_was_not_sent() -> Result<()> {
+    let turn = turn().await?;
+    let (killed, scheduler, case) = rig(&turn, "moves-killed", &[MOVES]).await?;
+    let first = on_eviction(&killed, 0, Action::Hold);
+    let waits = case.pod("waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+    first.seen(1, SOON).await?;
+    scheduler.process.kill9();
+    killed.extender.process.kill9();
+    drop(killed);
+
+    let successor = Replica::start(turn.cluster, "moves-heir", &[MOVES]).await?;
+    let _scheduler = successor.scheduler(turn.cluster).await?;
+    // The sum of no node is enough for the other: nobody asks about it.
+    bound(&case, case.pod("asked").gpu_mem(1000)).await?;
+    let gone = ends(&case, "y").await?;
+    succeeded(&case, &gone, "y2", 3000, "a").await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(moved(&successor).await?, "1");
+    assert_eq!(staying(&case).await?, ["asked", "waits", "x", "y2", "z"]);
+    nothing_is_left(&successor, &case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
+    let turn = turn().await?;
+    let (frozen, scheduler, case) = rig(&turn, "moves-icy", &[MOVES]).await?;
+    let late = on_eviction(&frozen, 0, Action::Hold);
+    let waits = case.pod("waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+    late.seen(1, SOON).await?;
+    scheduler.process.kill9();
+    frozen.extender.process.stop()?;
+
+    // It moves nobody, and ends what the other began.
+    let successor = Replica::start(turn.cluster, "moves-heir-icy", &["--call-back"]).await?;
+    let small = case.pod("small").gpu_mem(1000).create(&case.client).await?;
+    successor.place(&small, &case.node_name("a")).await?;
+    eventually(SOON, "the successor wrote into the pod", async || {
+        let pod = case.pods().get("y").await?;
+        let target = condition(&pod, names::DISRUPTION_TARGET).context("no condition")?;
+        ensure!(target.status == "False", "{target:?}");
+        Ok(())
+    })
+    .await?;
+    late.release();
+    late.answered(1, SOON).await?;
+    frozen.extender.process.cont()?;
+    eventually(SOON, "it knows that it does not decide", async || {
+        let told = frozen.filter(&waits, &case.node_name("b")).await;
+        ensure!(told.is_err_and(|told| told.to_string().contains("moves-heir-icy")));
+        Ok(())
+    })
+    .await?;
+    assert_eq!(staying(&case).await?, ["small", "waits", "x", "y", "z"]);
+    nothing_is_left(&successor, &case).await?;
+    case.end().await
+}
