@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodSchedulingGate};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
+use crate::fault_rig::Replica;
 use crate::install::install;
 use crate::moving::{create, ends, may_move, movable};
 use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository, rounds};
@@ -401,5 +402,39 @@ async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Resu
     case.pods().patch("late", &params, &note).await?;
     late.release();
     wait_bound(&case.client, &pod, SOON).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_lift_that_arrives_after_a_takeover_gets_no_room_of_others() -> Result<()> {
+    let cluster = open().await?;
+    let frozen = Replica::start(&cluster, "frozen", &["--line=always"]).await?;
+    let its_scheduler = frozen.scheduler(&cluster).await?;
+    let case = Case::new(&cluster, "late-lift").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
+    let path = format!("/api/v1/namespaces/{}/pods/first", case.namespace);
+    let is_lift = move |method: &Method, uri: &Uri| *method == Method::PATCH && uri.path() == path;
+    let lift = frozen.proxy.rule(is_lift, Action::Hold);
+    let first = held(&case, "first").create(&case.client).await?;
+    event(&case.client, &first, "GpuMemoryInLine").await?;
+    delete(&case.client, &holder, 0).await?;
+    lift.seen(1, SOON).await?;
+    its_scheduler.process.kill9();
+    frozen.extender.process.stop()?;
+
+    let successor = Replica::start(&cluster, "heir", &["--line=always"]).await?;
+    let _scheduler = successor.scheduler(&cluster).await?;
+    let urgent = held(&case, "urgent").priority_class("system-cluster-critical");
+    let urgent = urgent.create(&case.client).await?;
+    let urgent = wait_bound(&case.client, &urgent, LATE).await?;
+    lift.release();
+    lift.answered(1, SOON).await?;
+    frozen.extender.process.cont()?;
+    // It may be out of the line now, and has its turn like others.
+    case.check().await?;
+    delete(&case.client, &urgent, 0).await?;
+    wait_bound(&case.client, &first, SOON).await?;
+    case.check().await?;
     case.end().await
 }

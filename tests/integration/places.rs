@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
-use gpustow_testkit::{Case, ControlPlane, Options, wait_bound};
+use gpustow_testkit::{Case, ControlPlane, Options, eventually, wait_bound};
 
 use crate::support::{Rig, SOON, Setup, bound, event, refused};
 
@@ -50,5 +50,38 @@ async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result
     for pod in &late {
         wait_bound(&case.client, pod, SOON).await?;
     }
+    rig.end(case).await
+}
+
+#[tokio::test]
+async fn an_extender_that_starts_anew_keeps_a_place_for_who_waits() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let setup = Setup {
+        args: &["--keep=1"],
+        ..Setup::default()
+    };
+    let rig = Rig::start(&cluster, setup).await?;
+    let case = Case::new(rig.cluster, "places-anew").await?;
+    case.node("n", &[CARD; 2]).create(&case.client).await?;
+    let first = bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
+    let second = bound(&case.client, case.pod("second").gpu_mem(CARD)).await?;
+    let large = case.pod("large").gpu_mem(2 * CARD);
+    let large = large.annotation(names::GPU_COUNT, "2");
+    let large = refused(&case.client, large, names::GPU_MEM).await?;
+    event(&case.client, &large, "GpuPlaceKept").await?;
+
+    rig.extender.process.restart()?;
+    rig.extender.wait_ready().await?;
+    eventually(SOON, "a place is kept again", async || {
+        let metrics = rig.extender.metrics().await?;
+        ensure!(metrics.contains("\ngpustow_places_kept 1\n"));
+        Ok(())
+    })
+    .await?;
+
+    delete(&case.client, &first, 0).await?;
+    refused(&case.client, case.pod("late").gpu_mem(CARD), KEPT).await?;
+    delete(&case.client, &second, 0).await?;
+    wait_bound(&case.client, &large, SOON).await?;
     rig.end(case).await
 }
