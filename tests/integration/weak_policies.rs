@@ -84,8 +84,7 @@ async fn a_policy_that_does_not_hold_is_told_and_stops_nobody() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_policy_over_the_webhooks_certificate_is_looked_at_where_an_extender_makes_one()
--> Result<()> {
+async fn policies_that_not_every_extender_needs_are_looked_at_where_one_does() -> Result<()> {
     let cluster = control_plane().await?;
     let account = ["create", "serviceaccount", "reader", "-n", SYSTEM];
     cluster.kubectl(&account).await?;
@@ -98,35 +97,43 @@ async fn the_policy_over_the_webhooks_certificate_is_looked_at_where_an_extender
         &subject,
     ];
     cluster.kubectl(&viewer).await?;
-    let policy = format!("validatingadmissionpolicy/{}", names::WEBHOOK);
-    let told = async || {
-        let (answer, said) = check(&cluster, "reader").await?;
-        ensure!(!said.contains("policies were not checked"), "{said}");
-        let line = said.lines().find(|line| line.contains(&policy));
-        anyhow::Ok(line.map(|line| (answer == Answer::No, line.to_owned())))
-    };
-    ensure!(told().await?.is_none(), "no extender has that right");
+    for (name, flag, file) in [
+        (
+            names::WEBHOOK,
+            "--webhook-self-signed",
+            "overlays/webhook-self-signed",
+        ),
+        (names::LINE, "--line=auto", "line"),
+    ] {
+        let policy = format!("validatingadmissionpolicy/{name}");
+        let told = async || {
+            let (answer, said) = check(&cluster, "reader").await?;
+            ensure!(!said.contains("policies were not checked"), "{said}");
+            let line = said.lines().find(|line| line.contains(&policy));
+            anyhow::Ok(line.map(|line| (answer == Answer::No, line.to_owned())))
+        };
+        ensure!(told().await?.is_none(), "no extender needs it");
 
-    let extender = |container: &mut Container| {
-        container.name = "extender".to_owned();
-        container.args = Some(vec!["--webhook-self-signed".to_owned()]);
-    };
-    let extender =
-        pod(SYSTEM, "extender").with(|spec| spec.containers.iter_mut().for_each(extender));
-    extender.create(&cluster.admin()?).await?;
-    let (wrong, line) = told().await?.context("not told")?;
-    ensure!(wrong && line.contains("is missing"), "{line}");
+        let extender = |container: &mut Container| {
+            container.name = "extender".to_owned();
+            container.args = Some(vec![flag.to_owned()]);
+        };
+        let extender = pod(SYSTEM, name).with(|spec| spec.containers.iter_mut().for_each(extender));
+        extender.create(&cluster.admin()?).await?;
+        let (wrong, line) = told().await?.context("not told")?;
+        ensure!(wrong && line.contains("is missing"), "{line}");
 
-    let file = repository("manifests/overlays/webhook-self-signed/policy.yaml");
-    let file = file.display().to_string();
-    cluster
-        .kubectl(&["apply", "--server-side", "-f", &file])
-        .await?;
-    ensure!(told().await?.is_none(), "{:?}", told().await?);
+        let file = repository(&format!("manifests/{file}/policy.yaml"));
+        let file = file.display().to_string();
+        cluster
+            .kubectl(&["apply", "--server-side", "-f", &file])
+            .await?;
+        ensure!(told().await?.is_none(), "{:?}", told().await?);
 
-    let binding = format!("validatingadmissionpolicybinding/{}", names::WEBHOOK);
-    cluster.kubectl(&["delete", &binding]).await?;
-    let (wrong, line) = told().await?.context("not told")?;
-    ensure!(wrong && line.contains("has no binding"), "{line}");
+        let binding = format!("validatingadmissionpolicybinding/{name}");
+        cluster.kubectl(&["delete", &binding]).await?;
+        let (wrong, line) = told().await?.context("not told")?;
+        ensure!(wrong && line.contains("has no binding"), "{line}");
+    }
     Ok(())
 }

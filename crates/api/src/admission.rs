@@ -91,6 +91,12 @@ impl Expected {
         Expected::of(resource, &[names::WEBHOOK])
     }
 
+    /// The policy that keeps gates on pods in line, alone.
+    #[must_use]
+    pub fn of_line(resource: &str) -> Expected {
+        Expected::of(resource, &[names::LINE])
+    }
+
     /// These and others.
     #[must_use]
     pub fn and(mut self, others: Expected) -> Expected {

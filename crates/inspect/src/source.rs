@@ -88,11 +88,16 @@ impl Source {
             client.apiserver_version(),
         );
         let (pods, mut policies) = (pods?, policies);
-        // Nobody but such an extender has the right that this policy bounds.
-        if let Ok(weak) = &mut policies
-            && system::makes_certificate(&pods)
-        {
-            let expected = Expected::of_certificate(&self.resource_name);
+        // Nobody but such an extender has the right that this policy bounds, and without a line nobody bears its gate.
+        let resource = &self.resource_name;
+        let more = [
+            system::makes_certificate(&pods).then(|| Expected::of_certificate(resource)),
+            system::keeps_line(&pods).then(|| Expected::of_line(resource)),
+        ];
+        if let (Ok(weak), Some(expected)) = (
+            &mut policies,
+            more.into_iter().flatten().reduce(Expected::and),
+        ) {
             match self::policies(&client, expected).await {
                 Ok(more) => weak.extend(more),
                 Err(error) => policies = Err(error),

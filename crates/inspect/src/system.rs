@@ -36,10 +36,21 @@ pub struct System {
     pub leases: Seen<Vec<Lease>>,
     /// Minor version of the API server.
     pub minor: Option<u32>,
+    /// Pods that look like an autoscaler's, by UID: their names.
+    autoscalers: BTreeMap<String, String>,
 }
 
 impl System {
     pub(crate) fn apply(&mut self, pod: &Pod) {
+        if is_autoscaler(pod)
+            && let Some(uid) = &pod.metadata.uid
+        {
+            let meta = &pod.metadata;
+            let [namespace, name] =
+                [&meta.namespace, &meta.name].map(|it| it.clone().unwrap_or_default());
+            let name = format!("{namespace}/{name}");
+            self.autoscalers.insert(uid.clone(), name);
+        }
         if pod.metadata.namespace.as_deref() == Some(names::NAMESPACE)
             && let Some(uid) = &pod.metadata.uid
         {
@@ -51,10 +62,12 @@ impl System {
 
     pub(crate) fn delete(&mut self, uid: &str) {
         self.pods.remove(uid);
+        self.autoscalers.remove(uid);
     }
 
     pub(crate) fn clear(&mut self) {
         self.pods.clear();
+        self.autoscalers.clear();
     }
 
     /// The pods with a container of this name, by name.
@@ -63,6 +76,11 @@ impl System {
         pods.retain(|pod| self::container(pod, container).is_some());
         pods.sort_by_key(|pod| pod.metadata.name.clone());
         pods
+    }
+
+    /// A pod that looks like one of a Cluster Autoscaler or of Karpenter, with its namespace.
+    pub fn autoscaler(&self) -> Option<&str> {
+        self.autoscalers.values().next().map(String::as_str)
     }
 
     /// Does the extender run as pods of which none is ready?
@@ -142,6 +160,25 @@ fn extenders(pods: &[Pod]) -> impl Iterator<Item = &Container> {
     let ours = |pod: &&Pod| pod.metadata.namespace.as_deref() == Some(names::NAMESPACE);
     let ours = pods.iter().filter(ours);
     ours.filter_map(|pod| container(pod, EXTENDER))
+}
+
+/// By the label of its chart, or by its image.
+fn is_autoscaler(pod: &Pod) -> bool {
+    let known = |name: &str| name.ends_with("cluster-autoscaler") || name == "karpenter";
+    let labels = pod.metadata.labels.iter().flatten();
+    let mut labels = labels.filter(|(key, _)| *key == "app.kubernetes.io/name" || *key == "app");
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let mut images = containers.filter_map(|it| {
+        let last = it.image.as_deref()?.rsplit('/').next()?;
+        last.split([':', '@']).next()
+    });
+    labels.any(|(_, value)| known(value)) || images.any(known)
+}
+
+/// Does an extender keep pods in line?
+pub(crate) fn keeps_line(pods: &[Pod]) -> bool {
+    let mut modes = extenders(pods).filter_map(|extender| setting(extender, "line"));
+    modes.any(|mode| mode != "off")
 }
 
 /// Does an extender make its webhook's certificate itself?

@@ -1,4 +1,4 @@
-//! Pods that stand in gpustow's line though nobody would let them out.
+//! Pods that stand in gpustow's line though nobody would let them out, or though an autoscaler is to see them.
 
 use gpustow_api::names;
 use gpustow_inspect::{
@@ -12,7 +12,7 @@ use super::{Findings, Level};
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     let extenders = cluster.system.pods_with(EXTENDER);
     if extenders.iter().any(|pod| lets_out(pod)) {
-        return;
+        return unseen(cluster, &extenders, findings);
     }
     for pod in cluster.pods.values().filter(|pod| pod.facts.in_line) {
         findings.add(
@@ -29,6 +29,25 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
                 pod.facts.name,
                 names::GATE
             ),
+        );
+    }
+}
+
+/// An autoscaler sees no pod with a gate.
+fn unseen(cluster: &Cluster, extenders: &[&Pod], findings: &mut Findings) {
+    let shows = |pod: &&Pod| {
+        let shown =
+            system::container(pod, EXTENDER).and_then(|it| system::setting(it, "line-show"));
+        shown.is_some_and(|shown| shown != "0")
+    };
+    if let Some(autoscaler) = cluster.system.autoscaler()
+        && !extenders.iter().any(shows)
+    {
+        findings.add(
+            Level::Warning,
+            format!("pod/{autoscaler}"),
+            "it looks like an autoscaler, which sees no pod that stands in gpustow's line and adds no node for it",
+            "set the extender's --line-show=20: docs/autoscaling.md",
         );
     }
 }

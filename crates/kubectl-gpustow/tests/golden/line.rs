@@ -39,6 +39,53 @@ async fn why_says_the_place_in_line_and_what_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_autoscaler_that_sees_nobody_in_line_is_found() -> Result<()> {
+    let pod = |label: &str, image: &str| {
+        json!({ "kind": "Pod",
+            "metadata": { "namespace": "kube-system", "name": "scales", "uid": "s", "labels": { "app.kubernetes.io/name": label } },
+            "spec": { "containers": [{ "name": "a", "image": image }] }, "status": { "phase": "Running" } })
+    };
+    let image = "registry.k8s.io/autoscaling/cluster-autoscaler:v1.36.0";
+    let problem = "it looks like an autoscaler";
+    for (label, image, args, found) in [
+        ("aws-cluster-autoscaler", "x", &["--line=auto"][..], true),
+        (
+            "karpenter",
+            "x@sha256:00",
+            &["--line=always", "--line-show=0"],
+            true,
+        ),
+        ("other", image, &["--line=auto"], true),
+        (
+            "karpenter",
+            image,
+            &["--line=auto", "--line-show=20"],
+            false,
+        ),
+        ("karpenter", image, &["--line=off"], false),
+        (
+            "other",
+            "example.com/karpenter-exporter:1",
+            &["--line=auto"],
+            false,
+        ),
+    ] {
+        let mut objects = healthy().to_vec();
+        objects.push(part("e", "initContainers", "extender", args, true));
+        objects.push(pod(label, image));
+        let files = Files::new("autoscaler", &objects)?;
+        let (_, rows) = files.check().await?;
+        let is_there = json!(rows).to_string().contains(problem);
+        ensure!(is_there == found, "{label} {image} {args:?}: {rows:#?}");
+        if found {
+            let row = files.finds("warning", problem, "--line-show=20").await?;
+            ensure!(row["object"] == "pod/kube-system/scales", "{row:#?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_gate_that_nobody_takes_off_is_found() -> Result<()> {
     let mut stands = waiting("stands", "");
     stands["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/room" }]);
