@@ -219,6 +219,17 @@ fn moving_pods_is_compared_with_leaving_them() -> Result<()> {
 }
 
 #[test]
+fn placing_those_that_wait_together_is_compared_with_each_in_its_turn() -> Result<()> {
+    let args = ["churn", "--load=1.05", "--seeds=1..2", "--nodes-count=9"];
+    let args = [&args[..], &["--together=off,64", "--output=json"]].concat();
+    let json: Value = serde_json::from_str(&printed(sim(&args).output()?)?)?;
+    let of = |name: &str| json["loads"]["1.05"][name]["allocation_pct"]["mean"].as_f64();
+    assert!(of("tight").is_some() && of("tight, together 64").is_some());
+    assert_ne!(of("tight"), of("tight, together 64"));
+    Ok(())
+}
+
+#[test]
 fn places_for_pods_that_waited_are_compared_with_none() -> Result<()> {
     let args = ["churn", "--load=1.05", "--seeds=1..2", "--nodes-count=9"];
     let args = [&args[..], &["--keep=off,2", "--keep-percent=50"]].concat();

@@ -101,6 +101,7 @@ fn with_departures_every_policy_shows_exactly_this() -> Result<()> {
         lifetimes: Lifetimes::Exponential,
         keep: None,
         moving: None,
+        together: None,
     };
     let mut results = Vec::new();
     for choice in [

@@ -106,6 +106,7 @@ impl Openb {
             lifetimes: Lifetimes::Exponential,
             keep: None,
             moving: None,
+            together: None,
         })
     }
 

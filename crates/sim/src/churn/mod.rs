@@ -53,6 +53,9 @@ pub struct Plan {
     pub keep: Option<Keep>,
     /// Pods are moved for others, by gpustow's own policies.
     pub moving: Option<Moving>,
+    /// Where a pod has ended, so many of those that wait longest and fit there are placed together, the largest first,
+    /// and not each in its turn.
+    pub together: Option<usize>,
 }
 
 /// How many pods may be moved.
@@ -107,6 +110,7 @@ struct World {
     /// Places are kept.
     keeps: bool,
     moving: Option<Moving>,
+    together: Option<usize>,
     /// When pods were moved in the last hour.
     moved: VecDeque<u64>,
 }
@@ -250,7 +254,11 @@ impl World {
     /// Starts those who wait and fit on a host.
     fn offer(&mut self, at: usize) -> Result<()> {
         let hopeful = |id: &usize| self.hosts[at].fits(&self.lives[*id].job);
-        let hopeful: Vec<usize> = self.waiting.iter().copied().filter(hopeful).collect();
+        let mut hopeful: Vec<usize> = self.waiting.iter().copied().filter(hopeful).collect();
+        if let Some(count) = self.together {
+            let first = count.min(hopeful.len());
+            hopeful[..first].sort_by_key(|id| Reverse(self.lives[*id].job.demand()));
+        }
         for id in hopeful {
             if self.hosts[at].fits(&self.lives[id].job) {
                 self.begin(id)?;
@@ -355,6 +363,7 @@ pub fn churn(
         cards,
         keeps: plan.keep.is_some(),
         moving: plan.moving,
+        together: plan.together,
         moved: VecDeque::new(),
     };
     if let Some((jobs, part)) = &plan.standing {

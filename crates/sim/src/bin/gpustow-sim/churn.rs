@@ -61,11 +61,15 @@ pub(crate) struct Args {
     keep_percent: usize,
     /// Pods that may be moved in an hour to join up free memory for one that waits, or off: one or several. Whoever is
     /// moved goes on where it was; gpustow's own policies alone move pods; how long pods of each size wait is printed too
-    #[arg(long = "move", value_delimiter = ',', default_value = "off", value_parser = moves, conflicts_with = "use")]
-    moves: Vec<Moves>,
+    #[arg(long = "move", value_delimiter = ',', default_value = "off", value_parser = count, conflicts_with = "use")]
+    moves: Vec<Count>,
     /// Of how many pods in a hundred the owner lets them be moved
     #[arg(long, default_value = "50", value_parser = clap::value_parser!(u8).range(1..=100))]
     movable: u8,
+    /// Where a pod has ended, place so many of those that wait longest and fit there together, the largest first, and
+    /// not each in its turn; or off: one or several
+    #[arg(long, value_delimiter = ',', default_value = "off", value_parser = count, conflicts_with = "use")]
+    together: Vec<Count>,
     #[command(flatten)]
     runs: Runs,
 }
@@ -81,16 +85,16 @@ fn minutes(text: &str) -> Result<Minutes, String> {
     }
 }
 
-/// A number of pods an hour, or none.
+/// A number of pods, or none.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Moves(Option<usize>);
+struct Count(Option<usize>);
 
-fn moves(text: &str) -> Result<Moves, String> {
+fn count(text: &str) -> Result<Count, String> {
     let number = || text.parse().ok().filter(|it| (1..=100_000).contains(it));
     match text {
-        "off" => Ok(Moves(None)),
+        "off" => Ok(Count(None)),
         _ => number()
-            .map(|moves| Moves(Some(moves)))
+            .map(|count| Count(Some(count)))
             .ok_or_else(|| format!("{text:?} is neither off nor a number from 1 to 100000")),
     }
 }
@@ -146,9 +150,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         lifetimes: args.lifetimes,
         keep: None,
         moving: None,
+        together: None,
     };
     let runs = args.load.len().saturating_mul(args.keep.len());
     let runs = runs.saturating_mul(args.moves.len());
+    let runs = runs.saturating_mul(args.together.len());
     let mut progress = Progress::new(args.runs.count().saturating_mul(runs));
     let mut summaries = Vec::new();
     for load in &args.load {
@@ -156,7 +162,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let ways = args.runs.policy.iter();
         let ways = ways.flat_map(|policy| args.keep.iter().map(move |keep| (policy, keep.0)));
         let ways = ways.flat_map(|way| args.moves.iter().map(move |moves| (way, moves.0)));
-        for ((policy, after), per_hour) in ways {
+        let ways = ways.flat_map(|way| args.together.iter().map(move |count| (way, count.0)));
+        for (((policy, after), per_hour), together) in ways {
+            plan.together = together;
             let movable = args.movable.into();
             plan.moving = per_hour.map(|per_hour| Moving { movable, per_hour });
             plan.keep = after.map(|after| Keep {
@@ -173,6 +181,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if let Some(per_hour) = per_hour {
                 name += &format!(", move {per_hour}");
             }
+            if let Some(together) = together {
+                name += &format!(", together {together}");
+            }
             if !runs.is_empty() {
                 summaries.push((*load, name, ChurnSummary::of(&runs)));
             }
@@ -181,8 +192,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     match args.runs.output {
         Output::Table => {
             print!("{}", churn_table(&summaries));
-            let moves = args.moves.iter().any(|moves| moves.0.is_some());
-            if moves || args.keep.iter().any(|keep| keep.0.is_some()) {
+            let mut numbers = args.moves.iter().chain(&args.together);
+            if numbers.any(|number| number.0.is_some())
+                || args.keep.iter().any(|keep| keep.0.is_some())
+            {
                 print!("\n{}", sizes_table(&summaries));
             }
         }
