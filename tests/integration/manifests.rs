@@ -110,6 +110,16 @@ async fn the_uninstall_page_leaves_nothing_behind_and_pods_alone() -> Result<()>
     })
     .await?;
     install(&cluster, "manifests/base").await?;
+    // With the rights of every component.
+    for entry in std::fs::read_dir(repository("manifests"))? {
+        let rights = entry?.path().join("rbac.yaml");
+        if rights.exists() {
+            let rights = rights.to_str().context("path of the repository")?;
+            cluster
+                .kubectl(&["apply", "--server-side", "--force-conflicts", "-f", rights])
+                .await?;
+        }
+    }
     let case = Case::new(&cluster, "uninstall").await?;
     case.node("n", &[24576]).create(&case.client).await?;
     let pod = case.pod("p").gpu_mem(8192).create(&case.client).await?;
