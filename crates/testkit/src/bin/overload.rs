@@ -29,8 +29,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 /// Cards of a node and their size in MiB.
 const CARDS: [u64; 2] = [16_384; 2];
-/// What each pod of the flood asks for, and each of the small ones, in MiB.
-const LARGE: u64 = 2_048;
+/// What each pod of the flood asks for, and each of the small ones, in MiB. Of a card that the flood has filled a part is
+/// left for small ones.
+const LARGE: u64 = 1_900;
 const SMALL: u64 = 256;
 /// Small pods per second.
 const RATE: u64 = 5;
