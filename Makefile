@@ -61,6 +61,12 @@ test-gpu: ## Run the agent on this machine's NVIDIA GPU, beside nvidia-smi (AGEN
 test-page: ## Test the page of kubectl gpustow ui in headless Chromium
 	@tests/page/run.sh
 
+.PHONY: test-neighbours
+test-neighbours: control-plane ## Test beside the real Kueue and the real Karpenter (builds both once)
+	@tests/neighbours/build.sh kueue >/dev/null
+	@tests/neighbours/build.sh karpenter >/dev/null
+	$(CARGO) test --workspace --locked --test neighbours -- --test-threads 1
+
 .PHONY: screenshots
 screenshots: ## Take the page's pictures in docs/images anew
 	@tests/page/run.sh --screenshots docs/images

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Builds a neighbour that the tests run: kueue, or karpenter with its simulated cloud. Says what it does on stderr; the
+# two lines on stdout are the program's path and the folder of its source, which has its manifests.
+set -eu
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+. "$root/tests/go-tools.sh"
+go_tools "$root/tests/neighbours/$1" "neighbours/$1"
+case $1 in
+karpenter) echo "$out/kwok" ;;
+*) echo "$out/$1" ;;
+esac
+go=$(command -v go || echo "$target/control-plane/venv/bin/go")
+cd "$root/tests/neighbours/$1"
+GOFLAGS=-mod=readonly GOTOOLCHAIN=local GOWORK=off "$go" mod download -json "sigs.k8s.io/$1" |
+    sed -n 's/^\t"Dir": "\(.*\)".*/\1/p'

@@ -1,0 +1,176 @@
+//! Karpenter adds nodes for pods that are unschedulable. Its cloud is simulated: the nodes are objects, whose kubelet and
+//! agent the cases play.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::{Launch, Process, eventually, free_port, gpu_node, pod, wait_refused};
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound};
+
+/// On each node of the case, by which its pods choose them.
+const LABEL: &str = "testkit/case";
+const POOL: &str = "karpenter.sh/nodepool";
+
+/// Starts Karpenter, whose cloud has machines of one card alone.
+async fn karpenter(site: &Site) -> Result<Process> {
+    let neighbour = Neighbour::built("karpenter").await?;
+    for folder in ["pkg/apis/crds", "kwok/apis/crds"] {
+        let folder = neighbour.source.join(folder).display().to_string();
+        let apply = ["apply", "--server-side", "-f", &folder];
+        site.cluster.kubectl(&apply).await?;
+    }
+    let types = site.cluster.dir().join("instance-types.json");
+    let is =
+        |label: &str, value: &str| json!({ "key": label, "operator": "In", "values": [value] });
+    let one = json!([{
+        "name": "one-card", "architecture": "amd64", "operatingSystems": ["linux"],
+        "offerings": [{ "Price": 1.0, "Requirements": [
+            is("karpenter.sh/capacity-type", "on-demand"), is("topology.kubernetes.io/zone", "zone"),
+        ] }],
+        "resources": { "cpu": "16", "memory": "64Gi", names::GPU_MEM: CARD.to_string() },
+    }]);
+    std::fs::write(&types, one.to_string())?;
+    let health = free_port()?;
+    let set = |name: &str, value: String| (name.to_owned(), value);
+    let kubeconfig = site.cluster.admin_kubeconfig().display().to_string();
+    let process = Process::start(Launch {
+        program: neighbour.program,
+        args: vec![
+            format!("--instance-types-file-path={}", types.display()),
+            format!("--metrics-port={}", free_port()?),
+            format!("--health-probe-port={health}"),
+            "--disable-leader-election=true".to_owned(),
+        ],
+        env: vec![
+            set("KUBECONFIG", kubeconfig),
+            set("SYSTEM_NAMESPACE", "kube-system".to_owned()),
+        ],
+        log: site.cluster.dir().join("karpenter.log"),
+    })?;
+    let url = format!("http://127.0.0.1:{health}");
+    eventually(SOON, "Karpenter is ready", async || {
+        gpustow_testkit::get(&url, "/readyz").await
+    })
+    .await?;
+    let class = json!({
+        "apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass",
+        "metadata": { "name": "default" },
+    });
+    let pool = json!({
+        "apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": { "name": "cards" },
+        "spec": { "template": {
+            "metadata": { "labels": { LABEL: site.case.namespace } },
+            "spec": {
+                "nodeClassRef": { "group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default" },
+                "requirements": [is("kubernetes.io/arch", "amd64")],
+            },
+        } },
+    });
+    for object in [class, pool] {
+        site.cluster.apply(&object.to_string()).await?;
+    }
+    Ok(process)
+}
+
+/// How many nodes Karpenter has asked its cloud for.
+async fn claims(site: &Site) -> Result<usize> {
+    let list = site
+        .cluster
+        .kubectl(&["get", "nodeclaims", "-o", "json"])
+        .await?;
+    let list: Value = serde_json::from_str(&list)?;
+    Ok(list["items"].as_array().context("a list")?.len())
+}
+
+/// Has the nodes that are new run a kubelet and an agent.
+async fn join(site: &Site, joined: &mut BTreeSet<String>) -> Result<()> {
+    let client = &site.case.client;
+    let nodes = Api::<Node>::all(client.clone());
+    for node in nodes.list(&ListParams::default().labels(POOL)).await? {
+        let name = node.name_any();
+        if joined.contains(&name) {
+            continue;
+        }
+        let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
+        nodes
+            .patch_status(&name, &PatchParams::default(), &Patch::Strategic(ready))
+            .await?;
+        let uuid = format!("GPU-{name}");
+        gpu_node(&name, "16", "64Gi", &[(&uuid, CARD)])
+            .report(client)
+            .await?;
+        joined.insert(name);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_first_in_line_are_seen_and_nodes_come_until_all_are_bound() -> Result<()> {
+    let site = Site::open(1, &["--line-show=2"]).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let _karpenter = karpenter(&site).await?;
+    for name in ["first", "second", "third"] {
+        case.pod(name).gpu_mem(CARD).create(client).await?;
+    }
+    eventually(SOON, "a node each for those who are shown", async || {
+        let claims = claims(&site).await?;
+        ensure!(claims == 2, "{claims}");
+        Ok(())
+    })
+    .await?;
+    let third = case.pods().get("third").await?;
+    ensure!(gates(&third) == [names::GATE], "{:?}", gates(&third));
+
+    let mut joined = BTreeSet::new();
+    eventually(SOON * 2, "all are bound", async || {
+        join(&site, &mut joined).await?;
+        let pods = case.pods().list(&ListParams::default()).await?;
+        let waits: Vec<_> = pods.iter().filter(|pod| !is_bound(pod)).collect();
+        ensure!(waits.is_empty(), "{} of {joined:?}", waits.len());
+        Ok(())
+    })
+    .await?;
+    ensure!(joined.len() == 3, "{joined:?}");
+    site.case.end().await
+}
+
+#[tokio::test]
+async fn nobody_in_line_is_seen_unless_the_extender_shows_some() -> Result<()> {
+    let site = Site::open(1, &[]).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let _karpenter = karpenter(&site).await?;
+    let beside = format!("{}-beside", case.namespace);
+    let namespace =
+        json!({ "metadata": { "name": beside, "labels": { "gpustow.dev/line": "off" } } });
+    let namespace: Namespace = serde_json::from_value(namespace)?;
+    Api::all(client.clone())
+        .create(&PostParams::default(), &namespace)
+        .await?;
+    for name in ["first", "second"] {
+        let held = case.pod(name).gpu_mem(CARD).create(client).await?;
+        ensure!(gates(&held) == [names::GATE], "{:?}", gates(&held));
+    }
+    // Karpenter has looked once it has seen this one, which is the last to come.
+    let seen = pod(&beside, "seen")
+        .gpu_mem(CARD)
+        .node_selector(LABEL, &case.namespace);
+    let seen = seen.create(client).await?;
+    wait_refused(client, &seen, "", SOON).await?;
+    eventually(SOON, "a node for the one beside the line", async || {
+        let claims = claims(&site).await?;
+        ensure!(claims == 1, "{claims}");
+        Ok(())
+    })
+    .await?;
+    for name in ["first", "second"] {
+        let held = case.pods().get(name).await?;
+        ensure!(gates(&held) == [names::GATE], "{:?}", gates(&held));
+    }
+    site.case.end().await
+}

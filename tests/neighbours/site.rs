@@ -1,0 +1,126 @@
+//! A control plane with gpustow, its line, and a neighbour.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
+use gpustow_testkit::{
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, eventually,
+    wait_bound,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
+
+/// MiB of each card, and of what each pod asks for.
+pub(crate) const CARD: u64 = 8192;
+/// For what others decide: they batch, and back off.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+
+/// A program that was built, and where its source is.
+pub(crate) struct Neighbour {
+    pub(crate) program: PathBuf,
+    pub(crate) source: PathBuf,
+}
+
+impl Neighbour {
+    pub(crate) async fn built(name: &str) -> Result<Neighbour> {
+        let script = repository("tests/neighbours/build.sh");
+        let output = tokio::process::Command::new(&script)
+            .arg(name)
+            .stderr(Stdio::inherit())
+            .output()
+            .await?;
+        ensure!(output.status.success(), "{} {name}", script.display());
+        let said = String::from_utf8(output.stdout)?;
+        let (program, source) = said.trim_end().split_once('\n').context(said.clone())?;
+        Ok(Neighbour {
+            program: program.into(),
+            source: source.into(),
+        })
+    }
+}
+
+/// Everything but the neighbour.
+pub(crate) struct Site {
+    pub(crate) cluster: ControlPlane,
+    pub(crate) case: Case,
+    /// Has a card, since before there was a line.
+    pub(crate) occupant: Pod,
+    /// These end with the site.
+    _extender: Extender,
+    _scheduler: Scheduler,
+}
+
+impl Site {
+    /// All who ask stand in line here, whether others wait or not. There is one node, with so many cards.
+    pub(crate) async fn open(cards: usize, args: &[&str]) -> Result<Site> {
+        let cluster = ControlPlane::start(Options {
+            controllers: true,
+            ..Options::default()
+        })
+        .await?;
+        let overlay = repository("manifests/overlays/line").display().to_string();
+        cluster.kubectl(&["apply", "-k", &overlay]).await?;
+        let kubeconfig = cluster
+            .kubeconfig("gpustow-system", "gpustow-scheduler", None)
+            .await?;
+        let always = ["--line=always", "--stale-after=86400"];
+        let options = ExtenderOptions {
+            args: always.iter().chain(args).map(ToString::to_string).collect(),
+            ..ExtenderOptions::default()
+        };
+        let program = Path::new(env!("CARGO_BIN_EXE_gpustow"));
+        let _extender = Extender::start(&cluster, program, &kubeconfig, options).await?;
+        let config = repository("scheduler-config/gpustow-scheduler.yaml");
+        let config = SchedulerConfig::load(&config)?.with_extender(&_extender.url)?;
+        let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+        let case = Case::new(&cluster, "neighbour").await?;
+        case.node("n", &vec![CARD; cards])
+            .create(&case.client)
+            .await?;
+        let occupant = case.pod("occupant").gpu_mem(CARD);
+        let occupant = occupant.create(&case.client).await?;
+        let occupant = wait_bound(&case.client, &occupant, SOON).await?;
+        eventually(SOON, "who asks stands in line", async || {
+            let dry = PostParams {
+                dry_run: true,
+                ..PostParams::default()
+            };
+            let probe = case.pod("probe").gpu_mem(CARD).build();
+            let probe = case.pods().create(&dry, &probe).await?;
+            ensure!(gates(&probe) == [names::GATE], "{:?}", gates(&probe));
+            Ok(())
+        })
+        .await?;
+        Ok(Site {
+            cluster,
+            case,
+            occupant,
+            _extender,
+            _scheduler,
+        })
+    }
+}
+
+/// The names of the gates on the pod.
+pub(crate) fn gates(pod: &Pod) -> Vec<&str> {
+    let spec = pod.spec.as_ref();
+    let gates = spec.and_then(|spec| spec.scheduling_gates.as_ref());
+    gates
+        .into_iter()
+        .flatten()
+        .map(|gate| gate.name.as_str())
+        .collect()
+}
+
+/// Whether the pod has a node.
+pub(crate) fn is_bound(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    spec.is_some_and(|spec| spec.node_name.is_some())
+}
+
+pub(crate) fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
