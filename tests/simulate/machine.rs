@@ -247,6 +247,11 @@ impl Machine {
         self.run(None, card, mib, "0::/system.slice/x.service")
     }
 
+    /// Nobody but pods uses its cards any more.
+    pub(crate) fn leave(&mut self) {
+        self.running.retain(|it| it.pod.is_some());
+    }
+
     /// One of its cards is gone, or those that were are back.
     pub(crate) fn lose(&mut self, gone: bool) {
         let card = self.random.random_range(0..self.cards.len());

@@ -28,6 +28,8 @@ use crate::story::Story;
 
 /// Between two looks when nothing happens any more.
 const STEP: Duration = Duration::from_secs(3);
+/// When strangers leave after the last trouble, in half of the worlds.
+const QUIET: Duration = Duration::from_secs(60);
 /// How many seconds things go wrong.
 const TROUBLE: std::ops::Range<u64> = 60..300;
 /// A pod that fits is bound so long after the last trouble: messages that are 90 seconds late have arrived, and who
@@ -141,7 +143,14 @@ impl World {
         }
         world.calm().await;
         let calm = Instant::now();
+        let mut strangers = (seed / 9).is_multiple_of(2);
         loop {
+            // Nothing happens any more of which kube-scheduler hears: who has room then is to be woken.
+            if strangers && calm.elapsed() > QUIET {
+                strangers = false;
+                world.tell("no stranger uses anything any more");
+                world.machines.iter_mut().for_each(Machine::leave);
+            }
             world.live(true)?;
             world.give_up_groups();
             sleep(STEP).await;
@@ -152,7 +161,7 @@ impl World {
                 let books = check::books(&locked(&world.server), &metrics);
                 wrong.extend(books.map(|text| format!("replica {number} {text}")));
             }
-            if wrong.is_empty() {
+            if wrong.is_empty() && !strangers {
                 return Ok(());
             }
             ensure!(
