@@ -211,7 +211,7 @@ fmt: ## Check the formatting
 .PHONY: clippy
 clippy: ## Check the lints
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy --workspace --test node --locked -- -D warnings
+	$(CARGO) clippy --workspace --test node --test neighbours --locked -- -D warnings
 
 .PHONY: doc
 doc: ## Check that the documentation builds

@@ -142,6 +142,10 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_KEEP_PERCENT", default_value_t = Config::default().keep_percent)]
     pub keep_percent: usize,
 
+    /// Mark the nodes on which places are kept, so that autoscalers let them be; needs the component `keep`
+    #[arg(long, env = "GPUSTOW_KEEP_MARKS", requires = "keep")]
+    pub keep_marks: bool,
+
     /// Call memory back that pods use beyond their requests where it keeps a pod off whose request fits
     #[arg(long, env = "GPUSTOW_CALL_BACK")]
     pub call_back: bool,

@@ -99,15 +99,33 @@ impl Events {
             names::NAMESPACE
         );
         let event = event(EventType::Warning, "GpuAgentSilent", "Watching", note);
-        let reference = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Node".to_owned()),
-            name: Some(node.to_owned()),
-            // As the kubelet does it, and kubectl describe looks for it.
-            uid: Some(node.to_owned()),
-            ..ObjectReference::default()
+        send(&self.refusals, of_node(node), event);
+    }
+
+    /// Autoscalers were told to let the node be, or that they may have it again.
+    pub(crate) fn marked(&self, node: &str, keeps: bool) {
+        let (reason, note) = match keeps {
+            true => (
+                "GpuNodeKept",
+                "A place is kept here for a pod that has waited for long: autoscalers are told to let this node be",
+            ),
+            false => (
+                "GpuNodeReleased",
+                "No place is kept here any more: autoscalers may have this node again",
+            ),
         };
-        send(&self.refusals, reference, event);
+        let event = event(EventType::Normal, reason, "Marking", note.to_owned());
+        send(&self.refusals, of_node(node), event);
+    }
+
+    /// That could not be written.
+    pub(crate) fn not_marked(&self, node: &str, error: &AskError) {
+        let note = format!(
+            "Autoscalers cannot be told whether a place is kept here: {error}. It is tried again. Is the component `keep` \
+             installed, with its ClusterRole?"
+        );
+        let event = event(EventType::Warning, "GpuNodeMarkRefused", "Marking", note);
+        send(&self.refusals, of_node(node), event);
     }
 
     /// The pod fits nowhere. `kind` tells one refusal from another; the note is only made if it is
@@ -293,6 +311,17 @@ fn of_pod(pod: &PodFacts) -> ObjectReference {
         namespace: Some(pod.namespace.to_string()),
         name: Some(pod.name.to_string()),
         uid: Some(pod.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+fn of_node(node: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node.to_owned()),
+        // As the kubelet does it, and kubectl describe looks for it.
+        uid: Some(node.to_owned()),
         ..ObjectReference::default()
     }
 }

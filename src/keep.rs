@@ -2,6 +2,8 @@
 //! ([`gpustow_ledger::Ledger::keep_places`]); here it is asked every second while this extender decides, and whoever
 //! has a place is told so. Nothing is written but Events, and nobody is made to end.
 
+pub(crate) mod marks;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

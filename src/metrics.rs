@@ -31,6 +31,8 @@ use models::Models;
 pub(crate) const PREEMPT: &str = "preempt";
 /// How it calls an eviction of a pod that moves.
 pub(crate) const MOVE: &str = "move";
+/// How it calls a mark on a node, or its end.
+pub(crate) const MARK: &str = "mark";
 
 /// kube-scheduler's verbs; as a string, the `verb` label.
 #[derive(Clone, Copy, Debug, IntoStaticStr, VariantNames)]
@@ -199,8 +201,10 @@ impl Metrics {
                 acts.with_label_values(&[act, outcome]);
             }
         }
-        for outcome in ["done", "failed"] {
-            acts.with_label_values(&[PREEMPT, outcome]);
+        for act in [PREEMPT, MARK] {
+            for outcome in ["done", "failed"] {
+                acts.with_label_values(&[act, outcome]);
+            }
         }
         for outcome in ["done", "refused", "failed"] {
             acts.with_label_values(&[MOVE, outcome]);

@@ -129,6 +129,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             "overlays/preempt-scattered",
         ),
         ("1.36.3", &["--set=extender.move=10"], "overlays/move"),
+        (
+            "1.36.3",
+            &["--set=extender.keep=120", "--set=extender.keepMarks=true"],
+            "overlays/keep",
+        ),
         ("1.36.3", &[LINE], "overlays/line"),
         ("1.36.3", &[ALWAYS], "overlays/line"),
         (

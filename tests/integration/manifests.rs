@@ -205,6 +205,7 @@ fn no_file_invents_a_name() -> Result<()> {
         "lines.gpustow.dev",
         names::GATE,
         names::LINE_LABEL,
+        names::KEPT_LABEL,
         // How unknown keys are told from others.
         "gpustow.dev/",
         ".gpustow.dev/",

@@ -4,8 +4,10 @@ use anyhow::{Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{Case, ControlPlane, Options, eventually, wait_bound};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, ResourceExt as _};
 
-use crate::support::{Rig, SOON, Setup, bound, event, refused};
+use crate::support::{Rig, SOON, Setup, bound, event, node_event, refused, repository};
 
 const CARD: u64 = 8192;
 const KEPT: &str = "free GPU memory is kept for a pod that has waited for long";
@@ -83,5 +85,77 @@ async fn an_extender_that_starts_anew_keeps_a_place_for_who_waits() -> Result<()
     refused(&case.client, case.pod("late").gpu_mem(CARD), KEPT).await?;
     delete(&case.client, &second, 0).await?;
     wait_bound(&case.client, &large, SOON).await?;
+    rig.end(case).await
+}
+
+/// The label and the annotations on the node by which autoscalers are told.
+async fn marks(case: &Case) -> Result<[Option<String>; 3]> {
+    let node = Api::<Node>::all(case.client.clone());
+    let node = node.get(&case.node_name("n")).await?;
+    let [(_, ca), (_, karpenter)] = names::SPARE_NODE;
+    Ok([
+        node.labels().get(names::KEPT_LABEL).cloned(),
+        node.annotations().get(ca).cloned(),
+        node.annotations().get(karpenter).cloned(),
+    ])
+}
+
+/// Waits for these.
+async fn marked(case: &Case, wanted: [Option<&str>; 3]) -> Result<()> {
+    eventually(SOON, "the node's marks are", async || {
+        let marks = marks(case).await?;
+        let seen = marks.each_ref().map(Option::as_deref);
+        ensure!(seen == wanted, "{seen:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let right = repository("manifests/keep/rbac.yaml").display().to_string();
+    let setup = Setup {
+        args: &["--keep=1", "--keep-marks"],
+        ..Setup::default()
+    };
+    let rig = Rig::start(&cluster, setup).await?;
+    let case = Case::new(rig.cluster, "marked").await?;
+    let [(who, _), (_, karpenter)] = names::SPARE_NODE;
+    // Its owner has said what Karpenter is to do.
+    let node = case.node("n", &[CARD; 2]).with_node(|node| {
+        let theirs = (karpenter.to_owned(), "false".to_owned());
+        node.metadata.annotations = Some([theirs].into());
+    });
+    node.create(&case.client).await?;
+    let name = case.node_name("n");
+    let first = bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
+    let second = bound(&case.client, case.pod("second").gpu_mem(CARD)).await?;
+    let large = case.pod("large").gpu_mem(2 * CARD);
+    let large = large.annotation(names::GPU_COUNT, "2");
+    let large = refused(&case.client, large, names::GPU_MEM).await?;
+    let told = node_event(&case.client, &name, "GpuNodeMarkRefused").await?;
+    ensure!(told.contains("component `keep`"), "{told}");
+
+    cluster.kubectl(&["apply", "-f", &right]).await?;
+    marked(&case, [Some(who), Some("true"), Some("false")]).await?;
+    node_event(&case.client, &name, "GpuNodeKept").await?;
+    for ends in [&first, &second] {
+        delete(&case.client, ends, 0).await?;
+    }
+    wait_bound(&case.client, &large, SOON).await?;
+    marked(&case, [None, None, Some("false")]).await?;
+    node_event(&case.client, &name, "GpuNodeReleased").await?;
+
+    // Whoever decides next unmarks what is not kept any more.
+    let next = case.pod("next").gpu_mem(2 * CARD);
+    let next = next.annotation(names::GPU_COUNT, "2");
+    let next = refused(&case.client, next, names::GPU_MEM).await?;
+    marked(&case, [Some(who), Some("true"), Some("false")]).await?;
+    rig.extender.process.kill9();
+    delete(&case.client, &next, 0).await?;
+    rig.extender.process.restart()?;
+    rig.extender.wait_ready().await?;
+    marked(&case, [None, None, Some("false")]).await?;
     rig.end(case).await
 }

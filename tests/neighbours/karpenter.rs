@@ -5,20 +5,23 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{Launch, Process, eventually, free_port, gpu_node, pod, wait_refused};
+use gpustow_testkit::builders::delete;
+use gpustow_testkit::{
+    Launch, Process, eventually, free_port, gpu_node, pod, wait_bound, wait_refused,
+};
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound};
+use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound, repository};
 
 /// On each node of the case, by which its pods choose them.
 const LABEL: &str = "testkit/case";
 const POOL: &str = "karpenter.sh/nodepool";
 
-/// Starts Karpenter, whose cloud has machines of one card alone.
-async fn karpenter(site: &Site) -> Result<Process> {
+/// Starts Karpenter, whose cloud has machines of so many cards.
+async fn karpenter(site: &Site, cards: u64) -> Result<Process> {
     let neighbour = Neighbour::built("karpenter").await?;
     for folder in ["pkg/apis/crds", "kwok/apis/crds"] {
         let folder = neighbour.source.join(folder).display().to_string();
@@ -29,11 +32,11 @@ async fn karpenter(site: &Site) -> Result<Process> {
     let is =
         |label: &str, value: &str| json!({ "key": label, "operator": "In", "values": [value] });
     let one = json!([{
-        "name": "one-card", "architecture": "amd64", "operatingSystems": ["linux"],
+        "name": "cards", "architecture": "amd64", "operatingSystems": ["linux"],
         "offerings": [{ "Price": 1.0, "Requirements": [
             is("karpenter.sh/capacity-type", "on-demand"), is("topology.kubernetes.io/zone", "zone"),
         ] }],
-        "resources": { "cpu": "16", "memory": "64Gi", names::GPU_MEM: CARD.to_string() },
+        "resources": { "cpu": "16", "memory": "64Gi", names::GPU_MEM: (cards * CARD).to_string() },
     }]);
     std::fs::write(&types, one.to_string())?;
     let health = free_port()?;
@@ -70,7 +73,7 @@ async fn karpenter(site: &Site) -> Result<Process> {
                 "nodeClassRef": { "group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default" },
                 "requirements": [is("kubernetes.io/arch", "amd64")],
             },
-        } },
+        }, "disruption": { "consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s" } },
     });
     for object in [class, pool] {
         site.cluster.apply(&object.to_string()).await?;
@@ -88,8 +91,8 @@ async fn claims(site: &Site) -> Result<usize> {
     Ok(list["items"].as_array().context("a list")?.len())
 }
 
-/// Has the nodes that are new run a kubelet and an agent.
-async fn join(site: &Site, joined: &mut BTreeSet<String>) -> Result<()> {
+/// Has the nodes that are new run a kubelet, and an agent that sees so many cards.
+async fn join(site: &Site, cards: usize, joined: &mut BTreeSet<String>) -> Result<()> {
     let client = &site.case.client;
     let nodes = Api::<Node>::all(client.clone());
     for node in nodes.list(&ListParams::default().labels(POOL)).await? {
@@ -101,10 +104,11 @@ async fn join(site: &Site, joined: &mut BTreeSet<String>) -> Result<()> {
         nodes
             .patch_status(&name, &PatchParams::default(), &Patch::Strategic(ready))
             .await?;
-        let uuid = format!("GPU-{name}");
-        gpu_node(&name, "16", "64Gi", &[(&uuid, CARD)])
-            .report(client)
-            .await?;
+        let uuids: Vec<_> = (0..cards)
+            .map(|card| format!("GPU-{name}-{card}"))
+            .collect();
+        let cards: Vec<_> = uuids.iter().map(|uuid| (uuid.as_str(), CARD)).collect();
+        gpu_node(&name, "16", "64Gi", &cards).report(client).await?;
         joined.insert(name);
     }
     Ok(())
@@ -114,7 +118,7 @@ async fn join(site: &Site, joined: &mut BTreeSet<String>) -> Result<()> {
 async fn the_first_in_line_are_seen_and_nodes_come_until_all_are_bound() -> Result<()> {
     let site = Site::open(1, &["--line-show=2"]).await?;
     let (case, client) = (&site.case, &site.case.client);
-    let _karpenter = karpenter(&site).await?;
+    let _karpenter = karpenter(&site, 1).await?;
     for name in ["first", "second", "third"] {
         case.pod(name).gpu_mem(CARD).create(client).await?;
     }
@@ -129,7 +133,7 @@ async fn the_first_in_line_are_seen_and_nodes_come_until_all_are_bound() -> Resu
 
     let mut joined = BTreeSet::new();
     eventually(SOON * 2, "all are bound", async || {
-        join(&site, &mut joined).await?;
+        join(&site, 1, &mut joined).await?;
         let pods = case.pods().list(&ListParams::default()).await?;
         let waits: Vec<_> = pods.iter().filter(|pod| !is_bound(pod)).collect();
         ensure!(waits.is_empty(), "{} of {joined:?}", waits.len());
@@ -141,10 +145,78 @@ async fn the_first_in_line_are_seen_and_nodes_come_until_all_are_bound() -> Resu
 }
 
 #[tokio::test]
+async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
+    let args = ["--line-show=1", "--keep=1", "--keep-marks"];
+    let site = Site::open(1, &args).await?;
+    let right = repository("manifests/keep/rbac.yaml").display().to_string();
+    site.cluster.kubectl(&["apply", "-f", &right]).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let karpenter = karpenter(&site, 2).await?;
+    let (mut small, mut joined) = (Vec::new(), BTreeSet::new());
+    for name in ["first", "second"] {
+        let pod = case.pod(name).gpu_mem(CARD).create(client).await?;
+        eventually(SOON, "it is on the new node", async || {
+            join(&site, 2, &mut joined).await?;
+            ensure!(is_bound(&case.pods().get(name).await?), "not yet");
+            Ok(())
+        })
+        .await?;
+        small.push(pod);
+    }
+    let no_more = r#"--patch={"spec": {"limits": {"cpu": "0"}}}"#;
+    let no_more = ["patch", "nodepool", "cards", "--type=merge", no_more];
+    site.cluster.kubectl(&no_more).await?;
+    let large = case.pod("large").gpu_mem(2 * CARD);
+    let large = large.annotation(names::GPU_COUNT, "2");
+    let large = large.create(client).await?;
+    let kept = format!("--selector={}", names::KEPT_LABEL);
+    let marked = ["get", "nodes", &kept, "--output=name"];
+    eventually(SOON, "the node is marked", async || {
+        let marked = site.cluster.kubectl(&marked).await?;
+        ensure!(!marked.is_empty());
+        Ok(())
+    })
+    .await?;
+
+    // Its pod would fit on the other node now, and Karpenter have this one.
+    for ends in [&site.occupant, &small[1]] {
+        delete(client, ends, 0).await?;
+    }
+    // It says so once in a quarter of an hour, whatever the cause; one that starts anew says it again.
+    karpenter.restart()?;
+    let blocked = "--field-selector=reason=DisruptionBlocked,involvedObject.kind=Node";
+    let blocked = ["get", "events", "--all-namespaces", blocked];
+    eventually(
+        SOON * 2,
+        "Karpenter says that it lets the node be",
+        async || {
+            let events = site.cluster.kubectl(&blocked).await?;
+            ensure!(events.contains("do-not-disrupt"), "{events}");
+            Ok(())
+        },
+    )
+    .await?;
+    delete(client, &small[0], 0).await?;
+    let large = wait_bound(client, &large, SOON).await?;
+    delete(client, &large, 0).await?;
+    eventually(
+        SOON * 2,
+        "the node is scaled away once nothing is kept there",
+        async || {
+            let claims = claims(&site).await?;
+            ensure!(claims == 0, "{claims}");
+            Ok(())
+        },
+    )
+    .await?;
+    site.case.end().await
+}
+
+#[tokio::test]
 async fn nobody_in_line_is_seen_unless_the_extender_shows_some() -> Result<()> {
     let site = Site::open(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
-    let _karpenter = karpenter(&site).await?;
+    let _karpenter = karpenter(&site, 1).await?;
     let beside = format!("{}-beside", case.namespace);
     let namespace =
         json!({ "metadata": { "name": beside, "labels": { "gpustow.dev/line": "off" } } });

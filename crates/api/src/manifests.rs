@@ -304,6 +304,8 @@ fn filled(template: &str, resource: &str) -> String {
         .map(|policy| format!("{:?}", policy.name()))
         .join(", ");
     let policies = format!("[{policies}]");
+    let spare_node = names::SPARE_NODE.map(|(who, key)| format!("{key:?}: {who:?}"));
+    let spare_node = format!("{{{}}}", spare_node.join(", "));
     let user_keys = format!("{:?}", keys::of_users());
     let user_keys_of = format!("{:?}", keys::of_containers());
     let enforces = format!("{:?}", Enforce::VARIANTS);
@@ -375,6 +377,8 @@ fn filled(template: &str, resource: &str) -> String {
         ("MEMORY_LIMIT", names::MEMORY_LIMIT),
         ("MEMORY_REQUEST", names::MEMORY_REQUEST),
         ("POLICY", names::POLICY),
+        ("KEPT_LABEL", names::KEPT_LABEL),
+        ("SPARE_NODE", &spare_node),
         ("LINE", names::LINE),
         ("LINE_KEY", names::LINE_KEY),
         ("LINE_LABEL", names::LINE_LABEL),

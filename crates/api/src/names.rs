@@ -88,6 +88,17 @@ pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
 /// Node label written by the agent: number of cards.
 pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 
+/// Node label written by the extender while a place is kept there: the autoscalers that it told so, joined by `_`.
+pub const KEPT_LABEL: &str = "gpustow.dev/kept";
+/// Autoscalers, and the node annotation by whose `"true"` each lets a node be.
+pub const SPARE_NODE: [(&str, &str); 2] = [
+    (
+        "cluster-autoscaler",
+        "cluster-autoscaler.kubernetes.io/scale-down-disabled",
+    ),
+    ("karpenter", "karpenter.sh/do-not-disrupt"),
+];
+
 /// Annotation of our admission policies: the version that generated them. Set by users on pods: the
 /// version whose annotations they bear, where it is later than the one that may judge them.
 pub const MADE_FOR: &str = "gpustow.dev/version";

@@ -20,6 +20,7 @@
 {{- if eq .Values.extender.act "evict" }}{{- $files = append $files "evict/rbac.yaml" }}{{- end }}
 {{- if .Values.extender.preemptScattered }}{{- $files = append $files "preempt-scattered/rbac.yaml" }}{{- end }}
 {{- if .Values.extender.move }}{{- $files = append $files "move/rbac.yaml" }}{{- end }}
+{{- if .Values.extender.keepMarks }}{{- $files = append $files "keep/rbac.yaml" }}{{- end }}
 {{- if ne .Values.extender.line "off" }}
 {{- $files = concat $files (list "line/rbac.yaml" "line/policy.yaml") }}
 {{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/line-v1beta1/policies.yaml" }}
@@ -55,6 +56,8 @@
 {{- if $values.extender.callBack }}{{- $args = append $args "--call-back" }}{{- end }}
 {{- with $values.extender.act }}{{- $args = append $args (printf "--act=%s" .) }}{{- end }}
 {{- if $values.extender.preemptScattered }}{{- $args = append $args "--preempt-scattered" }}{{- end }}
+{{- with $values.extender.keep }}{{- $args = append $args (printf "--keep=%d" (int .)) }}{{- end }}
+{{- if $values.extender.keepMarks }}{{- $args = append $args "--keep-marks" }}{{- end }}
 {{- with $values.extender.move }}{{- $args = append $args (printf "--move=%d" (int .)) }}{{- end }}
 {{- if eq (include "gpustow.admission" $root) "webhook" }}
 {{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}

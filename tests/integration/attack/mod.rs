@@ -7,6 +7,7 @@ mod guard;
 mod keys;
 mod later;
 mod line;
+mod marks;
 mod openapi;
 mod scattered;
 mod tenant;
