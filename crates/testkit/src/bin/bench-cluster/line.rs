@@ -5,6 +5,7 @@
 //! the other, and the time is taken until a pod of the line is bound there.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -35,8 +36,8 @@ const NODE: &str = "bench/node";
 /// What is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Way {
-    /// The extender's `--line`.
-    line: &'static str,
+    /// The extender's `--line`; none without an extender.
+    line: Option<&'static str>,
     waiting: usize,
     /// Whether the others ask for GPU memory.
     ask: bool,
@@ -49,20 +50,27 @@ impl Way {
         } else {
             ", others ask for none"
         };
-        format!("--line {}, {} wait{others}", self.line, self.waiting)
+        match self.line {
+            Some(line) => format!("--line {line}, {} wait{others}", self.waiting),
+            None => "scheduler alone".to_owned(),
+        }
     }
 
     /// The one that others are compared with first.
     fn all(args: &Args) -> Vec<Self> {
         let way = |line, waiting, ask| Self { line, waiting, ask };
-        let mut ways: Vec<_> = ["off", "auto", "always"]
+        let mut ways: Vec<_> = [None, Some("off"), Some("auto"), Some("always")]
             .map(|line| way(line, 0, true))
             .into();
         if args.refused {
-            ways.extend(args.line.first().map(|&waiting| way("off", waiting, true)));
+            ways.extend(
+                args.line
+                    .first()
+                    .map(|&waiting| way(Some("off"), waiting, true)),
+            );
         }
         for &waiting in &args.line {
-            ways.extend([true, false].map(|ask| way("auto", waiting, ask)));
+            ways.extend([true, false].map(|ask| way(Some("auto"), waiting, ask)));
         }
         ways
     }
@@ -181,7 +189,7 @@ fn is_held(pod: &Pod) -> bool {
 /// Creates the pods that wait, and waits until each stands in line or was refused; how many got no gate.
 async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) -> Result<usize> {
     let metric = async |series: &str| anyhow::Ok(sum_of(&extender.metrics().await?, series));
-    let first = usize::from(way.line != "off" && way.waiting > 0);
+    let first = usize::from(way.line != Some("off") && way.waiting > 0);
     if first == 1 {
         whole(case, "waits-first").create(&case.client).await?;
         eventually(SETTLED, "the line is up", async || {
@@ -212,6 +220,33 @@ async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) 
     Ok(way.waiting - held)
 }
 
+/// kube-scheduler and the extender, or kube-scheduler alone, where nobody is told to stand in line.
+async fn start(
+    args: &Args,
+    cluster: &ControlPlane,
+    kubeconfig: &Path,
+    way: Way,
+) -> Result<(Option<Extender>, Scheduler)> {
+    let (extender, config) = match way.line {
+        Some(line) => {
+            let line = format!("--line={line}");
+            let extender = extender(args, cluster, kubeconfig, &[&line]).await?;
+            let config = config(args)?.with_extender(&extender.url)?;
+            (Some(extender), config)
+        }
+        None => {
+            let flag = ["delete", "configmap", names::LINE, "--ignore-not-found"];
+            let namespace = format!("--namespace={}", names::NAMESPACE);
+            cluster
+                .kubectl(&[&flag[..], &[&namespace]].concat())
+                .await?;
+            (None, config(args)?.with("extenders", Vec::<String>::new())?)
+        }
+    };
+    let scheduler = Scheduler::start(cluster, config, kubeconfig).await?;
+    Ok((extender, scheduler))
+}
+
 async fn run(
     args: &Args,
     cluster: &ControlPlane,
@@ -222,13 +257,13 @@ async fn run(
     let kubeconfig = cluster
         .kubeconfig("gpustow-system", "gpustow-scheduler", None)
         .await?;
-    let line = format!("--line={}", way.line);
-    let extender = extender(args, cluster, &kubeconfig, &[&line]).await?;
-    let config = config(args)?.with_extender(&extender.url)?;
-    let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
-    fill(case, nodes).await?;
-    let beside = wait_in_line(case, &extender, nodes, way).await?;
-    let memory = extender.process.resident()?;
+    let (extender, scheduler) = start(args, cluster, &kubeconfig, way).await?;
+    let (mut beside, mut memory) = (0, 0.0);
+    if let Some(extender) = &extender {
+        fill(case, nodes).await?;
+        beside = wait_in_line(case, extender, nodes, way).await?;
+        memory = extender.process.resident()?;
+    }
 
     let make = |name: &str, index| {
         let pod = match way.ask {
@@ -244,9 +279,15 @@ async fn run(
             .applied_objects()
     );
     let waits = paced(args, case, &mut bound, &make).await?;
-    let lifts = r#"gpustow_lifts_total{cause="room",result="done"}"#;
-    let lifted = sum_of(&extender.metrics().await?, lifts);
-    let before = cpu(cluster, &scheduler, Some(&extender))?;
+    let lifts = async || match &extender {
+        Some(extender) => {
+            let lifts = r#"gpustow_lifts_total{cause="room",result="done"}"#;
+            anyhow::Ok(sum_of(&extender.metrics().await?, lifts))
+        }
+        None => Ok(0.0),
+    };
+    let lifted = lifts().await?;
+    let before = cpu(cluster, &scheduler, extender.as_ref())?;
     let first = Instant::now();
     let created = stream::iter(0..args.pods).map(|index| {
         let pod = make(&format!("backlog-{index}"), index);
@@ -262,12 +303,12 @@ async fn run(
         anyhow::Ok(first.elapsed())
     };
     let (_, took) = futures::try_join!(created, binds)?;
-    let after = cpu(cluster, &scheduler, Some(&extender))?;
-    let lifted = sum_of(&extender.metrics().await?, lifts) - lifted;
+    let after = cpu(cluster, &scheduler, extender.as_ref())?;
+    let lifted = lifts().await? - lifted;
 
     remove(case, "fits").await?;
     let freed = match way.line {
-        "auto" if way.waiting > FREED && way.ask => free(case).await?,
+        Some("auto") if way.waiting > FREED && way.ask => free(case).await?,
         _ => Vec::new(),
     };
     case.check().await?;
