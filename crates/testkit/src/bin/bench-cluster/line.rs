@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -19,15 +19,14 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 
 use crate::report::{median, quantile, sorted, spread};
 use crate::{
-    Args, CARDS, WIDTH, config, cpu, extender, next_bound, paced, pod, refused, since, sum_of,
+    Args, CARDS, SETTLED, WIDTH, config, cpu, extender, next_bound, paced, pod, refused, since,
+    sum_of,
 };
 
 /// MiB of the small pod on each node.
 const SMALL: u64 = 1_024;
 /// Nodes that are freed, one after the other.
 const FREED: usize = 50;
-/// For all that wait to be in line, or refused.
-const SETTLED: Duration = Duration::from_secs(900);
 /// Marks the pods of one way's measurement, which are deleted after it.
 const PART: &str = "bench/part";
 /// Names a node to its small pod.

@@ -3,10 +3,12 @@
 //! A round creates its pods while no scheduler runs, starts one, and times the binds of the
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
-//! that kube-scheduler tries again and again, and timed from its creation on. With `--line`, see [`mod@line`].
+//! that kube-scheduler tries again and again, and timed from its creation on. With `--line`, see [`mod@line`], with
+//! `--scattered`, see [`mod@scattered`].
 
 mod line;
 mod report;
+mod scattered;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -28,6 +30,8 @@ use tokio::time::{interval, timeout};
 
 use report::{quantile, report};
 
+/// For what takes as long as the cluster is large.
+const SETTLED: Duration = Duration::from_secs(900);
 /// Requests at once.
 const WIDTH: usize = 32;
 /// Cards of a node and their size in MiB.
@@ -64,6 +68,9 @@ struct Args {
     /// With --line, also the first of these numbers of pods with no line
     #[arg(long, requires = "line")]
     refused: bool,
+    /// Measure how soon so many pods, one after the other, preempt others of whose cards no one is free
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["line", "waiting"])]
+    scattered: usize,
     /// Leave out the scheduler at its adaptive default of nodes to score
     #[arg(long)]
     skip_adaptive: bool,
@@ -117,9 +124,10 @@ async fn main() -> Result<()> {
     built(&args.gpustow, "cargo build --release --bin gpustow")?;
     let began = Instant::now();
     for &nodes in &args.nodes {
-        match args.line.is_empty() {
-            true => bench(&args, nodes, began).await?,
-            false => line::bench(&args, nodes, began).await?,
+        match (args.line.is_empty(), args.scattered) {
+            (true, 0) => bench(&args, nodes, began).await?,
+            (true, _) => scattered::bench(&args, nodes, began).await?,
+            (false, _) => line::bench(&args, nodes, began).await?,
         }
     }
     Ok(())

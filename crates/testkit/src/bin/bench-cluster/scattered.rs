@@ -1,0 +1,124 @@
+//! Preemption where free memory is scattered: how soon a pod has a whole card of which each is half in use by a pod of
+//! lower priority, which ends without grace.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpustow_testkit::builders::delete;
+use gpustow_testkit::{Case, ControlPlane, Options, Scheduler, wait_bound, wait_pods};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::report::{quantile, sorted};
+use crate::{Args, CARDS, SETTLED, WIDTH, config, extender, since};
+
+const CLASS: &str = "bench-preempts";
+/// Pods of one card's half, by what they are called.
+const LOW: &str = "low-";
+
+pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
+    eprintln!("{} {nodes} nodes: starting the control plane", since(began));
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let overlay = args.repository.join("manifests/overlays/preempt-scattered");
+    cluster
+        .kubectl(&["apply", "-k", &overlay.display().to_string()])
+        .await?;
+    let class = json!({
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+        "metadata": { "name": CLASS }, "value": 1000,
+    });
+    cluster.apply(&class.to_string()).await?;
+    let case = Case::new(&cluster, "bench").await?;
+    for node in 0..nodes {
+        let node = case.node(&format!("n{node:05}"), &CARDS);
+        node.create(&case.client).await?;
+    }
+    let kubeconfig = cluster
+        .kubeconfig("gpustow-system", "gpustow-scheduler", None)
+        .await?;
+    // The pace at which pods end for others is an administrator's choice.
+    let flags = [
+        "--preempt-scattered",
+        "--acts-per-minute=100000",
+        "--acts-per-node=100000",
+    ];
+    let extender = extender(args, &cluster, &kubeconfig, &flags).await?;
+    let config = config(args)?.with_extender(&extender.url)?;
+    let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+    let cards = nodes * CARDS.len();
+    stream::iter(0..cards)
+        .map(|index| low(&case, index))
+        .buffer_unordered(WIDTH)
+        .try_collect::<()>()
+        .await?;
+    all_bound(&case, cards).await?;
+    eprintln!("{} each card is half in use", since(began));
+
+    let mut waits = Vec::new();
+    for trial in 0..args.scattered {
+        let pod = case.pod(&format!("high-{trial}")).gpu_mem(CARDS[0]);
+        let at = Instant::now();
+        let pod = pod.priority_class(CLASS).create(&case.client).await?;
+        let pod = wait_bound(&case.client, &pod, SETTLED).await?;
+        waits.push(at.elapsed().as_secs_f64() * 1e3);
+        case.check().await?;
+        // The card is half in use again.
+        let left = pods(&case, cards).await?;
+        delete(&case.client, &pod, 0).await?;
+        for index in left..cards {
+            low(&case, cards * (trial + 1) + index).await?;
+        }
+        all_bound(&case, cards).await?;
+    }
+    let waits = sorted(waits.into_iter());
+    let [half, most, worst] = [0.5, 0.99, 1.0].map(|q| quantile(&waits, q));
+    println!(
+        "\n{nodes} nodes × {} GPUs, {} preemptors one after the other: created → bound p50 {half:.0} ms, p99 {most:.0} ms, \
+         worst {worst:.0} ms",
+        CARDS.len(),
+        waits.len()
+    );
+    Ok(())
+}
+
+/// More than half of a card, so that none has two such pods.
+async fn low(case: &Case, index: usize) -> Result<()> {
+    let pod = case.pod(&format!("{LOW}{index}")).gpu_mem(CARDS[0] / 2 + 1);
+    let pod = pod.with(|spec| spec.termination_grace_period_seconds = Some(0));
+    pod.create(&case.client).await.map(drop)
+}
+
+fn is_low(pod: &&Pod) -> bool {
+    pod.name_any().starts_with(LOW)
+}
+
+async fn all_bound(case: &Case, count: usize) -> Result<()> {
+    let bound = |pod: &Pod| {
+        let spec = pod.spec.as_ref();
+        spec.is_some_and(|spec| spec.node_name.is_some())
+    };
+    wait_pods(
+        &case.client,
+        &case.namespace,
+        "half of each card is in use",
+        SETTLED,
+        |pods| pods.iter().filter(is_low).filter(|pod| bound(pod)).count() == count,
+    )
+    .await
+    .map(drop)
+}
+
+/// How many of them are left: some have ended for the one that preempted them.
+async fn pods(case: &Case, count: usize) -> Result<usize> {
+    let gone = wait_pods(
+        &case.client,
+        &case.namespace,
+        "who was preempted has ended",
+        SETTLED,
+        |pods| pods.iter().filter(is_low).count() < count,
+    );
+    let pods = gone.await.context("nobody was preempted")?;
+    Ok(pods.iter().filter(is_low).count())
+}
