@@ -30,7 +30,7 @@ const FREED: usize = 50;
 /// Marks the pods of one way's measurement, which are deleted after it.
 const PART: &str = "bench/part";
 /// Names a node to its small pod.
-const NODE: &str = "bench/node";
+pub(crate) const NODE: &str = "bench/node";
 
 /// What is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,7 +139,7 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
 }
 
 /// Has each node bear the small pod that keeps others off all of its cards together.
-async fn fill(case: &Case, nodes: usize) -> Result<()> {
+pub(crate) async fn fill(case: &Case, nodes: usize) -> Result<()> {
     let selected = ListParams::default().labels(&format!("{PART}=small"));
     let there = case.pods().list_metadata(&selected).await?.items;
     let there: HashSet<_> = there.iter().map(|pod| pod.name_any()).collect();
@@ -170,14 +170,14 @@ fn small(node: &str) -> String {
 }
 
 /// A pod that asks for every card of a node.
-fn whole(case: &Case, name: &str) -> gpustow_testkit::PodBuilder {
+pub(crate) fn whole(case: &Case, name: &str) -> gpustow_testkit::PodBuilder {
     case.pod(name)
         .gpu_mem(CARDS.iter().sum())
         .annotation(names::GPU_COUNT, &CARDS.len().to_string())
         .label(PART, "waits")
 }
 
-fn is_held(pod: &Pod) -> bool {
+pub(crate) fn is_held(pod: &Pod) -> bool {
     let gates = pod
         .spec
         .as_ref()
@@ -346,7 +346,7 @@ async fn free(case: &Case) -> Result<Vec<f64>> {
 }
 
 /// Deletes the pods of this part and waits until they are gone.
-async fn remove(case: &Case, part: &str) -> Result<()> {
+pub(crate) async fn remove(case: &Case, part: &str) -> Result<()> {
     let selected = ListParams::default().labels(&format!("{PART}={part}"));
     let now = DeleteParams::default().grace_period(0);
     case.pods().delete_collection(&now, &selected).await?;

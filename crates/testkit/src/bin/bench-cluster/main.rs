@@ -4,8 +4,9 @@
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
 //! that kube-scheduler tries again and again, and timed from its creation on. With `--line`, see [`mod@line`], with
-//! `--scattered`, see [`mod@scattered`].
+//! `--scattered`, see [`mod@scattered`], with `--burst`, see [`mod@burst`].
 
+mod burst;
 mod line;
 mod report;
 mod scattered;
@@ -71,6 +72,9 @@ struct Args {
     /// Measure how soon so many pods, one after the other, preempt others of whose cards no one is free
     #[arg(long, default_value_t = 0, conflicts_with_all = ["line", "waiting"])]
     scattered: usize,
+    /// Create so many pods at once on an idle line: how many get in before it is up, and are let out in vain while it drains
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["line", "waiting", "scattered"])]
+    burst: usize,
     /// Leave out the scheduler at its adaptive default of nodes to score
     #[arg(long)]
     skip_adaptive: bool,
@@ -124,10 +128,14 @@ async fn main() -> Result<()> {
     built(&args.gpustow, "cargo build --release --bin gpustow")?;
     let began = Instant::now();
     for &nodes in &args.nodes {
-        match (args.line.is_empty(), args.scattered) {
-            (true, 0) => bench(&args, nodes, began).await?,
-            (true, _) => scattered::bench(&args, nodes, began).await?,
-            (false, _) => line::bench(&args, nodes, began).await?,
+        if !args.line.is_empty() {
+            line::bench(&args, nodes, began).await?;
+        } else if args.scattered > 0 {
+            scattered::bench(&args, nodes, began).await?;
+        } else if args.burst > 0 {
+            burst::bench(&args, nodes, began).await?;
+        } else {
+            bench(&args, nodes, began).await?;
         }
     }
     Ok(())
