@@ -190,7 +190,7 @@ fn protected(
         let ledger = app.ledger.lock();
         let mut others = ledger.evictable(node, priority);
         others.retain(|pod| !given.contains(&pod.uid));
-        others.sort_unstable_by_key(|pod| (pod.priority, Reverse(pod.created), pod.uid.clone()));
+        others.sort_unstable_by_key(|pod| (pod.priority, Reverse(pod.started), pod.uid.clone()));
         let given = given.iter().filter_map(|uid| ledger.pod(uid));
         given.chain(others).collect()
     };

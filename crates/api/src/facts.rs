@@ -1,12 +1,16 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
+mod node;
+
+pub use node::NodeFacts;
+
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
 
 use gpustow_pack::{Mib, Request};
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, Node, NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity,
+    ContainerStatus, NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity,
     PodCondition, PodSpec, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -14,10 +18,10 @@ use serde_json::Value;
 
 use crate::act::Act;
 use crate::assignment::{Assignment, BrokenAssignment};
-use crate::intree::{self, Constraints, Label, PREFER_NO_SCHEDULE, Taint};
+use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
 use crate::request::{BadRequest, request};
-use crate::{kept, limit, names, quantity};
+use crate::{kept, limit, names};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
@@ -40,6 +44,8 @@ pub struct PodFacts {
     pub resource_version: Arc<str>,
     /// `metadata.creationTimestamp` in seconds since 1970, the scheduler's order among equals.
     pub created: i64,
+    /// `status.startTime` in seconds since 1970, the greatest number before its kubelet has taken it on.
+    pub started: i64,
     /// `spec.nodeName`, once bound.
     pub node: Option<Arc<str>>,
     /// `spec.schedulerName`.
@@ -104,29 +110,6 @@ pub struct PodFacts {
 /// Keys and values of taints.
 pub type Taints = [(Box<str>, Box<str>)];
 
-/// A Node, reduced to what scheduling needs.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeFacts {
-    /// `metadata.name`.
-    pub name: Arc<str>,
-    /// Allocatable CPU in thousandths of a core.
-    pub cpu_milli: u64,
-    /// Allocatable host memory.
-    pub ram: Mib,
-    /// Allocatable pods, where the node says so.
-    pub pods: Option<u64>,
-    /// Keys and values of `PreferNoSchedule` taints.
-    pub prefer_no_schedule: Vec<(Box<str>, Box<str>)>,
-    /// The taints that keep pods off it.
-    pub taints: Box<[Taint]>,
-    /// Its labels, in order of their keys.
-    pub labels: Box<[Arc<Label>]>,
-    /// `spec.unschedulable`.
-    pub cordoned: bool,
-    /// When its kubelet last said how it is, by the node's clock: seconds since 1970.
-    pub heartbeat: Option<i64>,
-}
-
 impl PodFacts {
     /// The facts of `pod` when gpu-mem is called `resource`; `None` if it has no UID, that is, if
     /// it does not come from an API server.
@@ -160,6 +143,9 @@ impl PodFacts {
                 .creation_timestamp
                 .as_ref()
                 .map_or(0, |time| time.0.as_second()),
+            started: status
+                .and_then(|status| status.start_time.as_ref())
+                .map_or(i64::MAX, |time| time.0.as_second()),
             node: spec.and_then(|spec| named(&spec.node_name)),
             scheduler: scheduler(spec.and_then(|spec| spec.scheduler_name.as_deref())),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
@@ -257,59 +243,6 @@ impl PodFacts {
             });
         }
         Some(facts)
-    }
-}
-
-impl NodeFacts {
-    /// The facts of `node`.
-    #[must_use]
-    pub fn from_node(node: &Node) -> Self {
-        let allocatable = node
-            .status
-            .as_ref()
-            .and_then(|status| status.allocatable.as_ref());
-        let known = |name: &str, per| {
-            let amount = allocatable.and_then(|list| list.get(name));
-            amount.map(|amount| quantity::rounded_up(amount, per))
-        };
-        let amount = |name: &str, per| known(name, per).unwrap_or(0);
-        let labels = node.metadata.labels.iter().flatten();
-        let conditions = node.status.iter().flat_map(|status| &status.conditions);
-        let mut ready = conditions.flatten().filter(|it| it.type_ == "Ready");
-        let taints = node
-            .spec
-            .iter()
-            .flat_map(|spec| spec.taints.iter().flatten());
-        Self {
-            name: Arc::from(node.metadata.name.as_deref().unwrap_or_default()),
-            cpu_milli: amount("cpu", 1000),
-            ram: Mib(amount("memory", 1) >> 20),
-            pods: known("pods", 1),
-            prefer_no_schedule: taints
-                .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
-                .map(|taint| {
-                    let value = taint.value.as_deref().unwrap_or_default();
-                    (taint.key.as_str().into(), value.into())
-                })
-                .collect(),
-            taints: intree::hard_taints(node),
-            labels: labels
-                .map(|(key, value)| Arc::new(Label::new(key, value)))
-                .collect(),
-            cordoned: node
-                .spec
-                .as_ref()
-                .is_some_and(|spec| spec.unschedulable == Some(true)),
-            heartbeat: ready
-                .next()
-                .and_then(|ready| Some(ready.last_heartbeat_time.as_ref()?.0.as_second())),
-        }
-    }
-
-    /// The value of a label.
-    pub(crate) fn label(&self, key: &str) -> Option<&str> {
-        let at = self.labels.binary_search_by(|label| (*label.key).cmp(key));
-        at.ok().map(|at| &*self.labels[at].value)
     }
 }
 

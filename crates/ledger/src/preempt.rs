@@ -68,7 +68,7 @@ impl Ledger {
             (
                 protected(&pod.uid),
                 pod.priority,
-                Reverse(pod.created),
+                Reverse(pod.started),
                 pod.uid.clone(),
             )
         });

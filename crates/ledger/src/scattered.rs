@@ -66,7 +66,7 @@ struct Plan {
 
 impl Plan {
     /// kube-scheduler's order: fewest broken budgets, lowest highest priority, smallest sum of priorities, fewest
-    /// pods, the most important of them created latest; then by name.
+    /// pods, the most important of them started latest; then by name.
     fn order(&self) -> impl Ord + '_ {
         let priorities = || self.victims.iter().map(|pod| pod.priority);
         let highest = priorities().max();
@@ -80,7 +80,7 @@ impl Plan {
             highest,
             weights.sum::<i128>(),
             self.victims.len(),
-            Reverse(tops.map(|pod| pod.created).min()),
+            Reverse(tops.map(|pod| pod.started).min()),
             &*self.node,
             &self.cards,
         )
@@ -415,5 +415,5 @@ impl Ledger {
 
 /// The most important first, as kube-scheduler has it: high priority, then long life.
 fn importance(pod: &PodFacts) -> (Reverse<i32>, i64, Uid) {
-    (Reverse(pod.priority), pod.created, pod.uid.clone())
+    (Reverse(pod.priority), pod.started, pod.uid.clone())
 }

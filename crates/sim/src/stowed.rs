@@ -214,6 +214,7 @@ impl Stowed {
             name: format!("{id:08}").into(),
             resource_version: "1".into(),
             created,
+            started: i64::MAX,
             node: None,
             scheduler: "gpustow-scheduler".into(),
             priority: 0,

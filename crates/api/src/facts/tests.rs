@@ -1,4 +1,5 @@
 use gpustow_pack::{Claim, ClaimKind};
+use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
 use super::*;
@@ -28,7 +29,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             "containers": [{"name": "c", "resources": {"limits": {names::GPU_MEM: "5"}}}],
         },
         "status": {
-            "nominatedNodeName": "m",
+            "nominatedNodeName": "m", "startTime": "1970-01-01T00:01:30Z",
             "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
         },
     }));
@@ -50,6 +51,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             name: "p".into(),
             resource_version: "7".into(),
             created: 60,
+            started: 90,
             node: Some("n".into()),
             scheduler: "gpustow-scheduler".into(),
             priority: 3,

@@ -34,6 +34,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         name: uid.into(),
         resource_version: "1".into(),
         created: 0,
+        started: i64::MAX,
         node: None,
         scheduler: "gpustow-scheduler".into(),
         priority: 0,

@@ -8,11 +8,11 @@ use gpustow_pack::Request;
 
 use crate::build::{asking, at, bound, card, ledger, node, pod, report};
 
-/// A bound pod of that priority and age (a larger number is younger).
-fn holder(uid: &str, card: &str, mib: u64, priority: i32, created: i64) -> PodFacts {
+/// A bound pod of that priority, started then.
+fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFacts {
     PodFacts {
         priority,
-        created,
+        started,
         ..bound(uid, "a", card, mib)
     }
 }

@@ -24,12 +24,12 @@ fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     ledger
 }
 
-/// A bound pod of that priority and age (a larger number is younger).
-fn holder(uid: &str, card: &str, mib: u64, priority: i32, created: i64) -> PodFacts {
+/// A bound pod of that priority, started then.
+fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
         priority,
-        created,
+        started,
         ..bound(uid, node, card, mib)
     }
 }
@@ -171,8 +171,8 @@ fn what_kube_schedulers_own_preemption_answers_is_left_to_it() {
 #[test]
 fn a_victim_that_ends_by_itself_spares_the_others() {
     let mut ledger = ledger(&[("a", &[100, 100])]);
-    for (uid, created) in [("one", 1), ("two", 2), ("three", 3)] {
-        ledger.apply_pod(holder(uid, "a-0", 30, 1, created));
+    for (uid, started) in [("one", 1), ("two", 2), ("three", 3)] {
+        ledger.apply_pod(holder(uid, "a-0", 30, 1, started));
     }
     ledger.apply_pod(holder("firm", "a-1", 40, 10, 0));
     ledger.apply_pod(waits("p", 65));
@@ -185,6 +185,26 @@ fn a_victim_that_ends_by_itself_spares_the_others() {
     assert!(victims(&ledger, "p", 5).is_empty());
     assert!(ledger.scattered(at(5)).is_empty());
     assert!(is_kept(&ledger, "p"));
+}
+
+#[test]
+fn of_equal_pods_the_one_that_started_last_ends() {
+    let mut ledger = ledger(&[("a", &[100, 100]), ("b", &[100, 100])]);
+    for (uid, card, created, started) in [
+        ("late", "a-0", 1, 9),
+        ("early", "b-0", 2, 3),
+        ("firm", "a-1", 0, 0),
+        ("firmer", "b-1", 0, 0),
+    ] {
+        let priority = if uid.starts_with("firm") { 10 } else { 1 };
+        ledger.apply_pod(PodFacts {
+            created,
+            ..holder(uid, card, 40, priority, started)
+        });
+    }
+    ledger.apply_pod(waits("p", 80));
+    due(&mut ledger, 3);
+    assert_eq!(decide(&mut ledger, "p", &[], 3), ["late"]);
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! What gpustow keeps of a Node.
+
+use std::sync::Arc;
+
+use gpustow_pack::Mib;
+use k8s_openapi::api::core::v1::Node;
+
+use crate::intree::{self, Label, PREFER_NO_SCHEDULE, Taint};
+use crate::quantity;
+
+/// A Node, reduced to what scheduling needs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeFacts {
+    /// `metadata.name`.
+    pub name: Arc<str>,
+    /// Allocatable CPU in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Allocatable host memory.
+    pub ram: Mib,
+    /// Allocatable pods, where the node says so.
+    pub pods: Option<u64>,
+    /// Keys and values of `PreferNoSchedule` taints.
+    pub prefer_no_schedule: Vec<(Box<str>, Box<str>)>,
+    /// The taints that keep pods off it.
+    pub taints: Box<[Taint]>,
+    /// Its labels, in order of their keys.
+    pub labels: Box<[Arc<Label>]>,
+    /// `spec.unschedulable`.
+    pub cordoned: bool,
+    /// When its kubelet last said how it is, by the node's clock: seconds since 1970.
+    pub heartbeat: Option<i64>,
+}
+
+impl NodeFacts {
+    /// The facts of `node`.
+    #[must_use]
+    pub fn from_node(node: &Node) -> Self {
+        let allocatable = node
+            .status
+            .as_ref()
+            .and_then(|status| status.allocatable.as_ref());
+        let known = |name: &str, per| {
+            let amount = allocatable.and_then(|list| list.get(name));
+            amount.map(|amount| quantity::rounded_up(amount, per))
+        };
+        let amount = |name: &str, per| known(name, per).unwrap_or(0);
+        let labels = node.metadata.labels.iter().flatten();
+        let conditions = node.status.iter().flat_map(|status| &status.conditions);
+        let mut ready = conditions.flatten().filter(|it| it.type_ == "Ready");
+        let taints = node
+            .spec
+            .iter()
+            .flat_map(|spec| spec.taints.iter().flatten());
+        Self {
+            name: Arc::from(node.metadata.name.as_deref().unwrap_or_default()),
+            cpu_milli: amount("cpu", 1000),
+            ram: Mib(amount("memory", 1) >> 20),
+            pods: known("pods", 1),
+            prefer_no_schedule: taints
+                .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
+                .map(|taint| {
+                    let value = taint.value.as_deref().unwrap_or_default();
+                    (taint.key.as_str().into(), value.into())
+                })
+                .collect(),
+            taints: intree::hard_taints(node),
+            labels: labels
+                .map(|(key, value)| Arc::new(Label::new(key, value)))
+                .collect(),
+            cordoned: node
+                .spec
+                .as_ref()
+                .is_some_and(|spec| spec.unschedulable == Some(true)),
+            heartbeat: ready
+                .next()
+                .and_then(|ready| Some(ready.last_heartbeat_time.as_ref()?.0.as_second())),
+        }
+    }
+
+    /// The value of a label.
+    pub(crate) fn label(&self, key: &str) -> Option<&str> {
+        let at = self.labels.binary_search_by(|label| (*label.key).cmp(key));
+        at.ok().map(|at| &*self.labels[at].value)
+    }
+}
