@@ -2,11 +2,14 @@
 //! by the ledger's rule, to which [`Cluster`] tells how old they are.
 
 use gpustow_api::{faults, limit, names};
-use gpustow_ledger::{CardView, NodeView};
+use gpustow_ledger::{CardView, NodeView, Reason};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::{Cluster, age, system};
+
+/// Refusals for what the deciding extender alone knows: for whom places are kept, and what the line is offered.
+const IN_TURN: [Reason; 2] = [Reason::Kept, Reason::InLine];
 
 /// Why no GPU of the node takes a new pod.
 pub fn node_refuses(cluster: &Cluster, view: &NodeView) -> Option<&'static str> {
@@ -95,17 +98,34 @@ pub fn held_by(said: &str) -> Option<String> {
     };
     // What follows is about preemption.
     let reasons = reasons.split(". ").next().unwrap_or_default();
-    let others: Vec<_> = reasons
-        .trim_end_matches('.')
-        .split(", ")
-        .filter(|reason| !is_looked_at(reason))
-        .collect();
-    (!others.is_empty()).then(|| {
-        format!(
+    let reasons = || reasons.trim_end_matches('.').split(", ");
+    let others: Vec<_> = reasons().filter(|it| !is_looked_at(it)).collect();
+    if !others.is_empty() {
+        return Some(format!(
             "kube-scheduler refuses nodes for reasons that gpustow does not look at: {}",
             others.join(", ")
+        ));
+    }
+    let in_turn = |reason: &&str| IN_TURN.iter().any(|it| it.text() == counted(reason).1);
+    let in_turn: Vec<_> = reasons().filter(in_turn).map(counted).map(worded).collect();
+    (!in_turn.is_empty()).then(|| {
+        format!(
+            "the extender refused it when kube-scheduler asked last: {}",
+            in_turn.join(", ")
         )
     })
+}
+
+/// A reason, and how many nodes were refused for it.
+fn counted(reason: &str) -> (usize, &str) {
+    let digits = reason.bytes().take_while(u8::is_ascii_digit).count();
+    let (count, text) = reason.split_at(digits);
+    (count.parse().unwrap_or(1), text.trim_start())
+}
+
+fn worded((count, text): (usize, &str)) -> String {
+    let nodes = if count == 1 { "node" } else { "nodes" };
+    format!("{} ({count} {nodes})", text.trim_start_matches("node(s) "))
 }
 
 /// Did kube-scheduler get no answer from the extender?
@@ -123,28 +143,20 @@ pub fn plainly(said: Option<&str>) -> String {
         return held_by(said).unwrap_or_else(|| said.to_owned());
     };
     let reasons = reasons.split(". ").next().unwrap_or_default();
-    let mut counted: Vec<(usize, &str)> = reasons
+    let mut counts: Vec<_> = reasons
         .trim_end_matches('.')
         .split(", ")
-        .map(|reason| {
-            let digits = reason.bytes().take_while(u8::is_ascii_digit).count();
-            let (count, text) = reason.split_at(digits);
-            (count.parse().unwrap_or(1), text.trim_start())
-        })
+        .map(counted)
         .collect();
-    counted.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
-    let texts = counted.iter().map(|(count, text)| {
-        let nodes = if *count == 1 { "node" } else { "nodes" };
-        format!("{} ({count} {nodes})", text.trim_start_matches("node(s) "))
-    });
+    counts.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
+    let texts = counts.into_iter().map(worded);
     texts.collect::<Vec<_>>().join(", ")
 }
 
 /// Is it a refusal that `why` weighs itself, so that it may be a thing of the past?
 fn is_looked_at(reason: &str) -> bool {
-    let text = reason.trim_start_matches(|it: char| it.is_ascii_digit());
-    let text = text.trim_start();
-    let own = gpustow_ledger::Reason::all().any(|it| it.text() == text);
+    let (_, text) = counted(reason);
+    let own = Reason::all().any(|it| it.text() == text);
     own || [
         "Insufficient ",
         "node(s) were unschedulable",
@@ -196,6 +208,12 @@ mod tests {
             (
                 "0/4 nodes are available: 1 not enough free memory on any one GPU, 3 node(s) didn't match pod anti-affinity rules. preemption: 0/4 nodes are available.",
                 Some("not look at: 3 node(s) didn't match pod anti-affinity rules"),
+            ),
+            (
+                "0/4 nodes are available: 1 not enough free memory on any one GPU, 3 free GPU memory is kept for a pod that has waited for long.",
+                Some(
+                    "asked last: free GPU memory is kept for a pod that has waited for long (3 nodes)",
+                ),
             ),
             (
                 "pod has unbound immediate PersistentVolumeClaims",
