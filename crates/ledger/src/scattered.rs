@@ -4,7 +4,8 @@
 //! The ledger chooses who is to end ([`Ledger::preempt_scattered`]), keeps the room ([`crate::queue`]) and says who of
 //! the chosen is needed still ([`Ledger::preemptions`]). It acts on nobody. It waits until kube-scheduler had its
 //! chance, and leaves alone what kube-scheduler's own preemption answers: where a node's sum is short, and pods of
-//! lower priority could mend that. Whose room did not come, or was of no use, has nobody end there again.
+//! lower priority could mend that. Whose room did not come, or was of no use, has nobody
+//! end there again, nor elsewhere before a pause.
 
 mod moves;
 mod moving;
@@ -112,7 +113,11 @@ impl Ledger {
         if !self.config.preempt_scattered {
             return Vec::new();
         }
-        let waits = |uid: &str| self.books.pod(uid).is_some_and(|pod| self.may_preempt(pod));
+        let waits = |uid: &str| {
+            self.books
+                .pod(uid)
+                .is_some_and(|pod| self.may_preempt(pod, now))
+        };
         let waiting = self.queue.without_room(KINDS, waits).into_iter();
         let waiting = waiting.filter_map(|uid| self.asleep(&uid));
         let waiting: Vec<_> = waiting.filter(|pod| !self.may_fit_now(pod, now)).collect();
@@ -131,7 +136,7 @@ impl Ledger {
     /// nobody need or can.
     pub fn preempt_scattered(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
         let pod = self.books.pod(uid).cloned();
-        let may = |pod: &Arc<PodFacts>| self.may_preempt(pod) && !self.queue.has_kept(uid);
+        let may = |pod: &Arc<PodFacts>| self.may_preempt(pod, now) && !self.queue.has_kept(uid);
         let Some(pod) = pod.filter(may).filter(|pod| !self.may_fit_now(pod, now)) else {
             return false;
         };
@@ -174,8 +179,9 @@ impl Ledger {
     }
 
     /// May others end for this pod at all?
-    fn may_preempt(&self, pod: &PodFacts) -> bool {
+    fn may_preempt(&self, pod: &PodFacts, now: Duration) -> bool {
         pod.preempts
+            && !self.queue.rests_from_ends(&pod.uid, now)
             && pod.waiting
             && pod.node.is_none()
             && !pod.released
@@ -207,7 +213,7 @@ impl Ledger {
             return;
         };
         if self.needed(&pod, &name, &what, now).is_none() {
-            self.queue.ended_in_vain(uid, &self.books);
+            self.queue.ended_in_vain(uid, &self.books, now);
         }
     }
 

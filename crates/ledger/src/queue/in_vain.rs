@@ -1,13 +1,15 @@
-//! Cards that were tried for a pod to no avail: others come before them.
+//! What was tried for a pod to no avail: others come before it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Queue;
 use super::kept::CalledBack;
-use crate::books::Uid;
+use crate::books::{Books, Uid};
 use crate::maps::HashSet;
 
-/// Between two rounds of calling memory back, or keeping a place, for one pod in vain: at first, and at most.
+/// Between two rounds of calling memory back, keeping a place, or having others end, for one pod in vain: at first, and
+/// at most.
 const REST: Duration = Duration::from_secs(60);
 const LONGEST_REST: Duration = Duration::from_secs(960);
 
@@ -20,7 +22,39 @@ pub(super) struct InVain {
     rests_until: Option<Duration>,
 }
 
+/// Nodes where others ended for a pod, or should have, to no avail.
+#[derive(Debug, Default)]
+pub(super) struct PreemptedInVain {
+    nodes: HashSet<Arc<str>>,
+    rests_until: Duration,
+}
+
 impl Queue {
+    /// What others were to leave to the pod did not come, or was of no use to it: nobody ends for it on this
+    /// node again, nor on another before a pause, which doubles each time.
+    pub(crate) fn ended_in_vain(&mut self, uid: &Uid, books: &Books, now: Duration) {
+        if let Some((node, _)) = self.scattered(uid) {
+            let node = node.clone();
+            let it = self.preempted_in_vain.entry(uid.clone()).or_default();
+            let rest = REST.saturating_mul(1 << it.nodes.len().min(16));
+            it.rests_until = now + rest.min(LONGEST_REST);
+            it.nodes.insert(node);
+        }
+        self.end_kept(uid, books);
+    }
+
+    /// Did others end, or should have, on this node for the pod in vain?
+    pub(crate) fn was_preempted_in_vain(&self, uid: &str, node: &str) -> bool {
+        let it = self.preempted_in_vain.get(uid);
+        it.is_some_and(|it| it.nodes.contains(node))
+    }
+
+    /// Did others end for the pod in vain so lately that nobody ends or moves for it now?
+    pub(crate) fn rests_from_ends(&self, uid: &str, now: Duration) -> bool {
+        let it = self.preempted_in_vain.get(uid);
+        it.is_some_and(|it| it.rests_until > now)
+    }
+
     pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {
         let cards = what.cards().iter().map(|(card, _)| card.clone());
         let in_vain = self.in_vain.entry(uid.clone()).or_default();

@@ -270,23 +270,6 @@ impl Queue {
         self.keep_for(uid, node, cause, until);
     }
 
-    /// What others were to leave to the pod did not come, or was of no use to it: nobody ends for it on this
-    /// node again.
-    pub(crate) fn ended_in_vain(&mut self, uid: &Uid, books: &Books) {
-        if let Some((node, _)) = self.scattered(uid) {
-            let node = node.clone();
-            let nodes = self.preempted_in_vain.entry(uid.clone()).or_default();
-            nodes.insert(node);
-        }
-        self.end_kept(uid, books);
-    }
-
-    /// Did others end, or should have, on this node for the pod in vain?
-    pub(crate) fn was_preempted_in_vain(&self, uid: &str, node: &str) -> bool {
-        let nodes = self.preempted_in_vain.get(uid);
-        nodes.is_some_and(|nodes| nodes.contains(node))
-    }
-
     /// Keeps the room for which a pod is let out of the line; none if it is nominated elsewhere.
     pub(super) fn keep_lifted(
         &mut self,
@@ -430,7 +413,7 @@ impl Queue {
             .for_each(|uid| self.give_up(uid, GivenUp::Late, books));
         preempted
             .iter()
-            .for_each(|uid| self.ended_in_vain(uid, books));
+            .for_each(|uid| self.ended_in_vain(uid, books, now));
     }
 
     /// Keeps room for the pod no more, unless it is nominated.

@@ -22,7 +22,7 @@ use gpustow_pack::Request;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 use crate::places::GivenUp;
-use in_vain::InVain;
+use in_vain::{InVain, PreemptedInVain};
 pub(crate) use kept::CalledBack;
 use kept::Kept;
 pub use line::Lift;
@@ -46,8 +46,7 @@ pub(crate) struct Queue {
     given_up: HashMap<GivenUp, u64>,
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,
-    /// Nodes where others ended for these pods, or should have, to no avail.
-    preempted_in_vain: HashMap<Uid, HashSet<Arc<str>>>,
+    preempted_in_vain: HashMap<Uid, PreemptedInVain>,
     waiting: Waiting,
     line: Line,
     wakes: Wakes,

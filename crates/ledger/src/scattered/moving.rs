@@ -38,7 +38,7 @@ impl Ledger {
         let may = |uid: &str| {
             self.books
                 .pod(uid)
-                .is_some_and(|pod| self.may_be_moved_for(pod))
+                .is_some_and(|pod| self.may_be_moved_for(pod, now))
         };
         let waiting = self.queue.without_more(KINDS, may).into_iter();
         let waiting: Vec<_> = waiting.filter_map(|uid| self.asleep(&uid)).collect();
@@ -61,7 +61,8 @@ impl Ledger {
             *next = now + REST;
         }
         let pod = self.books.pod(uid).cloned();
-        let may = |pod: &Arc<PodFacts>| self.may_be_moved_for(pod) && !self.queue.has_kept(uid);
+        let may =
+            |pod: &Arc<PodFacts>| self.may_be_moved_for(pod, now) && !self.queue.has_kept(uid);
         let Some(pod) = pod.filter(may) else {
             return false;
         };
@@ -99,8 +100,9 @@ impl Ledger {
     }
 
     /// May others move for this pod at all?
-    fn may_be_moved_for(&self, pod: &PodFacts) -> bool {
+    fn may_be_moved_for(&self, pod: &PodFacts, now: Duration) -> bool {
         (pod.waiting || pod.in_line)
+            && !self.queue.rests_from_ends(&pod.uid, now)
             && pod.node.is_none()
             && !pod.released
             && !pod.gated

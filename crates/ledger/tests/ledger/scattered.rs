@@ -245,6 +245,39 @@ fn room_that_does_not_come_or_is_of_no_use_is_given_up_and_not_made_again_there(
 }
 
 #[test]
+fn after_an_end_in_vain_nobody_ends_elsewhere_before_a_pause_which_doubles() {
+    let nodes = ["a", "b", "c"];
+    let mut ledger = ledger(&nodes.map(|node| (node, &[100, 100][..])));
+    for (node, priority) in nodes.iter().zip(1..) {
+        for card in 0..2 {
+            let (uid, on) = (format!("{node}{card}"), format!("{node}-{card}"));
+            ledger.apply_pod(holder(&uid, &on, 40, 2 * priority + card, 5));
+        }
+    }
+    ledger.apply_pod(waits("p", 80));
+    due(&mut ledger, 3);
+    let mut chosen = vec![(3, decide(&mut ledger, "p", &[], 3))];
+    for second in 4..400 {
+        for node in nodes {
+            let cards = [0, 1].map(|at| card(&format!("{node}-{at}"), 100));
+            let mut status = report(&cards);
+            status.heartbeat = Some(second.to_string());
+            ledger.apply_gpunode(node, status, at(second));
+        }
+        if !ledger.scattered(at(second)).is_empty() {
+            chosen.push((second, decide(&mut ledger, "p", &[], second)));
+        }
+    }
+    // Each is given up after 60 s; then 60 s of rest, then 120, and a second in which kube-scheduler has its chance.
+    let chosen: Vec<_> = chosen
+        .iter()
+        .map(|(second, uids)| (*second, uids.join(" ")))
+        .collect();
+    let expected = [(3, "a0"), (124, "b0"), (305, "c0")];
+    assert_eq!(chosen, expected.map(|(at, uid)| (at, uid.to_owned())));
+}
+
+#[test]
 fn nobody_ends_by_a_stale_report() {
     let mut ledger = scattered();
     assert!(due(&mut ledger, 1000).is_empty());
