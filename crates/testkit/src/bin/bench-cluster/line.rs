@@ -196,6 +196,13 @@ async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) 
             Ok(())
         })
         .await?;
+    } else if way.line == Some("auto") {
+        // It may be up for those that were created a moment ago.
+        eventually(SETTLED, "the line is down", async || {
+            ensure!(metric("gpustow_line_on").await? == 0.0, "it is up");
+            Ok(())
+        })
+        .await?;
     }
     let created = stream::iter(first..way.waiting).map(|index| async move {
         whole(case, &format!("waits-{index}"))
@@ -327,11 +334,13 @@ async fn run(
 /// Frees nodes, one after the other; milliseconds until a pod of the line was bound there, ascending.
 async fn free(case: &Case) -> Result<Vec<f64>> {
     let selected = watcher::Config::default().labels(&format!("{PART}=waits"));
-    let mut bound = std::pin::pin!(
-        watcher(case.pods(), selected)
-            .default_backoff()
-            .applied_objects()
-    );
+    let mut events = Box::pin(watcher(case.pods(), selected).default_backoff());
+    // Reading all that wait takes a while, and is none of what is measured.
+    while !matches!(
+        events.try_next().await?,
+        Some(watcher::Event::InitDone) | None
+    ) {}
+    let mut bound = std::pin::pin!(events.applied_objects());
     let mut freed = Vec::new();
     for index in 0..FREED {
         let node = format!("n{index:05}");
