@@ -8,18 +8,20 @@
 //! off the node do not keep the room from others for long. What one call may cost is bounded; the
 //! next goes on where it stopped.
 
-use std::collections::BTreeMap;
+mod offering;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus, Request};
+use gpustow_pack::{NodeGpus, Request};
 
-use super::kind::{Kind, KindId, Turn};
+use super::kind::{Kind, KindId};
 use super::line::Lift;
 use super::waiting::FLUSH;
 use crate::Ledger;
 use crate::books::Uid;
+use offering::Offering;
 
 /// What one call may cost, in looks at a pod or a node.
 const WORK: usize = 8192;
@@ -27,20 +29,6 @@ const WORK: usize = 8192;
 const FIT: usize = 8;
 /// Pods in line that are offered room before one that is not is given some.
 const AHEAD: usize = 64;
-
-/// A node whose room is being offered.
-#[derive(Debug)]
-struct Offering {
-    node: Arc<str>,
-    /// Its room less what was promised.
-    left: NodeGpus,
-    /// How many more may be offered all of it.
-    extra: u32,
-    /// The kinds whose first pods stand behind this have not been looked at.
-    after: Option<Turn>,
-    /// The next pods of the others.
-    next: BTreeMap<Turn, KindId>,
-}
 
 /// A look at every node for one pod, and so for its kind.
 #[derive(Debug)]
@@ -286,183 +274,6 @@ impl Ledger {
             }
     }
 
-    fn offer_room(
-        &mut self,
-        limit: usize,
-        work: &mut usize,
-        now: Duration,
-        woken: &mut Vec<Arc<PodFacts>>,
-    ) {
-        while *work > 0 && woken.len() < limit && self.queue.waiting.has_credit() {
-            let under_way = self.queue.wakes.offering.take();
-            let Some(mut offering) = under_way.or_else(|| self.next_offering(work, now)) else {
-                return;
-            };
-            if self.offer_of(&mut offering, limit, work, now, woken) {
-                self.queue.waiting.offers().done(&offering.node);
-            } else {
-                self.queue.wakes.offering = Some(offering);
-            }
-        }
-    }
-
-    /// The node that gained room first, unless that helps nobody.
-    fn next_offering(&mut self, work: &mut usize, now: Duration) -> Option<Offering> {
-        while *work > 0 {
-            let node = self.queue.waiting.offers().next()?;
-            *work -= 1;
-            let least = self.queue.waiting.least().unwrap_or_default();
-            let room = |view: &NodeGpus| largest(view) >= least;
-            if let Some(left) = self.unpromised(&node, now).filter(room) {
-                let extra = self.queue.waiting.offers().extra(&node);
-                return Some(Offering {
-                    node,
-                    left,
-                    extra,
-                    after: None,
-                    next: BTreeMap::new(),
-                });
-            }
-            self.queue.waiting.offers().done(&node);
-        }
-        None
-    }
-
-    /// A node's room less what is promised there; `None` if nobody may go there.
-    fn unpromised(&self, name: &str, now: Duration) -> Option<NodeGpus> {
-        self.check(name, now).ok()?;
-        let mut left = NodeGpus::clone(self.books.node(name)?.view());
-        let promised = self.queue.waiting.promised_on(name).iter();
-        // What is kept is looked at on its own.
-        for uid in promised.filter(|uid| !self.queue.has_kept(uid)) {
-            if let Some(pod) = self.books.pod(uid)
-                && let Ok(request) = &pod.request
-            {
-                self.take(&mut left, request);
-            }
-        }
-        Some(left)
-    }
-
-    /// Takes room for a request, if there is any.
-    fn take(&self, left: &mut NodeGpus, request: &Request) -> bool {
-        let choice = self.scores.fit(left, request);
-        let charges = choice.map(|choice| choice.placement.charges);
-        for &(card, mib) in charges.iter().flatten() {
-            left.cards[card].free = left.cards[card].free.minus(mib);
-        }
-        if charges.is_ok() {
-            left.cpu_free_milli = left.cpu_free_milli.saturating_sub(request.cpu_milli);
-            left.ram_free = left.ram_free.minus(request.ram);
-        }
-        charges.is_ok()
-    }
-
-    /// Offers a node's room in the order of turns. False if it has to stop before the end.
-    fn offer_of(
-        &mut self,
-        offering: &mut Offering,
-        limit: usize,
-        work: &mut usize,
-        now: Duration,
-        woken: &mut Vec<Arc<PodFacts>>,
-    ) -> bool {
-        let interval = self.config.wake_again_after;
-        loop {
-            let least = self.queue.waiting.least().unwrap_or_default();
-            if offering.extra == 0 && largest(&offering.left) < least {
-                return true;
-            }
-            if *work == 0 || woken.len() == limit || !self.queue.waiting.has_credit() {
-                return false;
-            }
-            *work -= 1;
-            let Some((turn, kind)) = self.next_turn(offering) else {
-                return true;
-            };
-            let next = match self.answer(offering, &turn.4, work, now) {
-                Answer::Comes(pod) => {
-                    self.promise(&pod, &offering.node, now, interval);
-                    woken.push(pod);
-                    self.next_of(kind, &turn)
-                }
-                Answer::Passes => self.next_of(kind, &turn),
-                Answer::None => self.next_preferred(&offering.node, kind, &turn),
-            };
-            if let Some(next) = next {
-                offering.next.insert(next, kind);
-            }
-        }
-    }
-
-    /// Room is promised to a pod that is woken; for one that is let out of the line it is kept from everybody.
-    fn promise(&mut self, pod: &PodFacts, node: &Arc<str>, now: Duration, interval: Duration) {
-        let lasts = match pod.in_line {
-            true => self.config.lift_for,
-            false => interval,
-        };
-        let queue = &mut self.queue;
-        queue.waiting.promise(&pod.uid, node, now, interval, lasts);
-        if pod.in_line {
-            queue.keep_lifted(pod, node, now + lasts, &self.books);
-        }
-    }
-
-    /// The pod that stands after `turn` among its kind.
-    fn next_of(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
-        self.queue.waiting.kind(kind)?.after(turn).cloned()
-    }
-
-    fn next_turn(&self, offering: &mut Offering) -> Option<(Turn, KindId)> {
-        let head = self.queue.waiting.head_after(offering.after.as_ref());
-        let next = offering.next.first_key_value();
-        match (head, next) {
-            (Some((head, kind)), next) if next.is_none_or(|(next, _)| head < next) => {
-                let (head, kind) = (head.clone(), kind);
-                offering.after = Some(head.clone());
-                Some((head, kind))
-            }
-            _ => offering.next.pop_first(),
-        }
-    }
-
-    /// What one pod makes of the offer.
-    fn answer(
-        &self,
-        offering: &mut Offering,
-        uid: &Uid,
-        work: &mut usize,
-        now: Duration,
-    ) -> Answer {
-        let name = &offering.node;
-        if self.queue.waiting.is_spoken_for(uid, name) {
-            return Answer::Passes;
-        }
-        let Some(pod) = self.asleep(uid) else {
-            return Answer::Passes;
-        };
-        let Ok(request) = &pod.request else {
-            return Answer::None;
-        };
-        let alone = offering.extra > 0;
-        if !(request.may_fit(&offering.left) || alone) || !self.may_fit(name, &pod, now) {
-            return Answer::None;
-        }
-        *work = work.saturating_sub(price(&pod));
-        let is_alone = || self.choose(name, &pod, request).is_ok();
-        if self.fits(name, &offering.left, &pod) {
-            if !pod.in_line {
-                self.take(&mut offering.left, request);
-            }
-            Answer::Comes(pod)
-        } else if alone && is_alone() {
-            offering.extra -= 1;
-            Answer::Comes(pod)
-        } else {
-            Answer::None
-        }
-    }
-
     /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse.
     pub(crate) fn may_fit(&self, name: &str, pod: &PodFacts, now: Duration) -> bool {
         self.check(name, now).is_ok()
@@ -485,19 +296,6 @@ impl Ledger {
         (free || !known)
             && self.scores.fit(left, request).is_ok()
             && (!self.queue.is_kept(name) || self.choose(name, pod, request).is_ok())
-    }
-
-    /// The next pod of a kind that room on the node is kept for, or from which none is kept since
-    /// its priority is higher: it may fit where one before it does not.
-    fn next_preferred(&self, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
-        if !self.queue.is_kept(node) {
-            return None;
-        }
-        let kept = self.queue.kept_on(node);
-        let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
-        let behind = turns.filter(|behind| *behind > turn);
-        let higher = self.queue.waiting.kind(kind)?.higher(turn);
-        behind.chain(higher).min().cloned()
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.
@@ -523,22 +321,6 @@ impl Wakes {
     pub(super) fn is_unfinished(&self) -> bool {
         self.unfinished
     }
-}
-
-/// What a pod makes of an offer.
-enum Answer {
-    /// It is to be woken.
-    Comes(Arc<PodFacts>),
-    /// The offer is not for this pod, but may be for others of its kind.
-    Passes,
-    /// Nor is it for others.
-    None,
-}
-
-/// The largest piece of free memory on a card of the node.
-fn largest(view: &NodeGpus) -> Mib {
-    let cards = view.cards.iter().filter(|card| card.usable);
-    cards.map(|card| card.free).max().unwrap_or_default()
 }
 
 /// What a fit of this pod costs.

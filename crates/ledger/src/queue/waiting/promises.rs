@@ -1,0 +1,146 @@
+//! Who was woken for which room, and what came of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{BARS, Bar, FLUSH, Waiting};
+use crate::books::Uid;
+use crate::queue::offers::End;
+
+impl Waiting {
+    /// A pod has its room, on this node.
+    pub(in crate::queue) fn reserved(&mut self, uid: &str, node: &str) {
+        let Some(wait) = self.pods.get(uid) else {
+            return;
+        };
+        if wait.woken {
+            self.offers.succeeded();
+        }
+        let is_it = |(promised, _): &(Arc<str>, Duration)| **promised == *node;
+        let end = match wait.promised.as_ref().is_some_and(is_it) {
+            true => End::Taken,
+            false => End::Open,
+        };
+        self.settle(uid, end);
+        self.remove(uid);
+    }
+
+    /// A pod was asked about and refused; `asked` says of a node whether it was among the candidates.
+    pub(in crate::queue) fn refused(&mut self, uid: &str, asked: impl Fn(&str) -> bool) {
+        let Some(wait) = self.pods.get_mut(uid) else {
+            return;
+        };
+        match wait.promised.clone() {
+            Some((node, _)) if asked(&node) => {
+                self.settle(uid, End::Refused);
+            }
+            Some(_) => self.in_vain(uid),
+            // It was only slow.
+            None if wait.bars.iter().any(|bar| asked(&bar.node)) => {
+                wait.bars.retain(|bar| !asked(&bar.node));
+                self.stand(uid, 0);
+            }
+            None => {}
+        }
+    }
+
+    /// Wakes a pod for room on a node, which is promised to it for so long.
+    pub(in crate::queue) fn promise(
+        &mut self,
+        uid: &Uid,
+        node: &Arc<str>,
+        now: Duration,
+        interval: Duration,
+        lasts: Duration,
+    ) {
+        let Some(wait) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let due = now + pause(wait.turn.0, interval);
+        wait.promised = Some((node.clone(), now + lasts));
+        wait.woken = true;
+        self.offers.promise(uid, node, now + lasts);
+        self.be_due(uid, due);
+    }
+
+    /// The pod was not woken after all.
+    pub(in crate::queue) fn take_back(&mut self, uid: &str) {
+        if self.settle(uid, End::Open) {
+            self.offers.spared();
+        }
+    }
+
+    /// The pod could not be let out of the line for what it was promised.
+    pub(in crate::queue) fn lift_failed(&mut self, uid: &str) {
+        if !self.is_promised(uid) {
+            return;
+        }
+        self.in_vain(uid);
+        let wait = self.pods.get(uid);
+        if let Some((id, due)) = wait.and_then(|wait| Some((wait.kind, wait.due?)))
+            && let Some(kind) = self.kinds.get_mut(&id)
+        {
+            kind.looked = kind.looked.min(due);
+        }
+    }
+
+    /// A promise ends without its pod having asked for the node.
+    pub(super) fn in_vain(&mut self, uid: &str) {
+        let Some(wait) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let level = wait.turn.0 + 1;
+        if let Some((node, _)) = &wait.promised {
+            let (node, at) = (node.clone(), self.changes);
+            wait.bars.retain(|bar| bar.node != node);
+            if wait.bars.len() == BARS {
+                wait.bars.remove(0);
+            }
+            wait.bars.push(Bar { node, at });
+        }
+        self.settle(uid, End::InVain);
+        self.stand(uid, level);
+    }
+
+    /// True if the pod was promised room.
+    pub(super) fn settle(&mut self, uid: &str, end: End) -> bool {
+        let promised = self.pods.get_mut(uid).and_then(|wait| wait.promised.take());
+        if let Some((node, _)) = &promised {
+            self.offers.settle(uid, node, end);
+        }
+        promised.is_some()
+    }
+
+    fn stand(&mut self, uid: &str, level: u32) {
+        if let Some(wait) = self.pods.get_mut(uid)
+            && wait.turn.0 != level
+        {
+            let mut turn = wait.turn.clone();
+            turn.0 = level;
+            let (kind, old) = (wait.kind, std::mem::replace(&mut wait.turn, turn.clone()));
+            self.leave(kind, &old);
+            self.enter(kind, turn);
+        }
+    }
+
+    /// Is room promised to the pod?
+    pub(in crate::queue) fn is_promised(&self, uid: &str) -> bool {
+        let wait = self.pods.get(uid);
+        wait.is_some_and(|wait| wait.promised.is_some())
+    }
+
+    /// Is the pod to be left alone as far as this node's room goes: promised some, or barred?
+    pub(in crate::queue) fn is_spoken_for(&self, uid: &str, node: &str) -> bool {
+        let Some(wait) = self.pods.get(uid) else {
+            return true;
+        };
+        let changed = self.changed.get(node).copied().unwrap_or(0);
+        let bars = |bar: &Bar| *bar.node == *node && changed <= bar.at;
+        wait.promised.is_some() || wait.bars.iter().any(bars)
+    }
+}
+
+/// For how long a pod that has woken in vain so often is barred from where it did.
+pub(super) fn pause(in_vain: u32, interval: Duration) -> Duration {
+    interval.saturating_mul(2 << in_vain.min(16)).min(FLUSH)
+}
