@@ -179,9 +179,12 @@ pub(crate) fn moves(server: &Server, pod: &Value) -> bool {
 /// The cards of a node, by UUID.
 pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
     let report = server.get(&(Kind::GpuNode, String::new(), node.to_owned()));
-    let status = report.map(|it| it["status"].clone()).unwrap_or_default();
-    let gpus = status["gpus"].as_array().into_iter().flatten();
+    let gpus = report
+        .iter()
+        .filter_map(|it| it["status"]["gpus"].as_array());
+    let gpus: Vec<&Value> = gpus.flatten().collect();
     let mut cards: BTreeMap<String, Card> = gpus
+        .iter()
         .map(|gpu| {
             let mib = |field: &str| gpu[field].as_u64().unwrap_or(0);
             let card = Card {
@@ -205,7 +208,7 @@ pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
         }
     }
     // What uses a card beyond its share, or without one: after an etcd was restored, where it ran before.
-    for gpu in status["gpus"].as_array().into_iter().flatten() {
+    for gpu in gpus {
         let uuid = gpu["uuid"].as_str().unwrap_or_default();
         for used in gpu["pods"].as_array().into_iter().flatten() {
             let uid = used["uid"].as_str().unwrap_or_default();

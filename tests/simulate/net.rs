@@ -1,6 +1,7 @@
 //! The way between a process and the API server: kube's client on one side, the server's calls on the other, and
 //! in between messages that are late, lost, refused, or that nobody waits for any more.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tower::service_fn;
 
 use crate::check;
-use crate::server::{Answer, Change, Copy, Kind, Refusal, Server};
+use crate::server::{Change, Copy, Kind, Refusal, Server};
 
 pub(crate) type Shared = Arc<Mutex<Server>>;
 
@@ -242,7 +243,7 @@ impl Watching {
             {
                 let server = locked(&self.link.server);
                 match server.since(self.at) {
-                    Err(refusal) => lines.extend(line("ERROR", &status(&refusal))),
+                    Err(refusal) => lines.extend(line("ERROR", &status(&refusal).to_string())),
                     Ok(changes) => {
                         let told = changes.iter().filter_map(|change| self.call.event(change));
                         told.for_each(|(kind, object)| lines.extend(line(kind, &object)));
@@ -264,8 +265,9 @@ impl Watching {
     }
 }
 
-fn line(kind: &str, object: &Value) -> Vec<u8> {
-    format!("{}\n", json!({ "type": kind, "object": object })).into_bytes()
+/// The type comes first, as the API server has it: who reads the line then knows what the rest is.
+fn line(kind: &str, object: &str) -> Vec<u8> {
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n").into_bytes()
 }
 
 fn status(Refusal(code, reason, message): &Refusal) -> Value {
@@ -378,19 +380,19 @@ impl Call {
     }
 
     /// What a watch tells of a change.
-    fn event(&self, change: &Change) -> Option<(&'static str, Value)> {
+    fn event<'c>(&self, change: &'c Change) -> Option<(&'static str, Cow<'c, str>)> {
         if Some(change.kind) != self.kind {
             return None;
         }
-        let seen = |copy: &Option<Copy>| copy.clone().filter(|it| self.wants(it));
+        let seen = |copy: &'c Option<Copy>| copy.as_ref().filter(|it| self.wants(it));
         match (seen(&change.before), seen(&change.after)) {
-            (None, Some(after)) => Some(("ADDED", Value::clone(&after))),
-            (Some(_), Some(after)) => Some(("MODIFIED", Value::clone(&after))),
+            (None, Some(after)) => Some(("ADDED", change.told(after).into())),
+            (Some(_), Some(after)) => Some(("MODIFIED", change.told(after).into())),
             (Some(before), None) => {
-                let last = change.after.as_ref().unwrap_or(&before);
+                let last = change.after.as_ref().unwrap_or(before);
                 let mut last = Value::clone(last);
                 last["metadata"]["resourceVersion"] = json!(change.version.to_string());
-                Some(("DELETED", last))
+                Some(("DELETED", last.to_string().into()))
             }
             (None, None) => None,
         }
@@ -400,7 +402,7 @@ impl Call {
         let created = self.method == Method::POST;
         match self.decide(server) {
             Ok(answer) => {
-                let mut response = Response::new(Body::from(answer.to_string()));
+                let mut response = Response::new(Body::from(answer));
                 if created {
                     *response.status_mut() = StatusCode::CREATED;
                 }
@@ -410,12 +412,13 @@ impl Call {
         }
     }
 
-    fn decide(self, server: &mut Server) -> Answer {
+    /// What it is answered, as it is sent.
+    fn decide(self, server: &mut Server) -> Result<String, Refusal> {
         let Some(kind) = self.kind else {
             // Events are told to nobody; of policies and settings there are none.
             return match self.plural.as_str() {
-                "events" => Ok(self.body.into()),
-                "poddisruptionbudgets" => Ok(Arc::new(server.budgets())),
+                "events" => Ok(self.body.to_string()),
+                "poddisruptionbudgets" => Ok(server.budgets().to_string()),
                 other => Err(Refusal(404, "NotFound", format!("no {other} here"))),
             };
         };
@@ -424,12 +427,13 @@ impl Call {
         let answer = match (&self.method, self.part.as_str()) {
             (&Method::GET, _) if self.name.is_empty() => {
                 let items = server.all(kind).filter(|object| self.wants(object));
-                let items: Vec<Value> = items.map(|object| Value::clone(object)).collect();
-                let version = server.version().to_string();
-                return Ok(Arc::new(json!({
-                    "kind": format!("{kind:?}List"), "apiVersion": kind.api_version(),
-                    "metadata": { "resourceVersion": version }, "items": items,
-                })));
+                let items: Vec<String> = items.map(|object| object.to_string()).collect();
+                return Ok(format!(
+                    r#"{{"kind":"{kind:?}List","apiVersion":"{}","metadata":{{"resourceVersion":"{}"}},"items":[{}]}}"#,
+                    kind.api_version(),
+                    server.version(),
+                    items.join(",")
+                ));
             }
             (&Method::GET, _) => server.get(&key),
             (&Method::POST, "binding") => {
@@ -460,10 +464,11 @@ impl Call {
             }
         };
         answer.map(|object| match partial {
-            false => object,
-            true => Arc::new(json!({
+            false => object.to_string(),
+            true => json!({
                 "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"],
-            })),
+            })
+            .to_string(),
         })
     }
 }

@@ -221,7 +221,7 @@ impl Scheduler {
         let server = locked(&self.server);
         let mut cache = locked(&self.cache);
         let cache = &mut *cache;
-        let Ok(changes) = server.since(at).map(<[_]>::to_vec) else {
+        let Ok(changes) = server.since(at) else {
             *cache = Cache::default();
             for pod in server.all(Kind::Pod).filter(|pod| !ended(pod)) {
                 cache.pods.insert(uid(pod), pod.clone());

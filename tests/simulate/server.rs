@@ -1,5 +1,6 @@
 //! What an API server keeps: objects, their versions, and the history that watches follow. No sockets.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,13 +55,22 @@ pub(crate) type Key = (Kind, String, String);
 pub(crate) type Copy = Arc<Value>;
 
 /// One write.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) version: u64,
     pub(crate) kind: Kind,
     /// What it was and what it is.
     pub(crate) before: Option<Copy>,
     pub(crate) after: Option<Copy>,
+    /// What it is, as watches are told.
+    text: OnceCell<String>,
+}
+
+impl Change {
+    /// The object after it, written down once for all who watch.
+    pub(crate) fn told(&self, after: &Value) -> &str {
+        self.text.get_or_init(|| after.to_string())
+    }
 }
 
 /// Why a request is refused: status, reason and message.
@@ -187,6 +197,7 @@ impl Server {
             kind,
             before,
             after: after.clone(),
+            text: OnceCell::new(),
         });
         self.changed.send_replace(self.version);
         after
