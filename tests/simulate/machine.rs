@@ -58,7 +58,13 @@ impl Machine {
     /// A machine with so many cards.
     pub(crate) fn new(server: &Shared, number: usize, cards: usize, seed: u64) -> Result<Self> {
         let name = format!("n{number}");
-        let proc = TempDir::new().context("/proc of a machine")?;
+        // In memory where the system has such a place: a world makes and reads small files by the thousand.
+        let memory = Path::new("/dev/shm");
+        let proc = match memory.is_dir() {
+            true => TempDir::new_in(memory),
+            false => TempDir::new(),
+        };
+        let proc = proc.context("/proc of a machine")?;
         let (link, sampler, agent) = agent(server, &name, proc.path(), seed)?;
         Ok(Self {
             name,
