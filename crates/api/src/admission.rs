@@ -6,11 +6,11 @@ use std::future::Future;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
-use serde::{Deserialize as _, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::manifests::generated;
+use crate::manifests::documents;
 use crate::names;
 
 /// The policies that keep tenants and our own parts in bounds; each has a binding of its name.
@@ -105,14 +105,11 @@ impl Expected {
     }
 
     fn of(resource: &str, policies: &[&'static str]) -> Expected {
-        let files = generated(resource).unwrap_or_default();
-        let manifests = files.iter().filter(|(path, _)| path.ends_with(".yaml"));
-        // After what is no document the parser has no end.
-        let documents = |text| {
-            let documents = serde_yaml::Deserializer::from_str(text);
-            documents.map_while(|it| Value::deserialize(it).ok())
-        };
-        let objects: Vec<Value> = manifests.flat_map(|(_, text)| documents(text)).collect();
+        let documents = documents(resource, policies);
+        let objects: Vec<Value> = documents
+            .iter()
+            .filter_map(|text| serde_yaml::from_str(text).ok())
+            .collect();
         let spec = |kind: &str, name: &str| {
             let is = |it: &&Value| it["kind"] == kind && it["metadata"]["name"] == name;
             Some(objects.iter().find(is)?["spec"].clone())

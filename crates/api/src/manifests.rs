@@ -116,6 +116,24 @@ pub fn generated(resource: &str) -> Result<Vec<(&'static str, String)>, Manifest
     Ok(own.into_iter().chain(policies).chain(beta).collect())
 }
 
+/// The policies of these names and their bindings alone, a document each: at every start somebody looks at those few,
+/// and to generate everything would take most of the start. None if no pod could ask for `resource`.
+pub(crate) fn documents(resource: &str, policies: &[&str]) -> Vec<String> {
+    if extended_resource(resource).is_err() {
+        return Vec::new();
+    }
+    let is_wanted = |document: &&str| {
+        let name = document.lines().find_map(|it| it.strip_prefix("  name: "));
+        document.contains("\nkind: ValidatingAdmissionPolicy")
+            && name.is_some_and(|name| policies.contains(&&*filled(name, resource)))
+    };
+    let documents = POLICIES
+        .iter()
+        .flat_map(|(_, template)| template.split("---\n"));
+    let wanted = documents.filter(is_wanted);
+    wanted.map(|document| filled(document, resource)).collect()
+}
+
 /// The policies in `templates` that change pods, as Kubernetes 1.34 and 1.35 know them.
 fn beta(templates: &[&str], resource: &str) -> String {
     let texts = templates.iter().map(|template| filled(template, resource));
@@ -400,10 +418,34 @@ fn filled(template: &str, resource: &str) -> String {
         ("WEBHOOK_TLS", names::WEBHOOK_TLS),
         ("WEBHOOK_CONFIGURATION", names::WEBHOOK_CONFIGURATION),
     ];
-    let parts = SHARED.into_iter().chain(values);
-    parts.fold(template.to_owned(), |text, (name, value)| {
-        text.replace(&format!("{{{{{name}}}}}"), value.trim_end())
-    })
+    let mut text = String::with_capacity(2 * template.len());
+    fill(&mut text, template, &values);
+    text
+}
+
+/// Appends the template, with what its placeholders stand for, and theirs.
+fn fill(text: &mut String, template: &str, values: &[(&str, &str)]) {
+    let value = |name: &str| {
+        let mut parts = SHARED.iter().chain(values);
+        parts.find(|part| part.0 == name).map(|part| part.1)
+    };
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once("{{") {
+        text.push_str(before);
+        let named = after.split_once("}}");
+        match named.and_then(|(name, then)| Some((value(name)?, then))) {
+            Some((value, then)) => {
+                fill(text, value.trim_end(), values);
+                rest = then;
+            }
+            // Prometheus has braces too.
+            None => {
+                text.push_str("{{");
+                rest = after;
+            }
+        }
+    }
+    text.push_str(rest);
 }
 
 #[cfg(test)]

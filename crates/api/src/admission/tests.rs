@@ -1,9 +1,11 @@
 use std::convert::Infallible;
 use std::future::ready;
 
+use serde::Deserialize as _;
 use serde_json::json;
 
 use super::*;
+use crate::manifests::generated;
 
 /// The policy and its binding as the API server keeps them.
 fn kept(name: &str) -> (Value, Value) {
@@ -40,6 +42,30 @@ async fn every_policy_of_ours_is_generated_and_holds_as_the_api_server_keeps_it(
     assert_eq!(all.len(), POLICIES.len());
     let (policy, binding) = kept("gpustow-annotations");
     assert_eq!(told(Some(policy), VERSION, Some(binding)).await, None);
+}
+
+#[test]
+fn what_is_expected_is_what_is_generated() {
+    let certificate = Expected::of_certificate(names::GPU_MEM);
+    let line = Expected::of_line(names::GPU_MEM);
+    let all = Expected::new(names::GPU_MEM).and(certificate).and(line);
+    assert_eq!(all.0.len(), POLICIES.len() + 2);
+    let files = generated(names::GPU_MEM).unwrap();
+    let texts = files.iter().filter(|(path, _)| path.ends_with(".yaml"));
+    // After what is no document the parser has no end.
+    let documents = |text| {
+        let documents = serde_yaml::Deserializer::from_str(text);
+        documents.map_while(|it| Value::deserialize(it).ok())
+    };
+    let objects: Vec<Value> = texts.flat_map(|(_, text)| documents(text)).collect();
+    for (name, policy, binding) in all.0 {
+        let of_kind = |kind: &str| {
+            let is = |it: &&Value| it["kind"] == kind && it["metadata"]["name"] == name;
+            objects.iter().find(is).map(|it| &it["spec"])
+        };
+        assert_eq!(of_kind("ValidatingAdmissionPolicy"), Some(&policy));
+        assert_eq!(of_kind("ValidatingAdmissionPolicyBinding"), Some(&binding));
+    }
 }
 
 #[tokio::test]
