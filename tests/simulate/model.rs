@@ -12,7 +12,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::net::{Link, NAMESPACE, locked};
+use crate::net::{Link, NAMESPACE};
 use crate::scheduler::{Beside, Scheduler};
 use crate::server::Server;
 use crate::stage::{Cluster, RANKS, Stage};
@@ -217,7 +217,7 @@ fn simulated(script: Script) -> Result<Stage> {
             &story,
             1,
         );
-        *locked(&scheduler.leads) = true;
+        scheduler.leads.send_replace(true);
         tokio::spawn(scheduler.run());
         script(&stage).await?;
         Ok(stage)

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::cache::Cache;
 use crate::net::{self, locked};
-use crate::scheduler::{Cache, Scheduler, asked, name, uid};
+use crate::scheduler::{Scheduler, asked, name, uid};
 use crate::server::{Copy, Kind};
 
 pub(crate) fn priority(pod: &Value) -> i64 {

@@ -2,106 +2,35 @@
 //! back-off, binds that overlap, and events that wake those it could not place.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
-use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::ServiceExt as _;
 
-use crate::check::{ended, gated, group};
-use crate::net::{Link, Shared, locked};
-use crate::preempt::{nominated, priority};
+use crate::cache::{Cache, Place};
+use crate::check::{ended, group};
+use crate::net::{Link, Mode, Shared, locked};
+use crate::preempt::nominated;
 use crate::server::{Copy, Kind};
 use crate::story::Story;
 
 /// As in scheduler-config.
-const BACKOFF: Duration = Duration::from_secs(1);
+pub(crate) const BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
-/// podMaxInUnschedulablePodsDuration.
-const FLUSH: Duration = Duration::from_secs(300);
 /// The coscheduling plugin's permitWaitingTimeSeconds.
 const GROUP: Duration = Duration::from_secs(60);
-/// Between two looks when nothing happens.
+/// Between two looks, at most, when something has happened.
 const IDLE: Duration = Duration::from_millis(50);
-
-/// Where a waiting pod is.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    /// It is looked at from then on.
-    Queued(Instant),
-    /// An event, or the flush, must wake it.
-    Refused(Instant),
-    /// Its bind is under way, there.
-    Assumed,
-}
-
-#[derive(Default)]
-pub(crate) struct Cache {
-    pub(crate) pods: BTreeMap<String, Copy>,
-    pub(crate) nodes: BTreeMap<String, Copy>,
-    places: BTreeMap<String, (Place, u32)>,
-    /// Where a pod is assumed to be, by UID.
-    assumed: BTreeMap<String, String>,
-}
-
-impl Cache {
-    /// The pod has been created or has changed: it is looked at again.
-    fn queue(&mut self, uid: &str) {
-        let now = Instant::now();
-        let first = || (Place::Queued(now), 0);
-        let (place, _) = self.places.entry(uid.to_owned()).or_insert_with(first);
-        if let Place::Refused(_) = place {
-            *place = Place::Queued(now);
-        }
-    }
-
-    /// Something has happened that may let those in that were refused.
-    fn wake(&mut self) {
-        for (place, _) in self.places.values_mut() {
-            if let Place::Refused(_) = place {
-                *place = Place::Queued(Instant::now() + BACKOFF);
-            }
-        }
-    }
-
-    /// The pods on a node, and those that are assumed to be.
-    pub(crate) fn here<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Copy> {
-        let here = self.pods.iter().filter(move |(uid, pod)| {
-            pod["spec"]["nodeName"] == *node || self.assumed.get(*uid).is_some_and(|it| it == node)
-        });
-        here.map(|(_, pod)| pod)
-    }
-
-    /// Those that are nominated there and come before this pod.
-    pub(crate) fn nominated<'a>(
-        &'a self,
-        node: &'a str,
-        pod: &'a Value,
-    ) -> impl Iterator<Item = &'a Copy> {
-        let waiting = self.pods.iter().filter(move |(other, it)| {
-            nominated(it) == Some(node)
-                && !it["spec"]["nodeName"].is_string()
-                && !self.assumed.contains_key(*other)
-                && **other != uid(pod)
-                && priority(it) >= priority(pod)
-        });
-        waiting.map(|(_, pod)| pod)
-    }
-
-    pub(crate) fn allocatable(&self, node: &str) -> u64 {
-        let node = self.nodes.get(node);
-        let text = node.and_then(|it| it["status"]["allocatable"][names::GPU_MEM].as_str());
-        text.and_then(|it| it.parse().ok()).unwrap_or(0)
-    }
-}
 
 /// The extender in the same pod, and the pod's connection.
 #[derive(Clone)]
@@ -123,8 +52,10 @@ pub(crate) struct Scheduler {
     /// The names that its profiles have, of those that pods give in `schedulerName`.
     profiles: &'static [&'static str],
     pub(crate) story: Story,
+    /// Another pod may be due by now.
+    moved: Notify,
     /// It leads, as far as it knows.
-    pub(crate) leads: Mutex<bool>,
+    pub(crate) leads: watch::Sender<bool>,
 }
 
 pub(crate) fn uid(pod: &Value) -> String {
@@ -164,36 +95,59 @@ impl Scheduler {
             cache: Mutex::default(),
             random: Mutex::new(StdRng::seed_from_u64(seed)),
             permits: Mutex::default(),
-            leads: Mutex::new(false),
+            moved: Notify::new(),
+            leads: watch::Sender::new(false),
         })
     }
 
-    /// Schedules for as long as it leads and the world lasts.
+    /// Schedules for as long as it leads and lives. Where nothing happens it sleeps, and costs the world nothing.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut at = 0;
         let mut led = false;
+        let (mut told, mut news) = (self.leads.subscribe(), locked(&self.server).news());
         loop {
-            // A process that is gone does nothing; one that is frozen, later.
-            if !matches!(timeout(IDLE, self.beside().link.pass()).await, Ok(Ok(()))) {
+            let link = self.beside().link;
+            // A process that is gone does nothing any more; one that is frozen, later.
+            if link.mode() == Mode::Dead {
+                return;
+            }
+            if !matches!(timeout(IDLE, link.pass()).await, Ok(Ok(()))) {
                 sleep(IDLE).await;
                 continue;
             }
-            let leads = *locked(&self.leads);
+            let leads = *told.borrow_and_update();
             if led && !leads {
                 // It ends when it hears that it leads no more, and its container starts anew.
                 *locked(&self.cache) = Cache::default();
                 at = 0;
             }
             led = leads;
-            at = self.catch_up(at);
             if !leads {
-                sleep(IDLE).await;
+                // What happens meanwhile it reads when it leads. The sender lives as long as self.
+                let _ = told.changed().await;
                 continue;
             }
+            at = self.catch_up(at);
             match self.next() {
                 Some(pod) => self.clone().schedule(pod).await,
-                None => sleep(IDLE).await,
+                None if *news.borrow_and_update() > at => sleep(IDLE).await,
+                None => tokio::select! {
+                    biased;
+                    _ = told.changed() => {}
+                    _ = news.changed() => sleep(IDLE.mul_f64(self.random(100) as f64 / 100.0)).await,
+                    () = self.moved.notified() => {}
+                    () = self.wait() => {}
+                },
             }
+        }
+    }
+
+    /// Until the next pod is due.
+    async fn wait(&self) {
+        let due = locked(&self.cache).due().map(|(at, _)| at).min();
+        match due {
+            Some(at) => sleep_until(at).await,
+            None => pending().await,
         }
     }
 
@@ -284,14 +238,9 @@ impl Scheduler {
     fn next(&self) -> Option<Copy> {
         let now = Instant::now();
         let cache = locked(&self.cache);
-        let due = cache.places.iter().filter(|(_, (place, _))| match place {
-            Place::Queued(at) => *at <= now,
-            Place::Refused(since) => *since + FLUSH <= now,
-            Place::Assumed => false,
-        });
-        let due: Vec<&Copy> = due
-            .filter_map(|(uid, _)| cache.pods.get(uid))
-            .filter(|pod| !pod["metadata"]["deletionTimestamp"].is_string() && !gated(pod))
+        let due: Vec<&Copy> = cache
+            .due()
+            .filter_map(|(at, pod)| (at <= now).then_some(pod))
             .collect();
         let index = usize::try_from(self.random(due.len() as u64)).unwrap_or(0);
         due.get(index).map(|pod| Copy::clone(pod))
@@ -315,6 +264,7 @@ impl Scheduler {
         if let Some(entry) = cache.places.get_mut(&uid) {
             *entry = (place, entry.1 + 1);
         }
+        self.moved.notify_one();
     }
 
     /// An error: it comes back after a pause.

@@ -52,7 +52,7 @@ struct Replica {
 impl Replica {
     fn lead(&self, leads: bool) {
         for scheduler in &self.schedulers {
-            *locked(&scheduler.leads) = leads;
+            scheduler.leads.send_replace(leads);
         }
     }
 }
@@ -357,8 +357,8 @@ impl World {
                 if kind > 0 { " in the other's pods" } else { "" },
             ));
             for (number, replica) in self.replicas.iter().enumerate() {
-                let mut leads = locked(&replica.schedulers[kind].leads);
-                *leads = number == next || both && *leads;
+                let leads = &replica.schedulers[kind].leads;
+                leads.send_modify(|leads| *leads = number == next || both && *leads);
             }
         }
     }
@@ -377,7 +377,7 @@ impl World {
         }
         let pairs = one.schedulers.iter().cloned();
         let pairs = pairs.zip(other.schedulers.iter().cloned());
-        let mut relieved: Vec<_> = pairs.filter(|(it, _)| *locked(&it.leads)).collect();
+        let mut relieved: Vec<_> = pairs.filter(|(it, _)| *it.leads.borrow()).collect();
         self.tell(format!("replica {number} is {mode:?} for {lasts:?}"));
         link.set(mode);
         let story = self.story.clone();
@@ -388,7 +388,7 @@ impl World {
                 story.tell(format!("replica {} leads", 1 - number));
             }
             for (_, successor) in &relieved {
-                *locked(&successor.leads) = true;
+                successor.leads.send_replace(true);
             }
             sleep(lasts.saturating_sub(LEASE)).await;
             if link.mode() == mode {
@@ -399,7 +399,7 @@ impl World {
                 story.tell(format!("replica {number} hears that it leads no more"));
             }
             for (leader, _) in &relieved {
-                *locked(&leader.leads) = false;
+                leader.leads.send_replace(false);
             }
         });
     }
@@ -425,7 +425,7 @@ impl World {
             .iter()
             .zip(&replica.schedulers)
         {
-            *locked(&after.leads) = *locked(&before.leads);
+            after.leads.send_replace(*before.leads.borrow());
         }
         self.replicas[number] = replica;
         Ok(())
