@@ -159,8 +159,11 @@ fn room_is_given_up_in_time_and_not_tried_there_again() {
     let late = choose(&mut ledger, &waits("late", 60), &["a"], at(over));
     assert_eq!(late, ["a"]);
     ledger.delete_pod("late");
-    assert!(decide(&mut ledger, &[], 1, over));
-    assert_eq!(moving(&mut ledger, over), on("a", &["x"]));
+    // Nobody moves for it elsewhere before a pause.
+    assert!(!decide(&mut ledger, &[], 1, over));
+    let later = over + 61;
+    assert!(decide(&mut ledger, &[], 1, later));
+    assert_eq!(moving(&mut ledger, later), on("a", &["x"]));
 }
 
 #[test]
