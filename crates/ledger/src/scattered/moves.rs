@@ -101,24 +101,29 @@ impl Ledger {
         if !is_free || request.is_empty() || self.may_fit_now(pod, now) {
             return false;
         }
-        let mut budget = Budget::of(&self.config);
-        let (mut free, mut could) = (Mib::ZERO, false);
-        for (name, _) in self.books.nodes() {
-            let Some(site) = self.site(pod, name, now) else {
-                continue;
-            };
-            if self.excluded(name, &pod.constraints).is_some() {
-                continue;
-            }
-            free = free + site.node.view().free();
-            let empty = site.node.view_of(|_| false);
-            could |= self.scores.fit(&empty, request).is_ok();
-            if self.refused_in_tree(name, pod).is_none() && self.is_served(&site, &mut budget, now)
-            {
-                return false;
-            }
+        let sites: Vec<_> = self
+            .books
+            .nodes()
+            .filter_map(|(name, _)| self.site(pod, name, now))
+            .filter(|site| self.excluded(site.name, &pod.constraints).is_none())
+            .collect();
+        // What is asked of every pod that waits, every second, is asked in the order of what it costs.
+        let free: Mib = sites.iter().map(|site| site.node.view().free()).sum();
+        if asked_in_sum(request) > free.0 {
+            return false;
         }
-        could && asked_in_sum(request) <= free.0
+        let could = |site: &Site<'_>| {
+            let empty = site.node.view_of(|_| false);
+            self.scores.fit(&empty, request).is_ok()
+        };
+        if !sites.iter().any(could) {
+            return false;
+        }
+        let mut budget = Budget::of(&self.config);
+        let mut open = sites
+            .iter()
+            .filter(|site| self.refused_in_tree(site.name, pod).is_none());
+        !open.any(|site| self.is_served(site, &mut budget, now))
     }
 
     /// What would give room to a pod that waits for pieces; none if nothing would.

@@ -50,8 +50,9 @@ impl Ledger {
             .collect();
         let turn = |pod: &Arc<PodFacts>| (Reverse(pod.priority), pod.created, pod.name.clone());
         let due = waiting.into_iter().filter(|pod| next(&pod.uid) <= now);
-        let due = due.filter(|pod| self.waits_for_pieces(pod, now));
-        due.min_by_key(turn)
+        let mut due: Vec<_> = due.collect();
+        due.sort_by_cached_key(turn);
+        due.into_iter().find(|pod| self.waits_for_pieces(pod, now))
     }
 
     /// Chooses who moves for the pod that [`Ledger::due_to_move`] named, `most` at most and nobody whose end would break
