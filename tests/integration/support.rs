@@ -72,7 +72,13 @@ impl<'a> Rig<'a> {
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
         // What `tight` does depends on the mix of requests, and so on the other cases.
-        let args = ["--metrics-per-gpu", "--policy=binpack"].iter();
+        // Nobody reports its nodes anew, however long a case takes.
+        let args = [
+            "--metrics-per-gpu",
+            "--policy=binpack",
+            "--stale-after=86400",
+        ]
+        .iter();
         let args = args.chain(setup.args);
         let options = ExtenderOptions {
             args: args.map(ToString::to_string).collect(),
