@@ -93,13 +93,10 @@ pub fn held_by(said: &str) -> Option<String> {
     if is_unreached(said) {
         return Some("kube-scheduler does not reach gpustow's extender".to_owned());
     }
-    let Some((_, reasons)) = said.split_once(" nodes are available: ") else {
+    let Some(reasons) = reasons(said) else {
         return Some(format!("kube-scheduler says: {said}"));
     };
-    // What follows is about preemption.
-    let reasons = reasons.split(". ").next().unwrap_or_default();
-    let reasons = || reasons.trim_end_matches('.').split(", ");
-    let others: Vec<_> = reasons().filter(|it| !is_looked_at(it)).collect();
+    let others: Vec<_> = reasons.clone().filter(|it| !is_looked_at(it)).collect();
     if !others.is_empty() {
         return Some(format!(
             "kube-scheduler refuses nodes for reasons that gpustow does not look at: {}",
@@ -107,13 +104,20 @@ pub fn held_by(said: &str) -> Option<String> {
         ));
     }
     let in_turn = |reason: &&str| IN_TURN.iter().any(|it| it.text() == counted(reason).1);
-    let in_turn: Vec<_> = reasons().filter(in_turn).map(counted).map(worded).collect();
+    let in_turn: Vec<_> = reasons.filter(in_turn).map(counted).map(worded).collect();
     (!in_turn.is_empty()).then(|| {
         format!(
             "the extender refused it when kube-scheduler asked last: {}",
             in_turn.join(", ")
         )
     })
+}
+
+/// Why kube-scheduler refused nodes, without what is about preemption; none if it says something else.
+fn reasons(said: &str) -> Option<impl Iterator<Item = &str> + Clone> {
+    let (_, reasons) = said.split_once(" nodes are available: ")?;
+    let reasons = reasons.split(". ").next().unwrap_or_default();
+    Some(reasons.trim_end_matches('.').split(", "))
 }
 
 /// A reason, and how many nodes were refused for it.
@@ -139,15 +143,10 @@ pub fn plainly(said: Option<&str>) -> String {
     let Some(said) = said else {
         return "no scheduler has looked at it yet".to_owned();
     };
-    let Some((_, reasons)) = said.split_once(" nodes are available: ") else {
+    let Some(reasons) = reasons(said) else {
         return held_by(said).unwrap_or_else(|| said.to_owned());
     };
-    let reasons = reasons.split(". ").next().unwrap_or_default();
-    let mut counts: Vec<_> = reasons
-        .trim_end_matches('.')
-        .split(", ")
-        .map(counted)
-        .collect();
+    let mut counts: Vec<_> = reasons.map(counted).collect();
     counts.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
     let texts = counts.into_iter().map(worded);
     texts.collect::<Vec<_>>().join(", ")
