@@ -180,13 +180,15 @@ impl Ledger {
 
     /// May others end for this pod at all?
     fn may_preempt(&self, pod: &PodFacts, now: Duration) -> bool {
-        pod.preempts
+        pod.preempts && pod.waiting && !pod.in_line && self.may_be_given_room(pod, now)
+    }
+
+    /// Is room that others make of use to the pod, and can it be kept?
+    fn may_be_given_room(&self, pod: &PodFacts, now: Duration) -> bool {
+        pod.node.is_none()
             && !self.queue.rests_from_ends(&pod.uid, now)
-            && pod.waiting
-            && pod.node.is_none()
             && !pod.released
             && !pod.gated
-            && !pod.in_line
             && !pod.deleting
             && pod.nominated.is_none()
             // Room for one of a group is of no use to it.

@@ -13,12 +13,17 @@ use crate::maps::HashSet;
 const REST: Duration = Duration::from_secs(60);
 const LONGEST_REST: Duration = Duration::from_secs(960);
 
+/// The pause after so many others.
+fn rest(earlier: usize) -> Duration {
+    REST.saturating_mul(1 << earlier.min(16)).min(LONGEST_REST)
+}
+
 /// Cards whose memory was called back or kept for a pod and did not come.
 #[derive(Debug, Default)]
 pub(super) struct InVain {
     cards: HashSet<Box<str>>,
     /// How often all had been tried.
-    rounds: u32,
+    rounds: usize,
     rests_until: Option<Duration>,
 }
 
@@ -36,8 +41,7 @@ impl Queue {
         if let Some((node, _)) = self.scattered(uid) {
             let node = node.clone();
             let it = self.preempted_in_vain.entry(uid.clone()).or_default();
-            let rest = REST.saturating_mul(1 << it.nodes.len().min(16));
-            it.rests_until = now + rest.min(LONGEST_REST);
+            it.rests_until = now + rest(it.nodes.len());
             it.nodes.insert(node);
         }
         self.end_kept(uid, books);
@@ -81,8 +85,7 @@ impl Queue {
             }
             None if it.cards.is_empty() => {}
             None => {
-                let rest = REST.saturating_mul(1 << it.rounds.min(16));
-                it.rests_until = Some(now + rest.min(LONGEST_REST));
+                it.rests_until = Some(now + rest(it.rounds));
                 it.rounds += 1;
             }
         }

@@ -28,8 +28,6 @@ use promises::pause;
 const UNSEEN_FOR: Duration = Duration::from_secs(60);
 /// kube-scheduler itself tries every pod again after so long: no pause of ours is longer.
 pub(super) const FLUSH: Duration = Duration::from_secs(300);
-/// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
-const BARS: usize = 8;
 /// Pods that joined are noted so many at a time.
 const JOINS: usize = 1024;
 

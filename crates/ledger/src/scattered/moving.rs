@@ -102,16 +102,6 @@ impl Ledger {
 
     /// May others move for this pod at all?
     fn may_be_moved_for(&self, pod: &PodFacts, now: Duration) -> bool {
-        (pod.waiting || pod.in_line)
-            && !self.queue.rests_from_ends(&pod.uid, now)
-            && pod.node.is_none()
-            && !pod.released
-            && !pod.gated
-            && !pod.deleting
-            && pod.nominated.is_none()
-            // Room for one of a group is of no use to it.
-            && pod.group.is_none()
-            && self.books.reservation(&pod.uid).is_none()
-            && !self.books.is_unfenced(&pod.uid)
+        (pod.waiting || pod.in_line) && self.may_be_given_room(pod, now)
     }
 }

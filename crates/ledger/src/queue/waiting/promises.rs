@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BARS, Bar, FLUSH, Waiting};
+use super::{Bar, FLUSH, Waiting};
 use crate::books::Uid;
 use crate::queue::offers::End;
+
+/// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
+const BARS: usize = 8;
 
 impl Waiting {
     /// A pod has its room, on this node.

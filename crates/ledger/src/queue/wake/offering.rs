@@ -96,17 +96,15 @@ impl Ledger {
     }
 
     /// Takes room for a request, if there is any.
-    fn take(&self, left: &mut NodeGpus, request: &Request) -> bool {
-        let choice = self.scores.fit(left, request);
-        let charges = choice.map(|choice| choice.placement.charges);
-        for &(card, mib) in charges.iter().flatten() {
+    fn take(&self, left: &mut NodeGpus, request: &Request) {
+        let Ok(choice) = self.scores.fit(left, request) else {
+            return;
+        };
+        for (card, mib) in choice.placement.charges {
             left.cards[card].free = left.cards[card].free.minus(mib);
         }
-        if charges.is_ok() {
-            left.cpu_free_milli = left.cpu_free_milli.saturating_sub(request.cpu_milli);
-            left.ram_free = left.ram_free.minus(request.ram);
-        }
-        charges.is_ok()
+        left.cpu_free_milli = left.cpu_free_milli.saturating_sub(request.cpu_milli);
+        left.ram_free = left.ram_free.minus(request.ram);
     }
 
     /// Offers a node's room in the order of turns. False if it has to stop before the end.
