@@ -197,7 +197,7 @@ pub fn extended_resource(name: &str) -> Result<String, &'static str> {
 }
 
 /// Expressions that several policies share. The first may name those after it.
-const SHARED: [(&str, &str); 20] = [
+const SHARED: [(&str, &str); 21] = [
     // What pods and templates of pods are held to.
     (
         "RULES_VARIABLES",
@@ -284,6 +284,11 @@ const SHARED: [(&str, &str); 20] = [
         "BOUNDED",
         "{{FEW}} && ({{ALL}} + object.spec.?ephemeralContainers.orValue([])).map(c, \
          size(c.?env.orValue([])) + size(c.?resources.?limits.orValue({}))).sum() <= {{MAX_VARIABLES}}",
+    ),
+    // An update changes the annotations.
+    (
+        "REANNOTATED",
+        "oldObject.metadata.?annotations.orValue({}) != object.metadata.?annotations.orValue({})",
     ),
     (
         "FEW",
