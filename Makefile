@@ -4,8 +4,9 @@ DENY_VERSION := 0.20.2
 DENY := target/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 CARGO := cargo
 RUN := $(CARGO) run --locked
-# How often the cases that look for races are repeated.
-ROUNDS := 20
+PROGRAMS := --features gpustow-testkit/programs
+# How often the cases that look for races are repeated. CI repeats them 20 times at night.
+ROUNDS := 3
 # The minor of Kubernetes that the tests run: one of the folders of tests/control-plane.
 KUBERNETES ?= 1.36
 export KUBERNETES
@@ -27,9 +28,18 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	$(CARGO) build --locked --package gpustow --package gpustow-agent --package kubectl-gpustow --bins
 	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
 
+# Cases that need programs of others which take long to build, or an earlier build of ours: `make ci` runs them too.
+BESIDE := previous:: observability:: dashboard::a_pod_counts dashboard::every_query
+
 .PHONY: test
-test: control-plane prometheus helm previous ## Run every test, those on the real control plane included (KUBERNETES=1.37: on that one)
-	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked
+test: ## Run the tests, those on the real control plane included (KUBERNETES=1.37: on that one)
+	@tests/prerequisites.sh control-plane helm
+	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked -- $(BESIDE:%=--skip %)
+
+.PHONY: test-beside
+test-beside: ## Run the tests that need Prometheus or an earlier build of gpustow
+	@tests/prerequisites.sh control-plane prometheus previous
+	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked --test integration -- $(BESIDE)
 
 .PHONY: test-versions
 test-versions: ## Test on each minor of Kubernetes what depends on it (ARGS="1.33 1.37" for some)
@@ -86,13 +96,13 @@ simulate: ## Live through SEEDS (10,000) histories of the whole extender in a si
 
 .PHONY: torture
 torture: control-plane previous ## An hour of real faults on a real control plane, by a seed (ARGS=--help for options)
-	$(CARGO) build --locked --workspace --bin gpustow --bin torture
+	$(CARGO) build --locked --workspace $(PROGRAMS) --bin gpustow --bin torture
 	target/debug/torture $(ARGS)
 
 .PHONY: overload
 overload: control-plane ## Flood a real control plane, and see what others wait meanwhile (ARGS=--help for options)
 	$(CARGO) build --locked --release --bin gpustow
-	$(RUN) --package gpustow-testkit --bin overload -- --gpustow target/release/gpustow $(ARGS)
+	$(RUN) --package gpustow-testkit --features programs --bin overload -- --gpustow target/release/gpustow $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## Fuzz all that parses what others wrote, an hour each (ARGS="pod report": those; MINUTES=5; KEEP=1 adds to the corpora)
@@ -118,30 +128,30 @@ bench: ## Benchmark the decision and the routes, and packing against others (OPE
 .PHONY: bench-cluster
 bench-cluster: control-plane ## Pods per second through the real kube-scheduler with and without the extender, 1,000 and 5,000 nodes
 	$(CARGO) build --locked --release --bin gpustow
-	$(RUN) --release --package gpustow-testkit --bin bench-cluster -- $(ARGS)
+	$(RUN) --release --package gpustow-testkit --features programs --bin bench-cluster -- $(ARGS)
 
 .PHONY: bench-server
 bench-server: control-plane ## Memory of the extender with a full cluster, and /filter over loopback HTTP
 	$(CARGO) build --locked --release --bin gpustow
-	$(RUN) --release --package gpustow-testkit --bin bench-server -- $(ARGS)
+	$(RUN) --release --package gpustow-testkit --features programs --bin bench-server -- $(ARGS)
 
 .PHONY: bench-takeover
 bench-takeover: control-plane ## How long a takeover lasts with waiting pods and failing patches, beside an earlier build
 	$(CARGO) build --locked --bin gpustow
-	$(RUN) --release --package gpustow-testkit --bin bench-takeover -- \
+	$(RUN) --release --package gpustow-testkit --features programs --bin bench-takeover -- \
 	    --gpustow "before=$$(tests/previous/build.sh)/gpustow,now=target/debug/gpustow" $(ARGS)
 
 .PHONY: bench-admission
 bench-admission: control-plane ## What the admission policies cost a CREATE, beside none and beside an earlier build's
 	@mkdir -p target/bench-admission
 	@git archive $$(sed -n 's/^commit=//p' tests/previous/build.sh) manifests scheduler-config | tar -x -C target/bench-admission
-	$(RUN) --package gpustow-testkit --bin bench-admission -- \
+	$(RUN) --package gpustow-testkit --features programs --bin bench-admission -- \
 	    --policies before=target/bench-admission/manifests/base,now=manifests/base $(ARGS)
 
 .PHONY: bench-agent
 bench-agent: control-plane ## What the agent costs its node, and how soon its report decides
 	$(CARGO) build --locked --release --package gpustow --package gpustow-agent --package gpustow-fake-nvml
-	$(RUN) --release --package gpustow-testkit --bin bench-agent -- $(ARGS)
+	$(RUN) --release --package gpustow-testkit --features programs --bin bench-agent -- $(ARGS)
 
 .PHONY: generate
 generate: ## Write the generated manifests and the dashboard
@@ -186,7 +196,7 @@ release-dry-run: images control-plane helm ## A whole release against a registry
 	@release/dry-run.sh
 
 .PHONY: ci
-ci: fmt clippy doc deny generated workflows test test-node test-page ## Everything that must hold before a change lands
+ci: fmt clippy doc deny generated workflows test test-beside test-node test-page ## Everything that must hold before a change lands
 
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)
@@ -210,7 +220,7 @@ fmt: ## Check the formatting
 
 .PHONY: clippy
 clippy: ## Check the lints
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets $(PROGRAMS) --locked -- -D warnings
 	$(CARGO) clippy --workspace --test node --test neighbours --locked -- -D warnings
 
 .PHONY: doc

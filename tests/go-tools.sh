@@ -2,7 +2,8 @@
 # and go.sum.
 
 # go_tools PINS FOLDER [BIN]: those that PINS/go.mod names as tools, into FOLDER, or BIN in it, below the target
-# folder of $root; $out is that FOLDER then. Programs of pure Go, unless the caller sets cgo=1.
+# folder of $root; $out is that FOLDER then. Programs of pure Go, unless the caller sets cgo=1; $tags are
+# build tags.
 go_tools() {
     pins=$1
     who=${2%%/*}
@@ -32,6 +33,6 @@ go_build() {
     echo "$who: building what $pins/go.mod names" >&2
     rm -f "$out/stamp"
     (cd "$pins" && CGO_ENABLED=${cgo:-0} GOBIN=$bin GOFLAGS=-mod=readonly GOTOOLCHAIN=local GOWORK=off \
-        "$go" install -trimpath -ldflags='-s -w' tool >&2)
+        "$go" install -trimpath -tags "${tags:-}" -ldflags='-s -w' tool >&2)
     echo "$wanted" >"$out/stamp"
 }

@@ -125,7 +125,7 @@ impl Prometheus {
             "scrape_configs": [scrape("gpustow-extender", extender), scrape("gpustow-agent", agent)],
         });
         std::fs::write(&config, settings.to_string())?;
-        let mut child = Command::new(prometheus().await?.join("bin/prometheus"))
+        let mut child = Command::new(prometheus().await?.join("prometheus"))
             .arg(format!("--config.file={}", config.display()))
             .arg(format!(
                 "--storage.tsdb.path={}",

@@ -10,7 +10,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::install::install;
-use crate::observability::prometheus;
+use crate::observability::operator_crds;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
@@ -222,7 +222,7 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
     })
     .await?;
     install(&cluster, "manifests/base").await?;
-    let crds = prometheus().await?.join("crds");
+    let crds = operator_crds().await?;
     cluster
         .kubectl(&["apply", "-f", &crds.display().to_string()])
         .await?;

@@ -14,26 +14,31 @@ use tokio::sync::OnceCell;
 use crate::agent::AgentNode;
 use crate::support::{bound, refused, repository, rig};
 
-/// Where prometheus and promtool are, in bin, and the operator's resource definitions, in crds; makes
-/// both the first time.
+/// The folder of prometheus and promtool; builds both the first time.
 pub(crate) async fn prometheus() -> Result<&'static PathBuf> {
     static FOLDER: OnceCell<PathBuf> = OnceCell::const_new();
-    FOLDER
-        .get_or_try_init(async || {
-            let script = repository("tests/prometheus/build.sh");
-            let built = Command::new(script)
-                .stderr(Stdio::inherit())
-                .output()
-                .await?;
-            ensure!(built.status.success(), "tests/prometheus/build.sh failed");
-            Ok(PathBuf::from(String::from_utf8(built.stdout)?.trim()))
-        })
-        .await
+    let build = async || folder("tests/prometheus/build.sh").await;
+    FOLDER.get_or_try_init(build).await
+}
+
+/// The folder of the Prometheus operator's resource definitions; fetches them the first time.
+pub(crate) async fn operator_crds() -> Result<&'static PathBuf> {
+    static FOLDER: OnceCell<PathBuf> = OnceCell::const_new();
+    let fetch = async || folder("tests/prometheus/crds.sh").await;
+    FOLDER.get_or_try_init(fetch).await
+}
+
+/// The folder that a script makes and names.
+async fn folder(script: &str) -> Result<PathBuf> {
+    let mut made = Command::new(repository(script));
+    let made = made.stderr(Stdio::inherit()).output().await?;
+    ensure!(made.status.success(), "{script} failed");
+    Ok(PathBuf::from(String::from_utf8(made.stdout)?.trim()))
 }
 
 /// Runs promtool; the error has all that it said.
 pub(crate) async fn promtool(args: &[&str], input: &str) -> Result<()> {
-    let mut child = Command::new(prometheus().await?.join("bin/promtool"))
+    let mut child = Command::new(prometheus().await?.join("promtool"))
         .args(args)
         .current_dir(repository("manifests/alerts"))
         .stdin(Stdio::piped())

@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use crate::agent_token::{agent_client, policy_holds};
 use crate::fault_rig::turn;
 use crate::install::installed;
-use crate::observability::prometheus;
+use crate::observability::operator_crds;
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
 
 /// A name that the certificates bear.
@@ -92,7 +92,7 @@ async fn cluster() -> Result<&'static ControlPlane> {
         ];
         cluster.kubectl(&args).await
     };
-    apply("-f", prometheus().await?.join("crds")).await?;
+    apply("-f", operator_crds().await?.clone()).await?;
     let monitors = "podmonitors.monitoring.coreos.com,prometheusrules.monitoring.coreos.com";
     let served = async || cluster.kubectl(&["get", "-A", monitors]).await;
     eventually(SOON, "the operator's resources are served", served).await?;
