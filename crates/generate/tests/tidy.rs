@@ -75,6 +75,7 @@ fn the_simulator_depends_on_no_program_of_ours() -> io::Result<()> {
     assert_eq!(
         ours,
         [
+            "gpustow_advice",
             "gpustow_api",
             "gpustow_ledger",
             "gpustow_pack",

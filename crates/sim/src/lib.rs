@@ -1,5 +1,6 @@
 //! gpustow without a cluster: workloads replayed through its decisions and through others'.
 
+pub mod advise;
 pub mod baselines;
 pub mod bench;
 pub mod churn;

@@ -289,3 +289,63 @@ fn memory_that_is_lent_takes_more_pods_and_is_called_back() -> Result<()> {
     assert!(of("scaled", refused) > of("lent", refused));
     Ok(())
 }
+
+/// Two pods for a day: one uses 8000 MiB and each tenth minute 30000, the other 20000 throughout.
+fn recorded_use() -> String {
+    let mut text = "seconds,pod,mib\n".to_owned();
+    for minute in 0..1440 {
+        let first = if minute % 10 == 0 { 30_000 } else { 8_000 };
+        text += &format!("{0},first,{first}\n{0},second,20000\n", 60 * minute);
+    }
+    text
+}
+
+#[test]
+fn advise_judges_requests_on_the_half_that_it_did_not_learn_from() -> Result<()> {
+    let folder = folder("advise")?;
+    let trace = folder.join("use.csv");
+    fs::write(&trace, recorded_use())?;
+    let trace = trace.display().to_string();
+    let args = [
+        "advise", "--trace", &trace, "--gpu", "40960", "--output", "json",
+    ];
+    let printed = printed(sim(&args).output()?)?;
+    let document: Value = serde_json::from_str(&printed)?;
+    ensure!(document["pods"] == 2, "{printed}");
+    let judged = document["judged"].as_array().context("no judgements")?;
+    let of = |request: &str| judged.iter().find(|it| it["request"] == request);
+    let over = |request: &str| of(request).and_then(|it| it["over_pct"]["mean"].as_f64());
+    // At their peaks the pods do not fit together, nor at what each exceeds in one of a hundred minutes.
+    for request in ["peak", "advice at p99", "advice at p95"] {
+        ensure!(over(request) == Some(0.0), "{request}: {printed}");
+    }
+    // At half of the peaks they do, and each tenth minute is too much.
+    let half = over("half of peak").context("no figure")?;
+    ensure!((9.0..11.0).contains(&half), "{printed}");
+    Ok(())
+}
+
+#[test]
+fn advise_names_the_line_that_it_cannot_read() -> Result<()> {
+    let folder = folder("advise-rubbish")?;
+    let trace = folder.join("use.csv");
+    for (text, wanted) in [
+        ("", "empty file"),
+        ("seconds,pod\n", "no column \"mib\""),
+        ("seconds,pod,mib\n1,p,-5\n", "line 2: mib is \"-5\""),
+        ("seconds,pod,mib\n1,p\n", "line 2: 2 fields, expected 3"),
+        (
+            "seconds,pod,mib\n1,p,5\n",
+            "fewer than two pods with 10 hours each",
+        ),
+    ] {
+        fs::write(&trace, text)?;
+        let output = sim(&["advise", "--trace", &trace.display().to_string()]).output()?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            !output.status.success() && error.contains(wanted),
+            "{text:?}: {error}"
+        );
+    }
+    Ok(())
+}

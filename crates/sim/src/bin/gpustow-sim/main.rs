@@ -1,5 +1,6 @@
 //! Replays workloads through gpustow's decisions and through others'.
 
+mod advise;
 mod churn;
 mod replay;
 
@@ -25,6 +26,8 @@ enum Command {
     Replay(replay::Args),
     /// Let pods come, wait, run and go at a given load: waiting time and waste by policy
     Churn(churn::Args),
+    /// Judge advice on what to request, on the recorded GPU memory of pods
+    Advise(advise::Args),
     /// Compare every policy on a synthetic list, and with --openb print every goal and every pod list of
     /// that trace; fails where gpustow's are worse than committed or others differ from what was published
     Bench(Bench),
@@ -112,6 +115,7 @@ fn main() -> Result<ExitCode> {
     match command {
         Command::Replay(args) => replay::run(&args)?,
         Command::Churn(args) => churn::run(&args)?,
+        Command::Advise(args) => advise::run(&args)?,
         Command::Bench(args) => bench(args.openb.as_deref(), args.seeds.0..=args.seeds.1)?,
     }
     Ok(if Progress::stopped() {
