@@ -67,6 +67,23 @@ impl Series {
             .unwrap_or_default()
     }
 
+    /// What the pod used of its peak in each minute, in millionths.
+    pub(crate) fn shape(&self) -> Vec<u64> {
+        let peak = self.peak().0.max(1);
+        let part = |(_, used): &(i64, Mib)| used.0.saturating_mul(1_000_000) / peak;
+        self.0.iter().map(part).collect()
+    }
+
+    /// What is advised at p95 from all of it, in millionths of the peak.
+    pub(crate) fn advised(&self) -> u64 {
+        let mut history = History::default();
+        let samples = self.0.iter();
+        samples.for_each(|(at, used)| history.add(*used, *at));
+        let peak = self.peak();
+        let request = advise_at(&history, peak, 950).map_or(peak, |advice| advice.request);
+        request.0.saturating_mul(1_000_000) / peak.0.max(1)
+    }
+
     /// The history of the first half of the time, and the samples of the second.
     fn halves(&self) -> (History, Vec<Mib>) {
         let half = self.0.first().map_or(0, |(first, _)| *first) + self.spans() / 2;

@@ -290,11 +290,15 @@ fn memory_that_is_lent_takes_more_pods_and_is_called_back() -> Result<()> {
     Ok(())
 }
 
-/// Two pods for a day: one uses 8000 MiB and each tenth minute 30000, the other 20000 throughout.
-fn recorded_use() -> String {
+/// Two pods for a day: one uses 8000 MiB and now and then 30000, the other 20000 throughout.
+fn recorded_use(now_and_then: usize) -> String {
     let mut text = "seconds,pod,mib\n".to_owned();
     for minute in 0..1440 {
-        let first = if minute % 10 == 0 { 30_000 } else { 8_000 };
+        let first = if minute % now_and_then == 0 {
+            30_000
+        } else {
+            8_000
+        };
         text += &format!("{0},first,{first}\n{0},second,20000\n", 60 * minute);
     }
     text
@@ -304,7 +308,7 @@ fn recorded_use() -> String {
 fn advise_judges_requests_on_the_half_that_it_did_not_learn_from() -> Result<()> {
     let folder = folder("advise")?;
     let trace = folder.join("use.csv");
-    fs::write(&trace, recorded_use())?;
+    fs::write(&trace, recorded_use(10))?;
     let trace = trace.display().to_string();
     let args = [
         "advise", "--trace", &trace, "--gpu", "40960", "--output", "json",
@@ -347,5 +351,38 @@ fn advise_names_the_line_that_it_cannot_read() -> Result<()> {
             "{text:?}: {error}"
         );
     }
+    Ok(())
+}
+
+#[test]
+fn recorded_use_is_lent_at_what_is_advised() -> Result<()> {
+    let folder = folder("lend-recorded")?;
+    let trace = folder.join("use.csv");
+    fs::write(&trace, recorded_use(50))?;
+    let trace = trace.display().to_string();
+    let args = [
+        "churn",
+        "--use",
+        "--trace",
+        &trace,
+        "--nodes-count",
+        "4",
+        "--load",
+        "1.5",
+        "--seeds",
+        "1",
+        "--output",
+        "json",
+    ];
+    let printed = printed(sim(&args).output()?)?;
+    let document: Value = serde_json::from_str(&printed)?;
+    // One is advised 8000 of its 30000, the other all of what it uses.
+    let request = document["request"].as_f64().context("no request")?;
+    ensure!((0.63..0.65).contains(&request), "{printed}");
+    let pods = |way: &str| {
+        let pods = &document["loads"]["1.5"][way]["pods_per_gpu"]["mean"];
+        pods.as_f64().context("no pods")
+    };
+    ensure!(pods("lent")? > pods("asked")?, "{printed}");
     Ok(())
 }

@@ -23,6 +23,7 @@ use crate::stowed::Stowed;
 
 pub use report::{LendSummary, lend_table};
 use usage::Program;
+pub use usage::Recorded;
 
 /// Milliseconds until a pod that is called has given back: one sample of the agent and the grace of a signal.
 const GIVES_BACK_AFTER: u64 = 11_000;
@@ -76,6 +77,8 @@ pub struct LendPlan {
     pub lifetimes: Lifetimes,
     /// What pods of a part of a card ask for, in parts of the most that they may use.
     pub request: f64,
+    /// The use of real pods; then each asks for what is advised for it. Without it, use is drawn.
+    pub recorded: Option<Recorded>,
 }
 
 /// What one run showed over the time measured.
@@ -136,6 +139,8 @@ struct World {
     in_use: f64,
     shared_ms: f64,
     seed: u64,
+    request: f64,
+    recorded: Option<Recorded>,
 }
 
 impl World {
@@ -151,13 +156,19 @@ impl World {
         self.stowed.at(until);
     }
 
-    fn comes(&mut self, job: Job, most: u64, runs_for: u64) -> Result<()> {
+    fn comes(&mut self, job: &Job, runs_for: u64) -> Result<()> {
         let id = self.lives.len();
         let seed = self.seed.wrapping_mul(1 << 32).wrapping_add(id as u64);
         let shares = job.gpus > 0 && !job.whole();
+        let program = shares.then(|| Program::new(seed, job.units, self.recorded.as_ref()));
+        let advised = program.as_ref().and_then(Program::advised);
+        let mut job = asks(self.way, job, advised.map(|(_, units)| units), self.request);
+        // Pods of one class ask for the same.
+        job.class *= self.recorded.as_ref().map_or(0, Recorded::count) + 1;
+        job.class += advised.map_or(0, |(which, _)| which + 1);
         self.lives.push(Life {
             job,
-            program: shares.then(|| Program::new(seed, most)),
+            program,
             came: self.now,
             runs_for,
             placed: None,
@@ -328,9 +339,10 @@ impl World {
 }
 
 /// What a pod of the list asks for on this way. Those of whole cards ask for whole ones on every way.
-fn asks(way: Way, job: &Job, request: f64) -> Job {
+fn asks(way: Way, job: &Job, advised: Option<u64>, request: f64) -> Job {
+    let part = || ((job.units as f64 * request).ceil() as u64).max(1);
     let units = match way {
-        Way::Lent if !job.whole() => ((job.units as f64 * request).ceil() as u64).max(1),
+        Way::Lent if !job.whole() => advised.unwrap_or_else(part),
         Way::Scaled if job.whole() => scaled(job.units, request),
         _ => job.units,
     };
@@ -391,10 +403,12 @@ pub fn lend(
         in_use: 0.0,
         shared_ms: 0.0,
         seed,
+        request: plan.request,
+        recorded: plan.recorded.clone(),
     };
     let comes = |world: &mut World, random: &mut Random, runs_for: u64| {
         let job = source.draw(random);
-        world.comes(asks(way, &job, plan.request), job.units, runs_for)
+        world.comes(&job, runs_for)
     };
     // What is there at the start is what a cluster of this load would hold, part of its life spent.
     let mut demand = 0;

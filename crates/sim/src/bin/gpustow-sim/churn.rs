@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use gpustow_ledger::Config;
+use gpustow_sim::advise::series;
 use gpustow_sim::churn::{
     ChurnSummary, Lifetimes, Moving, Plan, churn_all, churn_table, sizes_table,
 };
-use gpustow_sim::lend::{LendPlan, LendSummary, Way, lend_all, lend_table};
+use gpustow_sim::lend::{LendPlan, LendSummary, Recorded, Way, lend_all, lend_table};
 use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::Workload;
 use gpustow_sim::stowed::Keep;
 use gpustow_sim::synthetic;
+use gpustow_sim::trace;
 use serde_json::json;
 
 use crate::{Output, Runs, read_nodes, read_pods};
@@ -43,9 +45,14 @@ pub(crate) struct Args {
     /// most that it uses, and compare asking for that, borrowing it, and scaling the GPUs' memory up
     #[arg(long, conflicts_with_all = ["change_mix", "policy"])]
     r#use: bool,
-    /// What such a pod asks for where it borrows, in parts of the most that it uses; GPUs are scaled by its inverse
-    #[arg(long, requires = "use", default_value = "0.5", value_parser = part)]
-    request: f64,
+    /// Take the use of recorded pods instead, CSV with seconds,pod,mib, each scaled to the size in the list. Who borrows
+    /// asks for what is advised at p95
+    #[arg(long, value_name = "CSV", requires = "use")]
+    trace: Option<PathBuf>,
+    /// What such a pod asks for where it borrows, in parts of the most that it uses; GPUs are scaled by its inverse;
+    /// 0.5, or with --trace the mean of what is advised
+    #[arg(long, requires = "use", conflicts_with = "trace", value_parser = part)]
+    request: Option<f64>,
     /// Minutes after which a place is kept for a pod that waits, or off: one or several. gpustow's own
     /// policies alone keep places; how long pods of each size wait is printed as well
     #[arg(long, value_delimiter = ',', default_value = "off", value_parser = minutes, conflicts_with = "use")]
@@ -220,12 +227,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn lends(args: &Args, workload: Workload) -> Result<()> {
+    let recorded = match &args.trace {
+        Some(path) => {
+            let all = series(&trace::read(path)?).with_context(|| path.display().to_string())?;
+            Some(Recorded::of(&all))
+        }
+        None => None,
+    };
+    let usual = || recorded.as_ref().map_or(0.5, Recorded::request);
+    let request = args.request.unwrap_or_else(usual);
     let mut plan = LendPlan {
         hosts: args.runs.nodes_count.unwrap_or(workload.hosts.len()),
         workload,
         load: 0.0,
         lifetimes: args.lifetimes,
-        request: args.request,
+        request,
+        recorded,
     };
     let runs = args.load.len() * Way::ALL.len();
     let mut progress = Progress::new(args.runs.of_each_policy().saturating_mul(runs));
@@ -252,7 +269,7 @@ fn lends(args: &Args, workload: Workload) -> Result<()> {
             let document = json!({
                 "protocol": "use",
                 "mode": args.runs.mode.name(),
-                "request": args.request,
+                "request": request,
                 "nodes": plan.hosts.min(plan.workload.hosts.len()),
                 "seeds": args.runs.seeds,
                 "complete": !Progress::stopped(),
