@@ -9,6 +9,7 @@ use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
 use crate::Ledger;
 use crate::books::{Gate, Node, Reservation};
 use crate::budget::Budget;
+use crate::queue::NodeSet;
 use crate::scores::{ClassId, Slot};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
@@ -215,11 +216,13 @@ impl Ledger {
             false => Budget::of(&self.config),
         };
         let mut unknown = Vec::new();
+        let mut offered = NodeSet::default();
         for &name in candidates {
             let Some(slot) = self.scores.slot(name) else {
                 refused.push((name, Reason::NoReport));
                 continue;
             };
+            offered.insert(slot);
             if behind && self.is_for_line(name) {
                 refused.push((name, Reason::InLine));
                 continue;
@@ -252,6 +255,7 @@ impl Ledger {
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
             let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
             let looked_at: Vec<&str> = looked_at.map(|(name, _)| *name).collect();
+            self.note_offered(ask.pod, offered, candidates.len(), now);
             self.wait_refused(ask.pod, &looked_at, now);
             if stopped.is_some() {
                 self.queue.ask_again(uid);
@@ -295,6 +299,7 @@ impl Ledger {
                 self.reserve(ask.pod, best, &request, &choice, now + ttl);
             }
             Err(reason) => {
+                self.note_offered(ask.pod, offered, candidates.len(), now);
                 self.wait_refused(ask.pod, candidates, now);
                 return refuse_all(candidates, reason);
             }

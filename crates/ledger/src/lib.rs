@@ -67,7 +67,7 @@ mod shortage;
 mod snapshot;
 mod watch;
 
-use books::{Books, Change};
+use books::{Books, Change, Event};
 use queue::Queue;
 use scores::Scores;
 
@@ -114,6 +114,11 @@ impl Ledger {
     /// Lets scores and queue follow what has changed in the books.
     fn follow(&mut self, change: Change) {
         for event in change.into_events() {
+            if let Event::NodeGone(name) = &event
+                && let Some(slot) = self.scores.slot(name)
+            {
+                self.queue.forget_slot(slot);
+            }
             self.scores.follow(&event, &mut self.books);
             self.queue.follow(&event, &self.books);
         }

@@ -3,6 +3,7 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
+mod evidence;
 mod in_vain;
 mod kept;
 mod kind;
@@ -22,6 +23,8 @@ use gpustow_pack::Request;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 use crate::places::GivenUp;
+use evidence::Offered;
+pub(crate) use evidence::{Evidence, NodeSet};
 use in_vain::{InVain, PreemptedInVain};
 pub(crate) use kept::CalledBack;
 use kept::Kept;
@@ -37,6 +40,8 @@ use wake::Wakes;
 pub(crate) struct Queue {
     /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
     tried: HashMap<Uid, Tried>,
+    /// Nodes that kube-scheduler offered to pods that wait.
+    offered: HashMap<Uid, Offered>,
     /// Unbound pods by the node where room is kept for them: nominated there, or in `kept`.
     keeping: HashMap<Arc<str>, HashSet<Uid>>,
     kept: HashMap<Uid, Kept>,
@@ -68,6 +73,11 @@ impl Queue {
         match event {
             Event::Pod { uid, old, new } => {
                 self.index_nomination(old.as_deref(), new.as_deref());
+                if let (Some(old), Some(new)) = (old, new)
+                    && old.refusal != new.refusal
+                {
+                    self.text_changed(uid);
+                }
                 self.successor_came(old.as_deref(), new.as_deref(), books);
                 self.pod_changed(uid, new.as_deref(), books);
             }
@@ -90,6 +100,7 @@ impl Queue {
                     self.sleeps(uid, books);
                 } else {
                     self.tried.remove(uid);
+                    self.offered.remove(uid);
                 }
             }
             Event::Conflict(uid) => {
@@ -105,6 +116,7 @@ impl Queue {
         let ended = new.is_none_or(|pod| pod.node.is_some() || pod.released);
         if ended {
             self.tried.remove(uid);
+            self.offered.remove(uid);
             self.in_vain.remove(uid);
             self.preempted_in_vain.remove(uid);
             self.line.ended(uid);
