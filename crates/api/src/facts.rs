@@ -74,6 +74,9 @@ pub struct PodFacts {
     pub epoch: Option<u64>,
     /// `metadata.deletionTimestamp` is set.
     pub deleting: bool,
+    /// When it should be gone if it is being deleted, in seconds since 1970: `metadata.deletionTimestamp`, but no later
+    /// than [`LONGEST_GRACE`] after the request. A pod may set itself a grace period of a year.
+    pub gone_by: Option<i64>,
     /// `spec.schedulingGates` has one that is not ours: somebody else says when it may come.
     pub gated: bool,
     /// It has [`names::GATE`]: it stands in the line.
@@ -106,6 +109,9 @@ pub struct PodFacts {
     /// refusal from one that was there before.
     pub refusal: u64,
 }
+
+/// For so many seconds at most others wait for a pod that terminates, however long its grace period is.
+pub const LONGEST_GRACE: u32 = 600;
 
 /// Keys and values of taints.
 pub type Taints = [(Box<str>, Box<str>)];
@@ -163,6 +169,7 @@ impl PodFacts {
             assignment: assignment.map(|text| Assignment::decode(text).map(Arc::new)),
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
             deleting,
+            gone_by: gone_by(meta),
             gated: gates().any(|gate| gate != names::GATE),
             in_line: gates().any(|gate| gate == names::GATE),
             preempts: spec.is_none_or(|spec| spec.preemption_policy.as_deref() != Some("Never")),
@@ -438,6 +445,14 @@ fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
     let controller = owners.find(|owner| owner.controller == Some(true))?;
     let bound = ["DaemonSet", "Node"].contains(&controller.kind.as_str());
     (!bound).then(|| controller.uid.as_str().into())
+}
+
+/// See [`PodFacts::gone_by`].
+fn gone_by(meta: &ObjectMeta) -> Option<i64> {
+    let grace = meta.deletion_grace_period_seconds.unwrap_or(0).max(0);
+    let waited_for = grace.min(LONGEST_GRACE.into());
+    let at = meta.deletion_timestamp.as_ref()?.0.as_second();
+    Some(at.saturating_sub(grace).saturating_add(waited_for))
 }
 
 /// Seconds that a pod has to end; Kubernetes' own default where it does not say.

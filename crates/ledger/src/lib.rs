@@ -56,6 +56,7 @@ mod call_back;
 mod config;
 mod decide;
 mod explain;
+mod leaving;
 mod maps;
 mod over_limit;
 mod places;
@@ -94,6 +95,8 @@ pub struct Ledger {
     over: over_limit::Seen,
     scattered: scattered::Seen,
     moving: scattered::Tries,
+    /// What time it was, in seconds since 1970, when this ledger's clock began.
+    unix_at_start: Option<i64>,
 }
 
 impl Ledger {
@@ -108,6 +111,7 @@ impl Ledger {
             over: over_limit::Seen::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
+            unix_at_start: None,
         }
     }
 

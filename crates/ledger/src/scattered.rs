@@ -145,7 +145,10 @@ impl Ledger {
             return false;
         };
         let victims: Vec<Uid> = plan.victims.iter().map(|pod| pod.uid.clone()).collect();
-        let ending = self.leaving(&plan.node).into_iter().chain(victims.clone());
+        let ending = self
+            .leaving(&plan.node, now)
+            .into_iter()
+            .chain(victims.clone());
         let grace = self.grace(&ending.collect::<Vec<_>>());
         let until = now + self.config.call_back_for + grace;
         let what = CalledBack::new(request.clone(), plan.cards, victims);
@@ -408,16 +411,8 @@ impl Ledger {
             request: pod.request.as_ref().ok()?,
             name,
             node: node?,
-            leaving: self.leaving(name).into_iter().collect(),
+            leaving: self.leaving(name, now),
         })
-    }
-
-    /// Those bound to a node that leave it already.
-    fn leaving(&self, name: &str) -> Vec<Uid> {
-        let bound = self.books.node(name).into_iter();
-        let bound = bound.flat_map(|node| node.bound().keys());
-        let leaves = |uid: &&Uid| self.books.pod(uid).is_some_and(|pod| pod.deleting);
-        bound.filter(leaves).cloned().collect()
     }
 }
 

@@ -232,6 +232,7 @@ impl Stowed {
             assignment: None,
             epoch: None,
             deleting: false,
+            gone_by: None,
             gated: false,
             in_line: false,
             preempts: true,

@@ -68,6 +68,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
             deleting: false,
+            gone_by: None,
             gated: true,
             in_line: false,
             preempts: true,
@@ -215,6 +216,25 @@ fn memory_is_released_at_the_end_and_not_before() {
             (deleting, released),
             "{what}"
         );
+    }
+}
+
+#[test]
+fn a_deleted_pod_is_waited_for_no_longer_than_ten_minutes() {
+    for (grace, deleted_at, gone_by) in [
+        (Some(30), "1970-01-01T01:00:30Z", Some(3630)),
+        (Some(0), "1970-01-01T01:00:00Z", Some(3600)),
+        (None, "1970-01-01T01:00:00Z", Some(3600)),
+        // A year after the request, which came an hour after 1970 began.
+        (Some(31_536_000), "1971-01-01T01:00:00Z", Some(4200)),
+    ] {
+        let facts = facts(json!({
+            "metadata": {
+                "uid": "u", "deletionTimestamp": deleted_at, "deletionGracePeriodSeconds": grace,
+            },
+            "spec": {"containers": [{"name": "main"}]},
+        }));
+        assert_eq!(facts.gone_by, gone_by, "{grace:?}");
     }
 }
 

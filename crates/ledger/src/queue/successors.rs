@@ -62,6 +62,7 @@ impl Queue {
             node: None,
             assignment: None,
             deleting: false,
+            gone_by: None,
             preempted: false,
             ..of.clone()
         };

@@ -51,6 +51,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         assignment: None,
         epoch: None,
         deleting: false,
+        gone_by: None,
         gated: false,
         in_line: false,
         preempts: true,
