@@ -399,6 +399,10 @@ impl Ledger {
         for (index, card) in view.cards.iter_mut().enumerate() {
             card.usable &= only(index);
         }
+        let (cpu, ram) = (site.request.cpu_milli, site.request.ram);
+        if view.cpu_free_milli < cpu || view.ram_free < ram {
+            return None;
+        }
         self.scores.fit_within(&view, site.request, budget).ok()
     }
 
