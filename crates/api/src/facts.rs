@@ -1,5 +1,6 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
+mod meta;
 mod node;
 
 pub use node::NodeFacts;
@@ -22,6 +23,7 @@ use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
 use crate::request::{BadRequest, request};
 use crate::{kept, limit, names};
+use meta::{controller, gone_by, maker};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
@@ -97,6 +99,8 @@ pub struct PodFacts {
     pub preempted: bool,
     /// What its owner lets be done for that at most.
     pub act: Option<Act>,
+    /// UID of the controller that made it, if it asks for GPU memory: what failed for one of its pods fails for the next.
+    pub controller: Option<Arc<str>>,
     /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::MOVABLE`]).
     pub movable: Option<Arc<str>>,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
@@ -187,6 +191,7 @@ impl PodFacts {
             }),
             // Of a word that nobody knows only the softest is certain.
             act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),
+            controller: controller(meta).filter(|_| asks),
             movable: annotation(names::MOVABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
@@ -437,22 +442,6 @@ fn limits(
         true => (enforce, limits.into()),
         false => (enforce, NO_LIMITS.clone()),
     }
-}
-
-/// The controller that makes a pod anew on any node; those of a DaemonSet or of the node itself come nowhere else.
-fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
-    let mut owners = meta.owner_references.iter().flatten();
-    let controller = owners.find(|owner| owner.controller == Some(true))?;
-    let bound = ["DaemonSet", "Node"].contains(&controller.kind.as_str());
-    (!bound).then(|| controller.uid.as_str().into())
-}
-
-/// See [`PodFacts::gone_by`].
-fn gone_by(meta: &ObjectMeta) -> Option<i64> {
-    let grace = meta.deletion_grace_period_seconds.unwrap_or(0).max(0);
-    let waited_for = grace.min(LONGEST_GRACE.into());
-    let at = meta.deletion_timestamp.as_ref()?.0.as_second();
-    Some(at.saturating_sub(grace).saturating_add(waited_for))
 }
 
 /// Seconds that a pod has to end; Kubernetes' own default where it does not say.

@@ -233,6 +233,7 @@ impl Stowed {
             epoch: None,
             deleting: false,
             gone_by: None,
+            controller: None,
             gated: false,
             in_line: false,
             preempts: true,

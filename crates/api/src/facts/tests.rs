@@ -69,6 +69,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             epoch: Some(12),
             deleting: false,
             gone_by: None,
+            controller: None,
             gated: true,
             in_line: false,
             preempts: true,
@@ -415,22 +416,40 @@ fn what_may_be_used_and_done_is_read_from_annotations() {
 
 #[test]
 fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
-    let movable = |mark: &str, kind: &str, controller: bool| {
+    let of = |mark: &str, api: &str, kind: &str, controller: bool| {
         facts(json!({ "metadata": {
             "uid": "u", "annotations": { names::MOVABLE: mark },
             "ownerReferences": [{
-                "apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o", "controller": controller,
+                "apiVersion": api, "kind": kind, "name": "o", "uid": "o", "controller": controller,
             }],
         }}))
         .movable
     };
-    assert_eq!(movable("true", "ReplicaSet", true).as_deref(), Some("o"));
+    for (api, kind) in [
+        ("apps/v1", "ReplicaSet"),
+        ("apps/v1", "StatefulSet"),
+        ("batch/v1", "Job"),
+        ("v1", "ReplicationController"),
+        ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+        ("kubeflow.org/v1", "PyTorchJob"),
+    ] {
+        assert_eq!(of("true", api, kind, true).as_deref(), Some("o"), "{kind}");
+    }
+    // Anybody may name such an owner, and none of them makes the pod anew.
+    for (api, kind) in [
+        ("v1", "ConfigMap"),
+        ("v1", "Node"),
+        ("batch/v1", "CronJob"),
+        ("networking.k8s.io/v1", "Ingress"),
+    ] {
+        assert_eq!(of("true", api, kind, true), None, "{kind}");
+    }
+    let movable = |mark: &str, kind: &str, controller: bool| of(mark, "apps/v1", kind, controller);
     for (mark, kind, controller) in [
         ("false", "ReplicaSet", true),
         ("yes", "ReplicaSet", true),
         ("true", "ReplicaSet", false),
         ("true", "DaemonSet", true),
-        ("true", "Node", true),
     ] {
         assert_eq!(movable(mark, kind, controller), None, "{mark} {kind}");
     }
