@@ -97,6 +97,8 @@ pub struct Ledger {
     moving: scattered::Tries,
     /// What time it was, in seconds since 1970, when this ledger's clock began.
     unix_at_start: Option<i64>,
+    /// See [`Ledger::work`].
+    work: u64,
 }
 
 impl Ledger {
@@ -112,6 +114,7 @@ impl Ledger {
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
             unix_at_start: None,
+            work: 0,
         }
     }
 

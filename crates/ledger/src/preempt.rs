@@ -54,6 +54,7 @@ impl Ledger {
         if self.books.is_unfenced(&pod.uid) {
             return None;
         }
+        budget.charge(node.bound().len());
         let mut fits = |gone: &HashSet<Arc<str>>| {
             let after = self.fits_after(name, node, pod, gone, budget);
             after.map(|view| view.is_some())

@@ -36,9 +36,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// What kube-scheduler said of a node for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
-    /// The node passed kube-scheduler's own filters in the last minute, and nothing has refused it since.
+    /// The node passed kube-scheduler's own filters in the last minute.
     Offered,
-    /// kube-scheduler's own filters refused it, or something after this extender did.
+    /// kube-scheduler's own filters refused it.
     Rejected,
     /// No recent call tells.
     Unknown,
@@ -200,18 +200,17 @@ impl Ledger {
 
     /// What kube-scheduler said of this node for the pod.
     pub(crate) fn evidence(&self, uid: &str, node: &str, now: Duration) -> Evidence {
-        let tried = self.queue.tried(uid);
-        if tried.is_some_and(|tried| tried.has(node)) {
-            return Evidence::Rejected;
-        }
-        let slot = self.scores.slot(node);
-        let offered = slot.zip(self.queue.offered.get(uid));
-        offered.map_or(Evidence::Unknown, |(slot, offered)| offered.of(slot, now))
+        let offered = self.queue.offered.get(uid);
+        let slot = offered.and_then(|offered| Some((offered, self.scores.slot(node)?)));
+        slot.map_or(Evidence::Unknown, |(offered, slot)| offered.of(slot, now))
     }
 
-    /// Did kube-scheduler offer this node for the pod lately, so that others may be disrupted for it there?
+    /// Did kube-scheduler offer this node for the pod lately, so that others may be disrupted for it there? Not where
+    /// something after this extender refused the pod.
     pub(crate) fn was_offered(&self, uid: &str, node: &str, now: Duration) -> bool {
-        self.evidence(uid, node, now) == Evidence::Offered
+        let tried = self.queue.tried(uid);
+        let refused = tried.is_some_and(|tried| tried.has(node));
+        !refused && self.evidence(uid, node, now) == Evidence::Offered
     }
 
     /// Others could be disrupted for the pod where no recent call tells whether kube-scheduler would place it: has

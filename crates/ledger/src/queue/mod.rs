@@ -25,9 +25,10 @@ use crate::maps::{HashMap, HashSet};
 use crate::places::GivenUp;
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
-use in_vain::{InVain, PreemptedInVain};
+use in_vain::{Controller, InVain, PreemptedInVain};
 pub(crate) use kept::CalledBack;
 use kept::Kept;
+pub(crate) use kind::Turn;
 pub use line::Lift;
 use line::{Line, is_in_line};
 use successors::Successor;
@@ -52,6 +53,7 @@ pub(crate) struct Queue {
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,
     preempted_in_vain: HashMap<Uid, PreemptedInVain>,
+    controllers_in_vain: HashMap<Controller, PreemptedInVain>,
     waiting: Waiting,
     line: Line,
     wakes: Wakes,
@@ -72,6 +74,7 @@ impl Queue {
     pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
         match event {
             Event::Pod { uid, old, new } => {
+                self.beneficiary_lost(old.as_deref(), new.as_deref());
                 self.index_nomination(old.as_deref(), new.as_deref());
                 if let (Some(old), Some(new)) = (old, new)
                     && old.refusal != new.refusal
@@ -203,13 +206,19 @@ impl Queue {
     /// Of each kind that waits, up to `limit`, the first such pod for which no room is kept and nobody was woken.
     pub(crate) fn without_room(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
         let skip = |uid: &str| self.kept.contains_key(uid) || !is_such(uid);
-        self.waiting.firsts(limit, skip)
+        self.waiting.firsts(&mut None, limit, skip)
     }
 
-    /// The same, and those that have no more than a place to wait for.
-    pub(crate) fn without_more(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
+    /// The same, and those that have no more than a place to wait for: from the kind on that stands after `from`, which
+    /// is moved on, and is none at the end.
+    pub(crate) fn without_more(
+        &self,
+        from: &mut Option<Turn>,
+        limit: usize,
+        is_such: impl Fn(&str) -> bool,
+    ) -> Vec<Uid> {
         let skip = |uid: &str| self.has_kept(uid) || !is_such(uid);
-        self.waiting.firsts(limit, skip)
+        self.waiting.firsts(from, limit, skip)
     }
 
     /// Is room kept for the pod that no nomination keeps, and that is more than a place to wait for?
