@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus};
+use gpustow_pack::{Mib, NodeGpus, Request};
 
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
@@ -148,4 +148,11 @@ impl Ledger {
         let beside = self.beside_kept(name, node, pod, &gone, budget)?;
         Ok(beside.unwrap_or_else(|| node.view_of(|uid| !gone(uid))))
     }
+}
+
+/// Is CPU or memory of the host kept for others so that too little is left for the request? What the node is short of
+/// anyway is kube-scheduler's to say.
+pub(crate) fn is_host_kept(left: &NodeGpus, free: &NodeGpus, request: &Request) -> bool {
+    left.cpu_free_milli < request.cpu_milli.min(free.cpu_free_milli)
+        || left.ram_free < request.ram.min(free.ram_free)
 }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
+use gpustow_pack::{Choice, Cost, Refusal, Request};
 
 use crate::Ledger;
+use crate::beside::is_host_kept;
 use crate::books::{Gate, Node, Reservation};
 use crate::budget::Budget;
 use crate::queue::NodeSet;
@@ -441,14 +442,10 @@ impl Ledger {
     ) -> Result<Choice, Reason> {
         let node = self.books.node(name).ok_or(Reason::NoReport)?;
         let choice = self.scores.fit_within(node.view(), request, budget)?;
-        // CPU and memory of the host are kept with a place: kube-scheduler knows nothing of that.
-        let short = |view: &NodeGpus| {
-            let (free, left) = (node.view(), view);
-            left.cpu_free_milli < request.cpu_milli.min(free.cpu_free_milli)
-                || left.ram_free < request.ram.min(free.ram_free)
-        };
         match self.beside_kept(name, node, pod, |_| false, budget)? {
-            Some(view) if short(&view) => Err(self.kept_because(name, pod)),
+            Some(view) if is_host_kept(&view, node.view(), request) => {
+                Err(self.kept_because(name, pod))
+            }
             Some(view) => match self.scores.fit_within(&view, request, budget) {
                 Err(Reason::Fit(_)) => Err(self.kept_because(name, pod)),
                 found => found,

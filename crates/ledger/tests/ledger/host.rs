@@ -1,5 +1,7 @@
 //! Kept room is GPU memory, CPU and memory of the host, whatever it is kept for.
 
+use std::sync::Arc;
+
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::{Mib, Request};
@@ -29,10 +31,13 @@ fn ram(mib: u64, pod: PodFacts) -> PodFacts {
 }
 
 fn with(pod: PodFacts, change: impl Fn(&mut Request)) -> PodFacts {
-    let mut request = (*pod.request.unwrap()).clone();
-    change(&mut request);
+    let changed = |request: Arc<Request>| {
+        let mut request = (*request).clone();
+        change(&mut request);
+        Arc::new(request)
+    };
     PodFacts {
-        request: Ok(request.into()),
+        request: pod.request.map(changed),
         ..pod
     }
 }
@@ -140,6 +145,13 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
         ..large(waits("p", 80))
     });
     others_get_the_rest(&mut ledger, 1);
+    // What filter refuses, preemption does not take.
+    for (milli, fits) in [(1_000, true), (1_001, false)] {
+        let late = cpu(milli, pod("late", 10));
+        let mut budget = ledger.budget();
+        let victims = ledger.preempt(&late, "a", &[], &|_| false, &mut budget, at(1));
+        assert_eq!(victims.is_some(), fits, "{milli}");
+    }
 
     let mut ledger = small(Config {
         call_back: true,
