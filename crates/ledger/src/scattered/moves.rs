@@ -209,17 +209,17 @@ impl Ledger {
             return true;
         };
         budget.charge(self.books.nodes().len() / 8);
-        let nodes = self.books.nodes();
-        let roomy = nodes.filter(|(name, _)| self.may_fit(name, pod, now));
+        let names = self.books.nodes().map(|(name, _)| name);
+        let roomy = names.filter(|name| self.may_fit(name, pod, now));
         let mut roomy: Vec<_> = roomy.collect();
-        roomy.sort_unstable_by_key(|(name, _)| *name);
+        roomy.sort_unstable();
         let mut found = Vec::new();
         let mut destinations = 0;
-        for (name, node) in roomy {
+        for name in roomy {
             if budget.is_spent() {
                 return false;
             }
-            let places = self.places_on(left, name, node, pod, taken, now, budget);
+            let places = self.places_on(left, name, pod, taken, now, budget);
             destinations += usize::from(!places.is_empty());
             found.extend(places);
             if destinations == DESTINATIONS {
@@ -244,7 +244,6 @@ impl Ledger {
         &'a self,
         left: &Left<'_>,
         name: &'a Arc<str>,
-        node: &'a Node,
         pod: &'a Arc<PodFacts>,
         taken: &[Taken<'a>],
         now: Duration,
@@ -252,6 +251,7 @@ impl Ledger {
     ) -> Vec<(gpustow_pack::Cost, Taken<'a>)> {
         let mut view = || {
             let site = self.site(pod, name, now)?;
+            let node = site.node;
             let here = || taken.iter().filter(|it| *it.node == *name);
             let pods = node.facts().and_then(|facts| facts.pods);
             let more = node.count() + here().count() as u64;
