@@ -1,5 +1,6 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
+mod meta;
 mod node;
 
 pub use node::NodeFacts;
@@ -22,6 +23,7 @@ use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
 use crate::request::{BadRequest, request};
 use crate::{kept, limit, names};
+use meta::{controller, gone_by, maker};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
@@ -74,6 +76,9 @@ pub struct PodFacts {
     pub epoch: Option<u64>,
     /// `metadata.deletionTimestamp` is set.
     pub deleting: bool,
+    /// When it should be gone if it is being deleted, in seconds since 1970: `metadata.deletionTimestamp`, but no later
+    /// than [`LONGEST_GRACE`] after the request. A pod may set itself a grace period of a year.
+    pub gone_by: Option<i64>,
     /// `spec.schedulingGates` has one that is not ours: somebody else says when it may come.
     pub gated: bool,
     /// It has [`names::GATE`]: it stands in the line.
@@ -94,6 +99,8 @@ pub struct PodFacts {
     pub preempted: bool,
     /// What its owner lets be done for that at most.
     pub act: Option<Act>,
+    /// UID of the controller that made it, if it asks for GPU memory: what failed for one of its pods fails for the next.
+    pub controller: Option<Arc<str>>,
     /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::MOVABLE`]).
     pub movable: Option<Arc<str>>,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
@@ -106,6 +113,9 @@ pub struct PodFacts {
     /// refusal from one that was there before.
     pub refusal: u64,
 }
+
+/// For so many seconds at most others wait for a pod that terminates, however long its grace period is.
+pub const LONGEST_GRACE: u32 = 600;
 
 /// Keys and values of taints.
 pub type Taints = [(Box<str>, Box<str>)];
@@ -163,6 +173,7 @@ impl PodFacts {
             assignment: assignment.map(|text| Assignment::decode(text).map(Arc::new)),
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),
             deleting,
+            gone_by: gone_by(meta),
             gated: gates().any(|gate| gate != names::GATE),
             in_line: gates().any(|gate| gate == names::GATE),
             preempts: spec.is_none_or(|spec| spec.preemption_policy.as_deref() != Some("Never")),
@@ -180,6 +191,7 @@ impl PodFacts {
             }),
             // Of a word that nobody knows only the softest is certain.
             act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),
+            controller: controller(meta).filter(|_| asks),
             movable: annotation(names::MOVABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
@@ -430,14 +442,6 @@ fn limits(
         true => (enforce, limits.into()),
         false => (enforce, NO_LIMITS.clone()),
     }
-}
-
-/// The controller that makes a pod anew on any node; those of a DaemonSet or of the node itself come nowhere else.
-fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
-    let mut owners = meta.owner_references.iter().flatten();
-    let controller = owners.find(|owner| owner.controller == Some(true))?;
-    let bound = ["DaemonSet", "Node"].contains(&controller.kind.as_str());
-    (!bound).then(|| controller.uid.as_str().into())
 }
 
 /// Seconds that a pod has to end; Kubernetes' own default where it does not say.

@@ -89,8 +89,11 @@ impl PodInfo {
 impl Cluster {
     /// An empty cluster in which gpu-mem is called `resource`, and an extender with these settings.
     pub fn new(resource: &str, config: Config) -> Self {
+        let wall = Timestamp::now();
+        let mut ledger = Ledger::new(config);
+        ledger.tell_time(BEGINNING, wall.as_second());
         Self {
-            ledger: Ledger::new(config),
+            ledger,
             namespace: None,
             nodes: BTreeMap::new(),
             reports: BTreeMap::new(),
@@ -100,7 +103,7 @@ impl Cluster {
             system: System::default(),
             policies: Seen::NotThere,
             now: BEGINNING,
-            wall: Timestamp::now(),
+            wall,
             resource: resource.to_owned(),
         }
     }
@@ -119,6 +122,7 @@ impl Cluster {
     pub fn pass(&mut self, elapsed: Duration) {
         self.now = BEGINNING + elapsed;
         self.wall = Timestamp::now();
+        self.ledger.tell_time(self.now, self.wall.as_second());
     }
 
     /// A pod is new or has changed.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus};
+use gpustow_pack::{Mib, NodeGpus, Request};
 
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
@@ -39,8 +39,8 @@ impl Ledger {
     }
 
     /// The node's view without those that `gone` names, less what the pods for which room is kept there will
-    /// need beyond the memory of those who are leaving and beyond what is called back for them. None if no
-    /// room is kept; [`Reason::NotYet`] if that could not be told within the budget.
+    /// need beyond what those have who are leaving, and beyond what is called back for them: GPU memory, CPU and memory
+    /// of the host. None if no room is kept; [`Reason::NotYet`] if that could not be told within the budget.
     pub(crate) fn beside_kept(
         &self,
         name: &str,
@@ -89,6 +89,10 @@ impl Ledger {
             called.any(|(_, what)| what.has(uuid))
         };
         let mut later = node.view_without_loans(|uid| !leaving(uid) && !gone(uid), called);
+        // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
+        let freed_cpu = later.cpu_free_milli.saturating_sub(view.cpu_free_milli);
+        let freed_ram = later.ram_free.minus(view.ram_free);
+        let (mut needs_cpu, mut needs_ram) = (0u64, Mib::ZERO);
         let mut needs = vec![Mib::ZERO; view.cards.len()];
         let mut freed: Vec<Mib> = (0..view.cards.len())
             .map(|card| node.held(node.uuid(card), |uid| leaving(uid) && !gone(uid)))
@@ -105,8 +109,6 @@ impl Ledger {
                     node.charges(what.cards())
                 }
                 None if let Some((_, what)) = self.queue.set_apart(&other.uid) => {
-                    view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
-                    view.ram_free = view.ram_free.minus(request.ram);
                     node.charges(what.cards())
                 }
                 None if let Some((_, what)) = self.queue.scattered(&other.uid) => {
@@ -118,11 +120,16 @@ impl Ledger {
                     Err(_) => continue,
                 },
             };
+            needs_cpu = needs_cpu.saturating_add(request.cpu_milli);
+            needs_ram = needs_ram + request.ram;
             for (card, mib) in charges {
                 later.cards[card].free = later.cards[card].free.minus(mib);
                 needs[card] = needs[card] + mib;
             }
         }
+        let needs_cpu = needs_cpu.saturating_sub(freed_cpu);
+        view.cpu_free_milli = view.cpu_free_milli.saturating_sub(needs_cpu);
+        view.ram_free = view.ram_free.minus(needs_ram.minus(freed_ram));
         for (index, card) in view.cards.iter_mut().enumerate() {
             card.free = card.free.minus(needs[index].minus(freed[index]));
         }
@@ -141,4 +148,11 @@ impl Ledger {
         let beside = self.beside_kept(name, node, pod, &gone, budget)?;
         Ok(beside.unwrap_or_else(|| node.view_of(|uid| !gone(uid))))
     }
+}
+
+/// Is CPU or memory of the host kept for others so that too little is left for the request? What the node is short of
+/// anyway is kube-scheduler's to say.
+pub(crate) fn is_host_kept(left: &NodeGpus, free: &NodeGpus, request: &Request) -> bool {
+    left.cpu_free_milli < request.cpu_milli.min(free.cpu_free_milli)
+        || left.ram_free < request.ram.min(free.ram_free)
 }

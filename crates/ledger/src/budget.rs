@@ -7,10 +7,20 @@
 
 use crate::{Config, Ledger, Reason};
 
+/// What one periodic look may cost: it holds the lock that filter calls wait for. A fit of a pod of one GPU counts as
+/// [`FIT`], a search adds its steps, and each pod or node that is only looked at counts once.
+const LOOK: u64 = 4096;
+/// What a plan may cost that is made for people: it holds no lock.
+const PLAN: u64 = 1_600_000;
+const FIT: u64 = 8;
+
 /// The search steps that a call has left; see [`Ledger::budget`].
 #[derive(Debug)]
 pub struct Budget {
     left: u64,
+    /// What each fit costs beside its steps.
+    fit: u64,
+    spent: u64,
 }
 
 impl Budget {
@@ -18,17 +28,68 @@ impl Budget {
     pub(crate) fn of(config: &Config) -> Self {
         Self {
             left: config.search_steps,
+            fit: 0,
+            spent: 0,
         }
+    }
+
+    /// For one periodic look, which counts every fit. What it leaves, the next look goes on with.
+    pub(crate) fn of_look() -> Self {
+        Self {
+            left: LOOK,
+            fit: FIT,
+            spent: 0,
+        }
+    }
+
+    /// For a plan that is made for people.
+    pub(crate) fn of_plan() -> Self {
+        Self {
+            left: PLAN,
+            fit: FIT,
+            spent: 0,
+        }
+    }
+
+    /// Has a periodic look spent nothing so far?
+    pub(crate) fn is_whole(&self) -> bool {
+        self.left >= LOOK
+    }
+
+    /// So many pods or nodes are looked at, which only a periodic look counts.
+    pub(crate) fn charge(&mut self, count: usize) {
+        if self.fit == 0 {
+            return;
+        }
+        self.take(u64::try_from(count).unwrap_or(u64::MAX));
+    }
+
+    fn take(&mut self, units: u64) {
+        self.left = self.left.saturating_sub(units);
+        self.spent = self.spent.saturating_add(units);
+    }
+
+    /// What was spent, the last search to its end.
+    pub(crate) fn spent(&self) -> u64 {
+        self.spent
     }
 
     /// For one node.
     pub(crate) fn all() -> Self {
-        Self { left: u64::MAX }
+        Self {
+            left: u64::MAX,
+            fit: 0,
+            spent: 0,
+        }
     }
 
     /// For looking at what is remembered.
     pub(crate) fn none() -> Self {
-        Self { left: 0 }
+        Self {
+            left: 0,
+            fit: 0,
+            spent: 0,
+        }
     }
 
     /// Is nothing left?
@@ -46,12 +107,19 @@ impl Budget {
         }
         let mut steps = 0;
         let found = search(&mut steps);
-        self.left = self.left.saturating_sub(steps);
+        self.take(steps.saturating_add(self.fit));
         Ok(found)
     }
 }
 
 impl Ledger {
+    /// What periodic looks for pods to disrupt have cost so far: a fit counts as 8, a pod or node that is only looked at as
+    /// one.
+    #[must_use]
+    pub fn work(&self) -> u64 {
+        self.work
+    }
+
     /// What one call may spend on searches, for [`Ledger::preempt`] and [`Ledger::spared`].
     #[must_use]
     pub fn budget(&self) -> Budget {

@@ -17,7 +17,7 @@ use gpustow_pack::{Cost, Mib, Refusal, Request};
 
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::queue::CalledBack;
+use crate::queue::{CalledBack, Evidence};
 use crate::{Ledger, Reason};
 
 /// Kinds of waiting pods that one look calls memory back for.
@@ -212,7 +212,8 @@ impl Ledger {
         may.then(|| request.clone())
     }
 
-    /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
+    /// Does the pod fit somewhere, so that it will be woken? Not where kube-scheduler's own filters refuse it. True, too,
+    /// if that takes too long to tell.
     pub(crate) fn may_fit_now(&self, pod: &PodFacts, now: Duration) -> bool {
         let mut budget = Budget::of(&self.config);
         let Ok(request) = &pod.request else {
@@ -225,6 +226,7 @@ impl Ledger {
             .filter(|(_, node)| node.facts().is_some());
         nodes.any(|(name, _)| {
             self.may_fit(name, pod, now)
+                && self.evidence(&pod.uid, name, now) != Evidence::Rejected
                 && !matches!(
                     self.choose_within(name, pod, request, &mut budget),
                     Err(reason) if reason != Reason::NotYet

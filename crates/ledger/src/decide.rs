@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
-use gpustow_pack::{Choice, Cost, NodeGpus, Refusal, Request};
+use gpustow_pack::{Choice, Cost, Refusal, Request};
 
 use crate::Ledger;
+use crate::beside::is_host_kept;
 use crate::books::{Gate, Node, Reservation};
 use crate::budget::Budget;
+use crate::queue::NodeSet;
 use crate::scores::{ClassId, Slot};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
@@ -215,11 +217,13 @@ impl Ledger {
             false => Budget::of(&self.config),
         };
         let mut unknown = Vec::new();
+        let mut offered = NodeSet::default();
         for &name in candidates {
             let Some(slot) = self.scores.slot(name) else {
                 refused.push((name, Reason::NoReport));
                 continue;
             };
+            offered.insert(slot);
             if behind && self.is_for_line(name) {
                 refused.push((name, Reason::InLine));
                 continue;
@@ -252,6 +256,7 @@ impl Ledger {
         let Some(&(all_tried, _, _, best)) = feasible.first() else {
             let looked_at = refused.iter().filter(|(_, why)| *why != Reason::NotYet);
             let looked_at: Vec<&str> = looked_at.map(|(name, _)| *name).collect();
+            self.note_offered(ask.pod, offered, candidates.len(), now);
             self.wait_refused(ask.pod, &looked_at, now);
             if stopped.is_some() {
                 self.queue.ask_again(uid);
@@ -295,6 +300,7 @@ impl Ledger {
                 self.reserve(ask.pod, best, &request, &choice, now + ttl);
             }
             Err(reason) => {
+                self.note_offered(ask.pod, offered, candidates.len(), now);
                 self.wait_refused(ask.pod, candidates, now);
                 return refuse_all(candidates, reason);
             }
@@ -436,14 +442,10 @@ impl Ledger {
     ) -> Result<Choice, Reason> {
         let node = self.books.node(name).ok_or(Reason::NoReport)?;
         let choice = self.scores.fit_within(node.view(), request, budget)?;
-        // CPU and memory of the host are kept with a place: kube-scheduler knows nothing of that.
-        let short = |view: &NodeGpus| {
-            let (free, left) = (node.view(), view);
-            left.cpu_free_milli < request.cpu_milli.min(free.cpu_free_milli)
-                || left.ram_free < request.ram.min(free.ram_free)
-        };
         match self.beside_kept(name, node, pod, |_| false, budget)? {
-            Some(view) if short(&view) => Err(self.kept_because(name, pod)),
+            Some(view) if is_host_kept(&view, node.view(), request) => {
+                Err(self.kept_because(name, pod))
+            }
             Some(view) => match self.scores.fit_within(&view, request, budget) {
                 Err(Reason::Fit(_)) => Err(self.kept_because(name, pod)),
                 found => found,

@@ -56,6 +56,7 @@ mod call_back;
 mod config;
 mod decide;
 mod explain;
+mod leaving;
 mod maps;
 mod over_limit;
 mod places;
@@ -67,7 +68,7 @@ mod shortage;
 mod snapshot;
 mod watch;
 
-use books::{Books, Change};
+use books::{Books, Change, Event};
 use queue::Queue;
 use scores::Scores;
 
@@ -94,6 +95,10 @@ pub struct Ledger {
     over: over_limit::Seen,
     scattered: scattered::Seen,
     moving: scattered::Tries,
+    /// What time it was, in seconds since 1970, when this ledger's clock began.
+    unix_at_start: Option<i64>,
+    /// See [`Ledger::work`].
+    work: u64,
 }
 
 impl Ledger {
@@ -108,12 +113,19 @@ impl Ledger {
             over: over_limit::Seen::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
+            unix_at_start: None,
+            work: 0,
         }
     }
 
     /// Lets scores and queue follow what has changed in the books.
     fn follow(&mut self, change: Change) {
         for event in change.into_events() {
+            if let Event::NodeGone(name) = &event
+                && let Some(slot) = self.scores.slot(name)
+            {
+                self.queue.forget_slot(slot);
+            }
             self.scores.follow(&event, &mut self.books);
             self.queue.follow(&event, &self.books);
         }

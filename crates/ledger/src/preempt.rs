@@ -7,6 +7,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Card, NodeGpus, Request};
 
+use crate::beside::is_host_kept;
 use crate::books::Node;
 use crate::budget::Budget;
 use crate::maps::HashSet;
@@ -54,6 +55,7 @@ impl Ledger {
         if self.books.is_unfenced(&pod.uid) {
             return None;
         }
+        budget.charge(node.bound().len());
         let mut fits = |gone: &HashSet<Arc<str>>| {
             let after = self.fits_after(name, node, pod, gone, budget);
             after.map(|view| view.is_some())
@@ -155,7 +157,16 @@ impl Ledger {
     ) -> Option<Option<NodeGpus>> {
         let request = pod.request.as_ref().ok()?;
         let gone = |uid: &str| *uid == *pod.uid || gone.contains(uid);
-        let view = self.view_without(name, node, pod, gone, budget).ok()?;
+        let view = match self.beside_kept(name, node, pod, gone, budget).ok()? {
+            Some(left) => {
+                let free = node.view_of(|uid| !gone(uid));
+                if is_host_kept(&left, &free, request) {
+                    return Some(None);
+                }
+                left
+            }
+            None => node.view_of(|uid| !gone(uid)),
+        };
         match self.scores.fit_within(&view, request, budget) {
             Ok(_) => Some(Some(view)),
             Err(Reason::NotYet) => None,

@@ -3,15 +3,18 @@
 //!
 //! The ledger chooses who is to end ([`Ledger::preempt_scattered`]), keeps the room ([`crate::queue`]) and says who of
 //! the chosen is needed still ([`Ledger::preemptions`]). It acts on nobody. It waits until kube-scheduler had its
-//! chance, and leaves alone what kube-scheduler's own preemption answers: where a node's sum is short, and pods of
-//! lower priority could mend that. Whose room did not come, or was of no use, has nobody
-//! end there again, nor elsewhere before a pause.
+//! chance, and leaves alone for a minute what kube-scheduler's own preemption answers: where a node's sum is short, and
+//! pods of lower priority could change that. A pod whose room did not come, or was of no use, has no other end there
+//! again, nor elsewhere before a pause. Pods end only on a node that kube-scheduler offered for the pod
+//! ([`crate::queue`], evidence), and what a look may cost is bounded ([`search`]).
 
 mod moves;
 mod moving;
+mod pieces;
+mod planning;
+mod search;
 
 use std::cmp::Reverse;
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,22 +24,16 @@ use gpustow_pack::{Choice, Mib, Request};
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::maps::{HashMap, HashSet};
+use crate::maps::HashSet;
 use crate::preempt::{asked_in_sum, left_in_sum};
-use crate::queue::CalledBack;
+use crate::queue::{CalledBack, Evidence};
 
 pub use moves::{Move, Moves};
 pub(crate) use moving::Tries;
+pub(crate) use search::Seen;
 
 /// Kinds of waiting pods that one look thinks of.
 const KINDS: usize = 16;
-/// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.
-const CHANCE: Duration = Duration::from_secs(1);
-
-/// Since when pods have waited for room that is scattered.
-#[derive(Debug, Default)]
-pub(crate) struct Seen(HashMap<Uid, Duration>);
-
 /// Who of these pods, the most important first, cannot end without breaking a disruption budget.
 pub type Broken<'a> = &'a dyn Fn(&[Arc<PodFacts>]) -> Vec<Arc<str>>;
 
@@ -58,6 +55,7 @@ pub struct Preemption {
 }
 
 /// Who would have to end, and where.
+#[derive(Clone, Debug)]
 struct Plan {
     node: Arc<str>,
     cards: Vec<(Box<str>, Mib)>,
@@ -106,6 +104,7 @@ impl Ledger {
             return Vec::new();
         }
         self.expire(now);
+        self.queue.forget_controllers(now);
         for uid in self.queue.all_scattered() {
             self.look_after_scattered(&uid, now);
         }
@@ -113,69 +112,54 @@ impl Ledger {
         if !self.config.preempt_scattered {
             return Vec::new();
         }
-        let waits = |uid: &str| {
-            self.books
-                .pod(uid)
-                .is_some_and(|pod| self.may_preempt(pod, now))
-        };
-        let waiting = self.queue.without_room(KINDS, waits).into_iter();
-        let waiting = waiting.filter_map(|uid| self.asleep(&uid));
-        let waiting: Vec<_> = waiting.filter(|pod| !self.may_fit_now(pod, now)).collect();
-        let before = take(&mut self.scattered.0);
-        let since = |uid: &Uid| before.get(uid).copied().unwrap_or(now);
-        let seen = waiting.iter().map(|pod| (pod.uid.clone(), since(&pod.uid)));
-        self.scattered.0 = seen.collect();
-        let had_its_chance = |pod: &Arc<PodFacts>| {
-            let waited = now.saturating_sub(since(&pod.uid));
-            waited >= CHANCE && self.plan_scattered(pod, &|_| Vec::new(), now).is_some()
-        };
-        waiting.into_iter().filter(had_its_chance).collect()
+        self.search_scattered(now)
     }
 
-    /// Chooses who is to end for one of the pods that [`Ledger::scattered`] named, and keeps the room. False if
-    /// nobody need or can.
+    /// Chooses who is to end for one of the pods that [`Ledger::scattered`] named, and keeps the room. False if no other
+    /// need or can end, or if the search goes on: the next look names the pod again.
     pub fn preempt_scattered(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
-        let pod = self.books.pod(uid).cloned();
-        let may = |pod: &Arc<PodFacts>| self.may_preempt(pod, now) && !self.queue.has_kept(uid);
-        let Some(pod) = pod.filter(may).filter(|pod| !self.may_fit_now(pod, now)) else {
+        let Some((pod, plan)) = self.choose_scattered(uid, broken, now) else {
             return false;
         };
-        let (Ok(request), Some(plan)) = (&pod.request, self.plan_scattered(&pod, broken, now))
-        else {
+        let Ok(request) = &pod.request else {
             return false;
         };
         let victims: Vec<Uid> = plan.victims.iter().map(|pod| pod.uid.clone()).collect();
-        let ending = self.leaving(&plan.node).into_iter().chain(victims.clone());
-        let grace = self.grace(&ending.collect::<Vec<_>>());
+        let ending = self.leaving(&plan.node, now).into_iter();
+        let grace = self.grace(&ending.chain(victims.clone()).collect::<Vec<_>>());
         let until = now + self.config.call_back_for + grace;
         let what = CalledBack::new(request.clone(), plan.cards, victims);
         self.queue
             .keep_scattered(&pod.uid, &plan.node, what, false, until, &self.books);
-        self.scattered.0.remove(uid);
         true
     }
 
     /// Who is to end now, and for whom.
     #[must_use]
     pub fn preemptions(&self, now: Duration) -> Vec<Preemption> {
-        let preemption = |uid: Uid| {
-            let (name, what) = self.queue.scattered(&uid)?;
-            let pod = self.books.pod(&uid)?.clone();
-            let victims = match self.may_fit_now(&pod, now) {
-                true => Vec::new(),
-                false => self.needed(&pod, name, what, now).unwrap_or_default(),
-            };
-            Some(Preemption {
-                node: name.clone(),
-                until: self.queue.kept_until(&uid)?,
-                cards: what.cards().to_vec(),
-                moves: self.queue.is_moved_for(&uid),
-                victims,
-                pod,
-            })
+        let all = self.queue.all_scattered();
+        all.iter()
+            .filter_map(|uid| self.preemption(uid, now))
+            .collect()
+    }
+
+    /// The same for one pod.
+    #[must_use]
+    pub fn preemption(&self, uid: &str, now: Duration) -> Option<Preemption> {
+        let (name, what) = self.queue.scattered(uid)?;
+        let pod = self.books.pod(uid)?.clone();
+        let victims = match self.may_fit_now(&pod, now) {
+            true => Vec::new(),
+            false => self.needed(&pod, name, what, now).unwrap_or_default(),
         };
-        let all = self.queue.all_scattered().into_iter();
-        all.filter_map(preemption).collect()
+        Some(Preemption {
+            node: name.clone(),
+            until: self.queue.kept_until(uid)?,
+            cards: what.cards().to_vec(),
+            moves: self.queue.is_moved_for(uid),
+            victims,
+            pod,
+        })
     }
 
     /// May others end for this pod at all?
@@ -186,7 +170,7 @@ impl Ledger {
     /// Is room that others make of use to the pod, and can it be kept?
     fn may_be_given_room(&self, pod: &PodFacts, now: Duration) -> bool {
         pod.node.is_none()
-            && !self.queue.rests_from_ends(&pod.uid, now)
+            && !self.queue.rests_from_ends(pod, now)
             && !pod.released
             && !pod.gated
             && !pod.deleting
@@ -220,7 +204,7 @@ impl Ledger {
     }
 
     /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all
-    /// of them end.
+    /// of them end, or if kube-scheduler refuses the node meanwhile.
     fn needed(
         &self,
         pod: &PodFacts,
@@ -229,6 +213,12 @@ impl Ledger {
         now: Duration,
     ) -> Option<Vec<Arc<PodFacts>>> {
         let site = self.site(pod, name, now)?;
+        let left = left_in_sum(site.node, site.node.view(), |_| true);
+        let is_rejected = self.evidence(&pod.uid, name, now) == Evidence::Rejected;
+        // Where the sum is short kube-scheduler offers nothing until the victims are gone.
+        if is_rejected && left >= asked_in_sum(site.request) {
+            return None;
+        }
         let cards: Vec<usize> = site
             .node
             .charges(what.cards())
@@ -244,95 +234,6 @@ impl Ledger {
         let only = |card| cards.contains(&card);
         let (victims, _) = self.reprieve(&site, &chosen, &[], &only, &mut budget)?;
         Some(victims)
-    }
-
-    /// The best of all plans; none if kube-scheduler's preemption would help the pod, if room is about to come
-    /// without anybody's doing, or if that took too long to tell.
-    fn plan_scattered(
-        &self,
-        pod: &Arc<PodFacts>,
-        broken: Broken<'_>,
-        now: Duration,
-    ) -> Option<Plan> {
-        let mut budget = Budget::of(&self.config);
-        // Where an earlier extender began it.
-        if let Some(name) = &pod.kept_on {
-            let plans = self.plans_on(pod, name, broken, now, &mut budget, true)?;
-            let best = plans
-                .into_iter()
-                .min_by(|one, other| one.order().cmp(&other.order()));
-            if best.is_some() {
-                return best;
-            }
-        }
-        let mut best: Option<Plan> = None;
-        for (name, _) in self.books.nodes() {
-            for plan in self.plans_on(pod, name, broken, now, &mut budget, false)? {
-                if best.as_ref().is_none_or(|best| plan.order() < best.order()) {
-                    best = Some(plan);
-                }
-            }
-        }
-        best.filter(|_| !budget.is_spent())
-    }
-
-    /// What could be done on one node. None if nothing is to be done on any.
-    fn plans_on(
-        &self,
-        pod: &PodFacts,
-        name: &str,
-        broken: Broken<'_>,
-        now: Duration,
-        budget: &mut Budget,
-        began: bool,
-    ) -> Option<Vec<Plan>> {
-        let none = Some(Vec::new());
-        let Some(site) = self.site(pod, name, now) else {
-            return none;
-        };
-        if self.refused_in_tree(name, pod).is_some()
-            || self.queue.was_preempted_in_vain(&pod.uid, name)
-        {
-            return none;
-        }
-        let left = left_in_sum(site.node, site.node.view(), |_| true);
-        if left < asked_in_sum(site.request) {
-            let helps = self.preempt(pod, name, &[], &|_| false, budget, now);
-            return if helps.is_some() { None } else { none };
-        }
-        let everywhere = |_| true;
-        if let Some((_, choice)) = self.reprieve(&site, &[], &[], &everywhere, budget) {
-            // Whoever leaves already makes the room.
-            let plan = || self.plan_of(&site, Vec::new(), 0, &choice);
-            return began.then(|| plan().into_iter().collect());
-        }
-        let cards = 0..site.node.gpus().len();
-        let sites: Vec<Option<usize>> = match site.request.claims.as_slice() {
-            [claim] if claim.gpus <= 1 => cards.map(Some).collect(),
-            _ => vec![None],
-        };
-        let mut plans = Vec::new();
-        for card in sites {
-            let holds = |pod: &Arc<PodFacts>| {
-                card.is_none_or(|card| {
-                    let hold = site.node.bound().get(&pod.uid);
-                    hold.is_some_and(|hold| hold.on(site.node.uuid(card)) > Mib::ZERO)
-                })
-            };
-            let mut others = self.evictable(name, pod.priority);
-            others.retain(holds);
-            others.sort_unstable_by_key(|pod| importance(pod));
-            let only = |index| card.is_none_or(|card| card == index);
-            let protected = broken(&others);
-            let found = self.reprieve(&site, &others, &protected, &only, budget);
-            let plan = found.and_then(|(victims, choice)| {
-                let is_it = |pod: &&Arc<PodFacts>| protected.contains(&pod.uid);
-                let broken = victims.iter().filter(is_it).count();
-                self.plan_of(&site, victims, broken, &choice)
-            });
-            plans.extend(plan);
-        }
-        Some(plans)
     }
 
     fn plan_of(
@@ -396,6 +297,10 @@ impl Ledger {
         for (index, card) in view.cards.iter_mut().enumerate() {
             card.usable &= only(index);
         }
+        let (cpu, ram) = (site.request.cpu_milli, site.request.ram);
+        if view.cpu_free_milli < cpu || view.ram_free < ram {
+            return None;
+        }
         self.scores.fit_within(&view, site.request, budget).ok()
     }
 
@@ -408,16 +313,8 @@ impl Ledger {
             request: pod.request.as_ref().ok()?,
             name,
             node: node?,
-            leaving: self.leaving(name).into_iter().collect(),
+            leaving: self.leaving(name, now),
         })
-    }
-
-    /// Those bound to a node that leave it already.
-    fn leaving(&self, name: &str) -> Vec<Uid> {
-        let bound = self.books.node(name).into_iter();
-        let bound = bound.flat_map(|node| node.bound().keys());
-        let leaves = |uid: &&Uid| self.books.pod(uid).is_some_and(|pod| pod.deleting);
-        bound.filter(leaves).cloned().collect()
     }
 }
 

@@ -232,6 +232,8 @@ impl Stowed {
             assignment: None,
             epoch: None,
             deleting: false,
+            gone_by: None,
+            controller: None,
             gated: false,
             in_line: false,
             preempts: true,

@@ -68,6 +68,8 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
             deleting: false,
+            gone_by: None,
+            controller: None,
             gated: true,
             in_line: false,
             preempts: true,
@@ -215,6 +217,25 @@ fn memory_is_released_at_the_end_and_not_before() {
             (deleting, released),
             "{what}"
         );
+    }
+}
+
+#[test]
+fn a_deleted_pod_is_waited_for_no_longer_than_ten_minutes() {
+    for (grace, deleted_at, gone_by) in [
+        (Some(30), "1970-01-01T01:00:30Z", Some(3630)),
+        (Some(0), "1970-01-01T01:00:00Z", Some(3600)),
+        (None, "1970-01-01T01:00:00Z", Some(3600)),
+        // A year after the request, which came an hour after 1970 began.
+        (Some(31_536_000), "1971-01-01T01:00:00Z", Some(4200)),
+    ] {
+        let facts = facts(json!({
+            "metadata": {
+                "uid": "u", "deletionTimestamp": deleted_at, "deletionGracePeriodSeconds": grace,
+            },
+            "spec": {"containers": [{"name": "main"}]},
+        }));
+        assert_eq!(facts.gone_by, gone_by, "{grace:?}");
     }
 }
 
@@ -395,22 +416,40 @@ fn what_may_be_used_and_done_is_read_from_annotations() {
 
 #[test]
 fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
-    let movable = |mark: &str, kind: &str, controller: bool| {
+    let of = |mark: &str, api: &str, kind: &str, controller: bool| {
         facts(json!({ "metadata": {
             "uid": "u", "annotations": { names::MOVABLE: mark },
             "ownerReferences": [{
-                "apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o", "controller": controller,
+                "apiVersion": api, "kind": kind, "name": "o", "uid": "o", "controller": controller,
             }],
         }}))
         .movable
     };
-    assert_eq!(movable("true", "ReplicaSet", true).as_deref(), Some("o"));
+    for (api, kind) in [
+        ("apps/v1", "ReplicaSet"),
+        ("apps/v1", "StatefulSet"),
+        ("batch/v1", "Job"),
+        ("v1", "ReplicationController"),
+        ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+        ("kubeflow.org/v1", "PyTorchJob"),
+    ] {
+        assert_eq!(of("true", api, kind, true).as_deref(), Some("o"), "{kind}");
+    }
+    // A pod may name any owner; none of these makes a replacement.
+    for (api, kind) in [
+        ("v1", "ConfigMap"),
+        ("v1", "Node"),
+        ("batch/v1", "CronJob"),
+        ("networking.k8s.io/v1", "Ingress"),
+    ] {
+        assert_eq!(of("true", api, kind, true), None, "{kind}");
+    }
+    let movable = |mark: &str, kind: &str, controller: bool| of(mark, "apps/v1", kind, controller);
     for (mark, kind, controller) in [
         ("false", "ReplicaSet", true),
         ("yes", "ReplicaSet", true),
         ("true", "ReplicaSet", false),
         ("true", "DaemonSet", true),
-        ("true", "Node", true),
     ] {
         assert_eq!(movable(mark, kind, controller), None, "{mark} {kind}");
     }

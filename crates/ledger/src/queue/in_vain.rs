@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::PodFacts;
+
 use super::Queue;
 use super::kept::CalledBack;
 use crate::books::{Books, Uid};
@@ -34,29 +36,79 @@ pub(super) struct PreemptedInVain {
     rests_until: Duration,
 }
 
+impl PreemptedInVain {
+    fn note(&mut self, node: Arc<str>, now: Duration) {
+        let pause = rest(self.nodes.len());
+        if self.nodes.insert(node) {
+            self.rests_until = now + pause;
+        }
+    }
+}
+
+/// A controller, by its namespace and UID. It makes a new pod, with a new UID, where one failed: the back-off is its own.
+pub(super) type Controller = (Arc<str>, Uid);
+
+fn controller(pod: &PodFacts) -> Option<Controller> {
+    Some((pod.namespace.clone(), pod.controller.clone()?))
+}
+
 impl Queue {
-    /// What others were to leave to the pod did not come, or was of no use to it: nobody ends for it on this
-    /// node again, nor on another before a pause, which doubles each time.
+    /// What others were to leave to the pod did not come, or was of no use to it: no other ends for it on this
+    /// node again, nor on another before a pause, which doubles each time. The same holds for the controller's next pod.
     pub(crate) fn ended_in_vain(&mut self, uid: &Uid, books: &Books, now: Duration) {
         if let Some((node, _)) = self.scattered(uid) {
             let node = node.clone();
             let it = self.preempted_in_vain.entry(uid.clone()).or_default();
-            it.rests_until = now + rest(it.nodes.len());
-            it.nodes.insert(node);
+            it.note(node.clone(), now);
+            if let Some(controller) = books.pod(uid).and_then(|pod| controller(pod)) {
+                let it = self.controllers_in_vain.entry(controller).or_default();
+                it.note(node, now);
+            }
         }
         self.end_kept(uid, books);
     }
 
-    /// Did others end, or should have, on this node for the pod in vain?
-    pub(crate) fn was_preempted_in_vain(&self, uid: &str, node: &str) -> bool {
-        let it = self.preempted_in_vain.get(uid);
-        it.is_some_and(|it| it.nodes.contains(node))
+    /// A pod is gone, or is being deleted, before it had the room that others were to leave to it: its controller may
+    /// make another at once, which would have others end, and so on.
+    pub(super) fn beneficiary_lost(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        let is_lost = new.is_none_or(|pod| pod.released || pod.deleting);
+        let Some(old) = old.filter(|old| is_lost && old.node.is_none()) else {
+            return;
+        };
+        let until = self.kept_until(&old.uid).unwrap_or_default();
+        if let Some((node, _)) = self.scattered(&old.uid)
+            && let Some(controller) = controller(old)
+        {
+            let node = node.clone();
+            let it = self.controllers_in_vain.entry(controller).or_default();
+            it.note(node, until);
+        }
     }
 
-    /// Did others end for the pod in vain so lately that nobody ends or moves for it now?
-    pub(crate) fn rests_from_ends(&self, uid: &str, now: Duration) -> bool {
-        let it = self.preempted_in_vain.get(uid);
-        it.is_some_and(|it| it.rests_until > now)
+    /// Forgets controllers whose pauses have been over for as long as a pause may be.
+    pub(crate) fn forget_controllers(&mut self, now: Duration) {
+        self.controllers_in_vain
+            .retain(|_, it| it.rests_until + LONGEST_REST > now);
+    }
+
+    fn in_vain_for<'s>(
+        &'s self,
+        pod: &PodFacts,
+    ) -> impl Iterator<Item = &'s PreemptedInVain> + use<'s> {
+        let own = self.preempted_in_vain.get(&pod.uid);
+        let controller = controller(pod);
+        let earlier = controller.and_then(|it| self.controllers_in_vain.get(&it));
+        own.into_iter().chain(earlier)
+    }
+
+    /// Did others end, or should have, on this node for the pod in vain?
+    pub(crate) fn was_preempted_in_vain(&self, pod: &PodFacts, node: &str) -> bool {
+        self.in_vain_for(pod).any(|it| it.nodes.contains(node))
+    }
+
+    /// Did others end for the pod without use so lately that no other ends or moves for it now?
+    pub(crate) fn rests_from_ends(&self, pod: &PodFacts, now: Duration) -> bool {
+        self.in_vain_for(pod).any(|it| it.rests_until > now)
     }
 
     pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {

@@ -13,7 +13,7 @@ use gpustow_pack::{Mib, Request};
 use crate::books::Uid;
 
 /// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority, age and name.
-pub(super) type Turn = (u32, Reverse<i32>, i64, Arc<str>, Uid);
+pub(crate) type Turn = (u32, Reverse<i32>, i64, Arc<str>, Uid);
 /// A kind of pods; never used twice.
 pub(super) type KindId = u64;
 /// What makes pods one kind.

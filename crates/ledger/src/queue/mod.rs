@@ -3,6 +3,7 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
+mod evidence;
 mod in_vain;
 mod kept;
 mod kind;
@@ -22,9 +23,12 @@ use gpustow_pack::Request;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 use crate::places::GivenUp;
-use in_vain::{InVain, PreemptedInVain};
+use evidence::Offered;
+pub(crate) use evidence::{Evidence, NodeSet};
+use in_vain::{Controller, InVain, PreemptedInVain};
 pub(crate) use kept::CalledBack;
 use kept::Kept;
+pub(crate) use kind::Turn;
 pub use line::Lift;
 use line::{Line, is_in_line};
 use successors::Successor;
@@ -37,6 +41,8 @@ use wake::Wakes;
 pub(crate) struct Queue {
     /// Nodes that something after us refused for a pod, and how often its bind met a conflict.
     tried: HashMap<Uid, Tried>,
+    /// Nodes that kube-scheduler offered to pods that wait.
+    offered: HashMap<Uid, Offered>,
     /// Unbound pods by the node where room is kept for them: nominated there, or in `kept`.
     keeping: HashMap<Arc<str>, HashSet<Uid>>,
     kept: HashMap<Uid, Kept>,
@@ -47,6 +53,7 @@ pub(crate) struct Queue {
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,
     preempted_in_vain: HashMap<Uid, PreemptedInVain>,
+    controllers_in_vain: HashMap<Controller, PreemptedInVain>,
     waiting: Waiting,
     line: Line,
     wakes: Wakes,
@@ -67,7 +74,13 @@ impl Queue {
     pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
         match event {
             Event::Pod { uid, old, new } => {
+                self.beneficiary_lost(old.as_deref(), new.as_deref());
                 self.index_nomination(old.as_deref(), new.as_deref());
+                if let (Some(old), Some(new)) = (old, new)
+                    && old.refusal != new.refusal
+                {
+                    self.text_changed(uid);
+                }
                 self.successor_came(old.as_deref(), new.as_deref(), books);
                 self.pod_changed(uid, new.as_deref(), books);
             }
@@ -90,6 +103,7 @@ impl Queue {
                     self.sleeps(uid, books);
                 } else {
                     self.tried.remove(uid);
+                    self.offered.remove(uid);
                 }
             }
             Event::Conflict(uid) => {
@@ -105,6 +119,7 @@ impl Queue {
         let ended = new.is_none_or(|pod| pod.node.is_some() || pod.released);
         if ended {
             self.tried.remove(uid);
+            self.offered.remove(uid);
             self.in_vain.remove(uid);
             self.preempted_in_vain.remove(uid);
             self.line.ended(uid);
@@ -191,13 +206,19 @@ impl Queue {
     /// Of each kind that waits, up to `limit`, the first such pod for which no room is kept and nobody was woken.
     pub(crate) fn without_room(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
         let skip = |uid: &str| self.kept.contains_key(uid) || !is_such(uid);
-        self.waiting.firsts(limit, skip)
+        self.waiting.firsts(&mut None, limit, skip)
     }
 
-    /// The same, and those that have no more than a place to wait for.
-    pub(crate) fn without_more(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
+    /// The same, and those that have no more than a place to wait for: from the kind on that stands after `from`, which
+    /// is moved on, and is none at the end.
+    pub(crate) fn without_more(
+        &self,
+        from: &mut Option<Turn>,
+        limit: usize,
+        is_such: impl Fn(&str) -> bool,
+    ) -> Vec<Uid> {
         let skip = |uid: &str| self.has_kept(uid) || !is_such(uid);
-        self.waiting.firsts(limit, skip)
+        self.waiting.firsts(from, limit, skip)
     }
 
     /// Is room kept for the pod that no nomination keeps, and that is more than a place to wait for?

@@ -26,6 +26,8 @@ impl Successor {
     fn is(&self, pod: &PodFacts) -> bool {
         let asks = (pod.request.as_ref(), self.pod.request.as_ref());
         let same = matches!(asks, (Ok(one), Ok(other)) if one == other);
+        // A pod of another namespace may name the same owner.
+        let same = same && pod.namespace == self.pod.namespace && pod.priority == self.pod.priority;
         same && pod.movable.is_some() && pod.movable == self.pod.movable
     }
 }
@@ -62,6 +64,7 @@ impl Queue {
             node: None,
             assignment: None,
             deleting: false,
+            gone_by: None,
             preempted: false,
             ..of.clone()
         };

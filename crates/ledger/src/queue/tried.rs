@@ -55,6 +55,7 @@ impl Queue {
     pub(super) fn forget_tries(&mut self, books: &Books) {
         let known = |uid: &Uid| books.pod(uid).is_some() || books.reservation(uid).is_some();
         self.tried.retain(|uid, _| known(uid));
+        self.offered.retain(|uid, _| known(uid));
         self.in_vain.retain(|uid, _| known(uid));
     }
 

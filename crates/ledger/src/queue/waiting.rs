@@ -380,15 +380,30 @@ impl Waiting {
         Some((turn, *kind))
     }
 
-    /// The first pod of each of the first `limit` kinds that is promised nothing and that `skip` does not name.
-    pub(super) fn firsts(&self, limit: usize, skip: impl Fn(&str) -> bool) -> Vec<Uid> {
-        let kinds = self.heads.values().filter_map(|id| self.kinds.get(id));
+    /// Of each of `limit` kinds that have one, the first pod that is promised nothing and that `skip` does not name: from
+    /// the kind on that stands after `from`, which is moved on, and is none at the end.
+    pub(super) fn firsts(
+        &self,
+        from: &mut Option<Turn>,
+        limit: usize,
+        skip: impl Fn(&str) -> bool,
+    ) -> Vec<Uid> {
         let is_free = |turn: &&Turn| {
             let wait = self.pods.get(&turn.4);
             !skip(&turn.4) && wait.is_some_and(|wait| wait.promised.is_none())
         };
-        let first = |kind: &Kind| kind.order.iter().find(is_free).map(|turn| turn.4.clone());
-        kinds.take(limit).filter_map(first).collect()
+        let mut firsts = Vec::new();
+        while firsts.len() < limit {
+            let Some((head, id)) = self.head_after(from.as_ref()) else {
+                *from = None;
+                break;
+            };
+            let kind = self.kinds.get(&id);
+            let first = kind.and_then(|kind| kind.order.iter().find(is_free));
+            firsts.extend(first.map(|turn| turn.4.clone()));
+            *from = Some(head.clone());
+        }
+        firsts
     }
 
     /// Where a pod of this kind stands.

@@ -87,6 +87,7 @@ impl Ledger {
         let seen = |uid: &str| self.books.pod(uid).is_some();
         for uid in self.queue.waiting.forget_unseen(seen, now) {
             self.queue.tried.remove(&uid);
+            self.queue.offered.remove(&uid);
         }
         let mut woken = self.come_again(limit);
         self.queue.line.tick(now);

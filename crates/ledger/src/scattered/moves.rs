@@ -3,11 +3,9 @@
 //!
 //! Whoever moves is evicted, and its controller makes another that goes to the place; nobody moves to room that another
 //! move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card each, and
-//! the search ends within its bounds ([`SETS`], [`LOOKS`]): otherwise a lesser one may be missed. Affinity between pods and
+//! the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be missed. Affinity between pods and
 //! topology spread are not looked at, and disruption budgets where the plan is carried out ([`super::moving`]).
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,19 +13,16 @@ use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, NodeGpus};
 
 use super::Site;
+use super::planning::{Planning, Unit, sets_of_cards};
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::preempt::{asked_in_sum, left_in_sum};
 
 /// Sets of pods that are thought of for one set of cards, the least first.
 const SETS: usize = 4096;
-/// Looks at a node that one plan may take.
-const LOOKS: usize = 200_000;
-/// Sets of cards of one node among which a pod of several gets its own; of more, the policy's choice alone.
-const CHOICES: usize = 70;
-
+/// Nodes with a place for a pod that moves, among which it gets one.
+const DESTINATIONS: usize = 16;
 /// Memory of cards, by UUID.
 type Cards = Vec<(Box<str>, Mib)>;
 
@@ -71,7 +66,7 @@ impl Moves {
     }
 
     /// Fewest MiB, then fewest pods; then by name.
-    fn order(&self) -> impl Ord + '_ {
+    pub(super) fn order(&self) -> impl Ord + '_ {
         (self.mib(), self.moves.len(), &*self.node, &self.cards)
     }
 }
@@ -90,148 +85,80 @@ struct Left<'a> {
 }
 
 impl Ledger {
-    /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
-    /// somebody leaves or may be preempted for it.
-    #[must_use]
-    pub fn waits_for_pieces(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
-        let Ok(request) = &pod.request else {
-            return false;
-        };
-        let is_free = pod.node.is_none() && !pod.released && !pod.deleting && !pod.gated;
-        if !is_free || request.is_empty() || self.may_fit_now(pod, now) {
-            return false;
-        }
-        let sites: Vec<_> = self
-            .books
-            .nodes()
-            .filter_map(|(name, _)| self.site(pod, name, now))
-            .filter(|site| self.excluded(site.name, &pod.constraints).is_none())
-            .collect();
-        // What is asked of every pod that waits, every second, is asked in the order of what it costs.
-        let free: Mib = sites.iter().map(|site| site.node.view().free()).sum();
-        if asked_in_sum(request) > free.0 {
-            return false;
-        }
-        let could = |site: &Site<'_>| {
-            let empty = site.node.view_of(|_| false);
-            self.scores.fit(&empty, request).is_ok()
-        };
-        if !sites.iter().any(could) {
-            return false;
-        }
-        let mut budget = Budget::of(&self.config);
-        let mut open = sites
-            .iter()
-            .filter(|site| self.refused_in_tree(site.name, pod).is_none());
-        !open.any(|site| self.is_served(site, &mut budget, now))
-    }
-
-    /// What would give room to a pod that waits for pieces; none if nothing would.
-    #[must_use]
-    pub fn moves_for(&self, pod: &Arc<PodFacts>, now: Duration) -> Option<Moves> {
-        self.least_moves(pod, &HashSet::default(), &mut LOOKS.clone(), now)
-    }
-
-    /// The same, without those that are to be spared, within so many looks at nodes.
-    pub(super) fn least_moves(
-        &self,
-        pod: &Arc<PodFacts>,
-        spared: &HashSet<Uid>,
-        looks: &mut usize,
-        now: Duration,
-    ) -> Option<Moves> {
-        if !self.waits_for_pieces(pod, now) {
-            return None;
-        }
-        let mut best: Option<Moves> = None;
-        for (name, _) in self.nodes_by_name() {
-            let Some(site) = self.site(pod, name, now) else {
-                continue;
-            };
-            let in_vain = self.queue.was_preempted_in_vain(&pod.uid, name);
-            if in_vain || self.refused_in_tree(name, pod).is_some() {
-                continue;
-            }
-            for only in sets_of_cards(&site) {
-                let most = best.as_ref().map(Moves::mib);
-                let Some(found) = self.moves_on(&site, &only, spared, most, now, looks) else {
-                    continue;
-                };
-                if best
-                    .as_ref()
-                    .is_none_or(|best| found.order() < best.order())
-                {
-                    best = Some(found);
-                }
-            }
-        }
-        best
-    }
-
-    fn nodes_by_name(&self) -> Vec<(&Arc<str>, &Node)> {
-        let mut nodes: Vec<_> = self.books.nodes().collect();
-        nodes.sort_unstable_by_key(|(name, _)| *name);
-        nodes
-    }
-
-    /// Does room come without anybody's moving: do those who leave make it, or those who may be preempted?
-    fn is_served(&self, site: &Site<'_>, budget: &mut Budget, now: Duration) -> bool {
-        if self.reprieve(site, &[], &[], &|_| true, budget).is_some() {
-            return true;
-        }
-        let left = left_in_sum(site.node, site.node.view(), |_| true);
-        let is_asked = left < asked_in_sum(site.request) || self.config.preempt_scattered;
-        is_asked
-            && site.pod.preempts
-            && self
-                .preempt(site.pod, site.name, &[], &|_| false, budget, now)
-                .is_some()
-    }
-
-    /// The least that would have to leave these cards of a node, not more than `most`, and where it would go.
-    fn moves_on(
+    /// The least that would have to leave these cards of a node, not more than `most`, and where it would go. None if the
+    /// budget is spent: the unit of the planning says where the next look goes on.
+    pub(super) fn moves_on(
         &self,
         site: &Site<'_>,
         only: &[usize],
-        spared: &HashSet<Uid>,
+        planning: &mut Planning,
         most: Option<Mib>,
         now: Duration,
-        looks: &mut usize,
-    ) -> Option<Moves> {
+        budget: &mut Budget,
+    ) -> Option<Option<Moves>> {
         let mut may = self.movable(site, only);
-        may.retain(|(_, pod)| !spared.contains(&pod.uid));
-        let weights = may.iter().map(|(mib, _)| *mib).collect();
-        for (sum, set) in Sets::new(weights).take(SETS) {
-            if most.is_some_and(|most| sum > most) || *looks == 0 {
+        budget.charge(site.node.bound().len());
+        may.retain(|(_, pod)| !planning.spared.contains(&pod.uid));
+        let weights: Vec<(Mib, Uid)> = may
+            .iter()
+            .map(|(mib, pod)| (*mib, pod.uid.clone()))
+            .collect();
+        let unit = planning.unit.take().filter(|unit| unit.may == weights);
+        let mut unit = unit.unwrap_or_else(|| Unit::new(weights));
+        while unit.looked < SETS {
+            let Some((sum, set)) = unit.next() else {
+                return Some(None);
+            };
+            if most.is_some_and(|most| sum > most) {
+                return Some(None);
+            }
+            let found = match budget.is_spent() {
+                true => None,
+                false => self.moves_of(site, only, &set, &may, now, budget),
+            };
+            if let Some(found) = found {
+                return Some(Some(found));
+            }
+            if budget.is_spent() {
+                unit.again = Some((sum, set));
+                planning.unit = Some(unit);
                 return None;
             }
-            *looks -= 1;
-            let pods: Vec<_> = set.iter().rev().map(|&index| &may[index].1).collect();
-            let gone: HashSet<_> = pods.iter().map(|pod| pod.uid.clone()).collect();
-            let mut budget = Budget::all();
-            let is_one = |card: usize| only.contains(&card);
-            let Some(choice) = self.fits_on(site, &gone, &is_one, &mut budget) else {
-                continue;
-            };
-            let charges = choice.placement.charges;
-            let is_gone = |uid: &str| gone.contains(uid);
-            let then = self.view_without(site.name, site.node, site.pod, is_gone, &mut budget);
-            let mut left = Left {
-                name: site.name,
-                then: then.ok()?,
-            };
-            take(&mut left.then, &charges, site.pod);
-            let mut taken = Vec::new();
-            if self.find_places(&left, &pods, &mut taken, now, looks) {
-                let moves = taken.into_iter().filter_map(|it| self.move_to(&it));
-                return Some(Moves {
-                    node: self.books.named_node(site.name)?.0.clone(),
-                    cards: by_uuid(site.node, &charges),
-                    moves: moves.collect(),
-                });
-            }
         }
-        None
+        Some(None)
+    }
+
+    /// The moves of this set of pods, if the pod that waits then fits and each of them finds a place.
+    fn moves_of(
+        &self,
+        site: &Site<'_>,
+        only: &[usize],
+        set: &[usize],
+        may: &[(Mib, Arc<PodFacts>)],
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Option<Moves> {
+        let pods: Vec<_> = set.iter().rev().map(|&index| &may[index].1).collect();
+        let gone: HashSet<_> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        let is_one = |card: usize| only.contains(&card);
+        let choice = self.fits_on(site, &gone, &is_one, budget)?;
+        let charges = choice.placement.charges;
+        let is_gone = |uid: &str| gone.contains(uid);
+        let then = self.view_without(site.name, site.node, site.pod, is_gone, budget);
+        let mut left = Left {
+            name: site.name,
+            then: then.ok()?,
+        };
+        take(&mut left.then, &charges, site.pod);
+        let mut taken = Vec::new();
+        self.find_places(&left, &pods, &mut taken, now, budget)
+            .then_some(())?;
+        let moves = taken.into_iter().filter_map(|it| self.move_to(&it));
+        Some(Moves {
+            node: self.books.named_node(site.name)?.0.clone(),
+            cards: by_uuid(site.node, &charges),
+            moves: moves.collect(),
+        })
     }
 
     fn move_to(&self, taken: &Taken<'_>) -> Option<Move> {
@@ -276,25 +203,35 @@ impl Ledger {
         pods: &[&'a Arc<PodFacts>],
         taken: &mut Vec<Taken<'a>>,
         now: Duration,
-        looks: &mut usize,
+        budget: &mut Budget,
     ) -> bool {
         let Some((pod, others)) = pods.split_first() else {
             return true;
         };
+        budget.charge(self.books.nodes().len() / 8);
+        let names = self.books.nodes().map(|(name, _)| name);
+        let roomy = names.filter(|name| self.may_fit(name, pod, now));
+        let mut roomy: Vec<_> = roomy.collect();
+        roomy.sort_unstable();
         let mut found = Vec::new();
-        for (name, node) in self.nodes_by_name() {
-            if *looks == 0 {
+        let mut destinations = 0;
+        for name in roomy {
+            if budget.is_spent() {
                 return false;
             }
-            *looks -= 1;
-            found.extend(self.places_on(left, name, node, pod, taken, now));
+            let places = self.places_on(left, name, pod, taken, now, budget);
+            destinations += usize::from(!places.is_empty());
+            found.extend(places);
+            if destinations == DESTINATIONS {
+                break;
+            }
         }
         found.sort_unstable_by(|(cost, it), (other_cost, other)| {
             (cost, it.node, &it.charges).cmp(&(other_cost, other.node, &other.charges))
         });
         for (_, place) in found {
             taken.push(place);
-            if self.find_places(left, others, taken, now, looks) {
+            if self.find_places(left, others, taken, now, budget) {
                 return true;
             }
             taken.pop();
@@ -307,13 +244,14 @@ impl Ledger {
         &'a self,
         left: &Left<'_>,
         name: &'a Arc<str>,
-        node: &'a Node,
         pod: &'a Arc<PodFacts>,
         taken: &[Taken<'a>],
         now: Duration,
+        budget: &mut Budget,
     ) -> Vec<(gpustow_pack::Cost, Taken<'a>)> {
-        let view = || {
+        let mut view = || {
             let site = self.site(pod, name, now)?;
+            let node = site.node;
             let here = || taken.iter().filter(|it| *it.node == *name);
             let pods = node.facts().and_then(|facts| facts.pods);
             let more = node.count() + here().count() as u64;
@@ -321,10 +259,7 @@ impl Ledger {
             if refused || pods.is_some_and(|pods| more >= pods) {
                 return None;
             }
-            let mut budget = Budget::all();
-            let mut view = self
-                .view_without(name, node, pod, |_| false, &mut budget)
-                .ok()?;
+            let mut view = self.view_without(name, node, pod, |_| false, budget).ok()?;
             if **name == *left.name {
                 // Nothing that is freed, and nothing that the pod gets which waits.
                 for (card, then) in view.cards.iter_mut().zip(&left.then.cards) {
@@ -338,7 +273,8 @@ impl Ledger {
             }
             let short =
                 view.cpu_free_milli < site.request.cpu_milli || view.ram_free < site.request.ram;
-            (!short && self.scores.fit(&view, site.request).is_ok()).then_some((site, view))
+            let fits = !short && self.scores.fit_within(&view, site.request, budget).is_ok();
+            fits.then_some((site, view))
         };
         let Some((site, view)) = view() else {
             return Vec::new();
@@ -348,7 +284,7 @@ impl Ledger {
             for (index, card) in view.cards.iter_mut().enumerate() {
                 card.usable &= only.contains(&index);
             }
-            let choice = self.scores.fit(&view, site.request).ok()?;
+            let choice = self.scores.fit_within(&view, site.request, budget).ok()?;
             let charges = choice.placement.charges;
             Some((
                 choice.cost,
@@ -380,59 +316,4 @@ fn by_uuid(node: &Node, charges: &[(usize, Mib)]) -> Cards {
     let charges = charges.iter();
     let by_uuid = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
     by_uuid.collect()
-}
-
-/// Among which sets of a node's cards a place for the pod is looked for: all of as many cards as its one claim wants, or
-/// one set of all cards, of which the policy chooses.
-fn sets_of_cards(site: &Site<'_>) -> Vec<Vec<usize>> {
-    let all = site.node.gpus().len();
-    let [claim] = site.request.claims.as_slice() else {
-        return vec![(0..all).collect()];
-    };
-    let mut sets = vec![Vec::new()];
-    for _ in 0..claim.gpus {
-        let longer = |set: &Vec<usize>| {
-            let next = set.last().map_or(0, |last| last + 1);
-            let set = set.clone();
-            (next..all).map(move |card| [&set[..], &[card]].concat())
-        };
-        sets = sets.iter().flat_map(longer).collect();
-        if sets.len() > CHOICES {
-            return vec![(0..all).collect()];
-        }
-    }
-    sets
-}
-
-/// Sets of things by what they weigh together, the lightest first; the weights are in ascending order.
-struct Sets {
-    weights: Vec<Mib>,
-    next: BinaryHeap<Reverse<(Mib, usize, Vec<usize>)>>,
-}
-
-impl Sets {
-    fn new(weights: Vec<Mib>) -> Self {
-        let first = weights.first().map(|&mib| Reverse((mib, 1, vec![0])));
-        Self {
-            next: first.into_iter().collect(),
-            weights,
-        }
-    }
-}
-
-impl Iterator for Sets {
-    type Item = (Mib, Vec<usize>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let Reverse((sum, count, set)) = self.next.pop()?;
-        let (&last, rest) = set.split_last()?;
-        if let Some(&mib) = self.weights.get(last + 1) {
-            let longer = [&set[..], &[last + 1]].concat();
-            let other = [rest, &[last + 1]].concat();
-            let without = sum.minus(self.weights[last]);
-            self.next.push(Reverse((sum + mib, count + 1, longer)));
-            self.next.push(Reverse((without + mib, count, other)));
-        }
-        Some((sum, set))
-    }
 }

@@ -1,31 +1,45 @@
 //! Has pods move for one that waits for memory which is free in pieces ([`super::moves`]): room is kept for it and for the
 //! successor of each, until they have come or the time is over. One pod is moved for at a time.
 
-use std::cmp::Reverse;
 use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::{Broken, KINDS};
+use super::pieces::{Asked, Asking};
+use super::planning::Planning;
+use super::{Broken, KINDS, Moves};
 use crate::Ledger;
 use crate::books::Uid;
-use crate::maps::{HashMap, HashSet};
-use crate::queue::CalledBack;
+use crate::budget::Budget;
+use crate::maps::HashMap;
+use crate::queue::{CalledBack, Turn};
 
 /// So long a pod must have waited: what is free may be joined up by itself.
 const CHANCE: Duration = Duration::from_secs(5);
 /// Between two searches for the same pod.
 const REST: Duration = Duration::from_secs(30);
-/// Looks at a node that one search may take.
-const LOOKS: usize = 20_000;
 /// How often a plan is made anew because disruption budgets forbid the one before.
 const PLANS: usize = 8;
 
-/// When moves are looked for next, for pods that wait.
+/// So long the pod waits for room that others leave, or could be made to leave: what has not come by then evidently does
+/// not help.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A plan that is not gone on with for so long is forgotten.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// What is under way between two looks.
 #[derive(Debug, Default)]
-pub(crate) struct Tries(HashMap<Uid, Duration>);
+pub(crate) struct Tries {
+    /// Since when pods have waited, and when moves are looked for next.
+    next: HashMap<Uid, (Duration, Duration)>,
+    /// Where the next look goes on among the kinds that wait.
+    after: Option<Turn>,
+    asking: Option<Asking>,
+    /// The pod that waits for pieces, and when its plan was gone on with.
+    planning: Option<(Planning, usize, Duration)>,
+}
 
 impl Ledger {
     /// The pod for which it is to be decided now who moves, if there is one: the first in turn. To be called every second
@@ -35,69 +49,151 @@ impl Ledger {
         if !self.config.moves || self.queue.all_scattered().iter().any(moving) {
             return None;
         }
+        let mut tries = take(&mut self.moving);
         let may = |uid: &str| {
-            self.books
-                .pod(uid)
-                .is_some_and(|pod| self.may_be_moved_for(pod, now))
+            let pod = self.books.pod(uid);
+            pod.is_some_and(|pod| self.may_be_moved_for(pod, now))
+                && !self.queue.has_kept(uid)
+                && self.asleep(uid).is_some()
         };
-        let waiting = self.queue.without_more(KINDS, may).into_iter();
-        let waiting: Vec<_> = waiting.filter_map(|uid| self.asleep(&uid)).collect();
-        let before = take(&mut self.moving.0);
-        let next = |uid: &Uid| before.get(uid).copied().unwrap_or(now + CHANCE);
-        self.moving.0 = waiting
-            .iter()
-            .map(|pod| (pod.uid.clone(), next(&pod.uid)))
-            .collect();
-        let turn = |pod: &Arc<PodFacts>| (Reverse(pod.priority), pod.created, pod.name.clone());
-        let due = waiting.into_iter().filter(|pod| next(&pod.uid) <= now);
-        let mut due: Vec<_> = due.collect();
-        due.sort_by_cached_key(turn);
-        due.into_iter().find(|pod| self.waits_for_pieces(pod, now))
+        tries.next.retain(|uid, _| may(uid));
+        let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
+        tries.planning = tries
+            .planning
+            .filter(|(planning, _, at)| may(&planning.uid) && lasts(*at));
+        tries.asking = tries.asking.filter(|asking| may(&asking.uid));
+        let mut budget = Budget::of_look();
+        let mut kinds = KINDS;
+        while tries.planning.is_none()
+            && let Some(mut asking) = self.next_asking(&mut tries, &mut kinds, &may, now)
+        {
+            let Some(pod) = self.books.pod(&asking.uid) else {
+                continue;
+            };
+            match self.ask_on(pod, &mut asking, &mut budget, now) {
+                Asked::GoesOn => {
+                    tries.asking = Some(asking);
+                    break;
+                }
+                Asked::Yes => {
+                    let planning = Planning::new(asking.uid, self.nodes_to_see(), true);
+                    tries.planning = Some((planning, 0, now));
+                }
+                Asked::No => {}
+            }
+        }
+        self.work += budget.spent();
+        let due = tries.planning.as_ref();
+        let due = due.and_then(|(planning, ..)| self.books.pod(&planning.uid).cloned());
+        self.moving = tries;
+        due
     }
 
-    /// Chooses who moves for the pod that [`Ledger::due_to_move`] named, `most` at most and nobody whose end would break
-    /// a disruption budget, and keeps the room for it and for their successors. False if there is no such plan.
-    pub fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
-        if let Some(next) = self.moving.0.get_mut(uid) {
-            *next = now + REST;
+    /// The question that is under way, or one for the next kind that is due.
+    fn next_asking(
+        &self,
+        tries: &mut Tries,
+        kinds: &mut usize,
+        may: &dyn Fn(&str) -> bool,
+        now: Duration,
+    ) -> Option<Asking> {
+        if let Some(asking) = tries.asking.take() {
+            return Some(asking);
         }
+        while *kinds > 0 {
+            *kinds -= 1;
+            // At the last kind the look ends, and the next one begins with the first again.
+            let uid = self.queue.without_more(&mut tries.after, 1, may).pop()?;
+            let first = (now, now + CHANCE);
+            let (since, next) = *tries.next.entry(uid.clone()).or_insert(first);
+            if next <= now {
+                let patient = now.saturating_sub(since) < PATIENCE;
+                return Some(Asking::new(uid, self.nodes_to_see(), patient));
+            }
+        }
+        None
+    }
+
+    /// Chooses who moves for the pod that [`Ledger::due_to_move`] named, `most` at most and no pod whose end would break
+    /// a disruption budget, and keeps the room for it and for their successors. False if there is no such plan, or if the
+    /// search goes on: the next look names the pod again.
+    pub fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
+        let is_it = |planning: &Planning| *planning.uid == *uid;
+        let Some((planning, plans, _)) = self.moving.planning.take_if(|(it, ..)| is_it(it)) else {
+            return false;
+        };
         let pod = self.books.pod(uid).cloned();
         let may =
             |pod: &Arc<PodFacts>| self.may_be_moved_for(pod, now) && !self.queue.has_kept(uid);
         let Some(pod) = pod.filter(may) else {
             return false;
         };
+        let plan = self.least_moves(&pod, (planning, plans), broken, most, now);
+        plan.is_some_and(|plan| self.keep_moves(&pod, plan, now))
+    }
+
+    /// The least moves that no disruption budget forbids; none if there are none, or if the search goes on.
+    fn least_moves(
+        &mut self,
+        pod: &Arc<PodFacts>,
+        (mut planning, mut plans): (Planning, usize),
+        broken: Broken<'_>,
+        most: usize,
+        now: Duration,
+    ) -> Option<Moves> {
+        let mut budget = Budget::of_look();
+        while plans < PLANS {
+            let before = budget.spent();
+            let is_over = self.plan_on(pod, &mut planning, &mut budget, now);
+            self.work += budget.spent() - before;
+            if !is_over {
+                self.moving.planning = Some((planning, plans, now));
+                return None;
+            }
+            let Some(plan) = planning.best.take() else {
+                if planning.unknown {
+                    self.ask_for_evidence(&pod.uid, now);
+                }
+                break;
+            };
+            let pods: Vec<_> = plan.moves.iter().map(|it| it.pod.clone()).collect();
+            let forbidden = broken(&pods);
+            if forbidden.is_empty() {
+                let may = !pods.is_empty() && pods.len() <= most;
+                // Nodes may have changed since they were looked at.
+                let holds = !planning.is_long || self.is_plan_still(pod, &plan, now);
+                if may && holds {
+                    return Some(plan);
+                }
+                break;
+            }
+            plans += 1;
+            let spared = planning.spared.into_iter().chain(forbidden).collect();
+            planning = Planning::new(pod.uid.clone(), self.nodes_to_see(), true);
+            planning.spared = spared;
+        }
+        if let Some((_, next)) = self.moving.next.get_mut(&pod.uid) {
+            *next = now + REST;
+        }
+        None
+    }
+
+    fn keep_moves(&mut self, pod: &Arc<PodFacts>, plan: Moves, now: Duration) -> bool {
         let Ok(request) = &pod.request else {
             return false;
         };
-        let (mut spared, mut looks) = (HashSet::default(), LOOKS);
-        for _ in 0..PLANS {
-            let Some(plan) = self.least_moves(&pod, &spared, &mut looks, now) else {
-                return false;
-            };
-            if plan.moves.is_empty() || plan.moves.len() > most {
-                return false;
-            }
-            let pods: Vec<_> = plan.moves.iter().map(|it| it.pod.clone()).collect();
-            let forbidden = broken(&pods);
-            if !forbidden.is_empty() {
-                spared.extend(forbidden);
-                continue;
-            }
-            let victims: Vec<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
-            let until = now + self.config.call_back_for + self.grace(&victims);
-            let what = CalledBack::new(request.clone(), plan.cards, victims);
+        let victims: Vec<Uid> = plan.moves.iter().map(|it| it.pod.uid.clone()).collect();
+        let until = now + self.config.call_back_for + self.grace(&victims);
+        let what = CalledBack::new(request.clone(), plan.cards, victims);
+        self.queue
+            .keep_scattered(&pod.uid, &plan.node, what, true, until, &self.books);
+        // One may come when the one before it has gone.
+        let until = until + self.config.call_back_for;
+        for it in plan.moves {
             self.queue
-                .keep_scattered(&pod.uid, &plan.node, what, true, until, &self.books);
-            // One may come when the one before it has gone.
-            let until = until + self.config.call_back_for;
-            for it in plan.moves {
-                self.queue
-                    .keep_successor(&it.pod, &pod.uid, &it.node, it.cards, until);
-            }
-            return true;
+                .keep_successor(&it.pod, &pod.uid, &it.node, it.cards, until);
         }
-        false
+        true
     }
 
     /// May others move for this pod at all?

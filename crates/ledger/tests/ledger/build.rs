@@ -51,6 +51,8 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         assignment: None,
         epoch: None,
         deleting: false,
+        gone_by: None,
+        controller: None,
         gated: false,
         in_line: false,
         preempts: true,
@@ -184,4 +186,18 @@ pub(crate) fn free(ledger: &Ledger, name: &str) -> Vec<u64> {
     let node = snapshot.iter().find(|node| *node.name == *name);
     let cards = node.into_iter().flat_map(|node| &node.cards);
     cards.map(|card| card.free.0).collect()
+}
+
+/// kube-scheduler tries every pod that waits on every node.
+pub(crate) fn offer_all(ledger: &mut Ledger, now: Duration) {
+    let snapshot = ledger.snapshot(now);
+    let nodes: Vec<&str> = snapshot.iter().map(|node| &*node.name).collect();
+    let free = |pod: &&Arc<PodFacts>| {
+        pod.node.is_none() && !pod.gated && !pod.in_line && !pod.deleting && !pod.released
+    };
+    let mut pods: Vec<_> = ledger.pods().filter(free).cloned().collect();
+    pods.sort_by_key(|pod| (pod.created, pod.uid.clone()));
+    for pod in pods {
+        ledger.filter(&ask(&pod), &nodes, now);
+    }
 }

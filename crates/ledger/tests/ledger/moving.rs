@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
-use crate::build::{at, bound, card, choose, node, pod, report};
+use crate::build::{at, bound, card, choose, node, offer_all, pod, report};
 
 /// A ledger that has pods move, with two cards of 100 MiB on two nodes and 60 free on each: 80 fit on none.
 fn scattered() -> Ledger {
@@ -55,8 +55,9 @@ fn successor(uid: &str, mib: u64) -> PodFacts {
     }
 }
 
-/// Who is named at `second`, which is six seconds after the first look.
+/// Who is named at `second`, which is six seconds after kube-scheduler's call and the first look.
 fn due(ledger: &mut Ledger, second: u64) -> Option<String> {
+    offer_all(ledger, at(second - 6));
     let first = ledger.due_to_move(at(second - 6));
     assert!(first.is_none(), "named at the first look: {first:?}");
     let due = ledger.due_to_move(at(second));
@@ -65,6 +66,9 @@ fn due(ledger: &mut Ledger, second: u64) -> Option<String> {
 
 /// Decides for `p` while budgets protect these, and so many may move.
 fn decide(ledger: &mut Ledger, protected: &[&str], most: usize, second: u64) -> bool {
+    offer_all(ledger, at(second - 6));
+    ledger.due_to_move(at(second - 6));
+    ledger.due_to_move(at(second));
     let broken = |pods: &[Arc<PodFacts>]| {
         let broken = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
         broken.map(|pod| pod.uid.clone()).collect()
@@ -131,10 +135,11 @@ fn nobody_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
     off.apply_pod(waits("p", 80));
     assert!(off.due_to_move(at(60)).is_none());
 
+    assert!(!decide(&mut scattered(), &[], 0, 6));
     let mut ledger = scattered();
-    assert!(!decide(&mut ledger, &[], 0, 6));
     assert!(!decide(&mut ledger, &["x", "y"], 5, 6));
     assert_eq!(moving(&mut ledger, 6), None);
+    let mut ledger = scattered();
     // The least that no budget forbids.
     assert!(decide(&mut ledger, &["y"], 5, 6));
     assert_eq!(moving(&mut ledger, 6), on("a", &["x"]));
@@ -161,7 +166,7 @@ fn room_is_given_up_in_time_and_not_tried_there_again() {
     ledger.delete_pod("late");
     // Nobody moves for it elsewhere before a pause.
     assert!(!decide(&mut ledger, &[], 1, over));
-    let later = over + 61;
+    let later = over + 67;
     assert!(decide(&mut ledger, &[], 1, later));
     assert_eq!(moving(&mut ledger, later), on("a", &["x"]));
 }
@@ -189,4 +194,158 @@ fn who_left_for_nothing_finds_a_place_all_the_same() {
     ledger.apply_gpunode("a", report(&[card("a-0", 100)]), over);
     ledger.scattered(over);
     assert_eq!(choose(&mut ledger, &waits("late", 60), &["a"], over), ["a"]);
+}
+
+#[test]
+fn a_replacement_has_the_namespace_and_priority_of_the_pod_that_moved() {
+    let mut ledger = scattered();
+    assert!(decide(&mut ledger, &[], 1, 6));
+    ledger.apply_pod(leaving("y", "b-0", 30));
+    // Only 30 of a-0's 60 are kept, so that 40 do not fit beside.
+    let forged = PodFacts {
+        namespace: "other".into(),
+        ..successor("forged", 30)
+    };
+    ledger.apply_pod(bound("z2", "a", "a-0", 30));
+    assert!(choose(&mut ledger, &forged, &["a"], at(7)).is_empty());
+    let lower = PodFacts {
+        priority: -1,
+        ..successor("lower", 30)
+    };
+    assert!(choose(&mut ledger, &lower, &["a"], at(7)).is_empty());
+    let comes = successor("y2", 30);
+    assert_eq!(choose(&mut ledger, &comes, &["a"], at(7)), ["a"]);
+}
+
+/// Looks at each of these seconds, with a call and a report every 25. When it was decided who moves, and where.
+fn first_move(
+    ledger: &mut Ledger,
+    offered: &[&str],
+    seconds: std::ops::Range<u64>,
+) -> Option<(u64, String)> {
+    for second in seconds {
+        if second % 25 == 0 {
+            for name in ["a", "b"] {
+                let mut status = report(&[card(&format!("{name}-0"), 100)]);
+                status.heartbeat = Some(second.to_string());
+                ledger.apply_gpunode(name, status, at(second));
+            }
+            if !offered.is_empty() {
+                assert!(choose(ledger, &waits("p", 80), offered, at(second)).is_empty());
+            }
+        }
+        if let Some(pod) = ledger.due_to_move(at(second))
+            && ledger.move_for(&pod.uid, &|_| Vec::new(), 5, at(second))
+        {
+            let (node, _) = moving(ledger, second)?;
+            return Some((second, node));
+        }
+    }
+    None
+}
+
+#[test]
+fn no_pod_moves_on_a_node_that_kube_scheduler_does_not_offer() {
+    // The least would move from b.
+    let mut ledger = scattered();
+    let moved = first_move(&mut ledger, &["a"], 0..60);
+    assert_eq!(moved, Some((5, "a".to_owned())));
+    let mut ledger = scattered();
+    assert_eq!(first_move(&mut ledger, &[], 0..60), None);
+    let woken = ledger.wake(9, at(60));
+    assert!(woken.iter().any(|pod| *pod.uid == *"p"), "{woken:?}");
+}
+
+#[test]
+fn a_pod_in_line_is_let_out_so_that_kube_scheduler_asks() {
+    let mut ledger = Ledger::new(Config {
+        moves: true,
+        line: true,
+        ..Config::default()
+    });
+    for name in ["a", "b"] {
+        ledger.apply_node(node(name));
+    }
+    ledger.apply_pod(movable("x", "a-0", 40));
+    ledger.apply_pod(movable("y", "b-0", 30));
+    ledger.apply_pod(PodFacts {
+        in_line: true,
+        waiting: false,
+        ..waits("p", 80)
+    });
+    assert_eq!(first_move(&mut ledger, &[], 0..10), None);
+    let woken = ledger.wake(9, at(10));
+    let lifted: Vec<_> = woken.iter().map(|pod| pod.uid.to_string()).collect();
+    assert_eq!(lifted, ["p"]);
+}
+
+#[test]
+fn a_pod_that_never_terminates_keeps_no_other_node_from_being_freed() {
+    let mut ledger = scattered();
+    ledger.apply_pod(leaving("x", "a-0", 40));
+    // x could go nowhere, so that y moves to a third node.
+    ledger.apply_node(node("c"));
+    ledger.apply_gpunode("c", report(&[card("c-0", 30)]), at(0));
+    let moved = (0..4).find_map(|round| {
+        let mut status = report(&[card("c-0", 30)]);
+        status.heartbeat = Some(round.to_string());
+        ledger.apply_gpunode("c", status, at(25 * round));
+        first_move(&mut ledger, &["a", "b"], 25 * round..25 * round + 25)
+    });
+    let (second, node) = moved.unwrap();
+    assert!((60..100).contains(&second), "{second}");
+    assert_eq!(node, "b");
+}
+
+#[test]
+fn seventeen_kinds_that_cannot_be_helped_keep_no_pod_behind_them_from_moves() {
+    let mut ledger = scattered();
+    for number in 0..17 {
+        ledger.apply_pod(PodFacts {
+            priority: 1000,
+            ..waits(&format!("large{number}"), 101 + number)
+        });
+    }
+    let moved = first_move(&mut ledger, &["a", "b"], 0..60);
+    assert!(moved.is_some());
+}
+
+#[test]
+fn one_look_for_moves_costs_no_more_with_five_hundred_nodes_than_with_fifty() {
+    let most = |nodes: usize| {
+        let mut ledger = Ledger::new(Config {
+            moves: true,
+            ..Config::default()
+        });
+        for number in 0..nodes {
+            let name = format!("n{number}");
+            ledger.apply_node(node(&name));
+            let cards = [0, 1, 2, 3].map(|at| card(&format!("{name}-{at}"), 100));
+            ledger.apply_gpunode(&name, report(&cards), at(0));
+            for index in 0..4 {
+                let card = format!("{name}-{index}");
+                ledger.apply_pod(movable(&card, &card, 50 + index));
+            }
+        }
+        ledger.apply_pod(waits("p", 80));
+        let (mut most, mut looked) = (0, 0);
+        for second in 0..60 {
+            if second % 25 == 0 {
+                offer_all(&mut ledger, at(second));
+            }
+            let before = ledger.work();
+            let due = ledger.due_to_move(at(second));
+            let asked = ledger.work();
+            if let Some(pod) = due {
+                ledger.move_for(&pod.uid, &|_| Vec::new(), 5, at(second));
+            }
+            most = most.max(asked - before).max(ledger.work() - asked);
+            looked += ledger.work() - before;
+        }
+        assert!(looked > 0);
+        most
+    };
+    let (few, many) = (most(50), most(500));
+    println!("{few} and {many} a look");
+    assert!(few <= 6_000 && many <= 6_000, "{few} and {many}");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
-use crate::build::{asking, at, bound, card, choose, node, pod, report};
+use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report};
 use crate::model::Random;
 
 /// A ledger that preempts, with these nodes and the sizes of their cards.
@@ -50,8 +50,9 @@ fn waits(uid: &str, mib: u64) -> PodFacts {
     }
 }
 
-/// Who is named at `second`, which is three seconds after the first look.
+/// Who is named at `second`, which is three seconds after kube-scheduler's call and the first look.
 fn due(ledger: &mut Ledger, second: u64) -> Vec<String> {
+    offer_all(ledger, at(second.saturating_sub(3)));
     let first = ledger.scattered(at(second.saturating_sub(3)));
     assert!(first.is_empty(), "named at the first look: {first:?}");
     named(&ledger.scattered(at(second)))
@@ -264,6 +265,9 @@ fn after_an_end_in_vain_nobody_ends_elsewhere_before_a_pause_which_doubles() {
             status.heartbeat = Some(second.to_string());
             ledger.apply_gpunode(node, status, at(second));
         }
+        if second % 30 == 0 {
+            offer_all(&mut ledger, at(second));
+        }
         if !ledger.scattered(at(second)).is_empty() {
             chosen.push((second, decide(&mut ledger, "p", &[], second)));
         }
@@ -291,8 +295,10 @@ fn nobody_ends_by_a_stale_report() {
 #[test]
 fn the_report_of_a_node_that_is_gone_is_no_room_and_nobody_ends_there() {
     let mut ledger = scattered();
+    offer_all(&mut ledger, at(0));
     ledger.apply_gpunode("gone", report(&[card("gone-0", 100)]), at(0));
-    assert_eq!(due(&mut ledger, 3), ["p"]);
+    ledger.scattered(at(0));
+    assert_eq!(named(&ledger.scattered(at(3))), ["p"]);
     assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
 }
 
@@ -407,6 +413,7 @@ fn against_every_set(random: &mut Random) -> bool {
     }
     let asked = 3 + random.below(8);
     ledger.apply_pod(waits("p", asked * 10));
+    offer_all(&mut ledger, at(0));
     ledger.scattered(at(0));
     ledger.scattered(at(3));
     let chosen = decide(&mut ledger, "p", &[], 3);

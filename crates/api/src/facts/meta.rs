@@ -1,0 +1,44 @@
+//! What a pod's metadata says of its end and of what comes after it.
+
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+use super::LONGEST_GRACE;
+
+/// See [`super::PodFacts::gone_by`].
+pub(super) fn gone_by(meta: &ObjectMeta) -> Option<i64> {
+    let grace = meta.deletion_grace_period_seconds.unwrap_or(0).max(0);
+    let waited_for = grace.min(LONGEST_GRACE.into());
+    let at = meta.deletion_timestamp.as_ref()?.0.as_second();
+    Some(at.saturating_sub(grace).saturating_add(waited_for))
+}
+
+fn controlling(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    let mut owners = meta.owner_references.iter().flatten();
+    owners.find(|owner| owner.controller == Some(true))
+}
+
+/// See [`super::PodFacts::controller`].
+pub(super) fn controller(meta: &ObjectMeta) -> Option<Arc<str>> {
+    controlling(meta).map(|owner| owner.uid.as_str().into())
+}
+
+/// The controller that makes a replacement of the pod on any node. A user may write any owner into a pod. Of Kubernetes'
+/// own kinds only those count that do make such pods, and every kind of others' API groups.
+pub(super) fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
+    let owner = controlling(meta)?;
+    let group = owner
+        .api_version
+        .split_once('/')
+        .map_or("", |(group, _)| group);
+    let makes = match group {
+        "" => owner.kind == "ReplicationController",
+        "apps" => ["ReplicaSet", "StatefulSet"].contains(&owner.kind.as_str()),
+        "batch" => owner.kind == "Job",
+        others => {
+            others.contains('.') && (!others.ends_with(".k8s.io") || others.ends_with(".x-k8s.io"))
+        }
+    };
+    makes.then(|| owner.uid.as_str().into())
+}

@@ -1,0 +1,169 @@
+//! Does a pod wait for memory that is free in pieces? Asked of one node after the other, within what a look may cost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::Mib;
+
+use super::Site;
+use crate::books::Uid;
+use crate::budget::Budget;
+use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::queue::Evidence;
+use crate::{Ledger, Reason};
+
+/// The question under way.
+#[derive(Debug)]
+pub(super) struct Asking {
+    pub(super) uid: Uid,
+    /// Nodes that are left.
+    nodes: Vec<Arc<str>>,
+    /// The first round is over.
+    is_second: bool,
+    /// What is free in sum.
+    free: Mib,
+    /// A node could hold the pod if it were empty.
+    could: bool,
+    /// Room that others leave, or could be made to leave, is waited for.
+    patient: bool,
+}
+
+/// The answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    GoesOn,
+    Yes,
+    No,
+}
+
+impl Asking {
+    pub(super) fn new(uid: Uid, nodes: Vec<Arc<str>>, patient: bool) -> Self {
+        Self {
+            uid,
+            nodes,
+            is_second: false,
+            free: Mib::ZERO,
+            could: false,
+            patient,
+        }
+    }
+}
+
+impl Ledger {
+    /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
+    /// a pod leaves or may be preempted for it.
+    #[must_use]
+    pub fn waits_for_pieces(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
+        let mut asking = Asking::new(pod.uid.clone(), self.nodes_to_see(), true);
+        let mut budget = Budget::of(&self.config);
+        self.may_wait_for_pieces(pod)
+            && self.ask_on(pod, &mut asking, &mut budget, now) == Asked::Yes
+    }
+
+    /// The names of all nodes. In which order they are looked at changes no answer.
+    pub(super) fn nodes_to_see(&self) -> Vec<Arc<str>> {
+        self.books.nodes().map(|(name, _)| name.clone()).collect()
+    }
+
+    fn may_wait_for_pieces(&self, pod: &PodFacts) -> bool {
+        let is_free = pod.node.is_none() && !pod.released && !pod.deleting && !pod.gated;
+        is_free
+            && pod
+                .request
+                .as_ref()
+                .is_ok_and(|request| !request.is_empty())
+    }
+
+    /// Goes on with the question whether the pod waits for pieces.
+    pub(super) fn ask_on(
+        &self,
+        pod: &Arc<PodFacts>,
+        asking: &mut Asking,
+        budget: &mut Budget,
+        now: Duration,
+    ) -> Asked {
+        while let Some(name) = asking.nodes.pop() {
+            let is_first = budget.is_whole();
+            let served = !budget.is_spent() && self.ask_of(pod, &name, asking, budget, now);
+            if served {
+                return Asked::No;
+            }
+            // A node that a whole look is not enough for is left out.
+            if budget.is_spent() {
+                if !is_first {
+                    asking.nodes.push(name);
+                }
+                return Asked::GoesOn;
+            }
+        }
+        match &pod.request {
+            Ok(request) if asking.could && asked_in_sum(request) <= asking.free.0 => {}
+            _ => return Asked::No,
+        }
+        if asking.is_second {
+            return Asked::Yes;
+        }
+        asking.is_second = true;
+        asking.nodes = self.nodes_to_see();
+        self.ask_on(pod, asking, budget, now)
+    }
+
+    /// Adds what one node says. True if the pod is served there without any move. What is asked of every pod that waits
+    /// is asked in the order of what it costs: in a first round what is free, then whether the pod is served.
+    fn ask_of(
+        &self,
+        pod: &Arc<PodFacts>,
+        name: &Arc<str>,
+        asking: &mut Asking,
+        budget: &mut Budget,
+        now: Duration,
+    ) -> bool {
+        budget.charge(1);
+        let Some(site) = self.site(pod, name, now) else {
+            return false;
+        };
+        budget.charge(site.node.bound().len() / 8);
+        let is_refused = self.evidence(&pod.uid, name, now) == Evidence::Rejected;
+        if asking.is_second {
+            // Where the sum is short kube-scheduler offers nothing, whatever its other filters say.
+            let left = left_in_sum(site.node, site.node.view(), |_| true);
+            let is_refused = is_refused && left >= asked_in_sum(site.request);
+            let is_open = !is_refused && self.refused_in_tree(name, pod).is_none();
+            return is_open && asking.patient && self.is_served(&site, budget, now);
+        }
+        if self.excluded(name, &pod.constraints).is_some() {
+            return false;
+        }
+        if !is_refused && self.may_fit(name, pod, now) {
+            let found = self.choose_within(name, pod, site.request, budget);
+            // True, too, if that takes too long to tell.
+            if !matches!(found, Err(reason) if reason != Reason::NotYet) && !budget.is_spent() {
+                return true;
+            }
+        }
+        if !asking.could {
+            let empty = site.node.view_of(|_| false);
+            asking.could = self.scores.fit_within(&empty, site.request, budget).is_ok();
+        }
+        if !budget.is_spent() {
+            asking.free = asking.free + site.node.view().free();
+        }
+        false
+    }
+
+    /// Does room come without any move: do those who leave make it, or those who may be preempted?
+    fn is_served(&self, site: &Site<'_>, budget: &mut Budget, now: Duration) -> bool {
+        let leave = !site.leaving.is_empty();
+        if leave && self.reprieve(site, &[], &[], &|_| true, budget).is_some() {
+            return true;
+        }
+        let left = left_in_sum(site.node, site.node.view(), |_| true);
+        let is_asked = left < asked_in_sum(site.request) || self.config.preempt_scattered;
+        is_asked
+            && site.pod.preempts
+            && self
+                .preempt(site.pod, site.name, &[], &|_| false, budget, now)
+                .is_some()
+    }
+}

@@ -1,0 +1,394 @@
+//! The search for pods that could end for another: one node after the other, and no more in one look than its budget
+//! takes. The next look goes on where this one stopped.
+//!
+//! A *first* round over all nodes tells whether there is a plan at all: only then need disruption budgets be known. A
+//! *second* round, over the nodes that had one, takes the best by kube-scheduler's order.
+
+use std::cmp::Reverse;
+use std::mem::take;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::Mib;
+
+use super::{Broken, KINDS, Plan, Site, importance};
+use crate::books::Uid;
+use crate::budget::Budget;
+use crate::maps::HashMap;
+use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::queue::{Evidence, Turn};
+use crate::{Ledger, Reason};
+
+/// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.
+const CHANCE: Duration = Duration::from_secs(1);
+/// So long it waits for kube-scheduler's own preemption, and for room that pods leave which terminate on other nodes:
+/// what has not come by then evidently does not help.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// A choice that is not gone on with for so long is forgotten.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// What is under way between two looks.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Since when pods have waited for room that is scattered.
+    since: HashMap<Uid, Duration>,
+    /// Where the next look goes on among the kinds that wait.
+    after: Option<Turn>,
+    first: Option<Search>,
+    /// The second rounds, with the time when each was gone on with.
+    second: HashMap<Uid, (Search, Duration)>,
+    /// What the second rounds of that time may still cost.
+    budget: Option<(Duration, Budget)>,
+}
+
+/// One round over nodes for one pod.
+#[derive(Debug)]
+struct Search {
+    uid: Uid,
+    /// Those that are left.
+    nodes: Vec<Arc<str>>,
+    /// Those that have a plan.
+    with_plans: Vec<Arc<str>>,
+    best: Option<Plan>,
+    /// There is a plan where kube-scheduler was not asked lately.
+    unknown: bool,
+    /// It has not waited for [`PATIENCE`] yet.
+    patient: bool,
+    /// It took more than one look.
+    is_long: bool,
+}
+
+/// What is to be said of one node.
+enum Verdict {
+    Nothing,
+    /// The pod fits there.
+    Fits,
+    /// It will, without any help of ours: no other ends anywhere meanwhile.
+    Served,
+    /// There is a plan where no recent call tells whether kube-scheduler would place the pod.
+    Unknown,
+    Plan(Plan),
+    /// The budget is spent.
+    Spent,
+}
+
+/// How a round ends.
+enum End {
+    GoesOn,
+    Fits,
+    Served,
+    Over,
+}
+
+impl Search {
+    fn new(uid: Uid, nodes: Vec<Arc<str>>, patient: bool) -> Self {
+        Self {
+            uid,
+            nodes,
+            with_plans: Vec::new(),
+            best: None,
+            unknown: false,
+            patient,
+            is_long: false,
+        }
+    }
+}
+
+impl Ledger {
+    /// Goes on with the first rounds. The pods for which a plan exists, in turn.
+    pub(super) fn search_scattered(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
+        let mut seen = take(&mut self.scattered);
+        let may = |uid: &Uid| {
+            let pod = self.books.pod(uid);
+            pod.is_some_and(|pod| self.may_preempt(pod, now)) && !self.queue.has_kept(uid)
+        };
+        seen.since.retain(|uid, _| may(uid));
+        let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
+        seen.second.retain(|uid, (_, at)| may(uid) && lasts(*at));
+        seen.first = seen.first.filter(|search| may(&search.uid));
+        let mut budget = Budget::of_look();
+        let mut kinds = KINDS;
+        while let Some(mut search) = self.next_search(&mut seen, &mut kinds, now) {
+            match self.go_on(&mut search, &|_| Vec::new(), &mut budget, now) {
+                End::GoesOn => {
+                    seen.first = Some(search);
+                    break;
+                }
+                End::Fits => {
+                    seen.since.insert(search.uid, now);
+                }
+                End::Served => {}
+                End::Over if search.with_plans.is_empty() => {
+                    if search.unknown {
+                        self.ask_for_evidence(&search.uid, now);
+                    }
+                }
+                End::Over => {
+                    let second = Search::new(search.uid, search.with_plans, search.patient);
+                    seen.second.insert(second.uid.clone(), (second, now));
+                }
+            }
+        }
+        self.work += budget.spent();
+        let due = seen.second.keys().filter_map(|uid| self.asleep(uid));
+        let mut due: Vec<_> = due.collect();
+        due.sort_by_cached_key(|pod| {
+            let (name, uid) = (pod.name.clone(), pod.uid.clone());
+            (Reverse(pod.priority), pod.created, name, uid)
+        });
+        self.scattered = seen;
+        due
+    }
+
+    /// The round that is under way, or one for the next kind that has waited for long enough.
+    fn next_search(&self, seen: &mut Seen, kinds: &mut usize, now: Duration) -> Option<Search> {
+        if let Some(search) = seen.first.take() {
+            return Some(search);
+        }
+        let may = |uid: &str| {
+            let pod = self.books.pod(uid);
+            pod.is_some_and(|pod| self.may_preempt(pod, now)) && self.asleep(uid).is_some()
+        };
+        while *kinds > 0 {
+            *kinds -= 1;
+            // At the last kind the look ends, and the next one begins with the first again.
+            let uid = self.queue.without_more(&mut seen.after, 1, may).pop()?;
+            let since = *seen.since.entry(uid.clone()).or_insert(now);
+            let waited = now.saturating_sub(since);
+            if waited < CHANCE || seen.second.contains_key(&uid) {
+                continue;
+            }
+            let mut nodes = self.nodes_to_see();
+            // Where an earlier extender began it is looked at first, which is at the end.
+            let began = self.books.pod(&uid).and_then(|pod| pod.kept_on.as_ref());
+            if let Some(at) = nodes.iter().position(|name| Some(name) == began) {
+                let last = nodes.len() - 1;
+                nodes.swap(at, last);
+            }
+            return Some(Search::new(uid, nodes, waited < PATIENCE));
+        }
+        None
+    }
+
+    /// Goes on with the second round for a pod. Its plan, at the end.
+    pub(super) fn choose_scattered(
+        &mut self,
+        uid: &str,
+        broken: Broken<'_>,
+        now: Duration,
+    ) -> Option<(Arc<PodFacts>, Plan)> {
+        let pod = self.books.pod(uid)?.clone();
+        let (uid, (mut search, _)) = self.scattered.second.remove_entry(uid)?;
+        if !self.may_preempt(&pod, now) || self.queue.has_kept(&uid) {
+            return None;
+        }
+        let left = self.scattered.budget.take();
+        let left = left.filter(|(at, _)| *at == now).map(|(_, left)| left);
+        let mut budget = left.unwrap_or_else(Budget::of_look);
+        let before = budget.spent();
+        let end = self.go_on(&mut search, broken, &mut budget, now);
+        self.work += budget.spent() - before;
+        self.scattered.budget = Some((now, budget));
+        match end {
+            End::Fits | End::Served => None,
+            End::GoesOn => {
+                self.scattered.second.insert(uid, (search, now));
+                None
+            }
+            End::Over => {
+                let plan = search.best.take()?;
+                if !search.is_long {
+                    return Some((pod, plan));
+                }
+                // The node may have changed since it was looked at.
+                let mut again = Search::new(uid, vec![plan.node.clone()], false);
+                let mut budget = Budget::of_look();
+                self.go_on(&mut again, broken, &mut budget, now);
+                again.best.map(|plan| (pod, plan))
+            }
+        }
+    }
+
+    /// Looks at nodes until all are seen or the budget is spent.
+    fn go_on(
+        &self,
+        search: &mut Search,
+        broken: Broken<'_>,
+        budget: &mut Budget,
+        now: Duration,
+    ) -> End {
+        let Some(pod) = self.books.pod(&search.uid) else {
+            return End::Served;
+        };
+        while let Some(name) = search.nodes.pop() {
+            let is_first = budget.is_whole();
+            let verdict = match budget.is_spent() {
+                true => Verdict::Spent,
+                false => self.verdict(pod, &name, search, broken, budget, now),
+            };
+            match verdict {
+                Verdict::Nothing => {}
+                Verdict::Fits => return End::Fits,
+                Verdict::Served => return End::Served,
+                Verdict::Unknown => search.unknown = true,
+                Verdict::Plan(plan) => {
+                    search.with_plans.push(name.clone());
+                    let began = pod.kept_on.as_ref() == Some(&name);
+                    let best = &mut search.best;
+                    if best.as_ref().is_none_or(|best| plan.order() < best.order()) {
+                        *best = Some(plan);
+                    }
+                    if began {
+                        search.with_plans = vec![name];
+                        return End::Over;
+                    }
+                }
+                // A node that a whole look is not enough for is left out.
+                Verdict::Spent if is_first => return End::GoesOn,
+                Verdict::Spent => {
+                    search.nodes.push(name);
+                    search.is_long = true;
+                    return End::GoesOn;
+                }
+            }
+        }
+        End::Over
+    }
+
+    /// What could be done on one node.
+    fn verdict(
+        &self,
+        pod: &Arc<PodFacts>,
+        name: &Arc<str>,
+        search: &Search,
+        broken: Broken<'_>,
+        budget: &mut Budget,
+        now: Duration,
+    ) -> Verdict {
+        budget.charge(1);
+        let evidence = self.evidence(&pod.uid, name, now);
+        if evidence == Evidence::Rejected && !search.patient {
+            return Verdict::Nothing;
+        }
+        let Some(site) = self.site(pod, name, now) else {
+            return Verdict::Nothing;
+        };
+        let bound = site.node.bound();
+        budget.charge(bound.len() / 8);
+        if self.may_fit(name, pod, now) && evidence != Evidence::Rejected {
+            match self.choose_within(name, pod, site.request, budget) {
+                Ok(_) => return Verdict::Fits,
+                Err(Reason::NotYet) => return Verdict::Spent,
+                Err(_) => {}
+            }
+        }
+        if self.refused_in_tree(name, pod).is_some() || self.queue.was_preempted_in_vain(pod, name)
+        {
+            return Verdict::Nothing;
+        }
+        // Where the sum is short kube-scheduler offers nothing, whatever its other filters say.
+        let left = left_in_sum(site.node, site.node.view(), |_| true);
+        let is_short = left < asked_in_sum(site.request);
+        let may_come = !site.leaving.is_empty() && (is_short || evidence != Evidence::Rejected);
+        if may_come && let Some((_, choice)) = self.reprieve(&site, &[], &[], &|_| true, budget) {
+            // The pods that terminate make the room: the node is left out.
+            let began = pod.kept_on.as_ref() == Some(name);
+            let plan = || self.plan_of(&site, Vec::new(), 0, &choice);
+            return match began.then(plan).flatten() {
+                Some(plan) => Verdict::Plan(plan),
+                None if search.patient => Verdict::Served,
+                None => Verdict::Nothing,
+            };
+        }
+        if is_short {
+            let pods = bound.keys().filter_map(|uid| self.books.pod(uid));
+            let mut pods = pods.filter(|pod| !pod.deleting);
+            let helps = search.patient
+                && pods.any(|other| other.priority < pod.priority)
+                && self
+                    .preempt(pod, name, &[], &|_| false, budget, now)
+                    .is_some();
+            return match helps {
+                true => Verdict::Served,
+                false if budget.is_spent() => Verdict::Spent,
+                false => Verdict::Nothing,
+            };
+        }
+        let is_known = self.was_offered(&pod.uid, name, now);
+        if !is_known && (evidence != Evidence::Unknown || search.unknown) {
+            return Verdict::Nothing;
+        }
+        let plans = self.plans_on(&site, broken, budget);
+        let best = plans
+            .into_iter()
+            .min_by(|one, other| one.order().cmp(&other.order()));
+        match best {
+            _ if budget.is_spent() => Verdict::Spent,
+            Some(plan) if is_known => Verdict::Plan(plan),
+            Some(_) => Verdict::Unknown,
+            None => Verdict::Nothing,
+        }
+    }
+
+    /// Who could end on one node: for each of its cards, or for all of them where the pod asks for several.
+    fn plans_on(&self, site: &Site<'_>, broken: Broken<'_>, budget: &mut Budget) -> Vec<Plan> {
+        let mut lower = self.evictable(site.name, site.pod.priority);
+        budget.charge(lower.len());
+        if lower.is_empty() {
+            return Vec::new();
+        }
+        lower.sort_unstable_by_key(|pod| importance(pod));
+        let (sites, mib): (Vec<Option<usize>>, _) = match site.request.claims.as_slice() {
+            [claim] if claim.gpus <= 1 => {
+                let cards = 0..site.node.gpus().len();
+                (cards.map(Some).collect(), claim.mib)
+            }
+            _ => (vec![None], Mib::ZERO),
+        };
+        let mut plans = Vec::new();
+        for card in sites {
+            let holds = |pod: &Arc<PodFacts>| {
+                card.is_none_or(|card| {
+                    let hold = site.node.bound().get(&pod.uid);
+                    hold.is_some_and(|hold| hold.on(site.node.uuid(card)) > Mib::ZERO)
+                })
+            };
+            let others = lower.iter().filter(|pod| holds(pod)).cloned();
+            let others: Vec<_> = others.collect();
+            if others.is_empty() || !self.could_take(site, card, mib, &others) {
+                continue;
+            }
+            let only = |index| card.is_none_or(|card| card == index);
+            let protected = broken(&others);
+            let found = self.reprieve(site, &others, &protected, &only, budget);
+            let plan = found.and_then(|(victims, choice)| {
+                let is_it = |pod: &&Arc<PodFacts>| protected.contains(&pod.uid);
+                let broken = victims.iter().filter(is_it).count();
+                self.plan_of(site, victims, broken, &choice)
+            });
+            plans.extend(plan);
+        }
+        plans
+    }
+
+    /// Is the card large enough for so much if all of these leave it? Asked before a fit, which costs more.
+    fn could_take(
+        &self,
+        site: &Site<'_>,
+        card: Option<usize>,
+        mib: Mib,
+        others: &[Arc<PodFacts>],
+    ) -> bool {
+        let Some(card) = card else {
+            return true;
+        };
+        let goes =
+            |uid: &str| site.leaving.contains(uid) || others.iter().any(|other| *other.uid == *uid);
+        let view = site.node.view().cards.get(card);
+        view.is_some_and(|view| {
+            let stays = site.node.held(site.node.uuid(card), |uid| !goes(uid));
+            view.usable && view.capacity.minus(stays) >= mib
+        })
+    }
+}
