@@ -291,12 +291,24 @@ impl Queue {
             .insert(pod.uid.clone(), Kept { node, cause, until });
     }
 
-    /// The pod that was let out for it has been asked about.
-    pub(crate) fn end_lifted(&mut self, uid: &str, books: &Books) {
-        let lifted = |kept: &Kept| matches!(kept.cause, Cause::Lifted);
-        if self.kept.get(uid).is_some_and(lifted) {
+    /// The pod that was let out for it has been asked about. True if room was kept for that.
+    pub(crate) fn end_lifted(&mut self, uid: &str, books: &Books) -> bool {
+        let lifted = self.is_lifted(uid);
+        if lifted {
             self.end_kept(uid, books);
         }
+        lifted
+    }
+
+    /// Is room kept for the pod because it was ungated for it?
+    fn is_lifted(&self, uid: &str) -> bool {
+        let kept = self.kept.get(uid);
+        kept.is_some_and(|kept| matches!(kept.cause, Cause::Lifted))
+    }
+
+    /// Were both pods offered the same room on this node, so that the first to ask has it?
+    pub(crate) fn shares_offer(&self, uid: &str, other: &str, node: &str) -> bool {
+        self.is_lifted(other) && self.waiting.is_offered(uid, node)
     }
 
     /// Others are to give memory back for the same room. What is kept of it from third ones may be less.

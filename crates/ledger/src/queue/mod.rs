@@ -125,7 +125,13 @@ impl Queue {
             None => self.line.leave(uid),
         };
         match new.filter(|pod| may_come(pod)) {
-            Some(pod) if pod.waiting => self.wait(pod, books),
+            Some(pod) if pod.waiting => {
+                // kube-scheduler's own filters refused it, or it would have asked about the room.
+                if self.end_lifted(uid, books) {
+                    self.waiting.in_vain(uid);
+                }
+                self.wait(pod, books);
+            }
             // Whoever was let out without room is asked about before long.
             Some(_) if was_in_line && !self.waiting.is_promised(uid) => self.waiting.remove(uid),
             Some(_) => {}

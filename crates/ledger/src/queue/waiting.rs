@@ -49,6 +49,8 @@ pub(super) struct Waiting {
     /// Those known only from a filter call, with the time of that call.
     unseen: HashMap<Uid, Duration>,
     offers: Offers,
+    /// The pod for which an offer beyond what fits together is looked at now.
+    extra: Option<Uid>,
     /// Changes of nodes so far, and the last one of each that other filters than ours may heed.
     changes: u64,
     changed: HashMap<Arc<str>, u64>,

@@ -329,3 +329,77 @@ fn the_first_are_shown_to_an_autoscaler_a_few_at_a_time() {
     assert_eq!(woken, ["p0"], "the first in turn is offered the room");
     assert_eq!(choose(&mut ledger, &first, &["a"], at(102)), ["a"]);
 }
+
+/// Queued pods of which kube-scheduler's own filters refuse all but the last: how long that one waits. The refusals
+/// are told at once, in the pods' conditions.
+fn wait_behind_barred(barred: usize) -> Duration {
+    let mut ledger = full(100);
+    for number in 0..=barred {
+        ledger.apply_pod(PodFacts {
+            created: number as i64,
+            ..held(&format!("p{number}"), 60)
+        });
+    }
+    assert_eq!(lifted(&mut ledger, at(1)), []);
+    ledger.delete_pod("old");
+    let last = format!("p{barred}");
+    let step = Duration::from_millis(100);
+    let mut now = at(1);
+    loop {
+        for pod in ledger.wake(100, now) {
+            let free = PodFacts {
+                in_line: false,
+                ..PodFacts::clone(&pod)
+            };
+            ledger.apply_pod(free.clone());
+            if *pod.uid == *last {
+                assert_eq!(choose(&mut ledger, &free, &["a"], now), ["a"]);
+                return now - at(1);
+            }
+            ledger.apply_pod(PodFacts {
+                waiting: true,
+                ..free
+            });
+        }
+        now += step;
+        assert!(now < at(3600), "never");
+    }
+}
+
+#[test]
+fn pod_behind_barred_pods_is_ungated_within_the_bound() {
+    for barred in [10_usize, 30, 100] {
+        let took = wait_behind_barred(barred);
+        let bound = at(2) * (2 + barred.ilog2());
+        assert!(took <= bound, "{barred} barred: {took:?}");
+    }
+}
+
+#[test]
+fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
+    let mut ledger = full(100);
+    for name in ["p0", "p1", "p2"] {
+        ledger.apply_pod(held(name, 60));
+    }
+    ledger.delete_pod("old");
+    assert_eq!(names(&lifted(&mut ledger, at(1))), ["p0"]);
+    let barred = PodFacts {
+        waiting: true,
+        in_line: false,
+        ..held("p0", 60)
+    };
+    ledger.apply_pod(barred);
+    assert_eq!(names(&lifted(&mut ledger, at(1))), ["p1", "p2"]);
+    let (first, second) = (held("p1", 60), held("p2", 60));
+    out(&mut ledger, &first);
+    out(&mut ledger, &second);
+    let beside = pod("beside", 60);
+    let verdict = ledger.filter(&ask(&beside), &["a"], at(1));
+    assert_eq!(verdict.refused, [("a", Reason::Nominated)]);
+    let free = |pod: &PodFacts| PodFacts {
+        in_line: false,
+        ..pod.clone()
+    };
+    assert_eq!(choose(&mut ledger, &free(&second), &["a"], at(1)), ["a"]);
+    assert!(choose(&mut ledger, &free(&first), &["a"], at(1)).is_empty());
+}

@@ -88,7 +88,7 @@ impl Waiting {
     }
 
     /// A promise ends without its pod having asked for the node.
-    pub(super) fn in_vain(&mut self, uid: &str) {
+    pub(in crate::queue) fn in_vain(&mut self, uid: &str) {
         let Some(wait) = self.pods.get_mut(uid) else {
             return;
         };
@@ -130,6 +130,19 @@ impl Waiting {
     pub(in crate::queue) fn is_promised(&self, uid: &str) -> bool {
         let wait = self.pods.get(uid);
         wait.is_some_and(|wait| wait.promised.is_some())
+    }
+
+    /// Is room on this node offered to the pod, or about to be beyond what fits together?
+    pub(in crate::queue) fn is_offered(&self, uid: &str, node: &str) -> bool {
+        let wait = self.pods.get(uid);
+        let promised = wait.and_then(|wait| wait.promised.as_ref());
+        promised.is_some_and(|(promised, _)| **promised == *node)
+            || self.extra.as_deref() == Some(uid)
+    }
+
+    /// The pod that would be offered room beyond what fits together, while that is looked at.
+    pub(in crate::queue) fn set_extra(&mut self, uid: Option<&Uid>) {
+        self.extra = uid.cloned();
     }
 
     /// Is the pod to be left alone as far as this node's room goes: promised some, or barred?
