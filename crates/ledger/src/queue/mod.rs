@@ -65,6 +65,7 @@ impl Queue {
 
     /// Something has changed in the books.
     pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
+        self.line.follow(event);
         match event {
             Event::Pod { uid, old, new } => {
                 self.index_nomination(old.as_deref(), new.as_deref());

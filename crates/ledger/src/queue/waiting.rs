@@ -365,6 +365,11 @@ impl Waiting {
         self.joined.is_empty()
     }
 
+    /// The kind of a pod that waits.
+    pub(super) fn kind_of(&self, uid: &str) -> Option<KindId> {
+        Some(self.pods.get(uid)?.kind)
+    }
+
     pub(super) fn kind(&self, id: KindId) -> Option<&Kind> {
         self.kinds.get(&id)
     }

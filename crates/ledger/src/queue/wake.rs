@@ -314,7 +314,7 @@ pub(super) struct Wakes {
     look: Option<Look>,
     /// Room was found for these kinds since it was last offered.
     found: Vec<KindId>,
-    unfinished: bool,
+    pub(super) unfinished: bool,
 }
 
 impl Wakes {
@@ -324,6 +324,6 @@ impl Wakes {
 }
 
 /// What a fit of this pod costs.
-fn price(pod: &PodFacts) -> usize {
+pub(super) fn price(pod: &PodFacts) -> usize {
     FIT * pod.containers.len().max(1).pow(2)
 }

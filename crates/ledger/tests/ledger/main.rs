@@ -20,6 +20,7 @@ mod nominated;
 mod over_limit;
 mod places;
 mod preempt;
+mod preemptors;
 mod reports;
 mod rescan;
 mod scattered;
