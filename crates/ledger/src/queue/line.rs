@@ -16,7 +16,7 @@ use gpustow_api::PodFacts;
 
 use crate::Ledger;
 use crate::books::{Event, Uid};
-use crate::maps::{HashMap, HashSet};
+use crate::maps::HashMap;
 use preemptors::Preemptors;
 
 /// A pod whose gate is still there so long after it was let through is let through again.
@@ -25,6 +25,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 const STUCK: usize = 256;
 /// Pods that are looked at to see whether the line stands still.
 const LOOK_AT: usize = 16;
+/// A pod that was shown to an autoscaler and is not helped gives its slot to the next after so long.
+const SHOWN_FOR: Duration = Duration::from_secs(600);
 
 /// Why a gate is taken off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,8 +94,8 @@ pub(crate) struct Line {
     /// Let through without room, when and why.
     through: HashMap<Uid, (Duration, Lift)>,
     preemptors: Preemptors,
-    /// Let through so that an autoscaler sees them, and not bound yet.
-    shown: HashSet<Uid>,
+    /// Let through so that an autoscaler sees them, and since when; those that are bound, or had their time, are gone.
+    shown: HashMap<Uid, Duration>,
 }
 
 /// Does the pod stand in line, or is it to be let out of it?
@@ -183,7 +185,7 @@ impl Line {
     fn next_leaving(&mut self, now: Duration) -> Option<(Uid, Lift)> {
         let ((.., uid), why) = self.leaving.pop_first()?;
         if why == Lift::Shown {
-            self.shown.insert(uid.clone());
+            self.shown.entry(uid.clone()).or_insert(now);
         }
         self.through.insert(uid.clone(), (now, why));
         Some((uid, why))
@@ -207,6 +209,8 @@ impl Line {
     /// What time does: whoever was let through long ago and is in line still is let through again.
     pub(super) fn tick(&mut self, now: Duration) {
         let over = |(since, _): &(Duration, Lift)| now.saturating_sub(*since) >= AGAIN;
+        self.shown
+            .retain(|_, since| now.saturating_sub(*since) < SHOWN_FOR);
         let places = &self.places;
         let leaving = &mut self.leaving;
         self.through.retain(|uid, let_go| {

@@ -403,3 +403,30 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
     assert_eq!(choose(&mut ledger, &free(&second), &["a"], at(1)), ["a"]);
     assert!(choose(&mut ledger, &free(&first), &["a"], at(1)).is_empty());
 }
+
+#[test]
+fn pod_that_was_shown_for_ten_minutes_gives_its_slot_to_the_next() {
+    let config = Config {
+        line_show: 2,
+        ..Config::default()
+    };
+    let mut ledger = with(config, 100);
+    (0..5).for_each(|number| ledger.apply_pod(held(&format!("p{number}"), 60)));
+    let mut shown = Vec::new();
+    for minute in 0..=20 {
+        ledger.apply_gpunode("a", report(&[card("a-0", 100)]), at(60 * minute));
+        for (name, _) in lifted(&mut ledger, at(60 * minute)) {
+            let waits = PodFacts {
+                waiting: true,
+                ..held(&name, 60)
+            };
+            out(&mut ledger, &waits);
+            shown.push((minute, name));
+        }
+    }
+    let expected = [(0, "p0"), (0, "p1"), (10, "p2"), (10, "p3"), (20, "p4")];
+    assert_eq!(
+        shown,
+        expected.map(|(minute, name)| (minute, name.to_owned()))
+    );
+}
