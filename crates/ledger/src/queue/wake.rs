@@ -10,6 +10,7 @@
 
 mod offering;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ const AHEAD: usize = 64;
 struct Look {
     uid: Uid,
     kind: KindId,
-    nodes: Vec<Arc<str>>,
+    nodes: BTreeSet<Arc<str>>,
     /// Some of the kind may take room that a nomination keeps from others of it.
     found: bool,
     /// A node could hold it if it were empty.
@@ -109,7 +110,9 @@ impl Ledger {
     pub(crate) fn is_for_line(&self, name: &str) -> bool {
         let wakes = &self.queue.wakes;
         let offering = wakes.offering.as_ref();
-        wakes.look.is_some()
+        // A look that is past this node found nothing there.
+        let look = wakes.look.as_ref();
+        look.is_some_and(|look| look.nodes.contains(name))
             || !self.queue.waiting.is_noted()
             || self.queue.waiting.is_queued(name)
             || offering.is_some_and(|offering| *offering.node == *name)
@@ -141,7 +144,8 @@ impl Ledger {
                 break;
             }
         }
-        self.queue.wakes.unfinished = work == 0 || more_joined;
+        let looks_on = self.queue.wakes.look.is_some() && self.queue.waiting.has_credit();
+        self.queue.wakes.unfinished = work == 0 || more_joined || looks_on;
     }
 
     /// What was found for pods in line may have gone to others before them: there may be more. False if nobody is
@@ -206,7 +210,7 @@ impl Ledger {
         };
         let again = now + self.config.wake_again_after;
         while *work > rest {
-            let Some(name) = look.nodes.pop() else {
+            let Some(name) = look.nodes.pop_first() else {
                 let until = if look.found { again } else { now + FLUSH };
                 self.looked(look, until, now);
                 return true;
