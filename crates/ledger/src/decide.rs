@@ -284,7 +284,7 @@ impl Ledger {
         };
         refused.retain(|(_, reason)| *reason != Reason::NotYet);
         if all_tried {
-            self.queue.try_all_again(uid);
+            self.queue.try_again(uid, candidates);
         }
         match self.choose(best, ask.pod, &request) {
             Ok(choice) => {
