@@ -261,10 +261,24 @@ impl Ledger {
     /// Does one of those who stand first in line fit, so that whoever decides should have let it out?
     #[must_use]
     pub fn is_line_stalled(&self, now: Duration) -> bool {
+        !self.stalled_in_line(now).is_empty()
+    }
+
+    /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
+    #[must_use]
+    pub fn stalled_in_line(&self, now: Duration) -> Vec<Arc<PodFacts>> {
         let line = &self.queue.line;
-        let first = line.order.iter().take(LOOK_AT);
-        let mut first = first.filter_map(|(.., uid)| self.books.pod(uid));
-        !line.leaving.is_empty() || first.any(|pod| self.may_fit_now(pod, now))
+        let fits = |place: &&Place| {
+            let pod = self.books.pod(&place.3);
+            pod.is_some_and(|pod| self.may_fit_now(pod, now))
+        };
+        let first = line.order.iter().take(LOOK_AT).filter(fits);
+        let leaving = line.leaving.keys().take(LOOK_AT);
+        let places: BTreeSet<&Place> = leaving.chain(first).collect();
+        let pods = places
+            .into_iter()
+            .filter_map(|place| self.books.pod(&place.3));
+        pods.cloned().collect()
     }
 
     /// Why the pod that [`Ledger::wake`] named is let out of the line.

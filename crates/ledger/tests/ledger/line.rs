@@ -467,3 +467,25 @@ fn look_at_other_nodes_keeps_no_room_from_a_pod_beside_the_queue() {
     let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
     assert_eq!(choose(&mut ledger, &beside, &candidates, at(1)).len(), 1);
 }
+
+#[test]
+fn stalled_pods_are_those_that_fit_or_need_no_room() {
+    let mut ledger = full(40);
+    ledger.apply_pod(held("large", 70));
+    ledger.apply_pod(held("small", 60));
+    ledger.apply_pod(PodFacts {
+        scheduler: "default-scheduler".into(),
+        ..held("z-foreign", 70)
+    });
+    let stalled = |ledger: &Ledger| {
+        let pods = ledger.stalled_in_line(at(1));
+        pods.iter()
+            .map(|pod| pod.uid.to_string())
+            .collect::<Vec<_>>()
+    };
+    // The leader is another replica: this one ungates no pod.
+    assert_eq!(stalled(&ledger), ["small", "z-foreign"]);
+    ledger.delete_pod("small");
+    ledger.delete_pod("z-foreign");
+    assert!(stalled(&ledger).is_empty());
+}
