@@ -10,7 +10,6 @@
 
 mod offering;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +35,7 @@ const AHEAD: usize = 64;
 struct Look {
     uid: Uid,
     kind: KindId,
-    nodes: BTreeSet<Arc<str>>,
+    nodes: Vec<Arc<str>>,
     /// Some of the kind may take room that a nomination keeps from others of it.
     found: bool,
     /// A node could hold it if it were empty.
@@ -110,9 +109,8 @@ impl Ledger {
     pub(crate) fn is_for_line(&self, name: &str) -> bool {
         let wakes = &self.queue.wakes;
         let offering = wakes.offering.as_ref();
-        // A look that is past this node found nothing there.
-        let look = wakes.look.as_ref();
-        look.is_some_and(|look| look.nodes.contains(name))
+        // Kinds that are to be looked for after this one may want any node.
+        wakes.look.is_some()
             || !self.queue.waiting.is_noted()
             || self.queue.waiting.is_queued(name)
             || offering.is_some_and(|offering| *offering.node == *name)
@@ -210,7 +208,7 @@ impl Ledger {
         };
         let again = now + self.config.wake_again_after;
         while *work > rest {
-            let Some(name) = look.nodes.pop_first() else {
+            let Some(name) = look.nodes.pop() else {
                 let until = if look.found { again } else { now + FLUSH };
                 self.looked(look, until, now);
                 return true;
