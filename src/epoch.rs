@@ -298,6 +298,15 @@ impl Epoch {
         Ok(lease.is_some_and(|lease| Tenure::of(&lease).holder == self.identity))
     }
 
+    /// Is there no leader: has the last one left cleanly, or was there none?
+    ///
+    /// # Errors
+    /// If the API server refuses or does not answer.
+    pub(crate) async fn is_free(&self) -> Result<bool, AskError> {
+        let lease = within(TIMEOUT, self.leases.get_opt(&self.name)).await?;
+        Ok(lease.is_none_or(|lease| left_cleanly(&lease)))
+    }
+
     /// Moves the Lease to the next epoch. Also says whether its last holder left cleanly.
     async fn swap(&self, known: impl Fn() -> u64) -> Result<(Tenure, bool), EpochError> {
         for _ in 0..SWAPS {

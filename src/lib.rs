@@ -38,7 +38,7 @@ use gpustow_serve::Bounds;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use app::App;
 pub use args::Args;
@@ -50,6 +50,10 @@ pub use webhook::WebhookArgs;
 const DRAIN: Duration = Duration::from_secs(20);
 /// Between two attempts to resume.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// A replica that kube-scheduler does not call leads after so long without a leader. kube-scheduler's own replicas have
+/// elected their leader by then, and it has called its extender if there was anything to ask.
+const LEADERLESS: Duration = Duration::from_secs(30);
 
 /// For kube-scheduler, whose connections wait for 90 s before they are closed.
 const VERBS: Bounds = Bounds {
@@ -212,18 +216,43 @@ async fn resume(app: Arc<App>) {
     app.lists.all_in().await;
     loop {
         let resumed = match app.epoch.is_inherited().await {
-            Ok(false) => return,
+            Ok(false) => break,
             Ok(true) => app.epoch().await.map(drop),
             Err(error) => Err(error.into()),
         };
         match resumed {
-            Ok(()) => return,
+            Ok(()) => break,
             Err(error) => tracing::warn!(
                 %error, namespace = %app.args.lease_namespace, lease = %app.args.lease_name,
                 "cannot take the epoch of an earlier life"
             ),
         }
         sleep(RETRY).await;
+    }
+    lead_if_none_does(app).await;
+}
+
+/// Becomes the leader if there is none and pods wait. Where the nodes' sums refuse every pod, kube-scheduler asks about
+/// none of them, and no call would make this replica the leader.
+async fn lead_if_none_does(app: Arc<App>) {
+    let mut since: Option<Instant> = None;
+    loop {
+        sleep(RETRY).await;
+        let pods_wait = || {
+            let ledger = app.ledger.lock();
+            ledger.waiting() > 0 || ledger.line().0 > 0
+        };
+        let may_lead = app.epoch.held().is_none() && !app.is_draining();
+        let may_lead = may_lead && app.lists.missing().is_empty() && pods_wait();
+        if !may_lead || !app.epoch.is_free().await.unwrap_or(false) {
+            since = None;
+        } else if since.get_or_insert_with(Instant::now).elapsed() >= LEADERLESS {
+            since = None;
+            tracing::info!("pods wait and no extender leads: taking over");
+            if let Err(error) = app.epoch().await {
+                tracing::warn!(%error, "cannot take over");
+            }
+        }
     }
 }
 

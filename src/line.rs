@@ -5,16 +5,13 @@
 //! on a copy of the pod that came before a look at the Lease, and names that copy. One that arrives after a takeover
 //! all the same gives the pod no room: at filter nobody gets what one before it in turn would take.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::Lift;
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
@@ -63,7 +60,7 @@ pub(crate) const RESULTS: [&str; 2] = ["done", "failed"];
 pub(crate) async fn lift(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why: Lift) {
     let began = Instant::now();
     loop {
-        let error = match take_off(&app, &pod).await {
+        let error = match take_off(&app, &pod, false).await {
             Ok(()) => {
                 app.metrics.lifted(why, "done");
                 tracing::info!(
@@ -98,24 +95,66 @@ pub(crate) async fn lift(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why:
     }
 }
 
-/// One write, of this very copy of the pod.
-async fn take_off(app: &App, pod: &PodFacts) -> Result<(), AskError> {
+/// One write, of this very copy of the pod, or a question whether it would be taken.
+async fn take_off(app: &App, pod: &PodFacts, dry_run: bool) -> Result<(), AskError> {
     let pods = Api::<Pod>::namespaced(app.client.clone(), &pod.namespace);
     let patch = json!({
         "metadata": {"uid": &*pod.uid, "resourceVersion": &*pod.resource_version},
         "spec": {"schedulingGates": [{"$patch": "delete", "name": names::GATE}]},
     });
-    let params = PatchParams::default();
+    let params = PatchParams {
+        dry_run,
+        ..PatchParams::default()
+    };
     let patch = Patch::Strategic(patch);
     within(TIMEOUT, pods.patch(&pod.name, &params, &patch)).await?;
     Ok(())
+}
+
+/// Queued pods that the leader should have ungated, and since when this replica sees them so.
+#[derive(Default)]
+struct Stalled {
+    since: HashMap<Arc<str>, Instant>,
+}
+
+impl Stalled {
+    /// Those that have stalled for long enough.
+    fn look(&mut self, app: &App) -> Vec<Arc<PodFacts>> {
+        let now = app.ledger.now();
+        let mut pods = app.ledger.lock().stalled_in_line(now);
+        self.since
+            .retain(|uid, _| pods.iter().any(|pod| pod.uid == *uid));
+        pods.retain(|pod| {
+            let since = self.since.entry(pod.uid.clone());
+            since.or_insert_with(Instant::now).elapsed() > STALLED
+        });
+        pods
+    }
+
+    /// Could this replica ungate one of them? A pod whose patch some policy or webhook refuses is no reason to take
+    /// over: the leader cannot ungate it either.
+    async fn may_ungate(&mut self, app: &App, pods: &[Arc<PodFacts>]) -> bool {
+        for pod in pods {
+            match take_off(app, pod, true).await {
+                Ok(()) => return true,
+                Err(error) => {
+                    tracing::debug!(
+                        namespace = %pod.namespace, pod = %pod.name, %error,
+                        "cannot take the scheduling gate off either"
+                    );
+                    self.since.insert(pod.uid.clone(), Instant::now());
+                }
+            }
+        }
+        false
+    }
 }
 
 /// Keeps the flag and tells pods their places, for as long as the process runs.
 pub(crate) async fn run(app: Arc<App>) {
     let mut flag = Flag::default();
     let mut told = Told::default();
-    let mut stalled: Option<Instant> = None;
+    let mut stalled = Stalled::default();
     let mut taken: Option<Instant> = None;
     loop {
         sleep(LOOK).await;
@@ -124,53 +163,27 @@ pub(crate) async fn run(app: Arc<App>) {
         }
         let Some(epoch) = app.epoch.held() else {
             (flag, told) = (Flag::default(), Told::default());
-            let stands = {
-                let now = app.ledger.now();
-                app.ledger.lock().is_line_stalled(now)
-            };
-            let lately = taken.is_some_and(|taken| taken.elapsed() < TAKE_EVERY);
-            if !stands || lately {
-                stalled = None;
-            } else if stalled.get_or_insert_with(Instant::now).elapsed() > STALLED {
+            if taken.is_some_and(|taken: Instant| taken.elapsed() < TAKE_EVERY) {
+                stalled = Stalled::default();
+                continue;
+            }
+            let pods = stalled.look(&app);
+            if !pods.is_empty() && stalled.may_ungate(&app, &pods).await {
                 taken = Some(Instant::now());
-                // Whoever may not lift either would only be in the way of the one that decides.
-                if !may_lift(&app).await {
-                    continue;
-                }
-                tracing::warn!(
-                    "a pod that fits stands in line and nobody lets it out: taking over"
-                );
+                tracing::warn!("the leader does not ungate a queued pod that fits: taking over");
                 if let Err(error) = app.epoch().await {
                     tracing::warn!(%error, "cannot take over");
                 }
             }
             continue;
         };
-        stalled = None;
+        stalled = Stalled::default();
         told.look(&app);
         match app.args.line {
             LineMode::Off => flag.lower(&app, epoch).await,
             LineMode::Auto | LineMode::Always => flag.look(&app, epoch).await,
         }
     }
-}
-
-/// Has this extender the right to take gates off?
-async fn may_lift(app: &App) -> bool {
-    let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(ResourceAttributes {
-                verb: Some("patch".to_owned()),
-                resource: Some("pods".to_owned()),
-                ..ResourceAttributes::default()
-            }),
-            ..SelfSubjectAccessReviewSpec::default()
-        },
-        ..SelfSubjectAccessReview::default()
-    };
-    let (reviews, params) = (Api::all(app.client.clone()), PostParams::default());
-    let answer = within(TIMEOUT, reviews.create(&params, &review)).await;
-    answer.is_ok_and(|review| review.status.is_some_and(|status| status.allowed))
 }
 
 /// What the flag says, as far as this tenure knows.

@@ -15,12 +15,13 @@ impl Ledger {
     /// Pods without a reservation for which room is kept on a node, and that the pod must make way for.
     pub(crate) fn others_kept<'s>(
         &'s self,
-        name: &str,
+        name: &'s str,
         pod: &'s PodFacts,
     ) -> impl Iterator<Item = &'s PodFacts> {
         let uids = self.queue.kept_on(name);
         uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
             .filter(|uid| !self.queue.is_successor(uid, pod))
+            .filter(move |uid| !self.queue.shares_offer(&pod.uid, uid, name))
             .filter_map(|uid| self.queue.keeper(uid, &self.books))
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
             .filter(|other| !self.may_take_place(pod, other))

@@ -291,12 +291,24 @@ impl Queue {
             .insert(pod.uid.clone(), Kept { node, cause, until });
     }
 
-    /// The pod that was let out for it has been asked about.
-    pub(crate) fn end_lifted(&mut self, uid: &str, books: &Books) {
-        let lifted = |kept: &Kept| matches!(kept.cause, Cause::Lifted);
-        if self.kept.get(uid).is_some_and(lifted) {
+    /// The pod that was let out for it has been asked about. True if room was kept for that.
+    pub(crate) fn end_lifted(&mut self, uid: &str, books: &Books) -> bool {
+        let lifted = self.is_lifted(uid);
+        if lifted {
             self.end_kept(uid, books);
         }
+        lifted
+    }
+
+    /// Is room kept for the pod because it was ungated for it?
+    fn is_lifted(&self, uid: &str) -> bool {
+        let kept = self.kept.get(uid);
+        kept.is_some_and(|kept| matches!(kept.cause, Cause::Lifted))
+    }
+
+    /// Were both pods offered the same room on this node, so that the first to ask has it?
+    pub(crate) fn shares_offer(&self, uid: &str, other: &str, node: &str) -> bool {
+        self.is_lifted(other) && self.waiting.is_offered(uid, node)
     }
 
     /// Others are to give memory back for the same room. What is kept of it from third ones may be less.
@@ -344,7 +356,7 @@ impl Queue {
             self.unindex(uid, &node);
         }
         // kube-scheduler's preemption makes room for it: nothing need be called back, and nobody else end.
-        let preempts = new.is_some_and(|pod| pod.nominated.is_some());
+        let preempts = new.is_some_and(|pod| pod.nominated.is_some() && !pod.own_nomination);
         let ends = |kept: &Kept| {
             let ours = matches!(
                 kept.cause,
@@ -375,6 +387,10 @@ impl Queue {
         let Some(known) = known.filter(|known| known.node.is_none() && !known.released) else {
             return;
         };
+        let own = known.own_nomination || pod.own_nomination;
+        if own || self.nominations.is_over(&pod.uid) {
+            return;
+        }
         let Some(node) = known.nominated.clone().or_else(|| pod.nominated.clone()) else {
             return;
         };
@@ -433,10 +449,12 @@ impl Queue {
             return None;
         }
         let kept = || Some(self.kept.get(&pod.uid)?.node.clone());
-        pod.nominated.clone().or_else(kept)
+        let nominated = pod.nominated.clone();
+        let nominated = nominated.filter(|_| !self.nominations.is_over(&pod.uid));
+        nominated.or_else(kept)
     }
 
-    fn unindex(&mut self, uid: &str, node: &str) {
+    pub(super) fn unindex(&mut self, uid: &str, node: &str) {
         if let Some(pods) = self.keeping.get_mut(node) {
             pods.remove(uid);
             if pods.is_empty() {

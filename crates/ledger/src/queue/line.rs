@@ -5,6 +5,8 @@
 //! its filter call or a deadline (`Cause::Lifted` in [`super::kept`]). Here is who stands in line at all, and who is let
 //! through without room: whoever would wait in vain, and a few that may preempt.
 
+mod preemptors;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,8 +15,9 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use crate::Ledger;
-use crate::books::Uid;
-use crate::maps::{HashMap, HashSet};
+use crate::books::{Event, Uid};
+use crate::maps::HashMap;
+use preemptors::Preemptors;
 
 /// A pod whose gate is still there so long after it was let through is let through again.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -22,10 +25,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 const STUCK: usize = 256;
 /// Pods that are looked at to see whether the line stands still.
 const LOOK_AT: usize = 16;
-/// Pods that may preempt are let through without room, so many at a time.
-const PREEMPTORS: usize = 4;
-/// Between two looks for such pods.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A pod that was shown to an autoscaler and is not helped gives its slot to the next after so long.
+const SHOWN_FOR: Duration = Duration::from_secs(600);
 
 /// Why a gate is taken off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -92,10 +93,9 @@ pub(crate) struct Line {
     leaving: BTreeMap<Place, Lift>,
     /// Let through without room, when and why.
     through: HashMap<Uid, (Duration, Lift)>,
-    /// When to look again for pods that may preempt.
-    look_at: Duration,
-    /// Let through so that an autoscaler sees them, and not bound yet.
-    shown: HashSet<Uid>,
+    preemptors: Preemptors,
+    /// Let through so that an autoscaler sees them, and since when; those that are bound, or had their time, are gone.
+    shown: HashMap<Uid, Duration>,
 }
 
 /// Does the pod stand in line, or is it to be let out of it?
@@ -118,6 +118,7 @@ impl Line {
         if self.places.get(&pod.uid) != Some(&place) {
             self.leave(&pod.uid);
             self.places.insert(pod.uid.clone(), place.clone());
+            self.preemptors.joined(&place);
             self.order.insert(place);
         }
         let why = match () {
@@ -180,14 +181,19 @@ impl Line {
         self.through.contains_key(uid) || self.places.get(uid).is_some_and(leaving)
     }
 
-    /// The next pod to let through.
-    fn next_leaving(&mut self, now: Duration) -> Option<Uid> {
+    /// The next pod to let through, and why.
+    fn next_leaving(&mut self, now: Duration) -> Option<(Uid, Lift)> {
         let ((.., uid), why) = self.leaving.pop_first()?;
         if why == Lift::Shown {
-            self.shown.insert(uid.clone());
+            self.shown.entry(uid.clone()).or_insert(now);
         }
         self.through.insert(uid.clone(), (now, why));
-        Some(uid)
+        Some((uid, why))
+    }
+
+    /// Something has changed in the books.
+    pub(super) fn follow(&mut self, event: &Event) {
+        self.preemptors.follow(event);
     }
 
     /// It is bound, or gone.
@@ -203,6 +209,8 @@ impl Line {
     /// What time does: whoever was let through long ago and is in line still is let through again.
     pub(super) fn tick(&mut self, now: Duration) {
         let over = |(since, _): &(Duration, Lift)| now.saturating_sub(*since) >= AGAIN;
+        self.shown
+            .retain(|_, since| now.saturating_sub(*since) < SHOWN_FOR);
         let places = &self.places;
         let leaving = &mut self.leaving;
         self.through.retain(|uid, let_go| {
@@ -253,10 +261,24 @@ impl Ledger {
     /// Does one of those who stand first in line fit, so that whoever decides should have let it out?
     #[must_use]
     pub fn is_line_stalled(&self, now: Duration) -> bool {
+        !self.stalled_in_line(now).is_empty()
+    }
+
+    /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
+    #[must_use]
+    pub fn stalled_in_line(&self, now: Duration) -> Vec<Arc<PodFacts>> {
         let line = &self.queue.line;
-        let first = line.order.iter().take(LOOK_AT);
-        let mut first = first.filter_map(|(.., uid)| self.books.pod(uid));
-        !line.leaving.is_empty() || first.any(|pod| self.may_fit_now(pod, now))
+        let fits = |place: &&Place| {
+            let pod = self.books.pod(&place.3);
+            pod.is_some_and(|pod| self.may_fit_now(pod, now))
+        };
+        let first = line.order.iter().take(LOOK_AT).filter(fits);
+        let leaving = line.leaving.keys().take(LOOK_AT);
+        let places: BTreeSet<&Place> = leaving.chain(first).collect();
+        let pods = places
+            .into_iter()
+            .filter_map(|place| self.books.pod(&place.3));
+        pods.cloned().collect()
     }
 
     /// Why the pod that [`Ledger::wake`] named is let out of the line.
@@ -285,14 +307,17 @@ impl Ledger {
         now: Duration,
         woken: &mut Vec<Arc<PodFacts>>,
     ) {
-        self.find_preemptors(now);
+        self.queue.wakes.unfinished |= self.find_preemptors(now);
         self.show_first();
         let mut free = STUCK.saturating_sub(self.queue.line.stuck());
         while free > 0
             && woken.len() < limit
-            && let Some(uid) = self.queue.line.next_leaving(now)
+            && let Some((uid, why)) = self.queue.line.next_leaving(now)
         {
             free -= 1;
+            if why == Lift::MayPreempt {
+                self.goes_out(&uid, now);
+            }
             let waits =
                 |pod: &&Arc<PodFacts>| pod.in_line && self.books.reservation(&uid).is_none();
             woken.extend(self.books.pod(&uid).filter(waits).cloned());
@@ -315,59 +340,6 @@ impl Ledger {
         let first: Vec<Uid> = first.take(free).cloned().collect();
         for uid in first {
             self.queue.line.let_through(&uid, Lift::Shown);
-        }
-    }
-
-    /// Lets a few pods through at their turn for which others would be evicted.
-    fn find_preemptors(&mut self, now: Duration) {
-        let line = &mut self.queue.line;
-        if !line.on || line.is_empty() || now < line.look_at {
-            return;
-        }
-        line.look_at = now + LOOK_EVERY;
-        let waits = |uid: &Uid| {
-            let known = self.books.pod(uid);
-            known.is_some_and(|pod| pod.node.is_none() && pod.nominated.is_none())
-        };
-        let through = line.through.iter();
-        let through = through.filter(|(uid, (_, why))| *why == Lift::MayPreempt && waits(uid));
-        let free = PREEMPTORS.saturating_sub(through.count() + line.leaving.len());
-        let bound = self.books.nodes().flat_map(|(_, node)| node.bound().keys());
-        let bound = bound
-            .filter_map(|uid| self.books.pod(uid))
-            .filter(|pod| !pod.deleting);
-        let Some(lowest) = bound.map(|pod| pod.priority).min() else {
-            return;
-        };
-        let line = &self.queue.line;
-        let higher = line.order.iter().take_while(|place| place.0.0 > lowest);
-        let higher = higher.map(|(.., uid)| uid).filter(|uid| {
-            let promised = || self.queue.waiting.is_promised(uid);
-            !line.is_leaving(uid) && !promised()
-        });
-        let mut budget = self.budget();
-        let mut chosen = Vec::new();
-        // Whoever stands first and cannot preempt keeps no other from it, but only so many are looked at.
-        for uid in higher.take(4 * PREEMPTORS) {
-            if chosen.len() == free {
-                break;
-            }
-            let Some(pod) = self.books.pod(uid).filter(|pod| pod.preempts) else {
-                continue;
-            };
-            let mut nodes = self.books.nodes();
-            let would = nodes.any(|(name, _)| {
-                self.excluded(name, &pod.constraints).is_none()
-                    && self
-                        .preempt(pod, name, &[], &|_| false, &mut budget, now)
-                        .is_some_and(|victims| !victims.uids.is_empty())
-            });
-            if would {
-                chosen.push(uid.clone());
-            }
-        }
-        for uid in chosen {
-            self.queue.line.let_through(&uid, Lift::MayPreempt);
         }
     }
 

@@ -8,6 +8,7 @@ mod in_vain;
 mod kept;
 mod kind;
 mod line;
+mod nominations;
 mod offers;
 mod successors;
 mod tried;
@@ -31,9 +32,10 @@ use kept::Kept;
 pub(crate) use kind::Turn;
 pub use line::Lift;
 use line::{Line, is_in_line};
+use nominations::Nominations;
 use successors::Successor;
 pub(crate) use tried::Tried;
-use waiting::Waiting;
+use waiting::{Call, Waiting};
 use wake::Wakes;
 
 /// See the module's documentation.
@@ -59,6 +61,7 @@ pub(crate) struct Queue {
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
+    nominations: Nominations,
 }
 
 impl Queue {
@@ -72,9 +75,11 @@ impl Queue {
 
     /// Something has changed in the books.
     pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
+        self.line.follow(event);
         match event {
             Event::Pod { uid, old, new } => {
                 self.beneficiary_lost(old.as_deref(), new.as_deref());
+                self.nominations.follow(uid, new.as_deref());
                 self.index_nomination(old.as_deref(), new.as_deref());
                 if let (Some(old), Some(new)) = (old, new)
                     && old.refusal != new.refusal
@@ -140,7 +145,13 @@ impl Queue {
             None => self.line.leave(uid),
         };
         match new.filter(|pod| may_come(pod)) {
-            Some(pod) if pod.waiting => self.wait(pod, books),
+            Some(pod) if pod.waiting => {
+                // kube-scheduler's own filters refused it, or it would have asked about the room.
+                if self.end_lifted(uid, books) {
+                    self.waiting.in_vain(uid);
+                }
+                self.wait(pod, books);
+            }
             // Whoever was let out without room is asked about before long.
             Some(_) if was_in_line && !self.waiting.is_promised(uid) => self.waiting.remove(uid),
             Some(_) => {}
@@ -168,12 +179,20 @@ impl Queue {
         pod: &PodFacts,
         candidates: &[&str],
         books: &Books,
+        interval: Duration,
         now: Duration,
     ) {
         self.wait(pod, books);
         self.end_lifted(&pod.uid, books);
         let asked = |node: &str| candidates.contains(&node);
-        self.waiting.refused(&pod.uid, asked);
+        let call = Call {
+            is_sample: nominations::is_sample(candidates.len(), books),
+            nominated: pod.nominated.as_deref(),
+            interval,
+        };
+        if self.waiting.refused(&pod.uid, asked, &call, now) {
+            self.ask_again(&pod.uid);
+        }
         if books.pod(&pod.uid).is_none() {
             self.waiting.unseen(&pod.uid, now);
         }

@@ -44,10 +44,12 @@ impl Queue {
         self.tried.entry(uid.clone()).or_default().conflicts += 1;
     }
 
-    /// Every node was tried: all may be tried again.
-    pub(crate) fn try_all_again(&mut self, uid: &str) {
+    /// All of these nodes that would do were tried: these may be tried again. Others kube-scheduler has not shown.
+    pub(crate) fn try_again(&mut self, uid: &str, candidates: &[&str]) {
         if let Some(tried) = self.tried.get_mut(uid) {
-            tried.nodes.clear();
+            for name in candidates {
+                tried.nodes.remove(*name);
+            }
         }
     }
 

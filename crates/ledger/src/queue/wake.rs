@@ -89,6 +89,7 @@ impl Ledger {
             self.queue.tried.remove(&uid);
             self.queue.offered.remove(&uid);
         }
+        self.queue.end_nominations(&self.books, now);
         let mut woken = self.come_again(limit);
         self.queue.line.tick(now);
         self.offer(limit, WORK, now, &mut woken);
@@ -110,6 +111,7 @@ impl Ledger {
     pub(crate) fn is_for_line(&self, name: &str) -> bool {
         let wakes = &self.queue.wakes;
         let offering = wakes.offering.as_ref();
+        // Kinds that are to be looked for after this one may want any node.
         wakes.look.is_some()
             || !self.queue.waiting.is_noted()
             || self.queue.waiting.is_queued(name)
@@ -142,7 +144,8 @@ impl Ledger {
                 break;
             }
         }
-        self.queue.wakes.unfinished = work == 0 || more_joined;
+        let looks_on = self.queue.wakes.look.is_some() && self.queue.waiting.has_credit();
+        self.queue.wakes.unfinished = work == 0 || more_joined || looks_on;
     }
 
     /// What was found for pods in line may have gone to others before them: there may be more. False if nobody is
@@ -217,6 +220,9 @@ impl Ledger {
                 *work = work.saturating_sub(price(&pod));
                 look.could = true;
             }
+            if self.queue.waiting.is_barred(&look.uid, &name) {
+                continue;
+            }
             if self.may_fit(&name, &pod, now)
                 && let Some(left) = self.unpromised(&name, now)
                 && self.fits_one_of(look.kind, &name, &left, &pod, work)
@@ -236,7 +242,7 @@ impl Ledger {
     /// There is nothing left to look at. Whom no node could hold is let through the line.
     fn looked(&mut self, look: &Look, until: Duration, now: Duration) {
         self.queue.waiting.looked(look.kind, until, look.could);
-        if until < now + FLUSH && self.queue.line.is_on() {
+        if until < now + FLUSH {
             self.queue.wakes.found.push(look.kind);
         }
         if !look.could
@@ -315,7 +321,7 @@ pub(super) struct Wakes {
     look: Option<Look>,
     /// Room was found for these kinds since it was last offered.
     found: Vec<KindId>,
-    unfinished: bool,
+    pub(super) unfinished: bool,
 }
 
 impl Wakes {
@@ -325,6 +331,6 @@ impl Wakes {
 }
 
 /// What a fit of this pod costs.
-fn price(pod: &PodFacts) -> usize {
+pub(super) fn price(pod: &PodFacts) -> usize {
     FIT * pod.containers.len().max(1).pow(2)
 }

@@ -215,3 +215,15 @@ fn several_cards_and_whole_cards() {
     assert_eq!(free(&ledger, "a"), [10, 10, 0]);
     assert!(choose(&mut ledger, &exclusive(pod("late", 5)), &["a"], at(0)).is_empty());
 }
+
+#[test]
+fn nodes_outside_the_window_that_refused_the_pod_stay_last() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100]), ("c", &[90])]);
+    let p = pod("p", 60);
+    ledger.apply_pod(p.clone());
+    assert_eq!(choose(&mut ledger, &p, &["a", "b"], at(0)), ["a"]);
+    assert_eq!(choose(&mut ledger, &p, &["b"], at(1)), ["b"]);
+    // Both were refused by something else. A window of `a` alone forgets `a` and not `b`.
+    assert_eq!(choose(&mut ledger, &p, &["a"], at(2)), ["a"]);
+    assert_eq!(choose(&mut ledger, &p, &["b", "c"], at(3)), ["c"]);
+}

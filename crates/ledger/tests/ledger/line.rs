@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Lift, Reason};
+use gpustow_pack::Request;
 
 use crate::build::{ask, at, bound, card, choose, node, pod, report};
 
@@ -328,4 +329,168 @@ fn the_first_are_shown_to_an_autoscaler_a_few_at_a_time() {
         .collect();
     assert_eq!(woken, ["p0"], "the first in turn is offered the room");
     assert_eq!(choose(&mut ledger, &first, &["a"], at(102)), ["a"]);
+}
+
+/// Queued pods of which kube-scheduler's own filters refuse all but the last: how long that one waits. The refusals
+/// are told at once, in the pods' conditions.
+fn wait_behind_barred(barred: usize) -> Duration {
+    let mut ledger = full(100);
+    for number in 0..=barred {
+        ledger.apply_pod(PodFacts {
+            created: number as i64,
+            ..held(&format!("p{number}"), 60)
+        });
+    }
+    assert_eq!(lifted(&mut ledger, at(1)), []);
+    ledger.delete_pod("old");
+    let last = format!("p{barred}");
+    let step = Duration::from_millis(100);
+    let mut now = at(1);
+    loop {
+        for pod in ledger.wake(100, now) {
+            let free = PodFacts {
+                in_line: false,
+                ..PodFacts::clone(&pod)
+            };
+            ledger.apply_pod(free.clone());
+            if *pod.uid == *last {
+                assert_eq!(choose(&mut ledger, &free, &["a"], now), ["a"]);
+                return now - at(1);
+            }
+            ledger.apply_pod(PodFacts {
+                waiting: true,
+                ..free
+            });
+        }
+        now += step;
+        assert!(now < at(3600), "never");
+    }
+}
+
+#[test]
+fn pod_behind_barred_pods_is_ungated_within_the_bound() {
+    for barred in [10_usize, 30, 100] {
+        let took = wait_behind_barred(barred);
+        let bound = at(2) * (2 + barred.ilog2());
+        assert!(took <= bound, "{barred} barred: {took:?}");
+    }
+}
+
+#[test]
+fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
+    let mut ledger = full(100);
+    for name in ["p0", "p1", "p2"] {
+        ledger.apply_pod(held(name, 60));
+    }
+    ledger.delete_pod("old");
+    assert_eq!(names(&lifted(&mut ledger, at(1))), ["p0"]);
+    let barred = PodFacts {
+        waiting: true,
+        in_line: false,
+        ..held("p0", 60)
+    };
+    ledger.apply_pod(barred);
+    assert_eq!(names(&lifted(&mut ledger, at(1))), ["p1", "p2"]);
+    let (first, second) = (held("p1", 60), held("p2", 60));
+    out(&mut ledger, &first);
+    out(&mut ledger, &second);
+    let beside = pod("beside", 60);
+    let verdict = ledger.filter(&ask(&beside), &["a"], at(1));
+    assert_eq!(verdict.refused, [("a", Reason::Nominated)]);
+    let free = |pod: &PodFacts| PodFacts {
+        in_line: false,
+        ..pod.clone()
+    };
+    assert_eq!(choose(&mut ledger, &free(&second), &["a"], at(1)), ["a"]);
+    assert!(choose(&mut ledger, &free(&first), &["a"], at(1)).is_empty());
+}
+
+#[test]
+fn pod_that_was_shown_for_ten_minutes_gives_its_slot_to_the_next() {
+    let config = Config {
+        line_show: 2,
+        ..Config::default()
+    };
+    let mut ledger = with(config, 100);
+    (0..5).for_each(|number| ledger.apply_pod(held(&format!("p{number}"), 60)));
+    let mut shown = Vec::new();
+    for minute in 0..=20 {
+        ledger.apply_gpunode("a", report(&[card("a-0", 100)]), at(60 * minute));
+        for (name, _) in lifted(&mut ledger, at(60 * minute)) {
+            let waits = PodFacts {
+                waiting: true,
+                ..held(&name, 60)
+            };
+            out(&mut ledger, &waits);
+            shown.push((minute, name));
+        }
+    }
+    let expected = [(0, "p0"), (0, "p1"), (10, "p2"), (10, "p3"), (20, "p4")];
+    assert_eq!(
+        shown,
+        expected.map(|(minute, name)| (minute, name.to_owned()))
+    );
+}
+
+#[test]
+fn looks_for_queued_pods_go_on_until_a_pod_beside_the_queue_has_its_room() {
+    let mut ledger = full(0);
+    ledger.delete_pod("old");
+    let names: Vec<String> = (0..200).map(|index| format!("n{index:03}")).collect();
+    for name in &names {
+        ledger.apply_node(node(name));
+        let gpu = format!("{name}-0");
+        ledger.apply_gpunode(name, report(&[card(&gpu, 100)]), at(0));
+        ledger.apply_pod(bound(&format!("on-{name}"), name, &gpu, 60));
+    }
+    ledger.apply_pod(bound("old", "a", "a-0", 100));
+    // Kinds that fit nowhere now: a look for all of them takes more than one call.
+    for number in 0..300_u64 {
+        let pod = held(&format!("p{number}"), 60);
+        let kind = |request: Arc<Request>| {
+            Arc::new(Request {
+                cpu_milli: number,
+                ..Request::clone(&request)
+            })
+        };
+        ledger.apply_pod(PodFacts {
+            request: pod.request.map(kind),
+            ..pod
+        });
+    }
+    assert_eq!(lifted(&mut ledger, at(1)), []);
+    assert!(ledger.wakes_on(), "the looks go on");
+    let calls = (1..100).find(|_| {
+        assert_eq!(lifted(&mut ledger, at(1)), []);
+        !ledger.wakes_on()
+    });
+    assert!(calls.is_some_and(|calls| calls <= 20), "{calls:?}");
+    let beside = PodFacts {
+        created: 1,
+        ..pod("beside", 30)
+    };
+    let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(choose(&mut ledger, &beside, &candidates, at(1)).len(), 1);
+}
+
+#[test]
+fn stalled_pods_are_those_that_fit_or_need_no_room() {
+    let mut ledger = full(40);
+    ledger.apply_pod(held("large", 70));
+    ledger.apply_pod(held("small", 60));
+    ledger.apply_pod(PodFacts {
+        scheduler: "default-scheduler".into(),
+        ..held("z-foreign", 70)
+    });
+    let stalled = |ledger: &Ledger| {
+        let pods = ledger.stalled_in_line(at(1));
+        pods.iter()
+            .map(|pod| pod.uid.to_string())
+            .collect::<Vec<_>>()
+    };
+    // The leader is another replica: this one ungates no pod.
+    assert_eq!(stalled(&ledger), ["small", "z-foreign"]);
+    ledger.delete_pod("small");
+    ledger.delete_pod("z-foreign");
+    assert!(stalled(&ledger).is_empty());
 }

@@ -177,7 +177,7 @@ impl Ledger {
 
     /// What one pod makes of the offer.
     fn answer(
-        &self,
+        &mut self,
         offering: &mut Offering,
         uid: &Uid,
         work: &mut usize,
@@ -198,18 +198,25 @@ impl Ledger {
             return Answer::None;
         }
         *work = work.saturating_sub(price(&pod));
-        let is_alone = || self.choose(name, &pod, request).is_ok();
         if self.fits(name, &offering.left, &pod) {
             if !pod.in_line {
                 self.take(&mut offering.left, request);
             }
             Answer::Comes(pod)
-        } else if alone && is_alone() {
+        } else if alone && self.fits_alone(name, &pod, request) {
             offering.extra -= 1;
             Answer::Comes(pod)
         } else {
             Answer::None
         }
+    }
+
+    /// Would the pod fit if nobody else came for the room that is offered?
+    fn fits_alone(&mut self, name: &str, pod: &PodFacts, request: &Request) -> bool {
+        self.queue.waiting.set_extra(Some(&pod.uid));
+        let fits = self.choose(name, pod, request).is_ok();
+        self.queue.waiting.set_extra(None);
+        fits
     }
 
     /// The next pod of a kind that room on the node is kept for, or from which none is kept since

@@ -1,0 +1,373 @@
+//! Which queued pods are ungated without room, because kube-scheduler may evict others for them.
+//!
+//! Pods with equal requests, constraints and priority are one *class*: a node helps all of them or none. So a class
+//! looks at a node again only when the node has changed. What one look may cost is bounded ([`WORK`]), and the next
+//! look goes on where it stopped. A round asks every class; the next round begins [`LOOK_EVERY`] later.
+//!
+//! A few pods are out for this at a time ([`MOST`]). A pod counts as long as it waits beside the queue and
+//! kube-scheduler has nominated it nowhere, up to [`OUT_FOR`]; then its class rests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+
+use super::{Lift, Place};
+use crate::Ledger;
+use crate::books::{Books, Event, Node, Uid};
+use crate::budget::Budget;
+use crate::maps::HashMap;
+use crate::queue::kind::KindId;
+use crate::queue::wake::price;
+
+/// So many pods are out at a time.
+const MOST: usize = 4;
+/// Between two rounds.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// What one look may cost: one for each pod or node looked at, and the price of each fit.
+const WORK: usize = 2048;
+/// For so long a pod that gets nothing counts as out.
+const OUT_FOR: Duration = Duration::from_secs(60);
+/// A class whose pod was out for nothing rests for so long, and one that found nothing asks all nodes again.
+const REST: Duration = Duration::from_secs(300);
+
+/// Pods for which a node does the same.
+type Class = (KindId, i32);
+
+/// What a class knows of the nodes.
+#[derive(Debug, Default)]
+struct Known {
+    /// To be looked at.
+    nodes: Vec<Arc<str>>,
+    /// Changes before this one were taken into `nodes`.
+    seen: u64,
+    /// When every node was taken into it.
+    all_at: Duration,
+    /// The last round in which no node was left.
+    done_in: u64,
+    rests_until: Duration,
+}
+
+/// The last change of each node.
+#[derive(Debug, Default)]
+struct Changes {
+    count: u64,
+    of: HashMap<Arc<str>, u64>,
+    order: BTreeMap<u64, Arc<str>>,
+}
+
+impl Changes {
+    fn note(&mut self, node: &Arc<str>) {
+        self.forget(node);
+        self.count += 1;
+        self.of.insert(node.clone(), self.count);
+        self.order.insert(self.count, node.clone());
+    }
+
+    fn forget(&mut self, node: &str) {
+        if let Some(at) = self.of.remove(node) {
+            self.order.remove(&at);
+        }
+    }
+
+    fn since(&self, seen: u64) -> impl Iterator<Item = &Arc<str>> {
+        self.order
+            .range((Excluded(seen), Unbounded))
+            .map(|(_, node)| node)
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Preemptors {
+    /// Pods that were ungated for this, when, and their class.
+    out: HashMap<Uid, (Duration, Class)>,
+    classes: HashMap<Class, Known>,
+    changes: Changes,
+    /// How many bound pods have each priority.
+    bound: BTreeMap<i32, usize>,
+    round: u64,
+    /// The last pod of this round that was looked at; none between two rounds.
+    after: Option<Place>,
+    /// Pods before it that joined since, or for which the work did not suffice.
+    first: BTreeSet<Place>,
+    next_round: Duration,
+    /// What all looks have cost.
+    spent: u64,
+}
+
+fn counted(pod: Option<&Arc<PodFacts>>) -> Option<i32> {
+    let pod = pod.filter(|pod| pod.node.is_some() && !pod.released && !pod.deleting)?;
+    Some(pod.priority)
+}
+
+impl Preemptors {
+    pub(super) fn follow(&mut self, event: &Event) {
+        match event {
+            Event::Pod { old, new, .. } => {
+                if let Some(before) = counted(old.as_ref())
+                    && let Some(count) = self.bound.get_mut(&before)
+                {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.bound.remove(&before);
+                    }
+                }
+                if let Some(now) = counted(new.as_ref()) {
+                    *self.bound.entry(now).or_default() += 1;
+                }
+                let pods = old.iter().chain(new);
+                pods.filter_map(|pod| pod.node.as_ref())
+                    .for_each(|node| self.changed(node));
+            }
+            Event::Node { name, .. } | Event::Opened(name) => self.changed(name),
+            Event::NodeGone(name) => self.changes.forget(name),
+            _ => {}
+        }
+    }
+
+    fn changed(&mut self, node: &Arc<str>) {
+        if !self.classes.is_empty() {
+            self.changes.note(node);
+        }
+    }
+
+    /// A pod has joined the queue.
+    pub(super) fn joined(&mut self, place: &Place) {
+        if self.after.as_ref().is_some_and(|after| place < after) {
+            self.first.insert(place.clone());
+        }
+    }
+
+    /// No pod is queued.
+    fn rest(&mut self) {
+        self.classes.clear();
+        self.changes = Changes::default();
+        self.first.clear();
+        self.after = None;
+    }
+
+    /// A pod is ungated for this.
+    fn goes_out(&mut self, uid: &Uid, class: Class, now: Duration) {
+        self.out.entry(uid.clone()).or_insert((now, class));
+    }
+
+    /// How many pods count as out.
+    fn out(&mut self, books: &Books, now: Duration) -> usize {
+        let classes = &mut self.classes;
+        let mut count = 0;
+        self.out.retain(|uid, (since, class)| {
+            let pod = books
+                .pod(uid)
+                .filter(|pod| pod.node.is_none() && !pod.released);
+            let Some(pod) = pod.filter(|pod| !pod.deleting) else {
+                return false;
+            };
+            if pod.nominated.is_some() {
+                return true;
+            }
+            let lasts = now.saturating_sub(*since) < OUT_FOR;
+            count += usize::from(lasts);
+            if !lasts && let Some(class) = classes.get_mut(class) {
+                class.rests_until = now + REST;
+            }
+            lasts
+        });
+        count
+    }
+
+    /// The nodes that this class has not looked at are taken into its list.
+    fn take_nodes(&mut self, class: Class, books: &Books, now: Duration) -> Option<&mut Known> {
+        let is_new = !self.classes.contains_key(&class);
+        let known = self.classes.entry(class).or_default();
+        if known.rests_until > now || known.done_in == self.round {
+            return None;
+        }
+        if is_new || now >= known.all_at + REST {
+            known.nodes = books.nodes().map(|(name, _)| name.clone()).collect();
+            known.all_at = now;
+        } else if known.nodes.is_empty() {
+            known.nodes.extend(self.changes.since(known.seen).cloned());
+        } else {
+            return Some(known);
+        }
+        known.seen = self.changes.count;
+        Some(known)
+    }
+}
+
+/// What came of a look for one pod.
+enum Found {
+    /// kube-scheduler may evict others for it.
+    Node,
+    Nothing,
+    /// There was not enough work left to tell.
+    NotYet,
+}
+
+impl Ledger {
+    /// What all looks for queued pods that may preempt have cost so far: one for each pod or node looked at, and eight
+    /// for a fit of a pod of one container.
+    #[must_use]
+    pub fn spent_on_preemptors(&self) -> u64 {
+        self.queue.line.preemptors.spent
+    }
+
+    /// A pod is about to be ungated because it may preempt.
+    pub(super) fn goes_out(&mut self, uid: &Uid, now: Duration) {
+        let kind = self.queue.waiting.kind_of(uid);
+        if let Some(class) = kind.zip(self.books.pod(uid)) {
+            let class = (class.0, class.1.priority);
+            self.queue.line.preemptors.goes_out(uid, class, now);
+        }
+    }
+
+    /// Ungates a few pods at their turn for which others would be evicted. True if the round goes on.
+    pub(super) fn find_preemptors(&mut self, now: Duration) -> bool {
+        let line = &mut self.queue.line;
+        if !line.on || line.is_empty() {
+            line.preemptors.rest();
+            return false;
+        }
+        let out = line.preemptors.out(&self.books, now);
+        let mut free = MOST.saturating_sub(out + line.leaving.len());
+        let lowest = line.preemptors.bound.keys().next().copied();
+        let Some(lowest) = lowest.filter(|_| free > 0) else {
+            return false;
+        };
+        if line.preemptors.after.is_none() {
+            if now < line.preemptors.next_round {
+                return false;
+            }
+            line.preemptors.round += 1;
+        }
+        let mut work = WORK;
+        let mut goes_on = true;
+        while free > 0 && work > 0 {
+            let Some(place) = self.next_preemptor(lowest) else {
+                self.end_round(now);
+                goes_on = false;
+                break;
+            };
+            work -= 1;
+            match self.look_for(&place, &mut work, now) {
+                Found::Node => {
+                    free -= 1;
+                    self.queue.line.let_through(&place.3, Lift::MayPreempt);
+                }
+                Found::Nothing => {}
+                Found::NotYet => {
+                    self.queue.line.preemptors.first.insert(place);
+                }
+            }
+        }
+        let spent = u64::try_from(WORK - work).unwrap_or(u64::MAX);
+        self.queue.line.preemptors.spent += spent;
+        goes_on && free > 0
+    }
+
+    fn next_preemptor(&mut self, lowest: i32) -> Option<Place> {
+        let line = &mut self.queue.line;
+        if let Some(place) = line.preemptors.first.pop_first() {
+            return Some(place);
+        }
+        let from = line.preemptors.after.as_ref().map_or(Unbounded, Excluded);
+        let next = line.order.range((from, Unbounded)).next();
+        let next = next.filter(|place| place.0.0 > lowest)?.clone();
+        line.preemptors.after = Some(next.clone());
+        Some(next)
+    }
+
+    fn end_round(&mut self, now: Duration) {
+        let waiting = &self.queue.waiting;
+        let preemptors = &mut self.queue.line.preemptors;
+        preemptors.after = None;
+        preemptors.next_round = now + LOOK_EVERY;
+        let classes = &mut preemptors.classes;
+        classes.retain(|(kind, _), _| waiting.kind(*kind).is_some());
+    }
+
+    /// Looks at nodes for one queued pod, as far as the work suffices.
+    fn look_for(&mut self, place: &Place, work: &mut usize, now: Duration) -> Found {
+        let uid = &place.3;
+        let line = &self.queue.line;
+        let is_queued = line.places.get(uid) == Some(place) && !line.is_leaving(uid);
+        let pod = self.books.pod(uid).filter(|pod| pod.preempts && is_queued);
+        let kind = self.queue.waiting.kind_of(uid);
+        let free = !self.queue.waiting.is_promised(uid) && !self.books.is_unfenced(uid);
+        let Some((pod, kind)) = pod.cloned().zip(kind).filter(|_| free) else {
+            return Found::Nothing;
+        };
+        let class = (kind, pod.priority);
+        let preemptors = &mut self.queue.line.preemptors;
+        let Some(known) = preemptors.take_nodes(class, &self.books, now) else {
+            return Found::Nothing;
+        };
+        let mut nodes = std::mem::take(&mut known.nodes);
+        let mut found = Found::Nothing;
+        while let Some(name) = nodes.last() {
+            if *work == 0 {
+                found = Found::NotYet;
+                break;
+            }
+            if self.evicts_on(name, &pod, work, now) {
+                // The next of the class looks here first.
+                found = Found::Node;
+                break;
+            }
+            nodes.pop();
+        }
+        let preemptors = &mut self.queue.line.preemptors;
+        if let Some(known) = preemptors.classes.get_mut(&class) {
+            if nodes.is_empty() {
+                known.done_in = preemptors.round;
+            }
+            known.nodes = nodes;
+        }
+        found
+    }
+
+    /// Does the pod not fit on the node, and would it if all pods of lower priority were gone?
+    fn evicts_on(&self, name: &str, pod: &PodFacts, work: &mut usize, now: Duration) -> bool {
+        *work = work.saturating_sub(1);
+        let Some(node) = self.books.node(name) else {
+            return false;
+        };
+        if self.check(name, now).is_err() || self.excluded(name, &pod.constraints).is_some() {
+            return false;
+        }
+        *work = work.saturating_sub(node.bound().len());
+        let lower = |uid: &str| {
+            let other = self.books.pod(uid);
+            other.is_some_and(|other| {
+                other.priority < pod.priority && !other.deleting && other.assignment.is_some()
+            })
+        };
+        if !node.bound().keys().any(|uid| lower(uid)) {
+            return false;
+        }
+        let mut fits = |gone: &dyn Fn(&str) -> bool| {
+            *work = work.saturating_sub(price(pod));
+            self.fits_without(name, node, pod, gone)
+        };
+        fits(&lower) && !fits(&|_| false)
+    }
+
+    fn fits_without(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        gone: &dyn Fn(&str) -> bool,
+    ) -> bool {
+        let Ok(request) = &pod.request else {
+            return false;
+        };
+        let mut budget = Budget::all();
+        let gone = |uid: &str| *uid == *pod.uid || gone(uid);
+        let view = self.view_without(name, node, pod, gone, &mut budget);
+        view.is_ok_and(|view| self.scores.fit(&view, request).is_ok())
+    }
+}
