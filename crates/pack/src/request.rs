@@ -1,6 +1,6 @@
 //! What a pod asks for.
 
-use crate::{Card, Lending, Mib, NodeGpus, PolicyKind};
+use crate::{Bytes, Card, Lending, Mib, NodeGpus, PolicyKind};
 
 /// When a container holds its share, by Kubernetes' rule for init containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,8 +41,8 @@ pub struct Request {
     pub policy: Option<PolicyKind>,
     /// CPU that the pod asks for, in thousandths of a core.
     pub cpu_milli: u64,
-    /// Host memory that the pod asks for.
-    pub ram: Mib,
+    /// Host memory that the pod asks for. A policy counts the MiB that hold it.
+    pub ram: Bytes,
 }
 
 impl Request {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpustow_pack::Mib;
+use gpustow_pack::Bytes;
 use k8s_openapi::api::core::v1::Node;
 
 use crate::intree::{self, Label, PREFER_NO_SCHEDULE, Taint};
@@ -16,7 +16,7 @@ pub struct NodeFacts {
     /// Allocatable CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Allocatable host memory.
-    pub ram: Mib,
+    pub ram: Bytes,
     /// Allocatable pods, where the node says so.
     pub pods: Option<u64>,
     /// Keys and values of `PreferNoSchedule` taints.
@@ -54,7 +54,7 @@ impl NodeFacts {
         Self {
             name: Arc::from(node.metadata.name.as_deref().unwrap_or_default()),
             cpu_milli: amount("cpu", 1000),
-            ram: Mib(amount("memory", 1) >> 20),
+            ram: Bytes(amount("memory", 1)),
             pods: known("pods", 1),
             prefer_no_schedule: taints
                 .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)

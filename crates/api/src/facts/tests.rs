@@ -1,4 +1,4 @@
-use gpustow_pack::{Claim, ClaimKind};
+use gpustow_pack::{Bytes, Claim, ClaimKind};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
@@ -240,7 +240,7 @@ fn a_node_is_its_allocatable_and_its_soft_taints() {
         NodeFacts {
             name: "n".into(),
             cpu_milli: 3920,
-            ram: Mib(2047),
+            ram: Bytes(2_097_151 << 10),
             prefer_no_schedule: vec![("a".into(), "1".into())],
             pods: Some(110),
             cordoned: true,

@@ -191,45 +191,15 @@ fn another_sharers_resource_can_be_the_one() {
     assert_eq!(request.claims, [main(1, 7)]);
 }
 
-/// Kubernetes' table of what a pod needs in all.
 #[test]
-fn cpu_and_memory_follow_kubernetes() {
-    let needs = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}});
-    let container = |name: &str, cpu: &str| json!({"name": name, "resources": needs(cpu, "1Mi")});
-    let init = |cpu: &str| container("i", cpu);
-    let sidecar =
-        |cpu: &str| json!({"name": "s", "restartPolicy": "Always", "resources": needs(cpu, "1Mi")});
-    for (init, extra, cpu_milli, ram) in [
-        (vec![], json!({}), 1500, 2),
-        (vec![init("1")], json!({}), 1500, 2),
-        (vec![init("4")], json!({}), 4000, 2),
-        (vec![sidecar("1")], json!({}), 2500, 3),
-        (vec![sidecar("1"), init("4")], json!({}), 5000, 3),
-        (vec![init("4"), sidecar("1")], json!({}), 4000, 3),
-        (
-            vec![],
-            json!({"overhead": {"cpu": "250m", "memory": "1"}}),
-            1750,
-            3,
-        ),
-        (
-            vec![],
-            json!({"resources": {"requests": {"cpu": "9"}}}),
-            9000,
-            2,
-        ),
-    ] {
-        let mut spec = json!({"initContainers": init, "containers": [container("a", "1"), container("b", "0.5")]});
-        spec.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
-        let (request, _) = read(&pod(json!({}), spec.clone())).unwrap();
-        assert_eq!(
-            (request.cpu_milli, request.ram),
-            (cpu_milli, Mib(ram)),
-            "{spec}"
-        );
-    }
+fn a_request_has_the_pods_cpu_and_host_memory() {
+    let needs = json!({"requests": {"cpu": "1500m", "memory": "1G"}});
+    let spec = json!({"containers": [{"name": "a", "resources": needs}]});
+    let (request, _) = read(&pod(json!({}), spec)).unwrap();
+    assert_eq!(
+        (request.cpu_milli, request.ram),
+        (1500, Bytes(1_000_000_000))
+    );
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
-use gpustow_pack::{Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
+use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
 
 use super::lending::lending;
 use crate::maps::HashMap;
@@ -20,7 +20,7 @@ pub(crate) struct Hold {
     /// Nobody else on its cards, whatever size they turn out to have.
     exclusive: bool,
     cpu_milli: u64,
-    ram: Mib,
+    ram: Bytes,
 }
 
 /// On which cards a pod holds memory.
@@ -75,7 +75,7 @@ impl Hold {
             charges,
             exclusive: false,
             cpu_milli: 0,
-            ram: Mib::ZERO,
+            ram: Bytes::ZERO,
         }
     }
 
@@ -103,7 +103,7 @@ impl Hold {
         };
         let (cpu_milli, ram) = match request {
             Some(request) if !pod.released => (request.cpu_milli, request.ram),
-            _ => (0, Mib::ZERO),
+            _ => (0, Bytes::ZERO),
         };
         // The annotation may have changed since the bind; the assignment cannot.
         let assigned = pod
@@ -465,7 +465,7 @@ impl Node {
         let (cpu_all, ram_all) = self
             .facts
             .as_ref()
-            .map_or((0, Mib::ZERO), |facts| (facts.cpu_milli, facts.ram));
+            .map_or((0, Bytes::ZERO), |facts| (facts.cpu_milli, facts.ram));
         NodeGpus {
             cards,
             cpu_free_milli: cpu_all.saturating_sub(cpu),

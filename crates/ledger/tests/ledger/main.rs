@@ -24,6 +24,7 @@ mod reports;
 mod rescan;
 mod scattered;
 mod shortage;
+mod sums;
 mod unfenced;
 mod wake;
 mod waking;
