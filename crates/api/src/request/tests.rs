@@ -1,3 +1,4 @@
+use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -203,6 +204,30 @@ fn a_request_has_the_pods_cpu_and_host_memory() {
 }
 
 proptest! {
+    #[test]
+    fn gpu_memory_in_sum_is_kube_schedulers(
+        containers in vec((0..3_u8, 1..=4_u64, 1..=100_u64), 1..6),
+    ) {
+        let (mut init, mut main, mut annotations) = (Vec::new(), Vec::new(), json!({}));
+        for (at, (kind, gpus, mib)) in containers.into_iter().enumerate() {
+            let mut container = asks(&format!("c{at}"), gpus * mib);
+            container["resources"]["requests"] = container["resources"]["limits"].clone();
+            annotations[format!("{}c{at}", names::GPU_COUNT_OF)] = json!(gpus.to_string());
+            match kind {
+                0 => main.push(container),
+                1 => init.push(container),
+                _ => {
+                    container["restartPolicy"] = json!("Always");
+                    init.push(container);
+                }
+            }
+        }
+        let pod = pod(annotations, json!({"initContainers": init, "containers": main}));
+        let (request, _) = read(&pod).unwrap();
+        let sum = effective(pod.spec.as_ref().unwrap(), names::GPU_MEM, 1);
+        prop_assert_eq!(request.in_sum(), Mib(sum));
+    }
+
     #[test]
     fn rubbish_does_not_panic(
         count in "\\PC{0,6}|[0-9]{1,30}",

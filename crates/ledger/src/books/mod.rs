@@ -5,6 +5,7 @@
 //! node costs or who waits.
 
 mod change;
+mod gate;
 mod gone;
 mod lending;
 mod models;
@@ -21,9 +22,10 @@ use gpustow_api::PodFacts;
 use gpustow_pack::NodeGpus;
 
 pub(crate) use change::{Change, Event};
+pub(crate) use gate::Gate;
 use gone::Gone;
 pub(crate) use models::Models;
-pub(crate) use node::{Gate, Node, Share, Uid};
+pub(crate) use node::{Node, Share, Uid};
 use pods::Known;
 
 use crate::maps::HashMap;

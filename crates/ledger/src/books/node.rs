@@ -7,6 +7,7 @@ use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
 
+use super::gate::Gate;
 use super::lending::lending;
 use crate::maps::HashMap;
 
@@ -19,6 +20,8 @@ pub(crate) struct Hold {
     charges: Charges,
     /// Nobody else on its cards, whatever size they turn out to have.
     exclusive: bool,
+    /// What kube-scheduler counts in the node's sum of GPU memory.
+    in_sum: Mib,
     cpu_milli: u64,
     ram: Bytes,
 }
@@ -74,6 +77,7 @@ impl Hold {
         Self {
             charges,
             exclusive: false,
+            in_sum: Mib::ZERO,
             cpu_milli: 0,
             ram: Bytes::ZERO,
         }
@@ -84,6 +88,7 @@ impl Hold {
         Self {
             charges: Charges::Assigned(Some(assignment.clone())),
             exclusive: request.exclusive,
+            in_sum: request.in_sum(),
             cpu_milli: request.cpu_milli,
             ram: request.ram,
         }
@@ -101,10 +106,8 @@ impl Hold {
                 Charges::everywhere(request)
             }),
         };
-        let (cpu_milli, ram) = match request {
-            Some(request) if !pod.released => (request.cpu_milli, request.ram),
-            _ => (0, Bytes::ZERO),
-        };
+        let none = Arc::default();
+        let counted = request.filter(|_| !pod.released).unwrap_or(&none);
         // The annotation may have changed since the bind; the assignment cannot.
         let assigned = pod
             .assignment
@@ -114,8 +117,9 @@ impl Hold {
         Self {
             charges,
             exclusive: assigned.unwrap_or_else(asked),
-            cpu_milli,
-            ram,
+            in_sum: counted.in_sum(),
+            cpu_milli: counted.cpu_milli,
+            ram: counted.ram,
         }
     }
 }
@@ -127,30 +131,6 @@ struct Report {
     seen: Duration,
     models: Vec<ModelId>,
     links: Option<Arc<Links>>,
-}
-
-/// What every question needs to know of a node first.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Gate {
-    /// When its report was seen to change last.
-    seen: Option<Duration>,
-    /// For how long its kubelet has spoken without its agent.
-    silence: Duration,
-    /// It has `PreferNoSchedule` taints.
-    tainted: bool,
-}
-
-impl Gate {
-    /// Is there a report, and is it too old by both measures there are?
-    pub(crate) fn is_stale(&self, now: Duration, stale_after: Duration) -> Option<bool> {
-        let age = now.saturating_sub(self.seen?);
-        Some(age.max(self.silence) > stale_after)
-    }
-
-    /// Has the node soft taints?
-    pub(crate) fn is_tainted(&self) -> bool {
-        self.tainted
-    }
 }
 
 /// How firm it is that a pod holds something.
@@ -341,6 +321,12 @@ impl Node {
             .filter(|(uid, _)| counts(uid))
             .map(|(_, hold)| hold.charges.on(uuid))
             .sum()
+    }
+
+    /// MiB that kube-scheduler counts for pods, those that `counts` accepts, in the sum of the node.
+    pub(crate) fn in_sum(&self, counts: impl Fn(&str) -> bool) -> Mib {
+        let holds = self.holds().filter(|(uid, _)| counts(uid));
+        holds.map(|(_, hold)| hold.in_sum).sum()
     }
 
     /// Recomputes the view. True if a card has more room than before.

@@ -3,9 +3,10 @@
 
 use gpustow_api::{NodeFacts, PodFacts, names};
 use gpustow_ledger::{Config, Ledger};
+use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 use serde_json::{Value, json};
 
-use crate::build::{at, card, choose, report};
+use crate::build::{at, bound, card, choose, pod, report};
 use crate::model::Random;
 
 fn of_pod(pod: Value) -> PodFacts {
@@ -90,6 +91,64 @@ fn a_resize_that_the_kubelet_calls_infeasible_keeps_no_pod_asleep() {
         let waits = of_pod(needs("p", None, cpu("2")));
         assert_eq!(ledger.refused_in_tree("n", &waits), expected, "{reason}");
     }
+}
+
+/// Three GPUs of 100 of which a whole one and 40 of each other are held, and who ends for this pod.
+fn ends_for(claims: Vec<Claim>) -> Vec<String> {
+    let mut ledger = Ledger::new(Config {
+        preempt_scattered: true,
+        ..Config::default()
+    });
+    ledger.apply_node(of_node("64", "1Gi", 110));
+    let cards = ["n-0", "n-1", "n-2"].map(|uuid| card(uuid, 100));
+    ledger.apply_gpunode("n", report(&cards), at(0));
+    ledger.apply_pod(bound("x", "n", "n-0", 40));
+    ledger.apply_pod(bound("y", "n", "n-1", 40));
+    // It asks for 10 and gets all of a GPU, as its annotations say.
+    let whole = bound("whole", "n", "n-2", 100);
+    let mut asks = Request::clone(whole.request.as_ref().unwrap());
+    (asks.exclusive, asks.claims[0].mib) = (true, Mib(10));
+    ledger.apply_pod(PodFacts {
+        request: Ok(asks.into()),
+        priority: 10,
+        ..whole
+    });
+    let request = Request {
+        claims,
+        ..Request::default()
+    };
+    ledger.apply_pod(PodFacts {
+        priority: 10,
+        waiting: true,
+        request: Ok(request.into()),
+        ..pod("p", 1)
+    });
+    assert!(ledger.scattered(at(0)).is_empty());
+    for named in ledger.scattered(at(3)) {
+        ledger.preempt_scattered(&named.uid, &|_| Default::default(), at(3));
+    }
+    let all = ledger.preemptions(at(3)).into_iter();
+    let victims = all.flat_map(|it| it.victims);
+    let mut victims: Vec<String> = victims.map(|pod| pod.uid.to_string()).collect();
+    victims.sort();
+    victims
+}
+
+/// Where it is enough for the pod, kube-scheduler preempts nobody: gpustow's own preemption has to.
+#[test]
+fn gpu_memory_in_sum_is_what_pods_ask_for() {
+    let claim = |kind, gpus, mib| Claim {
+        kind,
+        gpus,
+        mib: Mib(mib),
+    };
+    // An init container ends before the main container starts: 80 of the 120 that are free.
+    let one_after_the_other = vec![claim(ClaimKind::Init, 1, 80), claim(ClaimKind::Main, 1, 80)];
+    assert_eq!(ends_for(one_after_the_other).len(), 1);
+    // 160 of the 210 that are left beside 40, 40 and 10.
+    assert_eq!(ends_for(vec![claim(ClaimKind::Main, 2, 80)]), ["x", "y"]);
+    // More than that: kube-scheduler sees the shortage itself.
+    assert!(ends_for(vec![claim(ClaimKind::Main, 2, 106)]).is_empty());
 }
 
 /// What kube-scheduler's NodeResourcesFit counts, in billionths, of CPU and of memory.
