@@ -288,7 +288,7 @@ impl Ledger {
         }
         for (index, card) in node.view().cards.iter().enumerate() {
             let uuid = node.uuid(index);
-            let held = node.held(uuid, |_| true);
+            let held = node.promised(uuid);
             if held > card.capacity {
                 let (uuid, capacity) = (uuid.to_owned(), card.capacity);
                 problems.push(Problem::Overcommitted {

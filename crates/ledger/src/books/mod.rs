@@ -13,6 +13,7 @@ mod node;
 mod nodes;
 mod pods;
 mod reservations;
+mod twins;
 mod unfenced;
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use gone::Gone;
 pub(crate) use models::Models;
 pub(crate) use node::{Node, Share, Uid};
 use pods::Known;
+use twins::Reporters;
 
 use crate::maps::HashMap;
 pub(crate) use pods::{asks, may_come};
@@ -36,6 +38,7 @@ pub(crate) use reservations::Reservation;
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     nodes: HashMap<Arc<str>, Node>,
+    reporters: Reporters,
     pods: HashMap<Uid, Known>,
     gone: Gone,
     /// See [`Books::copies`].
@@ -106,7 +109,11 @@ impl Books {
             change.note(Event::NodeGone(name));
         } else {
             let gained = node.refresh(self.weighs_use);
-            change.note(Event::Node { name, gained });
+            change.note(Event::Node {
+                name: name.clone(),
+                gained,
+            });
+            self.touch_others(&name, change);
         }
     }
 }

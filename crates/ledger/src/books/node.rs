@@ -9,6 +9,7 @@ use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request}
 
 use super::gate::Gate;
 use super::lending::lending;
+use super::twins::Elsewhere;
 use crate::maps::HashMap;
 
 /// A pod's UID.
@@ -150,6 +151,8 @@ pub(crate) struct Node {
     reserved: HashMap<Uid, Hold>,
     /// For pods that an earlier extender may still bind here: see [`super::unfenced`].
     withheld: HashMap<Uid, Hold>,
+    /// What pods hold of its cards through other nodes that report them too.
+    elsewhere: Elsewhere,
     /// The view for a new pod; follows from the fields above.
     view: Arc<NodeGpus>,
     /// Does a pod use more of a card that it holds than it asked for? The same.
@@ -329,6 +332,23 @@ impl Node {
         holds.map(|(_, hold)| hold.in_sum).sum()
     }
 
+    /// MiB of a card that is promised, through whichever node.
+    pub(crate) fn promised(&self, uuid: &str) -> Mib {
+        self.held(uuid, |_| true) + self.elsewhere.on(uuid)
+    }
+
+    /// What pods hold of a card here, and whether one of them holds all of it.
+    pub(super) fn share_of(&self, uuid: &str) -> (Mib, bool) {
+        let whole = |(_, hold): (_, &Hold)| hold.exclusive && hold.on(uuid) > Mib::ZERO;
+        (self.held(uuid, |_| true), self.holds().any(whole))
+    }
+
+    /// True if that changes what others hold of its cards.
+    pub(super) fn share_with(&mut self, elsewhere: Elsewhere) -> bool {
+        let old = std::mem::replace(&mut self.elsewhere, elsewhere);
+        old != self.elsewhere
+    }
+
     /// Recomputes the view. True if a card has more room than before.
     pub(super) fn refresh(&mut self, weighs_use: bool) -> bool {
         self.weighs_use = weighs_use;
@@ -352,22 +372,6 @@ impl Node {
     /// Does a pod use more of a card that it holds than it asked for?
     pub(crate) fn lends(&self) -> bool {
         self.lends
-    }
-
-    /// Who is bound here and uses more of a card than it holds there, with what it holds and uses. Whoever
-    /// holds nothing of the card is a stranger to it, and borrows nothing; nor is anybody told from others
-    /// where the agent could not read all processes.
-    pub(crate) fn borrowers<'s>(
-        &'s self,
-        gpu: &'s Gpu,
-    ) -> impl Iterator<Item = (&'s Uid, Mib, Mib)> {
-        let readable = self.status().is_some_and(GpuNodeStatus::is_readable);
-        let pods = gpu.pods.iter().filter(move |_| readable);
-        pods.filter_map(|used| {
-            let (uid, hold) = self.bound.get_key_value(used.uid.as_str())?;
-            let (held, used) = (hold.on(&gpu.uuid), Mib(used.used_mib));
-            (held > Mib::ZERO && used > held).then_some((uid, held, used))
-        })
     }
 
     /// Charges of cards by UUID as the view has them; of cards that it has not, nothing.
@@ -419,12 +423,13 @@ impl Node {
                 false => excess.sum(),
             };
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess;
+            let taken = taken + self.elsewhere.on(&gpu.uuid);
             let whole = self.holds().any(|(uid, hold)| {
                 hold.exclusive && counts(uid) && hold.charges.on(&gpu.uuid) > Mib::ZERO
             });
             Card {
                 capacity,
-                free: if whole {
+                free: if whole || self.elsewhere.is_whole(&gpu.uuid) {
                     Mib::ZERO
                 } else {
                     capacity.minus(taken)

@@ -132,7 +132,7 @@ impl Books {
             if held.request.limit() > card.limit {
                 return Err(Reason::Fit(Refusal::NoLimit));
             }
-            if node.held(uuid, |_| true) > card.capacity {
+            if node.promised(uuid) > card.capacity {
                 return Err(Reason::Fit(Refusal::NoRoom));
             }
         }

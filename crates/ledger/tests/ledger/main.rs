@@ -25,6 +25,7 @@ mod rescan;
 mod scattered;
 mod shortage;
 mod sums;
+mod twins;
 mod unfenced;
 mod wake;
 mod waking;
