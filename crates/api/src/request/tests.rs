@@ -192,6 +192,18 @@ fn another_sharers_resource_can_be_the_one() {
     assert_eq!(request.claims, [main(1, 7)]);
 }
 
+/// Overhead belongs to no container, so that nothing says which GPU it is on. kube-scheduler adds it to
+/// the node's sum: less is placed, never more.
+#[test]
+fn overhead_of_gpu_memory_is_charged_to_no_gpu() {
+    let overhead = json!({names::GPU_MEM: "250"});
+    let spec = json!({"overhead": overhead, "containers": [asks("a", "200")]});
+    let (request, _) = read(&pod(json!({}), spec)).unwrap();
+    assert_eq!((request.claims, request.cpu_milli), (vec![main(1, 200)], 0));
+    let alone = json!({"overhead": overhead, "containers": [{"name": "a"}]});
+    assert!(read(&pod(json!({}), alone)).unwrap().0.is_empty());
+}
+
 #[test]
 fn a_request_has_the_pods_cpu_and_host_memory() {
     let needs = json!({"requests": {"cpu": "1500m", "memory": "1G"}});

@@ -6,17 +6,20 @@ use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 use serde_json::{Value, json};
 
-use crate::build::{at, bound, card, choose, pod, report};
+use crate::build::{at, bound, card, choose, exclusive, pod, report};
 use crate::model::Random;
 
-fn of_pod(pod: Value) -> PodFacts {
-    PodFacts::from_pod(&serde_json::from_value(pod).unwrap(), names::GPU_MEM).unwrap()
+fn of_pod(value: Value) -> PodFacts {
+    let read = serde_json::from_value(value).unwrap_or_default();
+    let facts = PodFacts::from_pod(&read, names::GPU_MEM);
+    assert!(facts.is_some(), "no pod: {read:?}");
+    facts.unwrap_or_else(|| pod("none", 1))
 }
 
 fn of_node(cpu: &str, memory: &str, pods: u64) -> NodeFacts {
     let allocatable = json!({"cpu": cpu, "memory": memory, "pods": pods.to_string()});
     let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}});
-    NodeFacts::from_node(&serde_json::from_value(node).unwrap())
+    NodeFacts::from_node(&serde_json::from_value(node).unwrap_or_default())
 }
 
 fn needs(uid: &str, node: Option<&str>, resources: Value) -> Value {
@@ -106,10 +109,9 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
     ledger.apply_pod(bound("y", "n", "n-1", 40));
     // It asks for 10 and gets all of a GPU, as its annotations say.
     let whole = bound("whole", "n", "n-2", 100);
-    let mut asks = Request::clone(whole.request.as_ref().unwrap());
-    (asks.exclusive, asks.claims[0].mib) = (true, Mib(10));
+    let asks = exclusive(pod("whole", 10)).request;
     ledger.apply_pod(PodFacts {
-        request: Ok(asks.into()),
+        request: asks,
         priority: 10,
         ..whole
     });
