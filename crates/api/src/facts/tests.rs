@@ -415,3 +415,18 @@ fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
         assert_eq!(movable(mark, kind, controller), None, "{mark} {kind}");
     }
 }
+
+#[test]
+fn cordoned_gpus_are_listed_with_commas() {
+    for (list, expected) in [
+        ("GPU-b,GPU-a", vec!["GPU-a", "GPU-b"]),
+        (" GPU-a , ,GPU-a\n", vec!["GPU-a"]),
+        (",,", vec![]),
+        ("{\"GPU-a\": true}", vec!["{\"GPU-a\": true}"]),
+    ] {
+        let node = json!({"metadata": {"name": "n", "annotations": {names::CORDONED_GPUS: list}}});
+        let node = NodeFacts::from_node(&serde_json::from_value(node).unwrap());
+        let listed: Vec<&str> = node.cordoned_gpus.iter().map(|it| &**it).collect();
+        assert_eq!(listed, expected, "{list:?}");
+    }
+}

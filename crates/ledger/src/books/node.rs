@@ -349,6 +349,11 @@ impl Node {
         old != self.elsewhere
     }
 
+    /// True if an administrator lets the GPU take no new pods.
+    pub(crate) fn cordons(&self, gpu: &Gpu) -> bool {
+        self.facts.as_ref().is_some_and(|facts| facts.cordons(gpu))
+    }
+
     /// Recomputes the view. True if a card has more room than before.
     pub(super) fn refresh(&mut self, weighs_use: bool) -> bool {
         self.weighs_use = weighs_use;
@@ -435,7 +440,7 @@ impl Node {
                     capacity.minus(taken)
                 },
                 model,
-                usable: gpu.healthy,
+                usable: gpu.healthy && !self.cordons(gpu),
                 limit: gpu.limit(),
                 lending: match self.weighs_use {
                     true => lending(gpu, capacity, |uid| {

@@ -6,6 +6,7 @@ mod budget;
 mod build;
 mod burst;
 mod call_back;
+mod cordons;
 mod filter;
 mod forged;
 mod gangs;
