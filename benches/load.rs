@@ -181,7 +181,7 @@ pub(crate) fn empty(nodes: usize, cards: usize, config: Config) -> (Ledger, Vec<
         ledger.apply_node(NodeFacts {
             name: name.as_str().into(),
             cpu_milli: 192_000,
-            ram: Mib(1 << 20),
+            ram: Mib(1 << 20).into(),
             ..NodeFacts::default()
         });
         ledger.apply_gpunode(name, gpunode(index, cards), NOW);

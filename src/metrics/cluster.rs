@@ -19,6 +19,7 @@ enum State {
     Ready,
     Stale,
     Unhealthy,
+    Cordoned,
     /// Nobody reports them.
     Unknown,
 }
@@ -130,6 +131,7 @@ fn memory(
             let state = match (node.stale, card.healthy) {
                 (true, _) => State::Stale,
                 (false, true) => State::Ready,
+                (false, false) if card.cordoned => State::Cordoned,
                 (false, false) => State::Unhealthy,
             };
             let model = models.label(&card.model);

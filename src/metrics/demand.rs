@@ -292,6 +292,7 @@ mod tests {
             free: Mib(free),
             strangers: Mib::ZERO,
             healthy,
+            cordoned: false,
             limit: Mib::ZERO,
             pods: Vec::new(),
         };

@@ -65,6 +65,7 @@ mod tests {
             free: Mib::ZERO,
             strangers: Mib::ZERO,
             healthy: true,
+            cordoned: false,
             limit: Mib::ZERO,
             pods: Vec::new(),
         };

@@ -1,6 +1,10 @@
 //! What kube-scheduler's own filters say of a node before it asks the extender: those that a Pod
 //! and a Node alone can tell. Affinity between pods, topology spread, volumes, host ports and
 //! quotas are not looked at; how much CPU, memory and room for pods is left is the ledger's to say.
+//!
+//! An operator or field that is not known here refuses no node. At bind, kube-scheduler has filtered
+//! already, and a refusal would come back for ever. Before that, a pod that is woken for nothing backs
+//! off, and one that is not woken waits for minutes.
 
 use k8s_openapi::api::core::v1::{
     Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint as NodeTaint,
@@ -172,7 +176,8 @@ impl Term {
 
     fn matches(&self, node: &NodeFacts) -> bool {
         let on_label = |it: &Requirement| it.holds(node.label(&it.key));
-        let on_field = |it: &Requirement| &*it.key == "metadata.name" && it.holds(Some(&node.name));
+        // A later API may have further fields.
+        let on_field = |it: &Requirement| &*it.key != "metadata.name" || it.holds(Some(&node.name));
         (!self.labels.is_empty() || !self.fields.is_empty())
             && self.labels.iter().all(on_label)
             && self.fields.iter().all(on_field)
@@ -200,7 +205,8 @@ impl Requirement {
             "DoesNotExist" => value.is_none(),
             "Gt" => pair().is_some_and(|(a, b)| a > b),
             "Lt" => pair().is_some_and(|(a, b)| a < b),
-            _ => false,
+            // See the module's documentation.
+            _ => true,
         }
     }
 }
@@ -217,12 +223,23 @@ impl Toleration {
     }
 
     fn covers(&self, taint: &Taint) -> bool {
-        let exists = &*self.operator == "Exists";
-        let equal = matches!(&*self.operator, "" | "Equal");
+        let pair = || decimal(&taint.value).zip(decimal(&self.value));
         (self.effect.is_empty() || self.effect == taint.effect)
-            && (self.key == taint.key || self.key.is_empty() && exists)
-            && (exists || equal && self.value == taint.value)
+            && (self.key == taint.key || self.key.is_empty())
+            && match &*self.operator {
+                "" | "Equal" => self.value == taint.value,
+                "Gt" => pair().is_some_and(|(taint, than)| taint > than),
+                "Lt" => pair().is_some_and(|(taint, than)| taint < than),
+                // `Exists`; for others see the module's documentation.
+                _ => true,
+            }
     }
+}
+
+/// The number that `text` is in its shortest form: kube-scheduler takes no other in taints.
+fn decimal(text: &str) -> Option<i64> {
+    let number: i64 = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
 }
 
 #[cfg(test)]
@@ -288,6 +305,67 @@ mod tests {
         for spec in bars {
             let why = Some("node selector or required node affinity does not match");
             assert_eq!(refused(node(json!({})), spec.clone()), why, "{spec}");
+        }
+    }
+
+    #[test]
+    fn tolerations_compare_numbers_as_kube_scheduler_does() {
+        let refuses = |taint: &str, operator: &str, value: &str| {
+            let taints = json!({"taints": [{"key": "k", "value": taint, "effect": "NoSchedule"}]});
+            let toleration = json!({"key": "k", "operator": operator, "value": value});
+            refused(node(taints), json!({"tolerations": [toleration]})).is_some()
+        };
+        let most = i64::MAX.to_string();
+        for (taint, operator, value) in [
+            ("950", "Gt", "900"),
+            ("-1", "Gt", "-2"),
+            ("899", "Lt", "900"),
+            ("0", "Lt", most.as_str()),
+        ] {
+            assert!(
+                !refuses(taint, operator, value),
+                "{taint} {operator} {value}"
+            );
+        }
+        for (taint, operator, value) in [
+            ("900", "Gt", "900"),
+            ("900", "Lt", "900"),
+            ("950", "Lt", "900"),
+            ("high", "Gt", "900"),
+            ("", "Lt", "900"),
+            ("950", "Gt", "low"),
+            ("0950", "Gt", "900"),
+            ("950", "Gt", "9223372036854775808"),
+        ] {
+            assert!(
+                refuses(taint, operator, value),
+                "{taint} {operator} {value}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_later_kubernetes_may_mean_refuses_no_node() {
+        let tainted = json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]});
+        let matches = json!({"key": "k", "operator": "Matches", "value": "w"});
+        let later = json!({"tolerations": [matches]});
+        assert_eq!(refused(node(tainted.clone()), later), None);
+        // What is known of it still counts.
+        for (key, effect) in [("j", ""), ("k", "NoExecute")] {
+            let matches = json!({"key": key, "operator": "Matches", "effect": effect});
+            let spec = json!({"tolerations": [matches]});
+            assert!(refused(node(tainted.clone()), spec).is_some());
+        }
+        let term = |expressions: &str, key: &str, operator: &str| {
+            let it = json!({"key": key, "operator": operator, "values": ["b"]});
+            requires(json!([{expressions: [it]}]))
+        };
+        for spec in [
+            term("matchExpressions", "zone", "Matches"),
+            term("matchFields", "metadata.name", "Matches"),
+            term("matchFields", "metadata.uid", "In"),
+        ] {
+            assert_eq!(refused(node(json!({})), spec.clone()), None, "{spec}");
         }
     }
 

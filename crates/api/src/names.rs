@@ -92,6 +92,9 @@ pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
 /// Node label written by the agent: number of cards.
 pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 
+/// Node annotation set by administrators: comma list of UUIDs of GPUs that take no new pods.
+pub const CORDONED_GPUS: &str = "gpustow.dev/cordoned-gpus";
+
 /// Node label written by the extender while a place is kept there: the autoscalers that it told so, joined by `_`.
 pub const KEPT_LABEL: &str = "gpustow.dev/kept";
 /// Autoscalers, and the node annotation by whose `"true"` each lets a node be.

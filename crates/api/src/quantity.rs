@@ -2,8 +2,10 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Billionths, the finest step that a quantity has.
-const UNIT: i128 = 1_000_000_000;
+/// The finest step that a quantity has; sums of it are exact.
+pub(crate) type Billionths = i128;
+
+const UNIT: Billionths = 1_000_000_000;
 
 /// The whole number that `quantity` is, if it is one and not negative.
 #[must_use]
@@ -27,9 +29,18 @@ pub fn whole(quantity: &Quantity) -> Option<u64> {
 /// assert_eq!(rounded_up(&quantity("1500m"), 1000), 1500);
 /// ```
 pub fn rounded_up(quantity: &Quantity, per: i128) -> u64 {
+    in_units(amount(quantity), per)
+}
+
+/// `quantity`; zero for what is no quantity or is negative.
+pub(crate) fn amount(quantity: &Quantity) -> Billionths {
+    billionths(&quantity.0).unwrap_or(0).max(0)
+}
+
+/// The same in units of `1 / per` (`per` divides a billion), rounded up.
+pub(crate) fn in_units(amount: Billionths, per: i128) -> u64 {
     let step = UNIT / per;
-    let billionths = billionths(&quantity.0).unwrap_or(0).max(0);
-    u64::try_from(billionths / step + i128::from(billionths % step != 0)).unwrap_or(u64::MAX)
+    u64::try_from(amount / step + i128::from(amount % step != 0)).unwrap_or(u64::MAX)
 }
 
 /// `text` times a billion, finer digits rounded up as Kubernetes does.

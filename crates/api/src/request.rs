@@ -1,9 +1,13 @@
 //! `&Pod` → [`Request`]: what the containers ask for and what the annotations say about it. It
 //! does not know nodes, cards, or whether anything is free.
 
+mod sum;
+
+pub use sum::effective;
+
 use std::collections::BTreeMap;
 
-use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
+use gpustow_pack::{Bytes, Claim, ClaimKind, Mib, PolicyKind, Request};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
@@ -64,8 +68,8 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
         }
     }
     let mut request = Request {
-        cpu_milli: effective(spec, "cpu", 1000),
-        ram: Mib(effective(spec, "memory", 1).div_ceil(1 << 20)),
+        cpu_milli: sum::charged(pod, spec, "cpu", 1000),
+        ram: Bytes(sum::charged(pod, spec, "memory", 1)),
         ..Request::default()
     };
     if asking.is_empty() {
@@ -264,41 +268,6 @@ fn policy(value: &str) -> Result<PolicyKind, String> {
     value
         .parse()
         .map_err(|unknown: gpustow_pack::policy::UnknownPolicy| unknown.to_string())
-}
-
-/// The pod's request for `resource` by Kubernetes' own rule, in units of `1 / per`: what the pod
-/// as a whole states, else regular containers and sidecars together or an init container with the
-/// sidecars before it, whichever is more; and the overhead.
-#[must_use]
-pub fn effective(spec: &PodSpec, resource: &str, per: i128) -> u64 {
-    let amount = |list: Option<&BTreeMap<String, Quantity>>| {
-        Some(quantity::rounded_up(list?.get(resource)?, per))
-    };
-    let of = |container: &Container| {
-        let resources = container.resources.as_ref();
-        amount(resources.and_then(|resources| resources.requests.as_ref())).unwrap_or(0)
-    };
-    let (mut sidecars, mut peak) = (0_u64, 0_u64);
-    for container in spec.init_containers.iter().flatten() {
-        let with_sidecars = sidecars.saturating_add(of(container));
-        if is_sidecar(container) {
-            sidecars = with_sidecars;
-        }
-        peak = peak.max(with_sidecars);
-    }
-    let containers = spec
-        .containers
-        .iter()
-        .map(of)
-        .fold(sidecars, u64::saturating_add)
-        .max(peak);
-    let pod = amount(
-        spec.resources
-            .as_ref()
-            .and_then(|resources| resources.requests.as_ref()),
-    );
-    pod.unwrap_or(containers)
-        .saturating_add(amount(spec.overhead.as_ref()).unwrap_or(0))
 }
 
 #[cfg(test)]

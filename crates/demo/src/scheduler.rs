@@ -59,7 +59,7 @@ struct Bound {
     error: String,
 }
 
-/// What kube-scheduler sums up: thousandths of a core, MiB of host memory, MiB of GPU memory.
+/// What kube-scheduler sums up: thousandths of a core, bytes of host memory, MiB of GPU memory.
 #[derive(Clone, Copy, Default)]
 struct Sums([u64; 3]);
 

@@ -61,7 +61,7 @@ fn stats(board: &mut Board) {
         "sum(gpustow_gpu_memory_used_bytes{GPU}) / sum(gpustow_gpu_memory_total_bytes{GPU})"
     );
     let allocated = format!("{} / {}", memory("requested"), memory("capacity"));
-    let unready = r#"sum(max by (cluster, model, state) (gpustow_gpus{cluster=~"$cluster",model=~"$model|unknown",state!="ready"}))"#;
+    let unready = r#"sum(max by (cluster, model, state) (gpustow_gpus{cluster=~"$cluster",model=~"$model|unknown",state!~"ready|cordoned"}))"#;
     let number = |board: &mut Board, stat: Value| board.add((4, 4), stat);
     let text = "Pods refused for want of GPU memory.";
     let stats = stat("Pods waiting", text, "short", &waiting, None);

@@ -217,6 +217,12 @@ fn of_ledger(cluster: &Cluster, view: &NodeView, problem: &Problem, findings: &m
             format!("GPU {uuid} is reported by node {other} too"),
             format!("one of the two {}s is not what it says: look at both nodes", names::AGENT),
         ),
+        Problem::UnknownCordon { gpu } => findings.add(
+            Level::Warning,
+            format!("node/{}", view.name),
+            format!("{} names {gpu:?}, which is no GPU of the node", names::CORDONED_GPUS),
+            "write UUIDs as `kubectl gpustow gpus -o wide` shows them, joined by commas",
+        ),
         Problem::Overcommitted {
             uuid,
             held,

@@ -44,12 +44,15 @@ fn models<'a>(cards: impl Iterator<Item = &'a CardView>) -> Vec<String> {
 
 fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
     let cards = &view.cards;
-    let unhealthy = cards.iter().filter(|card| !card.healthy).count();
+    let cordoned = cards.iter().filter(|card| card.cordoned).count();
+    let unhealthy = cards.iter().filter(|card| !card.healthy).count() - cordoned;
     let age = cluster.report_age(&view.name);
     let state = if let Some(refuses) = state::node_refuses(cluster, view) {
         Value::Bad(refuses.to_owned())
     } else if unhealthy > 0 {
         Value::Bad(format!("{unhealthy} unhealthy"))
+    } else if cordoned > 0 {
+        Value::Bad(format!("{cordoned} cordoned"))
     } else if !view.problems.is_empty() {
         Value::Bad("see check".to_owned())
     } else {

@@ -64,6 +64,8 @@ pub enum Reason {
     Unfenced,
     /// The room is first offered to pods in line before this one.
     InLine,
+    /// It would fit if an administrator had not cordoned GPUs there.
+    Cordoned,
 }
 
 impl Reason {
@@ -80,6 +82,7 @@ impl Reason {
             Self::NotYet,
             Self::Unfenced,
             Self::InLine,
+            Self::Cordoned,
         ];
         Refusal::ALL.into_iter().map(Self::Fit).chain(own)
     }
@@ -102,6 +105,7 @@ impl Reason {
                  Binding of it may still arrive"
             }
             Self::InLine => "pods before this one in gpustow's line are offered the room first",
+            Self::Cordoned => "an administrator has cordoned the GPUs that it would fit on",
         }
     }
 
@@ -126,6 +130,7 @@ impl Reason {
             Self::NotYet => "not_yet",
             Self::Unfenced => "unfenced",
             Self::InLine => "in_line",
+            Self::Cordoned => "gpu_cordoned",
         }
     }
 }
@@ -280,7 +285,7 @@ impl Ledger {
                 self.call_back_for(ask.pod, &short, now);
             }
             for (name, reason) in &mut refused {
-                *reason = self.refused_because(uid, name, *reason);
+                *reason = self.told(ask.pod, name, *reason);
             }
             return Filtered {
                 nodes: Vec::new(),

@@ -20,7 +20,30 @@ impl Ledger {
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         self.choose(node, pod, request)
-            .map_err(|reason| self.refused_because(&pod.uid, node, reason))
+            .map_err(|reason| self.told(pod, node, reason))
+    }
+
+    /// What people are told where the node does not take the pod for this reason.
+    pub(crate) fn told(&self, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
+        match reason {
+            Reason::Fit(Refusal::Unhealthy) if self.awaits_uncordon(pod, name) => Reason::Cordoned,
+            other => self.refused_because(&pod.uid, name, other),
+        }
+    }
+
+    /// Would the pod fit if no GPU of the node were cordoned?
+    fn awaits_uncordon(&self, pod: &PodFacts, name: &str) -> bool {
+        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+            return false;
+        };
+        if !node.gpus().iter().any(|gpu| node.cordons(gpu)) {
+            return false;
+        }
+        let mut view = node.view().clone();
+        for (card, gpu) in view.cards.iter_mut().zip(node.gpus()) {
+            card.usable = gpu.healthy;
+        }
+        self.scores.fit(&view, request).is_ok()
     }
 
     /// One sentence on what speaks for these charges (card index as in

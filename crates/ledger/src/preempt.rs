@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Card, NodeGpus, Request};
+use gpustow_pack::{Mib, NodeGpus, Request};
 
 use crate::beside::is_host_kept;
 use crate::books::Node;
@@ -177,18 +177,12 @@ impl Ledger {
 
 /// What kube-scheduler compares with the node's sum: MiB on all GPUs together.
 pub(crate) fn asked_in_sum(request: &Request) -> u64 {
-    let asked = request.claims.iter();
-    let asked = asked.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
-    asked.fold(0, u64::saturating_add)
+    request.in_sum().0
 }
 
 /// What kube-scheduler sees free on a node where only those that `counts` accepts hold memory: the sum over its
-/// cards.
+/// cards without what pods ask for.
 pub(crate) fn left_in_sum(node: &Node, view: &NodeGpus, counts: impl Fn(&str) -> bool) -> u64 {
-    let left = |(index, card): (usize, &Card)| {
-        let held = node.held(node.uuid(index), &counts);
-        card.capacity.minus(held).0
-    };
-    let left = view.cards.iter().enumerate().map(left);
-    left.fold(0, u64::saturating_add)
+    let all: Mib = view.cards.iter().map(|card| card.capacity).sum();
+    all.minus(node.in_sum(counts)).0
 }

@@ -11,6 +11,11 @@ use strum::{IntoStaticStr, VariantNames};
 use crate::Ledger;
 use crate::books::{Node, Share};
 
+/// No UUID is longer.
+const MAX_UUID: usize = 96;
+/// The most entries of a list that are told of.
+const MAX_UNKNOWN: usize = 8;
+
 /// A node with GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
@@ -61,6 +66,8 @@ pub struct CardView {
     pub strangers: Mib,
     /// False while it takes no new pods.
     pub healthy: bool,
+    /// That is because an administrator cordoned it ([`gpustow_api::names::CORDONED_GPUS`]).
+    pub cordoned: bool,
     /// The highest limit that the driver would hold a container to here; zero if it holds none.
     pub limit: Mib,
     /// Who holds what, by namespace and name.
@@ -140,6 +147,11 @@ pub enum Problem {
         uuid: String,
         /// The other node.
         other: Arc<str>,
+    },
+    /// A node's list of cordoned GPUs has something that is no GPU of the node.
+    UnknownCordon {
+        /// As it is written, or its beginning.
+        gpu: String,
     },
 }
 
@@ -232,7 +244,8 @@ impl Ledger {
                     held: node.held(&gpu.uuid, |_| true),
                     free: card.free,
                     strangers: Mib(gpu.strangers_mib),
-                    healthy: gpu.healthy,
+                    healthy: card.usable,
+                    cordoned: node.cordons(gpu),
                     limit: card.limit,
                     pods,
                 }
@@ -288,7 +301,7 @@ impl Ledger {
         }
         for (index, card) in node.view().cards.iter().enumerate() {
             let uuid = node.uuid(index);
-            let held = node.held(uuid, |_| true);
+            let held = node.promised(uuid);
             if held > card.capacity {
                 let (uuid, capacity) = (uuid.to_owned(), card.capacity);
                 problems.push(Problem::Overcommitted {
@@ -298,6 +311,7 @@ impl Ledger {
                 });
             }
         }
+        problems.extend(unknown_cordons(node));
         problems
     }
 
@@ -358,6 +372,25 @@ impl Ledger {
     pub fn expirations(&self) -> u64 {
         self.books.expirations()
     }
+}
+
+/// Entries of the node's list of cordoned GPUs that cordon none, of very many the first.
+fn unknown_cordons(node: &Node) -> Vec<Problem> {
+    let Some(facts) = node.facts().filter(|_| node.status().is_some()) else {
+        return Vec::new();
+    };
+    let is_here = |uuid: &str| {
+        node.gpus().iter().any(|gpu| {
+            let parent = gpu.place.as_ref().and_then(|it| it.parent.as_deref());
+            *gpu.uuid == *uuid || parent == Some(uuid)
+        })
+    };
+    let listed = facts.cordoned_gpus.iter();
+    let unknown = listed.filter(|uuid| !is_here(uuid)).take(MAX_UNKNOWN);
+    let told = unknown.map(|uuid| Problem::UnknownCordon {
+        gpu: uuid.chars().take(MAX_UUID).collect(),
+    });
+    told.collect()
 }
 
 /// Different cards that pods hold on the node and that are not in its report.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::Links;
 
-/// An amount of GPU or host memory in whole MiB (2²⁰ bytes). Arithmetic saturates.
+/// An amount of GPU memory in whole MiB (2²⁰ bytes). Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mib(pub u64);
 
@@ -44,6 +44,52 @@ impl Sum for Mib {
 impl fmt::Display for Mib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} MiB", self.0)
+    }
+}
+
+/// An amount of host memory in bytes, the unit in which kube-scheduler adds. Arithmetic saturates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+
+    /// What is left after `other` is taken away, at least zero.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// The whole MiB in it.
+    #[must_use]
+    pub fn whole_mib(self) -> Mib {
+        Mib(self.0 >> 20)
+    }
+
+    /// The MiB that hold it.
+    #[must_use]
+    pub fn mib_rounded_up(self) -> Mib {
+        Mib(self.0.div_ceil(1 << 20))
+    }
+}
+
+impl From<Mib> for Bytes {
+    fn from(amount: Mib) -> Self {
+        Self(amount.bytes())
+    }
+}
+
+impl Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(amounts: I) -> Self {
+        amounts.fold(Self::ZERO, Add::add)
     }
 }
 
@@ -109,13 +155,29 @@ pub struct NodeGpus {
     pub cards: Vec<Card>,
     /// Free CPU in thousandths of a core.
     pub cpu_free_milli: u64,
-    /// Free host memory.
-    pub ram_free: Mib,
+    /// Free host memory. A policy counts whole MiB of it.
+    pub ram_free: Bytes,
     /// How close the cards are to each other; none if nobody knows.
     pub links: Option<Arc<Links>>,
 }
 
 impl NodeGpus {
+    /// True if a policy counts all of its free host memory.
+    #[must_use]
+    pub fn is_in_mib(&self) -> bool {
+        self.ram_free == self.ram_free.whole_mib().into()
+    }
+
+    /// The node as every policy sees it. Nodes of one make differ by a few KiB of host memory; seen
+    /// like this they are equal.
+    #[must_use]
+    pub fn in_mib(&self) -> Self {
+        Self {
+            ram_free: self.ram_free.whole_mib().into(),
+            ..self.clone()
+        }
+    }
+
     /// Free GPU memory over all usable cards.
     #[must_use]
     pub fn free(&self) -> Mib {

@@ -1,6 +1,6 @@
 //! What a pod asks for.
 
-use crate::{Card, Lending, Mib, NodeGpus, PolicyKind};
+use crate::{Bytes, Card, Lending, Mib, NodeGpus, PolicyKind};
 
 /// When a container holds its share, by Kubernetes' rule for init containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,8 +41,8 @@ pub struct Request {
     pub policy: Option<PolicyKind>,
     /// CPU that the pod asks for, in thousandths of a core.
     pub cpu_milli: u64,
-    /// Host memory that the pod asks for.
-    pub ram: Mib,
+    /// Host memory that the pod asks for. A policy counts the MiB that hold it.
+    pub ram: Bytes,
 }
 
 impl Request {
@@ -116,17 +116,29 @@ impl Request {
     /// regular containers and sidecars, or an init container with the sidecars before it,
     /// whichever is larger.
     pub(crate) fn held(&self, on_card: impl Fn(usize) -> bool) -> Mib {
-        let (mut sidecars, mut mains, mut peak) = (Mib::ZERO, Mib::ZERO, Mib::ZERO);
-        for (index, claim) in self.claims.iter().enumerate() {
-            if !on_card(index) {
-                continue;
-            }
-            match claim.kind {
-                ClaimKind::Init => peak = peak.max(sidecars + claim.mib),
-                ClaimKind::Sidecar => sidecars = sidecars + claim.mib,
-                ClaimKind::Main => mains = mains + claim.mib,
-            }
-        }
-        peak.max(sidecars + mains)
+        let claims = self.claims.iter().enumerate();
+        let held = claims.filter(|(index, _)| on_card(*index));
+        at_once(held.map(|(_, claim)| (claim.kind, claim.mib)))
     }
+
+    /// What kube-scheduler counts of it in a node's sum of GPU memory: for whole cards, too, what is
+    /// asked for.
+    #[must_use]
+    pub fn in_sum(&self) -> Mib {
+        let all = |claim: &Claim| Mib(claim.mib.0.saturating_mul(claim.gpus.into()));
+        at_once(self.claims.iter().map(|claim| (claim.kind, all(claim))))
+    }
+}
+
+/// The most that is held at once of what containers hold, by Kubernetes' rule.
+fn at_once(shares: impl Iterator<Item = (ClaimKind, Mib)>) -> Mib {
+    let (mut sidecars, mut mains, mut peak) = (Mib::ZERO, Mib::ZERO, Mib::ZERO);
+    for (kind, mib) in shares {
+        match kind {
+            ClaimKind::Init => peak = peak.max(sidecars + mib),
+            ClaimKind::Sidecar => sidecars = sidecars + mib,
+            ClaimKind::Main => mains = mains + mib,
+        }
+    }
+    peak.max(sidecars + mains)
 }

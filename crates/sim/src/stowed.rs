@@ -96,7 +96,7 @@ impl Stowed {
             ledger.apply_node(NodeFacts {
                 name: name.clone(),
                 cpu_milli: host.cpu,
-                ram: Mib(host.ram),
+                ram: Mib(host.ram).into(),
                 ..NodeFacts::default()
             });
             let gpu = |index: usize| Gpu {
@@ -188,7 +188,7 @@ impl Stowed {
                 policy: None,
                 limits: Vec::new(),
                 cpu_milli: job.cpu,
-                ram: Mib(job.ram),
+                ram: Mib(job.ram).into(),
             })
         };
         self.requests[job.class].get_or_insert_with(request).clone()

@@ -1,12 +1,14 @@
 //! What gpustow keeps of a Node.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpustow_pack::Mib;
+use gpustow_pack::Bytes;
 use k8s_openapi::api::core::v1::Node;
 
+use crate::gpunode::Gpu;
 use crate::intree::{self, Label, PREFER_NO_SCHEDULE, Taint};
-use crate::quantity;
+use crate::{names, quantity};
 
 /// A Node, reduced to what scheduling needs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,7 +18,7 @@ pub struct NodeFacts {
     /// Allocatable CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Allocatable host memory.
-    pub ram: Mib,
+    pub ram: Bytes,
     /// Allocatable pods, where the node says so.
     pub pods: Option<u64>,
     /// Keys and values of `PreferNoSchedule` taints.
@@ -27,6 +29,8 @@ pub struct NodeFacts {
     pub labels: Box<[Arc<Label>]>,
     /// `spec.unschedulable`.
     pub cordoned: bool,
+    /// What [`names::CORDONED_GPUS`] lists, in order: UUIDs, if its author made no error.
+    pub cordoned_gpus: Box<[Box<str>]>,
     /// When its kubelet last said how it is, by the node's clock: seconds since 1970.
     pub heartbeat: Option<i64>,
 }
@@ -54,7 +58,7 @@ impl NodeFacts {
         Self {
             name: Arc::from(node.metadata.name.as_deref().unwrap_or_default()),
             cpu_milli: amount("cpu", 1000),
-            ram: Mib(amount("memory", 1) >> 20),
+            ram: Bytes(amount("memory", 1)),
             pods: known("pods", 1),
             prefer_no_schedule: taints
                 .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
@@ -71,10 +75,26 @@ impl NodeFacts {
                 .spec
                 .as_ref()
                 .is_some_and(|spec| spec.unschedulable == Some(true)),
+            cordoned_gpus: node.metadata.annotations.iter().flat_map(cordons).collect(),
             heartbeat: ready
                 .next()
                 .and_then(|ready| Some(ready.last_heartbeat_time.as_ref()?.0.as_second())),
         }
+    }
+
+    /// True if an administrator lets the GPU, or the one of which this is a MIG instance, take no new
+    /// pods.
+    #[must_use]
+    pub fn cordons(&self, gpu: &Gpu) -> bool {
+        let listed = |uuid: &str| {
+            let at = self.cordoned_gpus.binary_search_by(|it| (**it).cmp(uuid));
+            at.is_ok()
+        };
+        let place = gpu.place.as_ref();
+        listed(&gpu.uuid)
+            || place
+                .and_then(|it| it.parent.as_deref())
+                .is_some_and(listed)
     }
 
     /// The value of a label.
@@ -82,4 +102,10 @@ impl NodeFacts {
         let at = self.labels.binary_search_by(|label| (*label.key).cmp(key));
         at.ok().map(|at| &*self.labels[at].value)
     }
+}
+
+fn cordons(annotations: &BTreeMap<String, String>) -> BTreeSet<Box<str>> {
+    let listed = annotations.get(names::CORDONED_GPUS).into_iter();
+    let listed = listed.flat_map(|list| list.split(',').map(str::trim));
+    listed.filter(|it| !it.is_empty()).map(Box::from).collect()
 }

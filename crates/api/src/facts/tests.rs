@@ -1,4 +1,4 @@
-use gpustow_pack::{Claim, ClaimKind};
+use gpustow_pack::{Bytes, Claim, ClaimKind};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
@@ -262,7 +262,7 @@ fn a_node_is_its_allocatable_and_its_soft_taints() {
         NodeFacts {
             name: "n".into(),
             cpu_milli: 3920,
-            ram: Mib(2047),
+            ram: Bytes(2_097_151 << 10),
             prefer_no_schedule: vec![("a".into(), "1".into())],
             pods: Some(110),
             cordoned: true,
@@ -469,4 +469,19 @@ fn nomination_is_the_extenders_if_its_last_wake_up_says_so() {
     assert!(!own("True", "RoomAppeared", Some("m")));
     assert!(!own("False", names::NOMINATED, Some("m")));
     assert!(!own("True", names::NOMINATED, None));
+}
+
+#[test]
+fn cordoned_gpus_are_listed_with_commas() {
+    for (list, expected) in [
+        ("GPU-b,GPU-a", vec!["GPU-a", "GPU-b"]),
+        (" GPU-a , ,GPU-a\n", vec!["GPU-a"]),
+        (",,", vec![]),
+        ("{\"GPU-a\": true}", vec!["{\"GPU-a\": true}"]),
+    ] {
+        let node = json!({"metadata": {"name": "n", "annotations": {names::CORDONED_GPUS: list}}});
+        let node = NodeFacts::from_node(&serde_json::from_value(node).unwrap());
+        let listed: Vec<&str> = node.cordoned_gpus.iter().map(|it| &**it).collect();
+        assert_eq!(listed, expected, "{list:?}");
+    }
 }

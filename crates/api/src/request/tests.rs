@@ -1,3 +1,4 @@
+use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -191,48 +192,54 @@ fn another_sharers_resource_can_be_the_one() {
     assert_eq!(request.claims, [main(1, 7)]);
 }
 
-/// Kubernetes' table of what a pod needs in all.
+/// Overhead belongs to no container, so that nothing says which GPU it is on. kube-scheduler adds it to
+/// the node's sum: less is placed, never more.
 #[test]
-fn cpu_and_memory_follow_kubernetes() {
-    let needs = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}});
-    let container = |name: &str, cpu: &str| json!({"name": name, "resources": needs(cpu, "1Mi")});
-    let init = |cpu: &str| container("i", cpu);
-    let sidecar =
-        |cpu: &str| json!({"name": "s", "restartPolicy": "Always", "resources": needs(cpu, "1Mi")});
-    for (init, extra, cpu_milli, ram) in [
-        (vec![], json!({}), 1500, 2),
-        (vec![init("1")], json!({}), 1500, 2),
-        (vec![init("4")], json!({}), 4000, 2),
-        (vec![sidecar("1")], json!({}), 2500, 3),
-        (vec![sidecar("1"), init("4")], json!({}), 5000, 3),
-        (vec![init("4"), sidecar("1")], json!({}), 4000, 3),
-        (
-            vec![],
-            json!({"overhead": {"cpu": "250m", "memory": "1"}}),
-            1750,
-            3,
-        ),
-        (
-            vec![],
-            json!({"resources": {"requests": {"cpu": "9"}}}),
-            9000,
-            2,
-        ),
-    ] {
-        let mut spec = json!({"initContainers": init, "containers": [container("a", "1"), container("b", "0.5")]});
-        spec.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
-        let (request, _) = read(&pod(json!({}), spec.clone())).unwrap();
-        assert_eq!(
-            (request.cpu_milli, request.ram),
-            (cpu_milli, Mib(ram)),
-            "{spec}"
-        );
-    }
+fn overhead_of_gpu_memory_is_charged_to_no_gpu() {
+    let overhead = json!({names::GPU_MEM: "250"});
+    let spec = json!({"overhead": overhead, "containers": [asks("a", "200")]});
+    let (request, _) = read(&pod(json!({}), spec)).unwrap();
+    assert_eq!((request.claims, request.cpu_milli), (vec![main(1, 200)], 0));
+    let alone = json!({"overhead": overhead, "containers": [{"name": "a"}]});
+    assert!(read(&pod(json!({}), alone)).unwrap().0.is_empty());
+}
+
+#[test]
+fn a_request_has_the_pods_cpu_and_host_memory() {
+    let needs = json!({"requests": {"cpu": "1500m", "memory": "1G"}});
+    let spec = json!({"containers": [{"name": "a", "resources": needs}]});
+    let (request, _) = read(&pod(json!({}), spec)).unwrap();
+    assert_eq!(
+        (request.cpu_milli, request.ram),
+        (1500, Bytes(1_000_000_000))
+    );
 }
 
 proptest! {
+    #[test]
+    fn gpu_memory_in_sum_is_kube_schedulers(
+        containers in vec((0..3_u8, 1..=4_u64, 1..=100_u64), 1..6),
+    ) {
+        let (mut init, mut main, mut annotations) = (Vec::new(), Vec::new(), json!({}));
+        for (at, (kind, gpus, mib)) in containers.into_iter().enumerate() {
+            let mut container = asks(&format!("c{at}"), gpus * mib);
+            container["resources"]["requests"] = container["resources"]["limits"].clone();
+            annotations[format!("{}c{at}", names::GPU_COUNT_OF)] = json!(gpus.to_string());
+            match kind {
+                0 => main.push(container),
+                1 => init.push(container),
+                _ => {
+                    container["restartPolicy"] = json!("Always");
+                    init.push(container);
+                }
+            }
+        }
+        let pod = pod(annotations, json!({"initContainers": init, "containers": main}));
+        let (request, _) = read(&pod).unwrap();
+        let sum = effective(pod.spec.as_ref().unwrap(), names::GPU_MEM, 1);
+        prop_assert_eq!(request.in_sum(), Mib(sum));
+    }
+
     #[test]
     fn rubbish_does_not_panic(
         count in "\\PC{0,6}|[0-9]{1,30}",

@@ -19,7 +19,7 @@ pub(super) fn look(cluster: &Cluster, view: &NodeView, card: &CardView, findings
     let Some(gpu) = gpu else { return };
     if let Some(by) = &gpu.held_by {
         held_by_others(by, view, card, findings);
-    } else if !card.healthy {
+    } else if !gpu.healthy {
         failed(cluster, gpu, view, card, findings);
     }
     if card.strangers > Mib(2048) {

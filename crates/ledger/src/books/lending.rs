@@ -1,7 +1,9 @@
 //! What pods make of a card beside what they were promised, as far as that decides where others go.
 
-use gpustow_api::gpunode::Gpu;
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_pack::{Lending, Mib};
+
+use super::{Node, Uid};
 
 const PARTS: u64 = 16;
 
@@ -24,5 +26,23 @@ pub(super) fn lending(gpu: &Gpu, capacity: Mib, held: impl Fn(&str) -> Option<Mi
     Lending {
         used: parts(used, capacity),
         lent: parts(lent, capacity),
+    }
+}
+
+impl Node {
+    /// Who is bound here and uses more of a card than it holds there, with what it holds and uses. Whoever
+    /// holds nothing of the card is a stranger to it, and borrows nothing; nor is anybody told from others
+    /// where the agent could not read all processes.
+    pub(crate) fn borrowers<'s>(
+        &'s self,
+        gpu: &'s Gpu,
+    ) -> impl Iterator<Item = (&'s Uid, Mib, Mib)> {
+        let readable = self.status().is_some_and(GpuNodeStatus::is_readable);
+        let pods = gpu.pods.iter().filter(move |_| readable);
+        pods.filter_map(|used| {
+            let (uid, hold) = self.bound().get_key_value(used.uid.as_str())?;
+            let (held, used) = (hold.on(&gpu.uuid), Mib(used.used_mib));
+            (held > Mib::ZERO && used > held).then_some((uid, held, used))
+        })
     }
 }

@@ -5,6 +5,7 @@
 //! node costs or who waits.
 
 mod change;
+mod gate;
 mod gone;
 mod lending;
 mod models;
@@ -12,6 +13,7 @@ mod node;
 mod nodes;
 mod pods;
 mod reservations;
+mod twins;
 mod unfenced;
 
 use std::sync::Arc;
@@ -21,10 +23,12 @@ use gpustow_api::PodFacts;
 use gpustow_pack::NodeGpus;
 
 pub(crate) use change::{Change, Event};
+pub(crate) use gate::Gate;
 use gone::Gone;
 pub(crate) use models::Models;
-pub(crate) use node::{Gate, Node, Share, Uid};
+pub(crate) use node::{Node, Share, Uid};
 use pods::Known;
+use twins::Reporters;
 
 use crate::maps::HashMap;
 pub(crate) use pods::{asks, may_come};
@@ -34,6 +38,7 @@ pub(crate) use reservations::Reservation;
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     nodes: HashMap<Arc<str>, Node>,
+    reporters: Reporters,
     pods: HashMap<Uid, Known>,
     gone: Gone,
     /// See [`Books::copies`].
@@ -104,7 +109,11 @@ impl Books {
             change.note(Event::NodeGone(name));
         } else {
             let gained = node.refresh(self.weighs_use);
-            change.note(Event::Node { name, gained });
+            change.note(Event::Node {
+                name: name.clone(),
+                gained,
+            });
+            self.touch_others(&name, change);
         }
     }
 }

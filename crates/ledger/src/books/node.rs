@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
-use gpustow_pack::{Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
+use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
 
+use super::gate::Gate;
 use super::lending::lending;
+use super::twins::Elsewhere;
 use crate::maps::HashMap;
 
 /// A pod's UID.
@@ -19,8 +21,10 @@ pub(crate) struct Hold {
     charges: Charges,
     /// Nobody else on its cards, whatever size they turn out to have.
     exclusive: bool,
+    /// What kube-scheduler counts in the node's sum of GPU memory.
+    in_sum: Mib,
     cpu_milli: u64,
-    ram: Mib,
+    ram: Bytes,
 }
 
 /// On which cards a pod holds memory.
@@ -74,8 +78,9 @@ impl Hold {
         Self {
             charges,
             exclusive: false,
+            in_sum: Mib::ZERO,
             cpu_milli: 0,
-            ram: Mib::ZERO,
+            ram: Bytes::ZERO,
         }
     }
 
@@ -84,6 +89,7 @@ impl Hold {
         Self {
             charges: Charges::Assigned(Some(assignment.clone())),
             exclusive: request.exclusive,
+            in_sum: request.in_sum(),
             cpu_milli: request.cpu_milli,
             ram: request.ram,
         }
@@ -101,10 +107,8 @@ impl Hold {
                 Charges::everywhere(request)
             }),
         };
-        let (cpu_milli, ram) = match request {
-            Some(request) if !pod.released => (request.cpu_milli, request.ram),
-            _ => (0, Mib::ZERO),
-        };
+        let none = Arc::default();
+        let counted = request.filter(|_| !pod.released).unwrap_or(&none);
         // The annotation may have changed since the bind; the assignment cannot.
         let assigned = pod
             .assignment
@@ -114,8 +118,9 @@ impl Hold {
         Self {
             charges,
             exclusive: assigned.unwrap_or_else(asked),
-            cpu_milli,
-            ram,
+            in_sum: counted.in_sum(),
+            cpu_milli: counted.cpu_milli,
+            ram: counted.ram,
         }
     }
 }
@@ -127,30 +132,6 @@ struct Report {
     seen: Duration,
     models: Vec<ModelId>,
     links: Option<Arc<Links>>,
-}
-
-/// What every question needs to know of a node first.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Gate {
-    /// When its report was seen to change last.
-    seen: Option<Duration>,
-    /// For how long its kubelet has spoken without its agent.
-    silence: Duration,
-    /// It has `PreferNoSchedule` taints.
-    tainted: bool,
-}
-
-impl Gate {
-    /// Is there a report, and is it too old by both measures there are?
-    pub(crate) fn is_stale(&self, now: Duration, stale_after: Duration) -> Option<bool> {
-        let age = now.saturating_sub(self.seen?);
-        Some(age.max(self.silence) > stale_after)
-    }
-
-    /// Has the node soft taints?
-    pub(crate) fn is_tainted(&self) -> bool {
-        self.tainted
-    }
 }
 
 /// How firm it is that a pod holds something.
@@ -170,6 +151,8 @@ pub(crate) struct Node {
     reserved: HashMap<Uid, Hold>,
     /// For pods that an earlier extender may still bind here: see [`super::unfenced`].
     withheld: HashMap<Uid, Hold>,
+    /// What pods hold of its cards through other nodes that report them too.
+    elsewhere: Elsewhere,
     /// The view for a new pod; follows from the fields above.
     view: Arc<NodeGpus>,
     /// Does a pod use more of a card that it holds than it asked for? The same.
@@ -343,6 +326,34 @@ impl Node {
             .sum()
     }
 
+    /// MiB that kube-scheduler counts for pods, those that `counts` accepts, in the sum of the node.
+    pub(crate) fn in_sum(&self, counts: impl Fn(&str) -> bool) -> Mib {
+        let holds = self.holds().filter(|(uid, _)| counts(uid));
+        holds.map(|(_, hold)| hold.in_sum).sum()
+    }
+
+    /// MiB of a card that is promised, through whichever node.
+    pub(crate) fn promised(&self, uuid: &str) -> Mib {
+        self.held(uuid, |_| true) + self.elsewhere.on(uuid)
+    }
+
+    /// What pods hold of a card here, and whether one of them holds all of it.
+    pub(super) fn share_of(&self, uuid: &str) -> (Mib, bool) {
+        let whole = |(_, hold): (_, &Hold)| hold.exclusive && hold.on(uuid) > Mib::ZERO;
+        (self.held(uuid, |_| true), self.holds().any(whole))
+    }
+
+    /// True if that changes what others hold of its cards.
+    pub(super) fn share_with(&mut self, elsewhere: Elsewhere) -> bool {
+        let old = std::mem::replace(&mut self.elsewhere, elsewhere);
+        old != self.elsewhere
+    }
+
+    /// True if an administrator lets the GPU take no new pods.
+    pub(crate) fn cordons(&self, gpu: &Gpu) -> bool {
+        self.facts.as_ref().is_some_and(|facts| facts.cordons(gpu))
+    }
+
     /// Recomputes the view. True if a card has more room than before.
     pub(super) fn refresh(&mut self, weighs_use: bool) -> bool {
         self.weighs_use = weighs_use;
@@ -366,22 +377,6 @@ impl Node {
     /// Does a pod use more of a card that it holds than it asked for?
     pub(crate) fn lends(&self) -> bool {
         self.lends
-    }
-
-    /// Who is bound here and uses more of a card than it holds there, with what it holds and uses. Whoever
-    /// holds nothing of the card is a stranger to it, and borrows nothing; nor is anybody told from others
-    /// where the agent could not read all processes.
-    pub(crate) fn borrowers<'s>(
-        &'s self,
-        gpu: &'s Gpu,
-    ) -> impl Iterator<Item = (&'s Uid, Mib, Mib)> {
-        let readable = self.status().is_some_and(GpuNodeStatus::is_readable);
-        let pods = gpu.pods.iter().filter(move |_| readable);
-        pods.filter_map(|used| {
-            let (uid, hold) = self.bound.get_key_value(used.uid.as_str())?;
-            let (held, used) = (hold.on(&gpu.uuid), Mib(used.used_mib));
-            (held > Mib::ZERO && used > held).then_some((uid, held, used))
-        })
     }
 
     /// Charges of cards by UUID as the view has them; of cards that it has not, nothing.
@@ -433,18 +428,19 @@ impl Node {
                 false => excess.sum(),
             };
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess;
+            let taken = taken + self.elsewhere.on(&gpu.uuid);
             let whole = self.holds().any(|(uid, hold)| {
                 hold.exclusive && counts(uid) && hold.charges.on(&gpu.uuid) > Mib::ZERO
             });
             Card {
                 capacity,
-                free: if whole {
+                free: if whole || self.elsewhere.is_whole(&gpu.uuid) {
                     Mib::ZERO
                 } else {
                     capacity.minus(taken)
                 },
                 model,
-                usable: gpu.healthy,
+                usable: gpu.healthy && !self.cordons(gpu),
                 limit: gpu.limit(),
                 lending: match self.weighs_use {
                     true => lending(gpu, capacity, |uid| {
@@ -465,7 +461,7 @@ impl Node {
         let (cpu_all, ram_all) = self
             .facts
             .as_ref()
-            .map_or((0, Mib::ZERO), |facts| (facts.cpu_milli, facts.ram));
+            .map_or((0, Bytes::ZERO), |facts| (facts.cpu_milli, facts.ram));
         NodeGpus {
             cards,
             cpu_free_milli: cpu_all.saturating_sub(cpu),

@@ -49,6 +49,7 @@ impl Books {
         }
         let models = self.models.take(status.gpus.iter().map(|gpu| &*gpu.model));
         let name: Arc<str> = name.into();
+        let others = self.reports(&name, &status.gpus);
         let node = self.nodes.entry(name.clone()).or_default();
         let is_stale = |gate: super::Gate| gate.is_stale(now, self.stale_after);
         let was_stale = is_stale(node.gate()) == Some(true);
@@ -58,6 +59,7 @@ impl Books {
             change.note(Event::Node { name, gained });
         }
         self.touch(&name, &mut change);
+        self.share_anew(&name, &others, &mut change);
         match old {
             Some(old) => self.models.release(&old),
             None => self.withhold_on(&name, &mut change),
@@ -68,10 +70,13 @@ impl Books {
     /// A GpuNode is gone.
     pub(crate) fn delete_gpunode(&mut self, name: &str) -> Change {
         let mut change = Change::default();
-        let node = self.nodes.get_mut(name);
+        let name: Arc<str> = name.into();
+        let others = self.reports(&name, &[]);
+        let node = self.nodes.get_mut(&name);
         if let Some(models) = node.and_then(|node| node.forget_report()) {
             self.models.release(&models);
-            self.touch(name, &mut change);
+            self.share_anew(&name, &others, &mut change);
+            self.touch(&name, &mut change);
         }
         change
     }

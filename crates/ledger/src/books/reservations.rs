@@ -127,12 +127,19 @@ impl Books {
         for (uuid, _) in &held.assignment.charges {
             let card = node.card(uuid).ok_or(Reason::Fit(Refusal::NoRoom))?;
             if !card.usable {
-                return Err(Reason::Fit(Refusal::Unhealthy));
+                let healthy = node
+                    .gpus()
+                    .iter()
+                    .any(|gpu| *gpu.uuid == **uuid && gpu.healthy);
+                return Err(match healthy {
+                    true => Reason::Cordoned,
+                    false => Reason::Fit(Refusal::Unhealthy),
+                });
             }
             if held.request.limit() > card.limit {
                 return Err(Reason::Fit(Refusal::NoLimit));
             }
-            if node.held(uuid, |_| true) > card.capacity {
+            if node.promised(uuid) > card.capacity {
                 return Err(Reason::Fit(Refusal::NoRoom));
             }
         }

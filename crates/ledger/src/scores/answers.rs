@@ -3,7 +3,8 @@
 //!
 //! An answer is a function of a request under a policy, of what a node's view is, and for `tight`
 //! of what that has learnt. Nodes whose views are equal are in the same *state* and share their
-//! answers; a node that changes moves to another state.
+//! answers; a node that changes moves to another state. Policies count whole MiB of host memory, so
+//! views that differ within a MiB are equal here: machines of one make differ by a few KiB.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -130,7 +131,7 @@ impl States {
 }
 
 impl Answers {
-    /// The node has changed, or may have. Nodes with equal views share one.
+    /// The node has changed, or may have. Nodes with equal views share one if it is in whole MiB.
     pub(crate) fn changed(&mut self, name: &Arc<str>, gate: Gate, view: &mut Arc<NodeGpus>) {
         let known = self.slots.get(name);
         if let Some(place) = known.map(|slot| &mut self.places[slot]) {
@@ -139,7 +140,10 @@ impl Answers {
                 return;
             }
         }
-        let (state, is_new) = self.states.enter(view);
+        let (state, is_new) = match view.is_in_mib() {
+            true => self.states.enter(view),
+            false => self.states.enter(&mut Arc::new(view.in_mib())),
+        };
         if is_new {
             self.appeared(state);
         }
@@ -386,7 +390,7 @@ mod tests {
         let mut answers = Answers::default();
         let request = |kind: u64| {
             Arc::new(Request {
-                ram: Mib(kind),
+                ram: Mib(kind).into(),
                 ..Request::default()
             })
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Class, Mib, ModelId, Request, Tight, cost};
+use gpustow_pack::{Bytes, Class, Mib, ModelId, Request, Tight, cost};
 
 use super::Scores;
 use crate::books::{Books, Models, asks};
@@ -62,7 +62,7 @@ impl Demand {
 struct Make {
     cards: Vec<(Mib, ModelId)>,
     cpu_milli: u64,
-    ram: Mib,
+    ram: Bytes,
 }
 
 impl Make {
@@ -140,13 +140,13 @@ impl Scores {
 
 /// The makes of nodes there are, each with the most CPU and host memory that one of them has.
 fn makes(books: &Books) -> Vec<Make> {
-    let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Mib)> = HashMap::default();
+    let mut makes: HashMap<Vec<(Mib, ModelId)>, (u64, Bytes)> = HashMap::default();
     for node in books.nodes().map(|(_, node)| node) {
         let cards = node.view().cards.iter();
         let mut cards: Vec<_> = cards.map(|card| (card.capacity, card.model)).collect();
         cards.sort_unstable();
         let facts = node.facts();
-        let (cpu_milli, ram) = facts.map_or((0, Mib::ZERO), |node| (node.cpu_milli, node.ram));
+        let (cpu_milli, ram) = facts.map_or((0, Bytes::ZERO), |node| (node.cpu_milli, node.ram));
         let most = makes.entry(cards).or_default();
         *most = (most.0.max(cpu_milli), most.1.max(ram));
     }

@@ -150,7 +150,7 @@ pub(crate) fn node(name: &str) -> NodeFacts {
     NodeFacts {
         name: name.into(),
         cpu_milli: 64_000,
-        ram: Mib(1 << 20),
+        ram: Mib(1 << 20).into(),
         ..NodeFacts::default()
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
+use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Ledger, Outcome};
-use gpustow_pack::Mib;
+use gpustow_pack::Bytes;
 
 use crate::build::{ask, asking, at, card, exclusive, ledger, limited, node, report};
 use crate::model::Random;
@@ -29,7 +29,7 @@ fn wish(random: &mut Random, uid: &str) -> PodFacts {
     if let Ok(request) = &mut pod.request {
         let mut changed = (**request).clone();
         changed.cpu_milli = 1000 * random.below(3);
-        changed.ram = Mib(1024);
+        changed.ram = Bytes((1 << 30) + random.below(2));
         *request = changed.into();
     }
     if random.below(5) == 0 {
@@ -95,7 +95,11 @@ fn history(seed: u64) {
     let random = &mut Random::new(seed);
     let mut ledger = ledger(&[]);
     for index in 0..NODES {
-        ledger.apply_node(node(&name(index)));
+        // Nodes of one make differ by a few bytes.
+        ledger.apply_node(NodeFacts {
+            ram: Bytes((16 << 30) + random.below(2)),
+            ..node(&name(index))
+        });
         let cards = cards(random, &name(index));
         ledger.apply_gpunode(&name(index), report(&cards), at(0));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Ledger, Outcome};
-use gpustow_pack::{Mib, Request};
+use gpustow_pack::{Bytes, Mib, Request};
 
 use crate::build::{at, bound, card, choose, ledger, node, pod, report};
 use crate::model::Random;
@@ -211,8 +211,8 @@ fn nobody_is_woken_for_a_node_that_is_known_to_refuse_him() {
         ..node("n0")
     };
     let cases = [
-        (node("n0"), needs("cpu", 65_000, Mib(1))),
-        (node("n0"), needs("ram", 1, Mib(1 << 21))),
+        (node("n0"), needs("cpu", 65_000, Bytes(1))),
+        (node("n0"), needs("ram", 1, Mib(1 << 21).into())),
         (cordoned, pod("cordon", 10)),
         (full, pod("pods", 10)),
     ];
@@ -227,7 +227,7 @@ fn nobody_is_woken_for_a_node_that_is_known_to_refuse_him() {
         world.bars.values_mut().for_each(HashSet::clear);
         world.ledger.apply_node(NodeFacts {
             cpu_milli: 1 << 20,
-            ram: Mib(1 << 24),
+            ram: Mib(1 << 24).into(),
             ..node("n0")
         });
         world.steps(at(1));

@@ -24,7 +24,7 @@ pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
     NodeGpus {
         cards: free.iter().map(card).collect(),
         cpu_free_milli: 64_000,
-        ram_free: Mib(1 << 20),
+        ram_free: Mib(1 << 20).into(),
         links: Links::new(free.len(), link),
     }
 }

@@ -39,7 +39,7 @@ fn node() -> impl Strategy<Value = NodeGpus> {
         vec(select(kinds), 1..=5).prop_map(|cards| NodeGpus {
             cards,
             cpu_free_milli: 8_000,
-            ram_free: Mib(65_536),
+            ram_free: Mib(65_536).into(),
             links: None,
         })
     })
@@ -64,7 +64,7 @@ fn linked() -> impl Strategy<Value = NodeGpus> {
         }),
         cards,
         cpu_free_milli: 8_000,
-        ram_free: Mib(65_536),
+        ram_free: Mib(65_536).into(),
     })
 }
 

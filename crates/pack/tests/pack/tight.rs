@@ -17,7 +17,7 @@ fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
     NodeGpus {
         cards: cards.iter().map(card).collect(),
         cpu_free_milli: cpu,
-        ram_free: Mib(1 << 20),
+        ram_free: Mib(1 << 20).into(),
         links: None,
     }
 }

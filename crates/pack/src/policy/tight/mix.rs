@@ -30,7 +30,7 @@ impl Class {
             mib: request.held(|_| true),
             exclusive: request.exclusive,
             cpu_milli: request.cpu_milli,
-            ram: request.ram,
+            ram: request.ram.mib_rounded_up(),
             models,
             pods,
         }

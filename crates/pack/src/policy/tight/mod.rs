@@ -223,7 +223,10 @@ impl Tight {
         let before = &survey.tight;
         let mut after = Room {
             cpu: before.room.cpu.saturating_sub(request.cpu_milli),
-            ram: before.room.ram.saturating_sub(request.ram.0),
+            ram: before
+                .room
+                .ram
+                .saturating_sub(request.ram.mib_rounded_up().0),
             ..before.room
         };
         let asked = if request.exclusive {
@@ -306,7 +309,7 @@ impl Policy for Tight {
     fn survey(&self, node: &NodeGpus) -> Survey {
         let mut room = Room {
             cpu: node.cpu_free_milli,
-            ram: node.ram_free.0,
+            ram: node.ram_free.whole_mib().0,
             ..Room::default()
         };
         let (mut free, mut all) = (Mib::ZERO, Mib::ZERO);

@@ -1,0 +1,143 @@
+//! GPUs that several nodes report: one machine under two names, or nodes inside one machine. Each is
+//! one GPU, whose memory is promised once: what pods hold of it through one node counts on all of them.
+//! Which report is right, nothing here knows.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use gpustow_api::gpunode::Gpu;
+use gpustow_pack::Mib;
+
+use super::{Books, Change, Event};
+use crate::maps::HashMap;
+
+/// The nodes that report each GPU.
+#[derive(Debug, Default)]
+pub(super) struct Reporters {
+    of: HashMap<Box<str>, Vec<Arc<str>>>,
+    /// GPUs that more than one node reports: most clusters have none.
+    shared: usize,
+}
+
+impl Reporters {
+    fn add(&mut self, uuid: &str, name: &Arc<str>) {
+        let nodes = self.of.entry(uuid.into()).or_default();
+        if !nodes.contains(name) {
+            nodes.push(name.clone());
+            self.shared += usize::from(nodes.len() == 2);
+        }
+    }
+
+    fn remove(&mut self, uuid: &str, name: &str) {
+        let Some(nodes) = self.of.get_mut(uuid) else {
+            return;
+        };
+        let before = nodes.len();
+        nodes.retain(|it| **it != *name);
+        self.shared -= usize::from(before == 2 && nodes.len() == 1);
+        if nodes.is_empty() {
+            self.of.remove(uuid);
+        }
+    }
+
+    /// The nodes other than `name` that report one of these GPUs, in order.
+    fn others(&self, name: &str, gpus: &[Gpu]) -> BTreeSet<Arc<str>> {
+        if self.shared == 0 {
+            return BTreeSet::new();
+        }
+        let nodes = gpus.iter().filter_map(|gpu| self.of.get(&*gpu.uuid));
+        let nodes = nodes.flatten().filter(|it| ***it != *name);
+        nodes.cloned().collect()
+    }
+}
+
+/// What pods hold of a node's cards through other nodes.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Elsewhere(Vec<(Box<str>, Mib, bool)>);
+
+impl Elsewhere {
+    fn of(&self, uuid: &str) -> Option<&(Box<str>, Mib, bool)> {
+        self.0.iter().find(|(it, ..)| **it == *uuid)
+    }
+
+    /// MiB of this card.
+    pub(super) fn on(&self, uuid: &str) -> Mib {
+        self.of(uuid).map_or(Mib::ZERO, |(_, held, _)| *held)
+    }
+
+    /// True if a pod holds all of this card.
+    pub(super) fn is_whole(&self, uuid: &str) -> bool {
+        self.of(uuid).is_some_and(|(.., whole)| *whole)
+    }
+}
+
+impl Books {
+    /// The node reports these GPUs from now on. Gives back the other nodes for which that changes
+    /// something.
+    pub(super) fn reports(&mut self, name: &Arc<str>, gpus: &[Gpu]) -> BTreeSet<Arc<str>> {
+        let known = self.nodes.get(name).map_or(&[][..], |node| node.gpus());
+        if known
+            .iter()
+            .map(|gpu| &gpu.uuid)
+            .eq(gpus.iter().map(|gpu| &gpu.uuid))
+        {
+            return BTreeSet::new();
+        }
+        let mut others = self.reporters.others(name, known);
+        for gpu in known {
+            self.reporters.remove(&gpu.uuid, name);
+        }
+        for gpu in gpus {
+            self.reporters.add(&gpu.uuid, name);
+        }
+        others.extend(self.reporters.others(name, gpus));
+        others
+    }
+
+    /// What pods hold through the node has changed: recomputes those that share a GPU with it.
+    pub(super) fn touch_others(&mut self, name: &str, change: &mut Change) {
+        let gpus = self.nodes.get(name).map_or(&[][..], |node| node.gpus());
+        let others = self.reporters.others(name, gpus);
+        others.iter().for_each(|name| self.share(name, change));
+    }
+
+    /// The node shares other cards than before, with nodes of which these are all, before and after.
+    pub(super) fn share_anew(
+        &mut self,
+        name: &Arc<str>,
+        others: &BTreeSet<Arc<str>>,
+        change: &mut Change,
+    ) {
+        for name in others.iter().chain([name]) {
+            self.share(name, change);
+        }
+    }
+
+    /// Recomputes a node if what pods hold of its cards through other nodes has changed.
+    fn share(&mut self, name: &Arc<str>, change: &mut Change) {
+        let elsewhere = self.elsewhere(name);
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        if node.share_with(elsewhere) {
+            let gained = node.refresh(self.weighs_use);
+            let name = name.clone();
+            change.note(Event::Node { name, gained });
+        }
+    }
+
+    fn elsewhere(&self, name: &str) -> Elsewhere {
+        let gpus = self.nodes.get(name).map_or(&[][..], |node| node.gpus());
+        let held = gpus.iter().filter_map(|gpu| {
+            let nodes = self.reporters.of.get(&*gpu.uuid)?;
+            let others = nodes.iter().filter(|it| ***it != *name);
+            let shares =
+                others.filter_map(|other| Some(self.nodes.get(other)?.share_of(&gpu.uuid)));
+            let (held, whole) = shares.fold((Mib::ZERO, false), |sum, share| {
+                (sum.0 + share.0, sum.1 || share.1)
+            });
+            (held > Mib::ZERO).then(|| (gpu.uuid.as_str().into(), held, whole))
+        });
+        Elsewhere(held.collect())
+    }
+}
