@@ -62,7 +62,7 @@ impl App {
             webhook: Arc::default(),
             draining: AtomicBool::new(false),
             binds: Binds::default(),
-            calls: Calls::new(args.client_ca.is_none().then_some(args.listen.ip())),
+            calls: Calls::of_schedulers(args.client_ca.is_none().then_some(args.listen.ip())),
             args,
             identity,
             client,

@@ -114,7 +114,7 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     let has_line = app.args.line != LineMode::Off;
     let line = has_line.then(|| follow(app, names::LINE));
     let webhook = Webhook {
-        calls: Calls::new(None),
+        calls: Calls::of_api_servers(),
         resource: app.args.resource_name.clone(),
         defaults,
         line,
