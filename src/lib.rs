@@ -186,9 +186,8 @@ impl Extender {
         if app.args.keep.0.is_some() {
             tokio::spawn(keep::run(app.clone()));
         }
-        if app.args.keep_marks {
-            tokio::spawn(keep::marks::run(app.clone()));
-        }
+        // Without --keep-marks, it takes off what an extender with it left.
+        tokio::spawn(keep::marks::run(app.clone()));
         let args = &app.args;
         if args.call_back || args.preempt_scattered || args.moves > 0 {
             tokio::spawn(acts::run(app.clone()));
