@@ -17,6 +17,7 @@ use crate::events::Events;
 use crate::failure::{ErrorKind, Failure};
 use crate::locked::Locked;
 use crate::metrics::Metrics;
+use crate::panics::Panics;
 use crate::watch::Lists;
 
 /// Everything that handlers share.
@@ -36,6 +37,8 @@ pub(crate) struct App {
     pub(crate) calls: Calls,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
+    /// What panicked.
+    pub(crate) panics: Panics,
 }
 
 impl App {
@@ -51,9 +54,10 @@ impl App {
                 retake_after: args.retake_after,
             },
         );
+        let panics = Panics::default();
         Ok(Arc::new(Self {
             events: Events::start(client.clone(), &identity).into(),
-            ledger: Locked::new(args.ledger()).into(),
+            ledger: Locked::new(args.ledger(), panics.clone()).into(),
             metrics: Metrics::new(args.metrics_sizes.clone())
                 .context("cannot set up the metrics")?
                 .into(),
@@ -61,6 +65,7 @@ impl App {
             policies: Arc::default(),
             webhook: Arc::default(),
             draining: AtomicBool::new(false),
+            panics,
             binds: Binds::default(),
             calls: Calls::of_schedulers(args.client_ca.is_none().then_some(args.listen.ip())),
             args,

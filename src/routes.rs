@@ -54,7 +54,7 @@ pub(crate) fn scheduler(app: Arc<App>) -> Router {
 pub(crate) fn health(app: Arc<App>) -> Router {
     let metrics = Router::new().route("/metrics", get(on_metrics));
     Router::new()
-        .route("/healthz", get(|| async { "ok" }))
+        .route("/healthz", get(on_healthz))
         .route("/readyz", get(on_readyz))
         .route(
             "/version",
@@ -303,6 +303,16 @@ async fn on_bind(State(app): State<Arc<App>>, call: Call) -> Response {
 
 async fn on_readyz(State(app): State<Arc<App>>) -> Response {
     let missing = app.lists.missing();
+async fn on_healthz(State(app): State<Arc<App>>) -> Response {
+    match app.panics.what() {
+        None => "ok".into_response(),
+        Some(part) => {
+            let text = format!("{part} panicked: see the log\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+        }
+    }
+}
+
     if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response()
     } else if !app.webhook.load(Ordering::Acquire) {

@@ -131,12 +131,12 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     match tls {
         Some(tls) => {
             ready.store(true, Ordering::Release);
-            tokio::spawn(serve(tls));
+            app.panics.spawn("webhook", serve(tls));
         }
         None => {
             let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity, has_line);
-            tokio::spawn(keeper.run(ready));
-            tokio::spawn(async {
+            app.panics.spawn("certificate", keeper.run(ready));
+            app.panics.spawn("webhook", async {
                 if let Ok(tls) = certificate.await {
                     serve(tls).await;
                 }
