@@ -18,6 +18,7 @@ use crate::failure::{ErrorKind, Failure};
 use crate::locked::Locked;
 use crate::metrics::Metrics;
 use crate::panics::Panics;
+use crate::preempt::late::Doubts;
 use crate::watch::Lists;
 
 /// Everything that handlers share.
@@ -37,6 +38,8 @@ pub(crate) struct App {
     pub(crate) calls: Calls,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
+    /// What filter refused on a view that may be late.
+    pub(crate) doubts: Doubts,
     /// What panicked.
     pub(crate) panics: Panics,
 }
@@ -65,6 +68,7 @@ impl App {
             policies: Arc::default(),
             webhook: Arc::default(),
             draining: AtomicBool::new(false),
+            doubts: Doubts::default(),
             panics,
             binds: Binds::default(),
             calls: Calls::of_schedulers(args.client_ca.is_none().then_some(args.listen.ip())),
@@ -96,6 +100,7 @@ impl App {
             let relist = async |unfenced: Arc<[Unfenced]>| {
                 app.lists.pods.renew().await;
                 app.metrics.takeovers.inc();
+                app.doubts.begin();
                 let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
                 app.ledger.lock().withhold(pods);
                 unfenced

@@ -164,11 +164,13 @@ fn decide<'a>(
         app.ledger.wake.notify_one();
     }
     if let Some(node) = verdict.nodes.first() {
+        app.doubts.placed(pod);
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, node, feasible = verdict.nodes.len(),
             candidates = names.len(), "chose a node"
         );
     } else {
+        app.doubts.refused(app, pod, &verdict.refused);
         refused(app, pod, names, &verdict.refused);
     }
     verdict
@@ -301,8 +303,6 @@ async fn on_bind(State(app): State<Arc<App>>, call: Call) -> Response {
     })
 }
 
-async fn on_readyz(State(app): State<Arc<App>>) -> Response {
-    let missing = app.lists.missing();
 async fn on_healthz(State(app): State<Arc<App>>) -> Response {
     match app.panics.what() {
         None => "ok".into_response(),
@@ -313,6 +313,8 @@ async fn on_healthz(State(app): State<Arc<App>>) -> Response {
     }
 }
 
+async fn on_readyz(State(app): State<Arc<App>>) -> Response {
+    let missing = app.lists.missing();
     if app.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response()
     } else if !app.webhook.load(Ordering::Acquire) {

@@ -9,6 +9,7 @@ mod call_back;
 mod filter;
 mod forged;
 mod gangs;
+mod late;
 mod later;
 mod line;
 mod links;
