@@ -7,6 +7,7 @@
 //! asked bears a condition, and so does the pod that it is for: a successor goes on from those.
 //! Preemption for pods that free memory is too scattered for, and moves for them, keep the same rules (`scattered`).
 
+mod ended;
 mod pace;
 mod scattered;
 mod victim;
@@ -29,6 +30,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::ask::{AskError, within};
+use ended::Ended;
 use pace::{Moves, Pace};
 use victim::{Victim, Whom, name, victims};
 
@@ -73,6 +75,7 @@ struct Acts {
     told: HashSet<Uid>,
     /// Pods whose eviction was taken.
     evicted: HashSet<Uid>,
+    ended: Ended,
     pace: Pace,
     moves: Moves,
 }
@@ -85,6 +88,7 @@ impl Acts {
             refused: HashMap::new(),
             told: HashSet::new(),
             evicted: HashSet::new(),
+            ended: Ended::default(),
             pace: Pace::new(app.args.acts_per_minute, app.args.acts_per_node),
             moves: Moves::new(app.args.moves),
             app,
@@ -195,33 +199,27 @@ impl Acts {
             let mut victims = preemptions.iter().flat_map(|it| &it.victims);
             victims.any(|pod| *pod.uid == *uid)
         };
+        self.ended
+            .retain(|uid| !(is_kept(uid) || ends(uid) || victims.contains_key(uid)));
         for pod in marked.iter().filter(|pod| !pod.deleting) {
             if pod.asked_back.is_some() && !victims.contains_key(&pod.uid) {
-                let ended = condition(
-                    names::GIVE_BACK,
-                    "False",
-                    "GivenBack",
-                    "Nothing is called back",
-                );
-                self.try_write(pod, ended).await;
+                let text = "Nothing is called back";
+                self.end_condition(pod, names::GIVE_BACK, "GivenBack", text)
+                    .await;
                 self.refused.remove(&pod.uid);
                 self.told.remove(&pod.uid);
             }
             if pod.preempted && !ends(&pod.uid) {
-                let ended = condition(
-                    names::DISRUPTION_TARGET,
-                    "False",
-                    names::PREEMPTED,
-                    "Nobody needs its GPU memory any more",
-                );
-                self.try_write(pod, ended).await;
+                let (of_type, reason) = (names::DISRUPTION_TARGET, names::PREEMPTED);
+                let text = "Nobody needs its GPU memory any more";
+                self.end_condition(pod, of_type, reason, text).await;
                 self.refused.remove(&pod.uid);
             }
             // A write would move its resourceVersion under its bind.
             let binds = || self.app.ledger.lock().reserved_because(&pod.uid).is_some();
             if pod.kept_on.is_some() && !is_kept(&pod.uid) && !binds() {
-                let ended = condition(names::KEPT_CONDITION, "False", "Ended", "No room is kept");
-                self.try_write(pod, ended).await;
+                let (of_type, text) = (names::KEPT_CONDITION, "No room is kept");
+                self.end_condition(pod, of_type, "Ended", text).await;
             }
         }
         self.kept.retain(|uid, _| is_kept(uid));
@@ -461,15 +459,19 @@ impl Acts {
 
     /// The same; a failure is told in the log alone, and the next look tries again.
     async fn try_write(&self, pod: &PodFacts, condition: Value) -> bool {
+        self.written(pod, condition).await.is_some()
+    }
+
+    async fn written(&self, pod: &PodFacts, condition: Value) -> Option<String> {
         match self.write(pod, None, condition).await {
-            Ok(_) => true,
+            Ok(version) => Some(version),
             Err(error) => {
                 if !is_settled(&error) {
                     tracing::warn!(
                         namespace = %pod.namespace, pod = %pod.name, %error, "cannot write a condition"
                     );
                 }
-                false
+                None
             }
         }
     }

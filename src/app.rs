@@ -17,6 +17,8 @@ use crate::events::Events;
 use crate::failure::{ErrorKind, Failure};
 use crate::locked::Locked;
 use crate::metrics::Metrics;
+use crate::panics::Panics;
+use crate::preempt::late::Doubts;
 use crate::watch::Lists;
 
 /// Everything that handlers share.
@@ -36,6 +38,10 @@ pub(crate) struct App {
     pub(crate) calls: Calls,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Arc<Events>,
+    /// What filter refused on a view that may be late.
+    pub(crate) doubts: Doubts,
+    /// What panicked.
+    pub(crate) panics: Panics,
 }
 
 impl App {
@@ -51,9 +57,10 @@ impl App {
                 retake_after: args.retake_after,
             },
         );
+        let panics = Panics::default();
         Ok(Arc::new(Self {
             events: Events::start(client.clone(), &identity).into(),
-            ledger: Locked::new(args.ledger()).into(),
+            ledger: Locked::new(args.ledger(), panics.clone()).into(),
             metrics: Metrics::new(args.metrics_sizes.clone())
                 .context("cannot set up the metrics")?
                 .into(),
@@ -61,8 +68,10 @@ impl App {
             policies: Arc::default(),
             webhook: Arc::default(),
             draining: AtomicBool::new(false),
+            doubts: Doubts::default(),
+            panics,
             binds: Binds::default(),
-            calls: Calls::new(args.client_ca.is_none().then_some(args.listen.ip())),
+            calls: Calls::of_schedulers(args.client_ca.is_none().then_some(args.listen.ip())),
             args,
             identity,
             client,
@@ -91,6 +100,7 @@ impl App {
             let relist = async |unfenced: Arc<[Unfenced]>| {
                 app.lists.pods.renew().await;
                 app.metrics.takeovers.inc();
+                app.doubts.begin();
                 let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
                 app.ledger.lock().withhold(pods);
                 unfenced

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use axum::body::to_bytes;
 use axum::http::{Request, header};
+use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::fmt::rfc2822;
 use kube::Client;
 use kube::client::Body;
 use kube::core::Status;
@@ -74,7 +76,21 @@ pub(crate) async fn send<T: DeserializeOwned>(
     client: &Client,
     request: Request<Vec<u8>>,
 ) -> Result<T, kube::Error> {
+    send_dated(client, request).await?.0
+}
+
+/// The same, with the time at which the API server answered, by its own clock.
+///
+/// # Errors
+/// If there is no answer; one that refuses has a time, too.
+pub(crate) async fn send_dated<T: DeserializeOwned>(
+    client: &Client,
+    request: Request<Vec<u8>>,
+) -> Result<(Result<T, kube::Error>, Option<Timestamp>), kube::Error> {
     let answer = client.send(request.map(Body::from)).await?;
+    let date = answer.headers().get(header::DATE);
+    let date = date.and_then(|date| rfc2822::parse(date.to_str().ok()?).ok());
+    let date = date.map(|date| date.timestamp());
     let code = answer.status();
     let after = answer.headers().get(header::RETRY_AFTER);
     let after = after.and_then(|value| value.to_str().ok()?.parse().ok());
@@ -82,7 +98,8 @@ pub(crate) async fn send<T: DeserializeOwned>(
     let body = to_bytes(body, MAX_ANSWER).await;
     let body = body.map_err(|error| kube::Error::Service(error.into()))?;
     if code.is_success() {
-        return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
+        let object = serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
+        return Ok((object, date));
     }
     let text = String::from_utf8_lossy(&body);
     let mut status = serde_json::from_slice(&body)
@@ -99,7 +116,7 @@ pub(crate) async fn send<T: DeserializeOwned>(
         });
         details.retry_after_seconds = details.retry_after_seconds.max(seconds);
     }
-    Err(kube::Error::Api(status.boxed()))
+    Ok((Err(kube::Error::Api(status.boxed())), date))
 }
 
 /// The request's answer, awaited no longer than `limit`.
@@ -123,6 +140,20 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
+
+    #[tokio::test]
+    async fn answer_tells_the_time_of_the_api_server() {
+        let service = service_fn(|_: Request<kube::client::Body>| async {
+            let answer = Response::builder().header(header::DATE, "Tue, 24 Nov 2026 17:00:05 GMT");
+            Ok::<_, kube::Error>(answer.body(Body::from("1")).unwrap())
+        });
+        let client = Client::new(service, "default");
+        let request = Request::get("/").body(Vec::new()).unwrap();
+        let (answer, date) = send_dated::<u8>(&client, request).await.unwrap();
+        assert_eq!(answer.unwrap(), 1);
+        let at = "2026-11-24T17:00:05Z".parse::<Timestamp>().unwrap();
+        assert_eq!(date, Some(at));
+    }
 
     /// What comes of an answer with this status, header and body.
     async fn asked(status: u16, after: &str, body: &'static str) -> AskError {

@@ -461,21 +461,25 @@ pub(crate) async fn confirm(app: Arc<App>) {
         sleep(CONFIRM_EVERY).await;
         let pods = app.ledger.lock().unconfirmed(app.ledger.now());
         for pod in pods.into_iter().take(CONFIRM_AT_ONCE) {
-            let asked = app.ledger.lock().copies();
-            match read(&app, &pod.namespace, &pod.name, &pod.uid).await {
-                Ok(Some(seen)) => {
-                    let now = app.ledger.now();
-                    app.ledger
-                        .lock()
-                        .read_back(PodFacts::clone(&seen), asked, now);
-                }
-                Ok(None) => app.ledger.lock().delete_pod(&pod.uid),
-                Err(error) => {
-                    tracing::debug!(pod = %pod.name, %error, "cannot read a bound pod again");
-                    break;
-                }
+            if let Err(error) = reread(&app, &pod).await {
+                tracing::debug!(pod = %pod.name, %error, "cannot read a bound pod again");
+                break;
             }
-            app.ledger.wake.notify_one();
         }
     }
+}
+
+/// Reads a pod again and tells the ledger what became of it.
+pub(crate) async fn reread(app: &App, pod: &PodFacts) -> Result<(), AskError> {
+    let asked = app.ledger.lock().copies();
+    match read(app, &pod.namespace, &pod.name, &pod.uid).await? {
+        Some(seen) => {
+            let now = app.ledger.now();
+            let seen = PodFacts::clone(&seen);
+            app.ledger.lock().read_back(seen, asked, now);
+        }
+        None => app.ledger.lock().delete_pod(&pod.uid),
+    }
+    app.ledger.wake.notify_one();
+    Ok(())
 }

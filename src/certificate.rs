@@ -17,7 +17,7 @@ use gpustow_api::names;
 use gpustow_serve::Tls;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use crate::ask::{AskError, within};
+use crate::ask::{AskError, send_dated, within};
 use step::{Kept, Pair, Seen, Step, next};
 
 /// Between two looks.
@@ -93,6 +93,8 @@ pub(crate) struct Keeper {
     trusted: Option<(String, Instant)>,
     /// Since when there has been no Secret that makes sense.
     missing: Option<Instant>,
+    /// How far the API server's clock is behind this node's.
+    behind: Option<SignedDuration>,
     served: Served,
 }
 
@@ -120,6 +122,7 @@ impl Keeper {
             kept: None,
             trusted: None,
             missing: None,
+            behind: None,
             served: Served::First(first),
         };
         (keeper, comes)
@@ -170,7 +173,7 @@ impl Keeper {
                 bundle,
                 settled,
                 forgotten: self.missing.is_some_and(|it| it.elapsed() >= FORGOTTEN),
-                now: Timestamp::now(),
+                now: self.now(),
             };
             match next(&seen)? {
                 Step::Wait => return self.trust_for_line(bundle).await,
@@ -187,6 +190,12 @@ impl Keeper {
             }
         }
         Ok(())
+    }
+
+    /// The API server's time, as far as it says: it judges certificates, and this node's clock may be wrong.
+    fn now(&self) -> Timestamp {
+        let (own, behind) = (Timestamp::now(), self.behind.unwrap_or_default());
+        own.checked_sub(behind).unwrap_or(own)
     }
 
     /// Has this process seen for long enough that the next certificate is trusted?
@@ -225,10 +234,12 @@ impl Keeper {
         }
     }
 
-    async fn configuration(&self, at: Place) -> Result<Option<Configuration>, StepError> {
+    async fn configuration(&mut self, at: Place) -> Result<Option<Configuration>, StepError> {
         let path = format!("{CONFIGURATIONS}/{}", at.name);
         let request = Request::get(path).body(Vec::new())?;
-        match within(TIMEOUT, self.client.request::<Value>(request)).await {
+        let (answer, date) = within(TIMEOUT, send_dated(&self.client, request)).await?;
+        self.behind = date.map(|date| Timestamp::now().duration_since(date));
+        match answer.map_err(AskError::from) {
             Ok(object) => {
                 Configuration::of(&object, at.webhook)
                     .map(Some)
@@ -259,7 +270,7 @@ impl Keeper {
     }
 
     /// Has the line's webhook trust whom the other trusts. Until then pods are created without the gate.
-    async fn trust_for_line(&self, bundle: Option<&str>) -> Result<(), StepError> {
+    async fn trust_for_line(&mut self, bundle: Option<&str>) -> Result<(), StepError> {
         let Some(bundle) = bundle.filter(|_| self.has_line) else {
             return Ok(());
         };

@@ -19,6 +19,7 @@ mod lift_all;
 mod line;
 mod locked;
 mod metrics;
+mod panics;
 mod preempt;
 mod routes;
 mod silence;
@@ -31,7 +32,7 @@ pub mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use axum::Router;
 use gpustow_api::admission::Expected;
 use gpustow_serve::Bounds;
@@ -87,7 +88,7 @@ pub async fn run(args: Args) -> Result<()> {
 /// in `args` are not used; its tasks end with the runtime.
 ///
 /// # Errors
-/// If a listener fails.
+/// If a listener fails, or a part of the extender panics.
 pub async fn serve(
     args: Args,
     client: Client,
@@ -128,6 +129,8 @@ pub async fn serve(
     tokio::select! {
         () = verbs => {}
         () = overdue => tracing::warn!("kube-scheduler holds a call open"),
+        // Its successor fences what is under way.
+        part = app.panics.noted() => bail!("{part} panicked"),
     }
     drain(&app).await;
     health.abort();
@@ -164,16 +167,23 @@ impl Extender {
             ..
         } = &*app;
         let resource = &args.resource_name;
-        watch::spawn(client, resource, ledger, lists, metrics);
-        tokio::spawn(warm::run(ledger.clone(), epoch.clone()));
+        let spawn = &app.panics;
+        watch::spawn(client, resource, ledger, lists, metrics, spawn);
+        spawn.spawn("warm", warm::run(ledger.clone(), epoch.clone()));
         let mut expected = Expected::new(resource);
         if args.webhook.webhook_self_signed {
             expected = expected.and(Expected::of_certificate(resource));
         }
         let (policies, listed) = (policies.clone(), lists.clone());
-        tokio::spawn(admission::run(client.clone(), expected, policies, listed));
+        spawn.spawn(
+            "policies",
+            admission::run(client.clone(), expected, policies, listed),
+        );
         let (heard, news) = (ledger.clone(), events.clone());
-        tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after.0));
+        spawn.spawn(
+            "silence",
+            silence::run(heard, epoch.clone(), news, args.stale_after.0),
+        );
         let waker = Waker {
             app: app.clone(),
             client: client.clone(),
@@ -183,19 +193,18 @@ impl Extender {
             epoch: epoch.clone(),
             metrics: metrics.clone(),
         };
-        tokio::spawn(waker.run(args.wake_rate));
-        tokio::spawn(line::run(app.clone()));
-        tokio::spawn(bind::confirm(app.clone()));
-        tokio::spawn(resume(app.clone()));
+        spawn.spawn("wake", waker.run(args.wake_rate));
+        spawn.spawn("line", line::run(app.clone()));
+        spawn.spawn("confirm", bind::confirm(app.clone()));
+        spawn.spawn("resume", resume(app.clone()));
         if app.args.keep.0.is_some() {
-            tokio::spawn(keep::run(app.clone()));
+            spawn.spawn("keep", keep::run(app.clone()));
         }
-        if app.args.keep_marks {
-            tokio::spawn(keep::marks::run(app.clone()));
-        }
+        // Without --keep-marks, it takes off what an extender with it left.
+        spawn.spawn("marks", keep::marks::run(app.clone()));
         let args = &app.args;
         if args.call_back || args.preempt_scattered || args.moves > 0 {
-            tokio::spawn(acts::run(app.clone()));
+            spawn.spawn("acts", acts::run(app.clone()));
         }
     }
 

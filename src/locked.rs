@@ -7,6 +7,8 @@ use gpustow_ledger::{Config, Ledger};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::panics::Panics;
+
 pub(crate) struct Locked {
     ledger: Mutex<Ledger>,
     started: Instant,
@@ -14,20 +16,26 @@ pub(crate) struct Locked {
     pub(crate) wake: Notify,
     /// Something changed that may make answers void.
     pub(crate) warm: Notify,
+    panics: Panics,
 }
 
 impl Locked {
-    pub(crate) fn new(config: Config) -> Self {
+    /// A panic under the lock is noted in `panics`: what is in the ledger then is not to be trusted.
+    pub(crate) fn new(config: Config, panics: Panics) -> Self {
         Self {
             ledger: Mutex::new(Ledger::new(config)),
             started: Instant::now(),
             wake: Notify::new(),
             warm: Notify::new(),
+            panics,
         }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger
+            .lock()
+            .inspect_err(|_| self.panics.note("ledger"))
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The ledger's clock.

@@ -1,5 +1,7 @@
 //! `/preempt`: which of the scheduler's candidate nodes would do, and who else must go there.
 
+pub(crate) mod late;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -42,6 +44,13 @@ pub(crate) async fn preempt(
         });
     }
     app.may_decide().await?;
+    if let Some(node) = late::fits_without_victims(app, &pod).await? {
+        tracing::info!(
+            namespace = %pod.namespace, pod = %pod.name, %node,
+            "asked whom to evict: no pod, because the node has room now or soon"
+        );
+        return Ok(ExtenderPreemptionResult::default());
+    }
     let mut victims: Vec<(String, MetaVictims)> = args.victims.into_iter().collect();
     let candidates = victims.len();
     // What this call cannot afford to look at, a later one begins with.

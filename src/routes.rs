@@ -54,7 +54,7 @@ pub(crate) fn scheduler(app: Arc<App>) -> Router {
 pub(crate) fn health(app: Arc<App>) -> Router {
     let metrics = Router::new().route("/metrics", get(on_metrics));
     Router::new()
-        .route("/healthz", get(|| async { "ok" }))
+        .route("/healthz", get(on_healthz))
         .route("/readyz", get(on_readyz))
         .route(
             "/version",
@@ -164,11 +164,13 @@ fn decide<'a>(
         app.ledger.wake.notify_one();
     }
     if let Some(node) = verdict.nodes.first() {
+        app.doubts.placed(pod);
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, node, feasible = verdict.nodes.len(),
             candidates = names.len(), "chose a node"
         );
     } else {
+        app.doubts.refused(app, pod, &verdict.refused);
         refused(app, pod, names, &verdict.refused);
     }
     verdict
@@ -307,6 +309,16 @@ async fn on_bind(State(app): State<Arc<App>>, call: Call) -> Response {
     json(&ExtenderBindingResult {
         error: bound.err().map(|failure| failure.text).unwrap_or_default(),
     })
+}
+
+async fn on_healthz(State(app): State<Arc<App>>) -> Response {
+    match app.panics.what() {
+        None => "ok".into_response(),
+        Some(part) => {
+            let text = format!("{part} panicked: see the log\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+        }
+    }
 }
 
 async fn on_readyz(State(app): State<Arc<App>>) -> Response {

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use crate::decode::{self, Each};
 use crate::locked::Locked;
 use crate::metrics::Metrics;
+use crate::panics::Panics;
 
 /// How far one resource has been read: the number of the last list that is in, and of the list
 /// that is wanted.
@@ -109,6 +110,7 @@ pub(crate) fn spawn(
     ledger: &Arc<Locked>,
     lists: &Lists,
     metrics: &Arc<Metrics>,
+    panics: &Panics,
 ) {
     let follower = |list: &Arc<List>| Follower {
         client: client.clone(),
@@ -131,7 +133,7 @@ pub(crate) fn spawn(
         Change::Reset(pods, began) => ledger.lock().reset_pods(pods, began),
     };
     let unfinished = config().fields(unfinished);
-    tokio::spawn(follower(&lists.pods).run(unfinished, facts, change));
+    panics.spawn("pods", follower(&lists.pods).run(unfinished, facts, change));
 
     // Of a broken Node its name: nothing is known of its resources.
     let mut shared = Shared::default();
@@ -151,7 +153,7 @@ pub(crate) fn spawn(
         Change::Delete(node) => ledger.lock().delete_node(&node.name),
         Change::Reset(nodes, _) => ledger.lock().reset_nodes(nodes),
     };
-    tokio::spawn(follower(&lists.nodes).run(config(), facts, change));
+    panics.spawn("nodes", follower(&lists.nodes).run(config(), facts, change));
 
     // A broken GpuNode is as good as none.
     let facts = |node: Each<GpuNode>| {
@@ -174,7 +176,10 @@ pub(crate) fn spawn(
                 .reset_gpunodes(readable.collect(), ledger.now());
         }
     };
-    tokio::spawn(follower(&lists.gpunodes).run(config(), facts, change));
+    panics.spawn(
+        "gpunodes",
+        follower(&lists.gpunodes).run(config(), facts, change),
+    );
 }
 
 /// A watch ends after a minute at most and goes on from where it was: of a connection that died

@@ -114,7 +114,7 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     let has_line = app.args.line != LineMode::Off;
     let line = has_line.then(|| follow(app, names::LINE));
     let webhook = Webhook {
-        calls: Calls::new(None),
+        calls: Calls::of_api_servers(),
         resource: app.args.resource_name.clone(),
         defaults,
         line,
@@ -131,12 +131,12 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     match tls {
         Some(tls) => {
             ready.store(true, Ordering::Release);
-            tokio::spawn(serve(tls));
+            app.panics.spawn("webhook", serve(tls));
         }
         None => {
             let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity, has_line);
-            tokio::spawn(keeper.run(ready));
-            tokio::spawn(async {
+            app.panics.spawn("certificate", keeper.run(ready));
+            app.panics.spawn("webhook", async {
                 if let Ok(tls) = certificate.await {
                     serve(tls).await;
                 }

@@ -19,15 +19,19 @@ use crate::metrics::MARK;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(5);
+/// The same if no node is to be marked: only marks of an earlier extender are taken off.
+const RARE: Duration = Duration::from_secs(60);
 /// After one at which a node could not be written.
 const PAUSE: Duration = Duration::from_secs(15);
 /// For an answer of the API server.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Marks and unmarks nodes for as long as the process runs.
+/// Marks and unmarks nodes for as long as the process runs. Without `--keep-marks` it only unmarks.
 pub(crate) async fn run(app: Arc<App>) {
     let nodes: Api<Node> = Api::all(app.client.clone());
     let labelled = ListParams::default().labels(names::KEPT_LABEL).match_any();
+    let marks = app.args.keep_marks;
+    let between = if marks { LOOK } else { RARE };
     let mut pause = LOOK;
     loop {
         sleep(pause).await;
@@ -46,8 +50,12 @@ pub(crate) async fn run(app: Arc<App>) {
                 continue;
             }
         };
-        let places = app.ledger.lock().places();
+        let places = match marks {
+            true => app.ledger.lock().places(),
+            false => Vec::new(),
+        };
         let kept: BTreeSet<Arc<str>> = places.into_iter().map(|place| place.node).collect();
+        pause = between;
         for node in kept.symmetric_difference(&marked) {
             let keeps = kept.contains(node);
             let outcome = match change(&app, epoch, &nodes, node, keeps).await {
@@ -60,7 +68,7 @@ pub(crate) async fn run(app: Arc<App>) {
                 Err(error) => {
                     tracing::warn!(%node, %error, "cannot tell autoscalers whether a place is kept there");
                     app.events.not_marked(node, &error);
-                    pause = PAUSE;
+                    pause = PAUSE.max(between);
                     "failed"
                 }
             };

@@ -21,6 +21,7 @@ mod fence;
 mod gpunodes;
 mod helm;
 mod install;
+mod late_views;
 mod leaving;
 mod lifecycle;
 mod limits;

@@ -159,3 +159,24 @@ async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> 
     marked(&case, [None, None, Some("false")]).await?;
     rig.end(case).await
 }
+
+/// As an extender with `--keep-marks` left it, which is set no more.
+#[tokio::test]
+async fn marks_are_taken_off_without_keep_marks() -> Result<()> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let right = repository("manifests/keep/rbac.yaml").display().to_string();
+    let rig = Rig::start(&cluster, Setup::default()).await?;
+    cluster.kubectl(&["apply", "-f", &right]).await?;
+    let case = Case::new(rig.cluster, "left").await?;
+    let [(_, ca), (who, karpenter)] = names::SPARE_NODE;
+    let node = case.node("n", &[CARD]).label(names::KEPT_LABEL, who);
+    let node = node.with_node(|node| {
+        let marks = [ca, karpenter].map(|key| (key.to_owned(), "true".to_owned()));
+        node.metadata.annotations = Some(marks.into());
+    });
+    node.create(&case.client).await?;
+    bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
+    // The other one is its owner's.
+    marked(&case, [None, Some("true"), None]).await?;
+    rig.end(case).await
+}

@@ -339,7 +339,9 @@ impl Call {
         let selects = |field: &str| {
             let selector = value("fieldSelector").unwrap_or_default();
             let selector = selector.replace("%3D", "=").replace("%21", "!");
-            selector.strip_prefix(field).map(str::to_owned)
+            let selector = selector.replace("%2C", ",");
+            let mut parts = selector.split(',');
+            parts.find_map(|part| part.strip_prefix(field).map(str::to_owned))
         };
         Self {
             method: head.method.clone(),

@@ -3,6 +3,7 @@
 mod cards;
 mod configuration;
 mod line;
+mod marks;
 mod parts;
 
 use std::collections::BTreeMap;
@@ -85,6 +86,7 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
         .values()
         .for_each(|pod| of_pod(cluster, pod, &mut findings));
     line::look(cluster, &mut findings);
+    marks::look(cluster, &mut findings);
     configuration::look(cluster, &mut findings);
     policies(cluster, &mut findings);
     let rows = findings.0.into_iter();

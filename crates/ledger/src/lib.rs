@@ -56,6 +56,7 @@ mod call_back;
 mod config;
 mod decide;
 mod explain;
+mod late;
 mod leaving;
 mod maps;
 mod over_limit;

@@ -147,7 +147,7 @@ impl Ledger {
 
     /// The node for `pod` once these are gone, if the pod fits there then; none if that cannot be told
     /// within the budget.
-    fn fits_after(
+    pub(crate) fn fits_after(
         &self,
         name: &str,
         node: &Node,

@@ -19,7 +19,7 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
     let right = repository("manifests/keep/rbac.yaml").display().to_string();
     cluster.kubectl(&["apply", "-f", &right]).await?;
     let case = Case::new(&cluster, "marks").await?;
-    let [(_, ca), (who, karpenter)] = names::SPARE_NODE;
+    let [(ca_name, ca), (who, karpenter)] = names::SPARE_NODE;
     let noted = |labels: &[(&str, &str)], notes: &[(&str, &str)]| {
         let mut node = case.node("n", &[]);
         for (key, value) in labels {
@@ -49,25 +49,81 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
     }
     let note = |key: &str, value: Value| json!({ "metadata": { "annotations": { key: value } } });
     let label = |key: &str, value: Value| json!({ "metadata": { "labels": { key: value } } });
+    let both = |marks: &[(&str, Value)], name: Value| {
+        let marks = marks.iter();
+        let marks: serde_json::Map<_, _> = marks
+            .map(|(key, value)| ((*key).to_owned(), value.clone()))
+            .collect();
+        json!({ "metadata": { "annotations": marks, "labels": { names::KEPT_LABEL: name } } })
+    };
+    let yes = || json!("true");
+    let both_names = format!("{ca_name}_{who}");
     let tries = [
-        ("mark", "plain", note(karpenter, json!("true")), Taken),
-        ("mark", "plain", note(ca, json!("true")), Taken),
+        // A label by itself claims what others wrote.
         (
-            "label",
+            "label another's annotations",
+            "theirs",
+            label(names::KEPT_LABEL, json!(who)),
+            Refused(STRAY),
+        ),
+        (
+            "label what is not there",
             "plain",
             label(names::KEPT_LABEL, json!(who)),
+            Refused(STRAY),
+        ),
+        (
+            "mark, and label more",
+            "plain",
+            both(&[(ca, yes())], json!(both_names)),
+            Refused(STRAY),
+        ),
+        (
+            "mark, and label less",
+            "plain",
+            both(&[(ca, yes()), (karpenter, yes())], json!(who)),
+            Refused(STRAY),
+        ),
+        (
+            "mark, and label something else",
+            "plain",
+            both(&[(karpenter, yes())], json!("x")),
+            Refused(STRAY),
+        ),
+        (
+            "mark",
+            "plain",
+            both(&[(ca, yes()), (karpenter, yes())], json!(both_names)),
             Taken,
+        ),
+        (
+            "unlabel alone",
+            "ours",
+            label(names::KEPT_LABEL, Value::Null),
+            Refused(STRAY),
+        ),
+        (
+            "unmark alone",
+            "ours",
+            note(karpenter, Value::Null),
+            Refused(STRAY),
+        ),
+        (
+            "label more than it marked",
+            "ours",
+            label(names::KEPT_LABEL, json!(both_names)),
+            Refused(STRAY),
+        ),
+        (
+            "unmark more than it marked",
+            "ours",
+            both(&[(ca, Value::Null), (karpenter, Value::Null)], Value::Null),
+            Refused(STRAY),
         ),
         (
             "unmark what it marked",
             "ours",
-            note(karpenter, Value::Null),
-            Taken,
-        ),
-        (
-            "unlabel",
-            "ours",
-            label(names::KEPT_LABEL, Value::Null),
+            both(&[(karpenter, Value::Null)], Value::Null),
             Taken,
         ),
         (

@@ -6,6 +6,7 @@ mod defrag;
 mod docs;
 mod incidents;
 mod line;
+mod marks;
 
 use std::fs;
 use std::path::{Path, PathBuf};

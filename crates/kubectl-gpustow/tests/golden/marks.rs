@@ -1,0 +1,38 @@
+//! What `check` says of nodes that an extender marked for autoscalers.
+
+use anyhow::{Result, ensure};
+use gpustow_api::names;
+use serde_json::json;
+
+use crate::incidents::{Files, healthy, part};
+
+#[tokio::test]
+async fn check_finds_marks_that_no_extender_takes_off() -> Result<()> {
+    let mut objects = healthy().to_vec();
+    let node = objects.iter_mut().find(|it| it["kind"] == "Node");
+    let node = node.ok_or_else(|| anyhow::anyhow!("no node"))?;
+    let name = node["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    let [_, (who, key)] = names::SPARE_NODE;
+    node["metadata"]["labels"][names::KEPT_LABEL] = json!(who);
+    let problem = "autoscalers never remove this node";
+    for (args, found) in [
+        (&["--keep=1"][..], true),
+        (&["--keep=1", "--keep-marks"], false),
+        (&["--keep-marks", "--line=auto"], false),
+    ] {
+        let mut objects = objects.clone();
+        objects.push(part("e", "initContainers", "extender", args, true));
+        let files = Files::new("marks", &objects)?;
+        let (_, rows) = files.check().await?;
+        let is_there = json!(rows).to_string().contains(problem);
+        ensure!(is_there == found, "{args:?}: {rows:#?}");
+        if found {
+            let fix = format!("kubectl annotate node {name} {key}- && kubectl label node {name}");
+            files.finds("warning", problem, &fix).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! What this ledger's view may lack that kube-scheduler has seen already.
+//!
+//! kube-scheduler offers a node only if the node's sum suffices in its own view. If the sum does not suffice
+//! here, kube-scheduler has seen pods leave that this ledger still counts. The extender then asks the API server
+//! before it lets others be evicted for the pod.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+
+use crate::Ledger;
+use crate::books::Node;
+use crate::maps::HashSet;
+use crate::preempt::{asked_in_sum, left_in_sum};
+
+impl Ledger {
+    /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
+    #[must_use]
+    pub fn is_behind(&self, pod: &PodFacts, node: &str, now: Duration) -> bool {
+        let Ok(request) = &pod.request else {
+            return false;
+        };
+        if self.lacks_report(node, now) {
+            return true;
+        }
+        let Some(node) = self.books.node(node) else {
+            return false;
+        };
+        let (asked, view) = (asked_in_sum(request), node.view());
+        // What is free is never more than what is left in sum, and much faster to add up.
+        let free = view
+            .cards
+            .iter()
+            .fold(0u64, |sum, card| sum.saturating_add(card.free.0));
+        asked > free && asked > left_in_sum(node, view, |_| true)
+    }
+
+    /// Has the node no report, or a stale one?
+    #[must_use]
+    pub fn lacks_report(&self, node: &str, now: Duration) -> bool {
+        self.check(node, now).is_err()
+    }
+
+    /// When the agent wrote the node's last report, in seconds since 1970, if that can be read.
+    #[must_use]
+    pub fn report_written(&self, node: &str) -> Option<i64> {
+        self.books.node(node)?.status()?.written()
+    }
+
+    /// The pods that are bound to a node and hold something there.
+    #[must_use]
+    pub fn bound_on(&self, node: &str) -> Vec<Arc<PodFacts>> {
+        let node = self.books.node(node);
+        let bound = node.into_iter().flat_map(|node| node.bound().keys());
+        bound
+            .filter_map(|uid| self.books.pod(uid).cloned())
+            .collect()
+    }
+
+    /// Does the pod fit on the node as soon as the `leaving` pods are gone? With `ended`, memory does not count
+    /// that GPUs report of pods that are bound there no more.
+    #[must_use]
+    pub fn fits_without(
+        &self,
+        pod: &PodFacts,
+        name: &str,
+        leaving: &[Arc<str>],
+        ended: bool,
+        now: Duration,
+    ) -> bool {
+        let Some(node) = self.books.node(name) else {
+            return false;
+        };
+        if self.lacks_report(name, now) || self.books.is_unfenced(&pod.uid) {
+            return false;
+        }
+        let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
+        if ended {
+            gone.extend(ended_on(node));
+        }
+        let mut budget = self.budget();
+        let after = self.fits_after(name, node, pod, &gone, &mut budget);
+        after.is_some_and(|view| view.is_some())
+    }
+}
+
+/// Pods whose memory the last report shows and that are bound to the node no more.
+fn ended_on(node: &Node) -> impl Iterator<Item = Arc<str>> {
+    let shown = node.gpus().iter().flat_map(|gpu| &gpu.pods);
+    shown
+        .filter(|shown| !node.bound().contains_key(shown.uid.as_str()))
+        .map(|shown| Arc::from(shown.uid.as_str()))
+}

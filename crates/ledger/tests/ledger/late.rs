@@ -1,0 +1,69 @@
+//! What the ledger can tell of its own view being late.
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::Ledger;
+
+use crate::build::{at, bound, card, ledger, pod, report, used};
+
+fn fits_without(ledger: &Ledger, mib: u64, leaving: &[&str], ended: bool) -> bool {
+    let leaving: Vec<Arc<str>> = leaving.iter().map(|uid| (*uid).into()).collect();
+    ledger.fits_without(&pod("p", mib), "a", &leaving, ended, at(0))
+}
+
+#[test]
+fn ledger_is_behind_where_an_offered_node_lacks_room_in_sum() {
+    let mut ledger = ledger(&[("a", &[100, 100])]);
+    ledger.apply_pod(bound("x", "a", "a-0", 60));
+    ledger.apply_pod(bound("y", "a", "a-1", 60));
+    // 40 + 40 are left: 60 lack a GPU, 81 lack the sum.
+    assert!(!ledger.is_behind(&pod("p", 60), "a", at(0)));
+    assert!(ledger.is_behind(&pod("p", 81), "a", at(0)));
+    ledger.delete_pod("x");
+    assert!(!ledger.is_behind(&pod("p", 81), "a", at(0)));
+}
+
+#[test]
+fn ledger_is_behind_where_an_offered_node_has_no_fresh_report() {
+    let ledger = ledger(&[("a", &[100])]);
+    assert!(ledger.is_behind(&pod("p", 1), "unknown", at(0)));
+    assert!(ledger.is_behind(&pod("p", 1), "a", at(86_400)));
+    assert!(!ledger.is_behind(&pod("p", 1), "a", at(0)));
+}
+
+#[test]
+fn pod_fits_as_soon_as_the_leaving_are_gone() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("x", "a", "a-0", 50));
+    ledger.apply_pod(bound("y", "a", "a-0", 50));
+    let mut here: Vec<_> = ledger
+        .bound_on("a")
+        .iter()
+        .map(|it| it.uid.clone())
+        .collect();
+    here.sort_unstable();
+    assert_eq!(here, ["x".into(), "y".into()]);
+    assert!(!fits_without(&ledger, 100, &["x"], false));
+    assert!(fits_without(&ledger, 50, &["x"], false));
+    assert!(fits_without(&ledger, 100, &["x", "y"], false));
+    assert!(!fits_without(&ledger, 101, &["x", "y"], true));
+}
+
+#[test]
+fn memory_of_a_pod_that_is_gone_counts_until_the_caller_says_otherwise() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("x", "a", "a-0", 80));
+    let mut gpu = card("a-0", 100);
+    gpu.pods = vec![used("x", 70)];
+    ledger.apply_gpunode("a", report(&[gpu]), at(0));
+    ledger.delete_pod("x");
+    assert!(!fits_without(&ledger, 80, &[], false));
+    assert!(fits_without(&ledger, 80, &[], true));
+    // A pod that is still bound is not one of these.
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        ..bound("x", "a", "a-0", 80)
+    });
+    assert!(!fits_without(&ledger, 80, &[], true));
+}

@@ -1,0 +1,216 @@
+//! Before others are evicted for a pod: does it fit already, or soon, on a node that kube-scheduler offered for it?
+//!
+//! kube-scheduler may see a pod's end before this extender's watch does. It then offers the node, the extender
+//! refuses it, and kube-scheduler asks whom to evict elsewhere. The refusal was late and the eviction would be for
+//! nothing. So filter notes what may be late in its view, and preempt asks the API server about that. The normal
+//! case costs no request: a node that kube-scheduler refuses itself is never offered.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::try_join_all;
+use gpustow_api::{GpuNode, PodFacts};
+use gpustow_ledger::Reason;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ListParams};
+use tokio::time::Instant;
+
+use crate::app::App;
+use crate::ask::{AskError, within};
+use crate::bind::reread;
+use crate::decode::Each;
+use crate::failure::Failure;
+
+/// For one answer of the API server.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Between filter and preempt in one cycle of kube-scheduler.
+const CYCLE: Duration = Duration::from_secs(10);
+/// After this time a pod no longer waits for memory of pods that should be gone.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Nodes that are looked up for one pod.
+const NODES: usize = 16;
+/// Pods that are remembered before old ones are dropped.
+const PODS: usize = 1024;
+
+/// Per pod, the offered nodes that filter refused on a view that may be late.
+#[derive(Default)]
+pub(crate) struct Doubts {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    pods: HashMap<Arc<str>, Doubt>,
+    /// When this replica began to decide: an earlier one may have answered filter.
+    since: Option<Instant>,
+}
+
+#[derive(Clone, Debug)]
+struct Doubt {
+    nodes: Vec<Arc<str>>,
+    at: Instant,
+    /// Since when preempt lets the pod wait for its nominated node.
+    waits: Option<Instant>,
+}
+
+impl Doubts {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This replica begins to decide.
+    pub(crate) fn begin(&self) {
+        self.lock().since = Some(Instant::now());
+    }
+
+    /// Filter found a node for the pod.
+    pub(crate) fn placed(&self, pod: &PodFacts) {
+        self.lock().pods.remove(&pod.uid);
+    }
+
+    /// Filter refused the pod on every node that kube-scheduler offered.
+    pub(crate) fn refused(&self, app: &App, pod: &PodFacts, refused: &[(&str, Reason)]) {
+        let nominated = nominated(app, pod);
+        let nodes: Vec<Arc<str>> = {
+            let (now, ledger) = (app.ledger.now(), app.ledger.lock());
+            let names = || refused.iter().map(|(name, _)| *name);
+            let first = names().find(|name| nominated.as_deref() == Some(name));
+            let behind = names().filter(|name| Some(*name) != first);
+            let behind = behind.filter(|name| ledger.is_behind(pod, name, now));
+            let nodes = first.into_iter().chain(behind);
+            nodes.take(NODES).map(Arc::from).collect()
+        };
+        let mut inner = self.lock();
+        if nodes.is_empty() {
+            inner.pods.remove(&pod.uid);
+            return;
+        }
+        let waits = inner.pods.get(&pod.uid).and_then(|doubt| doubt.waits);
+        let doubt = Doubt {
+            nodes,
+            at: Instant::now(),
+            waits,
+        };
+        inner.pods.insert(pod.uid.clone(), doubt);
+        if inner.pods.len() > PODS {
+            inner.pods.retain(|_, doubt| doubt.at.elapsed() < CYCLE);
+        }
+    }
+
+    /// The nodes in doubt for a pod in this cycle.
+    fn of(&self, pod: &PodFacts, nominated: Option<Arc<str>>) -> Vec<Arc<str>> {
+        let inner = self.lock();
+        match inner.pods.get(&pod.uid) {
+            Some(doubt) if doubt.at.elapsed() < CYCLE => doubt.nodes.clone(),
+            // The filter call of this cycle may have gone to a predecessor.
+            None if inner.since.is_some_and(|since| since.elapsed() < CYCLE) => {
+                nominated.into_iter().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// May the pod wait (longer) for its nominated node? The time begins with the first call.
+    fn may_wait(&self, pod: &PodFacts) -> bool {
+        let mut inner = self.lock();
+        let Some(doubt) = inner.pods.get_mut(&pod.uid) else {
+            return true;
+        };
+        doubt.waits.get_or_insert_with(Instant::now).elapsed() < PATIENCE
+    }
+}
+
+/// The node that kube-scheduler nominated the pod to, by its copy or ours.
+fn nominated(app: &App, pod: &PodFacts) -> Option<Arc<str>> {
+    let known = || app.ledger.lock().pod(&pod.uid)?.nominated.clone();
+    pod.nominated.clone().or_else(known)
+}
+
+/// The node on which the pod fits without further victims, now or as soon as its earlier victims are gone.
+///
+/// # Errors
+/// If the API server cannot be asked, with a text for the log. Then it is not known whether evictions help.
+pub(crate) async fn fits_without_victims(
+    app: &App,
+    pod: &PodFacts,
+) -> Result<Option<Arc<str>>, Failure> {
+    let nominated = nominated(app, pod);
+    let nodes = app.doubts.of(pod, nominated.clone());
+    if nodes.is_empty() {
+        return Ok(None);
+    }
+    let looks = nodes.iter().map(|node| look_up(app, node));
+    let leaving = try_join_all(looks).await.map_err(|error| {
+        let text = format!("cannot look up whether a node has room already: {error}");
+        Failure::new((&error).into(), text)
+    })?;
+    let fits = |node: &str, leaving: &[Arc<str>], ended| {
+        let now = app.ledger.now();
+        let ledger = app.ledger.lock();
+        ledger.fits_without(pod, node, leaving, ended, now)
+    };
+    for (node, leaving) in nodes.iter().zip(&leaving) {
+        // Whoever leaves another node leaves it for others.
+        let own = nominated.as_ref() == Some(node);
+        if fits(node, &[], false)
+            || own && fits(node, leaving, false)
+            || own && fits(node, leaving, true) && app.doubts.may_wait(pod)
+        {
+            app.ledger.wake.notify_one();
+            return Ok(Some(node.clone()));
+        }
+    }
+    Ok(None)
+}
+
+/// Asks the API server who is still on a node, and tells the ledger who is not. Gives those that are being deleted
+/// and not overdue.
+async fn look_up(app: &App, node: &str) -> Result<Vec<Arc<str>>, AskError> {
+    let (lacks_report, known) = {
+        let (now, ledger) = (app.ledger.now(), app.ledger.lock());
+        (ledger.lacks_report(node, now), ledger.bound_on(node))
+    };
+    if lacks_report {
+        look_up_report(app, node).await?;
+    }
+    if known.is_empty() {
+        return Ok(Vec::new());
+    }
+    let here = ListParams::default().fields(&format!(
+        "spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
+    ));
+    let pods = Api::<Pod>::all(app.client.clone());
+    let listed = within(TIMEOUT, pods.list_metadata(&here)).await?;
+    let there: HashSet<&str> = listed
+        .iter()
+        .filter_map(|pod| pod.metadata.uid.as_deref())
+        .collect();
+    for pod in known.iter().filter(|pod| !there.contains(&*pod.uid)) {
+        reread(app, pod).await?;
+    }
+    let now = Timestamp::now().as_second();
+    let patience = i64::try_from(PATIENCE.as_secs()).unwrap_or(0);
+    let leaving = listed.iter().filter(|pod| {
+        let ends = pod.metadata.deletion_timestamp.as_ref();
+        ends.is_some_and(|ends| now.saturating_sub(ends.0.as_second()) < patience)
+    });
+    let leaving = leaving.filter_map(|pod| pod.metadata.uid.as_deref());
+    Ok(leaving.map(Arc::from).collect())
+}
+
+/// Tells the ledger the node's report if the API server has a newer one.
+async fn look_up_report(app: &App, node: &str) -> Result<(), AskError> {
+    let gpunodes = Api::<Each<GpuNode>>::all(app.client.clone());
+    let found = within(TIMEOUT, gpunodes.get_opt(node)).await?;
+    let Some(status) = found.and_then(Each::whole).and_then(|found| found.status) else {
+        return Ok(());
+    };
+    let now = app.ledger.now();
+    let mut ledger = app.ledger.lock();
+    if ledger.report_written(node) < status.written() {
+        ledger.apply_gpunode(node, status, now);
+    }
+    Ok(())
+}
