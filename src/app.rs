@@ -53,7 +53,7 @@ impl App {
         );
         Ok(Arc::new(Self {
             events: Events::start(client.clone(), &identity).into(),
-            ledger: Locked::new(args.ledger()).into(),
+            ledger: Locked::new(args.settings.ledger()).into(),
             metrics: Metrics::new(args.metrics_sizes.clone())
                 .context("cannot set up the metrics")?
                 .into(),

@@ -20,6 +20,7 @@ mod line;
 mod locked;
 mod metrics;
 mod preempt;
+mod rights;
 mod routes;
 mod silence;
 mod wake;
@@ -42,7 +43,7 @@ use tokio::time::{sleep, timeout};
 
 use app::App;
 pub use args::Args;
-pub use line::LineMode;
+pub use gpustow_settings::{LineMode, Settings};
 use wake::Waker;
 pub use webhook::WebhookArgs;
 
@@ -98,10 +99,12 @@ pub async fn serve(
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
         listen = ?verbs.local_addr(), health = ?health.local_addr(),
-        resource = %app.args.resource_name, policy = %app.args.policy,
+        resource = %app.args.resource_name, policy = %app.args.settings.policy,
         "starting"
     );
     extender.start();
+    let settings = app.args.settings.clone();
+    tokio::spawn(rights::report(app.client.clone(), settings));
     let health = gpustow_serve::serve(health, tls, extender.health());
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();
@@ -169,7 +172,12 @@ impl Extender {
         let (policies, listed) = (policies.clone(), lists.clone());
         tokio::spawn(admission::run(client.clone(), expected, policies, listed));
         let (heard, news) = (ledger.clone(), events.clone());
-        tokio::spawn(silence::run(heard, epoch.clone(), news, args.stale_after.0));
+        tokio::spawn(silence::run(
+            heard,
+            epoch.clone(),
+            news,
+            args.settings.stale_after.0,
+        ));
         let waker = Waker {
             app: app.clone(),
             client: client.clone(),
@@ -183,14 +191,14 @@ impl Extender {
         tokio::spawn(line::run(app.clone()));
         tokio::spawn(bind::confirm(app.clone()));
         tokio::spawn(resume(app.clone()));
-        if app.args.keep.0.is_some() {
+        if app.args.settings.keep.0.is_some() {
             tokio::spawn(keep::run(app.clone()));
         }
-        if app.args.keep_marks {
+        if app.args.settings.keep_marks {
             tokio::spawn(keep::marks::run(app.clone()));
         }
-        let args = &app.args;
-        if args.call_back || args.preempt_scattered || args.moves > 0 {
+        let settings = &app.args.settings;
+        if settings.call_back || settings.preempt_scattered || settings.moves > 0 {
             tokio::spawn(acts::run(app.clone()));
         }
     }
