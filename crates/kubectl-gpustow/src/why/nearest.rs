@@ -85,8 +85,9 @@ pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Opt
             names::GPU_COUNT
         ));
     }
-    let no_limit = |reason: &&str| *reason == Reason::Fit(Refusal::NoLimit).text();
-    let all = !trial.refusals.is_empty() && trial.refusals.keys().all(|reason| no_limit(&reason));
+    let no_limit = Reason::Fit(Refusal::NoLimit).text();
+    let mut reasons = trial.refusals.keys();
+    let all = !trial.refusals.is_empty() && reasons.all(|reason| *reason == no_limit);
     all.then(|| {
         format!(
             "No GPU can hold the pod to its limit. Set {}: watch, unless the driver must hold it.",
