@@ -90,7 +90,7 @@ impl Acts {
             evicted: HashSet::new(),
             ended: Ended::default(),
             pace: Pace::new(app.args.acts_per_minute, app.args.acts_per_node),
-            moves: Moves::new(app.args.moves),
+            moves: Moves::new(app.args.settings.moves),
             app,
         }
     }
@@ -282,8 +282,9 @@ impl Acts {
 
     /// What the operator wants, softened by the pod's owner.
     fn act_on(&self, pod: &PodFacts) -> Act {
-        pod.act
-            .map_or(self.app.args.act, |own| own.min(self.app.args.act))
+        pod.act.map_or(self.app.args.settings.act, |own| {
+            own.min(self.app.args.settings.act)
+        })
     }
 
     /// Is the pod to give memory back still? The look that said so may be some requests old.

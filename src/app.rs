@@ -60,7 +60,7 @@ impl App {
         let panics = Panics::default();
         Ok(Arc::new(Self {
             events: Events::start(client.clone(), &identity).into(),
-            ledger: Locked::new(args.ledger(), panics.clone()).into(),
+            ledger: Locked::new(args.settings.ledger(), panics.clone()).into(),
             metrics: Metrics::new(args.metrics_sizes.clone())
                 .context("cannot set up the metrics")?
                 .into(),

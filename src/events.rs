@@ -163,7 +163,7 @@ impl Events {
 
     /// A place is kept for the pod, which has waited for long.
     pub(crate) fn keeps_place(&self, pod: &PodFacts, note: String) {
-        let event = event(EventType::Normal, "GpuPlaceKept", "Queueing", note);
+        let event = event(EventType::Normal, names::PLACE_KEPT, "Queueing", note);
         send(&self.refusals, of_pod(pod), event);
     }
 

@@ -16,7 +16,7 @@ use crate::app::App;
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 /// Names in one Event.
-const NAMES: usize = 8;
+const NAMES: usize = 3;
 
 /// Looks after places for as long as the process runs.
 pub(crate) async fn run(app: Arc<App>) {
@@ -61,7 +61,7 @@ pub(crate) async fn run(app: Arc<App>) {
                 tracing::info!(
                     namespace = %pod.namespace, pod = %pod.name, %node, ends = ends.len(), "keeps a place"
                 );
-                let note = note(place, ends, app.args.keep_for.0);
+                let note = note(place, ends, app.args.settings.keep_for.0);
                 app.events.keeps_place(pod, note);
             }
         }
@@ -70,22 +70,88 @@ pub(crate) async fn run(app: Arc<App>) {
 
 /// What the pod is told.
 fn note(place: &Place, ends: &[String], lasts: Duration) -> String {
-    let cards: Vec<String> = place
-        .cards
-        .iter()
-        .map(|(uuid, mib)| format!("{mib} of GPU {uuid}"))
-        .collect();
-    let more = ends.len().saturating_sub(NAMES);
-    let mut names = ends[..ends.len() - more].join(", ");
-    if more > 0 {
-        names += &format!(" and {more} more");
-    }
+    let (first, more) = ends.split_at(ends.len().min(NAMES));
+    let more = match more.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let finish = match ends.len() {
+        0 => "They are about to be free".to_owned(),
+        1 => format!("One pod must finish there first: {}", first.join(", ")),
+        pods => format!(
+            "{pods} pods must finish there first: {}{more}",
+            first.join(", ")
+        ),
+    };
+    let gpus = match &place.cards[..] {
+        [(uuid, mib)] => format!("{mib} of GPU {uuid}"),
+        cards => format!("{} GPUs", cards.len()),
+    };
     format!(
-        "Has waited for long, and a place is kept for it on node {}, where these pods have to end: {names}. Whatever \
-         comes free there goes to no pod of equal or lower priority. Where nobody ends for {} s another place is \
-         tried. Kept are {}",
+        "Has waited for long, so gpustow reserves {gpus} on node {} for it. {finish}. What becomes free there goes to no \
+         pod of equal or lower priority. If no pod finishes there within {}, gpustow tries other GPUs",
         place.node,
-        lasts.as_secs(),
-        cards.join(", ")
+        period(lasts)
     )
+}
+
+/// `4 h`, `90 min` or `45 s`.
+fn period(lasts: Duration) -> String {
+    let seconds = lasts.as_secs();
+    [(3600, "h"), (60, "min")]
+        .into_iter()
+        .find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit))
+        .map_or_else(
+            || format!("{seconds} s"),
+            |(unit, name)| format!("{} {name}", seconds / unit),
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gpustow_api::PodFacts;
+    use gpustow_pack::Mib;
+    use k8s_openapi::api::core::v1::Pod;
+
+    use super::*;
+
+    #[test]
+    fn the_note_is_short_and_names_a_few_pods() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": { "namespace": "a", "name": "p", "uid": "u" },
+        }))
+        .unwrap();
+        let facts = PodFacts::from_pod(&pod, "gpustow.dev/gpu-mem").unwrap();
+        let uuid = |card: usize| format!("GPU-6e1d9d2c-0000-0000-0000-{card:012}");
+        let place = |cards: usize| Place {
+            pod: Arc::new(facts.clone()),
+            node: "gpu-node-3".into(),
+            until: Duration::ZERO,
+            ends: Vec::new(),
+            cards: (0..cards)
+                .map(|card| (uuid(card).into(), Mib(81_920)))
+                .collect(),
+        };
+        let ends: Vec<_> = (0..45).map(|pod| format!("team/pod-{pod}")).collect();
+        let hours = Duration::from_secs(4 * 3600);
+        let all = note(&place(8), &ends, hours);
+        assert_eq!(
+            all,
+            "Has waited for long, so gpustow reserves 8 GPUs on node gpu-node-3 for it. 45 pods must finish there \
+             first: team/pod-0, team/pod-1, team/pod-2 and 42 more. What becomes free there goes to no pod of equal or \
+             lower priority. If no pod finishes there within 4 h, gpustow tries other GPUs"
+        );
+        let one = note(&place(1), &ends[..1], Duration::from_secs(90));
+        assert!(
+            one.contains(&format!("81920 MiB of GPU {}", uuid(0))),
+            "{one}"
+        );
+        assert!(
+            one.contains("One pod must finish there first: team/pod-0."),
+            "{one}"
+        );
+        assert!(one.contains("within 90 s"), "{one}");
+    }
 }

@@ -21,6 +21,7 @@ mod locked;
 mod metrics;
 mod panics;
 mod preempt;
+mod rights;
 mod routes;
 mod silence;
 mod wake;
@@ -43,7 +44,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use app::App;
 pub use args::Args;
-pub use line::LineMode;
+pub use gpustow_settings::{LineMode, Settings};
 use wake::Waker;
 pub use webhook::WebhookArgs;
 
@@ -103,10 +104,12 @@ pub async fn serve(
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
         listen = ?verbs.local_addr(), health = ?health.local_addr(),
-        resource = %app.args.resource_name, policy = %app.args.policy,
+        resource = %app.args.resource_name, policy = %app.args.settings.policy,
         "starting"
     );
     extender.start();
+    let settings = app.args.settings.clone();
+    tokio::spawn(rights::report(app.client.clone(), settings));
     let health = gpustow_serve::serve(health, tls, extender.health());
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();
@@ -182,7 +185,7 @@ impl Extender {
         let (heard, news) = (ledger.clone(), events.clone());
         spawn.spawn(
             "silence",
-            silence::run(heard, epoch.clone(), news, args.stale_after.0),
+            silence::run(heard, epoch.clone(), news, args.settings.stale_after.0),
         );
         let waker = Waker {
             app: app.clone(),
@@ -197,13 +200,13 @@ impl Extender {
         spawn.spawn("line", line::run(app.clone()));
         spawn.spawn("confirm", bind::confirm(app.clone()));
         spawn.spawn("resume", resume(app.clone()));
-        if app.args.keep.0.is_some() {
+        if app.args.settings.keep.0.is_some() {
             spawn.spawn("keep", keep::run(app.clone()));
         }
         // Without --keep-marks, it takes off what an extender with it left.
         spawn.spawn("marks", keep::marks::run(app.clone()));
-        let args = &app.args;
-        if args.call_back || args.preempt_scattered || args.moves > 0 {
+        let settings = &app.args.settings;
+        if settings.call_back || settings.preempt_scattered || settings.moves > 0 {
             spawn.spawn("acts", acts::run(app.clone()));
         }
     }

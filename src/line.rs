@@ -9,9 +9,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::Lift;
+use gpustow_settings::LineMode;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::ask::{AskError, within};
+use crate::rights;
 
 /// Between two looks at who waits.
 const LOOK: Duration = Duration::from_millis(250);
@@ -30,6 +31,8 @@ const READ_EVERY: Duration = Duration::from_secs(10);
 /// Between two looks at whom to tell its place, and how many are told in one: Events go out at such a rate.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 const TELL: usize = 10;
+/// Between two lines of the log about the same failure.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// A lift is tried for so long; room is kept for longer.
@@ -40,18 +43,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const STALLED: Duration = Duration::from_secs(15);
 /// ... and not again for so long.
 const TAKE_EVERY: Duration = Duration::from_secs(600);
-
-/// Whether pods stand in line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LineMode {
-    /// Nobody does; whoever bears our gate is let go.
-    #[default]
-    Off,
-    /// New pods do while others wait for room.
-    Auto,
-    /// Every new pod does.
-    Always,
-}
 
 /// What became of a lift; as a string, the `result` label.
 pub(crate) const RESULTS: [&str; 2] = ["done", "failed"];
@@ -179,7 +170,7 @@ pub(crate) async fn run(app: Arc<App>) {
         };
         stalled = Stalled::default();
         told.look(&app);
-        match app.args.line {
+        match app.args.settings.line {
             LineMode::Off => flag.lower(&app, epoch).await,
             LineMode::Auto | LineMode::Always => flag.look(&app, epoch).await,
         }
@@ -193,9 +184,20 @@ struct Flag {
     known: Option<(bool, Instant)>,
     /// When somebody waited last.
     wanted: Option<Instant>,
+    /// When a failure was logged last.
+    warned: Option<Instant>,
 }
 
 impl Flag {
+    /// Is a failure to be logged? Each look may fail for the same cause.
+    fn may_warn(&mut self) -> bool {
+        let due = self.warned.is_none_or(|at| at.elapsed() >= WARN_EVERY);
+        if due {
+            self.warned = Some(Instant::now());
+        }
+        due
+    }
+
     /// Without a line: a flag that an extender with one left up would go on to have new pods gated for nothing.
     async fn lower(&mut self, app: &App, epoch: u64) {
         let stands = app.ledger.lock().line().0 > 0;
@@ -227,7 +229,7 @@ impl Flag {
             .known
             .filter(|(_, at)| at.elapsed() < READ_EVERY)
             .map(|(hold, _)| hold);
-        let hold = match app.args.line {
+        let hold = match app.args.settings.line {
             LineMode::Always => true,
             // It was up when this tenure began: nobody is known to have waited yet.
             LineMode::Auto if self.wanted.is_none() && before.is_none() => {
@@ -257,10 +259,12 @@ impl Flag {
             }
             Err(error) => {
                 self.known = None;
-                tracing::warn!(
-                    %error, namespace = names::NAMESPACE, configmap = names::LINE,
-                    "cannot write whether new pods stand in line: is the component `line` installed?"
-                );
+                if self.may_warn() {
+                    tracing::warn!(
+                        %error, namespace = names::NAMESPACE, configmap = names::LINE,
+                        "cannot write whether new pods stand in line: is the component `line` installed?"
+                    );
+                }
                 sleep(PAUSE.max(error.retry_after())).await;
             }
         }
@@ -280,7 +284,12 @@ impl Flag {
         match self.read(app).await {
             Ok(hold) => Some(hold),
             Err(error) => {
-                tracing::warn!(%error, configmap = names::LINE, "cannot read whether new pods stand in line");
+                if self.may_warn() {
+                    tracing::warn!(
+                        %error, configmap = names::LINE,
+                        "cannot read whether new pods stand in line: is the component `line` installed?"
+                    );
+                }
                 sleep(PAUSE.max(error.retry_after())).await;
                 None
             }

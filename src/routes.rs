@@ -20,6 +20,7 @@ use gpustow_api::facts::{
     Taints, has_soft_preferences, tolerates_prefer_no_schedule, uses_volumes_or_claims,
 };
 use gpustow_ledger::{Ask, Filtered, NodeView, Reason};
+use gpustow_pack::Refusal;
 use gpustow_serve::exposition;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -199,41 +200,60 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
     let mut kind = DefaultHasher::new();
     counts.keys().for_each(|reason| reason.hash(&mut kind));
     app.events.refused(pod, kind.finish(), || {
-        let mut counts: Vec<_> = counts.iter().collect();
-        counts.sort_by_key(|(_, count)| Reverse(**count));
-        let reasons = counts.iter().map(|(reason, count)| {
-            let nodes = if **count == 1 { "node" } else { "nodes" };
-            format!("{} ({count} {nodes})", reason.text())
-        });
-        let reasons = reasons.collect::<Vec<_>>().join("; ");
-        let asks = pod
-            .request
-            .as_ref()
-            .map_or_else(ToString::to_string, |request| {
-                let claims = request.claims.iter().map(|claim| match claim.gpus {
-                    1 => claim.mib.to_string(),
-                    gpus => format!("{} on each of {gpus} GPUs", claim.mib),
-                });
-                claims.collect::<Vec<_>>().join(" and ")
-            });
         let free = app.ledger.lock().largest_free(names);
         let free = free.map_or_else(String::new, |(node, card, free)| {
             format!(" Most free on one GPU: {free} (node {node}, GPU {card}).")
         });
-        let (namespace, name) = (&pod.namespace, &pod.name);
         let sampled = app.ledger.lock().is_sample(names.len());
-        let none = match sampled {
-            true => format!(
-                "None of the {} nodes that kube-scheduler showed has",
-                names.len()
-            ),
-            false => "No node has".to_owned(),
-        };
-        format!(
-            "{none} GPU memory for this pod now, which asks for {asks}: {reasons}.{free} \
-             `kubectl gpustow why {namespace}/{name}` says what would make the room."
-        )
+        refusal(pod, &counts, &free, sampled.then_some(names.len()))
     });
+}
+
+/// What the pod is told. Where no node could hold it, however empty it were, nothing that becomes free helps. If these
+/// nodes are a sample, how many they are.
+fn refusal(
+    pod: &PodFacts,
+    counts: &BTreeMap<Reason, usize>,
+    free: &str,
+    sample: Option<usize>,
+) -> String {
+    let lasts = |reason: &Reason| {
+        use Refusal::{NoLimit, TooFewCards, TooLarge};
+        matches!(reason, Reason::Fit(TooLarge | TooFewCards | NoLimit))
+    };
+    let lasts = !counts.is_empty() && counts.keys().all(lasts);
+    let mut counts: Vec<_> = counts.iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(**count));
+    let reasons = counts.iter().map(|(reason, count)| {
+        let nodes = if **count == 1 { "node" } else { "nodes" };
+        format!("{} ({count} {nodes})", reason.text())
+    });
+    let reasons = reasons.collect::<Vec<_>>().join("; ");
+    let asks = pod
+        .request
+        .as_ref()
+        .map_or_else(ToString::to_string, |request| {
+            let claims = request.claims.iter().map(|claim| match claim.gpus {
+                1 => claim.mib.to_string(),
+                gpus => format!("{} on each of {gpus} GPUs", claim.mib),
+            });
+            claims.collect::<Vec<_>>().join(" and ")
+        });
+    let (namespace, name) = (&pod.namespace, &pod.name);
+    if lasts {
+        return format!(
+            "None of the nodes that kube-scheduler offers can hold this pod as it is, which asks for {asks}: {reasons}. \
+             The end of other pods does not help: `kubectl gpustow why {namespace}/{name}` says what to change."
+        );
+    }
+    let none = match sample {
+        Some(nodes) => format!("None of the {nodes} nodes that kube-scheduler showed has"),
+        None => "No node has".to_owned(),
+    };
+    format!(
+        "{none} GPU memory for this pod now, which asks for {asks}: {reasons}.{free} \
+         `kubectl gpustow why {namespace}/{name}` says what would make the room."
+    )
 }
 
 /// Answers zeros where it cannot tell: the protocol has no place for an error.
@@ -370,4 +390,37 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
         }
     };
     exposition(app.metrics.gather(&totals))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_promises_room_only_where_the_end_of_pods_makes_some() {
+        let limits = json!({ "gpustow.dev/gpu-mem": "200000" });
+        let pod: Pod = from_value(json!({
+            "metadata": { "namespace": "a", "name": "p", "uid": "u" },
+            "spec": { "containers": [{ "name": "c", "resources": { "limits": limits } }] },
+        }))
+        .unwrap();
+        let pod = PodFacts::from_pod(&pod, "gpustow.dev/gpu-mem").unwrap();
+        let free = " Most free on one GPU: 81920 MiB (node n, GPU 0).";
+        use Refusal::{NoLimit, NoRoom, TooFewCards, TooLarge};
+        for (reasons, lasts) in [
+            (&[TooLarge][..], true),
+            (&[NoLimit, TooFewCards], true),
+            (&[NoRoom], false),
+            (&[TooLarge, NoRoom], false),
+        ] {
+            let counts = reasons.iter().map(|it| (Reason::Fit(*it), 2));
+            let note = refusal(&pod, &counts.collect(), free);
+            assert_eq!(note.contains("says what to change"), lasts, "{note}");
+            assert_eq!(note.contains("what would make the room"), !lasts, "{note}");
+            assert_eq!(note.contains(free), !lasts, "{note}");
+        }
+    }
 }

@@ -18,6 +18,7 @@ use futures::StreamExt;
 use gpustow_api::mutate::{Change, PodDefaults, gate, patch};
 use gpustow_api::names;
 use gpustow_serve::{Bounds, Tls, WATCH_SECONDS, serve_until};
+use gpustow_settings::LineMode;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
@@ -30,7 +31,6 @@ use tokio::time::timeout;
 use crate::app::App;
 use crate::call::{Call, Calls, Rejected};
 use crate::certificate::Keeper;
-use crate::line::LineMode;
 
 /// For API servers, which reuse connections. Anybody may be able to reach it.
 const BOUNDS: Bounds = Bounds {
@@ -43,6 +43,7 @@ const DEFAULTS: Duration = Duration::from_secs(4);
 
 /// What an operator may set about the webhook.
 #[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Webhook")]
 pub struct WebhookArgs {
     /// Address at which the API server has pods changed as they are created; without it, nobody
     /// is served there
@@ -111,7 +112,7 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
         .await
         .with_context(|| format!("--webhook-listen {address}"))?;
     let defaults = follow(app, names::POD_DEFAULTS);
-    let has_line = app.args.line != LineMode::Off;
+    let has_line = app.args.settings.line != LineMode::Off;
     let line = has_line.then(|| follow(app, names::LINE));
     let webhook = Webhook {
         calls: Calls::of_api_servers(),

@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) async fn run(app: Arc<App>) {
     let nodes: Api<Node> = Api::all(app.client.clone());
     let labelled = ListParams::default().labels(names::KEPT_LABEL).match_any();
-    let marks = app.args.keep_marks;
+    let marks = app.args.settings.keep_marks;
     let between = if marks { LOOK } else { RARE };
     let mut pause = LOOK;
     loop {

@@ -48,7 +48,8 @@ pub(crate) fn chart() -> String {
     repository("manifests/chart").display().to_string()
 }
 
-async fn template(version: &str, args: &[&str]) -> Result<String> {
+/// What the chart makes for a cluster of this version.
+pub(crate) async fn template(version: &str, args: &[&str]) -> Result<String> {
     let version = format!("--kube-version={version}");
     let chart = chart();
     let all = [
@@ -60,7 +61,7 @@ async fn template(version: &str, args: &[&str]) -> Result<String> {
 }
 
 /// Objects by kind and name. Blanks within texts count as one: kustomize breaks folded lines anew.
-fn objects(yaml: &str) -> Result<BTreeMap<String, Value>> {
+pub(crate) fn objects(yaml: &str) -> Result<BTreeMap<String, Value>> {
     fn fold(value: &mut Value) {
         match value {
             Value::String(text) => {

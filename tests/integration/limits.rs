@@ -126,6 +126,11 @@ async fn a_limit_that_cannot_be_is_refused_at_creation() -> Result<()> {
     let limit = |text: &str| json!({ names::MEM_LIMIT: text });
     for annotations in [
         limit("8Gi"),
+        limit("9000Mi"),
+        limit("1.5Gi"),
+        limit("0Gi"),
+        limit("+8Gi"),
+        limit("100000Gi"),
         limit("0"),
         limit(""),
         limit("-1"),

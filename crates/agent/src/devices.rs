@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::faults::NodeFault;
 use gpustow_api::gpunode::{Near, Place};
 use serde::Serialize;
 use thiserror::Error;
@@ -129,16 +130,22 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// What it is for the node.
+    #[must_use]
+    pub fn fault(&self) -> NodeFault {
+        match self {
+            Self::Library { .. } => NodeFault::LibraryMissing,
+            Self::DriverNotLoaded => NodeFault::DriverNotLoaded,
+            Self::Driver(_) => NodeFault::DriverFailed,
+            Self::Limited(_) => NodeFault::UnderGpuLimit,
+            Self::Fake(_) => NodeFault::FileUnreadable,
+        }
+    }
+
     /// One word for conditions and metrics.
     #[must_use]
     pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Library { .. } => "LibraryMissing",
-            Self::DriverNotLoaded => "DriverNotLoaded",
-            Self::Driver(_) => "DriverFailed",
-            Self::Limited(_) => "UnderGpuLimit",
-            Self::Fake(_) => "FileUnreadable",
-        }
+        self.fault().into()
     }
 }
 

@@ -4,8 +4,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::faults::{self, NodeFault};
 use gpustow_api::gpunode::Gpu;
-use gpustow_api::{faults, names};
+use gpustow_api::names;
 use gpustow_pack::Mib;
 
 use crate::pods::{NodePod, NodePods};
@@ -62,6 +63,8 @@ pub struct Notices {
     told: HashMap<(Arc<str>, String), Duration>,
     /// By UUID and reason: cards of which the node was told that they failed.
     failed: HashMap<(String, String), Duration>,
+    /// When the node was last told that none of its cards can be read, and why.
+    node_failed: Option<(NodeFault, Duration)>,
     seen_on: HashMap<Arc<str>, BTreeSet<String>>,
     active: HashSet<(Arc<str>, Arc<str>)>,
     /// Since when containers were seen to run.
@@ -76,6 +79,7 @@ impl Notices {
             silent_after,
             told: HashMap::new(),
             failed: HashMap::new(),
+            node_failed: None,
             seen_on: HashMap::new(),
             active: HashSet::new(),
             running: HashMap::new(),
@@ -95,6 +99,7 @@ impl Notices {
         self.active.retain(|(uid, _)| pods.get(uid).is_some());
         self.running.retain(|(uid, _), _| pods.get(uid).is_some());
         let mut notices = Vec::new();
+        self.node_failed(&mut notices, state, now);
         let failed = self.failed(&mut notices, state, condemned, now);
         for pod in pods.iter().filter(|pod| !pod.facts.released) {
             let uid = &pod.facts.uid;
@@ -190,6 +195,28 @@ impl Notices {
             }
         }
         notices
+    }
+
+    /// Tells the node that none of its GPUs can be read: once, and again while it lasts.
+    fn node_failed(&mut self, notices: &mut Vec<Notice>, state: &State, now: Duration) {
+        let Some(error) = state.error() else {
+            self.node_failed = self.node_failed.filter(|(_, at)| is_recent(*at, now));
+            return;
+        };
+        let fault = error.fault();
+        let told = self.node_failed;
+        if told.is_some_and(|(before, at)| before == fault && is_recent(at, now)) {
+            return;
+        }
+        self.node_failed = Some((fault, now));
+        let note = format!(
+            "No GPU of this node takes new pods: {error}. Pods that run here are left alone. To fix it: {}.",
+            fault.fix()
+        );
+        notices.push(Notice::WarnNode {
+            reason: "GpuNodeFailed",
+            note,
+        });
     }
 
     /// Tells the node of the cards that have just failed, each reason of a card once in a while. Those
@@ -375,4 +402,8 @@ impl Notices {
             self.once(to, pod, reason, of, note, now);
         }
     }
+}
+
+fn is_recent(at: Duration, now: Duration) -> bool {
+    now.saturating_sub(at) < AGAIN
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{
-    Condition, Gpu, GpuNodeStatus, HeldBy, PROCESSES_READABLE, PodUse, Summary,
+    Condition, Gpu, GpuNodeStatus, HeldBy, NO_GPUS, PROCESSES_READABLE, PodUse, READY, Summary,
 };
 use gpustow_pack::Mib;
 
@@ -365,11 +365,9 @@ impl State {
             message: shortened(message, 1024),
         };
         let ready = match &self.error {
-            Some(error) => is("Ready", false, error.reason(), &error.to_string()),
-            None if self.known.is_empty() => {
-                is("Ready", false, "NoGpus", "The driver shows no GPU.")
-            }
-            None => is("Ready", true, "Reading", "The cards are being read."),
+            Some(error) => is(READY, false, error.reason(), &error.to_string()),
+            None if self.known.is_empty() => is(READY, false, NO_GPUS, "The driver shows no GPU."),
+            None => is(READY, true, "Reading", "The cards are being read."),
         };
         let unmeasured = self
             .cards()

@@ -1,5 +1,7 @@
 //! What the numbers of GPU errors mean, in NVIDIA's words. docs/events.md says what to do about each.
 
+use strum::{EnumString, IntoStaticStr, VariantArray};
+
 /// XIDs, the errors that NVIDIA's driver reports, by
 /// <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>.
 pub const XIDS: [(u64, &str); 17] = [
@@ -36,6 +38,55 @@ pub const NVML: [(u64, &str); 8] = [
     (18, "driver and library versions do not match"),
     (999, "unknown error of the driver"),
 ];
+
+/// What keeps an agent from reading any GPU of its node. As a string, the reason of the condition `Ready` of the `GpuNode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, EnumString, VariantArray)]
+pub enum NodeFault {
+    /// NVIDIA's library is not there.
+    LibraryMissing,
+    /// The library is there, the driver is not.
+    DriverNotLoaded,
+    /// The driver does not answer.
+    DriverFailed,
+    /// The driver shows the agent a limit instead of the GPUs.
+    UnderGpuLimit,
+    /// The file of the agent's `--devices fake:FILE` cannot be used.
+    FileUnreadable,
+}
+
+impl NodeFault {
+    /// In two or three words, for lists.
+    #[must_use]
+    pub fn in_short(self) -> &'static str {
+        match self {
+            Self::LibraryMissing => "no driver library",
+            Self::DriverNotLoaded => "driver not loaded",
+            Self::DriverFailed => "driver failed",
+            Self::UnderGpuLimit => "agent under a GPU limit",
+            Self::FileUnreadable => "GPU file unreadable",
+        }
+    }
+
+    /// What to do. The agent tries again by itself.
+    #[must_use]
+    pub fn fix(self) -> &'static str {
+        match self {
+            Self::LibraryMissing => {
+                "install the NVIDIA driver, and let the agent's container see its libraries (docs/platforms.md); the \
+                 agent resumes by itself"
+            }
+            Self::DriverNotLoaded => {
+                "load the NVIDIA driver on the node; the agent resumes by itself"
+            }
+            Self::DriverFailed => {
+                "run nvidia-smi on the node; if it fails too, reload the driver or restart the node; the agent resumes \
+                 by itself"
+            }
+            Self::UnderGpuLimit => "run the agent without a limit of GPU memory",
+            Self::FileUnreadable => "correct the file that --devices of the agent names",
+        }
+    }
+}
 
 /// A card's reason to take no pods with the meaning of the number in it, if it is known.
 #[must_use]

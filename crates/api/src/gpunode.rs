@@ -17,6 +17,11 @@ pub const STALE_AFTER: Duration = Duration::from_secs(3 * HEARTBEAT.as_secs());
 
 /// The condition of a GpuNode that is False where the agent cannot tell whose processes use a card.
 pub const PROCESSES_READABLE: &str = "ProcessesReadable";
+/// The condition that says whether the agent reads the node's GPUs; if not, its reason is a
+/// [`NodeFault`](crate::faults::NodeFault) or [`NO_GPUS`].
+pub const READY: &str = "Ready";
+/// The reason of [`READY`] where the driver shows no GPU.
+pub const NO_GPUS: &str = "NoGpus";
 
 /// A GpuNode has no desired state: it is a report.
 #[derive(

@@ -119,6 +119,17 @@ fn amount(text: &str) -> Option<u64> {
     text.parse().ok().filter(|mib| digits && *mib > 0)
 }
 
+/// What a number of Gi or Mi is in MiB: only forms that the policies read alike.
+fn in_mib(text: &str) -> Option<u64> {
+    let forms = [("Gi", 1024, 5), ("Mi", 1, 8)];
+    forms.into_iter().find_map(|(unit, mib, digits)| {
+        let number = text.strip_suffix(unit)?;
+        let plain = number.bytes().all(|byte| byte.is_ascii_digit()) && number.len() <= digits;
+        let number: u64 = number.parse().ok()?;
+        (plain && !text.starts_with('0')).then(|| number * mib)
+    })
+}
+
 /// What the driver is to hold each container to, of each of its GPUs; empty if it need not. `waits` says that the
 /// pod has been created and is not bound, so that its containers must say the same; afterwards they may follow the
 /// annotation (see the agent's --set-limits).
@@ -210,9 +221,11 @@ fn of_container(
         return Ok(WHOLE);
     }
     let Some(mib) = amount(text) else {
-        return bad(format!(
-            "{text:?} is no amount: write MiB over all GPUs of a container, or max"
-        ));
+        let write = match in_mib(text) {
+            Some(mib) => format!("the unit is MiB already, write {mib}"),
+            None => "write MiB over all GPUs of a container".to_owned(),
+        };
+        return bad(format!("{text:?} is no amount: {write}, or max"));
     };
     if mib < asked {
         return bad(format!(

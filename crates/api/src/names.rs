@@ -71,6 +71,8 @@ pub const NOMINATED: &str = "NodeNominated";
 
 /// Written by the extender: condition on a waiting pod for which room is kept, whose message says where.
 pub const KEPT_CONDITION: &str = "gpustow.dev/RoomKept";
+/// Reason of the extender's Event on a pod for which it reserves GPUs as they become free.
+pub const PLACE_KEPT: &str = "GpuPlaceKept";
 /// Written by the extender: condition on a pod that is to give memory back which it uses beyond its request.
 /// Its last transition says which demand this is; its reason, what is done about it.
 pub const GIVE_BACK: &str = "gpustow.dev/GiveBack";

@@ -49,6 +49,8 @@ pub struct Cluster {
     pub configs: Option<Vec<ConfigMap>>,
     /// gpustow's own parts.
     pub system: System,
+    /// What the extender said last of places that it keeps for pods, and when, by the pod's UID.
+    pub kept_places: BTreeMap<String, (Timestamp, String)>,
     /// The admission policies that do not hold, and why.
     pub policies: Seen<Vec<(&'static str, Weakness)>>,
     /// The time on the ledger's clock.
@@ -100,6 +102,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             unasking: BTreeMap::new(),
             configs: None,
+            kept_places: BTreeMap::new(),
             system: System::default(),
             policies: Seen::NotThere,
             now: BEGINNING,

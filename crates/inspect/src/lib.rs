@@ -18,6 +18,7 @@ mod units;
 
 pub use cluster::{Cluster, PodInfo, Scope};
 pub use error::Error;
+pub use gpustow_settings::{LineMode, Right, Settings};
 pub use lent::{Loan, Loans};
 pub use live::Live;
 pub use source::{Lists, Source, load};

@@ -1,5 +1,6 @@
 //! Where the facts come from: an API server, or files that kubectl wrote.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,10 +8,11 @@ use std::time::SystemTime;
 
 use gpustow_api::admission::{Expected, Weakness};
 use gpustow_api::{GpuNode, names};
+use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ListParams};
+use kube::api::{Api, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use serde::Deserialize as _;
@@ -61,6 +63,10 @@ pub struct Lists {
     pub policies: Seen<Vec<(&'static str, Weakness)>>,
     /// Those by which replicas agree who decides.
     pub leases: Seen<Vec<Lease>>,
+    /// Whether the extenders' accounts have the rights that their switches need.
+    pub reviews: Seen<Vec<SubjectAccessReview>>,
+    /// Events about places that the extender keeps for pods; empty if they may not be read.
+    pub events: Vec<Event>,
     /// Minor version of the API server.
     pub minor: Option<u32>,
     /// The namespace of the context, if there is one.
@@ -88,6 +94,11 @@ impl Source {
             client.apiserver_version(),
         );
         let (pods, mut policies) = (pods?, policies);
+        let reviews = reviews(&client, &system::needs(&pods)).await;
+        let events = match system::keeps_places(&pods) {
+            true => kept_places(&client).await.unwrap_or_default(),
+            false => Vec::new(),
+        };
         // Nobody but such an extender has the right that this policy bounds, and without a line nobody bears its gate.
         let resource = &self.resource_name;
         let more = [
@@ -110,6 +121,8 @@ impl Source {
             configs: configs.ok(),
             policies: policies.map_or(Seen::Unreadable, Seen::Read),
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
+            reviews: reviews.map_or(Seen::Unreadable, Seen::Read),
+            events,
             minor: version.ok().and_then(|version| minor(&version.minor)),
             namespace: Some(namespace),
         })
@@ -182,9 +195,11 @@ fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.reset_nodes(lists.nodes);
     cluster.reset_gpunodes(lists.gpunodes);
     cluster.reset_pods(lists.pods);
+    cluster.kept_places = said_of_places(lists.events);
     cluster.configs = lists.configs;
     cluster.policies = lists.policies;
     cluster.system.leases = lists.leases;
+    cluster.system.reviews = lists.reviews;
     cluster.system.minor = lists.minor;
     cluster
 }
@@ -214,6 +229,60 @@ async fn leases(client: &Client) -> kube::Result<Vec<Lease>> {
     Ok(leases)
 }
 
+/// The Events about places that are kept for pods.
+async fn kept_places(client: &Client) -> Result<Vec<Event>, Error> {
+    let fields = format!("reason={}", names::PLACE_KEPT);
+    list_by(
+        Api::all(client.clone()),
+        ListParams::default().fields(&fields),
+        "events",
+    )
+    .await
+}
+
+/// What was said last of each pod.
+fn said_of_places(events: Vec<Event>) -> BTreeMap<String, (Timestamp, String)> {
+    let mut said: BTreeMap<String, (Timestamp, String)> = BTreeMap::new();
+    for event in events {
+        let time = event.event_time.map(|it| it.0);
+        let time = event
+            .series
+            .and_then(|it| Some(it.last_observed_time?.0))
+            .or(time);
+        let time = time.or_else(|| Some(event.last_timestamp?.0));
+        let (Some(time), Some(uid), Some(note)) = (time, event.involved_object.uid, event.message)
+        else {
+            continue;
+        };
+        let is_news = said.get(&uid).is_none_or(|(before, _)| *before <= time);
+        if is_news && event.reason.as_deref() == Some(names::PLACE_KEPT) {
+            said.insert(uid, (time, note));
+        }
+    }
+    said
+}
+
+/// What the API server says of these rights.
+async fn reviews(
+    client: &Client,
+    needs: &[SubjectAccessReviewSpec],
+) -> kube::Result<Vec<SubjectAccessReview>> {
+    let api: Api<SubjectAccessReview> = Api::all(client.clone());
+    let mut answers = Vec::new();
+    for spec in needs {
+        let review = SubjectAccessReview {
+            spec: spec.clone(),
+            ..SubjectAccessReview::default()
+        };
+        let answer = api.create(&PostParams::default(), &review).await?;
+        answers.push(SubjectAccessReview {
+            status: answer.status,
+            ..review
+        });
+    }
+    Ok(answers)
+}
+
 /// Some providers write `36+`.
 fn minor(text: &str) -> Option<u32> {
     text.trim_end_matches('+').parse().ok()
@@ -223,7 +292,14 @@ async fn list<K>(api: Api<K>, what: &'static str) -> Result<Vec<K>, Error>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let mut params = ListParams::default().limit(CHUNK);
+    list_by(api, ListParams::default(), what).await
+}
+
+async fn list_by<K>(api: Api<K>, params: ListParams, what: &'static str) -> Result<Vec<K>, Error>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let mut params = params.limit(CHUNK);
     let mut all = Vec::new();
     loop {
         let chunk = api
@@ -322,13 +398,10 @@ impl Lists {
                 let config = serde_json::from_value(object)?;
                 self.configs.get_or_insert_default().push(config);
             }
-            "Lease" => {
-                let lease = serde_json::from_value(object)?;
-                match &mut self.leases {
-                    Seen::Read(leases) => leases.push(lease),
-                    other => *other = Seen::Read(vec![lease]),
-                }
-            }
+            "Lease" => self.leases.push(serde_json::from_value(object)?),
+            // There are two forms of Events, and one that cannot be read says nothing.
+            "Event" => self.events.extend(serde_json::from_value(object).ok()),
+            "SubjectAccessReview" => self.reviews.push(serde_json::from_value(object)?),
             "" => return Err("an object without a kind".into()),
             _ => {}
         }

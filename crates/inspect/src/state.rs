@@ -1,7 +1,9 @@
 //! What takes new pods and what does not: one rule for every command and the page. Reports are stale
 //! by the ledger's rule, to which [`Cluster`] tells how old they are.
 
-use gpustow_api::{faults, limit, names};
+use gpustow_api::faults::{self, NodeFault};
+use gpustow_api::gpunode::{Condition, NO_GPUS, READY};
+use gpustow_api::{limit, names};
 use gpustow_ledger::{CardView, NodeView, Reason};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -18,8 +20,29 @@ pub fn node_refuses(cluster: &Cluster, view: &NodeView) -> Option<&'static str> 
     } else if view.stale {
         Some("agent silent")
     } else {
-        None
+        let unread = unread(cluster, &view.name)?;
+        Some(unread.fault.map_or("GPUs unreadable", NodeFault::in_short))
     }
+}
+
+/// Why an agent reads none of the GPUs that its node has.
+pub struct Unread<'c> {
+    /// None if this version does not know it.
+    pub fault: Option<NodeFault>,
+    /// The agent's words.
+    pub message: &'c str,
+}
+
+/// Why the node's agent reads none of its GPUs, if it does not.
+pub fn unread<'c>(cluster: &'c Cluster, node: &str) -> Option<Unread<'c>> {
+    let report = cluster.reports.get(node)?;
+    let not_ready = |it: &&Condition| it.r#type == READY && it.status == "False";
+    let condition = report.conditions.iter().find(not_ready)?;
+    // A driver that shows no GPU is no fault: there is none to read.
+    (condition.reason != NO_GPUS).then(|| Unread {
+        fault: condition.reason.parse().ok(),
+        message: &condition.message,
+    })
 }
 
 /// Why the GPU takes no new pod.

@@ -8,8 +8,9 @@ mod parts;
 
 use std::collections::BTreeMap;
 
+use gpustow_api::faults::NodeFault;
 use gpustow_api::{names, quantity};
-use gpustow_inspect::{Cluster, PodInfo, age, memory, system::Seen};
+use gpustow_inspect::{Cluster, PodInfo, age, memory, state, system::Seen};
 use gpustow_ledger::{NodeView, Problem};
 use gpustow_pack::Mib;
 
@@ -146,6 +147,18 @@ fn node(cluster: &Cluster, view: &NodeView, findings: &mut Findings) {
             object.clone(),
             format!("its agent reported {silent}: no new pod goes here"),
             parts::look_at_agent(cluster, &view.name),
+        );
+    }
+    if let Some(unread) = state::unread(cluster, &view.name) {
+        let fix = unread.fault.map(NodeFault::fix);
+        findings.add(
+            Level::Warning,
+            object.clone(),
+            format!(
+                "its agent reads none of its GPUs: {}; no new pod goes here",
+                unread.message
+            ),
+            fix.map_or_else(|| parts::look_at_agent(cluster, &view.name), str::to_owned),
         );
     }
     let capacity: Mib = view.cards.iter().map(|card| card.capacity).sum();

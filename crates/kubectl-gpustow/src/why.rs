@@ -18,7 +18,7 @@ use serde::{Serialize, Serializer};
 use crate::Answer;
 use crate::lists::indices;
 use crate::output::api_version;
-use nearest::{Near, nearest};
+use nearest::{Finish, Near, advice, fewest_to_finish, nearest};
 
 /// Seconds after which a scheduler has said something of a new pod.
 const LOOKED_AT_WITHIN: i64 = 60;
@@ -44,6 +44,12 @@ pub(crate) struct Why {
     /// Nodes that were looked at, by why they refuse.
     refusals: Vec<Count>,
     nearest: Vec<Near>,
+    /// For a pod of several GPUs: where the fewest pods must finish before it fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fewest_to_finish: Option<Finish>,
+    /// What the extender's last Event said of GPU memory that it reserves for the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reserved: Option<Reserved>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scheduler_said: Option<String>,
     /// Annotations of the pod that this version does not know.
@@ -93,6 +99,14 @@ struct LocationGpu {
     /// Room on the card once the pod is there.
     #[serde(rename = "roomBytes", serialize_with = "bytes")]
     room: Mib,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Reserved {
+    event: &'static str,
+    age_seconds: u64,
+    note: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -220,7 +234,12 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     } else {
         why.verdict = Verdict::Waiting;
         why.nearest = nearest(cluster, &trial, facts);
+        why.fewest_to_finish = fewest_to_finish(cluster, facts);
+        why.reserved = reserved(cluster, facts);
         why.summary = verdict(&views, &trial);
+        if let Some(advice) = advice(&trial, facts, cluster.resource()) {
+            why.summary += &format!(" {advice}");
+        }
         if let Some(kept) = state::holds(pod, names::KEPT_CONDITION) {
             why.summary += &format!(" Room is kept for it {kept}.");
         }
@@ -294,6 +313,16 @@ fn held_by(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Option<String> {
             })
         }
     }
+}
+
+/// What the extender said last of a place that it keeps for the pod.
+fn reserved(cluster: &Cluster, facts: &PodFacts) -> Option<Reserved> {
+    let (written, note) = cluster.kept_places.get(&*facts.uid)?;
+    Some(Reserved {
+        event: names::PLACE_KEPT,
+        age_seconds: u64::try_from(cluster.wall.as_second() - written.as_second()).unwrap_or(0),
+        note: note.clone(),
+    })
 }
 
 fn counts(trial: &Trial<'_>) -> Vec<Count> {

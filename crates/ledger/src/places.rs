@@ -147,6 +147,19 @@ impl Ledger {
         })
     }
 
+    /// The node on which the fewest pods must finish before this pod fits, and those pods. None if it would fit on
+    /// no node that takes pods now, whichever of them finish.
+    #[must_use]
+    pub fn fewest_to_finish(
+        &self,
+        pod: &PodFacts,
+        now: Duration,
+    ) -> Option<(Arc<str>, Vec<Arc<PodFacts>>)> {
+        let plan = self.best_place(pod, None, now)?;
+        let pods = plan.ends.iter().filter_map(|uid| self.books.pod(uid));
+        Some((plan.node, pods.cloned().collect()))
+    }
+
     /// How many places were given up so far for this cause.
     #[must_use]
     pub fn given_up(&self, cause: GivenUp) -> u64 {

@@ -40,6 +40,7 @@ pub enum ClientError {
 
 /// What an operator may set about either.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Process")]
 pub struct DaemonArgs {
     /// kubeconfig file; without it the environment's or the pod's ServiceAccount is used
     #[arg(long, env = "GPUSTOW_KUBECONFIG")]

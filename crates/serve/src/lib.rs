@@ -21,6 +21,7 @@ pub use tls::{Tls, TlsError};
 
 /// What an operator may set about health and metrics.
 #[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Metrics and health")]
 pub struct MetricsArgs {
     /// Certificates (PEM) with which health and metrics are served over TLS; read anew when they
     /// change

@@ -11,9 +11,22 @@
 {{- if and .Values.guard (has (include "gpustow.admission" .) (list "webhook" "none")) }}
 {{- fail "guard: it needs policies that change pods, of Kubernetes 1.36, or of 1.34 with the feature gate: set guard=false" }}
 {{- end }}
-{{- if and (ne .Values.extender.line "off") (eq (include "gpustow.admission" .) "none") }}
+{{- if and (ne (include "gpustow.line" .) "off") (eq (include "gpustow.admission" .) "none") }}
 {{- fail "extender.line: it needs somebody who changes pods, by policies or as a webhook: set extender.line=off or another admission" }}
 {{- end }}
+{{- /* What the extender itself refuses at its start. */}}
+{{- $extra := printf " %s " (join " " .Values.extender.extraArgs) }}
+{{- if and (has .Values.extender.act (list "kill-process" "evict")) (not .Values.extender.callBack) (not (contains " --call-back " $extra)) }}
+{{- fail (printf "extender.act: the extender does not start with %s unless it calls memory back: set extender.callBack=true, or leave extender.act empty" .Values.extender.act) }}
+{{- end }}
+{{- if and .Values.extender.keepMarks (not .Values.extender.keep) (not (regexMatch " --keep[= ]" $extra)) }}
+{{- fail "extender.keepMarks: the extender does not start with it unless it keeps places: set extender.keep to seconds, as 120, or extender.keepMarks=false" }}
+{{- end }}
+{{- end }}
+
+{{/* off, auto or always. YAML 1.1, as Helm reads it, takes a bare off for false. */}}
+{{- define "gpustow.line" -}}
+{{- .Values.extender.line | default "off" }}
 {{- end }}
 
 {{- define "gpustow.minor" -}}
@@ -52,6 +65,19 @@
 {{- end }}
 {{- if .image.digest }}{{ $path }}@{{ .image.digest }}
 {{- else }}{{ $path }}:{{ .image.tag | default .tag }}
+{{- end }}
+{{- end }}
+
+{{/* dict value args extra: stops an installation whose program would refuse to start, as it takes no flag twice. */}}
+{{- define "gpustow.once" -}}
+{{- $known := list }}
+{{- range .args }}{{- $known = append $known (regexFind "^--[-a-z]+" .) }}{{- end }}
+{{- range .extra }}
+{{- $flag := regexFind "^--[-a-z]+" . }}
+{{- if and $flag (has $flag $known) }}
+{{- fail (printf "%s: %s is set twice: by another value or by gpustow's manifests, and here" $.value $flag) }}
+{{- end }}
+{{- $known = append $known $flag }}
 {{- end }}
 {{- end }}
 

@@ -21,7 +21,7 @@
 {{- if .Values.extender.preemptScattered }}{{- $files = append $files "preempt-scattered/rbac.yaml" }}{{- end }}
 {{- if .Values.extender.move }}{{- $files = append $files "move/rbac.yaml" }}{{- end }}
 {{- if .Values.extender.keepMarks }}{{- $files = append $files "keep/rbac.yaml" }}{{- end }}
-{{- if ne .Values.extender.line "off" }}
+{{- if ne (include "gpustow.line" .) "off" }}
 {{- $files = concat $files (list "line/rbac.yaml" "line/policy.yaml") }}
 {{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/line-v1beta1/policies.yaml" }}
 {{- else if eq $admission "webhook" }}{{- $files = concat $files (list "line-webhook/rbac.yaml" "line-webhook/webhook.yaml") }}
@@ -72,7 +72,9 @@
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
 {{- end }}
 {{- end }}
-{{- if ne $values.extender.line "off" }}{{- $args = append $args (printf "--line=%s" $values.extender.line) }}{{- end }}
+{{- $line := include "gpustow.line" $root }}
+{{- if ne $line "off" }}{{- $args = append $args (printf "--line=%s" $line) }}{{- end }}
+{{- include "gpustow.once" (dict "value" "extender.extraArgs" "args" (concat $extender.args $args) "extra" $values.extender.extraArgs) }}
 {{- $args = concat $args $values.extender.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $extender "image" $values.extender.image "tag" $root.Chart.AppVersion "resources" $values.extender.resources "args" $args) }}
 {{- $_ := set $extender "env" (concat $extender.env $env) }}
@@ -82,7 +84,7 @@
 {{- else if eq $what "DaemonSet/gpustow-agent" }}
 {{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" $values.agent) }}
 {{- $agent := first $object.spec.template.spec.containers }}
-{{- $args := $values.agent.extraArgs }}
+{{- $args := list }}
 {{- if $values.agent.killProcesses }}
 {{- $args = prepend $args "--kill-processes" }}
 {{- $_ := set $agent.securityContext.capabilities "add" (list "KILL") }}
@@ -93,6 +95,8 @@
 {{- $_ := set $agent.securityContext "privileged" true }}
 {{- range $agent.volumeMounts }}{{- if eq .name "cgroup" }}{{- $_ := unset . "readOnly" }}{{- end }}{{- end }}
 {{- end }}
+{{- include "gpustow.once" (dict "value" "agent.extraArgs" "args" (concat $agent.args $args) "extra" $values.agent.extraArgs) }}
+{{- $args = concat $args $values.agent.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $args) }}
 {{- $_ := set $agent "env" (concat $agent.env $env) }}
 {{- else if eq $what "Deployment/gpustow-page" }}

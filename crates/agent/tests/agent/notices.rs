@@ -252,3 +252,37 @@ fn a_confirmation_is_no_longer_than_the_api_server_takes() {
     );
     assert!(confirmed.split(',').all(|uuid| uuid.len() == 64));
 }
+
+#[test]
+fn a_node_whose_driver_is_not_loaded_is_told_once_for_all_its_cards() {
+    let mut scene = Scene::new();
+    let none = pods(&[]);
+    assert_eq!(scene.look(&none, 1), []);
+    scene.host.shows(&gpustow_machine::Machine {
+        error: 9,
+        ..machine(Vec::new())
+    });
+    let notices = scene.look(&none, 2);
+    let [Notice::WarnNode { reason, note }] = notices.as_slice() else {
+        panic!("{notices:?}")
+    };
+    assert_eq!(*reason, "GpuNodeFailed");
+    for part in [
+        "driver is not loaded",
+        "load the NVIDIA driver",
+        "by itself",
+    ] {
+        assert!(note.contains(part), "{note}");
+    }
+    assert!(!note.contains("replace"), "{note}");
+    assert_eq!(scene.look(&none, 3), []);
+    // It comes and goes.
+    scene.host.shows(&machine(vec![h100(0), h100(1)]));
+    assert_eq!(scene.look(&none, 4), []);
+    scene.host.shows(&gpustow_machine::Machine {
+        error: 9,
+        ..machine(Vec::new())
+    });
+    assert_eq!(scene.look(&none, 5), []);
+    assert_eq!(scene.reasons(&none, 603), ["GpuNodeFailed"]);
+}

@@ -65,8 +65,15 @@ fn a_limit_that_cannot_be_is_refused_with_the_mend() {
     for (annotations, expected) in [
         (
             limit("8Gi"),
-            "[gpustow.dev/gpu-mem-limit]: \"8Gi\" is no amount",
+            "[gpustow.dev/gpu-mem-limit]: \"8Gi\" is no amount: the unit is MiB already, write 8192, or max",
         ),
+        (
+            limit("9000Mi"),
+            "the unit is MiB already, write 9000, or max",
+        ),
+        (limit("1.5Gi"), "\"1.5Gi\" is no amount: write MiB over"),
+        (limit("0Gi"), "\"0Gi\" is no amount: write MiB over"),
+        (limit("+8Gi"), "\"+8Gi\" is no amount: write MiB over"),
         (limit("0"), "\"0\" is no amount"),
         (limit(""), "\"\" is no amount"),
         (limit("1000000000"), "is no amount"),

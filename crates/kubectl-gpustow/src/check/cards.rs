@@ -1,8 +1,9 @@
 //! What is wrong with one card, or with what uses it.
 
 use gpustow_api::gpunode::{Gpu, HeldBy};
+use gpustow_api::limit::Enforce;
 use gpustow_api::{faults, names};
-use gpustow_inspect::{Cluster, memory, system};
+use gpustow_inspect::{Cluster, PodInfo, memory, state, system};
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -19,7 +20,7 @@ pub(super) fn look(cluster: &Cluster, view: &NodeView, card: &CardView, findings
     let Some(gpu) = gpu else { return };
     if let Some(by) = &gpu.held_by {
         held_by_others(by, view, card, findings);
-    } else if !gpu.healthy {
+    } else if !gpu.healthy && state::unread(cluster, &view.name).is_none() {
         failed(cluster, gpu, view, card, findings);
     }
     if card.strangers > Mib(2048) {
@@ -75,20 +76,46 @@ pub(super) fn look(cluster: &Cluster, view: &NodeView, card: &CardView, findings
                 ),
                 format!("does its image or command set {}?", names::VISIBLE_DEVICES),
             );
-        } else if amount.0 > charged.0 + charged.0 / 20 && charged > Mib::ZERO {
-            let level = if card.free == Mib::ZERO {
-                Level::Warning
-            } else {
-                Level::Info
-            };
-            findings.add(
-                level,
-                format!("pod/{}", pod.full_name()),
-                format!("uses {} of {} asked for", memory(amount), memory(charged)),
-                format!("raise its {}", cluster.resource()),
-            );
+        } else if charged > Mib::ZERO {
+            over(cluster, card, pod, amount, charged, findings);
         }
     }
+}
+
+/// A pod that uses more of a card than it may, unless no one is to watch that. A limit lets it borrow.
+fn over(
+    cluster: &Cluster,
+    card: &CardView,
+    pod: &PodInfo,
+    used: Mib,
+    charged: Mib,
+    findings: &mut Findings,
+) {
+    let limit = pod.facts.limit_on(&card.uuid);
+    let limit = limit.filter(|limit| *limit > charged);
+    let may = limit.unwrap_or(charged);
+    if pod.facts.enforce == Enforce::None || used.0 <= may.0.saturating_add(may.0 / 20) {
+        return;
+    }
+    let (problem, fix) = match limit {
+        None => (
+            format!("uses {} of {} asked for", memory(used), memory(charged)),
+            format!("raise its {}", cluster.resource()),
+        ),
+        Some(limit) => (
+            format!(
+                "uses {}, more than its limit of {}",
+                memory(used),
+                memory(limit)
+            ),
+            format!("raise its {}", names::MEM_LIMIT),
+        ),
+    };
+    let level = match card.free {
+        Mib::ZERO => Level::Warning,
+        _ => Level::Info,
+    };
+    findings.add(level, format!("pod/{}", pod.full_name()), problem, fix);
 }
 
 /// Something that does not know gpustow has given the card away.

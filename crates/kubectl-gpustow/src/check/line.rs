@@ -2,7 +2,7 @@
 
 use gpustow_api::names;
 use gpustow_inspect::{
-    Cluster,
+    Cluster, LineMode,
     system::{self, EXTENDER},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -14,32 +14,25 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     if extenders.iter().any(|pod| lets_out(pod)) {
         return unseen(cluster, &extenders, findings);
     }
+    // One problem, however many pods have it.
     for pod in cluster.pods.values().filter(|pod| pod.facts.in_line) {
         findings.add(
             Level::Error,
             format!("pod/{}", pod.full_name()),
             format!(
-                "its gate {} keeps it in gpustow's line, and no extender with --line runs in {}",
-                names::GATE,
-                names::NAMESPACE
-            ),
-            format!(
-                r#"kubectl patch pod -n {} {} --type=strategic --patch '{{"spec": {{"schedulingGates": [{{"$patch": "delete", "name": "{}"}}]}}}}'"#,
-                pod.facts.namespace,
-                pod.facts.name,
+                "no extender with --line runs in {}: the scheduling gate {} holds the pod for good",
+                names::NAMESPACE,
                 names::GATE
             ),
+            "start the extender with --line; without a queue, remove every such gate with gpustow --lift-all: \
+             docs/uninstall.md",
         );
     }
 }
 
 /// An autoscaler sees no pod with a gate.
 fn unseen(cluster: &Cluster, extenders: &[&Pod], findings: &mut Findings) {
-    let shows = |pod: &&Pod| {
-        let shown =
-            system::container(pod, EXTENDER).and_then(|it| system::setting(it, "line-show"));
-        shown.is_some_and(|shown| shown != "0")
-    };
+    let shows = |pod: &&Pod| system::settings(pod).is_some_and(|settings| settings.line_show > 0);
     if let Some(autoscaler) = cluster.system.autoscaler()
         && !extenders.iter().any(shows)
     {
@@ -55,6 +48,7 @@ fn unseen(cluster: &Cluster, extenders: &[&Pod], findings: &mut Findings) {
 /// Is it one of the extenders that take pods out of the line?
 fn lets_out(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
-    let line = system::container(pod, EXTENDER).and_then(|it| system::setting(it, "line"));
-    !matches!(phase, Some("Failed" | "Succeeded")) && line.is_some_and(|line| line != "off")
+    let settings = system::settings(pod);
+    !matches!(phase, Some("Failed" | "Succeeded"))
+        && settings.is_some_and(|settings| settings.line != LineMode::Off)
 }

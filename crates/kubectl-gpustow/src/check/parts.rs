@@ -29,6 +29,7 @@ const DEPLOY: &str = "nvidia.com/gpu.deploy.client";
 
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     extender(cluster, findings);
+    rights(cluster, findings);
     scheduler(cluster, findings);
     agents(cluster, findings);
 }
@@ -109,6 +110,36 @@ fn extender(cluster: &Cluster, findings: &mut Findings) {
     if let Some(problem) = problem.filter(|_| patient) {
         let mend = "does kube-scheduler call an extender? `kubectl describe pod` of one that waits says what it got";
         findings.add(Level::Error, "extender", problem, mend);
+    }
+}
+
+/// Has the extender the rights that its switches need?
+fn rights(cluster: &Cluster, findings: &mut Findings) {
+    let Some(missing) = cluster.system.missing_rights() else {
+        return findings.add(
+            Level::Info,
+            "extender",
+            "the rights that its switches need were not checked: you may not ask for them",
+            "ask for the ClusterRole gpustow-viewer",
+        );
+    };
+    let mut reported = None;
+    for right in missing {
+        // One component may give several rights.
+        if reported == Some(right.component) {
+            continue;
+        }
+        reported = Some(right.component);
+        findings.add(
+            Level::Error,
+            "extender",
+            format!(
+                "{} does not work: its account may not {}",
+                right.switch,
+                right.text()
+            ),
+            format!("kubectl apply -f manifests/{}/rbac.yaml", right.component),
+        );
     }
 }
 

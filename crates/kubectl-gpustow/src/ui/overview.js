@@ -22,18 +22,18 @@ function fitted(count, width, tall) {
   return 2;
 }
 
-function paint(pen, gpu, x, y, colours) {
+function paint(pen, gpu, state, x, y, colours) {
   const size = side > 4 ? side - 1 : side;
   const crossed = gpu.sick && side > 4;
   if (gpu.sick) pen.fillStyle = crossed ? colours.back : colours.bad;
   else pen.fillStyle = colours.fill[Math.min(4, Math.floor((5 * gpu.held) / Math.max(1, gpu.capacity)))];
   pen.fillRect(x, y, size, size);
   if (!crossed) return;
-  // Not by colour alone: failed GPUs are crossed, those of a silent agent have a bar.
+  // Not by colour alone: failed GPUs are crossed, those of a node that takes no pods at all have a bar.
   pen.strokeStyle = colours.bad;
   pen.lineWidth = Math.max(1, side / 7);
   pen.beginPath();
-  if (gpu.sick === "agent silent") {
+  if (gpu.sick === state) {
     pen.moveTo(x, y + size / 2);
     pen.lineTo(x + size, y + size / 2);
   } else {
@@ -74,7 +74,7 @@ export function draw(nodes, shown) {
     const column = { node, x: (index % across) * wide, y: Math.floor(index / across) * pitch };
     pen.globalAlpha = shown(node) ? 1 : 0.15;
     node.data.gpus.forEach((gpu, place) => {
-      paint(pen, gpu, column.x, column.y + place * side, colours);
+      paint(pen, gpu, node.data.state, column.x, column.y + place * side, colours);
       if (gpu.sick === "agent silent") silent += 1;
       else if (gpu.sick) failed += 1;
     });

@@ -106,7 +106,9 @@ function fill(node) {
     const line = make("div", gpu.sick ? "gpu sick" : "gpu");
     const label = make("span", "", `${gpu.gpu} ${gpu.model}`);
     label.title = gpu.model;
-    const state = gpu.sick ? make("span", "num note", `⚠ ${gpu.sick}`) : make("span", "num", `room ${memory(gpu.room)}`);
+    // A cause of the whole node stands once, beside its name.
+    const cause = gpu.sick === data.state ? "no new pods" : gpu.sick;
+    const state = gpu.sick ? make("span", "num note", `⚠ ${cause}`) : make("span", "num", `room ${memory(gpu.room)}`);
     state.title = gpu.sick || "";
     line.append(label, bar(gpu), state);
     list.append(line);

@@ -1,13 +1,100 @@
-//! The GPUs that lack least for a pod, and whose end would make the room.
+//! The GPUs that lack least for a pod, which pods must finish before it fits, and what to change if none suffices.
 
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, names};
 use gpustow_inspect::{Cluster, Trial, memory, state};
-use gpustow_ledger::{CardView, NodeView, PodShare};
-use gpustow_pack::Mib;
+use gpustow_ledger::{CardView, NodeView, PodShare, Reason};
+use gpustow_pack::{Mib, Refusal};
 use serde::Serialize;
 
 /// Cards that are named.
 const NEAREST: usize = 5;
+
+/// The node on which the fewest pods must finish before a pod of several GPUs fits.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Finish {
+    pub(super) node: String,
+    /// `namespace/name`.
+    pub(super) pods: Vec<String>,
+}
+
+/// That node. None for a pod of one GPU, of which [`nearest`] says more, and where no pod's end suffices.
+pub(super) fn fewest_to_finish(cluster: &Cluster, facts: &PodFacts) -> Option<Finish> {
+    if !is_several(facts) {
+        return None;
+    }
+    let (node, pods) = cluster.ledger.fewest_to_finish(facts, cluster.now)?;
+    let pods = pods
+        .iter()
+        .map(|pod| format!("{}/{}", pod.namespace, pod.name));
+    Some(Finish {
+        node: node.to_string(),
+        pods: pods.collect(),
+    })
+    .filter(|finish| !finish.pods.is_empty())
+}
+
+/// May it need more than one GPU?
+fn is_several(facts: &PodFacts) -> bool {
+    let claims = facts.request.iter().flat_map(|request| &request.claims);
+    claims.map(|claim| u64::from(claim.gpus)).sum::<u64>() > 1
+}
+
+/// What to change about a pod that no node could hold, however empty it were.
+pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Option<String> {
+    let request = facts.request.as_ref().ok()?;
+    let largest = request.claims.iter().max_by_key(|claim| claim.mib)?;
+    let cards = || trial.asked.iter().flat_map(|view| &view.cards);
+    let most = cards().map(|card| card.capacity).max()?;
+    let in_node = |mib: Mib| {
+        let counts = trial.asked.iter().map(|view| {
+            let large = view.cards.iter().filter(|card| card.capacity >= mib);
+            u64::try_from(large.count()).unwrap_or(u64::MAX)
+        });
+        counts.max().unwrap_or(0)
+    };
+    if largest.mib > most {
+        let total = largest.mib.0.saturating_mul(u64::from(largest.gpus));
+        let gpus = total.div_ceil(most.0.max(1));
+        let of = match largest.gpus {
+            1 => String::new(),
+            gpus => format!(" on each of {gpus} GPUs"),
+        };
+        let split = (gpus <= in_node(most)).then(|| {
+            let even = total.next_multiple_of(gpus);
+            format!(
+                "split it with {}: \"{gpus}\" and {resource}: {even}, or ",
+                names::GPU_COUNT
+            )
+        });
+        return Some(format!(
+            "No GPU that it may use has {}{of}; the largest has {}. To fix it, {}request at most {} per GPU.",
+            memory(largest.mib),
+            memory(most),
+            split.unwrap_or_default(),
+            most.0
+        ));
+    }
+    let widest = request.claims.iter().max_by_key(|claim| claim.gpus)?;
+    let there = in_node(widest.mib);
+    if u64::from(widest.gpus) > there {
+        return Some(format!(
+            "No node that it may use has {} GPUs of {}; the largest has {there}. Set {} to at most {there}.",
+            widest.gpus,
+            memory(widest.mib),
+            names::GPU_COUNT
+        ));
+    }
+    let no_limit = Reason::Fit(Refusal::NoLimit).text();
+    let mut reasons = trial.refusals.keys();
+    let all = !trial.refusals.is_empty() && reasons.all(|reason| *reason == no_limit);
+    all.then(|| {
+        format!(
+            "No GPU can hold the pod to its limit. Set {}: watch, unless the driver must hold it.",
+            names::ENFORCE
+        )
+    })
+}
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -78,6 +165,8 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
         )
     });
     near.truncate(NEAREST);
+    // Of a pod of several GPUs none of these alone would make it fit.
+    let several = is_several(facts);
     let near = near
         .into_iter()
         .map(|((refuses, no_limit), lacks, view, card)| Near {
@@ -88,7 +177,7 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
             room: card.free,
             lacks,
             freed_by: match (&refuses, no_limit) {
-                (None, None) => freed_by(&card.pods, lacks),
+                (None, None) if !several => freed_by(&card.pods, lacks),
                 _ => Vec::new(),
             },
             healthy: card.healthy,

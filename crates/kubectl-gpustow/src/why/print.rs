@@ -6,8 +6,12 @@ use anyhow::Result;
 use gpustow_inspect::{age, memory};
 use gpustow_pack::Mib;
 
+use super::nearest::Near;
 use super::{Count, Verdict, Why};
 use crate::output::{Format, printable, write_value};
+
+/// Pods that are named one by one.
+const NAMED: usize = 3;
 
 impl Why {
     /// Prints it as text, JSON or YAML.
@@ -66,27 +70,35 @@ impl Why {
         if !self.nearest.is_empty() {
             writeln!(out, "\nNearest GPUs:")?;
         }
-        for near in &self.nearest {
-            let lacks = match (&near.refuses, near.no_limit, near.lacks) {
-                (Some(why), ..) => format!("takes no pods: {}", printable(why)),
-                (None, Some(why), _) => format!("cannot limit memory: {why}"),
-                (None, None, Mib::ZERO) => {
-                    "has enough memory, but its node has too few GPUs like it".to_owned()
-                }
-                (None, None, lacks) => format!("{} short", memory(lacks)),
-            };
-            let freed = match near.freed_by.as_slice() {
-                [] => String::new(),
-                pods => format!("; fits once {} ends", pods.join(" and ")),
-            };
-            let room = memory(near.room);
+        for (near, more) in grouped(&self.nearest) {
             let line = format!("{} GPU {} ({})", near.node, near.gpu, near.model);
-            writeln!(
-                out,
-                "  {}: {room} free, {lacks}{}",
-                printable(&line),
-                printable(&freed)
-            )?;
+            let more = match more {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let text = format!("{line}{more}: {}", state(near));
+            writeln!(out, "  {}", printable(&text))?;
+        }
+        if let Some(finish) = &self.fewest_to_finish {
+            let count = match finish.pods.len() {
+                1 => "1 pod finishes".to_owned(),
+                count => format!("{count} pods finish"),
+            };
+            let text = format!(
+                "GPU memory suffices on {} once {count}, the fewest of all nodes: {}",
+                finish.node,
+                listed(&finish.pods)
+            );
+            writeln!(out, "\n{}", printable(&text))?;
+        }
+        if let Some(reserved) = &self.reserved {
+            let text = format!(
+                "Event {}, {} ago: {}",
+                reserved.event,
+                age(reserved.age_seconds),
+                reserved.note
+            );
+            writeln!(out, "\n{}", printable(&text))?;
         }
         for unknown in &self.unknown {
             writeln!(out, "\nNote: {}", printable(unknown))?;
@@ -95,5 +107,46 @@ impl Why {
             writeln!(out, "\nkube-scheduler said: {}", printable(said))?;
         }
         Ok(())
+    }
+}
+
+/// What there is to say of a GPU beside its name.
+fn state(near: &Near) -> String {
+    let lacks = match (&near.refuses, near.no_limit, near.lacks) {
+        (Some(why), ..) => format!("takes no pods: {why}"),
+        (None, Some(why), _) => format!("cannot limit memory: {why}"),
+        (None, None, Mib::ZERO) => {
+            "has enough memory, but its node has too few GPUs like it".to_owned()
+        }
+        (None, None, lacks) => format!("{} short", memory(lacks)),
+    };
+    let freed = match near.freed_by.as_slice() {
+        [] => String::new(),
+        pods => format!("; fits once {} ends", pods.join(" and ")),
+    };
+    format!("{} free, {lacks}{freed}", memory(near.room))
+}
+
+/// Those of which the same is to be said once: the first, and how many more.
+fn grouped(all: &[Near]) -> Vec<(&Near, usize)> {
+    let mut groups: Vec<(&Near, usize)> = Vec::new();
+    for near in all {
+        let same = |(first, _): &&mut (&Near, usize)| {
+            first.model == near.model && state(first) == state(near)
+        };
+        match groups.iter_mut().find(same) {
+            Some((_, more)) => *more += 1,
+            None => groups.push((near, 0)),
+        }
+    }
+    groups
+}
+
+/// The first few names, and how many more.
+fn listed(names: &[String]) -> String {
+    let (first, more) = names.split_at(names.len().min(NAMED));
+    match more.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
     }
 }

@@ -1,12 +1,15 @@
 //! Every output of every command, byte by byte, on one cluster that has a bit of everything.
 //! `GPUSTOW_BLESS=1 cargo test -p kubectl-gpustow` writes what the commands print now.
 
+mod check;
 mod cordons;
 mod defrag;
 mod docs;
 mod incidents;
 mod line;
 mod marks;
+mod settings;
+mod why;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -20,8 +20,8 @@ use gpustow_machine::Gpu;
 use gpustow_machine::Machine;
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
-    Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
-    eventually, gpu_node, pod,
+    Agent, Component, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
+    built, eventually, gpu_node, pod,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -54,7 +54,17 @@ struct Args {
     /// Folder of manifests and scheduler-config
     #[arg(long, default_value = ".")]
     repository: PathBuf,
+    /// Install these components of manifests too, and set the extender's flags as they do: line, keep, evict, move,
+    /// preempt-scattered
+    #[arg(long, value_name = "COMPONENT", value_delimiter = ',')]
+    with: Vec<String>,
+    /// Give the extender a further flag, as --extender-arg=--keep-for=60; see gpustow --help
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    extender_arg: Vec<String>,
 }
+
+/// The simulated pod of the extender, which runs as a process. `kubectl gpustow` reads its flags there.
+const EXTENDER: &str = "gpustow-scheduler-0";
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -78,6 +88,11 @@ async fn main() -> Result<()> {
 }
 
 async fn run(args: &Args) -> Result<()> {
+    let components = args.with.iter();
+    let components = components.map(|name| Component::read(&args.repository, name));
+    let components: Vec<_> = components.collect::<Result<_>>()?;
+    let flags = components.iter().flat_map(|it| it.args.clone());
+    let flags: Vec<String> = flags.chain(args.extender_arg.clone()).collect();
     println!("Starting the control plane ...");
     let cluster = ControlPlane::start(Options {
         controllers: true,
@@ -85,7 +100,7 @@ async fn run(args: &Args) -> Result<()> {
     })
     .await?;
     let client = cluster.admin()?;
-    install(args, &cluster, &client).await?;
+    install(args, &cluster, &client, &components).await?;
     let folder = cluster.dir().join("gpus");
     let mut programs = Programs::new(&folder);
     std::fs::create_dir_all(programs.proc())?;
@@ -97,8 +112,13 @@ async fn run(args: &Args) -> Result<()> {
     let kubeconfig = cluster
         .kubeconfig(names::NAMESPACE, names::SCHEDULER, None)
         .await?;
-    let options = ExtenderOptions::default();
+    let identity = format!("--identity={EXTENDER}");
+    let options = ExtenderOptions {
+        args: flags.iter().cloned().chain([identity]).collect(),
+        ..ExtenderOptions::default()
+    };
     let extender = Extender::start(&cluster, &args.gpustow, &kubeconfig, options).await?;
+    show_extender(&client, &flags).await?;
     let file = args
         .repository
         .join("scheduler-config/gpustow-scheduler.yaml");
@@ -120,13 +140,24 @@ async fn run(args: &Args) -> Result<()> {
 }
 
 /// Applies the manifests, without the Deployment's pods: there is nothing to run them.
-async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result<()> {
+async fn install(
+    args: &Args,
+    cluster: &ControlPlane,
+    client: &Client,
+    components: &[Component],
+) -> Result<()> {
     println!("Installing gpustow ...");
     let base = args.repository.join("manifests/base");
     let base = base.to_str().context("path of the repository")?;
     cluster
         .kubectl(&["apply", "--server-side", "-k", base])
         .await?;
+    for file in components.iter().flat_map(|it| &it.manifests) {
+        let file = file.to_str().context("path of a component")?;
+        cluster
+            .kubectl(&["apply", "--server-side", "-f", file])
+            .await?;
+    }
     let deployment = format!("deployment/{}", names::SCHEDULER);
     let namespace = format!("--namespace={}", names::NAMESPACE);
     cluster
@@ -151,6 +182,22 @@ async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result
         Ok(())
     })
     .await
+}
+
+/// A pod with the extender's flags; the kubelets call it ready as any other.
+async fn show_extender(client: &Client, flags: &[String]) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(client.clone(), names::NAMESPACE);
+    let shown: Pod = serde_json::from_value(json!({
+        "metadata": { "name": EXTENDER },
+        "spec": {
+            "nodeName": "gpu-node-0",
+            "serviceAccountName": names::SCHEDULER,
+            "automountServiceAccountToken": false,
+            "containers": [{ "name": "extender", "image": "simulated", "args": flags }],
+        },
+    }))?;
+    pods.create(&PostParams::default(), &shown).await?;
+    Ok(())
 }
 
 /// A node, the file that says which cards it has, and its agent.
@@ -226,6 +273,9 @@ A tour:
       # pods above their request, 3 GiB on gpu-node-0 that belong to no pod; after five minutes, idle pods
   kubectl gpustow ui
       # all of it live in a browser
+
+To try features that are off by default, start it with their components: make cluster ARGS=\"--with line,keep,evict\"
+(also move and preempt-scattered; --extender-arg for single flags).
 
 More to try: kubectl describe pod inference; kubectl gpustow top; curl -s {}/metrics | grep gpustow_cluster
 

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{Launch, Process, client, eventually, wait_bound};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::Api;
 use kube::{Client, ResourceExt as _};
 use nix::sys::signal::{Signal, kill};
@@ -53,6 +54,7 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
         program: program.to_owned(),
         args: vec![
             "--nodes=2".to_owned(),
+            "--with=line,preempt-scattered".to_owned(),
             format!("--gpustow={}", beside(program, "gpustow")?.display()),
             format!("--agent={}", beside(program, "gpustow-agent")?.display()),
             format!("--plugin={}", folder.display()),
@@ -90,6 +92,20 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
         Ok(())
     })
     .await?;
+
+    // The components are there, and the plugin sees the extender's flags.
+    let flags = Api::<Pod>::namespaced(client.clone(), names::NAMESPACE)
+        .get("gpustow-scheduler-0")
+        .await?;
+    let flags = format!("{:?}", flags.spec.context("no spec")?.containers[0].args);
+    ensure!(
+        flags.contains("--line=auto") && flags.contains("--preempt-scattered"),
+        "{flags}"
+    );
+    let roles = Api::<ClusterRole>::all(client.clone());
+    for role in ["gpustow-line", "gpustow-preempt-scattered"] {
+        roles.get(role).await?;
+    }
 
     // Every program of the cluster has the folder in its arguments.
     let dir = Path::new(kubeconfig).parent().context("no folder")?;

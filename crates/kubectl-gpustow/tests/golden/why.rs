@@ -1,0 +1,180 @@
+//! What `why` says of pods that no end of a single pod helps: of several GPUs, too large, or held to a limit.
+
+use anyhow::{Result, ensure};
+use gpustow_api::names;
+use serde_json::{Value, json};
+
+use crate::incidents::{Files, NOW, node, part, waiting};
+
+/// A node with so many GPUs of 24,000 MiB, each held whole by two pods, of which the driver may or may not limit memory.
+fn full(name: &str, gpus: usize, limit: &str) -> Vec<Value> {
+    let uuid = |gpu: usize| format!("GPU-{name}-{gpu}");
+    let cards: Vec<_> = (0..gpus)
+        .map(|gpu| {
+            json!({ "uuid": uuid(gpu), "index": gpu, "model": "NVIDIA L4", "totalMiB": 24_000,
+                "memoryLimit": limit })
+        })
+        .collect();
+    let mut objects = vec![
+        node(name, &json!({}), &format!("{}", gpus * 24_000)),
+        json!({ "kind": "GpuNode", "metadata": { "name": name }, "spec": {},
+            "status": { "heartbeat": NOW, "gpus": cards } }),
+    ];
+    for gpu in 0..gpus {
+        for half in ["a", "b"] {
+            let assignment = json!({ "version": 1, "gpus": [{ "uuid": uuid(gpu), "mib": 12_000 }],
+                "containers": { "main": [uuid(gpu)] } });
+            let mut pod = waiting(&format!("{name}-{gpu}{half}"), "");
+            pod["metadata"]["annotations"] =
+                json!({ "gpustow.dev/assignment": assignment.to_string() });
+            pod["spec"]["nodeName"] = json!(name);
+            pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
+                json!("12000");
+            pod["status"] = json!({ "phase": "Running" });
+            objects.push(pod);
+        }
+    }
+    objects
+}
+
+fn asks(mib: u64, notes: &Value) -> Value {
+    let mut pod = waiting(
+        "asks",
+        "0/2 nodes are available: 2 not enough wholly free GPUs.",
+    );
+    pod["metadata"]["annotations"] = notes.clone();
+    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
+        json!(mib.to_string());
+    pod
+}
+
+/// What `why` says of the pod beside these, in one line.
+async fn why(mut objects: Vec<Value>, pod: Value) -> Result<(String, String)> {
+    objects.push(pod);
+    let files = Files::new("why", &objects)?;
+    let (_, said) = files.ask("why ops/asks").await?;
+    Ok((said.split_whitespace().collect::<Vec<_>>().join(" "), said))
+}
+
+fn both(limit: &str) -> Vec<Value> {
+    let mut objects = full("four", 4, limit);
+    objects.extend(full("two", 2, limit));
+    objects
+}
+
+#[tokio::test]
+async fn a_pod_of_several_gpus_is_told_how_many_pods_must_finish_on_which_node() -> Result<()> {
+    let notes = json!({ "gpustow.dev/gpu-count": "2" });
+    let (words, said) = why(both("holds"), asks(48_000, &notes)).await?;
+    ensure!(
+        !words.contains("fits once"),
+        "no single pod suffices: {said}"
+    );
+    let text =
+        "GPU memory suffices on four once 4 pods finish, the fewest of all nodes: ops/four-0a, ";
+    ensure!(
+        words.contains(text) && words.contains("and 1 more"),
+        "{said}"
+    );
+    // Of one GPU it is as before.
+    let (words, said) = why(both("holds"), asks(12_000, &json!({}))).await?;
+    ensure!(
+        words.contains("fits once ops/four-0a (11.7Gi) ends"),
+        "{said}"
+    );
+    ensure!(!words.contains("GPU memory suffices"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_place_that_the_extender_keeps_is_quoted_from_its_event() -> Result<()> {
+    let event = |uid: &str, reason: &str, time: &str, message: &str| {
+        json!({ "kind": "Event", "metadata": { "namespace": "ops", "name": message }, "reason": reason,
+            "involvedObject": { "kind": "Pod", "uid": uid }, "eventTime": time, "message": message })
+    };
+    let mut objects = both("holds");
+    objects.push(part(
+        "e",
+        "initContainers",
+        "extender",
+        &["--keep=60"],
+        true,
+    ));
+    objects.extend([
+        event(
+            "asks",
+            "GpuPlaceKept",
+            "2026-11-21T09:40:00.000000Z",
+            "on node two",
+        ),
+        event(
+            "asks",
+            "GpuPlaceKept",
+            "2026-11-21T09:57:00.000000Z",
+            "on node four",
+        ),
+        event(
+            "asks",
+            "GpuMemoryKept",
+            "2026-11-21T09:58:00.000000Z",
+            "something else",
+        ),
+        event(
+            "other",
+            "GpuPlaceKept",
+            "2026-11-21T09:59:00.000000Z",
+            "another pod",
+        ),
+    ]);
+    let notes = json!({ "gpustow.dev/gpu-count": "2" });
+    let (words, said) = why(objects, asks(48_000, &notes)).await?;
+    ensure!(
+        words.contains("Event GpuPlaceKept, 3m ago: on node four"),
+        "{said}"
+    );
+    for other in ["on node two", "something else", "another pod"] {
+        ensure!(!words.contains(other), "{said}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_that_no_node_can_hold_is_told_what_to_change() -> Result<()> {
+    let count = |gpus: &str| json!({ "gpustow.dev/gpu-count": gpus });
+    let driver = json!({ "gpustow.dev/enforce": "driver" });
+    let mut limited = asks(20_000, &driver);
+    limited["spec"]["containers"][0]["env"] = json!([
+        { "name": names::MEMORY_LIMIT, "value": "20000" }, { "name": names::MEMORY_REQUEST, "value": "0" }]);
+    for (limit, pod, advice) in [
+        (
+            "holds",
+            asks(70_000, &json!({})),
+            "No GPU that it may use has 68.4Gi; the largest has 23.4Gi. To fix it, split it with gpustow.dev/gpu-count: \"3\" and \
+             gpustow.dev/gpu-mem: 70002, or request at most 24000 per GPU.",
+        ),
+        (
+            "holds",
+            asks(200_000, &json!({})),
+            "No GPU that it may use has 195.3Gi; the largest has 23.4Gi. To fix it, request at most 24000 per GPU.",
+        ),
+        (
+            "holds",
+            asks(16_000, &count("16")),
+            "No node that it may use has 16 GPUs of 1000Mi; the largest has 4. Set gpustow.dev/gpu-count to at most 4.",
+        ),
+        (
+            "driver",
+            limited,
+            "No GPU can hold the pod to its limit. Set gpustow.dev/enforce: watch, unless the driver must hold it.",
+        ),
+    ] {
+        let (words, said) = why(both(limit), pod).await?;
+        ensure!(words.contains(advice), "{advice}: {said}");
+        // The same cause is said once.
+        let lines = said
+            .lines()
+            .filter(|line| line.contains(" GPU 0 ") || line.contains(" GPU 1 "));
+        ensure!(lines.count() <= 1, "{said}");
+    }
+    Ok(())
+}
