@@ -212,26 +212,36 @@ impl Ledger {
         may.then(|| request.clone())
     }
 
-    /// Does the pod fit somewhere, so that it will be woken? Not where kube-scheduler's own filters refuse it. True, too,
-    /// if that takes too long to tell.
+    /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
     pub(crate) fn may_fit_now(&self, pod: &PodFacts, now: Duration) -> bool {
         let mut budget = Budget::of(&self.config);
+        let mut nodes = self.books.nodes();
+        nodes.any(|(name, _)| self.fits_now_on(name, pod, now, &mut budget))
+    }
+
+    /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
+    pub(crate) fn fits_now_on(
+        &self,
+        name: &str,
+        pod: &PodFacts,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> bool {
         let Ok(request) = &pod.request else {
             return true;
         };
         // Of a node that is gone the report may be there still: nobody is bound to it.
-        let mut nodes = self
+        let is_there = self
             .books
-            .nodes()
-            .filter(|(_, node)| node.facts().is_some());
-        nodes.any(|(name, _)| {
-            self.may_fit(name, pod, now)
-                && self.evidence(&pod.uid, name, now) != Evidence::Rejected
-                && !matches!(
-                    self.choose_within(name, pod, request, &mut budget),
-                    Err(reason) if reason != Reason::NotYet
-                )
-        })
+            .node(name)
+            .is_some_and(|node| node.facts().is_some());
+        is_there
+            && self.may_fit(name, pod, now)
+            && self.evidence(&pod.uid, name, now) != Evidence::Rejected
+            && !matches!(
+                self.choose_within(name, pod, request, budget),
+                Err(reason) if reason != Reason::NotYet
+            )
     }
 
     /// Who would have to give memory back on this node for the pod.

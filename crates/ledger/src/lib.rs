@@ -62,6 +62,7 @@ mod over_limit;
 mod places;
 mod preempt;
 mod queue;
+mod round;
 mod scattered;
 mod scores;
 mod shortage;
@@ -93,6 +94,7 @@ pub struct Ledger {
     scores: Scores,
     queue: Queue,
     over: over_limit::Seen,
+    placing: places::Seen,
     scattered: scattered::Seen,
     moving: scattered::Tries,
     /// What time it was, in seconds since 1970, when this ledger's clock began.
@@ -111,6 +113,7 @@ impl Ledger {
             scores: Scores::new(config.policy),
             queue: Queue::new(config.line),
             over: over_limit::Seen::default(),
+            placing: places::Seen::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
             unix_at_start: None,
