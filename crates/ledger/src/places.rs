@@ -101,8 +101,9 @@ struct Absent {
     until: Duration,
 }
 
-/// The order in which pods are to have reservations; of equals the one that has one.
-type Turn = (Reverse<i32>, u32, bool, i64, Arc<str>, Uid);
+/// The order in which pods are to have reservations: those that did not come for one last, then by priority; of equals
+/// the one that has one.
+type Turn = (u32, Reverse<i32>, bool, i64, Arc<str>, Uid);
 
 impl Ledger {
     /// Gives places to those who have waited for long, and ends what is to end. To be called every second or so;
@@ -219,7 +220,7 @@ impl Ledger {
         let absent = self.placing.absent.get(&pod.uid);
         let times = absent.map_or(0, |absent| absent.times);
         let (name, uid) = (pod.name.clone(), pod.uid.clone());
-        Some((Reverse(pod.priority), times, !has, pod.created, name, uid))
+        Some((times, Reverse(pod.priority), !has, pod.created, name, uid))
     }
 
     /// The pods that have reservations, in their order, and the GPUs of each. A pod that is being ungated counts.
