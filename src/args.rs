@@ -155,6 +155,10 @@ pub struct Args {
     #[arg(long, env = "GPUSTOW_ACT", default_value_t, value_parser = PossibleValuesParser::new(Act::VARIANTS).try_map(|word| Act::from_str(&word)))]
     pub act: Act,
 
+    /// Do to every pod what --act says: the annotation gpustow.dev/act of a pod does not soften it
+    #[arg(long, env = "GPUSTOW_IGNORE_POD_ACT", requires = "call_back")]
+    pub ignore_pod_act: bool,
+
     /// Seconds for which memory that is called back is waited for, beyond the time that its users have to
     /// end, before another GPU is tried
     #[arg(long, env = "GPUSTOW_CALL_BACK_FOR", default_value_t = Seconds(Config::default().call_back_for))]
@@ -276,6 +280,8 @@ impl Args {
             keep_places: self.keep_places,
             keep_percent: self.keep_percent,
             call_back: self.call_back,
+            action: self.act,
+            owners_soften: !self.ignore_pod_act,
             preempt_scattered: self.preempt_scattered,
             moves: self.moves > 0,
             call_back_for: self.call_back_for.0,

@@ -51,6 +51,7 @@
 mod beside;
 mod bind;
 mod books;
+mod borrowers;
 mod budget;
 mod call_back;
 mod config;
@@ -95,6 +96,8 @@ pub struct Ledger {
     queue: Queue,
     over: over_limit::Seen,
     placing: places::Seen,
+    calling: call_back::Seen,
+    asked: borrowers::Asked,
     scattered: scattered::Seen,
     moving: scattered::Tries,
     /// What time it was, in seconds since 1970, when this ledger's clock began.
@@ -114,6 +117,8 @@ impl Ledger {
             queue: Queue::new(config.line),
             over: over_limit::Seen::default(),
             placing: places::Seen::default(),
+            calling: call_back::Seen::default(),
+            asked: borrowers::Asked::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
             unix_at_start: None,
