@@ -280,23 +280,22 @@ impl Acts {
         may
     }
 
-    /// What the operator wants, softened by the pod's owner.
+    /// What the administrator wants, softened by the pod's owner where that is allowed.
     fn act_on(&self, pod: &PodFacts) -> Act {
-        pod.act.map_or(self.app.args.settings.act, |own| {
-            own.min(self.app.args.settings.act)
-        })
+        self.app.args.settings.ledger().action_on(pod)
     }
 
     /// Is the pod to give memory back still? The look that said so may be some requests old.
-    fn is_victim(&self, uid: &Uid) -> bool {
+    fn is_victim(&self, victim: &Victim) -> bool {
         let now = self.app.ledger.now();
         let ledger = self.app.ledger.lock();
         let backs = ledger.call_backs(now);
-        victims(&backs, ledger.shortages(now), ledger.over_limits(now)).contains_key(uid)
+        let short = ledger.shortages_on(&victim.node, now);
+        victims(&backs, short, ledger.over_limits(now)).contains_key(&victim.pod.uid)
     }
 
     async fn act(&mut self, epoch: u64, victim: &Victim) {
-        if !self.is_victim(&victim.pod.uid) {
+        if !self.is_victim(victim) {
             return;
         }
         let (pod, act) = (&victim.pod, self.act_on(&victim.pod));
@@ -332,7 +331,7 @@ impl Acts {
     /// Evicts this very copy of the pod.
     async fn evict(&mut self, epoch: u64, victim: &Victim, version: String) {
         let pod = &victim.pod;
-        if self.app.epoch.confirm(epoch).await.is_err() || !self.is_victim(&pod.uid) {
+        if self.app.epoch.confirm(epoch).await.is_err() || !self.is_victim(victim) {
             return;
         }
         match self.ask_to_evict(pod, version).await {

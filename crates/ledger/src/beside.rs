@@ -50,6 +50,7 @@ impl Ledger {
         gone: impl Fn(&str) -> bool,
         budget: &mut Budget,
     ) -> Result<Option<NodeGpus>, Reason> {
+        budget.charge_view(node);
         let mut view = node.view_of(|uid| !gone(uid));
         let kept = self.take_kept(&mut view, name, node, pod, gone, budget)?;
         Ok(kept.then_some(view))
@@ -89,6 +90,7 @@ impl Ledger {
                 .filter_map(|pod| self.queue.called_back(&pod.uid));
             called.any(|(_, what)| what.has(uuid))
         };
+        budget.charge_view(node);
         let mut later = node.view_without_loans(|uid| !leaving(uid) && !gone(uid), called);
         // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
         let freed_cpu = later.cpu_free_milli.saturating_sub(view.cpu_free_milli);
@@ -147,7 +149,10 @@ impl Ledger {
         budget: &mut Budget,
     ) -> Result<NodeGpus, Reason> {
         let beside = self.beside_kept(name, node, pod, &gone, budget)?;
-        Ok(beside.unwrap_or_else(|| node.view_of(|uid| !gone(uid))))
+        Ok(beside.unwrap_or_else(|| {
+            budget.charge_view(node);
+            node.view_of(|uid| !gone(uid))
+        }))
     }
 }
 

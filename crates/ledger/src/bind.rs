@@ -140,6 +140,7 @@ impl Ledger {
     /// what has been kept for long enough.
     pub fn expire(&mut self, now: Duration) {
         let ttl = self.config.claim_ttl;
+        self.note_late_borrowers(now);
         self.queue.expire_kept(&self.books, now, ttl);
         let change = self.books.expire(now);
         self.follow(change);

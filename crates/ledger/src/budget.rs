@@ -5,11 +5,14 @@
 //! [`Reason::NotYet`]. The pod is woken to be asked for again, and that call begins where this one
 //! stopped: after as many calls as there are nodes each has been looked at.
 
+use crate::books::Node;
 use crate::{Config, Ledger, Reason};
 
 /// What one periodic look may cost: it holds the lock that filter calls wait for. A fit of a pod of one GPU counts as
 /// [`FIT`], a search adds its steps, and each pod or node that is only looked at counts once.
 const LOOK: u64 = 4096;
+/// What one part of a round may cost, in GPUs looked at: some milliseconds.
+const ROUND: u64 = 50_000;
 /// What a plan may cost that is made for people: it holds no lock.
 const PLAN: u64 = 1_600_000;
 const FIT: u64 = 8;
@@ -21,34 +24,42 @@ pub struct Budget {
     /// What each fit costs beside its steps.
     fit: u64,
     spent: u64,
+    /// Views count, too; no search is refused, and the caller stops between two nodes.
+    to_end: bool,
 }
 
 impl Budget {
+    fn with(left: u64, fit: u64) -> Self {
+        Self {
+            left,
+            fit,
+            spent: 0,
+            to_end: false,
+        }
+    }
+
     /// For one call.
     pub(crate) fn of(config: &Config) -> Self {
-        Self {
-            left: config.search_steps,
-            fit: 0,
-            spent: 0,
-        }
+        Self::with(config.search_steps, 0)
     }
 
     /// For one periodic look, which counts every fit. What it leaves, the next look goes on with.
     pub(crate) fn of_look() -> Self {
+        Self::with(LOOK, FIT)
+    }
+
+    /// For one part of a round ([`crate::round::Round`]), which counts every view of a node as well, and looks at each
+    /// node to its end. Before each node ask [`Budget::is_spent`].
+    pub(crate) fn of_round() -> Self {
         Self {
-            left: LOOK,
-            fit: FIT,
-            spent: 0,
+            to_end: true,
+            ..Self::with(ROUND, FIT)
         }
     }
 
     /// For a plan that is made for people.
     pub(crate) fn of_plan() -> Self {
-        Self {
-            left: PLAN,
-            fit: FIT,
-            spent: 0,
-        }
+        Self::with(PLAN, FIT)
     }
 
     /// Has a periodic look spent nothing so far?
@@ -74,22 +85,22 @@ impl Budget {
         self.spent
     }
 
+    /// A view of the node is computed: for each GPU everybody who is there is looked at.
+    pub(crate) fn charge_view(&mut self, node: &Node) {
+        if self.to_end {
+            let pods = usize::try_from(node.count()).unwrap_or(usize::MAX);
+            self.charge(node.gpus().len().saturating_mul(pods.saturating_add(1)));
+        }
+    }
+
     /// For one node.
     pub(crate) fn all() -> Self {
-        Self {
-            left: u64::MAX,
-            fit: 0,
-            spent: 0,
-        }
+        Self::with(u64::MAX, 0)
     }
 
     /// For looking at what is remembered.
     pub(crate) fn none() -> Self {
-        Self {
-            left: 0,
-            fit: 0,
-            spent: 0,
-        }
+        Self::with(0, 0)
     }
 
     /// Is nothing left?
@@ -102,7 +113,7 @@ impl Budget {
     /// # Errors
     /// [`Reason::NotYet`] if nothing is left.
     pub(crate) fn spend<T>(&mut self, search: impl FnOnce(&mut u64) -> T) -> Result<T, Reason> {
-        if self.left == 0 {
+        if self.left == 0 && !self.to_end {
             return Err(Reason::NotYet);
         }
         let mut steps = 0;

@@ -6,24 +6,19 @@
 //! nobody at all while the node's report is stale, and of one card's memory only one pod has some called
 //! back at a time. What does not come until the deadline is given up, and another card is tried.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_api::gpunode::PodUse;
-use gpustow_pack::{Cost, Mib, Refusal, Request};
+use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 
 use crate::books::{Node, Uid};
+use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
 use crate::queue::{CalledBack, Evidence};
+use crate::round::{Offer, Round};
 use crate::{Ledger, Reason};
-
-/// Kinds of waiting pods that one look calls memory back for.
-const KINDS: usize = 16;
-/// The longest that the victims' own time to end puts a deadline off.
-const LONGEST_GRACE: Duration = Duration::from_secs(600);
 
 /// Memory that is called back for a pod.
 #[derive(Clone, Debug)]
@@ -56,8 +51,21 @@ pub struct Borrower {
 /// What is missing of cards, by their index in the view.
 type Missing = Vec<(usize, Mib)>;
 
+/// What looks at pods that wait remember; lost at a restart without harm.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    round: Round<Plan>,
+    /// What looks have cost so far.
+    spent: u64,
+}
+
 /// Where memory could be called back for a pod.
+#[derive(Debug)]
 struct Plan {
+    /// What kube-scheduler said of the node.
+    offered: bool,
+    /// An earlier extender began there.
+    continues: bool,
     node: Arc<str>,
     cards: Vec<(Box<str>, Mib)>,
     victims: Vec<Uid>,
@@ -66,9 +74,18 @@ struct Plan {
 }
 
 impl Plan {
-    /// Of two plans the one with fewer victims is taken, then the one that asks for less.
-    fn order(&self) -> (usize, Mib, Cost, &str) {
-        (self.victims.len(), self.missing, self.cost, &self.node)
+    /// A plan where nothing may be done yet comes last. Then the one with fewer victims is taken, then the one that
+    /// asks for less.
+    fn order(&self) -> (bool, bool, usize, Mib, Cost, &str) {
+        let (victims, missing) = (self.victims.len(), self.missing);
+        let (offered, continues) = (self.offered, self.continues);
+        (
+            !offered, !continues, victims, missing, self.cost, &self.node,
+        )
+    }
+
+    fn is_better(&self, other: &Self) -> bool {
+        self.order() < other.order()
     }
 }
 
@@ -79,31 +96,107 @@ impl Ledger {
         if !self.config.call_back {
             return;
         }
+        self.note_refusals(now);
         self.expire(now);
         for uid in self.queue.all_called_back() {
             self.look_after(&uid, now);
         }
-        let lenders = self.books.nodes().filter(|(_, node)| node.lends());
-        let lenders: Vec<Arc<str>> = lenders.map(|(name, _)| name.clone()).collect();
-        if lenders.is_empty() {
+        self.call_more_back(now);
+    }
+
+    /// What [`Ledger::call_back`] has cost so far in looks for pods that wait, in GPUs looked at.
+    #[must_use]
+    pub fn work_on_call_backs(&self) -> u64 {
+        self.calling.spent
+    }
+
+    /// Goes on with the search for pods that wait: the first of each kind.
+    fn call_more_back(&mut self, now: Duration) {
+        if !self.books.nodes().any(|(_, node)| node.lends()) {
+            self.calling.round = Round::default();
             return;
         }
-        for uid in self.queue.without_room(KINDS, |_| true) {
-            let Some(pod) = self.asleep(&uid).filter(|pod| !self.may_fit_now(pod, now)) else {
-                continue;
+        let mut round = take(&mut self.calling.round);
+        if round.is_over() {
+            let may = |uid: &str| self.may_call_back(uid).is_some();
+            round = Round::of(self.queue.without_room(usize::MAX, may));
+        }
+        let mut budget = Budget::of_round();
+        while let Some((uid, found)) = round.go_on(
+            &mut budget,
+            |uid| {
+                self.may_call_back(uid)?;
+                let nodes = self.books.nodes();
+                Some(nodes.map(|(name, _)| name.clone()).collect())
+            },
+            |uid, name, budget| self.offer_of_borrowers(uid, name, now, budget),
+            Plan::is_better,
+        ) {
+            let found = match found {
+                // It may be some looks old.
+                Offer::Plan(plan) => self.offer_of_borrowers(&uid, &plan.node, now, &mut budget),
+                found => found,
             };
-            let kept_before = lenders
-                .iter()
-                .filter(|name| pod.kept_on == Some((*name).clone()));
-            let kept_before: Vec<&str> = kept_before.map(|name| &**name).collect();
-            let open = |name: &&str| self.refused_in_tree(name, &pod).is_none();
-            let open: Vec<&str> = lenders.iter().map(|name| &**name).filter(open).collect();
-            if !self.call_back_for(&pod, &kept_before, now) && !self.call_back_for(&pod, &open, now)
-            {
+            match found {
+                Offer::Plan(plan) if plan.offered => self.begin_call_back(&uid, plan, now),
+                Offer::Plan(_) => self.ask_for_evidence(&uid, now),
                 // Every card was tried: a later look tries them all again.
-                self.queue.call_all_again(&uid, now);
+                Offer::Nothing => self.queue.call_all_again(&uid, now),
+                Offer::Fits => {}
             }
         }
+        self.calling.round = round;
+        self.calling.spent += budget.spent();
+    }
+
+    fn may_call_back(&self, uid: &str) -> Option<Arc<PodFacts>> {
+        let pod = self.asleep(uid)?;
+        self.may_call_back_for(&pod).map(|_| pod)
+    }
+
+    /// What the borrowers of a node could leave to a pod that waits.
+    fn offer_of_borrowers(
+        &self,
+        uid: &Uid,
+        name: &Arc<str>,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Offer<Plan> {
+        let Some(pod) = self.may_call_back(uid) else {
+            return Offer::Fits;
+        };
+        if self.fits_now_on(name, &pod, now, budget) {
+            return Offer::Fits;
+        }
+        let mut plan = || {
+            if self.refused_in_tree(name, &pod).is_some() {
+                return None;
+            }
+            let request = pod.request.as_ref().ok()?;
+            let continues = pod.kept_on.as_ref() == Some(name);
+            let offered = match self.evidence(uid, name, now) {
+                Evidence::Offered => true,
+                Evidence::Unknown => continues,
+                Evidence::Rejected => return None,
+            };
+            let plan = self.plan(&pod, request, name, now, budget)?;
+            Some(Plan {
+                offered,
+                continues,
+                ..plan
+            })
+        };
+        plan().map_or(Offer::Nothing, Offer::Plan)
+    }
+
+    fn begin_call_back(&mut self, uid: &Uid, plan: Plan, now: Duration) {
+        let pod = self.books.pod(uid);
+        let Some(request) = pod.and_then(|pod| pod.request.clone().ok()) else {
+            return;
+        };
+        let until = now + self.config.call_back_for + self.grace(&plan.victims);
+        let what = CalledBack::new(request, plan.cards, plan.victims);
+        self.queue.keep(uid, &plan.node, what, until, &self.books);
     }
 
     /// What is called back now, and from whom.
@@ -113,7 +206,7 @@ impl Ledger {
         all.iter().filter_map(|uid| self.called(uid, now)).collect()
     }
 
-    fn called(&self, uid: &str, now: Duration) -> Option<CallBack> {
+    pub(crate) fn called(&self, uid: &str, now: Duration) -> Option<CallBack> {
         let (name, what) = self.queue.called_back(uid)?;
         let pod = self.books.pod(uid)?;
         Some(CallBack {
@@ -135,8 +228,9 @@ impl Ledger {
     ) -> Option<Vec<Borrower>> {
         self.check(name, now).ok()?;
         let node = self.books.node(name)?;
-        let missing = self.missing(pod, name, node, what.cards(), what.victims())?;
-        let needed = self.choose_borrowers(node, &missing, what.victims(), true)?;
+        let mut budget = Budget::of(&self.config);
+        let missing = self.missing(pod, name, node, what.cards(), what.victims(), &mut budget)?;
+        let needed = self.choose_borrowers(node, &missing, what.victims(), true, now)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
         let lent = short.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
@@ -177,23 +271,23 @@ impl Ledger {
         let Some(request) = self.may_call_back_for(pod) else {
             return false;
         };
-        let mut budget = Budget::of(&self.config);
+        // What this call does not come to, a look does.
+        let mut budget = Budget::of_round();
         let mut best: Option<Plan> = None;
         for name in candidates {
-            let Some(plan) = self.plan(pod, &request, name, now, &mut budget) else {
-                continue;
-            };
-            if best.as_ref().is_none_or(|best| plan.order() < best.order()) {
+            if budget.is_spent() {
+                break;
+            }
+            let plan = self.plan(pod, &request, name, now, &mut budget);
+            let is_better = |plan: &Plan| best.as_ref().is_none_or(|best| plan.is_better(best));
+            if let Some(plan) = plan.filter(is_better) {
                 best = Some(plan);
             }
         }
         let Some(plan) = best else {
             return false;
         };
-        let until = now + self.config.call_back_for + self.grace(&plan.victims);
-        let what = CalledBack::new(request, plan.cards, plan.victims);
-        let books = &self.books;
-        self.queue.keep(&pod.uid, &plan.node, what, until, books);
+        self.begin_call_back(&pod.uid, plan, now);
         true
     }
 
@@ -212,26 +306,36 @@ impl Ledger {
         may.then(|| request.clone())
     }
 
-    /// Does the pod fit somewhere, so that it will be woken? Not where kube-scheduler's own filters refuse it. True, too,
-    /// if that takes too long to tell.
+    /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
     pub(crate) fn may_fit_now(&self, pod: &PodFacts, now: Duration) -> bool {
         let mut budget = Budget::of(&self.config);
+        let mut nodes = self.books.nodes();
+        nodes.any(|(name, _)| self.fits_now_on(name, pod, now, &mut budget))
+    }
+
+    /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
+    pub(crate) fn fits_now_on(
+        &self,
+        name: &str,
+        pod: &PodFacts,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> bool {
         let Ok(request) = &pod.request else {
             return true;
         };
         // Of a node that is gone the report may be there still: nobody is bound to it.
-        let mut nodes = self
+        let is_there = self
             .books
-            .nodes()
-            .filter(|(_, node)| node.facts().is_some());
-        nodes.any(|(name, _)| {
-            self.may_fit(name, pod, now)
-                && self.evidence(&pod.uid, name, now) != Evidence::Rejected
-                && !matches!(
-                    self.choose_within(name, pod, request, &mut budget),
-                    Err(reason) if reason != Reason::NotYet
-                )
-        })
+            .node(name)
+            .is_some_and(|node| node.facts().is_some());
+        is_there
+            && self.may_fit(name, pod, now)
+            && self.evidence(&pod.uid, name, now) != Evidence::Rejected
+            && !matches!(
+                self.choose_within(name, pod, request, budget),
+                Err(reason) if reason != Reason::NotYet
+            )
     }
 
     /// Who would have to give memory back on this node for the pod.
@@ -253,22 +357,36 @@ impl Ledger {
         let is_free = |uuid: &str| {
             !called.iter().any(|what| what.has(uuid)) && !self.queue.was_in_vain(&pod.uid, uuid)
         };
+        budget.charge_view(node);
         let mut view = node.view_without_loans(|_| true, is_free);
         self.take_kept(&mut view, name, node, pod, |_| false, budget)
             .ok()?;
-        let choice = self.scores.fit_within(&view, request, budget).ok()?;
-        let charges = choice.placement.charges.iter();
-        let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
-        let cards: Vec<(Box<str>, Mib)> = cards.collect();
-        let missing = self.missing(pod, name, node, &cards, &[])?;
-        let victims = self.choose_borrowers(node, &missing, &[], false)?;
-        (!victims.is_empty()).then(|| Plan {
-            node: name.clone(),
-            cards,
-            victims,
-            missing: missing.iter().map(|(_, mib)| *mib).sum(),
-            cost: choice.cost,
-        })
+        // Which GPU packs best says nothing of who has to give back there.
+        let one_gpu = matches!(request.claims.as_slice(), [claim] if claim.gpus == 1);
+        let views: Vec<NodeGpus> = match one_gpu {
+            true => (0..view.cards.len())
+                .map(|card| alone(&view, card))
+                .collect(),
+            false => vec![view],
+        };
+        let plans = views.iter().filter_map(|view| {
+            let choice = self.scores.fit_within(view, request, budget).ok()?;
+            let charges = choice.placement.charges.iter();
+            let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
+            let cards: Vec<(Box<str>, Mib)> = cards.collect();
+            let missing = self.missing(pod, name, node, &cards, &[], budget)?;
+            let victims = self.choose_borrowers(node, &missing, &[], false, now)?;
+            (!victims.is_empty()).then(|| Plan {
+                offered: true,
+                continues: false,
+                node: name.clone(),
+                cards,
+                victims,
+                missing: missing.iter().map(|(_, mib)| *mib).sum(),
+                cost: choice.cost,
+            })
+        });
+        plans.reduce(|best, plan| if plan.is_better(&best) { plan } else { best })
     }
 
     /// What is missing of these cards for the pod to have what it is to get of them. None if one of them
@@ -280,11 +398,11 @@ impl Ledger {
         node: &Node,
         cards: &[(Box<str>, Mib)],
         victims: &[Uid],
+        budget: &mut Budget,
     ) -> Option<Missing> {
         let request = pod.request.as_ref().ok()?;
         let charges = node.charges(cards);
-        let mut budget = Budget::of(&self.config);
-        let view = self.view_without(name, node, pod, |_| false, &mut budget);
+        let view = self.view_without(name, node, pod, |_| false, budget);
         let view = view.ok().filter(|_| charges.len() == cards.len())?;
         let left = |card: usize| {
             let used = node.gpus().get(card).into_iter().flat_map(|gpu| &gpu.pods);
@@ -296,79 +414,11 @@ impl Ledger {
         };
         let missing = |(card, mib): (usize, Mib)| {
             let room = request.room(view.cards.get(card)?)?;
-            Some((card, mib.minus(room).minus(left(card))))
+            // Borrowers may use the headroom, too: that comes back before anything is free.
+            let wanted = mib + beyond_capacity(node, card);
+            Some((card, wanted.minus(room).minus(left(card))))
         };
         charges.into_iter().map(missing).collect()
-    }
-
-    /// Who is to give back what is missing: no more pods than it takes, in the written order: those who were
-    /// asked or are ending already, then low priority, then whoever borrows most, then whoever has been idle
-    /// longest. None if all of them together do not have it.
-    pub(crate) fn choose_borrowers(
-        &self,
-        node: &Node,
-        missing: &[(usize, Mib)],
-        asked: &[Uid],
-        only_asked: bool,
-    ) -> Option<Vec<Uid>> {
-        let mut lent: BTreeMap<&Uid, Vec<Mib>> = BTreeMap::new();
-        for (at, (card, mib)) in missing.iter().enumerate() {
-            let gpu = node.gpus().get(*card).filter(|_| *mib > Mib::ZERO);
-            let borrowers = gpu.into_iter().flat_map(|gpu| node.borrowers(gpu));
-            for (uid, held, used) in borrowers {
-                let of_each = lent
-                    .entry(uid)
-                    .or_insert_with(|| vec![Mib::ZERO; missing.len()]);
-                of_each[at] = used.minus(held);
-            }
-        }
-        // It is busy if it is on one of the cards.
-        let idle = |uid: &str| {
-            let cards = missing
-                .iter()
-                .filter_map(|(card, _)| node.gpus().get(*card));
-            let used = cards.flat_map(|gpu| gpu.pods.iter().filter(|used| used.uid == uid));
-            used.map(PodUse::idle)
-                .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))
-                .flatten()
-                .unwrap_or(i64::MAX)
-        };
-        let was_asked = |uid: &Uid, pod: &PodFacts| {
-            pod.deleting || pod.asked_back.is_some() || asked.contains(uid)
-        };
-        let ordered = lent.into_iter().filter_map(|(uid, of_each)| {
-            let pod = self.books.pod(uid)?;
-            let counts = !only_asked || asked.contains(uid);
-            let sum: Mib = of_each.iter().copied().sum();
-            let key = (
-                !was_asked(uid, pod),
-                pod.priority,
-                Reverse(sum),
-                idle(uid),
-                uid,
-            );
-            counts.then_some((key, of_each))
-        });
-        let mut ordered: Vec<_> = ordered.collect();
-        ordered.sort_unstable_by_key(|(key, _)| *key);
-        let suffices = |chosen: &[&Vec<Mib>]| {
-            missing.iter().enumerate().all(|(at, (_, mib))| {
-                let back: Mib = chosen.iter().filter_map(|it| it.get(at)).copied().sum();
-                back >= *mib
-            })
-        };
-        let all: Vec<&Vec<Mib>> = ordered.iter().map(|(_, of_each)| of_each).collect();
-        // The first so many, less those, the most precious first, without whom it suffices.
-        let count = (0..=all.len()).find(|&count| suffices(&all[..count]))?;
-        let mut chosen: Vec<usize> = (0..count).collect();
-        for index in (0..count).rev() {
-            let rest = chosen.iter().filter(|other| **other != index);
-            if suffices(&rest.map(|other| all[*other]).collect::<Vec<_>>()) {
-                chosen.retain(|other| *other != index);
-            }
-        }
-        let uid = |index: usize| Some(ordered.get(index)?.0.4.clone());
-        chosen.into_iter().map(uid).collect()
     }
 
     /// One call-back goes on, with others if need be, or ends.
@@ -378,6 +428,8 @@ impl Ledger {
             return;
         };
         let pod = self.books.pod(uid).cloned();
+        // Borrowers give back for a pod that can come, or not at all.
+        let rejected = self.evidence(uid, &name, now) == Evidence::Rejected;
         let wants = |pod: &Arc<PodFacts>| {
             let same = pod
                 .request
@@ -392,48 +444,36 @@ impl Ledger {
         let goes_on = || {
             self.check(&name, now).ok()?;
             let node = self.books.node(&name)?;
-            let missing = self.missing(&pod, &name, node, what.cards(), what.victims())?;
-            let same = self.choose_borrowers(node, &missing, what.victims(), true);
-            match same {
+            let mut budget = Budget::of(&self.config);
+            let asked = what.victims();
+            let missing = self.missing(&pod, &name, node, what.cards(), asked, &mut budget)?;
+            match self.choose_borrowers(node, &missing, asked, true, now) {
                 Some(_) => Some(None),
-                None => Some(Some(self.choose_borrowers(
-                    node,
-                    &missing,
-                    what.victims(),
-                    false,
-                )?)),
+                None => {
+                    let others = self.choose_borrowers(node, &missing, asked, false, now);
+                    others.map(Some)
+                }
             }
         };
         match goes_on() {
+            _ if rejected => self.queue.called_in_vain(uid, &self.books),
             Some(None) => {}
             Some(Some(victims)) => self.queue.call_others(uid, victims),
             None => self.queue.called_in_vain(uid, &self.books),
         }
-    }
-
-    /// The longest that one of these pods may take to end.
-    pub(crate) fn grace(&self, victims: &[Uid]) -> Duration {
-        let pods = victims.iter().filter_map(|uid| self.books.pod(uid));
-        let longest = pods.map(|pod| pod.grace).max().unwrap_or_default();
-        Duration::from_secs(longest.into()).min(LONGEST_GRACE)
-    }
-
-    /// What these victims of a call-back are about to give back on a card.
-    pub(crate) fn coming_back(
-        &self,
-        node: &Node,
-        gpu: &gpustow_api::gpunode::Gpu,
-        what: &CalledBack,
-        gone: impl Fn(&str) -> bool,
-    ) -> Mib {
-        let borrowers = node.borrowers(gpu);
-        let victims = borrowers
-            .filter(|(uid, ..)| what.victims().contains(uid) && !gone(uid) && what.has(&gpu.uuid));
-        victims.map(|(_, held, used)| used.minus(held)).sum()
     }
 }
 
 /// May room be kept for this pod at all?
 fn may_hold(pod: &PodFacts) -> bool {
     pod.node.is_none() && !pod.released && !pod.gated && !pod.deleting
+}
+
+/// The node, with this card alone.
+fn alone(view: &NodeGpus, card: usize) -> NodeGpus {
+    let mut view = view.clone();
+    for (index, other) in view.cards.iter_mut().enumerate() {
+        other.usable &= index == card;
+    }
+    view
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use gpustow_api::PodFacts;
+use gpustow_api::act::Act;
 use gpustow_api::gpunode::STALE_AFTER;
 use gpustow_pack::PolicyKind;
 
@@ -25,6 +27,10 @@ pub struct Config {
     /// Call memory back that pods use beyond their requests when it keeps a pod off whose request fits by the
     /// books.
     pub call_back: bool,
+    /// What is done at most to have a pod give memory back.
+    pub action: Act,
+    /// Owners may soften that for their pods.
+    pub owners_soften: bool,
     /// How long memory that is called back is waited for, beyond the time that its users have to end.
     pub call_back_for: Duration,
     /// How long a pod may use more of a card than its limit before it is to give that back.
@@ -61,6 +67,8 @@ impl Default for Config {
             wake_again_after: Duration::from_secs(2),
             claim_ttl: Duration::from_secs(5),
             call_back: false,
+            action: Act::default(),
+            owners_soften: true,
             call_back_for: Duration::from_secs(60),
             over_limit_for: Duration::from_secs(60),
             line: false,
@@ -74,5 +82,14 @@ impl Default for Config {
             moves: false,
             search_steps: 100_000,
         }
+    }
+}
+
+impl Config {
+    /// What may be done to have this pod give memory back.
+    #[must_use]
+    pub fn action_on(&self, pod: &PodFacts) -> Act {
+        let own = pod.act.filter(|_| self.owners_soften);
+        own.map_or(self.action, |own| own.min(self.action))
     }
 }

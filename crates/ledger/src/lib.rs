@@ -51,6 +51,7 @@
 mod beside;
 mod bind;
 mod books;
+mod borrowers;
 mod budget;
 mod call_back;
 mod config;
@@ -63,6 +64,7 @@ mod over_limit;
 mod places;
 mod preempt;
 mod queue;
+mod round;
 mod scattered;
 mod scores;
 mod shortage;
@@ -94,6 +96,9 @@ pub struct Ledger {
     scores: Scores,
     queue: Queue,
     over: over_limit::Seen,
+    placing: places::Seen,
+    calling: call_back::Seen,
+    asked: borrowers::Asked,
     scattered: scattered::Seen,
     moving: scattered::Tries,
     /// What time it was, in seconds since 1970, when this ledger's clock began.
@@ -112,6 +117,9 @@ impl Ledger {
             scores: Scores::new(config.policy),
             queue: Queue::new(config.line),
             over: over_limit::Seen::default(),
+            placing: places::Seen::default(),
+            calling: call_back::Seen::default(),
+            asked: borrowers::Asked::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
             unix_at_start: None,

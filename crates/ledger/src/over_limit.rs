@@ -1,5 +1,8 @@
 //! Pods that use more of a card than their limit, and have done so for longer than they may.
 //!
+//! A program counts its own allocations, and neither what CUDA rounds up nor what a report does: a hundredth more than
+//! the limit is none of its doing ([`tolerance`]).
+//!
 //! A limit that the driver holds, or that is not to be held, is nobody's offence; one that cannot be read is none.
 //! For how long is counted between reports: two that lie so far apart, and all between them, must say it. What came
 //! before a time in which the agent was silent does not count.
@@ -122,7 +125,8 @@ impl Ledger {
         let each = cards.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
         each.filter_map(move |(gpu, (uid, held, used))| {
             let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?;
-            let limit = watched_limit(pod, gpu, held).filter(|limit| used > *limit)?;
+            let limit = watched_limit(pod, gpu, held);
+            let limit = limit.filter(|limit| used > *limit + tolerance(*limit))?;
             Some(OverLimit {
                 node: name.clone(),
                 limit,
@@ -152,4 +156,9 @@ fn watched_limit(pod: &PodFacts, gpu: &Gpu, held: Mib) -> Option<Mib> {
         pod.limit_on(&gpu.uuid)
             .map_or(held, |limit| limit.max(held))
     })
+}
+
+/// How much more than its limit a pod may use: a hundredth, and at least the MiB by which a report may round use up.
+fn tolerance(limit: Mib) -> Mib {
+    Mib((limit.0 / 100).max(1))
 }

@@ -8,21 +8,32 @@
 //! for another on which fewer have to end, for a pod of higher priority, and when nobody has ended there for long:
 //! then other cards are tried. Of pods that ask for the same, the one whose turn is first takes the place that is
 //! free first. None of it is stored: after a restart the places follow from the pods that wait.
+//!
+//! Only a pod for which a node was found counts for the bounds. A reservation of which all is free lasts a minute: a pod
+//! that does not come for it cannot, and pods that can are served before it from then on.
+
+mod plan;
 
 use std::cmp::Reverse;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, Request};
+use gpustow_pack::Mib;
 
-use crate::books::{Node, Uid};
+use crate::Ledger;
+use crate::books::Uid;
 use crate::budget::Budget;
+use crate::maps::HashMap;
 use crate::queue::CalledBack;
-use crate::{Ledger, Reason};
+use crate::round::{Offer, Round};
+use plan::{Plan, missing};
 
-/// Kinds of waiting pods among which one look finds those that wait longest.
-const KINDS: usize = 64;
+/// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
+const FREE_FOR: Duration = Duration::from_secs(60);
+/// The pod that did not come has no other for as long at first, then for twice as long each time, up to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(960);
 
 /// Cards that are kept for a pod.
 #[derive(Clone, Debug)]
@@ -44,7 +55,7 @@ pub struct Place {
 pub enum GivenUp {
     /// Another place was found on which fewer pods have to end.
     Better,
-    /// The cards did not come free in time.
+    /// The cards did not come free in time, or did and the pod did not come.
     Late,
     /// The node takes the pod no more.
     Unfit,
@@ -68,20 +79,31 @@ impl GivenUp {
     }
 }
 
-/// A place that could be kept: the fewer have to end and the less has to come free, the better.
-struct Plan {
-    /// Those who have to end.
-    ends: Vec<Uid>,
-    missing: Mib,
-    node: Arc<str>,
-    cards: Vec<(Box<str>, Mib)>,
+/// What looks remember of reservations; lost at a restart without harm.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// The search for pods without one.
+    round: Round<Plan>,
+    /// The search for a better one.
+    compared: Round<Plan>,
+    /// Since when all of it has been free.
+    free: HashMap<Uid, Duration>,
+    /// Pods that did not come though all was free.
+    absent: HashMap<Uid, Absent>,
+    /// What looks have cost so far.
+    spent: u64,
 }
 
-impl Plan {
-    fn order(&self) -> (usize, Mib, &str) {
-        (self.ends.len(), self.missing, &self.node)
-    }
+/// A pod that did not come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Absent {
+    times: u32,
+    until: Duration,
 }
+
+/// The order in which pods are to have reservations: those that did not come for one last, then by priority; of equals
+/// the one that has one.
+type Turn = (u32, Reverse<i32>, bool, i64, Arc<str>, Uid);
 
 impl Ledger {
     /// Gives places to those who have waited for long, and ends what is to end. To be called every second or so;
@@ -94,37 +116,49 @@ impl Ledger {
         let before = self.queue.places_given_up();
         self.expire(now);
         self.end_unfit_places(now);
-        let mut cards = 0;
-        let (mut kept, mut without) = (0, Vec::new());
-        let all: usize = self.books.nodes().map(|(_, node)| node.gpus().len()).sum();
-        let most = all * self.config.keep_percent / 100;
-        for (pod, has) in self.in_need(after, unix) {
-            let wants = cards_of(&pod);
-            if kept == self.config.keep_places || kept > 0 && cards + wants > most {
-                if has {
-                    self.queue
-                        .give_up(&pod.uid, GivenUp::Overtaken, &self.books);
-                }
-                continue;
-            }
-            // Whoever fits is woken, and needs no place.
-            if !has && self.may_fit_now(&pod, now) {
-                continue;
-            }
-            (kept, cards) = (kept + 1, cards + wants);
-            if !has {
-                without.push(pod);
-            }
-        }
-        for pod in without {
-            match self.best_place(&pod, None, now) {
-                Some(plan) => self.keep_place(&pod, plan, now),
-                // Every card was tried: a later look tries them all again.
-                None => self.queue.call_all_again(&pod.uid, now),
-            }
-        }
-        self.move_one_place(now);
+        self.forget_absent();
+        self.reserve_places(after, unix, now);
+        self.keep_bounds();
+        self.compare_places(now);
         self.queue.places_given_up() != before
+    }
+
+    /// What [`Ledger::keep_places`] has cost so far, in GPUs looked at.
+    #[must_use]
+    pub fn work_on_places(&self) -> u64 {
+        self.placing.spent
+    }
+
+    /// Goes on with the search for pods that have none.
+    fn reserve_places(&mut self, after: Duration, unix: i64, now: Duration) {
+        let mut round = take(&mut self.placing.round);
+        if round.is_over() {
+            round = Round::of(self.in_need(after, unix, now));
+        }
+        let mut budget = Budget::of_round();
+        while let Some((uid, found)) = round.go_on(
+            &mut budget,
+            |uid| self.nodes_for(uid, after, unix, now),
+            |uid, name, budget| self.offer_of_node(uid, name, now, budget),
+            Plan::is_better,
+        ) {
+            let plan = match found {
+                // It may be some looks old.
+                Offer::Plan(plan) => match self.offer_of_node(&uid, &plan.node, now, &mut budget) {
+                    Offer::Plan(plan) => plan,
+                    _ => continue,
+                },
+                // Every card was tried: a later look tries them all again.
+                Offer::Nothing => {
+                    self.queue.call_all_again(&uid, now);
+                    continue;
+                }
+                Offer::Fits => continue,
+            };
+            self.keep_place(&uid, plan, now);
+        }
+        self.placing.round = round;
+        self.placing.spent += budget.spent();
     }
 
     /// The places that are kept now.
@@ -138,10 +172,12 @@ impl Ledger {
     #[must_use]
     pub fn place(&self, uid: &str) -> Option<Place> {
         let (node, what) = self.queue.place(uid)?;
+        let until = self.queue.kept_until(uid)?;
+        let free = self.placing.free.get(uid);
         Some(Place {
             pod: self.books.pod(uid)?.clone(),
             node: node.clone(),
-            until: self.queue.kept_until(uid)?,
+            until: free.map_or(until, |since| until.min(*since + FREE_FOR)),
             ends: what.victims().to_vec(),
             cards: what.cards().to_vec(),
         })
@@ -166,27 +202,118 @@ impl Ledger {
         self.queue.given_up(cause)
     }
 
-    /// Those who have waited for long, and whether they have a place: in the order in which they are to
-    /// have one. Of equal priority whoever has one keeps it.
-    fn in_need(&self, after: Duration, unix: i64) -> Vec<(Arc<PodFacts>, bool)> {
+    /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.
+    fn in_need(&self, after: Duration, unix: i64, now: Duration) -> Vec<Uid> {
+        let is_in_need = |uid: &str| self.needs_place(uid, after, unix, now).is_some();
+        let in_need = self.queue.without_room(usize::MAX, is_in_need);
+        let turn = |uid: &Uid| self.turn(self.books.pod(uid)?, false);
+        let mut in_need: Vec<_> = in_need.iter().filter_map(turn).collect();
+        in_need.sort_unstable();
+        in_need.into_iter().map(|turn| turn.5).collect()
+    }
+
+    /// The pod, if it is to have a reservation and has none.
+    fn needs_place(
+        &self,
+        uid: &str,
+        after: Duration,
+        unix: i64,
+        now: Duration,
+    ) -> Option<Arc<PodFacts>> {
+        let pod = self.asleep(uid)?;
         let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
+        let long = unix.saturating_sub(pod.created) >= after && pod.nominated.is_none();
+        let free = self.books.reservation(uid).is_none() && !self.books.is_unfenced(uid);
+        let absent = self.placing.absent.get(uid);
+        let rests = absent.is_some_and(|absent| absent.until > now);
+        (long && free && !rests).then_some(pod)
+    }
+
+    fn turn(&self, pod: &PodFacts, has: bool) -> Option<Turn> {
+        let absent = self.placing.absent.get(&pod.uid);
+        let times = absent.map_or(0, |absent| absent.times);
+        let (name, uid) = (pod.name.clone(), pod.uid.clone());
+        Some((times, Reverse(pod.priority), !has, pod.created, name, uid))
+    }
+
+    /// The pods that have reservations, in their order, and the GPUs of each. A pod that is being ungated counts.
+    fn placed(&self) -> Vec<(Turn, usize)> {
         let placed = self.queue.all_places().into_iter();
-        let placed = placed.map(|uid| (uid, true));
-        let others = self.queue.without_room(KINDS, |_| true).into_iter();
-        let others = others.map(|uid| (uid, false));
-        let in_need = placed.chain(others).filter_map(|(uid, has)| {
-            let pod = self.asleep(&uid)?;
-            let long = unix.saturating_sub(pod.created) >= after && pod.nominated.is_none();
-            let free = self.books.reservation(&uid).is_none() && !self.books.is_unfenced(&uid);
-            (has || long && free).then_some((pod, has))
+        let placed = placed.filter_map(|uid| {
+            let pod = self.books.pod(&uid)?;
+            Some((self.turn(pod, true)?, cards_of(pod)))
         });
-        let mut in_need: Vec<_> = in_need.collect();
-        in_need.sort_by(|(one, one_has), (other, other_has)| {
-            let key = |pod: &PodFacts, has: bool| (Reverse(pod.priority), !has, pod.created);
-            let order = key(one, *one_has).cmp(&key(other, *other_has));
-            order.then_with(|| (&one.name, &one.uid).cmp(&(&other.name, &other.uid)))
-        });
-        in_need
+        let mut placed: Vec<_> = placed.collect();
+        placed.sort_unstable();
+        placed
+    }
+
+    /// How many GPUs may be reserved in all, but for the first pod.
+    fn most_cards(&self) -> usize {
+        let all: usize = self.books.nodes().map(|(_, node)| node.gpus().len()).sum();
+        all * self.config.keep_percent / 100
+    }
+
+    /// The nodes to be looked at for a pod: none if the bound is reached by those before it.
+    fn nodes_for(
+        &self,
+        uid: &Uid,
+        after: Duration,
+        unix: i64,
+        now: Duration,
+    ) -> Option<Vec<Arc<str>>> {
+        let pod = self.needs_place(uid, after, unix, now)?;
+        if self.queue.has_any_kept(uid) {
+            return None;
+        }
+        let turn = self.turn(&pod, false)?;
+        let mut bound = Bound::new(self.config.keep_places, self.most_cards());
+        for (other, cards) in self.placed() {
+            if other < turn {
+                bound.takes(cards);
+            }
+        }
+        let names = || self.books.nodes().map(|(name, _)| name.clone()).collect();
+        bound.takes(cards_of(&pod)).then(names)
+    }
+
+    /// Gives up what is beyond the bound.
+    fn keep_bounds(&mut self) {
+        let mut bound = Bound::new(self.config.keep_places, self.most_cards());
+        for (turn, cards) in self.placed() {
+            if !bound.takes(cards) {
+                self.queue.give_up(&turn.5, GivenUp::Overtaken, &self.books);
+            }
+        }
+    }
+
+    /// Pods that are gone or have their room are absent no more.
+    fn forget_absent(&mut self) {
+        let Self {
+            placing,
+            books,
+            queue,
+            ..
+        } = self;
+        placing.free.retain(|uid, _| queue.place(uid).is_some());
+        let waits = |uid: &Uid| {
+            let pod = books.pod(uid);
+            pod.is_some_and(|pod| pod.node.is_none() && !pod.released)
+        };
+        placing.absent.retain(|uid, _| waits(uid));
+    }
+
+    /// All of the reservation is free: for a minute the pod is waited for, then others come first.
+    fn await_pod(&mut self, uid: &Uid, now: Duration) {
+        let since = *self.placing.free.entry(uid.clone()).or_insert(now);
+        if now < since + FREE_FOR {
+            return;
+        }
+        let absent = self.placing.absent.entry(uid.clone()).or_default();
+        let pause = FREE_FOR.saturating_mul(1 << absent.times.min(16));
+        absent.until = now + pause.min(LONGEST_PAUSE);
+        absent.times += 1;
+        self.queue.give_up(uid, GivenUp::Late, &self.books);
     }
 
     /// Ends places of pods that changed, or on nodes that take them no more.
@@ -221,9 +348,16 @@ impl Ledger {
                 continue;
             }
             // As it comes nearer it is waited for as long again.
-            let ends = self.books.node(&name);
-            let ends = ends.map(|node| self.ends(node, &node.charges(what.cards())));
-            if let Some(ends) = ends {
+            let Some(node) = self.books.node(&name) else {
+                continue;
+            };
+            let charges = node.charges(what.cards());
+            let ends = self.ends(node, &charges, now);
+            let missing = missing(node, &charges);
+            if missing == Mib::ZERO {
+                self.await_pod(&uid, now);
+            } else {
+                self.placing.free.remove(&uid);
                 let nearer = ends.len() < what.victims().len();
                 let until = nearer.then_some(now + self.config.keep_for);
                 self.queue.place_nearer(&uid, ends, until);
@@ -231,139 +365,79 @@ impl Ledger {
         }
     }
 
-    /// Gives up one place for a better one; each look is for another pod.
-    fn move_one_place(&mut self, now: Duration) {
-        let Some(uid) = self.queue.next_place() else {
-            return;
-        };
-        let (Some(pod), Some((name, what))) = (self.books.pod(&uid), self.queue.place(&uid)) else {
-            return;
-        };
-        let (pod, name, what) = (pod.clone(), name.clone(), what.clone());
-        if let Some(plan) = self.best_place(&pod, Some(&name), now)
+    /// Gives up one reservation for a better one; each round is for another pod.
+    fn compare_places(&mut self, now: Duration) {
+        let mut round = take(&mut self.placing.compared);
+        if round.is_over() {
+            round = Round::of(self.queue.next_place().into_iter().collect());
+        }
+        let mut budget = Budget::of_round();
+        let found = round.go_on(
+            &mut budget,
+            |uid| {
+                let (here, _) = self.queue.place(uid)?;
+                let others = self.books.nodes().map(|(name, _)| name);
+                Some(others.filter(|name| *name != here).cloned().collect())
+            },
+            |uid, name, budget| match self.books.pod(uid) {
+                Some(pod) => self.place_on_node(pod, name, now, budget),
+                None => Offer::Nothing,
+            },
+            Plan::is_better,
+        );
+        self.placing.compared = round;
+        if let Some((uid, Offer::Plan(plan))) = found
+            && let (Some(pod), Some((here, what))) = (self.books.pod(&uid), self.queue.place(&uid))
+            && *here != plan.node
+            && let Offer::Plan(plan) = self.place_on_node(pod, &plan.node, now, &mut budget)
+            && plan.overtaken.is_empty()
             && plan.ends.len() < what.victims().len()
         {
             self.queue.give_up(&uid, GivenUp::Better, &self.books);
-            self.keep_place(&pod, plan, now);
+            self.keep_place(&uid, plan, now);
         }
+        self.placing.spent += budget.spent();
     }
 
-    fn keep_place(&mut self, pod: &PodFacts, plan: Plan, now: Duration) {
-        let Ok(request) = pod.request.clone() else {
+    fn keep_place(&mut self, uid: &Uid, plan: Plan, now: Duration) {
+        let pod = self.books.pod(uid);
+        let Some(request) = pod.and_then(|pod| pod.request.clone().ok()) else {
             return;
         };
+        for other in &plan.overtaken {
+            self.queue.give_up(other, GivenUp::Overtaken, &self.books);
+        }
         let until = now + self.config.keep_for;
         let what = CalledBack::new(request, plan.cards, plan.ends);
-        self.queue.keep_place(&pod.uid, &plan.node, what, until);
+        self.queue.keep_place(uid, &plan.node, what, until);
+    }
+}
+
+/// How much may be reserved.
+struct Bound {
+    places: usize,
+    cards: usize,
+    is_first: bool,
+}
+
+impl Bound {
+    fn new(places: usize, cards: usize) -> Self {
+        Self {
+            places,
+            cards,
+            is_first: true,
+        }
     }
 
-    /// The best place for the pod, on any node but this one.
-    fn best_place(&self, pod: &PodFacts, but: Option<&Arc<str>>, now: Duration) -> Option<Plan> {
-        let request = pod.request.as_ref().ok()?;
-        let mut budget = Budget::of(&self.config);
-        let others = self.books.nodes().filter(|(name, _)| Some(*name) != but);
-        let plans = others.filter_map(|(name, node)| {
-            self.check(name, now).ok()?;
-            self.admits(name, node, pod, request).then_some(())?;
-            self.place_on(name, node, pod, request, &mut budget)
-        });
-        plans.min_by(|one, other| one.order().cmp(&other.order()))
-    }
-
-    /// Does the node take such pods, and is it large enough?
-    fn admits(&self, name: &str, node: &Node, pod: &PodFacts, request: &Request) -> bool {
-        let enough = node
-            .facts()
-            .is_none_or(|facts| facts.cpu_milli >= request.cpu_milli && facts.ram >= request.ram);
-        enough && self.excluded(name, &pod.constraints).is_none()
-    }
-
-    /// The cards of this node that are to be kept for the pod: those with the fewest pods on them.
-    fn place_on(
-        &self,
-        name: &Arc<str>,
-        node: &Node,
-        pod: &PodFacts,
-        request: &Arc<Request>,
-        budget: &mut Budget,
-    ) -> Option<Plan> {
-        let mut taken: Vec<&str> = Vec::new();
-        for uid in self.queue.kept_on(name).filter(|uid| **uid != pod.uid) {
-            // Which cards those get that kube-scheduler preempts for is not known.
-            let cards = self.queue.kept_cards(uid)?;
-            taken.extend(cards.iter().map(|(card, _)| &**card));
+    /// Takes a reservation of so many GPUs. False if that is too much.
+    fn takes(&mut self, cards: usize) -> bool {
+        if self.places == 0 || !self.is_first && cards > self.cards {
+            return false;
         }
-        let mut view = node.view().clone();
-        let empty = node.view_of(|_| false);
-        let mut order = Vec::new();
-        for (card, now) in view.cards.iter_mut().enumerate() {
-            let uuid = node.uuid(card);
-            let open = !taken.contains(&uuid) && !self.queue.was_in_vain(&pod.uid, uuid);
-            now.usable &= open;
-            if now.usable {
-                let pods = node
-                    .shares()
-                    .filter(|(_, hold, _)| hold.on(uuid) > Mib::ZERO);
-                order.push((pods.count(), Reverse(now.free), card));
-            }
-        }
-        order.sort_unstable();
-        let least = request.claims.iter().map(|claim| claim.gpus as usize);
-        let least = least.max().unwrap_or_default().max(1);
-        for (count, &(.., card)) in order.iter().enumerate() {
-            view.cards[card] = *empty.cards.get(card)?;
-            if count + 1 < least {
-                continue;
-            }
-            match self.scores.fit_within(&view, request, budget) {
-                Ok(choice) => {
-                    let charges = choice.placement.charges;
-                    let cards = charges.iter();
-                    let cards = cards.map(|&(card, mib)| (node.uuid(card).into(), mib));
-                    let missing = charges.iter().filter_map(|&(card, mib)| {
-                        Some(mib.minus(node.view().cards.get(card)?.free))
-                    });
-                    return Some(Plan {
-                        ends: self.ends(node, &charges),
-                        missing: missing.sum(),
-                        node: name.clone(),
-                        cards: cards.collect(),
-                    });
-                }
-                Err(Reason::NotYet) => return None,
-                Err(_) => {}
-            }
-        }
-        None
-    }
-
-    /// Who has to end, at the least, before the pod has so much of these cards.
-    fn ends(&self, node: &Node, charges: &[(usize, Mib)]) -> Vec<Uid> {
-        let leaves = |uid: &Uid| self.books.pod(uid).is_some_and(|pod| pod.deleting);
-        let mut ends: Vec<Uid> = Vec::new();
-        for &(card, mib) in charges {
-            let Some(now) = node.view().cards.get(card) else {
-                continue;
-            };
-            let uuid = node.uuid(card);
-            let holds = node.shares().map(|(uid, hold, _)| (hold.on(uuid), uid));
-            let mut holds: Vec<(Mib, &Uid)> = holds.filter(|(held, _)| *held > Mib::ZERO).collect();
-            // Those who leave anyway first, then those who are counted already, then the largest.
-            holds.sort_unstable_by_key(|(held, uid)| {
-                (!leaves(uid), !ends.contains(uid), Reverse(*held), *uid)
-            });
-            let mut missing = mib.minus(now.free);
-            for (held, uid) in holds {
-                if missing == Mib::ZERO {
-                    break;
-                }
-                missing = missing.minus(held);
-                if !leaves(uid) && !ends.contains(uid) {
-                    ends.push(uid.clone());
-                }
-            }
-        }
-        ends
+        self.places -= 1;
+        self.cards = self.cards.saturating_sub(cards);
+        self.is_first = false;
+        true
     }
 }
 

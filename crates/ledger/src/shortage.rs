@@ -2,8 +2,8 @@
 //! is to keep free, while others use more than they asked for.
 //!
 //! Like [`crate::call_back`] it says who is to give memory back, and acts on nobody: never on a pod within its
-//! request, never by a stale report, and not on a card of which memory is called back already. It remembers
-//! nothing: whoever was asked bears that in the API, comes first, and goes on being named until the shortage ends.
+//! request, never by a stale report, and not on a card of which memory is called back already. A pod that was asked
+//! has a condition that says so: it comes first and goes on being named until the shortage ends, or until its time is over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,17 +48,35 @@ impl Ledger {
             return Vec::new();
         }
         let lenders = self.books.nodes().filter(|(_, node)| node.lends());
-        let fresh = lenders.filter(|(name, _)| self.check(name, now).is_ok());
-        let each = fresh.flat_map(|(name, node)| {
-            let cards = node.gpus().iter().enumerate();
-            cards.filter_map(|(card, gpu)| self.shortage(name, node, card, gpu))
-        });
+        let each = lenders.flat_map(|(name, _)| self.shortages_on(name, now));
         let mut all: Vec<Shortage> = each.collect();
         all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
         all
     }
 
-    fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
+    /// The cards of one node that are short now.
+    #[must_use]
+    pub fn shortages_on(&self, name: &str, now: Duration) -> Vec<Shortage> {
+        let node = self
+            .books
+            .named_node(name)
+            .filter(|_| self.config.call_back);
+        let fresh = node.filter(|(name, node)| node.lends() && self.check(name, now).is_ok());
+        let each = fresh.into_iter().flat_map(|(name, node)| {
+            let cards = node.gpus().iter().enumerate();
+            cards.filter_map(move |(card, gpu)| self.shortage(name, node, card, gpu, now))
+        });
+        each.collect()
+    }
+
+    fn shortage(
+        &self,
+        name: &Arc<str>,
+        node: &Node,
+        card: usize,
+        gpu: &Gpu,
+        now: Duration,
+    ) -> Option<Shortage> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
         let mut kept = self.queue.kept_on(name);
@@ -94,12 +112,17 @@ impl Ledger {
             Some((left, _, pod)) => (left.max(headroom), Harm::Neighbour(pod.clone())),
             None => (headroom, Harm::Headroom(headroom)),
         };
-        let lent: Mib = borrowers().map(|(_, held, used)| used.minus(held)).sum();
+        // A pod that should be gone by now gives nothing back.
+        let able = borrowers().filter(|(uid, ..)| {
+            let pod = self.books.pod(uid);
+            pod.is_some_and(|pod| !self.is_late(pod, now))
+        });
+        let lent: Mib = able.map(|(_, held, used)| used.minus(held)).sum();
         let missing = wanted.minus(free).min(lent);
         if missing == Mib::ZERO {
             return None;
         }
-        let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false)?;
+        let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false, now)?;
         let victims = borrowers().filter(|(uid, ..)| chosen.contains(uid));
         let victims = victims.filter_map(|(uid, held, used)| {
             let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?.clone();

@@ -88,6 +88,15 @@ pub struct Settings {
     #[arg(help_heading = "Reclaim", long, env = "GPUSTOW_ACT", default_value_t, value_parser = PossibleValuesParser::new(Act::VARIANTS).try_map(|word| Act::from_str(&word)))]
     pub act: Act,
 
+    /// Do to every pod what --act says: the annotation gpustow.dev/act of a pod does not soften it
+    #[arg(
+        help_heading = "Reclaim",
+        long,
+        env = "GPUSTOW_IGNORE_POD_ACT",
+        requires = "call_back"
+    )]
+    pub ignore_pod_act: bool,
+
     /// Seconds for which memory that is called back is waited for, beyond the time that its users have to
     /// end, before another GPU is tried
     #[arg(help_heading = "Reclaim", long, env = "GPUSTOW_CALL_BACK_FOR", default_value_t = Seconds(Config::default().call_back_for))]
@@ -165,6 +174,7 @@ impl Default for Settings {
             keep_marks: false,
             call_back: config.call_back,
             act: Act::default(),
+            ignore_pod_act: false,
             call_back_for: Seconds(config.call_back_for),
             over_limit_for: Seconds(config.over_limit_for),
             preempt_scattered: config.preempt_scattered,
@@ -186,6 +196,8 @@ impl Settings {
             wake_again_after: fixed.wake_again_after,
             claim_ttl: fixed.claim_ttl,
             call_back: self.call_back,
+            action: self.act,
+            owners_soften: !self.ignore_pod_act,
             call_back_for: self.call_back_for.0,
             over_limit_for: self.over_limit_for.0,
             line: self.line != LineMode::Off,

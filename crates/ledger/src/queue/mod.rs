@@ -240,6 +240,11 @@ impl Queue {
         self.waiting.firsts(from, limit, skip)
     }
 
+    /// Is room kept for the pod that no nomination keeps?
+    pub(crate) fn has_any_kept(&self, uid: &str) -> bool {
+        self.kept.contains_key(uid)
+    }
+
     /// Is room kept for the pod that no nomination keeps, and that is more than a place to wait for?
     pub(crate) fn has_kept(&self, uid: &str) -> bool {
         self.kept.contains_key(uid) && self.place(uid).is_none()

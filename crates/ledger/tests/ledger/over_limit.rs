@@ -58,7 +58,7 @@ fn over(ledger: &Ledger, second: u64) -> Option<(u64, u64)> {
 #[test]
 fn a_pod_gives_back_what_it_has_used_beyond_its_limit_for_a_minute_of_reports() {
     let mut ledger = with(may_use(50));
-    uses(&mut ledger, 51, 0);
+    uses(&mut ledger, 52, 0);
     // Time alone does not show it, nor what it uses within the limit.
     assert_eq!(over(&ledger, 100), None);
     uses(&mut ledger, 60, 59);
@@ -90,14 +90,14 @@ fn it_begins_anew_after_a_report_that_says_otherwise_and_after_a_silence() {
 #[test]
 fn a_pod_that_sets_no_limit_has_its_request_as_limit_and_one_may_use_the_whole_card() {
     for (pod, expected) in [
-        (bound("p", "a", "a-0", 30), Some((31, 30))),
-        (may_use(31), None),
+        (bound("p", "a", "a-0", 30), Some((32, 30))),
+        (may_use(32), None),
         (may_use(u64::MAX), None),
         (exclusive(bound("p", "a", "a-0", 30)), None),
     ] {
         let mut ledger = with(pod);
-        uses(&mut ledger, 31, 0);
-        uses(&mut ledger, 31, 60);
+        uses(&mut ledger, 32, 0);
+        uses(&mut ledger, 32, 60);
         assert_eq!(over(&ledger, 60), expected);
     }
 }
@@ -180,4 +180,23 @@ fn a_limit_that_is_raised_ends_it_and_a_successor_goes_on_at_once() {
     let mut ledger = with(asked);
     uses(&mut ledger, 60, 0);
     assert_eq!(over(&ledger, 0), Some((60, 50)));
+}
+
+#[test]
+fn a_hundredth_more_than_the_limit_is_no_offence_nor_a_mib_that_a_report_rounds_up() {
+    for (limit, used, is_over) in [
+        (50, 51, false),
+        (50, 52, true),
+        (199, 200, false),
+        (20_000, 20_200, false),
+        (20_000, 20_201, true),
+        (u64::MAX, u64::MAX, false),
+    ] {
+        let mut ledger = with(may_use(limit));
+        for second in [0, 60] {
+            says(&mut ledger, used, second, |gpu| gpu.total_mib = 40_000);
+        }
+        let expected = is_over.then_some((used, limit));
+        assert_eq!(over(&ledger, 60), expected, "{used} of {limit}");
+    }
 }

@@ -270,3 +270,228 @@ fn without_a_place_the_reason_is_what_it_is_without_places() {
     let reasons = refusals(&mut ledger, &late, &["a"]);
     assert_eq!(reasons, [Reason::Fit(Refusal::TooLarge)]);
 }
+
+/// A ledger with so many nodes of so many GPUs, each of which one pod holds in part.
+fn full(nodes: usize, gpus: usize, config: Config) -> (Ledger, Vec<String>) {
+    let names: Vec<String> = (0..nodes).map(|index| format!("n{index:04}")).collect();
+    let sizes: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), gpus)).collect();
+    let mut ledger = keeping(&sizes, config);
+    for name in &names {
+        for gpu in 0..gpus {
+            let uuid = format!("{name}-{gpu}");
+            ledger.apply_pod(bound(&uuid, name, &uuid, 60));
+        }
+    }
+    (ledger, names)
+}
+
+fn named(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn a_pod_that_no_node_could_hold_takes_no_reservation_from_others() {
+    let bounded = Config {
+        keep_places: 1,
+        ..Config::default()
+    };
+    let (mut ledger, names) = full(2, 2, bounded);
+    let nodes = named(&names);
+    let hopeless = PodFacts {
+        priority: 9,
+        ..asking("hopeless", &[(64, 10)])
+    };
+    waits(&mut ledger, hopeless, &nodes, 0);
+    waits(&mut ledger, asking("p", &[(2, 100)]), &nodes, 1);
+    keep(&mut ledger, AFTER + 1);
+    assert_eq!(places(&ledger), [is("p", "n0000")]);
+}
+
+#[test]
+fn a_pod_whose_gpus_were_all_tried_takes_no_reservation_from_others() {
+    let bounded = Config {
+        keep_places: 1,
+        ..Config::default()
+    };
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    ledger.apply_pod(bound("two", "b", "b-0", 60));
+    waits(&mut ledger, pod("p", 100), &["a", "b"], 0);
+    keep(&mut ledger, AFTER);
+    keep(&mut ledger, AFTER + LASTS);
+    assert_eq!(places(&ledger), [is("p", "b")]);
+    waits(&mut ledger, pod("q", 99), &["a", "b"], 1);
+    keep(&mut ledger, AFTER + 2 * LASTS);
+    assert_eq!(places(&ledger), [is("q", "a")]);
+}
+
+#[test]
+fn a_reservation_of_which_all_is_free_ends_after_a_minute_and_others_come_first() {
+    let bounded = Config {
+        keep_places: 1,
+        ..Config::default()
+    };
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    ledger.apply_pod(bound("bit", "a", "a-0", 10));
+    ledger.apply_pod(bound("two", "b", "b-0", 70));
+    let higher = PodFacts {
+        priority: 9,
+        ..pod("p", 90)
+    };
+    waits(&mut ledger, higher, &["a", "b"], 0);
+    keep(&mut ledger, AFTER);
+    assert_eq!(places(&ledger), [is("p", "a")]);
+    ledger.delete_pod("one");
+    let free = AFTER + 10;
+    keep(&mut ledger, free);
+    let until = ledger.place("p").map(|place| place.until);
+    assert_eq!(until, Some(at(free + 60)));
+    // While others hold some of it, it is awaited like any other.
+    ledger.apply_pod(bound("three", "a", "a-0", 10));
+    keep(&mut ledger, free + 59);
+    ledger.delete_pod("three");
+    waits(&mut ledger, pod("q", 95), &["b"], 1);
+    for second in [free + 60, free + 119] {
+        keep(&mut ledger, second);
+        assert_eq!(places(&ledger), [is("p", "a")], "at {second}");
+    }
+    keep(&mut ledger, free + 120);
+    assert_eq!(places(&ledger), [is("q", "a")]);
+    assert_eq!(ledger.given_up(GivenUp::Late), 1);
+    // A minute later the pod would be tried elsewhere, but others stand before it now.
+    keep(&mut ledger, free + 181);
+    assert_eq!(places(&ledger), [is("q", "a")]);
+    ledger.delete_pod("q");
+    ledger.apply_pod(bound("four", "a", "a-0", 50));
+    keep(&mut ledger, free + 182);
+    assert_eq!(places(&ledger), [is("p", "b")]);
+}
+
+#[test]
+fn a_pod_that_fits_and_does_not_come_has_its_reservation_for_a_minute() {
+    let mut ledger = keeping(&[("a", 1)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    waits(&mut ledger, pod("p", 100), &["a"], 0);
+    keep(&mut ledger, AFTER);
+    // After that it fits there like any other, and needs no reservation.
+    ledger.delete_pod("one");
+    let mut kept = 0;
+    for second in AFTER + 1..AFTER + 3600 {
+        keep(&mut ledger, second);
+        kept += places(&ledger).len();
+    }
+    assert_eq!(kept, 60);
+}
+
+#[test]
+fn a_pod_behind_any_number_of_others_that_cannot_have_one_gets_a_reservation() {
+    let (mut ledger, names) = full(2, 2, Config::default());
+    let nodes = named(&names);
+    for index in 0..100_u32 {
+        let hopeless = asking(&format!("hopeless{index:03}"), &[(3 + index, 10)]);
+        waits(&mut ledger, hopeless, &nodes, 0);
+    }
+    // These have not waited for long enough.
+    for index in 0..100 {
+        waits(
+            &mut ledger,
+            pod(&format!("new{index:03}"), 41 + index % 50),
+            &nodes,
+            50,
+        );
+    }
+    waits(&mut ledger, asking("p", &[(2, 100)]), &nodes, 1);
+    keep(&mut ledger, AFTER + 1);
+    assert_eq!(places(&ledger), [is("p", "n0000")]);
+}
+
+#[test]
+fn a_pod_of_higher_priority_takes_the_reservation_where_there_is_no_other_node() {
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], Config::default());
+    ledger.apply_pod(bound("one", "a", "a-0", 60));
+    ledger.apply_pod(bound("two", "b", "b-0", 60));
+    waits(&mut ledger, pod("p", 100), &["a", "b"], 0);
+    waits(&mut ledger, pod("q", 99), &["a", "b"], 1);
+    keep(&mut ledger, AFTER + 1);
+    assert_eq!(places(&ledger), [is("p", "a"), is("q", "b")]);
+    let higher = PodFacts {
+        priority: 1,
+        ..pod("higher", 98)
+    };
+    waits(&mut ledger, higher, &["a", "b"], 2);
+    keep(&mut ledger, AFTER + 2);
+    let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
+    assert_eq!(uids.len(), 2);
+    assert!(uids.contains(&"higher".to_owned()), "{uids:?}");
+    assert_eq!(ledger.given_up(GivenUp::Overtaken), 1);
+}
+
+#[test]
+fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
+    let bounded = Config {
+        keep_places: 1,
+        line: true,
+        ..Config::default()
+    };
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
+    for node in ["a", "b"] {
+        ledger.apply_pod(bound(node, node, &format!("{node}-0"), 60));
+    }
+    for (uid, created) in [("p", 0), ("q", 1)] {
+        ledger.apply_pod(PodFacts {
+            in_line: true,
+            created,
+            ..pod(uid, 100 - created as u64)
+        });
+    }
+    ledger.wake(9, at(0));
+    keep(&mut ledger, AFTER + 1);
+    assert_eq!(places(&ledger), [is("p", "a")]);
+    // Its gate is taken off, which the watch has not shown yet.
+    ledger.delete_pod("a");
+    let ungated = ledger.wake(9, at(AFTER + 2));
+    assert_eq!(ungated.first().map(|pod| &*pod.uid), Some("p"));
+    keep(&mut ledger, AFTER + 2);
+    assert_eq!(places(&ledger), [is("p", "a")]);
+}
+
+/// What one look costs, at most, and in how many looks the last of these pods has its reservation.
+fn work_of(nodes: usize) -> (u64, u64) {
+    const PODS: usize = 8;
+    let config = Config {
+        keep_places: PODS + 1,
+        ..Config::default()
+    };
+    let (mut ledger, names) = full(nodes, 8, config);
+    // kube-scheduler asked about one node; the ledger looks at all.
+    for index in 0..PODS {
+        let mib = 90 + index as u64;
+        waits(
+            &mut ledger,
+            pod(&format!("p{index}"), mib),
+            &[names[0].as_str()],
+            0,
+        );
+    }
+    let (mut most, mut looks) = (0, 0);
+    while places(&ledger).len() < PODS {
+        let before = ledger.work_on_places();
+        keep(&mut ledger, AFTER + looks);
+        most = most.max(ledger.work_on_places() - before);
+        looks += 1;
+        assert!(looks < 1000, "{nodes} nodes: {:?}", places(&ledger));
+    }
+    (most, looks)
+}
+
+#[test]
+fn a_look_costs_the_same_in_a_cluster_of_any_size_and_goes_on_where_it_stopped() {
+    let small = work_of(100);
+    let large = work_of(1000);
+    // Two searches of 50,000 and one node beyond each.
+    for (most, looks) in [small, large] {
+        assert!(most < 102_000, "{most} in one of {looks} looks");
+    }
+    assert!(small.1 < large.1 && large.1 < 100, "{small:?} {large:?}");
+}

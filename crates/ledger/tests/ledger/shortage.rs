@@ -203,3 +203,45 @@ fn nobody_is_asked_unless_the_operator_wants_it() {
     uses(&mut ledger, &[used("greedy", 90), used("quiet", 10)], 0);
     assert_eq!(found(&ledger, 0), []);
 }
+
+#[test]
+fn a_borrower_that_should_be_gone_shields_no_other() {
+    let mut ledger = short(&[used("stuck", 55), used("other", 45)]);
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        gone_by: Some(1000),
+        ..bound("stuck", "a", "a-0", 10)
+    });
+    ledger.apply_pod(bound("other", "a", "a-0", 10));
+    ledger.apply_pod(bound("quiet", "a", "a-0", 45));
+    ledger.tell_time(at(0), 1000);
+    assert_eq!(found(&ledger, 59), [is(Some("quiet"), 45, &[])]);
+    assert_eq!(found(&ledger, 60), [is(Some("quiet"), 35, &["other"])]);
+}
+
+#[test]
+fn a_pod_that_was_asked_without_result_shields_no_other() {
+    let on_card = [used("soft", 50), used("hard", 40)];
+    let mut ledger = short(&on_card);
+    ledger.apply_pod(bound("soft", "a", "a-0", 10));
+    ledger.apply_pod(PodFacts {
+        priority: 1,
+        ..bound("hard", "a", "a-0", 10)
+    });
+    ledger.apply_pod(bound("quiet", "a", "a-0", 30));
+    ledger.call_back(at(0));
+    assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["soft"])]);
+    ledger.apply_pod(PodFacts {
+        asked_back: Some(Act::Event),
+        ..bound("soft", "a", "a-0", 10)
+    });
+    for (second, victim) in [(1, "soft"), (60, "soft"), (61, "hard"), (62, "hard")] {
+        uses(&mut ledger, &on_card, second);
+        ledger.call_back(at(second));
+        assert_eq!(
+            found(&ledger, second),
+            [is(Some("quiet"), 20, &[victim])],
+            "at {second}"
+        );
+    }
+}

@@ -70,7 +70,7 @@ fn is_over(it: &There, gpu: &Gpu) -> bool {
     let known = matches!(it.pod.assignment, Some(Ok(_)));
     let limit = it.pod.limits.first().map_or(it.held, |limit| limit.0);
     let counts = gpu.healthy && seen_to && known && !whole && !it.pod.deleting;
-    counts && it.held > 0 && it.used > limit
+    counts && it.held > 0 && it.used > limit.saturating_add((limit / 100).max(1))
 }
 
 /// For how long the last reports said so without a silence; none if the last does not.

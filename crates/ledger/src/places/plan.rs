@@ -1,0 +1,207 @@
+//! Which GPUs of a node could be reserved for a pod, and which pods must finish before they are free.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Mib, Request};
+
+use crate::books::{Node, Uid};
+use crate::budget::Budget;
+use crate::round::Offer;
+use crate::{Ledger, Reason};
+
+/// A place that could be kept: the fewer others lose theirs, the fewer have to end and the less has to come free, the
+/// better.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// Pods of lower priority that lose theirs.
+    pub(super) overtaken: Vec<Uid>,
+    /// Those who have to end.
+    pub(super) ends: Vec<Uid>,
+    missing: Mib,
+    pub(super) node: Arc<str>,
+    pub(super) cards: Vec<(Box<str>, Mib)>,
+}
+
+impl Plan {
+    fn order(&self) -> (usize, usize, Mib, &str) {
+        let overtaken = self.overtaken.len();
+        (overtaken, self.ends.len(), self.missing, &self.node)
+    }
+
+    pub(super) fn is_better(&self, other: &Self) -> bool {
+        self.order() < other.order()
+    }
+}
+
+impl Ledger {
+    /// What a node offers to a pod that has no reservation.
+    pub(super) fn offer_of_node(
+        &self,
+        uid: &Uid,
+        name: &Arc<str>,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Offer<Plan> {
+        let Some(pod) = self.asleep(uid) else {
+            return Offer::Fits;
+        };
+        // A pod that fits is woken, and needs no reservation.
+        match self.fits_now_on(name, &pod, now, budget) {
+            true => Offer::Fits,
+            false => self.place_on_node(&pod, name, now, budget),
+        }
+    }
+
+    /// The best reservation for the pod on this node.
+    pub(super) fn place_on_node(
+        &self,
+        pod: &PodFacts,
+        name: &str,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Offer<Plan> {
+        let mut plan = || {
+            let request = pod.request.as_ref().ok()?;
+            let (name, node) = self.books.named_node(name)?;
+            self.check(name, now).ok()?;
+            self.admits(name, node, pod, request).then_some(())?;
+            self.place_on(name, node, pod, request, now, budget)
+        };
+        plan().map_or(Offer::Nothing, Offer::Plan)
+    }
+
+    /// Does the node take such pods, and is it large enough?
+    pub(super) fn admits(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        request: &Request,
+    ) -> bool {
+        let enough = node
+            .facts()
+            .is_none_or(|facts| facts.cpu_milli >= request.cpu_milli && facts.ram >= request.ram);
+        enough && self.excluded(name, &pod.constraints).is_none()
+    }
+
+    /// The cards of this node that are to be kept for the pod: those with the fewest pods on them.
+    fn place_on(
+        &self,
+        name: &Arc<str>,
+        node: &Node,
+        pod: &PodFacts,
+        request: &Arc<Request>,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Option<Plan> {
+        let least = request.claims.iter().map(|claim| claim.gpus as usize);
+        let least = least.max().unwrap_or_default().max(1);
+        if node.gpus().len() < least {
+            return None;
+        }
+        // What others wait for there, and whether the pod may take that from them.
+        let mut taken: Vec<(&str, Option<&Uid>)> = Vec::new();
+        for uid in self.queue.kept_on(name).filter(|uid| **uid != pod.uid) {
+            // Which cards those get that kube-scheduler preempts for is not known.
+            let cards = self.queue.kept_cards(uid)?;
+            let other = self.books.pod(uid);
+            let lower = other.is_some_and(|other| other.priority < pod.priority);
+            let loses = (lower && self.queue.place(uid).is_some()).then_some(uid);
+            taken.extend(cards.iter().map(|(card, _)| (&**card, loses)));
+        }
+        let mut view = node.view().clone();
+        budget.charge_view(node);
+        let empty = node.view_of(|_| false);
+        budget.charge_view(node);
+        let mut order = Vec::new();
+        for (card, seen) in view.cards.iter_mut().enumerate() {
+            let uuid = node.uuid(card);
+            let by_others = taken.iter().filter(|(other, _)| *other == uuid);
+            let open = by_others.clone().all(|(_, loses)| loses.is_some())
+                && !self.queue.was_in_vain(&pod.uid, uuid);
+            seen.usable &= open;
+            if seen.usable {
+                let pods = node
+                    .shares()
+                    .filter(|(_, hold, _)| hold.on(uuid) > Mib::ZERO);
+                order.push((by_others.count(), pods.count(), Reverse(seen.free), card));
+            }
+        }
+        order.sort_unstable();
+        // Those that others wait for come last.
+        for &(.., card) in order.iter().filter(|(by_others, ..)| *by_others > 0) {
+            view.cards[card].usable = false;
+        }
+        for (count, &(.., card)) in order.iter().enumerate() {
+            view.cards[card] = *empty.cards.get(card)?;
+            if count + 1 < least {
+                continue;
+            }
+            match self.scores.fit_within(&view, request, budget) {
+                Ok(choice) => {
+                    let charges = choice.placement.charges;
+                    let cards = charges.iter();
+                    let cards = cards.map(|&(card, mib)| (node.uuid(card).into(), mib));
+                    let cards: Vec<(Box<str>, Mib)> = cards.collect();
+                    let is_its = |uuid: &str| cards.iter().any(|(card, _)| **card == *uuid);
+                    let overtaken = taken.iter().filter(|(uuid, _)| is_its(uuid));
+                    let mut overtaken: Vec<Uid> =
+                        overtaken.filter_map(|(_, loses)| loses.cloned()).collect();
+                    overtaken.sort_unstable();
+                    overtaken.dedup();
+                    return Some(Plan {
+                        overtaken,
+                        ends: self.ends(node, &charges, now),
+                        missing: missing(node, &charges),
+                        node: name.clone(),
+                        cards,
+                    });
+                }
+                Err(Reason::NotYet) => return None,
+                Err(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Who has to end, at the least, before the pod has so much of these cards.
+    pub(super) fn ends(&self, node: &Node, charges: &[(usize, Mib)], now: Duration) -> Vec<Uid> {
+        let leaves = |uid: &Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod, now));
+        let mut ends: Vec<Uid> = Vec::new();
+        for &(card, mib) in charges {
+            let Some(seen) = node.view().cards.get(card) else {
+                continue;
+            };
+            let uuid = node.uuid(card);
+            let holds = node.shares().map(|(uid, hold, _)| (hold.on(uuid), uid));
+            let mut holds: Vec<(Mib, &Uid)> = holds.filter(|(held, _)| *held > Mib::ZERO).collect();
+            // Those who leave anyway first, then those who are counted already, then the largest.
+            holds.sort_unstable_by_key(|(held, uid)| {
+                (!leaves(uid), !ends.contains(uid), Reverse(*held), *uid)
+            });
+            let mut missing = mib.minus(seen.free);
+            for (held, uid) in holds {
+                if missing == Mib::ZERO {
+                    break;
+                }
+                missing = missing.minus(held);
+                if !leaves(uid) && !ends.contains(uid) {
+                    ends.push(uid.clone());
+                }
+            }
+        }
+        ends
+    }
+}
+
+/// What of these cards is not free.
+pub(super) fn missing(node: &Node, charges: &[(usize, Mib)]) -> Mib {
+    let free = |card: usize| Some(node.view().cards.get(card)?.free);
+    let missing = charges
+        .iter()
+        .filter_map(|&(card, mib)| Some(mib.minus(free(card)?)));
+    missing.sum()
+}

@@ -1,0 +1,115 @@
+//! A search for many pods over many nodes, in pieces: what one look costs is bounded, and the next goes on where it
+//! stopped.
+//!
+//! A round takes a list of pods, in the order in which they are to be served, and looks at nodes for one after the
+//! other. Pods that come later wait for the next round. In a cluster where one look suffices, a look is a round.
+
+use std::sync::Arc;
+
+use crate::books::Uid;
+use crate::budget::Budget;
+
+/// What one node offers to a pod.
+pub(crate) enum Offer<P> {
+    /// A plan.
+    Plan(P),
+    /// Nothing.
+    Nothing,
+    /// The pod fits there now: it needs no plan.
+    Fits,
+}
+
+/// What all nodes together offer: the best plan.
+pub(crate) type Found<P> = (Uid, Offer<P>);
+
+/// A round that is under way.
+#[derive(Debug)]
+pub(crate) struct Round<P> {
+    /// Pods that were not looked at yet, the last one first.
+    pods: Vec<Uid>,
+    current: Option<Search<P>>,
+}
+
+/// The search for one pod.
+#[derive(Debug)]
+struct Search<P> {
+    uid: Uid,
+    /// Nodes that were not looked at yet, the last one first.
+    nodes: Vec<Arc<str>>,
+    best: Option<P>,
+}
+
+impl<P> Default for Round<P> {
+    fn default() -> Self {
+        Self {
+            pods: Vec::new(),
+            current: None,
+        }
+    }
+}
+
+impl<P> Round<P> {
+    /// A round for these pods, in this order.
+    pub(crate) fn of(mut pods: Vec<Uid>) -> Self {
+        pods.reverse();
+        Self {
+            pods,
+            current: None,
+        }
+    }
+
+    /// Was everything looked at?
+    pub(crate) fn is_over(&self) -> bool {
+        self.pods.is_empty() && self.current.is_none()
+    }
+
+    /// Goes on until the search for one pod ends. None once the round is over or the budget is spent. `nodes` names the
+    /// nodes for a pod, or none if the pod needs nothing any more.
+    pub(crate) fn go_on(
+        &mut self,
+        budget: &mut Budget,
+        mut nodes: impl FnMut(&Uid) -> Option<Vec<Arc<str>>>,
+        mut look: impl FnMut(&Uid, &Arc<str>, &mut Budget) -> Offer<P>,
+        is_better: impl Fn(&P, &P) -> bool,
+    ) -> Option<Found<P>> {
+        loop {
+            let mut search = match self.current.take() {
+                Some(search) => search,
+                None if budget.is_spent() => return None,
+                None => {
+                    let uid = self.pods.pop()?;
+                    budget.charge(1);
+                    let Some(mut nodes) = nodes(&uid) else {
+                        continue;
+                    };
+                    nodes.reverse();
+                    let best = None;
+                    Search { uid, nodes, best }
+                }
+            };
+            while let Some(name) = search.nodes.last() {
+                if budget.is_spent() {
+                    self.current = Some(search);
+                    return None;
+                }
+                budget.charge(1);
+                match look(&search.uid, name, budget) {
+                    Offer::Fits => return Some((search.uid, Offer::Fits)),
+                    Offer::Plan(plan) => {
+                        if search
+                            .best
+                            .as_ref()
+                            .is_none_or(|best| is_better(&plan, best))
+                        {
+                            search.best = Some(plan);
+                        }
+                    }
+                    Offer::Nothing => {}
+                }
+                search.nodes.pop();
+            }
+            let found = search.best.map_or(Offer::Nothing, Offer::Plan);
+            return Some((search.uid, found));
+        }
+    }
+}
