@@ -20,7 +20,6 @@ use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::ask::{AskError, within};
-use crate::rights;
 
 /// Between two looks at who waits.
 const LOOK: Duration = Duration::from_millis(250);

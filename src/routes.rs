@@ -417,7 +417,7 @@ mod tests {
             (&[TooLarge, NoRoom], false),
         ] {
             let counts = reasons.iter().map(|it| (Reason::Fit(*it), 2));
-            let note = refusal(&pod, &counts.collect(), free);
+            let note = refusal(&pod, &counts.collect(), free, None);
             assert_eq!(note.contains("says what to change"), lasts, "{note}");
             assert_eq!(note.contains("what would make the room"), !lasts, "{note}");
             assert_eq!(note.contains(free), !lasts, "{note}");

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus, Request};
+use gpustow_pack::{Bytes, Mib, NodeGpus, Request};
 
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
@@ -95,7 +95,7 @@ impl Ledger {
         // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
         let freed_cpu = later.cpu_free_milli.saturating_sub(view.cpu_free_milli);
         let freed_ram = later.ram_free.minus(view.ram_free);
-        let (mut needs_cpu, mut needs_ram) = (0u64, Mib::ZERO);
+        let (mut needs_cpu, mut needs_ram) = (0u64, Bytes::ZERO);
         let mut needs = vec![Mib::ZERO; view.cards.len()];
         let mut freed: Vec<Mib> = (0..view.cards.len())
             .map(|card| node.held(node.uuid(card), |uid| leaving(uid) && !gone(uid)))

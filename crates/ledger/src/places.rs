@@ -191,7 +191,16 @@ impl Ledger {
         pod: &PodFacts,
         now: Duration,
     ) -> Option<(Arc<str>, Vec<Arc<PodFacts>>)> {
-        let plan = self.best_place(pod, None, now)?;
+        let mut budget = Budget::of_plan();
+        let mut best: Option<Plan> = None;
+        for (name, _) in self.books.nodes() {
+            if let Offer::Plan(plan) = self.place_on_node(pod, name, now, &mut budget)
+                && best.as_ref().is_none_or(|best| plan.is_better(best))
+            {
+                best = Some(plan);
+            }
+        }
+        let plan = best?;
         let pods = plan.ends.iter().filter_map(|uid| self.books.pod(uid));
         Some((plan.node, pods.cloned().collect()))
     }

@@ -13,7 +13,7 @@ fn small(config: Config) -> Ledger {
     let mut ledger = Ledger::new(config);
     ledger.apply_node(NodeFacts {
         cpu_milli: 4_000,
-        ram: Mib(4_000),
+        ram: Mib(4_000).into(),
         ..node("a")
     });
     ledger.apply_gpunode("a", report(&[card("a-0", 100), card("a-1", 100)]), at(0));
@@ -27,7 +27,7 @@ fn cpu(milli: u64, pod: PodFacts) -> PodFacts {
 
 /// The same pod, which asks for so much memory of the host.
 fn ram(mib: u64, pod: PodFacts) -> PodFacts {
-    with(pod, |request| request.ram = Mib(mib))
+    with(pod, |request| request.ram = Mib(mib).into())
 }
 
 fn with(pod: PodFacts, change: impl Fn(&mut Request)) -> PodFacts {

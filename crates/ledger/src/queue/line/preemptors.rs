@@ -350,12 +350,12 @@ impl Ledger {
         }
         let mut fits = |gone: &dyn Fn(&str) -> bool| {
             *work = work.saturating_sub(price(pod));
-            self.fits_without(name, node, pod, gone)
+            self.fits_if_gone(name, node, pod, gone)
         };
         fits(&lower) && !fits(&|_| false)
     }
 
-    fn fits_without(
+    fn fits_if_gone(
         &self,
         name: &str,
         node: &Node,
