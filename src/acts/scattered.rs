@@ -26,9 +26,9 @@ impl Acts {
 
     /// Is this pod to end for that one still? The look that said so may be some requests old.
     fn is_to_end(&self, preemption: &Preemption, victim: &PodFacts) -> bool {
-        let now = self.preemptions();
-        let mut now = now.iter().filter(|it| it.pod.uid == preemption.pod.uid);
-        now.any(|it| {
+        let now = self.app.ledger.now();
+        let of_it = self.app.ledger.lock().preemption(&preemption.pod.uid, now);
+        of_it.is_some_and(|it| {
             it.node == preemption.node && it.victims.iter().any(|pod| pod.uid == victim.uid)
         })
     }

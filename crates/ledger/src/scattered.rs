@@ -137,24 +137,29 @@ impl Ledger {
     /// Who is to end now, and for whom.
     #[must_use]
     pub fn preemptions(&self, now: Duration) -> Vec<Preemption> {
-        let preemption = |uid: Uid| {
-            let (name, what) = self.queue.scattered(&uid)?;
-            let pod = self.books.pod(&uid)?.clone();
-            let victims = match self.may_fit_now(&pod, now) {
-                true => Vec::new(),
-                false => self.needed(&pod, name, what, now).unwrap_or_default(),
-            };
-            Some(Preemption {
-                node: name.clone(),
-                until: self.queue.kept_until(&uid)?,
-                cards: what.cards().to_vec(),
-                moves: self.queue.is_moved_for(&uid),
-                victims,
-                pod,
-            })
+        let all = self.queue.all_scattered();
+        all.iter()
+            .filter_map(|uid| self.preemption(uid, now))
+            .collect()
+    }
+
+    /// The same for one pod.
+    #[must_use]
+    pub fn preemption(&self, uid: &str, now: Duration) -> Option<Preemption> {
+        let (name, what) = self.queue.scattered(uid)?;
+        let pod = self.books.pod(uid)?.clone();
+        let victims = match self.may_fit_now(&pod, now) {
+            true => Vec::new(),
+            false => self.needed(&pod, name, what, now).unwrap_or_default(),
         };
-        let all = self.queue.all_scattered().into_iter();
-        all.filter_map(preemption).collect()
+        Some(Preemption {
+            node: name.clone(),
+            until: self.queue.kept_until(uid)?,
+            cards: what.cards().to_vec(),
+            moves: self.queue.is_moved_for(uid),
+            victims,
+            pod,
+        })
     }
 
     /// May others end for this pod at all?

@@ -24,7 +24,7 @@ pub(super) fn controller(meta: &ObjectMeta) -> Option<Arc<str>> {
     controlling(meta).map(|owner| owner.uid.as_str().into())
 }
 
-/// The controller that makes a replacement of the pod on any node. Anybody may write an owner into a pod: of Kubernetes'
+/// The controller that makes a replacement of the pod on any node. A user may write any owner into a pod. Of Kubernetes'
 /// own kinds only those count that do make such pods, and every kind of others' API groups.
 pub(super) fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
     let owner = controlling(meta)?;

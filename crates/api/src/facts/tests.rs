@@ -435,7 +435,7 @@ fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
     ] {
         assert_eq!(of("true", api, kind, true).as_deref(), Some("o"), "{kind}");
     }
-    // Anybody may name such an owner, and none of them makes the pod anew.
+    // A pod may name any owner; none of these makes a replacement.
     for (api, kind) in [
         ("v1", "ConfigMap"),
         ("v1", "Node"),

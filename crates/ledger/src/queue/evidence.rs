@@ -169,10 +169,9 @@ impl Queue {
     /// The slot will be another node's.
     pub(crate) fn forget_slot(&mut self, slot: Slot) {
         for offered in self.offered.values_mut() {
-            for calls in [&mut offered.latest, &mut offered.before] {
-                if let Some(calls) = calls {
-                    calls.nodes.remove(slot);
-                }
+            let calls = [&mut offered.latest, &mut offered.before];
+            for calls in calls.into_iter().flatten() {
+                calls.nodes.remove(slot);
             }
         }
     }

@@ -106,7 +106,7 @@ impl Queue {
         self.in_vain_for(pod).any(|it| it.nodes.contains(node))
     }
 
-    /// Did others end for the pod in vain so lately that no other ends or moves for it now?
+    /// Did others end for the pod without use so lately that no other ends or moves for it now?
     pub(crate) fn rests_from_ends(&self, pod: &PodFacts, now: Duration) -> bool {
         self.in_vain_for(pod).any(|it| it.rests_until > now)
     }

@@ -1,10 +1,11 @@
 //! Which pods would have to move for one that waits though enough memory is free, in pieces: those whose owners let them
 //! be moved, as few MiB of them as possible, each to a place that is free now.
 //!
-//! Whoever moves is evicted, and its controller makes another that goes to the place; nobody moves to room that another
-//! move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card each, and
-//! the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be missed. Affinity between pods and
-//! topology spread are not looked at, and disruption budgets where the plan is carried out ([`super::moving`]).
+//! A pod that moves is evicted, and its controller makes another that goes to the place; no pod moves to room that
+//! another move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card
+//! each, and the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be
+//! missed. Affinity between pods and topology spread are not looked at, and disruption budgets where the plan is carried
+//! out ([`super::moving`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -209,17 +210,17 @@ impl Ledger {
             return true;
         };
         budget.charge(self.books.nodes().len() / 8);
-        let nodes = self.books.nodes();
-        let roomy = nodes.filter(|(name, _)| self.may_fit(name, pod, now));
+        let names = self.books.nodes().map(|(name, _)| name);
+        let roomy = names.filter(|name| self.may_fit(name, pod, now));
         let mut roomy: Vec<_> = roomy.collect();
-        roomy.sort_unstable_by_key(|(name, _)| *name);
+        roomy.sort_unstable();
         let mut found = Vec::new();
         let mut destinations = 0;
-        for (name, node) in roomy {
+        for name in roomy {
             if budget.is_spent() {
                 return false;
             }
-            let places = self.places_on(left, name, node, pod, taken, now, budget);
+            let places = self.places_on(left, name, pod, taken, now, budget);
             destinations += usize::from(!places.is_empty());
             found.extend(places);
             if destinations == DESTINATIONS {
@@ -244,7 +245,6 @@ impl Ledger {
         &'a self,
         left: &Left<'_>,
         name: &'a Arc<str>,
-        node: &'a Node,
         pod: &'a Arc<PodFacts>,
         taken: &[Taken<'a>],
         now: Duration,
@@ -252,6 +252,7 @@ impl Ledger {
     ) -> Vec<(gpustow_pack::Cost, Taken<'a>)> {
         let mut view = || {
             let site = self.site(pod, name, now)?;
+            let node = site.node;
             let here = || taken.iter().filter(|it| *it.node == *name);
             let pods = node.facts().and_then(|facts| facts.pods);
             let more = node.count() + here().count() as u64;

@@ -128,29 +128,25 @@ impl Ledger {
         let Some(pod) = pod.filter(may) else {
             return false;
         };
-        let mut budget = Budget::of_look();
-        let plan = self.least_moves(&pod, planning, plans, broken, most, &mut budget, now);
-        self.work += budget.spent();
-        let Some(plan) = plan else {
-            return false;
-        };
-        self.keep_moves(&pod, plan, now)
+        let plan = self.least_moves(&pod, (planning, plans), broken, most, now);
+        plan.is_some_and(|plan| self.keep_moves(&pod, plan, now))
     }
 
     /// The least moves that no disruption budget forbids; none if there are none, or if the search goes on.
-    #[expect(clippy::too_many_arguments, reason = "the state of one search")]
     fn least_moves(
         &mut self,
         pod: &Arc<PodFacts>,
-        mut planning: Planning,
-        mut plans: usize,
+        (mut planning, mut plans): (Planning, usize),
         broken: Broken<'_>,
         most: usize,
-        budget: &mut Budget,
         now: Duration,
     ) -> Option<Moves> {
+        let mut budget = Budget::of_look();
         while plans < PLANS {
-            if !self.plan_on(pod, &mut planning, budget, now) {
+            let before = budget.spent();
+            let is_over = self.plan_on(pod, &mut planning, &mut budget, now);
+            self.work += budget.spent() - before;
+            if !is_over {
                 self.moving.planning = Some((planning, plans, now));
                 return None;
             }

@@ -61,12 +61,9 @@ impl Ledger {
             && self.ask_on(pod, &mut asking, &mut budget, now) == Asked::Yes
     }
 
-    /// The names of all nodes, the first at the end.
+    /// The names of all nodes. In which order they are looked at changes no answer.
     pub(super) fn nodes_to_see(&self) -> Vec<Arc<str>> {
-        let names = self.books.nodes().map(|(name, _)| name.clone());
-        let mut names: Vec<_> = names.collect();
-        names.sort_unstable_by(|one, other| other.cmp(one));
-        names
+        self.books.nodes().map(|(name, _)| name.clone()).collect()
     }
 
     fn may_wait_for_pieces(&self, pod: &PodFacts) -> bool {

@@ -159,8 +159,7 @@ impl Ledger {
             if waited < CHANCE || seen.second.contains_key(&uid) {
                 continue;
             }
-            let nodes = self.books.nodes().map(|(name, _)| name.clone());
-            let mut nodes: Vec<_> = nodes.collect();
+            let mut nodes = self.nodes_to_see();
             // Where an earlier extender began it is looked at first, which is at the end.
             let began = self.books.pod(&uid).and_then(|pod| pod.kept_on.as_ref());
             if let Some(at) = nodes.iter().position(|name| Some(name) == began) {
@@ -268,11 +267,15 @@ impl Ledger {
         now: Duration,
     ) -> Verdict {
         budget.charge(1);
+        let evidence = self.evidence(&pod.uid, name, now);
+        if evidence == Evidence::Rejected && !search.patient {
+            return Verdict::Nothing;
+        }
         let Some(site) = self.site(pod, name, now) else {
             return Verdict::Nothing;
         };
-        budget.charge(site.node.bound().len() / 8);
-        let evidence = self.evidence(&pod.uid, name, now);
+        let bound = site.node.bound();
+        budget.charge(bound.len() / 8);
         if self.may_fit(name, pod, now) && evidence != Evidence::Rejected {
             match self.choose_within(name, pod, site.request, budget) {
                 Ok(_) => return Verdict::Fits,
@@ -299,7 +302,10 @@ impl Ledger {
             };
         }
         if is_short {
+            let pods = bound.keys().filter_map(|uid| self.books.pod(uid));
+            let mut pods = pods.filter(|pod| !pod.deleting);
             let helps = search.patient
+                && pods.any(|other| other.priority < pod.priority)
                 && self
                     .preempt(pod, name, &[], &|_| false, budget, now)
                     .is_some();

@@ -81,7 +81,7 @@ fn first_decision(
 const TWO: &[u64] = &[100, 100];
 
 #[test]
-fn nobody_ends_on_a_node_that_kube_scheduler_does_not_offer() {
+fn no_pod_ends_on_a_node_that_kube_scheduler_does_not_offer() {
     let mut ledger = ledger(&[("a", TWO), ("b", TWO)]);
     let p = waits("p", 80);
     ledger.apply_pod(p.clone());

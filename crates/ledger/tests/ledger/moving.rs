@@ -245,7 +245,7 @@ fn first_move(
 }
 
 #[test]
-fn nobody_moves_on_a_node_that_kube_scheduler_does_not_offer() {
+fn no_pod_moves_on_a_node_that_kube_scheduler_does_not_offer() {
     // The least would move from b.
     let mut ledger = scattered();
     let moved = first_move(&mut ledger, &["a"], 0..60);
