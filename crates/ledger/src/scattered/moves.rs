@@ -1,10 +1,11 @@
 //! Which pods would have to move for one that waits though enough memory is free, in pieces: those whose owners let them
 //! be moved, as few MiB of them as possible, each to a place that is free now.
 //!
-//! Whoever moves is evicted, and its controller makes another that goes to the place; nobody moves to room that another
-//! move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card each, and
-//! the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be missed. Affinity between pods and
-//! topology spread are not looked at, and disruption budgets where the plan is carried out ([`super::moving`]).
+//! A pod that moves is evicted, and its controller makes another that goes to the place; no pod moves to room that
+//! another move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card
+//! each, and the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be
+//! missed. Affinity between pods and topology spread are not looked at, and disruption budgets where the plan is carried
+//! out ([`super::moving`]).
 
 use std::sync::Arc;
 use std::time::Duration;
