@@ -7,11 +7,11 @@ use gpustow_ledger::{Config, Ledger, Reason};
 
 use crate::build::{ask, at, bound, card, choose, node, pod, report, used};
 
-const CARD: u64 = 100;
+pub(crate) const CARD: u64 = 100;
 
 /// A ledger that calls memory back, with one node for each list: a card of 100 for each list in it, of what
 /// pods use there.
-fn lent(nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
+pub(crate) fn lent(nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
     let mut ledger = Ledger::new(Config {
         call_back: true,
         ..Config::default()
@@ -23,7 +23,7 @@ fn lent(nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
     ledger
 }
 
-fn uses(ledger: &mut Ledger, name: &str, cards: &[&[PodUse]], second: u64) {
+pub(crate) fn uses(ledger: &mut Ledger, name: &str, cards: &[&[PodUse]], second: u64) {
     let cards = cards.iter().enumerate().map(|(index, pods)| {
         let mut card = card(&format!("{name}-{index}"), CARD);
         card.pods = pods.to_vec();
@@ -34,12 +34,12 @@ fn uses(ledger: &mut Ledger, name: &str, cards: &[&[PodUse]], second: u64) {
     ledger.apply_gpunode(name, status, at(second));
 }
 
-fn with_priority(priority: i32, pod: PodFacts) -> PodFacts {
+pub(crate) fn with_priority(priority: i32, pod: PodFacts) -> PodFacts {
     PodFacts { priority, ..pod }
 }
 
 /// Whom the ledger would have give memory back: (for whom, victim, what it uses beyond its request).
-fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
+pub(crate) fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
     let backs = ledger.call_backs(at(second));
     let each = backs.iter().flat_map(|back| {
         back.victims.iter().map(|victim| {
@@ -50,12 +50,12 @@ fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
     each.collect()
 }
 
-fn is(whom: &str, victim: &str, excess: u64) -> (String, String, u64) {
+pub(crate) fn is(whom: &str, victim: &str, excess: u64) -> (String, String, u64) {
     (whom.to_owned(), victim.to_owned(), excess)
 }
 
 /// `uid` asks on node `a` and is refused.
-fn refused(ledger: &mut Ledger, pod: &PodFacts, second: u64) -> Vec<Reason> {
+pub(crate) fn refused(ledger: &mut Ledger, pod: &PodFacts, second: u64) -> Vec<Reason> {
     ledger.apply_pod(pod.clone());
     let verdict = ledger.filter(&ask(pod), &["a"], at(second));
     assert_eq!(verdict.nodes, [""; 0]);
@@ -334,226 +334,6 @@ fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
     });
     ledger.call_back(at(1));
     assert_eq!(victims(&ledger, 1), [is("p", "three", 25)]);
-}
-
-/// A pod that kube-scheduler said is unschedulable, and of which no filter call told.
-fn waits(uid: &str, mib: u64) -> PodFacts {
-    PodFacts {
-        waiting: true,
-        ..pod(uid, mib)
-    }
-}
-
-#[test]
-fn borrowers_give_nothing_back_on_a_node_that_kube_scheduler_does_not_offer() {
-    let mut ledger = lent(&[
-        ("a", &[&[used("one", 90)]]),
-        ("b", &[&[used("two", 90), used("three", 5)]]),
-    ]);
-    for (uid, card) in [("one", "a-0"), ("two", "b-0"), ("three", "b-0")] {
-        ledger.apply_pod(bound(uid, &card[..1], card, 5));
-    }
-    // Whether it could come is not known: it is woken, and kube-scheduler asks.
-    ledger.apply_pod(waits("p", 40));
-    ledger.call_back(at(1));
-    assert_eq!(victims(&ledger, 1), []);
-    let woken = ledger.wake(9, at(1));
-    assert_eq!(woken.iter().map(|pod| &*pod.uid).collect::<Vec<_>>(), ["p"]);
-    // Something else bars it from a, where less would have to be given back.
-    ledger.filter(&ask(&pod("p", 40)), &["b"], at(2));
-    assert_eq!(victims(&ledger, 2), [is("p", "two", 85)]);
-    // Then from b, too.
-    ledger.filter(&ask(&pod("p", 40)), &["a"], at(3));
-    ledger.call_back(at(3));
-    assert_eq!(victims(&ledger, 3), [is("p", "one", 85)]);
-}
-
-#[test]
-fn the_pod_that_may_be_evicted_is_asked_before_one_whose_owner_softens_that() {
-    let on_card = [used("soft", 65), used("hard", 35)];
-    let of = |softens| {
-        let mut ledger = Ledger::new(Config {
-            call_back: true,
-            action: Act::Evict,
-            owners_soften: softens,
-            ..Config::default()
-        });
-        ledger.apply_node(node("a"));
-        uses(&mut ledger, "a", &[&on_card], 0);
-        ledger.apply_pod(PodFacts {
-            act: Some(Act::Event),
-            ..bound("soft", "a", "a-0", 10)
-        });
-        ledger.apply_pod(bound("hard", "a", "a-0", 10));
-        refused(&mut ledger, &pod("p", 25), 0);
-        victims(&ledger, 0)
-    };
-    assert_eq!(of(true), [is("p", "hard", 25)]);
-    // Where owners may not, both are alike, and the larger borrower comes first.
-    assert_eq!(of(false), [is("p", "soft", 55)]);
-}
-
-#[test]
-fn a_pod_that_was_asked_without_result_shields_no_other() {
-    let on_card = [used("low", 65), used("high", 35)];
-    let mut ledger = lent(&[("a", &[&on_card])]);
-    ledger.apply_pod(bound("low", "a", "a-0", 10));
-    ledger.apply_pod(with_priority(1, bound("high", "a", "a-0", 10)));
-    ledger.apply_pod(pod("p", 25));
-    let asked = |ledger: &mut Ledger, second: u64| {
-        uses(ledger, "a", &[&on_card], second);
-        ledger.filter(&ask(&pod("p", 25)), &["a"], at(second));
-        ledger.call_back(at(second));
-        victims(ledger, second)
-    };
-    assert_eq!(asked(&mut ledger, 0), [is("p", "low", 55)]);
-    assert_eq!(asked(&mut ledger, 59), [is("p", "low", 55)]);
-    // Its time is over; after a pause the other is asked.
-    assert_eq!(asked(&mut ledger, 60), []);
-    let again = (61..200).find(|second| !asked(&mut ledger, *second).is_empty());
-    assert!(again.is_some_and(|second| second <= 122), "{again:?}");
-    assert_eq!(victims(&ledger, again.unwrap()), [is("p", "high", 25)]);
-}
-
-#[test]
-fn a_borrower_that_should_be_gone_shields_no_other() {
-    let on_card = [used("stuck", 65), used("other", 35)];
-    let mut ledger = lent(&[("a", &[&on_card])]);
-    let stuck = PodFacts {
-        deleting: true,
-        gone_by: Some(1000),
-        ..bound("stuck", "a", "a-0", 10)
-    };
-    ledger.apply_pod(stuck);
-    ledger.apply_pod(bound("other", "a", "a-0", 10));
-    ledger.tell_time(at(0), 1000);
-    refused(&mut ledger, &pod("p", 25), 0);
-    // What it uses is about to come.
-    assert_eq!(
-        (ledger.call_backs(at(0)).len(), victims(&ledger, 0)),
-        (1, vec![])
-    );
-    ledger.tell_time(at(60), 1060);
-    ledger.call_back(at(60));
-    ledger.filter(&ask(&pod("p", 25)), &["a"], at(61));
-    let second = (61..200).find(|second| {
-        ledger.filter(&ask(&pod("p", 25)), &["a"], at(*second));
-        ledger.call_back(at(*second));
-        !victims(&ledger, *second).is_empty()
-    });
-    assert_eq!(
-        second.map(|second| victims(&ledger, second)),
-        Some(vec![is("p", "other", 25)])
-    );
-}
-
-#[test]
-fn a_pod_behind_any_number_of_others_that_can_have_nothing_is_called_back_for() {
-    let mut ledger = lent(&[("a", &[&[used("greedy", 90)]])]);
-    ledger.apply_pod(bound("greedy", "a", "a-0", 30));
-    for index in 0..100 {
-        let hopeless = PodFacts {
-            priority: 9,
-            ..waits(&format!("hopeless{index:03}"), 101 + index)
-        };
-        ledger.apply_pod(hopeless);
-    }
-    ledger.apply_pod(PodFacts {
-        kept_on: Some("a".into()),
-        ..waits("p", 60)
-    });
-    ledger.call_back(at(1));
-    assert_eq!(victims(&ledger, 1), [is("p", "greedy", 60)]);
-}
-
-#[test]
-fn what_is_used_beyond_capacity_comes_back_first_and_from_the_same_gpu() {
-    // The first card is overdrawn by 60, which no hardware allows; the headroom of a real one can be.
-    let overdrawn = [used("x1", 60), used("x2", 60), used("x3", 40)];
-    let other = [used("y", 90)];
-    let mut ledger = lent(&[("a", &[&overdrawn, &other])]);
-    for (uid, card) in [("x1", "a-0"), ("x2", "a-0"), ("x3", "a-0"), ("y", "a-1")] {
-        ledger.apply_pod(bound(uid, "a", card, 5));
-    }
-    // One of y's is enough; on the first card it takes two.
-    refused(&mut ledger, &pod("p", 40), 0);
-    assert_eq!(victims(&ledger, 0), [is("p", "y", 85)]);
-    ledger.delete_pod("p");
-    ledger.delete_pod("y");
-    ledger.apply_pod(bound("full", "a", "a-1", 90));
-    uses(&mut ledger, "a", &[&overdrawn, &[used("full", 90)]], 1);
-    refused(&mut ledger, &pod("p", 40), 1);
-    // 40 are free once 100 of 160 have come back.
-    assert_eq!(victims(&ledger, 1), [is("p", "x1", 55), is("p", "x2", 55)]);
-}
-
-#[test]
-fn borrowers_that_use_the_headroom_give_that_back_too() {
-    let mut ledger = lent(&[("a", &[&[]])]);
-    ledger.apply_pod(bound("one", "a", "a-0", 10));
-    ledger.apply_pod(bound("two", "a", "a-0", 10));
-    let mut gpu = card("a-0", CARD);
-    gpu.pods = vec![used("one", 40), used("two", 60)];
-    let mut status = report(&[gpu]);
-    status.headroom_mib = 10;
-    ledger.apply_gpunode("a", status, at(0));
-    // 10 beyond capacity and 50 for the pod: neither of them has that alone.
-    refused(&mut ledger, &pod("p", 50), 0);
-    assert_eq!(
-        victims(&ledger, 0),
-        [is("p", "one", 30), is("p", "two", 50)]
-    );
-}
-
-/// What one look costs, at most, and after how many looks the last of these pods was asked for.
-fn work_of(nodes: usize) -> (u64, u64) {
-    const PODS: usize = 4;
-    let names: Vec<String> = (0..nodes).map(|index| format!("n{index:04}")).collect();
-    let on_card = [used("", 90)];
-    let cards: Vec<&[PodUse]> = vec![&on_card; 8];
-    let sizes: Vec<(&str, &[&[PodUse]])> = names
-        .iter()
-        .map(|name| (name.as_str(), cards.as_slice()))
-        .collect();
-    let mut ledger = lent(&sizes);
-    for name in &names {
-        let mut gpus = Vec::new();
-        for gpu in 0..8 {
-            let uuid = format!("{name}-{gpu}");
-            ledger.apply_pod(bound(&uuid, name, &uuid, 10));
-            let mut gpu = card(&uuid, CARD);
-            gpu.pods = vec![used(&uuid, 95)];
-            gpus.push(gpu);
-        }
-        let mut status = report(&gpus);
-        status.heartbeat = Some("1".to_owned());
-        ledger.apply_gpunode(name, status, at(1));
-    }
-    for index in 0..PODS {
-        ledger.apply_pod(PodFacts {
-            kept_on: Some(names[index].as_str().into()),
-            ..waits(&format!("p{index:02}"), 20 + index as u64)
-        });
-    }
-    let (mut most, mut looks) = (0, 0);
-    while ledger.call_backs(at(1)).len() < PODS {
-        let before = ledger.work_on_call_backs();
-        ledger.call_back(at(1));
-        most = most.max(ledger.work_on_call_backs() - before);
-        looks += 1;
-        assert!(looks < 1000, "{nodes} nodes");
-    }
-    (most, looks)
-}
-
-#[test]
-fn a_look_costs_the_same_in_a_cluster_of_any_size_and_goes_on_where_it_stopped() {
-    let small = work_of(100);
-    let large = work_of(1000);
-    for (most, looks) in [small, large] {
-        assert!(most < 52_000, "{most} in one of {looks} looks");
-    }
-    assert!(small.1 < large.1 && large.1 < 200, "{small:?} {large:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The ledger through its public API: behaviour by theme, and a model test of random histories.
 
 mod binding;
+mod borrowers;
 mod bounds;
 mod budget;
 mod build;
