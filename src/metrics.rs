@@ -61,6 +61,7 @@ pub(crate) struct Metrics {
     pub(crate) bind_seconds: Histogram,
     /// Waiting pods told of room.
     pub(crate) woken: IntCounter,
+    nominations: IntCounterVec,
     /// What was done to have pods give memory back, by act and outcome.
     pub(crate) acts: IntCounterVec,
     /// Gates taken off, by cause and result.
@@ -145,6 +146,11 @@ impl Metrics {
             "gpustow_wakeups_total",
             "Waiting pods told that room appeared",
         )?;
+        let nominations = counters(
+            "gpustow_nominations_total",
+            "Nominations of pods that fit on a node that kube-scheduler had not shown, by result",
+            &["result"],
+        )?;
         let acts = counters(
             "gpustow_acts_total",
             "What was done to have pods give memory back or end, by act and outcome",
@@ -217,6 +223,9 @@ impl Metrics {
         GivenUp::ALL
             .iter()
             .for_each(|why| drop(given_up.with_label_values(&[why.label()])));
+        for result in ["set", "ended", "failed"] {
+            nominations.with_label_values(&[result]);
+        }
         for reason in BindError::VARIANTS {
             bind_failures.with_label_values(&[reason]);
         }
@@ -227,6 +236,7 @@ impl Metrics {
         registry.register(Box::new(bind_failures.clone()))?;
         registry.register(Box::new(bind_seconds.clone()))?;
         registry.register(Box::new(woken.clone()))?;
+        registry.register(Box::new(nominations.clone()))?;
         registry.register(Box::new(acts.clone()))?;
         registry.register(Box::new(lifts.clone()))?;
         registry.register(Box::new(line_on.clone()))?;
@@ -249,6 +259,7 @@ impl Metrics {
             bind_failures,
             bind_seconds,
             woken,
+            nominations,
             acts,
             lifts,
             line_on,
@@ -271,6 +282,11 @@ impl Metrics {
             let errors = &self.errors;
             errors.with_label_values(&[verb, error.into()]).inc();
         }
+    }
+
+    /// A nomination was set or ended, or could not be.
+    pub(crate) fn nominated(&self, result: &str) {
+        self.nominations.with_label_values(&[result]).inc();
     }
 
     /// A gate was taken off for this cause, or not.

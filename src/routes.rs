@@ -219,8 +219,16 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
             format!(" Most free on one GPU: {free} (node {node}, GPU {card}).")
         });
         let (namespace, name) = (&pod.namespace, &pod.name);
+        let sampled = app.ledger.lock().is_sample(names.len());
+        let none = match sampled {
+            true => format!(
+                "None of the {} nodes that kube-scheduler showed has",
+                names.len()
+            ),
+            false => "No node has".to_owned(),
+        };
         format!(
-            "No node has GPU memory for this pod now, which asks for {asks}: {reasons}.{free} \
+            "{none} GPU memory for this pod now, which asks for {asks}: {reasons}.{free} \
              `kubectl gpustow why {namespace}/{name}` says what would make the room."
         )
     });

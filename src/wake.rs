@@ -1,6 +1,8 @@
 //! Tells kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod. One that stands in
-//! line is let out of it instead.
+//! line is let out of it instead. A pod that was refused on the nodes that kube-scheduler showed, and fits on another,
+//! is nominated there by the same write; a nomination that is of no use any more is ended.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +12,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-use crate::ask::within;
+use crate::ask::{AskError, within};
 use crate::epoch::{Epoch, EpochError};
 use crate::line;
 use crate::locked::Locked;
@@ -48,6 +50,7 @@ impl Waker {
     pub(crate) async fn run(self, wake_rate: u32) {
         let limit = (wake_rate as usize * PAUSE.as_millis() as usize / 1000).max(1);
         let mut learnt = self.ledger.now();
+        let mut ended = HashMap::new();
         loop {
             if self.ledger.now().saturating_sub(learnt) > LEARN_EVERY {
                 learnt = self.ledger.now();
@@ -65,6 +68,7 @@ impl Waker {
                     if !pods.is_empty() {
                         self.wake_all(&pods, epoch).await;
                     }
+                    self.end_nominations(&mut ended, epoch).await;
                     if count == limit || self.ledger.lock().wakes_on() {
                         self.ledger.wake.notify_one();
                     }
@@ -84,7 +88,12 @@ impl Waker {
             pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
             return;
         }
-        let patches: Vec<_> = pods.iter().map(|pod| self.wake(pod)).collect();
+        let patches: Vec<_> = {
+            let ledger = self.ledger.lock();
+            pods.iter()
+                .map(|pod| self.wake(pod, ledger.nomination(&pod.uid)))
+                .collect()
+        };
         stream::iter(patches)
             .buffer_unordered(WIDTH)
             .collect::<()>()
@@ -113,32 +122,132 @@ impl Waker {
         tokio::spawn(stream::iter(lifts).buffer_unordered(WIDTH).collect::<()>());
     }
 
-    async fn wake(&self, pod: &PodFacts) {
-        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
-        let now = Timestamp::now();
-        let patch = json!({
-            "metadata": {"uid": &*pod.uid},
-            "status": {"conditions": [{
-                "type": names::ROOM_CONDITION,
-                "status": "True",
-                "reason": "RoomAppeared",
-                // Must differ from the last wake-up's, or nothing is written and nobody wakes.
-                "message": format!("GPU memory became free ({} at {now})", self.identity),
-                "lastTransitionTime": now.to_string(),
-            }]},
-        });
-        let params = PatchParams::default();
-        let patch = Patch::Strategic(patch);
-        match within(TIMEOUT, pods.patch_status(&pod.name, &params, &patch)).await {
-            Ok(_) => {
+    /// Ends the nominations that are of no use any more. `ended` are the copies of pods for which that was written.
+    async fn end_nominations(&self, ended: &mut HashMap<Arc<str>, Arc<str>>, epoch: u64) {
+        let void = self.ledger.lock().void_nominations();
+        ended.retain(|uid, _| void.iter().any(|pod| pod.uid == *uid));
+        let is_new = |pod: &Arc<PodFacts>| ended.get(&pod.uid) != Some(&pod.resource_version);
+        let void: Vec<_> = void.into_iter().filter(is_new).collect();
+        if void.is_empty() || self.epoch.confirm(epoch).await.is_err() {
+            return;
+        }
+        for pod in void {
+            match self.patch(&pod, None).await {
+                Ok(()) => self.metrics.nominated("ended"),
+                // It has changed, or is gone: the watch will tell.
+                Err(error) if matches!(error.status(), Some(404 | 409)) => {}
+                Err(error) => {
+                    self.metrics.nominated("failed");
+                    tracing::warn!(
+                        namespace = %pod.namespace, pod = %pod.name, %error, "cannot end the nomination"
+                    );
+                }
+            }
+            ended.insert(pod.uid.clone(), pod.resource_version.clone());
+        }
+    }
+
+    async fn wake(&self, pod: &PodFacts, node: Option<Arc<str>>) {
+        match self.patch(pod, node.as_deref()).await {
+            Ok(()) => {
                 self.metrics.woken.inc();
-                tracing::info!(namespace = %pod.namespace, pod = %pod.name, "woke a waiting pod");
+                if node.is_some() {
+                    self.metrics.nominated("set");
+                }
+                let node = node.as_deref().unwrap_or_default();
+                tracing::info!(
+                    namespace = %pod.namespace, pod = %pod.name, nominated = node, "woke a waiting pod"
+                );
+            }
+            // The pod has changed since: the ledger offers the room again.
+            Err(error) if error.status() == Some(409) && node.is_some() => {
+                self.ledger.lock().wake_failed(&pod.uid);
             }
             Err(error) if matches!(error.status(), Some(404 | 409)) => {}
             Err(error) => {
                 self.ledger.lock().wake_failed(&pod.uid);
+                if node.is_some() {
+                    self.metrics.nominated("failed");
+                }
                 tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
             }
         }
+    }
+
+    /// Writes the condition that wakes the pod, and the extender's own nomination.
+    async fn patch(&self, pod: &PodFacts, node: Option<&str>) -> Result<(), AskError> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
+        let patch = Patch::Strategic(status_patch(pod, node, &self.identity, Timestamp::now()));
+        let params = PatchParams::default();
+        within(TIMEOUT, pods.patch_status(&pod.name, &params, &patch)).await?;
+        Ok(())
+    }
+}
+
+/// The extender's nomination is set to `node`, or ended; such a write names the copy of the pod that it is about. A
+/// nomination by kube-scheduler is left alone.
+fn status_patch(pod: &PodFacts, node: Option<&str>, identity: &str, now: Timestamp) -> Value {
+    let mut metadata = json!({"uid": &*pod.uid});
+    let mut status = json!({"conditions": [{
+        "type": names::ROOM_CONDITION,
+        "status": "True",
+        "reason": node.map_or("RoomAppeared", |_| names::NOMINATED),
+        // Must differ from the last wake-up's, or nothing is written and nobody wakes.
+        "message": format!("GPU memory became free ({identity} at {now})"),
+        "lastTransitionTime": now.to_string(),
+    }]});
+    if node.is_some() || pod.own_nomination {
+        metadata["resourceVersion"] = json!(&*pod.resource_version);
+        status["nominatedNodeName"] = json!(node);
+    }
+    json!({"metadata": metadata, "status": status})
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::from_value;
+
+    use super::*;
+
+    fn pod(nominated: Option<&str>, reason: &str) -> PodFacts {
+        let pod = from_value(json!({
+            "metadata": {"namespace": "n", "name": "p", "uid": "u", "resourceVersion": "7"},
+            "status": {"nominatedNodeName": nominated, "conditions": [
+                {"type": names::ROOM_CONDITION, "status": "True", "reason": reason},
+            ]},
+        }));
+        PodFacts::from_pod(&pod.unwrap(), names::GPU_MEM).unwrap()
+    }
+
+    fn patch(pod: &PodFacts, node: Option<&str>) -> (Value, Value, Value) {
+        let patch = status_patch(pod, node, "e", Timestamp::UNIX_EPOCH);
+        let status = &patch["status"];
+        let written = status
+            .as_object()
+            .unwrap()
+            .contains_key("nominatedNodeName");
+        let node = if written {
+            status["nominatedNodeName"].clone()
+        } else {
+            json!("untouched")
+        };
+        let reason = status["conditions"][0]["reason"].clone();
+        (node, reason, patch["metadata"]["resourceVersion"].clone())
+    }
+
+    #[test]
+    fn wake_up_sets_and_ends_the_extenders_nomination_alone() {
+        let (free, by_scheduler) = (pod(None, ""), pod(Some("m"), "RoomAppeared"));
+        let own = pod(Some("m"), names::NOMINATED);
+        let left = (json!("untouched"), json!("RoomAppeared"), Value::Null);
+        assert_eq!(patch(&free, None), left);
+        assert_eq!(patch(&by_scheduler, None), left);
+        let set = (json!("n"), json!(names::NOMINATED), json!("7"));
+        assert_eq!(patch(&free, Some("n")), set);
+        assert_eq!(patch(&own, Some("n")), set);
+        assert_eq!(
+            patch(&own, None),
+            (Value::Null, json!("RoomAppeared"), json!("7"))
+        );
     }
 }

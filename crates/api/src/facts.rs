@@ -1,6 +1,7 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
 mod node;
+mod nominated;
 
 pub use node::NodeFacts;
 
@@ -54,6 +55,8 @@ pub struct PodFacts {
     pub priority: i32,
     /// `status.nominatedNodeName`.
     pub nominated: Option<Arc<str>>,
+    /// The extender set that, and ends it: kube-scheduler evicts no pod for it.
+    pub own_nomination: bool,
     /// What the pod asks for; a request with no claims for a pod that asks for no GPU memory.
     pub request: Result<Arc<Request>, BadRequest>,
     /// Container names, one per claim of the request.
@@ -150,6 +153,7 @@ impl PodFacts {
             scheduler: scheduler(spec.and_then(|spec| spec.scheduler_name.as_deref())),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             nominated: status.and_then(|status| named(&status.nominated_node_name)),
+            own_nomination: status.is_some_and(nominated::is_own),
             request,
             containers: if containers.is_empty() {
                 NO_CONTAINERS.clone()

@@ -65,6 +65,10 @@ pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
 /// Written by the extender: condition whose change wakes a waiting pod.
 pub const ROOM_CONDITION: &str = "gpustow.dev/RoomAppeared";
 
+/// Its reason where the same write nominates the pod to a node that kube-scheduler did not show the extender: the
+/// nomination is the extender's, who also ends it.
+pub const NOMINATED: &str = "NodeNominated";
+
 /// Written by the extender: condition on a waiting pod for which room is kept, whose message says where.
 pub const KEPT_CONDITION: &str = "gpustow.dev/RoomKept";
 /// Written by the extender: condition on a pod that is to give memory back which it uses beyond its request.

@@ -311,7 +311,9 @@ impl Ledger {
         self.queue.claim(pod, &self.books, claimed_until);
         let change = self.books.release_group(pod);
         self.follow(change);
-        self.queue.refused(pod, candidates, &self.books, now);
+        let interval = self.config.wake_again_after;
+        self.queue
+            .refused(pod, candidates, &self.books, interval, now);
     }
 
     /// Scores nodes that [`Ledger::filter`] let pass, 0 to 10, best highest, in the order given.

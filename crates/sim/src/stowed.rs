@@ -219,6 +219,7 @@ impl Stowed {
             scheduler: "gpustow-scheduler".into(),
             priority: 0,
             nominated: None,
+            own_nomination: false,
             request: Ok(self.request(job)),
             containers: if job.gpus > 0 {
                 self.containers.clone()

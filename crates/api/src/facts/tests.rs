@@ -56,6 +56,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             scheduler: "gpustow-scheduler".into(),
             priority: 3,
             nominated: Some("m".into()),
+            own_nomination: false,
             request: Ok(Arc::new(Request {
                 claims,
                 ..Request::default()
@@ -414,4 +415,19 @@ fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
     ] {
         assert_eq!(movable(mark, kind, controller), None, "{mark} {kind}");
     }
+}
+
+#[test]
+fn nomination_is_the_extenders_if_its_last_wake_up_says_so() {
+    let own = |status: &str, reason: &str, node: Option<&str>| {
+        let pod = facts(json!({"metadata": {"uid": "u"}, "status": {
+            "nominatedNodeName": node,
+            "conditions": [{"type": names::ROOM_CONDITION, "status": status, "reason": reason}],
+        }}));
+        pod.own_nomination
+    };
+    assert!(own("True", names::NOMINATED, Some("m")));
+    assert!(!own("True", "RoomAppeared", Some("m")));
+    assert!(!own("False", names::NOMINATED, Some("m")));
+    assert!(!own("True", names::NOMINATED, None));
 }

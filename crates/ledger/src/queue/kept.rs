@@ -356,7 +356,7 @@ impl Queue {
             self.unindex(uid, &node);
         }
         // kube-scheduler's preemption makes room for it: nothing need be called back, and nobody else end.
-        let preempts = new.is_some_and(|pod| pod.nominated.is_some());
+        let preempts = new.is_some_and(|pod| pod.nominated.is_some() && !pod.own_nomination);
         let ends = |kept: &Kept| {
             let ours = matches!(
                 kept.cause,
@@ -387,6 +387,10 @@ impl Queue {
         let Some(known) = known.filter(|known| known.node.is_none() && !known.released) else {
             return;
         };
+        let own = known.own_nomination || pod.own_nomination;
+        if own || self.nominations.is_over(&pod.uid) {
+            return;
+        }
         let Some(node) = known.nominated.clone().or_else(|| pod.nominated.clone()) else {
             return;
         };
@@ -445,10 +449,12 @@ impl Queue {
             return None;
         }
         let kept = || Some(self.kept.get(&pod.uid)?.node.clone());
-        pod.nominated.clone().or_else(kept)
+        let nominated = pod.nominated.clone();
+        let nominated = nominated.filter(|_| !self.nominations.is_over(&pod.uid));
+        nominated.or_else(kept)
     }
 
-    fn unindex(&mut self, uid: &str, node: &str) {
+    pub(super) fn unindex(&mut self, uid: &str, node: &str) {
         if let Some(pods) = self.keeping.get_mut(node) {
             pods.remove(uid);
             if pods.is_empty() {

@@ -7,6 +7,7 @@ mod in_vain;
 mod kept;
 mod kind;
 mod line;
+mod nominations;
 mod offers;
 mod successors;
 mod tried;
@@ -27,9 +28,10 @@ pub(crate) use kept::CalledBack;
 use kept::Kept;
 pub use line::Lift;
 use line::{Line, is_in_line};
+use nominations::Nominations;
 use successors::Successor;
 pub(crate) use tried::Tried;
-use waiting::Waiting;
+use waiting::{Call, Waiting};
 use wake::Wakes;
 
 /// See the module's documentation.
@@ -52,6 +54,7 @@ pub(crate) struct Queue {
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
+    nominations: Nominations,
 }
 
 impl Queue {
@@ -68,6 +71,7 @@ impl Queue {
         self.line.follow(event);
         match event {
             Event::Pod { uid, old, new } => {
+                self.nominations.follow(uid, new.as_deref());
                 self.index_nomination(old.as_deref(), new.as_deref());
                 self.successor_came(old.as_deref(), new.as_deref(), books);
                 self.pod_changed(uid, new.as_deref(), books);
@@ -160,12 +164,20 @@ impl Queue {
         pod: &PodFacts,
         candidates: &[&str],
         books: &Books,
+        interval: Duration,
         now: Duration,
     ) {
         self.wait(pod, books);
         self.end_lifted(&pod.uid, books);
         let asked = |node: &str| candidates.contains(&node);
-        self.waiting.refused(&pod.uid, asked);
+        let call = Call {
+            is_sample: nominations::is_sample(candidates.len(), books),
+            nominated: pod.nominated.as_deref(),
+            interval,
+        };
+        if self.waiting.refused(&pod.uid, asked, &call, now) {
+            self.ask_again(&pod.uid);
+        }
         if books.pod(&pod.uid).is_none() {
             self.waiting.unseen(&pod.uid, now);
         }

@@ -114,6 +114,11 @@ impl Offers {
         round.to.push(uid.clone());
     }
 
+    /// What was promised to the pod lasts until then.
+    pub(super) fn lasts(&mut self, uid: &str, until: Duration) {
+        self.ends.insert((until, uid.into()));
+    }
+
     /// A promise ends. With the last of a round, what is left is offered anew.
     pub(super) fn settle(&mut self, uid: &str, node: &str, end: End) {
         let Some(round) = self.rounds.get_mut(node) else {

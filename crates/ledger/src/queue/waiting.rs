@@ -22,6 +22,7 @@ use super::line::{Lift, Line};
 use super::offers::{End, Offers};
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
+pub(super) use promises::Call;
 use promises::pause;
 
 /// A pod that is never seen in a watch is forgotten after this long.
@@ -70,6 +71,12 @@ struct Wait {
     woken: bool,
     /// It was refused where only the room was wanting.
     short: bool,
+    /// kube-scheduler showed only some of the nodes that passed its own filters when it was refused last.
+    sampled: bool,
+    /// The next look at every node leaves out those that it is barred from.
+    keeps_bars: bool,
+    /// How often it was refused without being asked about the node that is promised to it.
+    unshown: u32,
 }
 
 /// A pod woke for room on a node in vain when so many changes had been seen.
@@ -136,6 +143,9 @@ impl Waiting {
             bars: Vec::new(),
             woken: false,
             short: false,
+            sampled: false,
+            keeps_bars: false,
+            unshown: 0,
         };
         self.pods.insert(pod.uid.clone(), wait);
         self.joined.push_back(pod.uid.clone());
@@ -258,8 +268,8 @@ impl Waiting {
         }
     }
 
-    /// What time alone does: credit grows, promises end, pods that joined will be due: those in line, which nobody
-    /// was asked about yet, at once. True if more have joined than one call notes.
+    /// What time alone does: credit grows, promises end, pods that joined will be due: at once those that were not
+    /// asked about, or not for every node. True if more have joined than one call notes.
     pub(super) fn tick(&mut self, now: Duration, interval: Duration, line: &mut Line) -> bool {
         self.offers.grow(now);
         for uid in self
@@ -267,7 +277,8 @@ impl Waiting {
             .drain(..JOINS.min(self.joined.len()))
             .collect::<Vec<_>>()
         {
-            if !line.has(&uid) {
+            let sampled = self.pods.get(&uid).is_some_and(|wait| wait.sampled);
+            if !line.has(&uid) && !sampled {
                 self.be_due(&uid, now + interval);
                 continue;
             }
@@ -300,7 +311,7 @@ impl Waiting {
         }
     }
 
-    /// The next pod whose pause is over: it is barred from none any more. Its kind, if a look at
+    /// The next pod whose pause is over: it is barred from none any more, unless it looks for others. Its kind, if a look at
     /// every node is due for that.
     pub(super) fn next_due(
         &mut self,
@@ -309,7 +320,9 @@ impl Waiting {
     ) -> Option<(Uid, Option<KindId>)> {
         let uid = self.due.first().filter(|(at, _)| *at <= now)?.1.clone();
         let wait = self.pods.get_mut(&uid)?;
-        wait.bars.clear();
+        if !std::mem::take(&mut wait.keeps_bars) {
+            wait.bars.clear();
+        }
         let (id, next) = (wait.kind, now + pause(wait.turn.0, interval));
         let looked = self.kinds.get(&id).map_or(now, |kind| kind.looked);
         self.be_due(&uid, next.max(looked));
@@ -324,14 +337,17 @@ impl Waiting {
         }
     }
 
-    /// Looks at every node once more for a pod of this kind that stands in line and was promised nothing so far.
-    /// False if there is none.
+    /// Looks at every node once more for a pod of this kind that was promised nothing so far, and that stands in line
+    /// or was refused on some nodes alone. False if there is none.
     pub(super) fn look_on(&mut self, id: KindId, line: &Line, now: Duration) -> bool {
         let Some(kind) = self.kinds.get_mut(&id) else {
             return false;
         };
         let new = kind.order.iter().take_while(|turn| turn.0 == 0);
-        let mut new = new.map(|turn| &turn.4).filter(|uid| line.has(uid));
+        let sampled = |uid: &Uid| self.pods.get(uid).is_some_and(|wait| wait.sampled);
+        let mut new = new
+            .map(|turn| &turn.4)
+            .filter(|uid| line.has(uid) || sampled(uid));
         let promised = |uid: &&Uid| {
             let wait = self.pods.get(*uid);
             wait.is_some_and(|wait| wait.promised.is_some())

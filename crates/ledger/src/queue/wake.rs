@@ -88,6 +88,7 @@ impl Ledger {
         for uid in self.queue.waiting.forget_unseen(seen, now) {
             self.queue.tried.remove(&uid);
         }
+        self.queue.end_nominations(&self.books, now);
         let mut woken = self.come_again(limit);
         self.queue.line.tick(now);
         self.offer(limit, WORK, now, &mut woken);
@@ -218,6 +219,9 @@ impl Ledger {
                 *work = work.saturating_sub(price(&pod));
                 look.could = true;
             }
+            if self.queue.waiting.is_barred(&look.uid, &name) {
+                continue;
+            }
             if self.may_fit(&name, &pod, now)
                 && let Some(left) = self.unpromised(&name, now)
                 && self.fits_one_of(look.kind, &name, &left, &pod, work)
@@ -237,7 +241,7 @@ impl Ledger {
     /// There is nothing left to look at. Whom no node could hold is let through the line.
     fn looked(&mut self, look: &Look, until: Duration, now: Duration) {
         self.queue.waiting.looked(look.kind, until, look.could);
-        if until < now + FLUSH && self.queue.line.is_on() {
+        if until < now + FLUSH {
             self.queue.wakes.found.push(look.kind);
         }
         if !look.could

@@ -39,6 +39,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         scheduler: "gpustow-scheduler".into(),
         priority: 0,
         nominated: None,
+        own_nomination: false,
         request: Ok(Arc::new(Request {
             claims: claims.iter().map(claim).collect(),
             ..Request::default()

@@ -23,6 +23,7 @@ mod preempt;
 mod preemptors;
 mod reports;
 mod rescan;
+mod sampled;
 mod scattered;
 mod shortage;
 mod unfenced;

@@ -3,12 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Bar, FLUSH, Waiting};
+use super::{Bar, FLUSH, Wait, Waiting};
 use crate::books::Uid;
 use crate::queue::offers::End;
 
 /// Nodes that a pod is barred from, at most; the one that was first is forgotten first.
 const BARS: usize = 8;
+/// So often a pod is woken for the same promise, after calls that did not name the node.
+const UNSHOWN: u32 = 3;
+
+/// What a filter call that refuses a pod says of kube-scheduler.
+pub(in crate::queue) struct Call<'a> {
+    /// It names only some of the nodes that passed kube-scheduler's own filters.
+    pub(in crate::queue) is_sample: bool,
+    /// The node that the pod was nominated to when kube-scheduler began to look.
+    pub(in crate::queue) nominated: Option<&'a str>,
+    /// How long a promise lasts.
+    pub(in crate::queue) interval: Duration,
+}
 
 impl Waiting {
     /// A pod has its room, on this node.
@@ -28,16 +40,39 @@ impl Waiting {
         self.remove(uid);
     }
 
-    /// A pod was asked about and refused; `asked` says of a node whether it was among the candidates.
-    pub(in crate::queue) fn refused(&mut self, uid: &str, asked: impl Fn(&str) -> bool) {
+    /// A pod was refused; `asked` says of a node whether it was among the candidates. True if it is to be woken again
+    /// for what it was promised.
+    pub(in crate::queue) fn refused(
+        &mut self,
+        uid: &str,
+        asked: impl Fn(&str) -> bool,
+        call: &Call<'_>,
+        now: Duration,
+    ) -> bool {
         let Some(wait) = self.pods.get_mut(uid) else {
-            return;
+            return false;
         };
+        wait.sampled = call.is_sample;
         match wait.promised.clone() {
             Some((node, _)) if asked(&node) => {
                 self.settle(uid, End::Refused);
             }
-            Some(_) => self.in_vain(uid),
+            // kube-scheduler tries the node of a nomination before all others.
+            Some((node, until))
+                if call.is_sample && call.nominated != Some(&*node) && wait.unshown < UNSHOWN =>
+            {
+                wait.unshown += 1;
+                let until = until.max(now + call.interval);
+                wait.promised = Some((node, until));
+                self.offers.lasts(uid, until);
+                return true;
+            }
+            Some(_) => {
+                self.in_vain(uid);
+                if call.is_sample {
+                    self.look_for_others(uid, now);
+                }
+            }
             // It was only slow.
             None if wait.bars.iter().any(|bar| asked(&bar.node)) => {
                 wait.bars.retain(|bar| !asked(&bar.node));
@@ -45,6 +80,27 @@ impl Waiting {
             }
             None => {}
         }
+        false
+    }
+
+    /// kube-scheduler has not shown every node: another one may do for a pod that it keeps off this one.
+    fn look_for_others(&mut self, uid: &str, now: Duration) {
+        let wait = self.pods.get_mut(uid);
+        let Some(wait) = wait.filter(|wait| (wait.turn.0 as usize) < BARS) else {
+            return;
+        };
+        wait.keeps_bars = true;
+        if let Some(kind) = self.kinds.get_mut(&wait.kind) {
+            kind.looked = kind.looked.min(now);
+        }
+        self.be_due(uid, now);
+    }
+
+    /// The node that is promised to a pod, if kube-scheduler might not show it: it showed some alone when the pod was
+    /// refused last.
+    pub(in crate::queue) fn to_nominate(&self, uid: &str) -> Option<&Arc<str>> {
+        let wait = self.pods.get(uid).filter(|wait| wait.sampled)?;
+        wait.promised.as_ref().map(|(node, _)| node)
     }
 
     /// Wakes a pod for room on a node, which is promised to it for so long.
@@ -62,6 +118,7 @@ impl Waiting {
         let due = now + pause(wait.turn.0, interval);
         wait.promised = Some((node.clone(), now + lasts));
         wait.woken = true;
+        wait.unshown = 0;
         self.offers.promise(uid, node, now + lasts);
         self.be_due(uid, due);
     }
@@ -147,12 +204,16 @@ impl Waiting {
 
     /// Is the pod to be left alone as far as this node's room goes: promised some, or barred?
     pub(in crate::queue) fn is_spoken_for(&self, uid: &str, node: &str) -> bool {
-        let Some(wait) = self.pods.get(uid) else {
-            return true;
-        };
+        let promised = |wait: &Wait| wait.promised.is_some();
+        self.pods.get(uid).is_none_or(promised) || self.is_barred(uid, node)
+    }
+
+    /// Is the pod barred from the node?
+    pub(in crate::queue) fn is_barred(&self, uid: &str, node: &str) -> bool {
         let changed = self.changed.get(node).copied().unwrap_or(0);
         let bars = |bar: &Bar| *bar.node == *node && changed <= bar.at;
-        wait.promised.is_some() || wait.bars.iter().any(bars)
+        let wait = self.pods.get(uid);
+        wait.is_some_and(|wait| wait.bars.iter().any(bars))
     }
 }
 
