@@ -301,14 +301,14 @@ impl Queue {
     }
 
     /// Is room kept for the pod because it was ungated for it?
-    fn is_lifted(&self, uid: &str) -> bool {
+    pub(crate) fn is_lifted(&self, uid: &str) -> bool {
         let kept = self.kept.get(uid);
         kept.is_some_and(|kept| matches!(kept.cause, Cause::Lifted))
     }
 
-    /// Were both pods offered the same room on this node, so that the first to ask has it?
-    pub(crate) fn shares_offer(&self, uid: &str, other: &str, node: &str) -> bool {
-        self.is_lifted(other) && self.waiting.is_offered(uid, node)
+    /// Is room on this node offered to the pod?
+    pub(crate) fn is_offered(&self, uid: &str, node: &str) -> bool {
+        self.waiting.is_offered(uid, node)
     }
 
     /// Others are to give memory back for the same room. What is kept of it from third ones may be less.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Config, Ledger, Lift, Reason};
+use gpustow_ledger::{Config, Ledger, Lift, Reason, Victims};
 use gpustow_pack::Request;
 
 use crate::build::{ask, at, bound, card, choose, node, pod, report};
@@ -402,6 +402,9 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
         ..pod.clone()
     };
     assert_eq!(choose(&mut ledger, &free(&second), &["a"], at(1)), ["a"]);
+    let mut budget = ledger.budget();
+    let others = ledger.preempt(&free(&second), "a", &[], &|_| false, &mut budget, at(1));
+    assert_eq!(others, Some(Victims::default()), "filter and preempt agree");
     assert!(choose(&mut ledger, &free(&first), &["a"], at(1)).is_empty());
 }
 
