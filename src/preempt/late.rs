@@ -1,7 +1,7 @@
 //! Before others are evicted for a pod: does it fit already, or soon, on a node that kube-scheduler offered for it?
 //!
 //! kube-scheduler may see a pod's end before this extender's watch does. It then offers the node, the extender
-//! refuses it, and kube-scheduler asks whom to evict elsewhere. The refusal was late and the eviction would be for
+//! refuses it, and kube-scheduler asks for victims elsewhere. The refusal was late and the eviction would be for
 //! nothing. So filter notes what may be late in its view, and preempt asks the API server about that. The normal
 //! case costs no request: a node that kube-scheduler refuses itself is never offered.
 
@@ -157,7 +157,7 @@ pub(crate) async fn fits_without_victims(
         ledger.fits_without(pod, node, leaving, ended, now)
     };
     for (node, leaving) in nodes.iter().zip(&leaving) {
-        // Whoever leaves another node leaves it for others.
+        // Room that a pod leaves elsewhere is for others.
         let own = nominated.as_ref() == Some(node);
         if fits(node, &[], false)
             || own && fits(node, leaving, false)
