@@ -1,5 +1,5 @@
 //! A panic in the extender: the process ends with an error, and the kubelet starts another one. What is only in
-//! memory may be lost at any moment, and a process that lacks a feature but says that it is well helps nobody.
+//! memory may be lost at any moment, and a process that lacks a feature but says that it is well is of no use.
 
 use std::sync::Arc;
 

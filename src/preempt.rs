@@ -47,7 +47,7 @@ pub(crate) async fn preempt(
     if let Some(node) = late::fits_without_victims(app, &pod).await? {
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, %node,
-            "asked whom to evict: no pod, because the node has room now or soon"
+            "asked for victims: none, because the node has room now or soon"
         );
         return Ok(ExtenderPreemptionResult::default());
     }

@@ -1,7 +1,7 @@
 //! Before others are evicted for a pod: does it fit already, or soon, on a node that kube-scheduler offered for it?
 //!
 //! kube-scheduler may see a pod's end before this extender's watch does. It then offers the node, the extender
-//! refuses it, and kube-scheduler asks whom to evict elsewhere. The refusal was late and the eviction would be for
+//! refuses it, and kube-scheduler asks for victims elsewhere. The refusal was late and the eviction would be for
 //! nothing. So filter notes what may be late in its view, and preempt asks the API server about that. The normal
 //! case costs no request: a node that kube-scheduler refuses itself is never offered.
 
@@ -31,7 +31,7 @@ const CYCLE: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Nodes that are looked up for one pod.
 const NODES: usize = 16;
-/// Pods that are remembered before old ones are dropped.
+/// Old ones are dropped each time that so many pods more are remembered.
 const PODS: usize = 1024;
 
 /// Per pod, the offered nodes that filter refused on a view that may be late.
@@ -51,8 +51,8 @@ struct Inner {
 struct Doubt {
     nodes: Vec<Arc<str>>,
     at: Instant,
-    /// Since when preempt lets the pod wait for its nominated node.
-    waits: Option<Instant>,
+    /// Since when preempt lets the pod wait for its nominated node, and which that is.
+    waits: Option<(Arc<str>, Instant)>,
 }
 
 impl Doubts {
@@ -87,14 +87,15 @@ impl Doubts {
             inner.pods.remove(&pod.uid);
             return;
         }
-        let waits = inner.pods.get(&pod.uid).and_then(|doubt| doubt.waits);
+        let before = inner.pods.remove(&pod.uid);
+        let waits = before.and_then(|doubt| doubt.waits);
         let doubt = Doubt {
             nodes,
             at: Instant::now(),
             waits,
         };
         inner.pods.insert(pod.uid.clone(), doubt);
-        if inner.pods.len() > PODS {
+        if inner.pods.len().is_multiple_of(PODS) {
             inner.pods.retain(|_, doubt| doubt.at.elapsed() < CYCLE);
         }
     }
@@ -112,13 +113,17 @@ impl Doubts {
         }
     }
 
-    /// May the pod wait (longer) for its nominated node? The time begins with the first call.
-    fn may_wait(&self, pod: &PodFacts) -> bool {
+    /// May the pod wait (longer) for its nominated node? The time begins with the first call for that node.
+    fn may_wait(&self, pod: &PodFacts, node: &Arc<str>) -> bool {
         let mut inner = self.lock();
         let Some(doubt) = inner.pods.get_mut(&pod.uid) else {
             return true;
         };
-        doubt.waits.get_or_insert_with(Instant::now).elapsed() < PATIENCE
+        let before = doubt.waits.take().filter(|(before, _)| before == node);
+        let (_, since) = doubt
+            .waits
+            .insert(before.unwrap_or_else(|| (node.clone(), Instant::now())));
+        since.elapsed() < PATIENCE
     }
 }
 
@@ -152,11 +157,11 @@ pub(crate) async fn fits_without_victims(
         ledger.fits_without(pod, node, leaving, ended, now)
     };
     for (node, leaving) in nodes.iter().zip(&leaving) {
-        // Whoever leaves another node leaves it for others.
+        // Room that a pod leaves elsewhere is for others.
         let own = nominated.as_ref() == Some(node);
         if fits(node, &[], false)
             || own && fits(node, leaving, false)
-            || own && fits(node, leaving, true) && app.doubts.may_wait(pod)
+            || own && fits(node, leaving, true) && app.doubts.may_wait(pod, node)
         {
             app.ledger.wake.notify_one();
             return Ok(Some(node.clone()));

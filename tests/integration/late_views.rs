@@ -75,7 +75,7 @@ async fn status(case: &Case, pod: &Pod, status: Value) -> Result<Pod> {
 
 /// The calls are ours, so that the watch can be as late as we like.
 #[tokio::test]
-async fn preempt_evicts_nobody_while_an_offered_node_is_free_already() -> Result<()> {
+async fn preempt_evicts_no_pod_while_an_offered_node_is_free_already() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "late-free", &[]).await?;
     let case = Case::new(turn.cluster, "late-free").await?;
@@ -101,7 +101,7 @@ async fn preempt_evicts_nobody_while_an_offered_node_is_free_already() -> Result
 
 /// kube-scheduler offers the node as soon as the sum suffices, while an added victim terminates.
 #[tokio::test]
-async fn preempt_evicts_nobody_while_earlier_victims_terminate() -> Result<()> {
+async fn preempt_evicts_no_pod_while_earlier_victims_terminate() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "late-ends", &[]).await?;
     let case = Case::new(turn.cluster, "late-ends").await?;
@@ -146,7 +146,7 @@ async fn preempt_after_a_takeover_asks_about_the_nominated_node() -> Result<()> 
 
 /// A new node: kube-scheduler knows its sum, the extender not yet its GPUs.
 #[tokio::test]
-async fn preempt_evicts_nobody_while_a_report_is_on_its_way() -> Result<()> {
+async fn preempt_evicts_no_pod_while_a_report_is_on_its_way() -> Result<()> {
     let turn = turn().await?;
     let replica = Replica::start(turn.cluster, "late-report", &[]).await?;
     let case = Case::new(turn.cluster, "late-report").await?;
@@ -212,7 +212,7 @@ async fn one_node_loses_pods_per_preemptor_however_late_a_watch_is() -> Result<(
     Ok(())
 }
 
-/// The pod bears what an extender of before left: this one ends it, and hears of that much later.
+/// An earlier extender left a condition on the pod: this one ends it, and hears of that much later.
 #[tokio::test]
 async fn condition_is_ended_once_while_the_watch_is_late() -> Result<()> {
     let turn = turn().await?;
