@@ -56,7 +56,8 @@ impl World {
         self.deliver_pods(usize::MAX);
         self.check_books()?;
         self.check_places_end()?;
-        self.now += Duration::from_secs(31);
+        // Assumed pods have thirty seconds, and what is kept for replacements has twice what others have.
+        self.now += Duration::from_secs(31) + super::lending::CALLED_FOR;
         for pod in self.ledger.unconfirmed(self.now) {
             match self.server.find(&pod.uid) {
                 Some(index) => {
@@ -66,13 +67,7 @@ impl World {
                 None => self.ledger.delete_pod(&pod.uid),
             }
         }
-        for name in NODES {
-            if let Some(mut report) = self.server.reports.get(name).cloned() {
-                report.heartbeat = Some("later".into());
-                self.server.set_report(name, Some(report));
-            }
-        }
-        self.deliver_nodes();
+        self.report_again();
         // Before there is a list that would heal it.
         self.check_rebuilt()?;
         self.listing = Some((self.ledger.copies(), None));
@@ -81,6 +76,9 @@ impl World {
         self.empty_line()?;
         self.check_wake()?;
         self.check_nobody_comes()?;
+        self.check_bystanders()?;
+        self.check_free_places()?;
+        self.check_windows()?;
         let mut rebuilt = self.check_rebuilt()?;
         self.ledger.learn();
         rebuilt.learn();
@@ -106,6 +104,17 @@ impl World {
         }
         self.check_placed()?;
         self.check_call_backs_end()
+    }
+
+    /// Every agent says what it said before, later.
+    fn report_again(&mut self) {
+        for name in NODES {
+            if let Some(mut report) = self.server.reports.get(name).cloned() {
+                report.heartbeat = Some(format!("{:?}", self.now));
+                self.server.set_report(name, Some(report));
+            }
+        }
+        self.deliver_nodes();
     }
 
     /// Nothing is reserved any more, and the books are those of a ledger that has only seen the
@@ -163,7 +172,10 @@ impl World {
     /// Once faults have ceased, kube-scheduler gets every pod bound that fits on a node to which
     /// Bindings are not refused, in as many rounds as there are nodes and two.
     fn check_placed(&mut self) -> Result<(), String> {
-        self.schedule(NODES.len() + 2)?;
+        // Nothing is assumed any more.
+        self.chosen.clear();
+        let windows = self.switches.window.map_or(1, |_| NODES.len());
+        self.schedule((NODES.len() + 2) * windows)?;
         let open = NODES;
         for pod in &self.server.pods {
             if pod.node.is_some() || pod.gated || pod.deleting {
@@ -173,7 +185,7 @@ impl World {
                 .iter()
                 .filter(|name| !self.server.barred.contains(**name))
             {
-                let fits = self.fits_on(&self.ledger, pod, name);
+                let fits = self.admits(pod, name) && self.fits_on(&self.ledger, pod, name);
                 require(!fits, || {
                     format!("{} fits on {name} and is not bound", pod.uid)
                 })?;
@@ -194,9 +206,13 @@ impl World {
         let Some(first) = first.map(|pod| pod.uid.clone()) else {
             return Ok(());
         };
-        for second in 0..70 {
-            let now = self.now + Duration::from_secs(second);
-            let woken = self.ledger.wake(10, now);
+        // The longest pause after wake-ups without result is five minutes.
+        for second in 0..310 {
+            self.now += Duration::from_secs(1);
+            if second % 60 == 0 {
+                self.report_again();
+            }
+            let woken = self.ledger.wake(10, self.now);
             if woken.iter().any(|pod| pod.uid == first) {
                 return Ok(());
             }
@@ -208,8 +224,13 @@ impl World {
         NODES.iter().any(|name| self.fits_on(ledger, pod, name))
     }
 
-    /// By what preempt says: nobody has to go.
+    /// Preempt says that no pod has to go, and there is CPU. The pod is not in the node's books.
     pub(super) fn fits_on(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
+        self.has_room(ledger, pod, name) && ledger.refused_in_tree(name, pod).is_none()
+    }
+
+    /// Preempt says that no pod has to go.
+    pub(super) fn has_room(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
         let mut budget = ledger.budget();
         let victims = ledger.preempt(pod, name, &[], &|_| false, &mut budget, self.now);
         victims == Some(Victims::default())

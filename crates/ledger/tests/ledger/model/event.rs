@@ -15,7 +15,7 @@ impl Random {
         self.0.random_range(0..end)
     }
 
-    fn index(&mut self) -> usize {
+    pub(super) fn index(&mut self) -> usize {
         self.below(8) as usize
     }
 }
@@ -44,6 +44,18 @@ impl Limit {
     }
 }
 
+/// What a new pod has beside its request, in some histories.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Traits {
+    pub(super) cpu_milli: u64,
+    /// kube-scheduler rejects the nodes of these bits for the pod, and does not say so.
+    pub(super) rejects: u8,
+    /// Its preemption policy is Never.
+    pub(super) never: bool,
+    /// Its owner lets it be moved.
+    pub(super) movable: bool,
+}
+
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when
 /// events are dropped from it.
 #[derive(Clone, Debug)]
@@ -58,6 +70,7 @@ pub(super) enum Event {
         priority: i32,
         gated: bool,
         in_line: bool,
+        pod: Traits,
     },
     /// The next `count` events of the pod watch arrive.
     DeliverPods {
@@ -192,6 +205,18 @@ pub(super) enum Event {
     Protect {
         pod: usize,
     },
+    /// After these seconds the extender chooses who finishes or moves for others.
+    Disrupt {
+        seconds: u64,
+    },
+    /// A pod that was chosen is deleted as the extender knows it.
+    Displace {
+        pod: usize,
+    },
+    /// The controller of a pod that is being deleted makes another.
+    Replace {
+        pod: usize,
+    },
     /// The agent of a node comes back and cannot tell yet whose processes they are, or can again.
     AgentRestarts {
         node: usize,
@@ -201,32 +226,45 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// Pods are bound, use more than they asked for, and another one asks.
-    pub(super) fn borrowing(random: &mut Random) -> Vec<Self> {
-        let mut events = Vec::new();
-        let create = |size, limit, priority| Self::Create {
+    /// A pod of one GPU.
+    pub(super) fn create(size: u64, priority: i32) -> Self {
+        Self::Create {
             size,
             gpus: 1,
             exclusive: false,
             limited: false,
-            limit,
+            limit: Limit::Same,
             priority,
             gated: false,
             in_line: false,
-        };
+            pod: Traits::default(),
+        }
+    }
+
+    /// This pod, and the Binding of the same number, go all the way.
+    pub(super) fn bound(pod: usize) -> [Self; 4] {
+        [
+            Self::FilterAndBind { pod },
+            Self::Land { post: pod },
+            Self::EndBind { post: pod },
+            Self::DeliverPods { count: 8 },
+        ]
+    }
+
+    /// Pods are bound, use more than they asked for, and another one asks.
+    pub(super) fn borrowing(random: &mut Random) -> Vec<Self> {
+        let mut events = Vec::new();
         for pod in 0..2 + random.below(2) as usize {
-            events.extend([
-                create(
-                    1 + random.below(4),
-                    Limit::random(random),
-                    random.below(3) as i32,
-                ),
-                Self::DeliverPods { count: 8 },
-                Self::FilterAndBind { pod },
-                Self::Land { post: pod },
-                Self::EndBind { post: pod },
-                Self::DeliverPods { count: 8 },
-            ]);
+            let mut create = Self::create(1 + random.below(4), 0);
+            if let Self::Create {
+                limit, priority, ..
+            } = &mut create
+            {
+                *limit = Limit::random(random);
+                *priority = random.below(3) as i32;
+            }
+            events.extend([create, Self::DeliverPods { count: 8 }]);
+            events.extend(Self::bound(pod));
         }
         for _ in 0..3 {
             events.push(Self::Use {
@@ -238,7 +276,7 @@ impl Event {
         }
         events.extend([
             Self::DeliverNodes,
-            create(3 + random.below(7), Limit::Same, random.below(3) as i32),
+            Self::create(3 + random.below(7), random.below(3) as i32),
             Self::DeliverPods { count: 8 },
         ]);
         let last = events.iter().filter(|it| matches!(it, Self::Create { .. }));
@@ -281,22 +319,37 @@ impl Event {
         }
     }
 
-    /// One of a history in which pods stand in line.
-    pub(super) fn of_line(random: &mut Random) -> Self {
-        let mut event = match random.below(8) {
+    /// One of a history in which pods are queued.
+    pub(super) fn of_queue(random: &mut Random) -> Self {
+        match random.below(8) {
             0 => Self::Wake { limit: 10 },
             _ => Self::random(random),
-        };
-        if let Self::Create { in_line, .. } = &mut event {
-            *in_line = random.below(3) > 0;
         }
-        event
     }
 
-    /// One of a history in which places are kept.
-    pub(super) fn of_places(random: &mut Random) -> Self {
+    /// One of a history in which room is reserved.
+    pub(super) fn of_reservations(random: &mut Random) -> Self {
         match random.below(5) {
             0 => Self::KeepPlaces,
+            _ => Self::random(random),
+        }
+    }
+
+    /// One of a history in which pods finish or move for others.
+    pub(super) fn of_disruptions(random: &mut Random) -> Self {
+        let pod = random.index();
+        match random.below(25) {
+            24 => Self::Terminate { pod },
+            0..4 => Self::Disrupt {
+                seconds: [0, 1, 1, 6][random.index() % 4],
+            },
+            4..6 => Self::Displace { pod },
+            6 => Self::Replace { pod },
+            7 => Self::Unschedulable { pod },
+            8 => Self::Vanish { pod },
+            9 => Self::Protect { pod },
+            10 => Self::DeliverPods { count: 8 },
+            11 => Self::FilterAndBind { pod },
             _ => Self::random(random),
         }
     }
@@ -313,6 +366,7 @@ impl Event {
                 priority: random.below(3) as i32,
                 gated: random.below(12) == 0,
                 in_line: false,
+                pod: Traits::default(),
             },
             10..16 => Self::DeliverPods {
                 count: 1 + random.index(),

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::act::Act;
 use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
 use gpustow_ledger::{Borrower, CallBack};
 
@@ -85,23 +84,7 @@ impl World {
             let late = begun.is_some_and(|begun| begun + CALLED_FOR < self.now);
             require(!late, || format!("does not end: {back:?}"))?;
         }
-        let victims = self.victims();
-        let asked = |uid: &str| {
-            let is_one = victims.iter().any(|(_, victim)| *victim.pod.uid == *uid);
-            is_one.then_some(Act::Event)
-        };
-        let kept = |uid: &str| {
-            let back = backs.iter().find(|back| *back.pod.uid == *uid);
-            back.map(|back| back.node.clone())
-        };
-        for index in 0..self.server.pods.len() {
-            let pod = &self.server.pods[index];
-            let now = (asked(&pod.uid), kept(&pod.uid));
-            if now != (pod.asked_back, pod.kept_on.clone()) {
-                self.server
-                    .write(index, |pod| (pod.asked_back, pod.kept_on) = now);
-            }
-        }
+        self.announce();
         Ok(())
     }
 

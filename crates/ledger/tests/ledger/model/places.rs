@@ -1,21 +1,47 @@
 //! Places in the model: for whom they are kept, and when they end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Place, Reason};
+use gpustow_ledger::{Ledger, Place, Reason};
 
+use super::bystanders::Feature;
+use super::switches::{Bystander, Check, Switches, checks};
 use super::world::{World, require};
 
 /// As long as a place is waited for where nobody ends.
-pub(super) const KEPT_FOR: Duration = Duration::from_secs(20);
+pub(super) fn kept_for(switches: Switches) -> Duration {
+    Duration::from_secs(if switches.reserve_long { 600 } else { 20 })
+}
+
+/// For how long a place may be kept of which nothing is missing.
+const FREE_FOR: Duration = Duration::from_secs(65);
+
+/// The pod that a place is kept for, and the node.
+type Key = (Arc<str>, Arc<str>);
+
+fn key(place: &Place) -> Key {
+    (place.pod.uid.clone(), place.node.clone())
+}
+
+/// Is nothing missing of the place?
+fn is_free(ledger: &Ledger, place: &Place, now: Duration) -> bool {
+    let node = ledger.node_view(&place.node, now);
+    let cards: Vec<_> = node.into_iter().flat_map(|node| node.cards).collect();
+    let free = place.cards.iter().all(|(uuid, mib)| {
+        let card = cards.iter().find(|card| *card.uuid == **uuid);
+        card.is_some_and(|card| card.free >= *mib)
+    });
+    free && ledger.refused_in_tree(&place.node, &place.pod).is_none()
+}
 
 impl World {
     /// What the extender does every second. All have waited for long enough. Whoever is given a place could have
     /// it if the node were empty.
     pub(super) fn keep_places(&mut self) -> Result<(), String> {
-        let key = |place: &Place| (place.pod.uid.clone(), place.node.clone());
+        self.wake(10)?;
         let before: BTreeSet<_> = self.ledger.places().iter().map(key).collect();
         self.ledger.keep_places(self.now, i64::MAX);
         let cards: usize = self.known.values().map(|report| report.gpus.len()).sum();
@@ -40,6 +66,46 @@ impl World {
         self.check_places()
     }
 
+    /// All that holds a reserved card is gone, and the pod does not come, for something else rejects it: no card is
+    /// reserved for much longer.
+    pub(super) fn check_free_places(&self) -> Result<(), String> {
+        if !self.switches.reserve_long || !checks(Check::ReservedFree) {
+            return Ok(());
+        }
+        let pods = self.cast(Bystander::Hopeless, false);
+        let mut ledger = self.only(Feature::Reserve, &pods);
+        self.ask_all(&mut ledger, &pods, self.now);
+        ledger.keep_places(self.now, i64::MAX);
+        let places = ledger.places();
+        let there = |pod: &&PodFacts| {
+            let mut nodes = places.iter().map(|place| Some(&*place.node));
+            pod.node.is_some() && nodes.any(|node| node == pod.node.as_deref())
+        };
+        for pod in pods.iter().filter(there) {
+            ledger.delete_pod(&pod.uid);
+        }
+        let mut free_since = BTreeMap::new();
+        for second in 0..2 * FREE_FOR.as_secs() {
+            let now = self.now + Duration::from_secs(second);
+            if second % 60 == 59 {
+                self.report_to(&mut ledger, now);
+            }
+            ledger.wake(10, now);
+            ledger.keep_places(now, i64::MAX);
+            let places = ledger.places();
+            let free = places.iter().filter(|place| is_free(&ledger, place, now));
+            let free: BTreeSet<_> = free.map(key).collect();
+            free_since.retain(|key, _| free.contains(key));
+            for key in free {
+                let since = *free_since.entry(key.clone()).or_insert(now);
+                require(now <= since + FREE_FOR, || {
+                    format!("all of it is free since {since:?}: {key:?} of {places:?}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     /// No more than the bound says, of no card more than one, and for nobody who is gone or has his room.
     pub(super) fn check_places(&self) -> Result<(), String> {
         let places = self.ledger.places();
@@ -57,7 +123,7 @@ impl World {
             let waits = known.is_some_and(|pod| pod.node.is_none() && !pod.released);
             let has = shares.iter().any(|(uid, ..)| *uid == place.pod.uid);
             require(waits && !has, || format!("for nobody: {place:?}"))?;
-            require(place.until <= self.now + KEPT_FOR, || {
+            require(place.until <= self.now + self.config.keep_for, || {
                 format!("without end: {place:?}")
             })?;
             for (uuid, _) in &place.cards {
@@ -93,7 +159,7 @@ impl World {
         if self.config.keep.is_none() {
             return Ok(());
         }
-        self.now += KEPT_FOR;
+        self.now += self.config.keep_for;
         self.ledger.expire(self.now);
         let left = self.ledger.places();
         require(left.is_empty(), || format!("does not end: {left:?}"))

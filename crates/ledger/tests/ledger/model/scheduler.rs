@@ -16,6 +16,9 @@ impl World {
         nodes: &[&'static str],
         cooperative: bool,
     ) -> Result<(), String> {
+        let nodes = &*self.candidates(pod, nodes);
+        self.note_shown(pod, nodes);
+        let gaining = self.gaining();
         let asked = Ask {
             cooperative,
             ..ask(pod)
@@ -28,7 +31,7 @@ impl World {
             && truth.into_iter().chain(known).all(|node| node.is_none());
         let verdict = self.ledger.filter(&asked, nodes, self.now);
         self.given_up.remove(&pod.uid);
-        let room = |name: &str| self.fits_on(&self.ledger, pod, name);
+        let room = |name: &str| self.has_room(&self.ledger, pod, name);
         for name in &verdict.nodes {
             require(!settled || room(name), || {
                 format!("filter takes {name}, preempt does not")
@@ -55,17 +58,19 @@ impl World {
         };
         // Where a bind is under way nothing is decided.
         let nodes = verdict.nodes.first().filter(|_| settled).copied();
+        self.check_gains(&gaining, pod)?;
         self.check_kept(pod, &verdict.refused)?;
         self.check_line(pod, nodes, &verdict.refused)
     }
 
     /// kube-scheduler tries every pod that it may, `rounds` times.
     pub(super) fn schedule(&mut self, rounds: usize) -> Result<(), String> {
-        for _ in 0..rounds {
+        for round in 0..rounds {
             let mut pods = self.server.pods.clone();
             pods.retain(|pod| pod.node.is_none() && !pod.gated && !pod.in_line && !pod.deleting);
             pods.sort_by_key(|pod| (-pod.priority, pod.created, pod.uid.clone()));
             for pod in pods {
+                self.begin_window(round);
                 self.filter(&pod, &NODES, false)?;
                 if let Some(&name) = self.chosen.get(&pod.uid) {
                     self.begin_bind(&pod.uid, name)?;
@@ -94,10 +99,12 @@ impl World {
         if pod.node.is_some() || pod.gated || pod.in_line || pod.deleting {
             return Ok(None);
         }
+        let gaining = self.gaining();
         let assignment = match self.ledger.begin_bind(&pod, name, self.now) {
             Ok(assignment) => assignment,
             Err(refusal) => return Ok(Some(refusal)),
         };
+        self.check_gains(&gaining, &pod)?;
         let whole = pod.request.as_ref().is_ok_and(|request| request.exclusive);
         for (uuid, mib) in &assignment.charges {
             let report = self

@@ -51,7 +51,7 @@ pub(super) struct Server {
     /// Bindings to these nodes are refused.
     pub(super) barred: BTreeSet<&'static str>,
     /// Disruption budgets protect these pods.
-    protected: BTreeSet<Arc<str>>,
+    pub(super) protected: BTreeSet<Arc<str>>,
     saved: Vec<PodFacts>,
     version: u64,
 }
@@ -90,13 +90,19 @@ impl Server {
     }
 
     /// An eviction of this copy of a pod: UID and resourceVersion are preconditions, budgets are obeyed.
-    pub(super) fn evict(&mut self, copy: &PodFacts) {
-        if let Some(index) = self.find(&copy.uid)
-            && self.pods[index].resource_version == copy.resource_version
-            && !self.protected.contains(&copy.uid)
-        {
-            self.write(index, |pod| pod.deleting = true);
-        }
+    pub(super) fn evict(&mut self, copy: &PodFacts) -> bool {
+        !self.protected.contains(&copy.uid) && self.delete(copy)
+    }
+
+    /// A deletion of this copy of a pod. False if the pod has changed or is gone.
+    pub(super) fn delete(&mut self, copy: &PodFacts) -> bool {
+        let index = self.find(&copy.uid);
+        let same = |index: &usize| self.pods[*index].resource_version == copy.resource_version;
+        let Some(index) = index.filter(same) else {
+            return false;
+        };
+        self.write(index, |pod| pod.deleting = true);
+        true
     }
 
     pub(super) fn save(&mut self) {

@@ -1,21 +1,22 @@
 //! The ledger beside the truth.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::limit::Enforce;
+use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger, Victims};
-use gpustow_pack::{Mib, Request};
+use gpustow_pack::Request;
 
-use super::event::{Event, Limit};
+use super::disruptions::Disruptions;
+use super::event::Event;
+use super::evidence::Shown;
 use super::lending::{self, Lending};
 use super::server::{NODES, NodeEvent, PodEvent, Server};
+use super::switches::Switches;
 use super::{over_limits, places};
-use crate::build::{asking, exclusive, limited, node};
+use crate::build::{exclusive, node};
 
 pub(super) struct World {
     pub(super) server: Server,
@@ -35,7 +36,10 @@ pub(super) struct World {
     /// The server was restored, and the list that shows it is not in: the extender does not bind.
     restored: bool,
     broken: Option<String>,
+    pub(super) switches: Switches,
     pub(super) config: Config,
+    pub(super) shown: Shown,
+    pub(super) disruptions: Disruptions,
     pub(super) lending: Lending,
     /// Pods that were woken or let out of the line before.
     pub(super) woken: HashSet<Arc<str>>,
@@ -54,17 +58,19 @@ pub(super) fn pick<T>(list: &[T], number: usize) -> Option<usize> {
 }
 
 impl World {
-    pub(super) fn new(call_back: bool, line: bool, keep: bool) -> Self {
+    pub(super) fn new(switches: Switches) -> Self {
         let config = Config {
             stale_after: lending::STALE_AFTER,
-            call_back,
-            line,
+            call_back: switches.reclaim,
+            line: switches.queue,
             call_back_for: lending::CALLED_FOR,
             over_limit_for: over_limits::OVER_FOR,
-            keep: keep.then_some(Duration::ZERO),
-            keep_for: places::KEPT_FOR,
+            keep: switches.reserve.then_some(Duration::ZERO),
+            keep_for: places::kept_for(switches),
             keep_places: 2,
             keep_percent: 40,
+            preempt_scattered: switches.preempt,
+            moves: switches.defragment,
             ..Config::default()
         };
         let mut world = Self {
@@ -79,18 +85,24 @@ impl World {
             given_up: HashMap::new(),
             restored: false,
             broken: None,
+            switches,
             config,
+            shown: Shown::default(),
+            disruptions: Disruptions::default(),
             lending: Lending::default(),
             woken: HashSet::new(),
             promised: Duration::ZERO,
             lowest: i32::MAX,
         };
-        for name in &NODES[..2] {
+        for (index, name) in NODES[..2].iter().enumerate() {
             world.server.set_node(name, true);
-            // With fewer cards it is more often that room is short.
-            let report = world
-                .server
-                .variant(name, if call_back || keep { 3 } else { 0 });
+            // With fewer cards it is more often that room is short; memory is fragmented on two.
+            let few = switches.reclaim || switches.reserve || index > 0;
+            let variant = match switches.disrupts() {
+                true => few && index > 0,
+                false => few && (switches.reclaim || switches.reserve),
+            };
+            let report = world.server.variant(name, if variant { 3 } else { 0 });
             world.server.set_report(name, Some(report));
         }
         world.deliver_nodes();
@@ -104,49 +116,14 @@ impl World {
         self.check_shortages()?;
         self.check_over_limits()?;
         self.check_places()?;
+        self.check_disruptions()?;
+        self.check_evidence()?;
         self.broken.take().map_or(Ok(()), Err)
     }
 
     fn handle(&mut self, event: &Event) -> Result<(), String> {
         match *event {
-            Event::Create {
-                size,
-                gpus,
-                exclusive: whole,
-                limited: held,
-                limit,
-                priority,
-                gated,
-                in_line,
-            } => {
-                let number = self.server.number();
-                let mut pod = asking(&format!("u{number}"), &[(gpus, size)]);
-                if whole {
-                    pod = exclusive(pod);
-                } else if held {
-                    pod = limited(pod);
-                } else if let Limit::Nobody = limit {
-                    pod.enforce = Enforce::None;
-                }
-                let more = |mib| iter::repeat_n(Mib(mib), 1).collect();
-                match limit {
-                    _ if whole => {}
-                    Limit::More(mib) => pod.limits = more(size + mib),
-                    Limit::Whole => pod.limits = more(u64::MAX),
-                    Limit::Same | Limit::Nobody => {}
-                }
-                let names = ["p0", "p1", "p2", "p3", "p4", "p5"];
-                let free = names
-                    .iter()
-                    .find(|name| self.server.pods.iter().all(|pod| *pod.name != ***name));
-                if let Some(&name) = free {
-                    pod.name = name.into();
-                    pod.created = number as i64 / 3;
-                    (pod.priority, pod.gated) = (priority, gated);
-                    pod.in_line = in_line;
-                    self.server.create(pod);
-                }
-            }
+            Event::Create { .. } => self.create(event),
             Event::DeliverPods { count } => self.deliver_pods(count),
             Event::DeliverNodes => self.deliver_nodes(),
             Event::ListBegins => {
@@ -186,6 +163,12 @@ impl World {
             Event::KeepPlaces => return self.keep_places(),
             Event::GivesBack { pod } => self.gives_back(pod),
             Event::Evict { pod } => self.evict(pod),
+            Event::Disrupt { seconds } => {
+                self.now += Duration::from_secs(seconds);
+                return self.disrupt();
+            }
+            Event::Displace { pod } => return self.displace(pod),
+            Event::Replace { pod } => self.replace(pod),
             Event::Protect { pod } => {
                 if let Some(pod) = pick(&self.server.pods, pod) {
                     self.server.protect(pod);
@@ -269,7 +252,9 @@ impl World {
             }
             Event::BeginBind { elsewhere, .. } => {
                 let chosen = self.chosen.get(&pod.uid).copied();
-                if let Some(name) = elsewhere.map(|node| NODES[node % 3]).or(chosen) {
+                let elsewhere = elsewhere.map(|node| NODES[node % 3]);
+                let elsewhere = elsewhere.filter(|name| self.admits(&pod, name));
+                if let Some(name) = elsewhere.or(chosen) {
                     let _ = self.begin_bind(&pod.uid, name)?;
                 }
             }
@@ -375,7 +360,7 @@ impl World {
     pub(super) fn deliver_nodes(&mut self) {
         for event in std::mem::take(&mut self.server.node_watch) {
             match event {
-                NodeEvent::Node(name, true) => self.ledger.apply_node(node(name)),
+                NodeEvent::Node(name, true) => self.ledger.apply_node(self.node(name)),
                 NodeEvent::Node(name, false) => self.ledger.delete_node(name),
                 NodeEvent::Report(name, Some(report)) => {
                     self.ledger.apply_gpunode(name, report.clone(), self.now);
@@ -436,14 +421,33 @@ impl World {
 
     /// A ledger that has only seen lists.
     pub(super) fn rebuilt(&self) -> Ledger {
-        let mut ledger = Ledger::new(self.config);
-        let pods = self.server.pods.iter().rev().cloned().collect();
-        ledger.reset_pods(pods, 0);
+        self.rebuilt_with(self.config, &self.server.pods)
+    }
+
+    /// The same, of these pods.
+    pub(super) fn rebuilt_with(&self, config: Config, pods: &[PodFacts]) -> Ledger {
+        let mut ledger = Ledger::new(config);
+        ledger.reset_pods(pods.iter().rev().cloned().collect(), 0);
         let reports = self.server.reports.iter().rev();
         let reports = reports.map(|(name, report)| ((*name).to_owned(), report.clone()));
         ledger.reset_gpunodes(reports.collect(), self.now);
         let there = self.server.nodes.iter().filter(|(_, there)| **there);
-        ledger.reset_nodes(there.map(|(name, _)| node(name)).collect());
+        ledger.reset_nodes(there.map(|(name, _)| self.node(name)).collect());
         ledger
+    }
+
+    /// What each node has of CPU.
+    pub(super) fn cpu(&self) -> u64 {
+        match self.switches.scarce_cpu {
+            true => 4_000,
+            false => 64_000,
+        }
+    }
+
+    fn node(&self, name: &str) -> NodeFacts {
+        NodeFacts {
+            cpu_milli: self.cpu(),
+            ..node(name)
+        }
     }
 }

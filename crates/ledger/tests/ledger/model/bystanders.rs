@@ -1,0 +1,213 @@
+//! Pods that no feature can help, or that never finish, take no feature from the others: a feature that helps a
+//! pod without them helps one beside them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Config, Ledger};
+
+use super::server::NODES;
+use super::switches::{Bystander, Check, checks};
+use super::world::{World, require};
+use crate::build::{ask, asking};
+
+/// Bystanders that stand before the others: more than any feature looks at.
+const MANY: u64 = 20;
+/// Seconds in which the others are helped without a bystander, and beside one: a pod that never finishes counts for a
+/// minute.
+const ALONE: u64 = 12;
+const BESIDE: u64 = 100;
+
+/// A feature that does something for waiting pods.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Feature {
+    Preempt,
+    Defragment,
+    Reserve,
+    Reclaim,
+}
+
+impl World {
+    /// Compares two ledgers that have seen the lists, with and without the bystanders that this history has drawn.
+    pub(super) fn check_bystanders(&self) -> Result<(), String> {
+        let Some(bystander) = self.switches.bystander else {
+            return Ok(());
+        };
+        if !checks(Check::Bystanders) {
+            return Ok(());
+        }
+        let on = self.switches;
+        let features = [
+            (on.preempt, Feature::Preempt),
+            (on.defragment, Feature::Defragment),
+            (on.reserve, Feature::Reserve),
+            (on.reclaim, Feature::Reclaim),
+        ];
+        for (_, feature) in features.into_iter().filter(|(is_on, _)| *is_on) {
+            let concerned = match (bystander, feature) {
+                (Bystander::Hopeless, _) => true,
+                // Room may be reserved for those, borrowed memory reclaimed, and others move.
+                (Bystander::Never, _) => matches!(feature, Feature::Preempt),
+                (Bystander::Stuck, _) => {
+                    matches!(feature, Feature::Preempt | Feature::Defragment)
+                }
+            };
+            if !concerned {
+                continue;
+            }
+            let alone = self.helped(feature, &self.cast(bystander, false), ALONE);
+            if alone.is_empty() {
+                continue;
+            }
+            let beside = self.helped(feature, &self.cast(bystander, true), BESIDE);
+            require(!beside.is_empty(), || {
+                format!("{feature:?} helps {alone:?}, and no pod beside {bystander:?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The pods as they are now, with the bystanders or without. One that never finishes is, without that, one that
+    /// cannot be disrupted.
+    pub(super) fn cast(&self, bystander: Bystander, there: bool) -> Vec<PodFacts> {
+        let mut pods = self.server.pods.clone();
+        for pod in &mut pods {
+            pod.in_line = false;
+            pod.nominated = None;
+            pod.kept_on = None;
+            pod.waiting = pod.node.is_none();
+        }
+        match bystander {
+            Bystander::Stuck => {
+                let bound = |pod: &&mut PodFacts| pod.node.is_some() && !pod.released;
+                let some = pods.iter().any(|pod| pod.node.is_some() && pod.deleting);
+                if let Some(pod) = pods.iter_mut().find(bound).filter(|_| !some) {
+                    pod.deleting = true;
+                }
+                for pod in pods.iter_mut().filter(bound) {
+                    if pod.deleting && !there {
+                        (pod.deleting, pod.priority, pod.movable) = (false, i32::MAX, None);
+                    }
+                }
+            }
+            Bystander::Hopeless | Bystander::Never if !there => {}
+            Bystander::Hopeless => pods.extend((0..MANY).map(|number| {
+                let gpus = 5 + u32::try_from(number).unwrap_or(0);
+                first(asking(&format!("x{number}"), &[(gpus, 1)]))
+            })),
+            Bystander::Never => pods.extend((0..MANY).map(|number| {
+                let mut pod = first(asking(&format!("x{number}"), &[(1, 10)]));
+                pod.preempts = false;
+                if let Ok(request) = &mut pod.request {
+                    Arc::make_mut(request).cpu_milli = 1 + number;
+                }
+                pod
+            })),
+        }
+        pods
+    }
+
+    /// The pods that the feature helps within this many seconds, bystanders apart.
+    fn helped(&self, feature: Feature, pods: &[PodFacts], seconds: u64) -> BTreeSet<Arc<str>> {
+        let mut ledger = self.only(feature, pods);
+        let begin = self.now;
+        let mut helped = BTreeSet::new();
+        for second in 0..seconds {
+            let now = begin + Duration::from_secs(second);
+            if second % 60 == 59 {
+                self.report_to(&mut ledger, now);
+            }
+            if second % 4 == 0 {
+                self.ask_all(&mut ledger, pods, now);
+            }
+            let by = act(&mut ledger, feature, now).into_iter();
+            helped.extend(by.filter(|uid| !uid.starts_with('x')));
+            if !helped.is_empty() {
+                break;
+            }
+        }
+        helped
+    }
+
+    /// Every agent says what it said before.
+    pub(super) fn report_to(&self, ledger: &mut Ledger, now: Duration) {
+        for (name, report) in &self.server.reports {
+            let mut report = report.clone();
+            report.heartbeat = Some(format!("{now:?}"));
+            ledger.apply_gpunode(name, report, now);
+        }
+    }
+
+    /// kube-scheduler asks about all that wait and have no room.
+    pub(super) fn ask_all(&self, ledger: &mut Ledger, pods: &[PodFacts], now: Duration) {
+        let waits =
+            |pod: &&PodFacts| pod.node.is_none() && !pod.gated && !pod.deleting && !pod.released;
+        for pod in pods.iter().filter(waits) {
+            if ledger.reserved_because(&pod.uid).is_none() {
+                let shown = |name: &&&str| !self.is_rejected(pod, name);
+                let nodes: Vec<&str> = NODES.iter().filter(shown).copied().collect();
+                ledger.filter(&ask(pod), &nodes, now);
+            }
+        }
+    }
+
+    /// A ledger that has seen the lists, in which nothing else is turned on.
+    pub(super) fn only(&self, feature: Feature, pods: &[PodFacts]) -> Ledger {
+        let config = Config {
+            call_back: matches!(feature, Feature::Reclaim),
+            line: false,
+            keep: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
+            preempt_scattered: matches!(feature, Feature::Preempt),
+            moves: matches!(feature, Feature::Defragment),
+            ..self.config
+        };
+        self.rebuilt_with(config, pods)
+    }
+}
+
+/// It stands before all others.
+fn first(pod: PodFacts) -> PodFacts {
+    PodFacts {
+        priority: 3,
+        created: -1,
+        waiting: true,
+        ..pod
+    }
+}
+
+/// What the extender does every second, and which pods that helps.
+fn act(ledger: &mut Ledger, feature: Feature, now: Duration) -> Vec<Arc<str>> {
+    let broken = |_: &[Arc<PodFacts>]| Vec::new();
+    match feature {
+        Feature::Preempt => {
+            for pod in ledger.scattered(now) {
+                ledger.preempt_scattered(&pod.uid, &broken, now);
+            }
+        }
+        Feature::Defragment => {
+            ledger.scattered(now);
+            if let Some(pod) = ledger.due_to_move(now) {
+                ledger.move_for(&pod.uid, &broken, usize::MAX, now);
+            }
+        }
+        Feature::Reserve => {
+            ledger.keep_places(now, i64::MAX);
+        }
+        Feature::Reclaim => ledger.call_back(now),
+    }
+    let uid = |pod: &Arc<PodFacts>| pod.uid.clone();
+    match feature {
+        Feature::Preempt | Feature::Defragment => {
+            let all = ledger.preemptions(now);
+            let all = all.iter().filter(|it| !it.victims.is_empty());
+            all.map(|it| uid(&it.pod)).collect()
+        }
+        Feature::Reserve => ledger.places().iter().map(|it| uid(&it.pod)).collect(),
+        Feature::Reclaim => {
+            let all = ledger.call_backs(now);
+            all.iter().map(|it| uid(&it.pod)).collect()
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! New pods in the model.
+
+use std::iter;
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_api::limit::Enforce;
+use gpustow_pack::Mib;
+
+use super::event::{Event, Limit};
+use super::world::{World, pick};
+use crate::build::{asking, exclusive, limited};
+
+const NAMES: [&str; 6] = ["p0", "p1", "p2", "p3", "p4", "p5"];
+
+impl World {
+    /// A pod is created, if one of the names is free.
+    pub(super) fn create(&mut self, event: &Event) {
+        let Event::Create {
+            size,
+            gpus,
+            exclusive: whole,
+            limited: held,
+            limit,
+            priority,
+            gated,
+            in_line,
+            pod: traits,
+        } = *event
+        else {
+            return;
+        };
+        let number = self.server.number();
+        let mut pod = asking(&format!("u{number}"), &[(gpus, size)]);
+        if whole {
+            pod = exclusive(pod);
+        } else if held {
+            pod = limited(pod);
+        } else if let Limit::Nobody = limit {
+            pod.enforce = Enforce::None;
+        }
+        let more = |mib| iter::repeat_n(Mib(mib), 1).collect();
+        match limit {
+            _ if whole => {}
+            Limit::More(mib) => pod.limits = more(size + mib),
+            Limit::Whole => pod.limits = more(u64::MAX),
+            Limit::Same | Limit::Nobody => {}
+        }
+        if let Some(name) = self.free_name() {
+            pod.name = name.into();
+            pod.created = number as i64 / 3;
+            (pod.priority, pod.gated) = (priority, gated);
+            pod.in_line = in_line;
+            pod.preempts = !traits.never;
+            pod.movable = traits.movable.then(|| "rs".into());
+            if let Ok(request) = &mut pod.request {
+                Arc::make_mut(request).cpu_milli = traits.cpu_milli;
+            }
+            self.reject(&pod.uid, traits.rejects);
+            self.server.create(pod);
+        }
+    }
+
+    /// A name that no pod has.
+    fn free_name(&self) -> Option<&'static str> {
+        let mut names = NAMES.into_iter();
+        names.find(|name| self.server.pods.iter().all(|pod| *pod.name != **name))
+    }
+
+    /// The controller of a pod that is being deleted makes another.
+    pub(super) fn replace(&mut self, number: usize) {
+        let pods = self.server.pods.iter();
+        let leaving: Vec<&PodFacts> = pods.filter(|pod| pod.deleting).collect();
+        let Some(index) = pick(&leaving, number) else {
+            return;
+        };
+        let Some(name) = self.free_name() else { return };
+        let number = self.server.number();
+        let pod = PodFacts {
+            uid: format!("u{number}").into(),
+            name: name.into(),
+            created: number as i64 / 3,
+            started: i64::MAX,
+            node: None,
+            nominated: None,
+            assignment: None,
+            deleting: false,
+            released: false,
+            waiting: false,
+            preempted: false,
+            asked_back: None,
+            kept_on: None,
+            refusal: 0,
+            ..leaving[index].clone()
+        };
+        self.server.create(pod);
+    }
+}

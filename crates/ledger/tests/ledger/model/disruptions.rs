@@ -1,0 +1,196 @@
+//! Pods that finish or move for others in the model: who they are, and that it is of use.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Preemption, Victims};
+
+use super::evidence::cpu;
+use super::lending::CALLED_FOR;
+use super::switches::{Check, checks};
+use super::world::{World, pick, require};
+
+/// Pods that move for one pod, at most.
+const MOVES: usize = 3;
+/// After victims on one node, no others for the same pod on another node for so long.
+const APART: Duration = Duration::from_secs(60);
+
+/// What has been done.
+#[derive(Default)]
+pub(super) struct Disruptions {
+    /// The victims that were deleted for a pod, where, and when the last of them was.
+    done: HashMap<Arc<str>, (Arc<str>, BTreeSet<Arc<str>>, Duration)>,
+}
+
+impl World {
+    /// What the extender does every second.
+    pub(super) fn disrupt(&mut self) -> Result<(), String> {
+        if !self.switches.disrupts() {
+            return Ok(());
+        }
+        let due = self.ledger.scattered(self.now);
+        let to_move = self.ledger.due_to_move(self.now);
+        let protected = self.server.protected.clone();
+        let broken = |pods: &[Arc<PodFacts>]| {
+            let broken = pods.iter().filter(|pod| protected.contains(&pod.uid));
+            broken.map(|pod| pod.uid.clone()).collect()
+        };
+        for pod in due {
+            require(pod.preempts, || format!("{} may not preempt", pod.uid))?;
+            self.ledger.preempt_scattered(&pod.uid, &broken, self.now);
+        }
+        if let Some(pod) = to_move {
+            self.ledger.move_for(&pod.uid, &broken, MOVES, self.now);
+        }
+        self.announce();
+        Ok(())
+    }
+
+    /// Victims are of lower priority, or may move; room is kept for a while only.
+    pub(super) fn check_disruptions(&self) -> Result<(), String> {
+        if !self.switches.disrupts() {
+            return Ok(());
+        }
+        for it in self.ledger.preemptions(self.now) {
+            require(it.until <= self.now + CALLED_FOR, || {
+                format!("without end: {it:?}")
+            })?;
+            for victim in &it.victims {
+                let lower = victim.priority < it.pod.priority;
+                let moves = victim.movable.is_some() && victim.priority <= it.pod.priority;
+                require(if it.moves { moves } else { lower }, || {
+                    format!("{} is no victim: {it:?}", victim.uid)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The extender deletes a pod that was chosen, in the copy that it knows.
+    pub(super) fn displace(&mut self, number: usize) -> Result<(), String> {
+        let all = self.ledger.preemptions(self.now).into_iter();
+        let each = all.flat_map(|it| {
+            let victims = it.victims.clone().into_iter();
+            victims.map(move |victim| (it.clone(), victim))
+        });
+        let each: Vec<(Preemption, Arc<PodFacts>)> = each.collect();
+        let Some((it, victim)) = pick(&each, number).map(|index| each[index].clone()) else {
+            return Ok(());
+        };
+        let victims: BTreeSet<Arc<str>> = it.victims.iter().map(|pod| pod.uid.clone()).collect();
+        require(
+            self.gains(&it.pod, &it.node, &victims) || !checks(Check::Gain),
+            || format!("{} is deleted without a gain: {it:?}", victim.uid),
+        )?;
+        let deleted = match it.moves {
+            true => self.server.evict(&victim),
+            false => self.server.delete(&victim),
+        };
+        if !deleted {
+            return Ok(());
+        }
+        let done = self.disruptions.done.get(&it.pod.uid);
+        let elsewhere = done.filter(|(node, ..)| *node != it.node);
+        require(
+            elsewhere.is_none_or(|(.., at)| *at + APART <= self.now),
+            || format!("victims on two nodes: {elsewhere:?}, then {it:?}"),
+        )?;
+        let begun = (it.node.clone(), BTreeSet::new(), self.now);
+        let done = self.disruptions.done.entry(it.pod.uid.clone());
+        let done = done.or_insert(begun);
+        if done.0 != it.node {
+            *done = (it.node.clone(), BTreeSet::new(), self.now);
+        }
+        done.1.insert(victim.uid.clone());
+        done.2 = self.now;
+        Ok(())
+    }
+
+    /// Can the pod run on the node, by what the ledger knows, once these and those who leave anyway are gone? CPU
+    /// counts.
+    fn gains(&self, pod: &PodFacts, node: &str, victims: &BTreeSet<Arc<str>>) -> bool {
+        let here = |it: &PodFacts| it.node.as_deref() == Some(node) && !it.released;
+        let leaving = self.ledger.pods().filter(|it| here(it) && it.deleting);
+        let gone = leaving.map(|it| it.uid.clone());
+        let gone: BTreeSet<Arc<str>> = gone.chain(victims.iter().cloned()).collect();
+        let uids: Vec<Arc<str>> = gone.iter().cloned().collect();
+        let mut budget = self.ledger.budget();
+        let fits = self
+            .ledger
+            .preempt(pod, node, &uids, &|_| false, &mut budget, self.now);
+        if fits != Some(Victims::default()) {
+            return false;
+        }
+        let mut stay: HashMap<Arc<str>, u64> = HashMap::new();
+        for it in self.ledger.pods().filter(|it| here(it)) {
+            stay.insert(it.uid.clone(), cpu(it));
+        }
+        for (uid, ..) in self.shares().iter().filter(|(_, it, ..)| **it == *node) {
+            if let Some(it) = self.ledger.pod(uid) {
+                stay.insert(uid.clone(), cpu(&it));
+            }
+        }
+        stay.retain(|uid, _| *uid != pod.uid && !gone.contains(uid));
+        stay.values().sum::<u64>() + cpu(pod) <= self.cpu()
+    }
+
+    /// Pods for which others have been deleted and that will run, as far as is known, unless room is given to others.
+    pub(super) fn gaining(&mut self) -> Vec<Preemption> {
+        if !self.switches.disrupts() || self.disruptions.done.is_empty() {
+            return Vec::new();
+        }
+        self.ledger.expire(self.now);
+        let all = self.ledger.preemptions(self.now).into_iter();
+        let gaining = all.filter(|it| {
+            let done = self.disruptions.done.get(&it.pod.uid);
+            done.is_some_and(|(node, victims, _)| {
+                *node == it.node && self.gains(&it.pod, node, victims)
+            })
+        });
+        gaining.collect()
+    }
+
+    /// They will still, after the pod was given room whose priority is not higher.
+    pub(super) fn check_gains(
+        &self,
+        gaining: &[Preemption],
+        taker: &PodFacts,
+    ) -> Result<(), String> {
+        for it in gaining {
+            let other = it.pod.uid != taker.uid && taker.priority <= it.pod.priority;
+            let done = self.disruptions.done.get(&it.pod.uid);
+            let gains = done.is_some_and(|(node, victims, _)| self.gains(&it.pod, node, victims));
+            require(!other || gains || !checks(Check::Gain), || {
+                format!("{} takes what {done:?} were deleted for: {it:?}", taker.uid)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Says on each pod what it is asked for, and where room is kept for it.
+    pub(super) fn announce(&mut self) {
+        let victims = self.victims();
+        let backs = self.ledger.call_backs(self.now);
+        let ends = self.ledger.preemptions(self.now);
+        let asked = |uid: &str| {
+            let is_one = victims.iter().any(|(_, victim)| *victim.pod.uid == *uid);
+            is_one.then_some(gpustow_api::act::Act::Event)
+        };
+        let kept = |uid: &str| {
+            let back = backs.iter().map(|it| (&it.pod, &it.node));
+            let mut all = back.chain(ends.iter().map(|it| (&it.pod, &it.node)));
+            let its = all.find(|(pod, _)| *pod.uid == *uid);
+            its.map(|(_, node)| node.clone())
+        };
+        for index in 0..self.server.pods.len() {
+            let pod = &self.server.pods[index];
+            let now = (asked(&pod.uid), kept(&pod.uid));
+            if now != (pod.asked_back, pod.kept_on.clone()) {
+                self.server
+                    .write(index, |pod| (pod.asked_back, pod.kept_on) = now);
+            }
+        }
+    }
+}

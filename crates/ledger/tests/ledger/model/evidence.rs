@@ -1,0 +1,137 @@
+//! Which nodes kube-scheduler shows for a pod in the model, and that others are disrupted on no other node.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+
+use super::server::NODES;
+use super::switches::{Check, checks};
+use super::world::{World, require};
+
+/// What kube-scheduler showed for longer than this is no evidence.
+const RECENT: Duration = Duration::from_secs(300);
+
+/// kube-scheduler's own filters, and what it has shown.
+#[derive(Default)]
+pub(super) struct Shown {
+    /// The nodes that it rejects for a pod, by their bits, for reasons that the ledger cannot see.
+    rejects: HashMap<Arc<str>, u8>,
+    /// Where the next window begins.
+    next: usize,
+    /// When it last showed a node for a pod.
+    shown: HashMap<(Arc<str>, Arc<str>), Duration>,
+    /// The pods that others were disrupted for at the last step, and where.
+    disrupted: BTreeSet<(Arc<str>, Arc<str>)>,
+}
+
+impl World {
+    /// From here on kube-scheduler rejects the nodes of these bits for the pod.
+    pub(super) fn reject(&mut self, uid: &Arc<str>, nodes: u8) {
+        self.shown.rejects.insert(uid.clone(), nodes);
+    }
+
+    /// Those of the nodes that kube-scheduler shows the extender for the pod: all that its own filters pass, or a
+    /// window of those.
+    pub(super) fn candidates(
+        &mut self,
+        pod: &PodFacts,
+        nodes: &[&'static str],
+    ) -> Vec<&'static str> {
+        let admitted = |name: &&&'static str| self.admits(pod, name);
+        let Some(window) = self.switches.window else {
+            return nodes.iter().filter(admitted).copied().collect();
+        };
+        let begin = self.shown.next;
+        let in_turn = (begin..begin + NODES.len()).map(|index| (index, NODES[index % NODES.len()]));
+        let passed = in_turn.filter(|(_, name)| {
+            nodes.contains(name) && self.admits(pod, name) && self.has_sum(pod, name)
+        });
+        let passed: Vec<(usize, &'static str)> = passed.take(window).collect();
+        let full = passed.len() == window;
+        if let Some((last, _)) = passed.last().filter(|_| full) {
+            self.shown.next = (last + 1) % NODES.len();
+        }
+        passed.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// The next window begins with this node.
+    pub(super) fn begin_window(&mut self, node: usize) {
+        self.shown.next = node % NODES.len();
+    }
+
+    /// Do kube-scheduler's own filters pass the node, GPU memory apart?
+    pub(super) fn admits(&self, pod: &PodFacts, name: &str) -> bool {
+        !self.is_rejected(pod, name) && self.has_cpu(pod, name)
+    }
+
+    pub(super) fn is_rejected(&self, pod: &PodFacts, name: &str) -> bool {
+        let rejects = self.shown.rejects.get(&pod.uid).copied().unwrap_or(0);
+        let node = NODES.iter().position(|node| *node == name);
+        node.is_some_and(|node| rejects & (1 << node) != 0)
+    }
+
+    /// Is enough CPU left of the node, by what is true? Pods that it has chosen a node for are assumed to be there.
+    pub(super) fn has_cpu(&self, pod: &PodFacts, name: &str) -> bool {
+        let here = self.server.pods.iter().filter(|it| {
+            let assumed = || self.chosen.get(&it.uid).copied();
+            let node = it.node.as_deref().or_else(assumed);
+            it.uid != pod.uid && !it.released && node == Some(name)
+        });
+        let used: u64 = here.map(cpu).sum();
+        used + cpu(pod) <= self.cpu()
+    }
+
+    /// Is the node's sum of GPU memory enough, by what is true?
+    fn has_sum(&self, pod: &PodFacts, name: &str) -> bool {
+        let Some(report) = self.server.reports.get(name) else {
+            return false;
+        };
+        let assigned = |uuid: &str| self.server.assigned(name, uuid, &pod.uid);
+        let left = report
+            .gpus
+            .iter()
+            .map(|gpu| gpu.total_mib.saturating_sub(assigned(&gpu.uuid)));
+        let claims = pod.request.iter().flat_map(|request| &request.claims);
+        let asked = claims.map(|claim| claim.mib.0 * u64::from(claim.gpus));
+        asked.sum::<u64>() <= left.sum()
+    }
+
+    /// kube-scheduler asks about the pod on these nodes.
+    pub(super) fn note_shown(&mut self, pod: &PodFacts, nodes: &[&'static str]) {
+        for name in nodes {
+            let key = (pod.uid.clone(), Arc::from(*name));
+            self.shown.shown.insert(key, self.now);
+        }
+    }
+
+    /// Others finish, move or give memory back for a pod only where kube-scheduler showed the node for it.
+    pub(super) fn check_evidence(&mut self) -> Result<(), String> {
+        let mut disrupted = BTreeSet::new();
+        if self.switches.disrupts() {
+            let all = self.ledger.preemptions(self.now).into_iter();
+            let all = all.filter(|it| !it.victims.is_empty());
+            disrupted.extend(all.map(|it| (it.pod.uid.clone(), it.node)));
+        }
+        if self.switches.reclaim {
+            let all = self.ledger.call_backs(self.now).into_iter();
+            let all = all.filter(|it| !it.victims.is_empty());
+            disrupted.extend(all.map(|it| (it.pod.uid.clone(), it.node)));
+        }
+        for key in disrupted.difference(&self.shown.disrupted) {
+            let shown = self.shown.shown.get(key);
+            let recent = shown.is_some_and(|shown| self.now <= *shown + RECENT);
+            require(recent || !checks(Check::EvidenceBeforeForce), || {
+                format!("others are disrupted for {key:?}, shown at {shown:?}")
+            })?;
+        }
+        self.shown.disrupted = disrupted;
+        Ok(())
+    }
+}
+
+/// What the pod requests of its node's CPU.
+pub(super) fn cpu(pod: &PodFacts) -> u64 {
+    pod.request.as_ref().map_or(0, |request| request.cpu_milli)
+}

@@ -1,0 +1,247 @@
+//! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
+
+use std::sync::LazyLock;
+
+use super::event::{Event, Random};
+
+/// Checks that find faults which are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Check {
+    /// Others are disrupted for a pod only on nodes that kube-scheduler showed for it.
+    EvidenceBeforeForce,
+    /// No pod is deleted without a gain, and only pods of higher priority take it.
+    Gain,
+    /// No card is reserved for longer than a minute after all of it is free.
+    ReservedFree,
+    /// Pods that no feature can help take none from the others.
+    Bystanders,
+    /// A pod that was shown a window without the node that fits is placed in time.
+    Windows,
+}
+
+/// Those whose faults are not fixed yet. `GPUSTOW_PENDING` turns them on.
+pub(super) const PENDING: &[Check] = &[
+    Check::EvidenceBeforeForce,
+    Check::Gain,
+    Check::ReservedFree,
+    Check::Bystanders,
+    Check::Windows,
+];
+
+/// Is this check made?
+pub(super) fn checks(check: Check) -> bool {
+    static ALL: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("GPUSTOW_PENDING").ok());
+    let wanted = |list: &String| list == "all" || list.contains(&format!("{check:?}"));
+    !PENDING.contains(&check) || ALL.as_ref().is_some_and(wanted)
+}
+
+/// What one history has turned on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Switches {
+    /// New pods may be queued.
+    pub(super) queue: bool,
+    /// Borrowed memory is reclaimed.
+    pub(super) reclaim: bool,
+    /// Room is reserved for pods that have waited long.
+    pub(super) reserve: bool,
+    /// A reservation is waited for much longer than a minute.
+    pub(super) reserve_long: bool,
+    /// Others are preempted for pods that wait for fragmented memory.
+    pub(super) preempt: bool,
+    /// Others move for such pods.
+    pub(super) defragment: bool,
+    /// Nodes have CPU for a few pods only.
+    pub(super) scarce_cpu: bool,
+    /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
+    pub(super) rejects: bool,
+    /// kube-scheduler shows this many of the nodes whose sum fits, and goes on from there in its next call.
+    pub(super) window: Option<usize>,
+    /// In the end the others are compared with and without these.
+    pub(super) bystander: Option<Bystander>,
+}
+
+/// Pods that take nothing from others.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bystander {
+    /// Many that no node could hold.
+    Hopeless,
+    /// Many that may not preempt.
+    Never,
+    /// Those that are being deleted never finish.
+    Stuck,
+}
+
+/// What the events of a history are mostly about.
+enum Theme {
+    Queue,
+    Reclaim,
+    Reserve,
+    Disrupt,
+}
+
+impl Switches {
+    /// Each feature alone in one history of eight, none in another, any together in the others.
+    pub(super) fn draw(random: &mut Random) -> Self {
+        let mut switches = Self::default();
+        match random.below(8) {
+            0 => {}
+            1 => switches.queue = true,
+            2 => switches.reclaim = true,
+            3 => switches.reserve = true,
+            4 => switches.preempt = true,
+            5 => switches.defragment = true,
+            _ => {
+                switches.queue = random.below(3) == 0;
+                switches.reclaim = random.below(2) == 0;
+                switches.reserve = random.below(2) == 0;
+                switches.preempt = random.below(2) == 0;
+                switches.defragment = random.below(2) == 0;
+            }
+        }
+        switches.reserve_long = switches.reserve && random.below(2) == 0;
+        switches.scarce_cpu = random.below(3) == 0;
+        switches.rejects = random.below(3) == 0;
+        switches.window = match random.below(8) {
+            0 => Some(1),
+            1 => Some(2),
+            _ => None,
+        };
+        switches.bystander = match random.below(12) {
+            0 => Some(Bystander::Hopeless),
+            1 => Some(Bystander::Never),
+            2 => Some(Bystander::Stuck),
+            _ => None,
+        };
+        switches
+    }
+
+    /// Does something make pods finish for others?
+    pub(super) fn disrupts(self) -> bool {
+        self.preempt || self.defragment
+    }
+
+    /// Events that lead to a pod which waits for what a feature could give it.
+    pub(super) fn prelude(self, random: &mut Random) -> Vec<Event> {
+        match (self.reclaim, self.disrupts()) {
+            (true, true) if random.below(2) == 0 => self.fragmented(random),
+            (true, _) => self.borrowing(random),
+            (false, true) => self.fragmented(random),
+            (false, false) => Vec::new(),
+        }
+    }
+
+    /// One event, of what is turned on.
+    pub(super) fn event(self, random: &mut Random) -> Event {
+        let themes = [
+            (self.queue, Theme::Queue),
+            (self.reclaim, Theme::Reclaim),
+            (self.reserve, Theme::Reserve),
+            (self.disrupts(), Theme::Disrupt),
+        ];
+        let on = themes.into_iter().filter(|(is_on, _)| *is_on);
+        let mut on: Vec<Theme> = on.map(|(_, theme)| theme).collect();
+        let mut event = if on.is_empty() {
+            Event::random(random)
+        } else {
+            let index = random.below(on.len() as u64);
+            match on.swap_remove(usize::try_from(index).unwrap_or(0)) {
+                Theme::Queue => Event::of_queue(random),
+                Theme::Reclaim => Event::of_use(random),
+                Theme::Reserve => Event::of_reservations(random),
+                Theme::Disrupt => Event::of_disruptions(random),
+            }
+        };
+        self.adapt(&mut event, random);
+        event
+    }
+
+    /// Gives a new pod what only some histories have.
+    fn adapt(self, event: &mut Event, random: &mut Random) {
+        let Event::Create { pod, in_line, .. } = event else {
+            return;
+        };
+        if self.queue {
+            *in_line = random.below(3) > 0;
+        }
+        if self.scarce_cpu {
+            pod.cpu_milli = [0, 1000, 2000, 3000][random.index() % 4];
+        }
+        if self.rejects {
+            pod.rejects = [0, 0, 1, 2, 3, 4, 6, 7][random.index()];
+        }
+        if self.disrupts() {
+            pod.never = random.below(8) == 0;
+            pod.movable = self.defragment && random.below(2) == 0;
+        }
+    }
+
+    /// Pods that hold a part of each card, and another one that asks for more than is left on any.
+    fn fragmented(self, random: &mut Random) -> Vec<Event> {
+        let mut events = Vec::new();
+        let held = 2 + random.index() % 3;
+        for pod in 0..held {
+            let mut create = Event::create(4 + random.below(4), random.below(2) as i32);
+            self.adapt(&mut create, random);
+            self.burden(&mut create, random.below(2));
+            events.extend([create, Event::DeliverPods { count: 8 }]);
+            events.extend(Event::bound(pod));
+        }
+        let mut create = Event::create(5 + random.below(6), 1 + random.below(2) as i32);
+        self.adapt(&mut create, random);
+        self.burden(&mut create, 2 + random.below(2));
+        events.extend([
+            create,
+            Event::DeliverPods { count: 8 },
+            Event::Filter {
+                pod: held,
+                without: 7,
+                cooperative: false,
+            },
+            Event::Unschedulable { pod: held },
+            Event::DeliverPods { count: 8 },
+            Event::Disrupt { seconds: 0 },
+            Event::Disrupt {
+                seconds: 1 + 5 * random.below(2),
+            },
+        ]);
+        if random.below(2) == 0 {
+            // Before they finish, another one comes for what is free beside.
+            let mut create = Event::create(1 + random.below(3), random.below(2) as i32);
+            self.adapt(&mut create, random);
+            self.burden(&mut create, 1 + random.below(3));
+            let before = [Event::Displace { pod: 0 }, Event::DeliverPods { count: 8 }];
+            let comes = [
+                create,
+                Event::DeliverPods { count: 8 },
+                Event::FilterAndBind { pod: held + 1 },
+            ];
+            if random.below(2) == 0 {
+                events.extend(before.into_iter().chain(comes));
+            } else {
+                events.extend(comes.into_iter().chain(before));
+            }
+        }
+        events
+    }
+
+    /// Where CPU is scarce the pod requests these cores.
+    fn burden(self, event: &mut Event, cores: u64) {
+        if let Event::Create { pod, .. } = event
+            && self.scarce_cpu
+        {
+            pod.cpu_milli = 1000 * cores;
+        }
+    }
+
+    /// Pods that use more than they asked for, and another one that asks.
+    fn borrowing(self, random: &mut Random) -> Vec<Event> {
+        let mut events = Event::borrowing(random);
+        for event in &mut events {
+            self.adapt(event, random);
+            if let Event::Create { in_line, .. } = event {
+                *in_line = false;
+            }
+        }
+        events
+    }
+}

@@ -1,0 +1,58 @@
+//! kube-scheduler shows windows of the nodes: a pod that was refused on all of one is placed in time all the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+
+use super::server::NODES;
+use super::switches::{Check, checks};
+use super::world::{World, require};
+use crate::build::ask;
+
+/// Seconds within which a pod is placed that fits somewhere: as many wake-ups as there are windows, with their pauses.
+const PLACED_WITHIN: u64 = 20;
+
+impl World {
+    /// All that are unbound are asked about in turn, and again when they are woken: a pod that fits then has been placed.
+    pub(super) fn check_windows(&mut self) -> Result<(), String> {
+        if self.switches.window.is_none() || !checks(Check::Windows) {
+            return Ok(());
+        }
+        let mut ledger = self.rebuilt();
+        let begin = self.now;
+        let asleep = |pod: &&PodFacts| pod.node.is_none() && !pod.gated && !pod.deleting;
+        let mut asleep: Vec<PodFacts> = self.server.pods.iter().filter(asleep).cloned().collect();
+        asleep.retain(|pod| !pod.in_line && pod.nominated.is_none());
+        asleep.sort_by_key(|pod| (-pod.priority, pod.created, pod.name.clone()));
+        let mut woken: Vec<Arc<str>> = asleep.iter().map(|pod| pod.uid.clone()).collect();
+        for second in 0..=PLACED_WITHIN {
+            let now = begin + Duration::from_secs(second);
+            for uid in woken {
+                let Some(pod) = asleep.iter().find(|pod| pod.uid == uid) else {
+                    continue;
+                };
+                let nodes = self.candidates(pod, &NODES);
+                let chosen = ledger.filter(&ask(pod), &nodes, now).nodes;
+                if let Some(name) = chosen.first() {
+                    self.chosen.insert(uid, name);
+                }
+            }
+            let named = ledger.wake(10, now).into_iter();
+            woken = named.map(|pod| pod.uid.clone()).collect();
+        }
+        for pod in &asleep {
+            if self.chosen.contains_key(&pod.uid) {
+                continue;
+            }
+            for name in NODES {
+                let fits = self.admits(pod, name) && self.fits_on(&ledger, pod, name);
+                require(!fits, || {
+                    format!("{} fits on {name}, and was not placed in time", pod.uid)
+                })?;
+            }
+        }
+        self.chosen.clear();
+        Ok(())
+    }
+}
