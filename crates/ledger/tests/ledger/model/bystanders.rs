@@ -1,5 +1,5 @@
-//! Pods that no feature can help, or that never finish, take no feature from the others: what is done for somebody
-//! without them is done for somebody beside them.
+//! Pods that no feature can help, or that never finish, take no feature from the others: a feature that helps a
+//! pod without them helps one beside them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::switches::{Bystander, Check, checks};
 use super::world::{World, require};
 use crate::build::{ask, asking};
 
-/// So many pods stand before the others: more than any feature looks at.
+/// Bystanders that stand before the others: more than any feature looks at.
 const MANY: u64 = 20;
 /// Seconds in which the others are helped without a bystander, and beside one: a pod that never finishes counts for a
 /// minute.
@@ -63,7 +63,7 @@ impl World {
             }
             let beside = self.helped(feature, &self.cast(bystander, true), BESIDE);
             require(!beside.is_empty(), || {
-                format!("{feature:?} helps {alone:?}, and nobody beside {bystander:?}")
+                format!("{feature:?} helps {alone:?}, and no pod beside {bystander:?}")
             })?;
         }
         Ok(())
@@ -109,7 +109,7 @@ impl World {
         pods
     }
 
-    /// The pods that the feature does something for within so many seconds, bystanders apart.
+    /// The pods that the feature helps within this many seconds, bystanders apart.
     fn helped(&self, feature: Feature, pods: &[PodFacts], seconds: u64) -> BTreeSet<Arc<str>> {
         let mut ledger = self.only(feature, pods);
         let begin = self.now;
@@ -177,7 +177,7 @@ fn first(pod: PodFacts) -> PodFacts {
     }
 }
 
-/// What the extender does every second, and for whom it does something.
+/// What the extender does every second, and which pods that helps.
 fn act(ledger: &mut Ledger, feature: Feature, now: Duration) -> Vec<Arc<str>> {
     let broken = |_: &[Arc<PodFacts>]| Vec::new();
     match feature {

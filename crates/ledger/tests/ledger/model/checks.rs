@@ -224,12 +224,12 @@ impl World {
         NODES.iter().any(|name| self.fits_on(ledger, pod, name))
     }
 
-    /// By what preempt says: nobody has to go; and there is CPU. The pod is not in the node's books.
+    /// Preempt says that no pod has to go, and there is CPU. The pod is not in the node's books.
     pub(super) fn fits_on(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
         self.has_room(ledger, pod, name) && ledger.refused_in_tree(name, pod).is_none()
     }
 
-    /// By what preempt says: nobody has to go.
+    /// Preempt says that no pod has to go.
     pub(super) fn has_room(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
         let mut budget = ledger.budget();
         let victims = ledger.preempt(pod, name, &[], &|_| false, &mut budget, self.now);

@@ -205,7 +205,7 @@ pub(super) enum Event {
     Protect {
         pod: usize,
     },
-    /// After so many seconds the extender chooses who finishes or moves for others.
+    /// After these seconds the extender chooses who finishes or moves for others.
     Disrupt {
         seconds: u64,
     },

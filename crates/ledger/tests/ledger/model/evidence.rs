@@ -22,7 +22,7 @@ pub(super) struct Shown {
     next: usize,
     /// When it last showed a node for a pod.
     shown: HashMap<(Arc<str>, Arc<str>), Duration>,
-    /// For whom others were disrupted at the last step, and where.
+    /// The pods that others were disrupted for at the last step, and where.
     disrupted: BTreeSet<(Arc<str>, Arc<str>)>,
 }
 

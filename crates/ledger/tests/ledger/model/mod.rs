@@ -81,12 +81,11 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// Each history draws what is turned on, alone or together. Whatever that is: cards hold what they are charged, and a ledger
-/// that has only seen lists says the same; whoever fits is woken, ungated and placed.
-/// * Queue: nobody is given what one before it would take, and room is kept for nobody beyond its deadline.
-/// * Reclaim: nobody within its request is a victim, nobody is disrupted by old data, and everything that is reclaimed
-///   ends.
+/// that has only seen lists says the same; a pod that fits is woken, ungated and placed.
+/// * Queue: no pod is given what one before it would take, and no room is kept beyond its deadline.
+/// * Reclaim: no pod within its request is a victim, none is disrupted by old data, and everything that is reclaimed ends.
 /// * Reservations: no more than the bounds say, none twice, none that could not hold its pod, none beyond its pod or its
-///   time, and nobody of higher priority is kept away.
+///   time, and no pod of higher priority is kept away.
 /// * Preemption for fragmented memory and defragmentation: victims are of lower priority or may move, those of one pod are
 ///   on one node, and room is kept for a while only.
 ///

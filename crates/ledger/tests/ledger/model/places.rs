@@ -19,7 +19,7 @@ pub(super) fn kept_for(switches: Switches) -> Duration {
 /// For how long a place may be kept of which nothing is missing.
 const FREE_FOR: Duration = Duration::from_secs(65);
 
-/// For whom a place is kept, and where.
+/// The pod that a place is kept for, and the node.
 type Key = (Arc<str>, Arc<str>);
 
 fn key(place: &Place) -> Key {

@@ -9,7 +9,7 @@ use super::event::{Event, Random};
 pub(super) enum Check {
     /// Others are disrupted for a pod only on nodes that kube-scheduler showed for it.
     EvidenceBeforeForce,
-    /// Nobody is deleted without a gain, and nobody of no higher priority takes it.
+    /// No pod is deleted without a gain, and only pods of higher priority take it.
     Gain,
     /// No card is reserved for longer than a minute after all of it is free.
     ReservedFree,
@@ -54,7 +54,7 @@ pub(super) struct Switches {
     pub(super) scarce_cpu: bool,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
     pub(super) rejects: bool,
-    /// kube-scheduler shows so many of the nodes whose sum fits, and goes on from there in its next call.
+    /// kube-scheduler shows this many of the nodes whose sum fits, and goes on from there in its next call.
     pub(super) window: Option<usize>,
     /// In the end the others are compared with and without these.
     pub(super) bystander: Option<Bystander>,
@@ -224,7 +224,7 @@ impl Switches {
         events
     }
 
-    /// Where CPU is scarce the pod requests so many cores.
+    /// Where CPU is scarce the pod requests these cores.
     fn burden(self, event: &mut Event, cores: u64) {
         if let Event::Create { pod, .. } = event
             && self.scarce_cpu

@@ -14,7 +14,7 @@ use crate::build::ask;
 const PLACED_WITHIN: u64 = 20;
 
 impl World {
-    /// All that are unbound are asked about in turn, and again when they are woken: whoever fits then has been placed.
+    /// All that are unbound are asked about in turn, and again when they are woken: a pod that fits then has been placed.
     pub(super) fn check_windows(&mut self) -> Result<(), String> {
         if self.switches.window.is_none() || !checks(Check::Windows) {
             return Ok(());
