@@ -14,3 +14,4 @@ pub mod report;
 pub mod stowed;
 pub mod synthetic;
 pub mod trace;
+pub mod window;
