@@ -5,6 +5,7 @@ mod defrag;
 mod docs;
 mod incidents;
 mod line;
+mod sampling;
 
 use std::fs;
 use std::path::{Path, PathBuf};
