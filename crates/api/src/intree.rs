@@ -13,6 +13,23 @@ use k8s_openapi::api::core::v1::{
 
 use crate::NodeFacts;
 
+/// Fewer nodes than that are never left out: `minFeasibleNodesToFind`.
+const LEAST_NODES: usize = 100;
+/// What adaptive comes to at least: `minFeasibleNodesPercentageToFind`.
+const LEAST_PERCENT: usize = 5;
+
+/// kube-scheduler looks no further once so many of its nodes pass its own filters, and asks the extender about these alone:
+/// `numFeasibleNodesToFind` of Kubernetes 1.33 to 1.37. The percentage is `percentageOfNodesToScore`; 0 is adaptive.
+#[must_use]
+pub fn nodes_to_find(percentage: usize, nodes: usize) -> usize {
+    let percentage = match percentage {
+        0 => 50_usize.saturating_sub(nodes / 125).max(LEAST_PERCENT),
+        set => set,
+    };
+    let found = nodes.saturating_mul(percentage) / 100;
+    found.max(LEAST_NODES).min(nodes)
+}
+
 /// What keeps a pod off nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Constraints {
@@ -247,6 +264,34 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    /// The table of upstream's `TestNumFeasibleNodesToFind`, and the sizes of docs/benchmarks.md.
+    #[test]
+    fn nodes_to_find_is_what_kube_scheduler_looks_for() {
+        let cases = [
+            (0, 10, 10),
+            (40, 10, 10),
+            (0, 1000, 420),
+            (40, 1000, 400),
+            (0, 6000, 300),
+            (40, 6000, 2400),
+            (0, 5000, 500),
+            (0, 15_000, 750),
+            (5, 1000, 100),
+            (5, 5000, 250),
+            (10, 99, 99),
+            (10, 100, 100),
+            (10, 1213, 121),
+            (100, 1213, 1213),
+        ];
+        for (percent, nodes, enough) in cases {
+            assert_eq!(
+                nodes_to_find(percent, nodes),
+                enough,
+                "{percent} % of {nodes}"
+            );
+        }
+    }
 
     fn refused(node: Value, spec: Value) -> Option<&'static str> {
         let node: Node = serde_json::from_value(node).unwrap();

@@ -146,6 +146,20 @@ fn reasons(said: &str) -> Option<impl Iterator<Item = &str> + Clone> {
     Some(reasons.trim_end_matches('.').split(", "))
 }
 
+/// How many nodes kube-scheduler looked at when it last refused the pod, at most, and of how many; if not at all of them.
+/// It stops at a percentage of the nodes, and says nothing of the others. A node may have several reasons, so that a sum
+/// below the number of nodes is proof.
+pub fn sample(said: &str) -> Option<(usize, usize)> {
+    let (before, _) = said.split_once(" nodes are available: ")?;
+    let all = before.strip_prefix("0/")?.parse().ok()?;
+    let looked = reasons(said)?.try_fold(0_usize, |sum, reason| {
+        // What has no count was said of all nodes.
+        let counts = reason.starts_with(|first: char| first.is_ascii_digit());
+        counts.then(|| sum.saturating_add(counted(reason).0))
+    })?;
+    (looked < all).then_some((looked, all))
+}
+
 /// A reason, and how many nodes were refused for it.
 fn counted(reason: &str) -> (usize, &str) {
     let digits = reason.bytes().take_while(u8::is_ascii_digit).count();
@@ -175,7 +189,11 @@ pub fn plainly(said: Option<&str>) -> String {
     let mut counts: Vec<_> = reasons.map(counted).collect();
     counts.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
     let texts = counts.into_iter().map(worded);
-    texts.collect::<Vec<_>>().join(", ")
+    let texts = texts.collect::<Vec<_>>().join(", ");
+    match sample(said) {
+        Some((looked, all)) => format!("{texts}; kube-scheduler looked at {looked} of {all} nodes"),
+        None => texts,
+    }
 }
 
 /// Is it a refusal that `why` weighs itself, so that it may be a thing of the past?
@@ -209,9 +227,38 @@ mod tests {
                 Some("Post \"http://127.0.0.1:1/filter\": dial tcp: connect: connection refused"),
                 "kube-scheduler does not reach gpustow's extender",
             ),
+            (
+                Some("0/5000 nodes are available: 500 not enough free memory on any one GPU."),
+                "not enough free memory on any one GPU (500 nodes); kube-scheduler looked at 500 of 5000 nodes",
+            ),
             (None, "no scheduler has looked at it yet"),
         ] {
             assert_eq!(plainly(said), plain);
+        }
+    }
+
+    #[test]
+    fn a_sample_is_told_from_all_nodes() {
+        for (said, found) in [
+            (
+                "0/5000 nodes are available: 20 node(s) were unschedulable, 480 not enough free memory on any one GPU. preemption: 0/5000 nodes are available: 5000 Preemption is not helpful for scheduling.",
+                Some((500, 5000)),
+            ),
+            (
+                "0/4 nodes are available: 1 node(s) were unschedulable, 3 not enough free memory on any one GPU.",
+                None,
+            ),
+            (
+                "0/2 nodes are available: 2 Insufficient cpu, 2 Insufficient memory.",
+                None,
+            ),
+            (
+                "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+                None,
+            ),
+            ("pod has unbound immediate PersistentVolumeClaims", None),
+        ] {
+            assert_eq!(sample(said), found, "{said}");
         }
     }
 

@@ -218,7 +218,10 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
             view.name
         );
         (why.verdict, why.summary) = match held_by(cluster, pod, facts) {
-            None => (Verdict::Fits, format!("It fits now on {of}.")),
+            None => (
+                Verdict::Fits,
+                format!("It fits now on {of}.{}", sampled(pod)),
+            ),
             Some(held) => (
                 Verdict::Waiting,
                 format!("It would fit now on {of}, but {held}."),
@@ -258,6 +261,17 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         why.summary = format!("Its scheduling gates hold it. {}", why.summary);
     }
     why
+}
+
+/// What a refusal is worth for which kube-scheduler looked at a part of the nodes only.
+fn sampled(pod: &Pod) -> String {
+    let sample = state::said(pod).and_then(state::sample);
+    sample.map_or_else(String::new, |(looked, all)| {
+        format!(
+            " kube-scheduler last looked at {looked} of {all} nodes, and none of them fits. \
+             The extender wakes the pod, and kube-scheduler goes on with other nodes."
+        )
+    })
 }
 
 fn verdict(views: &[NodeView], trial: &Trial<'_>) -> String {

@@ -15,3 +15,4 @@ pub mod report;
 pub mod stowed;
 pub mod synthetic;
 pub mod trace;
+pub mod window;

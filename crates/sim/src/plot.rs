@@ -90,14 +90,14 @@ fn escape(text: &str) -> String {
 
 /// The picture; `title` says what was replayed.
 #[must_use]
-pub fn svg(title: &str, drawn: Drawn, summaries: &[(&str, Summary)]) -> String {
+pub fn svg<N: AsRef<str>>(title: &str, drawn: Drawn, summaries: &[(N, Summary)]) -> String {
     let mut curves: Vec<Curve<'_>> = summaries
         .iter()
         .enumerate()
         .map(|(index, (name, summary))| {
             let points = drawn.points(summary);
             Curve {
-                name,
+                name: name.as_ref(),
                 last: points.last().map_or(0.0, |point| point.1),
                 points,
                 colour: COLOURS[index % COLOURS.len()],

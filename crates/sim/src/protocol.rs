@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use crate::hosts::{Host, Job, Models};
 use crate::random::Random;
 use crate::trace::{TraceNode, TracePod};
+use crate::window::Window;
 
 /// GPUs asked for, relative to those there are, at which arrivals end.
 const TUNE: f64 = 1.3;
@@ -108,6 +109,8 @@ pub struct Workload {
     pub wave: Option<Wave>,
     /// Who places pods without GPUs.
     pub cpu_pods: CpuPods,
+    /// The nodes that kube-scheduler shows gpustow's own policies for a pod.
+    pub window: Window,
     mode: Mode,
     models: Vec<String>,
     classes: HashMap<JobKind, usize>,
@@ -173,6 +176,7 @@ impl Workload {
             nodes: usize::MAX,
             wave: None,
             cpu_pods: CpuPods::Policy,
+            window: Window::default(),
             mode,
             models,
             classes: HashMap::new(),

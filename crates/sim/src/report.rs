@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::replay::{Run, Whole};
+use crate::window::Sampled;
 
 /// Levels of arrivals, in percent of the cards, that tables show.
 pub const LEVELS: [u32; 5] = [90, 95, 100, 115, 130];
@@ -76,6 +77,8 @@ pub struct Summary {
     pub first_rejection_pct: Mean,
     /// Decision time in microseconds by quantile, over all decisions of all seeds.
     pub decision_us: BTreeMap<&'static str, f64>,
+    /// What sampling nodes did.
+    pub sampled: Sampled,
 }
 
 impl Summary {
@@ -136,6 +139,7 @@ impl Summary {
             unplaced,
             first_rejection_pct: mean(&|run| run.first_rejection),
             decision_us: [("p50", quantile(0.5)), ("p99", quantile(0.99))].into(),
+            sampled: Sampled::of(runs.iter().map(|run| run.looks)),
         }
     }
 }
@@ -151,17 +155,24 @@ pub const WHOLE: [Column; 4] = [
     ("running_gpus_pct", |whole| whole.running_pct),
 ];
 
+/// The width of the column of names.
+fn width<N: AsRef<str>>(summaries: &[(N, Summary)]) -> usize {
+    let names = summaries.iter().map(|(name, _)| name.as_ref().len());
+    names.max().unwrap_or(0).max(15) + 1
+}
+
 /// What is whole in a partly full cluster as a table, one policy per line: empty nodes, empty nodes of
 /// the largest kind, most free GPUs on one node, percent of GPUs on nodes that run.
 #[must_use]
-pub fn whole_table(summaries: &[(&str, Summary)]) -> String {
-    let mut text = format!("{:<16}", "empty nodes");
+pub fn whole_table<N: AsRef<str>>(summaries: &[(N, Summary)]) -> String {
+    let width = width(summaries);
+    let mut text = format!("{:<width$}", "empty nodes");
     for level in PARTIAL {
         text += &format!("{:>28}", format!("@{level}"));
     }
     text.push('\n');
     for (name, summary) in summaries {
-        text += &format!("{name:<16}");
+        text += &format!("{:<width$}", name.as_ref());
         for level in PARTIAL {
             let shown = summary.whole.get(&level).map(|whole| {
                 let mean = |name| whole.get(name).map_or(0.0, |mean: &Mean| mean.mean);
@@ -177,8 +188,9 @@ pub fn whole_table(summaries: &[(&str, Summary)]) -> String {
 
 /// The summaries as a table, one policy per line.
 #[must_use]
-pub fn table(summaries: &[(&str, Summary)]) -> String {
-    let mut text = format!("{:<16}", "policy");
+pub fn table<N: AsRef<str>>(summaries: &[(N, Summary)]) -> String {
+    let width = width(summaries);
+    let mut text = format!("{:<width$}", "policy");
     for level in LEVELS {
         text += &format!("{:>16}", format!("alloc@{level}"));
     }
@@ -187,7 +199,7 @@ pub fn table(summaries: &[(&str, Summary)]) -> String {
         "unplaced %", "1st refusal", "frag@80", "frag@90", "frag@100", "p50 us", "p99 us"
     );
     for (name, summary) in summaries {
-        text += &format!("{name:<16}");
+        text += &format!("{:<width$}", name.as_ref());
         for level in LEVELS {
             let shown = summary.allocation_pct.get(&level);
             let shown = shown.map(|mean| format!("{:.2} ±{:.2}", mean.mean, mean.ci95));

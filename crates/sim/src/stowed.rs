@@ -11,6 +11,7 @@ use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
 use crate::hosts::{Host, Job, Models};
 use crate::replay::{Placed, Placer};
+use crate::window::{InUse, Looks, Sampler, Window};
 
 /// When places are kept for pods that wait, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,17 +45,30 @@ pub struct Stowed {
     bursts: bool,
     /// Of so many pods in a hundred the owner lets them be moved.
     movable: usize,
+    /// Which nodes the ledger is asked about.
+    sampler: Sampler,
+}
+
+/// What gpustow's own policies are given beside the hosts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    /// Places are kept for pods that wait.
+    pub keep: Option<Keep>,
+    /// Of so many pods in a hundred the owner lets them be moved.
+    pub movable: usize,
+    /// The nodes that kube-scheduler shows for a pod.
+    pub window: Window,
 }
 
 impl Stowed {
-    /// A ledger over these hosts, whose names are in their order; it may move so many percent of the pods.
+    /// A ledger over these hosts, whose names are in their order.
     #[must_use]
-    pub fn new(hosts: &[Host], policy: PolicyKind, keep: Option<Keep>, movable: usize) -> Self {
+    pub fn new(hosts: &[Host], policy: PolicyKind, settings: Settings) -> Self {
         let config = Config {
             policy,
             ..Config::default()
         };
-        let config = match keep {
+        let config = match settings.keep {
             Some(keep) => Config {
                 keep: Some(keep.after),
                 keep_for: keep.lasts,
@@ -65,7 +79,8 @@ impl Stowed {
             None => config,
         };
         Self {
-            movable,
+            movable: settings.movable,
+            sampler: Sampler::new(hosts, settings.window),
             ..Self::with(hosts, config)
         }
     }
@@ -125,6 +140,7 @@ impl Stowed {
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
             bursts: config.call_back,
             movable: 0,
+            sampler: Sampler::new(hosts, Window::default()),
         }
     }
 
@@ -154,6 +170,12 @@ impl Stowed {
         }
         let name = &self.names[placed.host];
         self.ledger.apply_gpunode(name, report.clone(), self.now);
+    }
+
+    /// The pod `id` exists and waits.
+    pub fn comes(&mut self, id: usize, job: &Job) {
+        let pod = self.pod(id, job);
+        self.ledger.apply_pod(pod);
     }
 
     /// The pods that are asked to give back what they use beyond their requests.
@@ -254,6 +276,76 @@ impl Stowed {
     }
 }
 
+impl Stowed {
+    /// The ledger's choice among the nodes shown.
+    fn choose(
+        &mut self,
+        hosts: &[Host],
+        job: &Job,
+        pod: &PodFacts,
+        shown: &[usize],
+    ) -> Option<usize> {
+        // The ledger would refuse the others one by one; most are full most of the time.
+        let fits = |at: &&usize| hosts[**at].fits(job);
+        let able: Vec<usize> = shown.iter().filter(fits).copied().collect();
+        let chosen = self.ask(pod, &able)?;
+        if job.gpus == 0 || self.sampler.window().is_all() || !hosts[chosen].is_empty() {
+            return Some(chosen);
+        }
+        let in_use = |at: &usize| !hosts[*at].is_empty() && hosts[*at].fits(job);
+        if !(0..hosts.len()).any(|at| in_use(&at)) {
+            return Some(chosen);
+        }
+        let mode = self.sampler.window().in_use;
+        if mode == InUse::Off {
+            self.sampler.looks.opened += 1;
+            return Some(chosen);
+        }
+        let better = self.better(hosts, pod, chosen, in_use);
+        let better = match (mode, better) {
+            (InUse::Prefer, Some(better)) if !able.contains(&better) => {
+                let shown: Vec<usize> = able.into_iter().filter(in_use).collect();
+                self.ask(pod, &shown)
+            }
+            (_, Some(better)) => self.ask(pod, &[better]),
+            (_, None) => None,
+        };
+        let looks = &mut self.sampler.looks;
+        if better.is_none() {
+            looks.opened += 1;
+        } else if mode == InUse::Nominate {
+            looks.nominated += 1;
+        }
+        better.or_else(|| self.ask(pod, &[chosen]))
+    }
+
+    /// The node in use that every node shown would have made the choice, if it is better than the empty one chosen.
+    fn better(
+        &mut self,
+        hosts: &[Host],
+        pod: &PodFacts,
+        chosen: usize,
+        in_use: impl Fn(&usize) -> bool,
+    ) -> Option<usize> {
+        let all: Vec<usize> = (0..hosts.len()).filter(in_use).collect();
+        let best = self.ask(pod, &all)?;
+        // What a node costs is seen while the pod's memory is reserved on another.
+        let cost = |stowed: &Self, at: usize| {
+            let choice = stowed.ledger.explain(pod, &stowed.names[at], stowed.now);
+            choice.ok().map(|choice| choice.cost)
+        };
+        let opened = cost(self, chosen)?;
+        self.ask(pod, &[chosen])?;
+        (cost(self, best)? < opened).then_some(best)
+    }
+
+    fn ask(&mut self, pod: &PodFacts, nodes: &[usize]) -> Option<usize> {
+        let candidates: Vec<&str> = nodes.iter().map(|at| &*self.names[*at]).collect();
+        let verdict = self.ledger.filter(&Ask::of(pod), &candidates, self.now);
+        verdict.nodes.first()?.parse().ok()
+    }
+}
+
 fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
@@ -266,27 +358,51 @@ impl Placer for Stowed {
     fn place(&mut self, hosts: &[Host], job: &Job, id: usize) -> Option<Placed> {
         let pod = self.pod(id, job);
         self.ledger.apply_pod(pod.clone());
-        let names = self.names.iter().zip(hosts);
-        // The ledger would refuse the others one by one; most are full most of the time.
-        let candidates: Vec<&str> = names
-            .filter(|(_, host)| host.fits(job))
-            .map(|(name, _)| &**name)
-            .collect();
-        let verdict = self.ledger.filter(&Ask::of(&pod), &candidates, self.now);
-        let node = *verdict.nodes.first()?;
-        let assignment = self.ledger.begin_bind(&pod, node, self.now).ok()?;
+        let counts = job.gpus > 0;
+        self.sampler.looks.attempts += usize::from(counts);
+        let (mut looked, mut further) = (0, 0);
+        // Windows of several workers have gaps: one round need not show every node.
+        let every = hosts.len() * self.sampler.window().workers.max(1);
+        let placed = loop {
+            let look = self.sampler.look(hosts, job);
+            if let Some(placed) = self.choose(hosts, job, &pod, &look.shown) {
+                break placed;
+            }
+            looked += look.processed;
+            let elsewhere = || hosts.iter().any(|host| host.fits(job));
+            if looked >= every || further == 0 && !elsewhere() {
+                return None;
+            }
+            further += 1;
+        };
+        let looks = &mut self.sampler.looks;
+        if counts && further > 0 {
+            looks.refused += 1;
+            looks.further += further;
+            looks.most = looks.most.max(further);
+        }
+        let node = self.names.get(placed)?.clone();
+        let assignment = self.ledger.begin_bind(&pod, &node, self.now).ok()?;
         let cards = assignment
             .charges
             .iter()
             .filter_map(|(uuid, _)| uuid.parse().ok())
             .collect();
-        let host = node.parse().ok()?;
         self.ledger.end_bind(&pod, Outcome::Bound, self.now);
-        Some(Placed { host, cards })
+        self.sampler.took(placed, job);
+        Some(Placed {
+            host: placed,
+            cards,
+        })
     }
 
-    fn left(&mut self, id: usize, _job: &Job, _placed: &Placed) {
+    fn left(&mut self, id: usize, job: &Job, placed: &Placed) {
         self.ledger.delete_pod(&id.to_string());
+        self.sampler.gave(placed.host, job);
+    }
+
+    fn looks(&self) -> Looks {
+        self.sampler.looks
     }
 
     fn beside(&mut self, id: usize, job: &Job, host: usize) {
@@ -295,6 +411,7 @@ impl Placer for Stowed {
             ..self.pod(id, job)
         };
         self.ledger.apply_pod(bound);
+        self.sampler.took(host, job);
     }
 
     fn tick(&mut self) {
@@ -320,7 +437,7 @@ impl Placer for Stowed {
         moves.collect()
     }
 
-    fn moved(&mut self, hosts: &[Host], id: usize, job: &Job, placed: &Placed) {
+    fn moved(&mut self, hosts: &[Host], id: usize, job: &Job, from: usize, placed: &Placed) {
         let mib = Mib(hosts[placed.host].charge(job));
         let uuids: Vec<Box<str>> = placed
             .cards
@@ -339,5 +456,7 @@ impl Placer for Stowed {
         };
         self.ledger.delete_pod(&pod.uid);
         self.ledger.apply_pod(pod);
+        self.sampler.gave(from, job);
+        self.sampler.took(placed.host, job);
     }
 }

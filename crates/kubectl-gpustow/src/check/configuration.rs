@@ -1,5 +1,6 @@
 //! What must hold of kube-scheduler's configuration.
 
+use gpustow_api::intree::nodes_to_find;
 use gpustow_api::names;
 use gpustow_inspect::Cluster;
 use serde::Deserialize as _;
@@ -7,6 +8,8 @@ use serde_json::Value as Json;
 
 use super::{Findings, Level};
 
+/// Nodes that kube-scheduler looks at for a pod in a few milliseconds.
+const MANY: usize = 500;
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     let Some(configs) = &cluster.configs else {
         findings.add(
@@ -88,16 +91,41 @@ fn configuration(object: &str, config: &Json, cluster: &Cluster, findings: &mut 
         );
     }
     for profile in list(config, "profiles") {
-        let share = profile
-            .get("percentageOfNodesToScore")
-            .or(config.get("percentageOfNodesToScore"));
-        if share.is_none_or(|share| *share != 100) && profile["schedulerName"] == names::SCHEDULER {
-            findings.add(
-                Level::Warning,
-                object,
-                "the extender is shown some of the nodes only and packs worse",
-                "set percentageOfNodesToScore: 100 in the profile",
-            );
+        if profile["schedulerName"] == names::SCHEDULER {
+            sampling(object, config, &profile, cluster, findings);
         }
     }
+}
+
+/// Looking at many nodes for each pod costs time; looking at a few opens nodes that others would have left empty. The limits
+/// are those of docs/packing.md.
+fn sampling(
+    object: &str,
+    config: &Json,
+    profile: &Json,
+    cluster: &Cluster,
+    findings: &mut Findings,
+) {
+    let key = "percentageOfNodesToScore";
+    // As for kube-scheduler, a profile without the key has the configuration's.
+    let set = [&profile[key], &config[key]]
+        .into_iter()
+        .find_map(Json::as_u64)
+        .unwrap_or_default();
+    let nodes = cluster.nodes.len();
+    let found = nodes_to_find(usize::try_from(set).unwrap_or(usize::MAX), nodes);
+    let adaptive = nodes_to_find(0, nodes);
+    let (level, costs) = if found > MANY && found > 2 * adaptive {
+        (Level::Warning, "which makes it slow")
+    } else if 3 * found < adaptive {
+        (Level::Info, "which leaves fewer nodes empty")
+    } else {
+        return;
+    };
+    findings.add(
+        level,
+        object,
+        format!("kube-scheduler looks at {found} of {nodes} nodes for each pod, {costs}"),
+        format!("set {key}: 0 (adaptive) in the profile"),
+    );
 }

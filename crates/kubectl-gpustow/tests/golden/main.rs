@@ -8,6 +8,7 @@ mod docs;
 mod incidents;
 mod line;
 mod marks;
+mod sampling;
 mod settings;
 mod why;
 

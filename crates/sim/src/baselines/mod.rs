@@ -14,7 +14,7 @@ pub use fgd::{Fragmentation, TargetMix};
 use crate::hosts::{Host, Job};
 use crate::random::Random;
 use crate::replay::{Placed, Placer};
-use crate::stowed::{Keep, Stowed};
+use crate::stowed::{Settings, Stowed};
 
 /// A policy by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,19 +75,18 @@ impl Choice {
         }
     }
 
-    /// The policy at work on these hosts; `jobs` is the whole trace, which FGD knows in advance. gpustow's own
-    /// keep places as `keep` says, if it does, and may move so many percent of all pods.
+    /// The policy at work on these hosts; `jobs` is the whole trace, which FGD knows in advance. the settings are for
+    /// gpustow's own.
     #[must_use]
     pub fn placer(
         self,
         hosts: &[Host],
         jobs: &[Job],
         seed: u64,
-        keep: Option<Keep>,
-        movable: usize,
+        settings: Settings,
     ) -> Box<dyn Placer> {
         match self {
-            Self::Own(kind) => Box::new(Stowed::new(hosts, kind, keep, movable)),
+            Self::Own(kind) => Box::new(Stowed::new(hosts, kind, settings)),
             Self::Fgd | Self::FgdRandomTies => {
                 let random = (self == Self::FgdRandomTies).then(|| Random::new(seed));
                 Box::new(fgd::Fgd::new(TargetMix::of(jobs), random))

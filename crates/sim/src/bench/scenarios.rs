@@ -13,6 +13,7 @@ use crate::protocol::{Mode, Wave, Workload};
 use crate::random::Random;
 use crate::replay::Whole;
 use crate::trace::{self, TraceNode, TracePod};
+use crate::window::Window;
 
 const BINPACK: Choice = Choice::Own(PolicyKind::Binpack);
 const DEFAULT: &str = "default";
@@ -58,7 +59,7 @@ impl Openb {
         })
     }
 
-    fn list(&self, name: &str) -> Result<&[TracePod]> {
+    pub(super) fn list(&self, name: &str) -> Result<&[TracePod]> {
         let found = self.lists.iter().find(|(known, _)| known == name);
         let (_, pods) = found.with_context(|| format!("no list {name:?}"))?;
         Ok(pods)
@@ -96,7 +97,7 @@ impl Openb {
         Ok(pods)
     }
 
-    fn churn(&self, list: &str, nodes: usize, load: f64) -> Result<Plan> {
+    pub(super) fn churn(&self, list: &str, nodes: usize, load: f64) -> Result<Plan> {
         Ok(Plan {
             workload: self.workload(self.list(list)?.to_vec(), Mode::Units)?,
             standing: None,
@@ -107,6 +108,7 @@ impl Openb {
             keep: None,
             moving: None,
             together: None,
+            window: Window::default(),
         })
     }
 

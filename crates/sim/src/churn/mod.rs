@@ -17,7 +17,8 @@ use crate::progress::Progress;
 use crate::protocol::Workload;
 use crate::random::Random;
 use crate::replay::{Placed, Placer, kind};
-use crate::stowed::Keep;
+use crate::stowed::{Keep, Settings};
+use crate::window::{Looks, Window};
 
 pub use lifetimes::Lifetimes;
 pub(crate) use lifetimes::MEAN_MS;
@@ -56,6 +57,8 @@ pub struct Plan {
     /// Where a pod has ended, so many of those that wait longest and fit there are placed together, the largest first,
     /// and not each in its turn.
     pub together: Option<usize>,
+    /// The nodes that kube-scheduler shows gpustow's own policies for a pod.
+    pub window: Window,
 }
 
 /// How many pods may be moved.
@@ -82,6 +85,8 @@ pub struct ChurnRun {
     pub waits: BTreeMap<&'static str, Vec<f64>>,
     /// Pods moved for others, in an hour.
     pub moves: f64,
+    /// What sampling nodes did, from the start on.
+    pub looks: Looks,
 }
 
 /// One pod's life.
@@ -194,7 +199,7 @@ impl World {
         self.hosts[from.host].give_back(&job, &from.cards);
         self.held += share(&self.hosts[to.host], &job);
         self.held -= share(&self.hosts[from.host], &job);
-        self.placer.moved(&self.hosts, id, &job, &to);
+        self.placer.moved(&self.hosts, id, &job, from.host, &to);
         self.moved.push_back(self.now);
         if self.now >= self.since {
             self.run.moves += 1.0;
@@ -347,8 +352,11 @@ pub fn churn(
             &hosts,
             &known,
             seed,
-            plan.keep,
-            plan.moving.map_or(0, |moving| moving.movable),
+            Settings {
+                keep: plan.keep,
+                movable: plan.moving.map_or(0, |moving| moving.movable),
+                window: plan.window,
+            },
         ),
         hosts,
         choice,
@@ -415,6 +423,7 @@ pub fn churn(
     let came: u64 = lives.map(|life| life.job.demand()).sum();
     progress.done();
     let mut run = world.run;
+    run.looks = world.placer.looks();
     let scale = 100.0 / (cards as f64 * (end - since) as f64);
     for sum in [&mut run.allocated, &mut run.waiting, &mut run.wasted] {
         *sum *= scale;

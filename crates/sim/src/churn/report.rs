@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::ChurnRun;
 use crate::report::Mean;
+use crate::window::Sampled;
 
 /// One policy at one load over all seeds. Percentages are of the cluster's cards.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,6 +29,8 @@ pub struct ChurnSummary {
     pub waits_by_kind: BTreeMap<&'static str, Waits>,
     /// Pods moved for others, in an hour.
     pub moves_per_hour: Mean,
+    /// What sampling nodes did, from the start on.
+    pub sampled: Sampled,
     /// Allocation, waste and mean wait of each seed, to compare policies seed by seed.
     pub per_seed: Vec<[f64; 3]>,
 }
@@ -118,6 +121,7 @@ impl ChurnSummary {
                 .map(|(kind, waits)| (kind, Waits::of(waits)))
                 .collect(),
             moves_per_hour: over(&|run| run.moves),
+            sampled: Sampled::of(runs.iter().map(|run| run.looks)),
             per_seed: per_seed
                 .map(|(run, all)| [run.allocated, run.wasted, mean(all)])
                 .collect(),

@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::protocol::Workload;
 use crate::random::Random;
 use crate::replay::{Placed, Placer as _};
-use crate::stowed::Stowed;
+use crate::stowed::{Settings, Stowed};
 
 pub use report::{LendSummary, lend_table};
 use usage::Program;
@@ -386,7 +386,9 @@ pub fn lend(
         way,
         stowed: match way {
             Way::Lent => Stowed::lending(&hosts, PolicyKind::default()),
-            Way::Asked | Way::Scaled => Stowed::new(&hosts, PolicyKind::default(), None, 0),
+            Way::Asked | Way::Scaled => {
+                Stowed::new(&hosts, PolicyKind::default(), Settings::default())
+            }
         },
         hosts,
         sizes,

@@ -16,6 +16,7 @@ use gpustow_sim::protocol::Workload;
 use gpustow_sim::stowed::Keep;
 use gpustow_sim::synthetic;
 use gpustow_sim::trace;
+use gpustow_sim::window::{Window, sampled_table};
 use serde_json::json;
 
 use crate::{Output, Runs, read_nodes, read_pods};
@@ -158,6 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         keep: None,
         moving: None,
         together: None,
+        window: Window::default(),
     };
     let runs = args.load.len().saturating_mul(args.keep.len());
     let runs = runs.saturating_mul(args.moves.len());
@@ -170,7 +172,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let ways = ways.flat_map(|policy| args.keep.iter().map(move |keep| (policy, keep.0)));
         let ways = ways.flat_map(|way| args.moves.iter().map(move |moves| (way, moves.0)));
         let ways = ways.flat_map(|way| args.together.iter().map(move |count| (way, count.0)));
-        for (((policy, after), per_hour), together) in ways {
+        let ways = ways.flat_map(|way| args.runs.windows().map(move |window| (way, window)));
+        for ((((policy, after), per_hour), together), window) in ways {
+            plan.window = window;
             plan.together = together;
             let movable = args.movable.into();
             plan.moving = per_hour.map(|per_hour| Moving { movable, per_hour });
@@ -191,6 +195,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if let Some(together) = together {
                 name += &format!(", together {together}");
             }
+            name += &window.suffix();
             if !runs.is_empty() {
                 summaries.push((*load, name, ChurnSummary::of(&runs)));
             }
@@ -204,6 +209,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 || args.keep.iter().any(|keep| keep.0.is_some())
             {
                 print!("\n{}", sizes_table(&summaries));
+            }
+            if args.runs.samples() {
+                let lines = summaries.iter();
+                let lines =
+                    lines.map(|(load, name, summary)| (format!("{load} {name}"), &summary.sampled));
+                print!("\n{}", sampled_table(lines));
             }
         }
         Output::Json => {

@@ -11,10 +11,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, ValueEnum};
 use gpustow_sim::baselines::Choice;
-use gpustow_sim::bench::bench;
+use gpustow_sim::bench::{bench, sampling};
 use gpustow_sim::progress::{INTERRUPTED, Progress, stop_at_ctrl_c};
 use gpustow_sim::protocol::Mode;
 use gpustow_sim::trace::{self, TraceNode, TracePod};
+use gpustow_sim::window::{Enough, InUse, Window};
 
 /// Replay workloads through gpustow's packing policies and through others'.
 ///
@@ -31,6 +32,8 @@ enum Command {
     /// Compare every policy on a synthetic list, and with --openb print every goal and every pod list of
     /// that trace; fails where gpustow's are worse than committed or others differ from what was published
     Bench(Bench),
+    /// Compare kube-scheduler's samples of nodes with all of them, on every pod list of the openb trace and on generated ones
+    Sampling(Sampling),
 }
 
 /// How to print.
@@ -58,12 +61,39 @@ struct Runs {
     /// Policies, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "tight")]
     policy: Vec<Choice>,
+    /// Nodes that kube-scheduler shows gpustow's own policies for a pod: a percentage as in percentageOfNodesToScore,
+    /// adaptive, or a number of nodes; one or several. A pod that is refused is tried with the next window
+    #[arg(
+        long,
+        value_name = "N|P%",
+        value_delimiter = ',',
+        default_value = "100%"
+    )]
+    window: Vec<Enough>,
+    /// Goroutines of kube-scheduler that look at nodes at the same time. With one, windows do not overlap
+    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
+    window_workers: u8,
+    /// What to do for a pod for which its window would open an empty node, if every node shown would not
+    #[arg(long, value_enum, default_value = "off")]
+    in_use: InUse,
     /// How to print
     #[arg(long, value_enum, default_value = "table")]
     output: Output,
 }
 
 impl Runs {
+    fn windows(&self) -> impl Iterator<Item = Window> {
+        self.window.iter().map(|&enough| Window {
+            enough,
+            workers: self.window_workers.into(),
+            in_use: self.in_use,
+        })
+    }
+
+    fn samples(&self) -> bool {
+        self.windows().any(|window| !window.is_all())
+    }
+
     fn seeds(&self) -> RangeInclusive<u64> {
         self.seeds.0..=self.seeds.1
     }
@@ -74,7 +104,8 @@ impl Runs {
     }
 
     fn count(&self) -> usize {
-        self.of_each_policy().saturating_mul(self.policy.len())
+        let runs = self.of_each_policy().saturating_mul(self.policy.len());
+        runs.saturating_mul(self.window.len())
     }
 }
 
@@ -85,6 +116,16 @@ struct Bench {
     openb: Option<PathBuf>,
     /// Seeds: one, or the first and last of a range; no policy was tuned on the default
     #[arg(long, default_value = "1000..1009", value_parser = seeds)]
+    seeds: (u64, u64),
+}
+
+#[derive(Args)]
+struct Sampling {
+    /// Folder with the openb trace's node list and pod lists; without it generated ones alone
+    #[arg(long, value_name = "DIR")]
+    openb: Option<PathBuf>,
+    /// Seeds: one, or the first and last of a range
+    #[arg(long, default_value = "1000..1004", value_parser = seeds)]
     seeds: (u64, u64),
 }
 
@@ -116,6 +157,9 @@ fn main() -> Result<ExitCode> {
         Command::Replay(args) => replay::run(&args)?,
         Command::Churn(args) => churn::run(&args)?,
         Command::Advise(args) => advise::run(&args)?,
+        Command::Sampling(args) => {
+            sampling(args.openb.as_deref(), &(args.seeds.0..=args.seeds.1))?;
+        }
         Command::Bench(args) => bench(args.openb.as_deref(), args.seeds.0..=args.seeds.1)?,
     }
     Ok(if Progress::stopped() {

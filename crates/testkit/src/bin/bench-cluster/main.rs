@@ -39,6 +39,8 @@ const WIDTH: usize = 32;
 const CARDS: [u64; 8] = [81_920; 8];
 /// A priority below that of pods that name none.
 const LOW: i32 = -10;
+/// Of the profile in scheduler-config/gpustow-scheduler.yaml.
+const PERCENTAGE: &str = "profiles.0.percentageOfNodesToScore";
 /// What pods ask for, in turn.
 const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
 
@@ -75,9 +77,10 @@ struct Args {
     /// Create so many pods at once on an idle line: how many get in before it is up, and are let out in vain while it drains
     #[arg(long, default_value_t = 0, conflicts_with_all = ["line", "waiting", "scattered"])]
     burst: usize,
-    /// Leave out the scheduler at its adaptive default of nodes to score
-    #[arg(long)]
-    skip_adaptive: bool,
+    /// Values of percentageOfNodesToScore to compare with gpustow, 0 for adaptive; without it the shipped one. Other
+    /// measurements take the first
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..=100))]
+    percentage: Vec<u32>,
     /// The extender's binary
     #[arg(long, default_value = "target/release/gpustow")]
     gpustow: PathBuf,
@@ -88,9 +91,10 @@ struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Way {
-    Without,
-    With,
-    Adaptive,
+    /// Without the extender, at kube-scheduler's own default.
+    Alone,
+    /// With the extender, at this percentage of nodes to score or at the shipped one.
+    With(Option<u32>),
     /// With the extender and so many pods that wait, at this podMaxBackoffSeconds and this priority.
     Beside(usize, u32, i32),
 }
@@ -98,9 +102,10 @@ enum Way {
 impl Way {
     fn name(self) -> String {
         match self {
-            Self::Without => "scheduler alone, 100 % of nodes".to_owned(),
-            Self::With => "with gpustow, 100 % of nodes".to_owned(),
-            Self::Adaptive => "scheduler alone, adaptive".to_owned(),
+            Self::Alone => "kube-scheduler alone, adaptive".to_owned(),
+            Self::With(None) => "with gpustow, as shipped".to_owned(),
+            Self::With(Some(0)) => "with gpustow, adaptive".to_owned(),
+            Self::With(Some(percentage)) => format!("with gpustow, {percentage} % of nodes"),
             Self::Beside(waiting, backoff, priority) => {
                 format!("{waiting} wait, backoff {backoff} s, priority {priority}")
             }
@@ -109,10 +114,14 @@ impl Way {
 
     /// Those to run, the one that others are compared with first.
     fn all(args: &Args) -> Vec<Self> {
-        match (args.waiting, args.skip_adaptive) {
-            (0, true) => vec![Self::Without, Self::With],
-            (0, false) => vec![Self::Without, Self::With, Self::Adaptive],
-            (waiting, _) => {
+        match args.waiting {
+            0 if args.percentage.is_empty() => vec![Self::Alone, Self::With(None)],
+            0 => {
+                let percentages = args.percentage.iter().copied();
+                let with = percentages.map(|percentage| Self::With(Some(percentage)));
+                std::iter::once(Self::Alone).chain(with).collect()
+            }
+            waiting => {
                 let first = args.backoffs.first().copied().unwrap_or(2);
                 let beside = args.backoffs.iter().map(|&b| Self::Beside(waiting, b, 0));
                 let ends = [Self::Beside(0, first, 0), Self::Beside(waiting, first, LOW)];
@@ -267,9 +276,13 @@ fn config(args: &Args) -> Result<SchedulerConfig> {
     let file = args
         .repository
         .join("scheduler-config/gpustow-scheduler.yaml");
-    SchedulerConfig::load(&file)?
+    let config = SchedulerConfig::load(&file)?
         .with("clientConnection.qps", 5000)?
-        .with("clientConnection.burst", 5000)
+        .with("clientConnection.burst", 5000)?;
+    match args.percentage.first() {
+        Some(&percentage) => config.with(PERCENTAGE, percentage),
+        None => Ok(config),
+    }
 }
 
 async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Result<Round> {
@@ -278,17 +291,18 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         .await?;
     let mut config = config(args)?;
     let extender = match way {
-        Way::With | Way::Beside(..) => Some(extender(args, cluster, &kubeconfig, &[]).await?),
-        _ => None,
+        Way::With(_) | Way::Beside(..) => Some(extender(args, cluster, &kubeconfig, &[]).await?),
+        Way::Alone => None,
     };
     config = match &extender {
         Some(extender) => config.with_extender(&extender.url)?,
         None => config.with("extenders", Vec::<String>::new())?,
     };
     config = match way {
-        Way::Adaptive => config.with("profiles.0.percentageOfNodesToScore", 0)?,
+        Way::Alone => config.with(PERCENTAGE, 0)?,
+        Way::With(Some(percentage)) => config.with(PERCENTAGE, percentage)?,
         Way::Beside(_, backoff, _) => config.with("podMaxBackoffSeconds", backoff)?,
-        Way::Without | Way::With => config,
+        Way::With(None) => config,
     };
 
     let watched = watcher(case.pods(), watcher::Config::default());
@@ -331,7 +345,7 @@ async fn run(args: &Args, cluster: &ControlPlane, case: &Case, way: Way) -> Resu
         None => 0.0,
     };
     scheduler.process.kill9();
-    if way == Way::With {
+    if matches!(way, Way::With(_)) {
         case.check().await?;
     }
     let now = DeleteParams::default().grace_period(0);

@@ -72,6 +72,38 @@ pub(crate) fn report(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round
             of(|round| round.verbs[1]),
         );
     }
+    if !args.percentage.is_empty() {
+        println!("\n{}", percentages(nodes, args, results));
+    }
+}
+
+/// The table of docs/benchmarks.md.
+fn percentages(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) -> String {
+    let mut text = format!(
+        "| {nodes} nodes | nodes used | pods/s | ÷ alone | created → bound p50 / p99 | CPU ms a pod: kube-scheduler, \
+         API server and etcd, extender |\n|---|---|---|---|---|---|\n"
+    );
+    let of = |way| results.get(way).map_or(&[][..], Vec::as_slice);
+    for way in &Way::all(args) {
+        let rounds = of(way);
+        let base = of(&Way::Alone).iter();
+        let ratios = rounds.iter().zip(base).map(|(a, b)| a.rate / b.rate);
+        let waits = sorted(rounds.iter().flat_map(|round| round.waits.iter().copied()));
+        let cpu = |of: usize| median(rounds.iter().map(|round| round.cpu[of]));
+        text += &format!(
+            "| {} | {:.0} | {} | {} | {:.0} / {:.0} ms | {:.1}, {:.1}, {:.1} |\n",
+            way.name(),
+            median(rounds.iter().map(|round| round.nodes)),
+            spread(rounds.iter().map(|round| round.rate), 1),
+            spread(ratios, 2),
+            quantile(&waits, 0.5),
+            quantile(&waits, 0.99),
+            cpu(0),
+            cpu(1),
+            cpu(2),
+        );
+    }
+    text
 }
 
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
