@@ -17,6 +17,9 @@ use crate::state::State;
 
 /// A demand that nobody has taken back or made anew for so long is not acted on.
 const TOO_OLD: Duration = Duration::from_secs(600);
+/// A demand that was met is met again after so long if the pod is over its request then: a program may have begun its
+/// next process before the first was gone.
+const AGAIN: Duration = Duration::from_secs(60);
 /// For so long an ended process counts for the node's rate.
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -52,8 +55,8 @@ impl Target {
 pub struct GiveBack {
     /// The most processes that end in a minute.
     rate: usize,
-    /// By UID: the demand that was met.
-    met: HashMap<Arc<str>, Timestamp>,
+    /// By UID: the demand that was met, and the agent's age when it last was.
+    met: HashMap<Arc<str>, (Timestamp, Duration)>,
     /// The agent's ages when processes were ended.
     ended: VecDeque<Duration>,
 }
@@ -87,7 +90,10 @@ impl GiveBack {
         for pod in asked {
             let Some(demand) = &pod.demand else { continue };
             let uid = &pod.facts.uid;
-            if self.met.get(uid) == Some(&demand.since) || now.since(demand.since) > TOO_OLD {
+            let is_met = self.met.get(uid).is_some_and(|(since, at)| {
+                *since == demand.since && now.age.saturating_sub(*at) < AGAIN
+            });
+            if is_met || now.since(demand.since) > TOO_OLD {
                 continue;
             }
             let mut targets = Vec::new();
@@ -104,7 +110,7 @@ impl GiveBack {
             }
             targets.truncate(room);
             self.ended.extend(targets.iter().map(|_| now.age));
-            self.met.insert(uid.clone(), demand.since);
+            self.met.insert(uid.clone(), (demand.since, now.age));
             all.extend(targets);
         }
         all

@@ -79,13 +79,21 @@ fn the_largest_processes_of_the_pod_end_until_it_is_within_its_request() {
 }
 
 #[test]
-fn each_demand_is_met_once() {
+fn a_demand_is_met_once_a_minute_while_the_pod_is_over_its_request() {
     let mut give_back = GiveBack::new(6);
     let within = [process(1, 4096)];
     assert_eq!(pids(&ended(&mut give_back, &demand(0), 1, &within)), NOBODY);
     assert_eq!(pids(&ended(&mut give_back, &demand(0), 2, &over())), [2]);
     assert_eq!(pids(&ended(&mut give_back, &demand(0), 3, &over())), NOBODY);
     assert_eq!(pids(&ended(&mut give_back, &demand(4), 4, &over())), [2]);
+    // The program began its next process before that one was gone: the demand is the same.
+    let next = [process(1, 1000), process(3, 4000)];
+    assert_eq!(pids(&ended(&mut give_back, &demand(4), 63, &next)), NOBODY);
+    assert_eq!(pids(&ended(&mut give_back, &demand(4), 64, &next)), [3]);
+    assert_eq!(
+        pids(&ended(&mut give_back, &demand(4), 124, &within)),
+        NOBODY
+    );
 }
 
 #[test]
