@@ -6,7 +6,7 @@ use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 use serde_json::{Value, json};
 
-use crate::build::{at, bound, card, choose, exclusive, pod, report};
+use crate::build::{at, bound, card, choose, exclusive, offer_all, pod, report};
 use crate::model::Random;
 
 fn of_pod(value: Value) -> PodFacts {
@@ -125,6 +125,7 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
         request: Ok(request.into()),
         ..pod("p", 1)
     });
+    offer_all(&mut ledger, at(0));
     assert!(ledger.scattered(at(0)).is_empty());
     for named in ledger.scattered(at(3)) {
         ledger.preempt_scattered(&named.uid, &|_| Default::default(), at(3));
