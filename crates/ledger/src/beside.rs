@@ -19,14 +19,11 @@ impl Ledger {
         pod: &'s PodFacts,
     ) -> impl Iterator<Item = &'s PodFacts> {
         // Of room that is offered to several ungated pods, the first that asks has its part.
-        let held = self.books.reservation(&pod.uid);
-        let holds = held.is_some_and(|held| **held.node() == *name);
+        let shares = self.queue.is_offered(&pod.uid, name);
         let uids = self.queue.kept_on(name);
         uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
             .filter(|uid| !self.queue.is_successor(uid, pod))
-            .filter(move |uid| {
-                !(holds || self.queue.is_offered(&pod.uid, name)) || !self.queue.is_lifted(uid)
-            })
+            .filter(move |uid| !shares || !self.queue.is_lifted(uid))
             .filter_map(|uid| self.queue.keeper(uid, &self.books))
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
             .filter(|other| !self.may_take_place(pod, other))

@@ -52,6 +52,8 @@ pub(super) struct Waiting {
     offers: Offers,
     /// The pod for which an offer beyond what fits together is looked at now.
     extra: Option<Uid>,
+    /// Pods that reserved, by the node whose room was promised to them: what filter said of it holds until their bind.
+    kept_offers: HashMap<Uid, Arc<str>>,
     /// Changes of nodes so far, and the last one of each that other filters than ours may heed.
     changes: u64,
     changed: HashMap<Arc<str>, u64>,
@@ -123,6 +125,7 @@ impl Waiting {
     /// A pod that may be asleep joins, unless it waits already.
     pub(super) fn insert(&mut self, pod: &PodFacts) {
         let Ok(request) = &pod.request else { return };
+        self.kept_offers.remove(&pod.uid);
         let key = (request.clone(), pod.constraints.clone());
         let kind = self.ids.get(&key).copied();
         match self.pods.get(&pod.uid) {
@@ -186,6 +189,7 @@ impl Waiting {
 
     /// A pod waits no more, for whatever reason.
     pub(super) fn remove(&mut self, uid: &str) {
+        self.kept_offers.remove(uid);
         self.settle(uid, End::Open);
         let Some(wait) = self.pods.remove(uid) else {
             return;

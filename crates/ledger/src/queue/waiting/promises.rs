@@ -36,8 +36,12 @@ impl Waiting {
             true => End::Taken,
             false => End::Open,
         };
+        let promised = wait.promised.clone();
         self.settle(uid, end);
         self.remove(uid);
+        if let Some((node, _)) = promised {
+            self.kept_offers.insert(uid.into(), node);
+        }
     }
 
     /// A pod was refused; `asked` says of a node whether it was among the candidates. True if it is to be woken again
@@ -195,6 +199,10 @@ impl Waiting {
         let promised = wait.and_then(|wait| wait.promised.as_ref());
         promised.is_some_and(|(promised, _)| **promised == *node)
             || self.extra.as_deref() == Some(uid)
+            || self
+                .kept_offers
+                .get(uid)
+                .is_some_and(|kept| **kept == *node)
     }
 
     /// The pod that would be offered room beyond what fits together, while that is looked at.
