@@ -142,6 +142,7 @@ impl Ledger {
         let ttl = self.config.claim_ttl;
         self.note_late_borrowers(now);
         self.queue.expire_kept(&self.books, now, ttl);
+        self.queue.end_nominations(&self.books, now);
         let change = self.books.expire(now);
         self.follow(change);
     }

@@ -110,7 +110,7 @@ impl Nominations {
 
 impl Queue {
     /// Nominations that have lasted too long keep no room.
-    pub(super) fn end_nominations(&mut self, books: &Books, now: Duration) {
+    pub(crate) fn end_nominations(&mut self, books: &Books, now: Duration) {
         for (uid, node) in self.nominations.tick(books, now) {
             self.end_kept(&uid, books);
             self.unindex(&uid, &node);

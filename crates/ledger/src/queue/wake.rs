@@ -89,7 +89,6 @@ impl Ledger {
             self.queue.tried.remove(&uid);
             self.queue.offered.remove(&uid);
         }
-        self.queue.end_nominations(&self.books, now);
         let mut woken = self.come_again(limit);
         self.queue.line.tick(now);
         self.offer(limit, WORK, now, &mut woken);

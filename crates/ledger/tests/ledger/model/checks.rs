@@ -80,6 +80,7 @@ impl World {
         self.check_free_places()?;
         self.check_windows()?;
         let mut rebuilt = self.check_rebuilt()?;
+        self.end_nominations(&mut rebuilt);
         self.ledger.learn();
         rebuilt.learn();
         for (gpus, size) in [(1, 1), (1, 4), (1, 7), (1, 10), (1, 16), (2, 5)] {
@@ -104,6 +105,20 @@ impl World {
         }
         self.check_placed()?;
         self.check_call_backs_end()
+    }
+
+    /// Lets so much time pass that no nomination keeps room: for how long one has, lists do not tell.
+    fn end_nominations(&mut self, rebuilt: &mut Ledger) {
+        for seconds in [1, 3901] {
+            self.now += Duration::from_secs(seconds);
+            self.report_again();
+            let reports = self.server.reports.iter();
+            for (name, report) in reports.filter(|(name, _)| NODES.contains(name)) {
+                rebuilt.apply_gpunode(name, report.clone(), self.now);
+            }
+            self.ledger.expire(self.now);
+            rebuilt.expire(self.now);
+        }
     }
 
     /// Every agent says what it said before, later.
@@ -206,8 +221,8 @@ impl World {
         let Some(first) = first.map(|pod| pod.uid.clone()) else {
             return Ok(());
         };
-        // The longest pause after wake-ups without result is five minutes.
-        for second in 0..310 {
+        // The longest pause after wake-ups without result is five minutes, and the room may be another's by then.
+        for second in 0..620 {
             self.now += Duration::from_secs(1);
             if second % 60 == 0 {
                 self.report_again();

@@ -22,6 +22,8 @@ pub(super) type Heard = (Duration, BTreeSet<(Arc<str>, String)>);
 /// What the checks remember.
 #[derive(Default)]
 pub(super) struct Lending {
+    /// Since when pods have been asked, or named, to give memory back.
+    asked: BTreeMap<Arc<str>, Duration>,
     /// What the reports of a node said that were seen to change.
     heard: BTreeMap<&'static str, Vec<Heard>>,
     /// The call-backs under way, with the time at which each was first seen.
@@ -86,6 +88,23 @@ impl World {
         }
         self.announce();
         Ok(())
+    }
+
+    /// Notes since when pods are asked: others come before a pod that was asked for as long as memory is waited for.
+    pub(super) fn note_asked(&mut self) {
+        let asked = self.ledger.pods().filter(|pod| pod.asked_back.is_some());
+        let mut uids: Vec<Arc<str>> = asked.map(|pod| pod.uid.clone()).collect();
+        let victims = self.victims().into_iter();
+        uids.extend(victims.map(|(_, victim)| victim.pod.uid.clone()));
+        for uid in uids {
+            self.lending.asked.entry(uid).or_insert(self.now);
+        }
+    }
+
+    /// May others be asked in place of this pod, which gave nothing back in time?
+    pub(super) fn is_passed_over(&self, uid: &str) -> bool {
+        let since = self.lending.asked.get(uid);
+        since.is_some_and(|since| self.now >= *since + CALLED_FOR)
     }
 
     /// Whoever is to give memory back, and on which node.

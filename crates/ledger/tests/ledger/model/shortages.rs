@@ -47,7 +47,8 @@ impl World {
                     format!("{missing} is missing of {}: {all:?}", gpu.uuid)
                 })?;
                 if let Some(short) = short {
-                    check_victims(short, &there)?;
+                    let waited_for = |it: &There| !self.is_passed_over(&it.pod.uid);
+                    check_victims(short, &there, waited_for)?;
                 }
             }
         }
@@ -85,7 +86,8 @@ impl World {
     fn missing(&self, name: &str, gpu: &Gpu, there: &[There]) -> u64 {
         let backs = self.ledger.call_backs(self.now);
         let mut called = backs.iter().flat_map(|back| &back.cards);
-        let speaks = self.is_fresh(name) && self.is_readable(name) && gpu.healthy;
+        let speaks =
+            self.config.call_back && self.is_fresh(name) && self.is_readable(name) && gpu.healthy;
         if !speaks || called.any(|(uuid, _)| **uuid == *gpu.uuid) {
             return 0;
         }
@@ -98,7 +100,11 @@ impl World {
     }
 }
 
-fn check_victims(short: &Shortage, there: &[There]) -> Result<(), String> {
+fn check_victims(
+    short: &Shortage,
+    there: &[There],
+    waited_for: impl Fn(&There) -> bool,
+) -> Result<(), String> {
     let is_victim = |it: &&There| {
         let mut victims = short.victims.iter();
         victims.any(|victim| victim.pod.uid == it.pod.uid)
@@ -108,7 +114,7 @@ fn check_victims(short: &Shortage, there: &[There]) -> Result<(), String> {
         format!("not there: {short:?}")
     })?;
     let all: u64 = victims.iter().map(|it| it.excess()).sum();
-    let asked = there.iter().filter(|it| it.was_asked());
+    let asked = there.iter().filter(|it| it.was_asked() && waited_for(it));
     let asked: u64 = asked.map(There::excess).sum();
     for it in &victims {
         require(it.excess() > 0 && !it.pod.deleting, || {

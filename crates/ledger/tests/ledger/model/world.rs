@@ -113,6 +113,7 @@ impl World {
         self.handle(event)?;
         self.check_books()?;
         self.check_call_backs()?;
+        self.note_asked();
         self.check_shortages()?;
         self.check_over_limits()?;
         self.check_places()?;
