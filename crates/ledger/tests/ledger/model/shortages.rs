@@ -85,6 +85,9 @@ impl World {
     fn missing(&self, name: &str, gpu: &Gpu, there: &[There]) -> u64 {
         let backs = self.ledger.call_backs(self.now);
         let mut called = backs.iter().flat_map(|back| &back.cards);
+        if !self.switches.reclaim {
+            return 0;
+        }
         let speaks = self.is_fresh(name) && self.is_readable(name) && gpu.healthy;
         if !speaks || called.any(|(uuid, _)| **uuid == *gpu.uuid) {
             return 0;
