@@ -241,7 +241,9 @@ impl World {
 
     /// Preempt says that no pod has to go, and there is CPU. The pod is not in the node's books.
     pub(super) fn fits_on(&self, ledger: &Ledger, pod: &PodFacts, name: &str) -> bool {
-        self.has_room(ledger, pod, name) && ledger.refused_in_tree(name, pod).is_none()
+        let kept = || ledger.explain(pod, name, self.now).is_err();
+        let cpu = ledger.refused_in_tree(name, pod).is_none();
+        cpu && self.has_room(ledger, pod, name) && !(self.switches.scarce_cpu && kept())
     }
 
     /// Preempt says that no pod has to go.

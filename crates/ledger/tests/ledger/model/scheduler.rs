@@ -6,6 +6,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
 
 use super::server::{NODES, Post};
+use super::switches::{Check, checks};
 use super::world::{World, require};
 use crate::build::ask;
 
@@ -41,7 +42,13 @@ impl World {
             require(!settled || *reason != Reason::BindUnderWay, || {
                 "no bind is under way".into()
             })?;
-            require(!settled || !room(name) || *reason == Reason::InLine, || {
+            let by_cpu = self.switches.scarce_cpu && !checks(Check::KeptCpu);
+            let excused = match reason {
+                Reason::InLine => true,
+                Reason::Kept | Reason::Nominated | Reason::CalledBack => by_cpu,
+                _ => false,
+            };
+            require(!settled || !room(name) || excused, || {
                 format!("filter refuses {name} ({reason:?}), preempt does not")
             })?;
         }

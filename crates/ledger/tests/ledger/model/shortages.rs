@@ -86,8 +86,10 @@ impl World {
     fn missing(&self, name: &str, gpu: &Gpu, there: &[There]) -> u64 {
         let backs = self.ledger.call_backs(self.now);
         let mut called = backs.iter().flat_map(|back| &back.cards);
-        let speaks =
-            self.config.call_back && self.is_fresh(name) && self.is_readable(name) && gpu.healthy;
+        if !self.switches.reclaim {
+            return 0;
+        }
+        let speaks = self.is_fresh(name) && self.is_readable(name) && gpu.healthy;
         if !speaks || called.any(|(uuid, _)| **uuid == *gpu.uuid) {
             return 0;
         }

@@ -15,6 +15,8 @@ pub(super) enum Check {
     ReservedFree,
     /// Pods that no feature can help take none from the others.
     Bystanders,
+    /// Preempt knows of the CPU that is kept for others, as filter does.
+    KeptCpu,
     /// A pod that was shown a window without the node that fits is placed in time.
     Windows,
 }
@@ -25,6 +27,7 @@ pub(super) const PENDING: &[Check] = &[
     Check::Gain,
     Check::ReservedFree,
     Check::Bystanders,
+    Check::KeptCpu,
     Check::Windows,
 ];
 
