@@ -87,6 +87,8 @@ impl World {
                     pod.deleting = true;
                 }
                 for pod in pods.iter_mut().filter(bound) {
+                    // It was to be gone by now.
+                    pod.gone_by = pod.deleting.then(|| unix(self.now));
                     if pod.deleting && !there {
                         (pod.deleting, pod.priority, pod.movable) = (false, i32::MAX, None);
                     }
@@ -116,6 +118,7 @@ impl World {
         let mut helped = BTreeSet::new();
         for second in 0..seconds {
             let now = begin + Duration::from_secs(second);
+            ledger.tell_time(now, unix(now));
             if second % 60 == 59 {
                 self.report_to(&mut ledger, now);
             }
@@ -165,6 +168,11 @@ impl World {
         };
         self.rebuilt_with(config, pods)
     }
+}
+
+/// The time of day in the model.
+fn unix(now: Duration) -> i64 {
+    i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// It stands before all others.
