@@ -9,6 +9,9 @@
 //! fewer has named every node that passed, and replaces what earlier calls said. The one node of a nominated pod is
 //! asked about alone, which says nothing of others.
 //!
+//! *A node whose sum does not suffice* is never offered, and its absence says nothing: moves, which make room there, go by
+//! what this ledger knows of kube-scheduler's filters.
+//!
 //! *No call is evidence, too.* Where no node passed, kube-scheduler asks nothing, and only the pod's condition tells. Its
 //! text changes once for each call; if it changes again, the earlier calls count no more.
 //!
@@ -22,6 +25,7 @@ use gpustow_api::PodFacts;
 use super::Queue;
 use crate::Ledger;
 use crate::books::Uid;
+use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::Lift;
 use crate::scores::Slot;
 
@@ -199,9 +203,23 @@ impl Ledger {
 
     /// What kube-scheduler said of this node for the pod.
     pub(crate) fn evidence(&self, uid: &str, node: &str, now: Duration) -> Evidence {
+        if self.is_short_in_sum(uid, node) {
+            return Evidence::Offered;
+        }
         let offered = self.queue.offered.get(uid);
         let slot = offered.and_then(|offered| Some((offered, self.scores.slot(node)?)));
         slot.map_or(Evidence::Unknown, |(offered, slot)| offered.of(slot, now))
+    }
+
+    /// Does the node's sum not suffice for the pod? kube-scheduler offers no such node, whatever its other filters say, so
+    /// that no call can tell.
+    fn is_short_in_sum(&self, uid: &str, node: &str) -> bool {
+        let known = self.books.pod(uid).zip(self.books.node(node));
+        known.is_some_and(|(pod, node)| {
+            let left = left_in_sum(node, node.view(), |_| true);
+            let asked = pod.request.as_ref().map(|request| asked_in_sum(request));
+            asked.is_ok_and(|asked| left < asked)
+        })
     }
 
     /// Did kube-scheduler offer this node for the pod lately, so that others may be disrupted for it there? Not where

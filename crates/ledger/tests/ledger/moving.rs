@@ -25,6 +25,25 @@ fn scattered() -> Ledger {
     ledger
 }
 
+/// The same with a second card on each node that has 30 free: 80 fit in the sum of each node, and on no card.
+fn in_pieces(config: Config) -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        moves: true,
+        ..config
+    });
+    for name in ["a", "b"] {
+        ledger.apply_node(node(name));
+        let cards = [0, 1].map(|index| card(&format!("{name}-{index}"), 100));
+        ledger.apply_gpunode(name, report(&cards), at(0));
+        let full = format!("{name}-1");
+        ledger.apply_pod(bound(&format!("f{name}"), name, &full, 70));
+    }
+    ledger.apply_pod(movable("x", "a-0", 40));
+    ledger.apply_pod(movable("y", "b-0", 30));
+    ledger.apply_pod(bound("z", "b", "b-0", 10));
+    ledger
+}
+
 fn movable(uid: &str, card: &str, mib: u64) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
@@ -225,8 +244,10 @@ fn first_move(
 ) -> Option<(u64, String)> {
     for second in seconds {
         if second % 25 == 0 {
-            for name in ["a", "b"] {
-                let mut status = report(&[card(&format!("{name}-0"), 100)]);
+            for view in ledger.snapshot(at(second)) {
+                let name = &*view.name;
+                let cards: Vec<_> = view.cards.iter().map(|it| card(&it.uuid, 100)).collect();
+                let mut status = report(&cards);
                 status.heartbeat = Some(second.to_string());
                 ledger.apply_gpunode(name, status, at(second));
             }
@@ -247,27 +268,33 @@ fn first_move(
 #[test]
 fn no_pod_moves_on_a_node_that_kube_scheduler_does_not_offer() {
     // The least would move from b.
-    let mut ledger = scattered();
+    let waiting = || {
+        let mut ledger = in_pieces(Config::default());
+        ledger.apply_pod(waits("p", 80));
+        ledger
+    };
+    let mut ledger = waiting();
     let moved = first_move(&mut ledger, &["a"], 0..60);
     assert_eq!(moved, Some((5, "a".to_owned())));
-    let mut ledger = scattered();
+    let mut ledger = waiting();
     assert_eq!(first_move(&mut ledger, &[], 0..60), None);
     let woken = ledger.wake(9, at(60));
     assert!(woken.iter().any(|pod| *pod.uid == *"p"), "{woken:?}");
 }
 
 #[test]
+fn pods_move_without_a_call_where_the_sum_of_the_node_does_not_suffice() {
+    // kube-scheduler offers none of these nodes, and 60 of the 80 are free on each.
+    let moved = first_move(&mut scattered(), &[], 0..60);
+    assert_eq!(moved, Some((5, "b".to_owned())));
+}
+
+#[test]
 fn a_pod_in_line_is_let_out_so_that_kube_scheduler_asks() {
-    let mut ledger = Ledger::new(Config {
-        moves: true,
+    let mut ledger = in_pieces(Config {
         line: true,
         ..Config::default()
     });
-    for name in ["a", "b"] {
-        ledger.apply_node(node(name));
-    }
-    ledger.apply_pod(movable("x", "a-0", 40));
-    ledger.apply_pod(movable("y", "b-0", 30));
     ledger.apply_pod(PodFacts {
         in_line: true,
         waiting: false,
