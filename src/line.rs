@@ -132,6 +132,10 @@ impl Stalled {
                         namespace = %pod.namespace, pod = %pod.name, %error,
                         "cannot take the scheduling gate off either"
                     );
+                    if !error.is_final() {
+                        sleep(error.retry_after()).await;
+                        return false;
+                    }
                     self.since.insert(pod.uid.clone(), Instant::now());
                 }
             }

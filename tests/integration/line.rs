@@ -334,7 +334,10 @@ async fn others_move_for_one_in_line_and_come_back_through_it() -> Result<()> {
     let gone = ends(&case, "moves").await?;
     let again = create(&case, movable(held(&case, "again"), small)).await?;
     wait_bound(&case.client, &again, SOON).await?;
-    still_held(&case, &[&whole]).await?;
+    // It was let out so that kube-scheduler says where it may run, and has no room yet.
+    let whole_now = case.pods().get("whole").await?;
+    let node = whole_now.spec.and_then(|spec| spec.node_name);
+    ensure!(node.is_none(), "whole is bound to {node:?}");
     delete(&case.client, &gone, 0).await?;
     wait_bound(&case.client, &whole, SOON).await?;
     case.end().await

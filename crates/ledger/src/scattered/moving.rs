@@ -172,8 +172,10 @@ impl Ledger {
             planning = Planning::new(pod.uid.clone(), self.nodes_to_see(), true);
             planning.spared = spared;
         }
+        // kube-scheduler answers soon where it was asked to try the pod again.
+        let rest = if planning.unknown { CHANCE } else { REST };
         if let Some((_, next)) = self.moving.next.get_mut(&pod.uid) {
-            *next = now + REST;
+            *next = now + rest;
         }
         None
     }

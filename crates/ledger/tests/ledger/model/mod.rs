@@ -28,7 +28,7 @@ pub(crate) use event::Random;
 use switches::Switches;
 use world::World;
 
-const HISTORIES: u64 = 200_000;
+const HISTORIES: u64 = 100_000;
 const LENGTH: u64 = 36;
 
 /// One history: what is turned on in it, and what happens.
