@@ -26,13 +26,13 @@ impl Ledger {
     /// What people are told where the node does not take the pod for this reason.
     pub(crate) fn told(&self, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
         match reason {
-            Reason::Fit(Refusal::Unhealthy) if self.awaits_uncordon(pod, name) => Reason::Cordoned,
+            Reason::Fit(Refusal::Unhealthy) if self.ends_with_uncordon(pod, name) => Reason::Cordoned,
             other => self.refused_because(&pod.uid, name, other),
         }
     }
 
     /// Would the pod fit if no GPU of the node were cordoned?
-    fn awaits_uncordon(&self, pod: &PodFacts, name: &str) -> bool {
+    fn ends_with_uncordon(&self, pod: &PodFacts, name: &str) -> bool {
         let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
             return false;
         };
