@@ -26,7 +26,9 @@ impl Ledger {
     /// What people are told where the node does not take the pod for this reason.
     pub(crate) fn told(&self, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
         match reason {
-            Reason::Fit(Refusal::Unhealthy) if self.ends_with_uncordon(pod, name) => Reason::Cordoned,
+            Reason::Fit(Refusal::Unhealthy) if self.ends_with_uncordon(pod, name) => {
+                Reason::Cordoned
+            }
             other => self.refused_because(&pod.uid, name, other),
         }
     }

@@ -201,9 +201,9 @@ fn work_of(nodes: usize) -> (u64, u64) {
         status.heartbeat = Some("1".to_owned());
         ledger.apply_gpunode(name, status, at(1));
     }
-    for index in 0..PODS {
+    for (index, name) in names.iter().enumerate().take(PODS) {
         ledger.apply_pod(PodFacts {
-            kept_on: Some(names[index].as_str().into()),
+            kept_on: Some(name.as_str().into()),
             ..waits(&format!("p{index:02}"), 20 + index as u64)
         });
     }

@@ -17,11 +17,14 @@ const MOVES: usize = 3;
 /// After victims on one node, no others for the same pod on another node for so long.
 const APART: Duration = Duration::from_secs(60);
 
+/// Where pods were deleted for another, which, and when the last of them was.
+type Done = (Arc<str>, BTreeSet<Arc<str>>, Duration);
+
 /// What has been done.
 #[derive(Default)]
 pub(super) struct Disruptions {
-    /// The victims that were deleted for a pod, where, and when the last of them was.
-    done: HashMap<Arc<str>, (Arc<str>, BTreeSet<Arc<str>>, Duration)>,
+    /// By the pod that it was done for.
+    done: HashMap<Arc<str>, Done>,
 }
 
 impl World {
