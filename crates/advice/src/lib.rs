@@ -3,7 +3,7 @@
 //! A [`History`] is a histogram of the peak of each minute, with buckets that grow by a constant ratio and weights that
 //! decay by half each day, as the Vertical Pod Autoscaler keeps memory of the host
 //! (`vertical-pod-autoscaler/pkg/recommender/util/decaying_histogram.go` of kubernetes/autoscaler). It has at most
-//! [`BUCKETS`] numbers, however long a workload runs. [`advise`] reads a request and a limit off it, and says what speaks
+//! [`BUCKETS`] numbers, however long a workload runs. [`advise()`] reads a request and a limit off it, and says what speaks
 //! against them.
 //!
 //! The crate reads no clock and knows no Kubernetes: times are arguments, in seconds since 1970.
