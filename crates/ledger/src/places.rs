@@ -313,7 +313,7 @@ impl Ledger {
     }
 
     /// All of the reservation is free: for a minute the pod is waited for, then others come first.
-    fn await_pod(&mut self, uid: &Uid, now: Duration) {
+    fn wait_for_pod(&mut self, uid: &Uid, now: Duration) {
         let since = *self.placing.free.entry(uid.clone()).or_insert(now);
         if now < since + FREE_FOR {
             return;
@@ -364,7 +364,7 @@ impl Ledger {
             let ends = self.ends(node, &charges, now);
             let missing = missing(node, &charges);
             if missing == Mib::ZERO {
-                self.await_pod(&uid, now);
+                self.wait_for_pod(&uid, now);
             } else {
                 self.placing.free.remove(&uid);
                 let nearer = ends.len() < what.victims().len();
