@@ -115,7 +115,7 @@ impl Stowed {
                 ..NodeFacts::default()
             });
             let gpu = |index: usize| Gpu {
-                uuid: index.to_string(),
+                uuid: format!("{name}-{index}"),
                 model: model_name(host.model.trailing_zeros()),
                 total_mib: host.card,
                 healthy: true,
@@ -386,7 +386,7 @@ impl Placer for Stowed {
         let cards = assignment
             .charges
             .iter()
-            .filter_map(|(uuid, _)| uuid.parse().ok())
+            .filter_map(|(uuid, _)| index_of(uuid))
             .collect();
         self.ledger.end_bind(&pod, Outcome::Bound, self.now);
         self.sampler.took(placed, job);
@@ -427,7 +427,7 @@ impl Placer for Stowed {
         let pod = Arc::new(self.pod(id, job));
         let plan = self.ledger.moves_for(&pod, self.now);
         let to = |node: &str, cards: &[(Box<str>, Mib)]| {
-            let cards = cards.iter().map(|(uuid, _)| uuid.parse().ok());
+            let cards = cards.iter().map(|(uuid, _)| index_of(uuid));
             let (host, cards) = (node.parse().ok()?, cards.collect::<Option<_>>()?);
             Some(Placed { host, cards })
         };
@@ -442,7 +442,7 @@ impl Placer for Stowed {
         let uuids: Vec<Box<str>> = placed
             .cards
             .iter()
-            .map(|it| it.to_string().into())
+            .map(|card| format!("{}-{card}", self.names[placed.host]).into())
             .collect();
         let assignment = Assignment {
             charges: uuids.iter().map(|uuid| (uuid.clone(), mib)).collect(),
@@ -459,4 +459,9 @@ impl Placer for Stowed {
         self.sampler.gave(from, job);
         self.sampler.took(placed.host, job);
     }
+}
+
+/// The index of a card in its host: what is behind the last dash of its UUID.
+fn index_of(uuid: &str) -> Option<usize> {
+    uuid.rsplit('-').next()?.parse().ok()
 }
