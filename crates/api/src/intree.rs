@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{
 use crate::NodeFacts;
 
 /// Fewer nodes than that are never left out: `minFeasibleNodesToFind`.
-const LEAST_NODES: usize = 100;
+pub const LEAST_NODES: usize = 100;
 /// What adaptive comes to at least: `minFeasibleNodesPercentageToFind`.
 const LEAST_PERCENT: usize = 5;
 

@@ -21,6 +21,7 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::intree::LEAST_NODES;
 
 use super::Queue;
 use crate::Ledger;
@@ -32,7 +33,7 @@ use crate::scores::Slot;
 /// For so long at most a call counts; for half of it at least.
 const AGE: Duration = Duration::from_secs(60);
 /// kube-scheduler looks for no fewer nodes than this, however large its cluster (`minFeasibleNodesToFind`).
-const SAMPLE: usize = 100;
+const SAMPLE: usize = LEAST_NODES;
 /// A pod is woken for evidence once in this time, then in twice as much, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::intree::LEAST_NODES;
 
 use super::Queue;
 use crate::Ledger;
@@ -18,7 +19,7 @@ use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
 /// kube-scheduler stops to look for nodes when so many have passed its own filters, or more (`minFeasibleNodesToFind`).
-const SAMPLE: usize = 100;
+const SAMPLE: usize = LEAST_NODES;
 /// A nomination keeps room for so long beyond the grace period of the pods that terminate there...
 const LASTS: Duration = Duration::from_secs(300);
 /// ... of which so much counts at most.
