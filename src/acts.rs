@@ -89,14 +89,25 @@ impl Acts {
             told: HashSet::new(),
             evicted: HashSet::new(),
             ended: Ended::default(),
-            pace: Pace::new(app.args.acts_per_minute, app.args.acts_per_node),
-            moves: Moves::new(app.args.settings.moves),
+            pace: Pace::default(),
+            moves: Moves::default(),
             app,
         }
     }
 
+    /// How many pods may still be evicted this hour to bring memory together.
+    fn moves_left(&mut self) -> usize {
+        let most = self.app.config.spec().defragment.evictions_per_hour;
+        self.moves.left(most)
+    }
+
+    /// Takes one disruption on the node, if the limits allow it now.
+    fn may_disrupt(&mut self, node: &Arc<str>) -> bool {
+        self.pace.may(node, &self.app.config.spec().disruptions)
+    }
+
     async fn look(&mut self, epoch: u64) {
-        let may_move = self.moves.left() > 0;
+        let may_move = self.moves_left() > 0;
         let (backs, short, over, marked, due, to_move) = {
             let now = self.app.ledger.now();
             let mut ledger = self.app.ledger.lock();
@@ -270,11 +281,11 @@ impl Acts {
                 .is_some_and(|(at, _)| *at > Instant::now());
             return act == Act::Evict && !waits && !self.evicted.contains(&pod.uid);
         }
-        let may = self.pace.may(&victim.node);
+        let may = self.may_disrupt(&victim.node);
         if !may {
             tracing::warn!(
                 node = %victim.node, namespace = %pod.namespace, pod = %pod.name,
-                "more acts than --acts-per-minute or --acts-per-node let: this one waits"
+                "more disruptions than spec.disruptions of the GpustowConfig allows: this one waits"
             );
         }
         may
@@ -282,7 +293,7 @@ impl Acts {
 
     /// What the administrator wants, softened by the pod's owner where that is allowed.
     fn act_on(&self, pod: &PodFacts) -> Act {
-        self.app.args.settings.ledger().action_on(pod)
+        gpustow_settings::ledger(&self.app.config.spec()).action_on(pod)
     }
 
     /// Is the pod to give memory back still? The look that said so may be some requests old.

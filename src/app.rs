@@ -12,6 +12,7 @@ use crate::admission;
 use crate::args::Args;
 use crate::bind::Binds;
 use crate::call::Calls;
+use crate::config::Followed;
 use crate::epoch::{self, Epoch, EpochError, Unfenced};
 use crate::events::Events;
 use crate::failure::{ErrorKind, Failure};
@@ -28,6 +29,8 @@ pub(crate) struct App {
     pub(crate) client: Client,
     pub(crate) ledger: Arc<Locked>,
     pub(crate) lists: Arc<Lists>,
+    /// What the administrator decides for the whole cluster.
+    pub(crate) config: Arc<Followed>,
     /// Whether the admission policies hold.
     pub(crate) policies: Arc<admission::Found>,
     /// The webhook is served, or not wanted.
@@ -58,9 +61,11 @@ impl App {
             },
         );
         let panics = Panics::default();
+        let config = Followed::default();
         Ok(Arc::new(Self {
             events: Events::start(client.clone(), &identity).into(),
-            ledger: Locked::new(args.settings.ledger(), panics.clone()).into(),
+            ledger: Locked::new(gpustow_settings::ledger(&config.spec()), panics.clone()).into(),
+            config: config.into(),
             metrics: Metrics::new(args.metrics_sizes.clone())
                 .context("cannot set up the metrics")?
                 .into(),

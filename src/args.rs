@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use gpustow_api::act::Act;
 use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
-use gpustow_settings::Settings;
 
 use crate::metrics::Size;
 use crate::webhook::WebhookArgs;
@@ -79,10 +77,6 @@ pub struct Args {
     #[command(flatten)]
     pub daemon: DaemonArgs,
 
-    /// What decides, and which pods are disrupted for others.
-    #[command(flatten)]
-    pub settings: Settings,
-
     /// Namespace of the Lease that says which extender decides; another than the default must also be
     /// named in the admission policy gpustow-extender and in a Role
     #[arg(
@@ -113,27 +107,9 @@ pub struct Args {
     #[arg(help_heading = "Leadership", long, env = "GPUSTOW_RETAKE_AFTER", default_value = "60", value_parser = seconds)]
     pub retake_after: Duration,
 
-    /// Pods that are asked to give memory back, or preempted by --preempt-scattered, at most, in a minute
-    #[arg(
-        help_heading = "Preemption and moves",
-        long,
-        env = "GPUSTOW_ACTS_PER_MINUTE",
-        default_value_t = 30
-    )]
-    pub acts_per_minute: u32,
-
-    /// The same on one node
-    #[arg(
-        help_heading = "Preemption and moves",
-        long,
-        env = "GPUSTOW_ACTS_PER_NODE",
-        default_value_t = 6
-    )]
-    pub acts_per_node: u32,
-
-    /// Take the scheduling gate of gpustow's line off every pod, and end: before gpustow is uninstalled
+    /// Remove gpustow's scheduling gate from every pod, and exit: run this before you uninstall gpustow
     #[arg(help_heading = "Queue", long)]
-    pub lift_all: bool,
+    pub ungate_all: bool,
 
     /// Export one series per GPU and pod share as well; the agents do that by default
     #[arg(
@@ -162,19 +138,6 @@ impl Args {
     /// # Errors
     /// With the flags that contradict each other.
     pub fn check(&self) -> Result<()> {
-        let settings = &self.settings;
-        ensure!(
-            settings.reservation_ttl.0 > self.bind_timeout,
-            "--reservation-ttl must be more than --bind-timeout: a bind would outlive what it reserved"
-        );
-        ensure!(
-            settings.slow_reservation_ttl >= settings.reservation_ttl,
-            "--slow-reservation-ttl must be at least --reservation-ttl"
-        );
-        ensure!(
-            settings.call_back || settings.act == Act::Event,
-            "--act does nothing without --call-back"
-        );
         ensure!(
             self.listen != self.health_listen,
             "--listen and --health-listen are the same"

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::http::{Request, header};
+use gpustow_api::config::QueueMode;
 use gpustow_api::names;
 use gpustow_serve::Tls;
 use k8s_openapi::ByteString;
@@ -26,6 +27,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use crate::ask::{AskError, send_dated, within};
+use crate::config::Followed;
 use step::{Kept, Pair, Seen, Step, next};
 
 /// Between two looks.
@@ -56,8 +58,8 @@ const PODS: Place = Place {
 };
 /// Who has them stand in line: it trusts whom the other trusts.
 const LINE: Place = Place {
-    name: names::LINE,
-    webhook: "line",
+    name: names::QUEUE,
+    webhook: "queue",
 };
 
 /// Why a step could not be made.
@@ -85,8 +87,8 @@ pub(crate) struct Keeper {
     secrets: Api<Secret>,
     /// By which the API server tells replicas apart.
     manager: String,
-    /// Is there a line, whose webhook has a configuration of its own?
-    has_line: bool,
+    /// Says whether there is a queue, whose webhook has a configuration of its own.
+    config: Arc<Followed>,
     /// What the Secret held when it last made sense.
     kept: Option<Kept>,
     /// The certificate that comes next, and since when the configuration trusts it.
@@ -109,7 +111,7 @@ impl Keeper {
     pub(crate) fn new(
         client: Client,
         identity: &str,
-        has_line: bool,
+        config: Arc<Followed>,
     ) -> (Keeper, oneshot::Receiver<Tls>) {
         let (first, comes) = oneshot::channel();
         // The API server takes 128 characters.
@@ -118,7 +120,7 @@ impl Keeper {
             secrets: Api::namespaced(client.clone(), names::NAMESPACE),
             client,
             manager: format!("{}-{identity}", names::EXTENDER),
-            has_line,
+            config,
             kept: None,
             trusted: None,
             missing: None,
@@ -271,7 +273,8 @@ impl Keeper {
 
     /// Has the line's webhook trust whom the other trusts. Until then pods are created without the gate.
     async fn trust_for_line(&mut self, bundle: Option<&str>) -> Result<(), StepError> {
-        let Some(bundle) = bundle.filter(|_| self.has_line) else {
+        let Some(bundle) = bundle.filter(|_| self.config.spec().queue.mode != QueueMode::Off)
+        else {
             return Ok(());
         };
         match self.configuration(LINE).await? {

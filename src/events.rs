@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
-use gpustow_api::{Assignment, PodFacts, names};
+use gpustow_api::{Assignment, PodFacts, config, names};
 use gpustow_ledger::{CardView, Lift, NodeView};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -100,6 +100,27 @@ impl Events {
         );
         let event = event(EventType::Warning, "GpuAgentSilent", "Watching", note);
         send(&self.refusals, of_node(node), event);
+    }
+
+    /// The GpustowConfig cannot be decoded.
+    pub(crate) fn config_unreadable(&self, problem: &str) {
+        let note = format!(
+            "gpustow cannot decode this object and follows the last valid one: {problem}. Correct the field, or apply the \
+             CustomResourceDefinition of the extender's version"
+        );
+        let event = event(
+            EventType::Warning,
+            "GpuConfigUnreadable",
+            "Configuring",
+            note,
+        );
+        let about = ObjectReference {
+            api_version: Some(format!("{}/{}", names::GROUP, names::VERSION)),
+            kind: Some("GpustowConfig".to_owned()),
+            name: Some(config::NAME.to_owned()),
+            ..ObjectReference::default()
+        };
+        send(&self.refusals, about, event);
     }
 
     /// Autoscalers were told to let the node be, or that they may have it again.

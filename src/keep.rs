@@ -61,7 +61,7 @@ pub(crate) async fn run(app: Arc<App>) {
                 tracing::info!(
                     namespace = %pod.namespace, pod = %pod.name, %node, ends = ends.len(), "keeps a place"
                 );
-                let note = note(place, ends, app.args.settings.keep_for.0);
+                let note = note(place, ends, app.config.spec().reserve.give_up_after.into());
                 app.events.keeps_place(pod, note);
             }
         }

@@ -10,20 +10,20 @@ mod bind;
 mod budgets;
 mod call;
 mod certificate;
+mod config;
 mod decode;
 mod epoch;
 mod events;
 mod failure;
 mod keep;
-mod lift_all;
 mod line;
 mod locked;
 mod metrics;
 mod panics;
 mod preempt;
-mod rights;
 mod routes;
 mod silence;
+mod ungate_all;
 mod wake;
 mod warm;
 mod watch;
@@ -44,7 +44,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use app::App;
 pub use args::Args;
-pub use gpustow_settings::{LineMode, Settings};
 use wake::Waker;
 pub use webhook::WebhookArgs;
 
@@ -72,8 +71,8 @@ pub async fn run(args: Args) -> Result<()> {
     args.check()?;
     args.daemon.start_log()?;
     let client = args.daemon.client().await?;
-    if args.lift_all {
-        return lift_all::run(client).await;
+    if args.ungate_all {
+        return ungate_all::run(client).await;
     }
     let listen = |address, flag: &'static str| async move {
         TcpListener::bind(address)
@@ -104,12 +103,10 @@ pub async fn serve(
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), identity = %app.identity,
         listen = ?verbs.local_addr(), health = ?health.local_addr(),
-        resource = %app.args.resource_name, policy = %app.args.settings.policy,
+        resource = %app.args.resource_name,
         "starting"
     );
     extender.start();
-    let settings = app.args.settings.clone();
-    tokio::spawn(rights::report(app.client.clone(), settings));
     let health = gpustow_serve::serve(health, tls, extender.health());
     let health = tokio::spawn(health);
     let (stopping, stopped) = oneshot::channel();
@@ -172,6 +169,7 @@ impl Extender {
         let resource = &args.resource_name;
         let spawn = &app.panics;
         watch::spawn(client, resource, ledger, lists, metrics, spawn);
+        spawn.spawn("config", config::follow(app.clone()));
         spawn.spawn("warm", warm::run(ledger.clone(), epoch.clone()));
         let mut expected = Expected::new(resource);
         if args.webhook.webhook_self_signed {
@@ -185,7 +183,7 @@ impl Extender {
         let (heard, news) = (ledger.clone(), events.clone());
         spawn.spawn(
             "silence",
-            silence::run(heard, epoch.clone(), news, args.settings.stale_after.0),
+            silence::run(heard, epoch.clone(), news, app.config.clone()),
         );
         let waker = Waker {
             app: app.clone(),
@@ -200,15 +198,10 @@ impl Extender {
         spawn.spawn("line", line::run(app.clone()));
         spawn.spawn("confirm", bind::confirm(app.clone()));
         spawn.spawn("resume", resume(app.clone()));
-        if app.args.settings.keep.0.is_some() {
-            spawn.spawn("keep", keep::run(app.clone()));
-        }
-        // Without --keep-marks, it takes off what an extender with it left.
+        spawn.spawn("keep", keep::run(app.clone()));
         spawn.spawn("marks", keep::marks::run(app.clone()));
-        let settings = &app.args.settings;
-        if settings.call_back || settings.preempt_scattered || settings.moves > 0 {
-            spawn.spawn("acts", acts::run(app.clone()));
-        }
+        spawn.spawn("acts", acts::run(app.clone()));
+        spawn.spawn("status", config::status::run(app.clone()));
     }
 
     /// kube-scheduler's four verbs.

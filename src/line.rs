@@ -9,24 +9,25 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::config::QueueMode;
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::Lift;
-use gpustow_settings::LineMode;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::ask::{AskError, within};
+use crate::config::status::write_queueing;
 
 /// Between two looks at who waits.
 const LOOK: Duration = Duration::from_millis(250);
 /// The flag goes down when nobody has waited for so long.
 const LINGER: Duration = Duration::from_secs(30);
-/// The flag is read again after so long: somebody else may have changed it.
-const READ_EVERY: Duration = Duration::from_secs(10);
+/// The same value is written again after so long if the watch does not show it.
+const WRITE_AGAIN: Duration = Duration::from_secs(5);
 /// Between two looks at whom to tell its place, and how many are told in one: Events go out at such a rate.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 const TELL: usize = 10;
@@ -173,154 +174,68 @@ pub(crate) async fn run(app: Arc<App>) {
         };
         stalled = Stalled::default();
         told.look(&app);
-        match app.args.settings.line {
-            LineMode::Off => flag.lower(&app, epoch).await,
-            LineMode::Auto | LineMode::Always => flag.look(&app, epoch).await,
-        }
+        flag.look(&app, epoch).await;
     }
 }
 
-/// What the flag says, as far as this tenure knows.
+/// Whether new pods are queued, as this leader wants it.
 #[derive(Default)]
 struct Flag {
-    /// What it says, and when that was read or written.
-    known: Option<(bool, Instant)>,
-    /// When somebody waited last.
+    /// When a pod waited last.
     wanted: Option<Instant>,
+    /// It was looked at since this replica leads.
+    begun: bool,
+    /// What was written last and when: the watch shows it a little later.
+    wrote: Option<(bool, Instant)>,
     /// When a failure was logged last.
     warned: Option<Instant>,
 }
 
 impl Flag {
-    /// Is a failure to be logged? Each look may fail for the same cause.
-    fn may_warn(&mut self) -> bool {
-        let due = self.warned.is_none_or(|at| at.elapsed() >= WARN_EVERY);
-        if due {
-            self.warned = Some(Instant::now());
-        }
-        due
-    }
-
-    /// Without a line: a flag that an extender with one left up would go on to have new pods gated for nothing.
-    async fn lower(&mut self, app: &App, epoch: u64) {
-        let stands = app.ledger.lock().line().0 > 0;
-        if self
-            .known
-            .is_some_and(|(_, at)| !stands || at.elapsed() < READ_EVERY)
-        {
-            return;
-        }
-        match self.read(app).await {
-            Ok(true) => self.set(app, epoch, false).await,
-            Ok(false) => {}
-            Err(error) => {
-                // Where no line is installed there is no right to look, and no flag.
-                tracing::debug!(%error, configmap = names::LINE, "cannot read whether new pods stand in line");
-                self.known = Some((false, Instant::now()));
-            }
-        }
-    }
-
     async fn look(&mut self, app: &App, epoch: u64) {
-        let wanted = app.ledger.lock().wants_line();
-        if wanted {
+        let current = app.config.current();
+        let Some(status) = &current.status else {
+            app.metrics.line_on.set(0);
+            return;
+        };
+        // The flag was up when this replica began to lead: which pods waited until then is unknown.
+        let inherited = !self.begun && status.queueing;
+        self.begun = true;
+        if inherited || app.ledger.lock().wants_line() {
             self.wanted = Some(Instant::now());
         }
-        let lately = self.wanted.is_some_and(|at| at.elapsed() < LINGER);
-        let before = self.known.map(|(hold, _)| hold);
-        let fresh = self
-            .known
-            .filter(|(_, at)| at.elapsed() < READ_EVERY)
-            .map(|(hold, _)| hold);
-        let hold = match app.args.settings.line {
-            LineMode::Always => true,
-            // It was up when this tenure began: nobody is known to have waited yet.
-            LineMode::Auto if self.wanted.is_none() && before.is_none() => {
-                if let Some(hold) = self.read_or_warn(app).await {
-                    self.wanted = hold.then(Instant::now);
-                }
-                return;
-            }
-            LineMode::Auto | LineMode::Off => lately,
+        let hold = match current.spec.queue.mode {
+            QueueMode::Off => false,
+            QueueMode::Auto => self.wanted.is_some_and(|at| at.elapsed() < LINGER),
+            QueueMode::Always => true,
         };
-        if fresh == Some(hold) || (fresh.is_none() && self.read_or_warn(app).await == Some(hold)) {
-            app.metrics.line_on.set(hold.into());
-            return;
+        app.metrics.line_on.set(current.queues().into());
+        let written = self
+            .wrote
+            .is_some_and(|(wrote, at)| wrote == hold && at.elapsed() < WRITE_AGAIN);
+        if hold != status.queueing && !written {
+            self.set(app, epoch, hold).await;
         }
-        self.set(app, epoch, hold).await;
     }
 
     async fn set(&mut self, app: &App, epoch: u64, hold: bool) {
         if app.epoch.confirm(epoch).await.is_err() {
             return;
         }
-        match write(app, hold).await {
+        match write_queueing(app, hold).await {
             Ok(()) => {
-                tracing::info!(hold, "new pods stand in line, or do not");
-                self.known = Some((hold, Instant::now()));
-                app.metrics.line_on.set(hold.into());
+                tracing::info!(queueing = hold, "new pods are queued, or are not");
+                self.wrote = Some((hold, Instant::now()));
             }
             Err(error) => {
-                self.known = None;
-                if self.may_warn() {
-                    tracing::warn!(
-                        %error, namespace = names::NAMESPACE, configmap = names::LINE,
-                        "cannot write whether new pods stand in line: is the component `line` installed?"
-                    );
+                if self.warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+                    self.warned = Some(Instant::now());
+                    tracing::warn!(%error, "cannot write whether new pods are queued into the status of the GpustowConfig");
                 }
                 sleep(PAUSE.max(error.retry_after())).await;
             }
         }
     }
-
-    /// What the flag says.
-    async fn read(&mut self, app: &App) -> Result<bool, AskError> {
-        let map = within(TIMEOUT, maps(app).get_opt(names::LINE)).await?;
-        let data = map.and_then(|map| map.data).unwrap_or_default();
-        let hold = data.get(names::LINE_KEY).is_some_and(|said| said == "true");
-        self.known = Some((hold, Instant::now()));
-        Ok(hold)
-    }
-
-    /// The same; none if that cannot be told.
-    async fn read_or_warn(&mut self, app: &App) -> Option<bool> {
-        match self.read(app).await {
-            Ok(hold) => Some(hold),
-            Err(error) => {
-                if self.may_warn() {
-                    tracing::warn!(
-                        %error, configmap = names::LINE,
-                        "cannot read whether new pods stand in line: is the component `line` installed?"
-                    );
-                }
-                sleep(PAUSE.max(error.retry_after())).await;
-                None
-            }
-        }
-    }
-}
-
-fn maps(app: &App) -> Api<ConfigMap> {
-    Api::namespaced(app.client.clone(), names::NAMESPACE)
-}
-
-async fn write(app: &App, hold: bool) -> Result<(), AskError> {
-    let data = json!({"data": {names::LINE_KEY: hold.to_string()}});
-    let (params, patch) = (PatchParams::default(), Patch::Merge(data));
-    match within(TIMEOUT, maps(app).patch(names::LINE, &params, &patch)).await {
-        Err(error) if error.status() == Some(404) => {}
-        written => return written.map(drop),
-    }
-    let map = ConfigMap {
-        metadata: ObjectMeta {
-            name: Some(names::LINE.to_owned()),
-            ..ObjectMeta::default()
-        },
-        data: Some([(names::LINE_KEY.to_owned(), hold.to_string())].into()),
-        ..ConfigMap::default()
-    };
-    let created = maps(app).create(&PostParams::default(), &map).await;
-    created.map(drop).map_err(AskError::from)
 }
 
 /// Who was told its place.

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use crate::config::Followed;
 use crate::epoch::Epoch;
 use crate::events::Events;
 use crate::locked::Locked;
 
-/// Between two looks, at most; a short `--stale-after` is looked at more often.
+/// Between two looks, at most; a short `scheduling.staleAfter` is looked at more often.
 const LOOK: Duration = Duration::from_secs(10);
 /// Nodes of one look that are told of. Where more fall silent at once it is not the agents.
 const MOST: usize = 16;
@@ -23,12 +24,12 @@ pub(crate) async fn run(
     ledger: Arc<Locked>,
     epoch: Arc<Epoch>,
     events: Arc<Events>,
-    stale_after: Duration,
+    config: Arc<Followed>,
 ) {
-    let look = LOOK.min(stale_after / 3);
     let mut heard: HashSet<Arc<str>> = HashSet::new();
     loop {
-        sleep(look).await;
+        let stale_after: Duration = config.spec().scheduling.stale_after.into();
+        sleep(LOOK.min(stale_after / 3)).await;
         let names = ledger.lock().node_names();
         let mut silent = Vec::new();
         for few in names.chunks(AT_ONCE) {

@@ -313,7 +313,7 @@ fn key<K: Resource>(object: &Each<K>) -> (Option<String>, Option<String>) {
 
 /// Pauses of a watch that fails: short, so that waiting pods hear of room soon after an outage.
 #[derive(Default)]
-struct Retry {
+pub(crate) struct Retry {
     failures: u32,
 }
 

@@ -14,23 +14,17 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use futures::StreamExt;
-use gpustow_api::mutate::{Change, PodDefaults, gate, patch};
-use gpustow_api::names;
-use gpustow_serve::{Bounds, Tls, WATCH_SECONDS, serve_until};
-use gpustow_settings::LineMode;
+use gpustow_api::config::Requests;
+use gpustow_api::mutate::{Change, gate, patch};
+use gpustow_serve::{Bounds, Tls, serve_until};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::Api;
-use kube::runtime::reflector::{self, Store};
-use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::time::timeout;
 
 use crate::app::App;
 use crate::call::{Call, Calls, Rejected};
 use crate::certificate::Keeper;
+use crate::config::Followed;
 
 /// For API servers, which reuse connections. Anybody may be able to reach it.
 const BOUNDS: Bounds = Bounds {
@@ -82,10 +76,7 @@ pub struct WebhookArgs {
 struct Webhook {
     calls: Calls,
     resource: String,
-    /// The ConfigMap that says what an administrator gives pods, if it is there.
-    defaults: Store<ConfigMap>,
-    /// The one that says whether new pods stand in line, where this extender has a line.
-    line: Option<Store<ConfigMap>>,
+    config: Arc<Followed>,
 }
 
 /// Serves the webhook, if it is wanted, until the runtime ends. Until `ready` is set, it has no
@@ -111,18 +102,14 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("--webhook-listen {address}"))?;
-    let defaults = follow(app, names::POD_DEFAULTS);
-    let has_line = app.args.settings.line != LineMode::Off;
-    let line = has_line.then(|| follow(app, names::LINE));
     let webhook = Webhook {
         calls: Calls::of_api_servers(),
         resource: app.args.resource_name.clone(),
-        defaults,
-        line,
+        config: app.config.clone(),
     };
     let router = Router::new()
         .route("/mutate", post(on_mutate))
-        .route("/line", post(on_line))
+        .route("/queue", post(on_queue))
         .with_state(Arc::new(webhook));
     tracing::info!(listen = ?listener.local_addr(), "serving the webhook");
     let serve = async |tls: Tls| {
@@ -135,7 +122,8 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
             app.panics.spawn("webhook", serve(tls));
         }
         None => {
-            let (keeper, certificate) = Keeper::new(app.client.clone(), &app.identity, has_line);
+            let (keeper, certificate) =
+                Keeper::new(app.client.clone(), &app.identity, app.config.clone());
             app.panics.spawn("certificate", keeper.run(ready));
             app.panics.spawn("webhook", async {
                 if let Ok(tls) = certificate.await {
@@ -147,23 +135,6 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     Ok(())
 }
 
-/// What the ConfigMap `name` of gpustow's namespace holds, from now on.
-fn follow(app: &App, name: &'static str) -> Store<ConfigMap> {
-    let (store, writer) = reflector::store();
-    let maps = Api::<ConfigMap>::namespaced(app.client.clone(), names::NAMESPACE);
-    let config = watcher::Config::default()
-        .timeout(WATCH_SECONDS)
-        .fields(&format!("metadata.name={name}"));
-    let watch = watcher(maps, config).default_backoff().reflect(writer);
-    tokio::spawn(watch.for_each(move |event| {
-        if let Err(error) = event {
-            tracing::warn!(%error, "cannot watch the ConfigMap {name}");
-        }
-        std::future::ready(())
-    }));
-    store
-}
-
 impl FromRequest<Arc<Webhook>> for Call {
     type Rejection = Rejected;
 
@@ -173,35 +144,11 @@ impl FromRequest<Arc<Webhook>> for Call {
 }
 
 impl Webhook {
-    /// What an administrator gives pods; the error is for whoever creates one.
-    async fn defaults(&self) -> Result<PodDefaults, &'static str> {
-        match timeout(DEFAULTS, self.defaults.wait_until_ready()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) | Err(_) => {
-                return Err("gpustow cannot read its ConfigMap gpustow-pods yet: try again");
-            }
-        }
-        let map = self.defaults.state().into_iter().next();
-        let text = |key: &str| {
-            let data = map.as_ref()?.data.as_ref()?;
-            data.get(key).cloned()
-        };
-        Ok(PodDefaults {
-            runtime_class: text("runtimeClassName").unwrap_or_default(),
-            capabilities: text("driverCapabilities").unwrap_or_default(),
-            enforce: text("enforce").unwrap_or_default(),
-        })
-    }
-
-    /// Do new pods stand in line? Not where that cannot be told.
-    fn holds(&self) -> bool {
-        let map = self
-            .line
-            .as_ref()
-            .and_then(|line| line.state().into_iter().next());
-        let data = map.as_ref().and_then(|map| map.data.as_ref());
-        data.and_then(|data| data.get(names::LINE_KEY))
-            .is_some_and(|said| said == "true")
+    /// What the administrator gives pods; the error is for the user who creates one.
+    async fn requests(&self) -> Result<Requests, &'static str> {
+        let current = self.config.known(DEFAULTS).await;
+        let unknown = "gpustow cannot read its GpustowConfig yet: try again";
+        Ok(current.ok_or(unknown)?.spec.requests.clone())
     }
 }
 
@@ -211,14 +158,14 @@ async fn on_mutate(State(webhook): State<Arc<Webhook>>, call: Call) -> Response 
         Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
     };
     let request = &review["request"];
-    let change = match webhook.defaults().await {
-        Ok(defaults) => {
+    let change = match webhook.requests().await {
+        Ok(requests) => {
             let change = Change {
                 pod: &request["object"],
                 before: Some(&request["oldObject"]),
                 debugs: request["subResource"] == "ephemeralcontainers",
             };
-            Ok(patch(change, &webhook.resource, &defaults))
+            Ok(patch(change, &webhook.resource, &requests))
         }
         Err(message) => Err(message),
     };
@@ -226,12 +173,12 @@ async fn on_mutate(State(webhook): State<Arc<Webhook>>, call: Call) -> Response 
 }
 
 /// Whom the gate is for is said in the webhook's configuration; nobody is refused here.
-async fn on_line(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
-    let review: Value = match call.read("line") {
+async fn on_queue(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
+    let review: Value = match call.read("queue") {
         Ok(review) => review,
         Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
     };
-    let change = match webhook.holds() {
+    let change = match webhook.config.current().queues() {
         true => gate(&review["request"]["object"]),
         false => Vec::new(),
     };

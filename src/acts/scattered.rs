@@ -54,7 +54,7 @@ impl Acts {
             ledger.preempt_scattered(&pod.uid, &broken, now);
         }
         if let Some(pod) = to_move {
-            let most = self.moves.left();
+            let most = self.moves_left();
             let mut ledger = self.app.ledger.lock();
             ledger.move_for(&pod.uid, &broken, most, now);
         }
@@ -73,14 +73,14 @@ impl Acts {
             if waits || done || !self.is_to_end(preemption, victim) {
                 continue;
             }
-            if !victim.preempted && !self.pace.may(&preemption.node) {
+            if !victim.preempted && !self.may_disrupt(&preemption.node) {
                 tracing::warn!(
                     node = %preemption.node, namespace = %victim.namespace, pod = %victim.name,
-                    "more acts than --acts-per-minute or --acts-per-node let: this preemption waits"
+                    "more disruptions than spec.disruptions of the GpustowConfig allows: this preemption waits"
                 );
                 return;
             }
-            if preemption.moves && self.moves.left() == 0 {
+            if preemption.moves && self.moves_left() == 0 {
                 return;
             }
             match self.end_one(epoch, preemption, victim).await {

@@ -30,8 +30,6 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) async fn run(app: Arc<App>) {
     let nodes: Api<Node> = Api::all(app.client.clone());
     let labelled = ListParams::default().labels(names::KEPT_LABEL).match_any();
-    let marks = app.args.settings.keep_marks;
-    let between = if marks { LOOK } else { RARE };
     let mut pause = LOOK;
     loop {
         sleep(pause).await;
@@ -50,6 +48,8 @@ pub(crate) async fn run(app: Arc<App>) {
                 continue;
             }
         };
+        let marks = app.config.spec().reserve.mark_nodes;
+        let between = if marks { LOOK } else { RARE };
         let places = match marks {
             true => app.ledger.lock().places(),
             false => Vec::new(),

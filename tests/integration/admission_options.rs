@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::{manifests, names};
-use gpustow_testkit::{ControlPlane, Options, eventually};
+use gpustow_testkit::{ControlPlane, Options, configure, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -54,17 +54,8 @@ async fn asking_pods_get_what_the_administrator_configured_and_they_do_not_say()
         "nothing is configured"
     );
 
-    // As docs/install.md says.
-    let namespace = format!("--namespace={}", names::NAMESPACE);
-    let settings = [
-        "create",
-        "configmap",
-        "gpustow-pods",
-        "--from-literal=runtimeClassName=nvidia",
-        "--from-literal=driverCapabilities=compute,utility",
-        &namespace,
-    ];
-    cluster.kubectl(&settings).await?;
+    let requests = r#"requests: {runtimeClassName: nvidia, driverCapabilities: "compute,utility"}"#;
+    configure(&client, &[requests.to_owned()]).await?;
     let made = eventually(SOON, "the settings are in force", async || {
         let made = try_create(&client, &wish).await?;
         ensure!(runtime_class(&made) == Some("nvidia"), "{:?}", made.spec);

@@ -106,7 +106,7 @@ fn on_eviction(replica: &Replica, which: usize, action: Action) -> gpustow_testk
 #[tokio::test]
 async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Result<()> {
     let turn = turn().await?;
-    let replica = Replica::start(turn.cluster, "asks", &["--call-back"]).await?;
+    let replica = Replica::start(turn.cluster, "asks", &["reclaim: {action: Event}"]).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "lent").await?;
     let node = case.node("n", &[CARD]);
@@ -146,7 +146,7 @@ async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Resul
 #[tokio::test]
 async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> Result<()> {
     let turn = turn().await?;
-    let replica = Replica::start(turn.cluster, "short", &["--call-back"]).await?;
+    let replica = Replica::start(turn.cluster, "short", &["reclaim: {action: Event}"]).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "short").await?;
     let node = case.node("n", &[CARD]);
@@ -183,7 +183,7 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
 -> Result<()> {
     let turn = turn().await?;
     may_evict(turn.cluster).await?;
-    let args = ["--call-back", "--act=evict"];
+    let args = ["reclaim: {action: Evict}"];
     let replica = Replica::start(turn.cluster, "protects", &args).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "protect").await?;
@@ -220,7 +220,7 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
 async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_where_nobody_looks()
 -> Result<()> {
     let turn = turn().await?;
-    let args = ["--call-back", "--over-limit-for=0.5"];
+    let args = ["reclaim: {action: Event, overLimitAfter: 500ms}"];
     let replica = Replica::start(turn.cluster, "over", &args).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "over").await?;
@@ -286,7 +286,7 @@ async fn nobody_is_touched_unless_the_operator_wants_it() -> Result<()> {
 async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<()> {
     let turn = turn().await?;
     may_evict(turn.cluster).await?;
-    let args = ["--call-back", "--act=evict"];
+    let args = ["reclaim: {action: Evict}"];
     let replica = Replica::start(turn.cluster, "evicts", &args).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "evict").await?;
@@ -314,7 +314,7 @@ async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<
 async fn a_pods_owner_softens_what_is_done() -> Result<()> {
     let turn = turn().await?;
     may_evict(turn.cluster).await?;
-    let args = ["--call-back", "--act=evict"];
+    let args = ["reclaim: {action: Evict}"];
     let replica = Replica::start(turn.cluster, "softens", &args).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "soft").await?;
@@ -362,7 +362,7 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     let case = Case::new(turn.cluster, "thawed").await?;
     let node = case.node("n", &[CARD]);
     node.create(&case.client).await?;
-    let args = ["--call-back", "--act=evict"];
+    let args = ["reclaim: {action: Evict}"];
     let frozen = Replica::start(turn.cluster, "icy", &args).await?;
     let scheduler = frozen.scheduler(turn.cluster).await?;
     let greedy = borrower(&case, "greedy", 2000).await?;
@@ -373,7 +373,7 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     scheduler.process.kill9();
     frozen.extender.process.stop()?;
 
-    let successor = Replica::start(turn.cluster, "heir", &["--call-back"]).await?;
+    let successor = Replica::start(turn.cluster, "heir", &["reclaim: {action: Event}"]).await?;
     let small = case.pod("small").gpu_mem(1000).create(&case.client).await?;
     successor.place(&small, &case.node_name("n")).await?;
     eventually(SOON, "the successor wrote into the victim", async || {
@@ -407,7 +407,7 @@ async fn a_successor_goes_on_between_two_victims_and_evicts_nobody_else() -> Res
     let case = Case::new(turn.cluster, "between").await?;
     let node = case.node("n", &[CARD]);
     node.create(&case.client).await?;
-    let args = ["--call-back", "--act=evict"];
+    let args = ["reclaim: {action: Evict}"];
     let killed = Replica::start(turn.cluster, "killed", &args).await?;
     let scheduler = killed.scheduler(turn.cluster).await?;
     let one = borrower(&case, "one", 1000).await?;

@@ -2,7 +2,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
-use gpustow_api::names;
+use gpustow_api::config::GpustowConfigSpec;
+use gpustow_api::{GpustowConfig, names};
 
 use crate::helm::{chart, helm, objects, template};
 
@@ -17,58 +18,30 @@ fn arguments(made: &str) -> Result<Vec<String>> {
     Ok(serde_json::from_value(args.clone())?)
 }
 
-/// The chart stops whatever the extender would not start with, and nothing else.
+/// The schema of the values has the fields of the GpustowConfig, and refuses what the API server would refuse.
 #[tokio::test]
-async fn the_chart_renders_what_the_extender_starts_with_and_refuses_the_rest() -> Result<()> {
-    let (mut made, mut refused) = (0, 0);
-    for act in ["", "event", "kill-process", "evict"] {
-        for call_back in [false, true] {
-            for keep in [0, 120] {
-                for marks in [false, true] {
-                    let sets = [
-                        format!("--set=extender.act={act}"),
-                        format!("--set=extender.callBack={call_back}"),
-                        format!("--set=extender.keep={keep}"),
-                        format!("--set=extender.keepMarks={marks}"),
-                    ];
-                    let sets = sets.each_ref().map(String::as_str);
-                    let contradicts = ["kill-process", "evict"].contains(&act) && !call_back
-                        || marks && keep == 0;
-                    let rendered = template("1.36.3", &sets).await;
-                    let Ok(rendered) = rendered else {
-                        let error = rendered.err().context("an error")?.to_string();
-                        ensure!(
-                            contradicts && error.contains("extender."),
-                            "{sets:?}: {error}"
-                        );
-                        refused += 1;
-                        continue;
-                    };
-                    ensure!(!contradicts, "{sets:?} renders");
-                    let args = arguments(&rendered)?;
-                    let words = std::iter::once("gpustow".to_owned()).chain(args);
-                    gpustow::Args::try_parse_from(words)?.check()?;
-                    made += 1;
-                }
-            }
-        }
+async fn chart_renders_what_the_programs_start_with_and_refuses_the_rest() -> Result<()> {
+    for set in [
+        "config.reclaim.action=Evict",
+        "config.reserve.after=10m",
+        "config.defragment.evictionsPerHour=10",
+        "config.queue.mode=Always",
+        "config.scheduling.policy=spread",
+    ] {
+        let made = template("1.36.3", &[&format!("--set={set}")]).await?;
+        let words = std::iter::once("gpustow".to_owned()).chain(arguments(&made)?);
+        gpustow::Args::try_parse_from(words)?.check()?;
+        let config = objects(&made)?.remove(r#"GpustowConfig null "gpustow""#);
+        let config: GpustowConfig = serde_json::from_value(config.context("no GpustowConfig")?)?;
+        ensure!(config.spec != GpustowConfigSpec::default(), "{set}");
     }
-    ensure!(made > 0 && refused > 0, "{made} made, {refused} refused");
     for (set, said) in [
+        (&["--set=config.reclaim.action=evict"][..], "action"),
+        (&["--set=config.reserve.maxPercent=300"], "maxPercent"),
+        (&["--set=config.queue.mod=Auto"], "mod"),
         (
-            &["--set=extender.act=evict"][..],
-            "set extender.callBack=true",
-        ),
-        (
-            &["--set=extender.keepMarks=true"],
-            "set extender.keep to seconds",
-        ),
-        (
-            &[
-                "--set=extender.callBack=true",
-                "--set=extender.extraArgs={--call-back}",
-            ],
-            "extender.extraArgs: --call-back is set twice",
+            &["--set=config.queue.mode=Auto", "--set=admission=none"],
+            "set config.queue.mode=Off or another admission",
         ),
         (
             &["--set=extender.extraArgs={--listen=127.0.0.1:1}"],
@@ -86,16 +59,6 @@ async fn the_chart_renders_what_the_extender_starts_with_and_refuses_the_rest() 
         let refused = refused.with_context(|| format!("{set:?} renders"))?;
         ensure!(refused.to_string().contains(said), "{set:?}: {refused}");
     }
-    // One may come from a value and the other from an argument.
-    let both = [
-        "--set=extender.act=evict",
-        "--set=extender.extraArgs={--call-back}",
-    ];
-    let args = arguments(&template("1.36.3", &both).await?)?;
-    ensure!(
-        args.ends_with(&["--act=evict".to_owned(), "--call-back".to_owned()]),
-        "{args:?}"
-    );
     Ok(())
 }
 
@@ -104,16 +67,25 @@ async fn the_chart_renders_what_the_extender_starts_with_and_refuses_the_rest() 
 async fn a_bare_off_in_a_values_file_is_off() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("values.yaml");
-    std::fs::write(&file, "extender: {line: off}\n")?;
     let values = format!("--values={}", file.display());
-    let off = template("1.36.3", &[&values]).await?;
-    ensure!(objects(&off)? == objects(&template("1.36.3", &[]).await?)?);
-    std::fs::write(&file, "extender: {line: on}\n")?;
-    let refused = template("1.36.3", &[&values])
-        .await
-        .err()
-        .context("on passes")?;
-    ensure!(refused.to_string().contains("always"), "{refused}");
+    let fields = [
+        ("queue", "mode"),
+        ("reclaim", "action"),
+        ("reserve", "after"),
+    ];
+    for (part, field) in fields {
+        for word in ["off", "Off", "false"] {
+            std::fs::write(&file, format!("config: {{{part}: {{{field}: {word}}}}}\n"))?;
+            let mut made = objects(&template("1.36.3", &[&values]).await?)?;
+            let config = made.remove(r#"GpustowConfig null "gpustow""#);
+            let config = config.context("no GpustowConfig")?;
+            ensure!(config["spec"][part][field] == "Off", "{config}");
+        }
+        std::fs::write(&file, format!("config: {{{part}: {{{field}: on}}}}\n"))?;
+        let refused = template("1.36.3", &[&values]).await.err();
+        let refused = refused.with_context(|| format!("{part}.{field}: on passes"))?;
+        ensure!(refused.to_string().contains(field), "{refused}");
+    }
     Ok(())
 }
 
@@ -136,33 +108,30 @@ async fn the_notes_say_which_switches_are_on_and_what_they_may_do() -> Result<()
     for part in ["kubectl gpustow check", &example] {
         ensure!(plain.contains(part), "{plain}");
     }
-    ensure!(!plain.contains("switches are on"), "{plain}");
+    ensure!(
+        plain.contains("gpustow DELETES pods of lower priority"),
+        "{plain}"
+    );
     for (sets, said) in [
         (
-            &["--set=extender.callBack=true", "--set=extender.act=evict"][..],
+            &["--set=config.reclaim.action=Evict"][..],
             "gpustow EVICTS pods that use more than they request",
         ),
-        (&["--set=extender.callBack=true"], "It ends none"),
+        (&["--set=config.reclaim.action=Event"], "by an Event"),
         (
-            &["--set=extender.preemptScattered=true"],
-            "gpustow DELETES pods of lower priority",
-        ),
-        (
-            &["--set=extender.move=10"],
+            &["--set=config.defragment.evictionsPerHour=10"],
             "EVICTS at most 10 pods an hour",
         ),
-        (&["--set=extender.keep=120"], "have waited for 120 s"),
-        (&["--set=extender.line=auto"], "extender.line=auto"),
+        (&["--set=config.reserve.after=2m"], "have waited for 2m"),
+        (&["--set=config.queue.mode=Auto"], "queue.mode=Auto"),
         (
             &["--set=agent.killProcesses=true"],
-            "no effect until extender.callBack=true",
+            "no effect until config.reclaim.action=KillProcess",
         ),
+        (&["--set=disruptions=false"], "lacks the permission"),
     ] {
         let notes = notes(sets).await?;
-        ensure!(
-            notes.contains("switches are on") && notes.contains(said),
-            "{sets:?}: {notes}"
-        );
+        ensure!(notes.contains(said), "{sets:?}: {notes}");
     }
     Ok(())
 }

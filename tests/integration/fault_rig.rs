@@ -47,13 +47,13 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    /// Starts one.
+    /// Starts one. Each of `settings` is a flag, or a field of the GpustowConfig.
     pub(crate) async fn start(
         cluster: &ControlPlane,
         identity: &str,
-        args: &[&str],
+        settings: &[&str],
     ) -> Result<Replica> {
-        Replica::of(gpustow(), cluster, identity, args).await
+        Replica::of(gpustow(), cluster, identity, settings).await
     }
 
     /// Starts one of another build.
@@ -61,7 +61,7 @@ impl Replica {
         program: &Path,
         cluster: &ControlPlane,
         identity: &str,
-        args: &[&str],
+        settings: &[&str],
     ) -> Result<Replica> {
         let proxy = ApiProxy::start(cluster).await?;
         let kubeconfig = cluster
@@ -70,9 +70,10 @@ impl Replica {
         let mut options = ExtenderOptions::default();
         options.args.push("--metrics-per-gpu".to_owned());
         options.args.push(format!("--identity={identity}"));
-        // The cases' nodes have no agent that repeats its report.
-        options.args.push("--stale-after=86400".to_owned());
-        options.args.extend(args.iter().map(ToString::to_string));
+        let settings = settings.iter().map(ToString::to_string);
+        let (flags, config): (Vec<_>, Vec<_>) = settings.partition(|it| it.starts_with("--"));
+        options.args.extend(flags);
+        options.config = Some(config);
         let extender = Extender::start(cluster, program, &kubeconfig, options).await?;
         Ok(Replica { proxy, extender })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::{GpuNode, names};
+use gpustow_api::{GpuNode, GpustowConfig, config, names};
 use gpustow_testkit::{
     Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, SchedulerConfig,
     eventually, wait_bound, wait_refused,
@@ -103,17 +103,11 @@ pub(crate) fn objects(yaml: &str) -> Result<BTreeMap<String, Value>> {
 #[tokio::test]
 async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    const LINE: &str = "--set=extender.line=auto";
-    const ALWAYS: &str = "--set=extender.line=always";
+    const QUEUE: &str = "--set=config.queue.mode=Auto";
     let tag = |tag: &str| format!("--set=scheduler.image.tag={tag}");
     let same = tag("v1.36.3");
     for (version, args, kustomization) in [
         ("1.36.3", &[][..], "base"),
-        (
-            "1.36.3",
-            &["--set=extender.callBack=true", "--set=extender.act=evict"],
-            "overlays/evicting",
-        ),
         (
             "1.36.3",
             &["--set=agent.killProcesses=true"],
@@ -124,28 +118,16 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             &["--set=agent.setLimits=true"],
             "overlays/set-limits",
         ),
-        (
-            "1.36.3",
-            &["--set=extender.preemptScattered=true"],
-            "overlays/preempt-scattered",
-        ),
-        ("1.36.3", &["--set=extender.move=10"], "overlays/move"),
-        (
-            "1.36.3",
-            &["--set=extender.keep=120", "--set=extender.keepMarks=true"],
-            "overlays/keep",
-        ),
-        ("1.36.3", &[LINE], "overlays/line"),
-        ("1.36.3", &[ALWAYS], "overlays/line"),
+        ("1.36.3", &[QUEUE], "overlays/queue"),
         (
             "1.35.0",
-            &["--set=admission=policy", LINE, &same],
-            "overlays/line-v1beta1",
+            &["--set=admission=policy", QUEUE, &same],
+            "overlays/queue-v1beta1",
         ),
         (
             "1.33.1",
-            &["--set=webhook.certificate=secret", LINE, &same],
-            "overlays/line-webhook",
+            &["--set=webhook.certificate=secret", QUEUE, &same],
+            "overlays/queue-webhook",
         ),
         (
             "1.33.1",
@@ -168,15 +150,15 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             "overlays/before-1.36",
         ),
     ] {
-        let ours = objects(&template(version, args).await?)?;
+        let args = [&["--include-crds"], args].concat();
+        let mut ours = objects(&template(version, &args).await?)?;
+        let config = ours.remove(r#"GpustowConfig null "gpustow""#);
+        let mode = config.context("no GpustowConfig")?["spec"]["queue"]["mode"].take();
+        ensure!((mode == "Auto") == args.contains(&QUEUE), "{mode}");
         let path = repository("manifests").join(kustomization);
         let theirs = cluster
             .kubectl(&["kustomize", &path.display().to_string()])
             .await?;
-        let theirs = match args.contains(&ALWAYS) {
-            true => theirs.replace("--line=auto", "--line=always"),
-            false => theirs,
-        };
         let theirs = objects(&theirs)?;
         let names = |all: &BTreeMap<String, Value>| all.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&ours), names(&theirs), "{kustomization}");
@@ -276,28 +258,16 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     }
     let before = kept(&client, &case, 2).await?;
 
-    run(&[
-        "upgrade",
-        "gpustow",
-        &chart,
-        "--set=extender.policy=binpack",
-    ])
-    .await?;
-    let args = "--output=jsonpath={.spec.template.spec.initContainers[0].args}";
-    let deployment = ["get", "deployment", names::SCHEDULER, "-n", SYSTEM, args];
-    ensure!(
-        cluster
-            .kubectl(&deployment)
-            .await?
-            .contains("--policy=binpack")
-    );
+    let set = "--set=config.scheduling.policy=binpack";
+    run(&["upgrade", "gpustow", &chart, set]).await?;
+    let policy = async || {
+        let config = Api::<GpustowConfig>::all(client.clone());
+        let config = config.get(config::NAME).await?;
+        anyhow::Ok(config.spec.scheduling.policy.name())
+    };
+    ensure!(policy().await? == "binpack");
     run(&["rollback", "gpustow", "1"]).await?;
-    ensure!(
-        !cluster
-            .kubectl(&deployment)
-            .await?
-            .contains("--policy=binpack")
-    );
+    ensure!(policy().await? == "tight");
     assert_eq!(kept(&client, &case, 2).await?, before);
 
     let kinds = "customresourcedefinitions,clusterroles,clusterrolebindings,\
@@ -306,8 +276,10 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     let gone = async || {
         let left = cluster.kubectl(&["get", kinds, "--output=name"]).await?;
         let left: Vec<_> = left.lines().filter(|it| it.contains("gpustow")).collect();
-        let crd = ["customresourcedefinition.apiextensions.k8s.io/gpunodes.gpustow.dev"];
-        ensure!(left == crd, "{left:?}");
+        let kinds = ["gpunodes", "gpustowconfigs"];
+        let crds = kinds
+            .map(|it| format!("customresourcedefinition.apiextensions.k8s.io/{it}.gpustow.dev"));
+        ensure!(left == crds, "{left:?}");
         assert_eq!(kept(&client, &case, 2).await?, before);
         anyhow::Ok(())
     };

@@ -24,7 +24,7 @@ pub(crate) async fn installed() -> Result<&'static ControlPlane> {
 }
 
 /// Applies a kustomization of the repository, warnings forbidden, and waits until it is [`in_force`].
-/// `manifests/base` and `manifests/overlays/line` stand for what is installed instead of them on this Kubernetes.
+/// `manifests/base` and `manifests/overlays/queue` stand for what is installed instead of them on this Kubernetes.
 pub(crate) async fn install(cluster: &ControlPlane, kustomization: &str) -> Result<()> {
     let flags = ["--server-side", "--warnings-as-errors"];
     apply(cluster, kustomization, &flags).await
@@ -39,8 +39,8 @@ pub(crate) async fn apply(
     let kustomization = match (kustomization, cluster.minor()) {
         ("manifests/base", 34 | 35) => "manifests/overlays/v1beta1",
         ("manifests/base", ..34) => "manifests/overlays/webhook",
-        ("manifests/overlays/line", 34 | 35) => "manifests/overlays/line-v1beta1",
-        ("manifests/overlays/line", ..34) => "manifests/overlays/line-webhook",
+        ("manifests/overlays/queue", 34 | 35) => "manifests/overlays/queue-v1beta1",
+        ("manifests/overlays/queue", ..34) => "manifests/overlays/queue-webhook",
         _ => kustomization,
     };
     let path = repository(kustomization);

@@ -216,7 +216,7 @@ async fn one_node_loses_pods_per_preemptor_however_late_a_watch_is() -> Result<(
 #[tokio::test]
 async fn condition_is_ended_once_while_the_watch_is_late() -> Result<()> {
     let turn = turn().await?;
-    let replica = Replica::start(turn.cluster, "late-ended", &["--preempt-scattered"]).await?;
+    let replica = Replica::start(turn.cluster, "late-ended", &["preempt: {after: 0s}"]).await?;
     let case = Case::new(turn.cluster, "late-ended").await?;
     case.node("n", &[10000]).create(&case.client).await?;
     let pod = case.pod("p").gpu_mem(20000).create(&case.client).await?;

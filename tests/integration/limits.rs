@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{names, request};
-use gpustow_testkit::{ControlPlane, Options, eventually};
+use gpustow_testkit::{ControlPlane, Options, configure, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::install::{install, installed, try_create};
 use crate::policies::{asks, pod, refusal, with};
-use crate::support::{SOON, SYSTEM};
+use crate::support::SOON;
 
 /// What NVIDIA's hook would read, by container.
 fn literals(pod: &Pod) -> BTreeMap<String, Vec<String>> {
@@ -257,12 +257,8 @@ async fn an_administrators_default_is_for_pods_that_do_not_say() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     install(&cluster, "manifests/base").await?;
     let client = cluster.admin()?;
-    let default = async |value: &str| {
-        let settings = json!({ "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": { "name": names::POD_DEFAULTS, "namespace": SYSTEM }, "data": { "enforce": value } });
-        cluster.apply(&settings.to_string()).await
-    };
-    default("driver").await?;
+    let requests = "requests: {enforce: driver}".to_owned();
+    configure(&client, &[requests]).await?;
     let said = || json!({ names::GPU_COUNT: "2", BURST: "6000", ALL: "max" });
     let enforce = |pod: &Pod| {
         pod.metadata
@@ -293,14 +289,8 @@ async fn an_administrators_default_is_for_pods_that_do_not_say() -> Result<()> {
     // Nor are pods touched that do not ask.
     let plain = pod(json!({}), json!({ "containers": [{ "name": "a" }] }))?;
     ensure!(enforce(&try_create(&client, &plain).await?).is_none());
-    default("drvier").await?;
-    eventually(SOON, "a wrong default is told", async || {
-        let said = refusal(&client, &mixed(said())?).await?;
-        ensure!(
-            said.contains("enforce is none of driver, watch, none"),
-            "{said}"
-        );
-        Ok(())
-    })
-    .await
+    let wrong = configure(&client, &["requests: {enforce: drvier}".to_owned()]).await;
+    let said = format!("{:#}", wrong.err().context("a wrong default is taken")?);
+    ensure!(said.contains("spec.requests.enforce"), "{said}");
+    Ok(())
 }

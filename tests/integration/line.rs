@@ -1,20 +1,19 @@
 //! The line on a real API server and kube-scheduler: who is let out of it, and when. The extender
-//! has the rights of `manifests/line` and no more. Most pods are created with the gate on them; what else of the policies
+//! has the rights of `manifests/queue` and no more. Most pods are created with the gate on them; what else of the policies
 //! there is has cases of its own.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use axum::http::{Method, StatusCode, Uri};
-use gpustow_api::names;
+use gpustow_api::{GpustowConfig, config, names};
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
     Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder,
     Scheduler, SchedulerConfig, eventually, wait_bound, wait_condition, wait_gone, wait_refused,
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, PodSchedulingGate};
+use k8s_openapi::api::core::v1::{Pod, PodSchedulingGate};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
@@ -31,7 +30,7 @@ const LATE: Duration = Duration::from_secs(90);
 /// A control plane with gpustow and its line.
 async fn open() -> Result<ControlPlane> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    install(&cluster, "manifests/overlays/line").await?;
+    install(&cluster, "manifests/overlays/queue").await?;
     Ok(cluster)
 }
 
@@ -47,13 +46,11 @@ async fn extender_by(
     line: &str,
     more: &[&str],
 ) -> Result<Extender> {
-    let args = [
-        &format!("--identity={identity}"),
-        &format!("--line={line}"),
-        "--stale-after=86400",
-    ];
+    let mode = format!("queue: {{mode: {line}}}");
+    let config = [&*mode].into_iter().chain(more.iter().copied());
     let options = ExtenderOptions {
-        args: args.iter().chain(more).map(ToString::to_string).collect(),
+        args: vec![format!("--identity={identity}")],
+        config: Some(config.map(str::to_owned).collect()),
         ..ExtenderOptions::default()
     };
     Extender::start(cluster, gpustow(), kubeconfig, options).await
@@ -82,14 +79,13 @@ fn is_held(pod: &Pod) -> bool {
     gates.is_some_and(|gates| gates.iter().any(|gate| gate.name == names::GATE))
 }
 
-/// Whether the flag has new pods stand in line.
-async fn flag(cluster: &ControlPlane, wanted: &str) -> Result<()> {
-    let maps = Api::<ConfigMap>::namespaced(cluster.admin()?, names::NAMESPACE);
-    eventually(LATE, &format!("the flag is {wanted}"), async || {
-        let map = maps.get(names::LINE).await?;
-        let data: BTreeMap<String, String> = map.data.unwrap_or_default();
-        let said = data.get(names::LINE_KEY).map(String::as_str);
-        ensure!(said == Some(wanted), "{said:?}");
+/// Waits until the status says whether new pods are queued.
+async fn flag(cluster: &ControlPlane, wanted: bool) -> Result<()> {
+    let configs = Api::<GpustowConfig>::all(cluster.admin()?);
+    eventually(LATE, &format!("queueing is {wanted}"), async || {
+        let config = configs.get(config::NAME).await?;
+        let says = config.status.unwrap_or_default().queueing;
+        ensure!(says == wanted);
         Ok(())
     })
     .await
@@ -106,7 +102,7 @@ async fn still_held(case: &Case, pods: &[&Pod]) -> Result<()> {
 #[tokio::test]
 async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
     let cluster = open().await?;
-    let extender = extender(&cluster, "one", "auto").await?;
+    let extender = extender(&cluster, "one", "Auto").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "line").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -118,7 +114,7 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
         names::GPU_MEM,
     )
     .await?;
-    flag(&cluster, "true").await?;
+    flag(&cluster, true).await?;
     let mut line = Vec::new();
     for name in ["b", "c"] {
         line.push(held(&case, name).create(&case.client).await?);
@@ -151,7 +147,7 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
         still_held(&case, &behind).await?;
         case.check().await?;
     }
-    flag(&cluster, "false").await?;
+    flag(&cluster, false).await?;
     let metrics = extender.metrics().await?;
     let lifts = "gpustow_lifts_total{cause=\"room\",result=\"done\"} 3\n";
     ensure!(metrics.contains(lifts), "{metrics}");
@@ -161,14 +157,14 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
 #[tokio::test]
 async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
     let cluster = open().await?;
-    let first = extender(&cluster, "one", "always").await?;
+    let first = extender(&cluster, "one", "Always").await?;
     let _scheduler = scheduler(&cluster, &first).await?;
-    let second = extender(&cluster, "two", "always").await?;
+    let second = extender(&cluster, "two", "Always").await?;
     let case = Case::new(&cluster, "heir").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
     let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     let next = held(&case, "next").create(&case.client).await?;
-    flag(&cluster, "true").await?;
+    flag(&cluster, true).await?;
     event(&case.client, &next, "GpuMemoryInLine").await?;
 
     first.process.kill9();
@@ -188,15 +184,15 @@ async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
 async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay() -> Result<()> {
     let cluster = open().await?;
     // Its line goes with it, though nobody took its flag down.
-    let before = extender(&cluster, "before", "always").await?;
+    let before = extender(&cluster, "before", "Always").await?;
     let case = Case::new(&cluster, "off").await?;
     let mut asks = case.pod("asks").gpu_mem(CARD).build();
     asks.metadata.uid = Some("asks".to_owned());
     let call = json!({"Pod": asks, "NodeNames": []});
     before.call("prioritize", call.to_string()).await?;
-    flag(&cluster, "true").await?;
+    flag(&cluster, true).await?;
     before.process.kill9();
-    let extender = extender(&cluster, "one", "off").await?;
+    let extender = extender(&cluster, "one", "\"Off\"").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     case.node("n", &[CARD]).create(&case.client).await?;
     bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
@@ -211,14 +207,14 @@ async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay()
     wait_condition(&case.client, &held, "is let go", SOON, free).await?;
     event(&case.client, &held, "GpuMemoryLineLeft").await?;
     still_held(&case, &[&twice]).await?;
-    flag(&cluster, "false").await?;
+    flag(&cluster, false).await?;
     case.end().await
 }
 
 #[tokio::test]
 async fn whom_no_node_could_hold_is_let_out_and_told() -> Result<()> {
     let cluster = open().await?;
-    let extender = extender(&cluster, "one", "auto").await?;
+    let extender = extender(&cluster, "one", "Auto").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "huge").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -237,7 +233,7 @@ async fn whom_no_node_could_hold_is_let_out_and_told() -> Result<()> {
 #[tokio::test]
 async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
     let cluster = open().await?;
-    let extender = extender(&cluster, "one", "always").await?;
+    let extender = extender(&cluster, "one", "Always").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "urgent").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -260,8 +256,8 @@ async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
 async fn the_first_in_line_are_shown_to_an_autoscaler() -> Result<()> {
     let cluster = open().await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    let more = ["--line-show=1"];
-    let extender = extender_by(&cluster, &kubeconfig, "one", "always", &more).await?;
+    let more = ["queue: {showToAutoscaler: 1}"];
+    let extender = extender_by(&cluster, &kubeconfig, "one", "Always", &more).await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "shown").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -285,12 +281,9 @@ async fn the_first_in_line_are_shown_to_an_autoscaler() -> Result<()> {
 #[tokio::test]
 async fn one_that_free_memory_is_too_scattered_for_preempts_through_the_line() -> Result<()> {
     let cluster = open().await?;
-    let right = repository("manifests/preempt-scattered/rbac.yaml");
-    let right = right.to_str().context("path of the repository")?;
-    cluster.kubectl(&["apply", "-f", right]).await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    let more = ["--preempt-scattered"];
-    let extender = extender_by(&cluster, &kubeconfig, "one", "always", &more).await?;
+    let more = ["preempt: {after: 0s}"];
+    let extender = extender_by(&cluster, &kubeconfig, "one", "Always", &more).await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "scattered").await?;
     let node = case.node("n", &[CARD, CARD]);
@@ -317,7 +310,14 @@ async fn others_move_for_one_in_line_and_come_back_through_it() -> Result<()> {
     let cluster = open().await?;
     may_move(&cluster).await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    let extender = extender_by(&cluster, &kubeconfig, "one", "always", &["--move=10"]).await?;
+    let extender = extender_by(
+        &cluster,
+        &kubeconfig,
+        "one",
+        "Always",
+        &["defragment: {evictionsPerHour: 10}"],
+    )
+    .await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "pieces").await?;
     case.node("n", &[CARD, CARD]).create(&case.client).await?;
@@ -346,7 +346,7 @@ async fn others_move_for_one_in_line_and_come_back_through_it() -> Result<()> {
 #[tokio::test]
 async fn a_pod_out_of_the_line_by_hand_does_not_overtake() -> Result<()> {
     let cluster = open().await?;
-    let extender = extender(&cluster, "one", "always").await?;
+    let extender = extender(&cluster, "one", "Always").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "beside").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -378,7 +378,7 @@ async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Resu
     let cluster = open().await?;
     let proxy = ApiProxy::start(&cluster).await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, Some(proxy.url()));
-    let extender = extender_by(&cluster, &kubeconfig.await?, "one", "always", &[]).await?;
+    let extender = extender_by(&cluster, &kubeconfig.await?, "one", "Always", &[]).await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "again").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -411,7 +411,7 @@ async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Resu
 #[tokio::test]
 async fn a_lift_that_arrives_after_a_takeover_gets_no_room_of_others() -> Result<()> {
     let cluster = open().await?;
-    let frozen = Replica::start(&cluster, "frozen", &["--line=always"]).await?;
+    let frozen = Replica::start(&cluster, "frozen", &["queue: {mode: Always}"]).await?;
     let its_scheduler = frozen.scheduler(&cluster).await?;
     let case = Case::new(&cluster, "late-lift").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
@@ -426,7 +426,7 @@ async fn a_lift_that_arrives_after_a_takeover_gets_no_room_of_others() -> Result
     its_scheduler.process.kill9();
     frozen.extender.process.stop()?;
 
-    let successor = Replica::start(&cluster, "heir", &["--line=always"]).await?;
+    let successor = Replica::start(&cluster, "heir", &["queue: {mode: Always}"]).await?;
     let _scheduler = successor.scheduler(&cluster).await?;
     let urgent = held(&case, "urgent").priority_class("system-cluster-critical");
     let urgent = urgent.create(&case.client).await?;

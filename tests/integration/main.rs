@@ -12,6 +12,7 @@ mod bind_faults;
 mod call_back;
 mod chart;
 mod cli;
+mod config;
 mod containers;
 mod dashboard;
 mod docs;
@@ -38,7 +39,7 @@ mod preemption;
 mod previous;
 mod quota;
 mod races;
-mod rights;
+
 mod scattered;
 mod scheduling;
 mod serving;

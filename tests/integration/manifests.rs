@@ -202,16 +202,16 @@ fn no_file_invents_a_name() -> Result<()> {
         "gpunodes.gpustow.dev",
         // No objects: the verb resize on it is a right.
         "limits.gpustow.dev",
-        "lines.gpustow.dev",
+        "queues.gpustow.dev",
         names::GATE,
-        names::LINE_LABEL,
+        names::QUEUE_LABEL,
         names::KEPT_LABEL,
         // How unknown keys are told from others.
         "gpustow.dev/",
         ".gpustow.dev/",
         // The webhooks.
         "pods.gpustow.dev",
-        "line.gpustow.dev",
+        "queue.gpustow.dev",
     ];
     let is_part = |c: char| c.is_ascii_alphanumeric() || "./-".contains(c);
     let mut seen = 0;

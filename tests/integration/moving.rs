@@ -21,7 +21,7 @@ use crate::scattered::{bound, condition, holds, nothing_is_left, slow, staying};
 use crate::support::{SOON, charges, event, repository};
 
 const CARD: u64 = 10_000;
-const MOVES: &str = "--move=10";
+const MOVES: &str = "defragment: {evictionsPerHour: 10}";
 
 /// A pod that its controller makes anew, and that may be moved.
 pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
@@ -38,9 +38,9 @@ pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
     pod
 }
 
-/// The right of `manifests/move`.
+/// The permission of `manifests/disruptions`.
 pub(crate) async fn may_move(cluster: &ControlPlane) -> Result<()> {
-    let right = repository("manifests/move/rbac.yaml");
+    let right = repository("manifests/disruptions/rbac.yaml");
     let right = right.to_str().context("path of the repository")?;
     cluster.kubectl(&["apply", "-f", right]).await.map(drop)
 }
@@ -217,7 +217,12 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     frozen.extender.process.stop()?;
 
     // It moves nobody, and ends what the other began.
-    let successor = Replica::start(turn.cluster, "moves-heir-icy", &["--call-back"]).await?;
+    let successor = Replica::start(
+        turn.cluster,
+        "moves-heir-icy",
+        &["reclaim: {action: Event}"],
+    )
+    .await?;
     let small = case.pod("small").gpu_mem(1000).create(&case.client).await?;
     successor.place(&small, &case.node_name("a")).await?;
     eventually(SOON, "the successor wrote into the pod", async || {

@@ -16,7 +16,7 @@ const KEPT: &str = "free GPU memory is kept for a pod that has waited for long";
 async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     let setup = Setup {
-        args: &["--keep=1"],
+        config: &["reserve: {after: 1s}"],
         ..Setup::default()
     };
     let rig = Rig::start(&cluster, setup).await?;
@@ -59,7 +59,7 @@ async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result
 async fn an_extender_that_starts_anew_keeps_a_place_for_who_waits() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     let setup = Setup {
-        args: &["--keep=1"],
+        config: &["reserve: {after: 1s}"],
         ..Setup::default()
     };
     let rig = Rig::start(&cluster, setup).await?;
@@ -114,12 +114,15 @@ async fn marked(case: &Case, wanted: [Option<&str>; 3]) -> Result<()> {
 #[tokio::test]
 async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    let right = repository("manifests/keep/rbac.yaml").display().to_string();
+    let right = repository("manifests/disruptions/rbac.yaml")
+        .display()
+        .to_string();
     let setup = Setup {
-        args: &["--keep=1", "--keep-marks"],
+        config: &["reserve: {after: 1s, markNodes: true}"],
         ..Setup::default()
     };
     let rig = Rig::start(&cluster, setup).await?;
+    cluster.kubectl(&["delete", "-f", &right]).await?;
     let case = Case::new(rig.cluster, "marked").await?;
     let [(who, _), (_, karpenter)] = names::SPARE_NODE;
     // Its owner has said what Karpenter is to do.
@@ -135,7 +138,7 @@ async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> 
     let large = large.annotation(names::GPU_COUNT, "2");
     let large = refused(&case.client, large, names::GPU_MEM).await?;
     let told = node_event(&case.client, &name, "GpuNodeMarkRefused").await?;
-    ensure!(told.contains("component `keep`"), "{told}");
+    ensure!(told.contains("gpustow-disruptions"), "{told}");
 
     cluster.kubectl(&["apply", "-f", &right]).await?;
     marked(&case, [Some(who), Some("true"), Some("false")]).await?;
@@ -160,13 +163,11 @@ async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> 
     rig.end(case).await
 }
 
-/// As an extender with `--keep-marks` left it, which is set no more.
+/// As an extender left it before `reserve.markNodes` was turned off.
 #[tokio::test]
-async fn marks_are_taken_off_without_keep_marks() -> Result<()> {
+async fn marks_are_removed_without_mark_nodes() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
-    let right = repository("manifests/keep/rbac.yaml").display().to_string();
     let rig = Rig::start(&cluster, Setup::default()).await?;
-    cluster.kubectl(&["apply", "-f", &right]).await?;
     let case = Case::new(rig.cluster, "left").await?;
     let [(_, ca), (who, karpenter)] = names::SPARE_NODE;
     let node = case.node("n", &[CARD]).label(names::KEPT_LABEL, who);

@@ -20,9 +20,9 @@ use crate::fault_rig::{Replica, Turn, clear, now, turn};
 use crate::support::{SOON, charges, event};
 
 const CARD: u64 = 10_000;
-const PREEMPTS: &str = "--preempt-scattered";
+const PREEMPTS: &str = "preempt: {after: 0s}";
 /// Small pods go to one card together.
-const PACKS: &str = "--policy=binpack";
+const PACKS: &str = "scheduling: {policy: binpack}";
 
 /// A pod of a priority that is there from the start: admission sees a new class only after a while.
 fn high(case: &Case, name: &str) -> PodBuilder {
@@ -251,7 +251,8 @@ async fn of_two_that_want_one_card_one_gets_it_and_no_victim_is_too_many() -> Re
 async fn a_victim_that_ends_by_itself_spares_the_next_one() -> Result<()> {
     let turn = turn().await?;
     // The second must wait for a minute.
-    let (replica, _scheduler, case) = rig(&turn, "itself", &["--acts-per-node=1"]).await?;
+    let (replica, _scheduler, case) =
+        rig(&turn, "itself", &["disruptions: {perNodePerMinute: 1}"]).await?;
     let [one, two, _] = fill(&case, 600).await?;
     let spared = bound(&case, high(&case, "spared").gpu_mem(1000)).await?;
     ensure!(charges(&one)?[0].0 == charges(&spared)?[0].0, "on one card");
@@ -285,7 +286,8 @@ async fn a_victim_that_ends_by_itself_spares_the_next_one() -> Result<()> {
 #[tokio::test]
 async fn when_the_preemptor_is_deleted_half_way_the_next_victim_stays() -> Result<()> {
     let turn = turn().await?;
-    let (replica, _scheduler, case) = rig(&turn, "half", &["--acts-per-node=1"]).await?;
+    let (replica, _scheduler, case) =
+        rig(&turn, "half", &["disruptions: {perNodePerMinute: 1}"]).await?;
     let [one, two, _] = fill(&case, 600).await?;
     let waits = high(&case, "waits")
         .gpu_mem(8000)
@@ -358,7 +360,12 @@ async fn a_delete_that_arrives_after_a_takeover_fails() -> Result<()> {
     frozen.extender.process.stop()?;
 
     // It does not preempt, and ends what the other began.
-    let successor = Replica::start(turn.cluster, "heir-delete", &["--call-back"]).await?;
+    let successor = Replica::start(
+        turn.cluster,
+        "heir-delete",
+        &["reclaim: {action: Event}", "preempt: {fragmented: false}"],
+    )
+    .await?;
     let small = case.pod("small").gpu_mem(1000).create(&case.client).await?;
     successor.place(&small, &case.node_name("n")).await?;
     eventually(SOON, "the successor wrote into the victim", async || {
@@ -386,7 +393,8 @@ async fn a_delete_that_arrives_after_a_takeover_fails() -> Result<()> {
 #[tokio::test]
 async fn room_that_another_filter_keeps_the_pod_from_is_given_up() -> Result<()> {
     let turn = turn().await?;
-    let (replica, _scheduler, case) = rig(&turn, "other-filter", &["--call-back-for=2"]).await?;
+    let (replica, _scheduler, case) =
+        rig(&turn, "other-filter", &["reclaim: {timeout: 2s}"]).await?;
     let [one, two, _] = fill(&case, 0).await?;
     let last = on_delete(&replica, 1, Action::Hold);
     let waits = high(&case, "waits")

@@ -375,7 +375,6 @@ async fn kube_scheduler_shows_its_certificate_where_one_is_wanted() -> Result<()
             format!("--tls-cert={}", file("tls.crt")),
             format!("--tls-key={}", file("tls.key")),
             format!("--client-ca={}", file("ca.crt")),
-            "--stale-after=86400".to_owned(),
         ],
         ..ExtenderOptions::default()
     };

@@ -16,7 +16,7 @@ async fn a_node_whose_agent_falls_silent_has_an_event() -> Result<()> {
     let case = Case::new(&cluster, "silent").await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let options = ExtenderOptions {
-        args: vec!["--stale-after=6".to_owned()],
+        config: Some(vec!["scheduling: {staleAfter: 6s}".to_owned()]),
         ..ExtenderOptions::default()
     };
     let program: &Path = gpustow();

@@ -50,8 +50,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) proxy: Option<&'a ApiProxy>,
     /// An extender that is called after ours, in YAML.
     pub(crate) after: Option<&'a str>,
-    /// More arguments of the extender.
-    pub(crate) args: &'a [&'a str],
+    /// Fields of the GpustowConfig.
+    pub(crate) config: &'a [&'a str],
 }
 
 impl<'a> Rig<'a> {
@@ -72,16 +72,10 @@ impl<'a> Rig<'a> {
         let proxy = setup.proxy.map(ApiProxy::url);
         let through = cluster.kubeconfig(SYSTEM, ACCOUNT, proxy).await?;
         // What `tight` does depends on the mix of requests, and so on the other cases.
-        // Nobody reports its nodes anew, however long a case takes.
-        let args = [
-            "--metrics-per-gpu",
-            "--policy=binpack",
-            "--stale-after=86400",
-        ]
-        .iter();
-        let args = args.chain(setup.args);
+        let config = ["scheduling: {policy: binpack}"].iter().chain(setup.config);
         let options = ExtenderOptions {
-            args: args.map(ToString::to_string).collect(),
+            args: vec!["--metrics-per-gpu".to_owned()],
+            config: Some(config.map(ToString::to_string).collect()),
             ..ExtenderOptions::default()
         };
         let extender = Extender::start(cluster, gpustow(), &through, options).await?;

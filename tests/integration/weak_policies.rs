@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, eventually, pod};
+use gpustow_testkit::{ControlPlane, configure, eventually, pod};
 use k8s_openapi::api::core::v1::Container;
 use kubectl_gpustow::{Answer, Args, Screen, run};
 
@@ -103,7 +103,7 @@ async fn policies_that_not_every_extender_needs_are_looked_at_where_one_does() -
             "--webhook-self-signed",
             "overlays/webhook-self-signed",
         ),
-        (names::LINE, "--line=auto", "line"),
+        (names::QUEUE, "--log=info", "queue"),
     ] {
         let policy = format!("validatingadmissionpolicy/{name}");
         let told = async || {
@@ -113,6 +113,9 @@ async fn policies_that_not_every_extender_needs_are_looked_at_where_one_does() -
             anyhow::Ok(line.map(|line| (answer == Answer::No, line.to_owned())))
         };
         ensure!(told().await?.is_none(), "no extender needs it");
+        if name == names::QUEUE {
+            configure(&cluster.admin()?, &["queue: {mode: Auto}".to_owned()]).await?;
+        }
 
         let extender = |container: &mut Container| {
             container.name = "extender".to_owned();

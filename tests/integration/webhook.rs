@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Launch, Options, Process, eventually, free_port};
+use gpustow_testkit::{ControlPlane, Launch, Options, Process, configure, eventually, free_port};
 use kube::Client;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -27,7 +27,7 @@ pub(crate) struct Webhook {
 /// The configurations that call it, and where: the second one with a line.
 const CALLED: [(&str, &str); 2] = [
     (names::WEBHOOK_CONFIGURATION, "mutate"),
-    (names::LINE, "line"),
+    (names::QUEUE, "queue"),
 ];
 
 /// Writes certificate and key of a new authority for the webhook by this name; the authority, in PEM.
@@ -58,10 +58,6 @@ impl Webhook {
         let (port, health) = (free_port()?, free_port()?);
         let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
         let file = |name: &str| folder.join(name).display().to_string();
-        let line = match called(cluster, names::LINE).await? {
-            true => "auto",
-            false => "off",
-        };
         let process = Process::start(Launch {
             program: gpustow().to_owned(),
             args: vec![
@@ -72,7 +68,6 @@ impl Webhook {
                 format!("--webhook-tls-cert={}", file("webhook.crt")),
                 format!("--webhook-tls-key={}", file("webhook.key")),
                 "--identity=webhook".to_owned(),
-                format!("--line={line}"),
             ],
             env: Vec::new(),
             log: folder.join(format!("webhook-{port}.log")),
@@ -279,13 +274,13 @@ async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
     let mut pods = Pods(StdRng::seed_from_u64(20));
     let (mut made, mut refused) = (0, 0);
     // Without and with what an administrator gives pods.
-    for given in [None, Some(""), Some("driver")] {
+    for given in [None, Some("watch"), Some("driver")] {
         if let Some(enforce) = given {
-            let settings = json!({ "apiVersion": "v1", "kind": "ConfigMap",
-                "metadata": { "name": names::POD_DEFAULTS, "namespace": SYSTEM },
-                "data": { "runtimeClassName": "nvidia", "driverCapabilities": "compute", "enforce": enforce } });
-            for (cluster, client) in [(&policies, &clients.0), (&webhook, &clients.1)] {
-                cluster.apply(&settings.to_string()).await?;
+            let requests = format!(
+                "requests: {{runtimeClassName: nvidia, driverCapabilities: compute, enforce: {enforce}}}"
+            );
+            for client in [&clients.0, &clients.1] {
+                configure(client, &[requests.clone()]).await?;
                 let limits = json!({ "limits": { names::GPU_MEM: "4096" } });
                 let container = json!({ "name": "c", "image": "cuda", "resources": limits });
                 let pod =
@@ -294,7 +289,7 @@ async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
                     let made = created(client, &pod).await?.map_err(anyhow::Error::msg)?;
                     ensure!(made["spec"]["runtimeClassName"] == "nvidia");
                     let said = made["metadata"]["annotations"][names::ENFORCE].as_str();
-                    ensure!(said.unwrap_or_default() == enforce);
+                    ensure!(said.unwrap_or("watch") == enforce);
                     Ok(())
                 })
                 .await?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{
-    ControlPlane, Extender, ExtenderOptions, Options, eventually, free_port, get,
+    ControlPlane, Extender, ExtenderOptions, Options, configure, eventually, free_port, get,
 };
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -292,11 +292,7 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
 async fn the_lines_webhook_trusts_whom_the_other_trusts() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     applied(&cluster).await?;
-    let files = [
-        "line/rbac.yaml",
-        "line-webhook/rbac.yaml",
-        "line-webhook/webhook.yaml",
-    ];
+    let files = ["queue/rbac.yaml", "queue-webhook/webhook.yaml"];
     for file in files {
         let path = repository("manifests").join(file).display().to_string();
         cluster.kubectl(&["apply", "-f", &path]).await?;
@@ -306,10 +302,10 @@ async fn the_lines_webhook_trusts_whom_the_other_trusts() -> Result<()> {
         args: vec![
             format!("--webhook-listen=127.0.0.1:{}", free_port()?),
             "--webhook-self-signed".to_owned(),
-            "--line=auto".to_owned(),
         ],
         ..ExtenderOptions::default()
     };
+    configure(&cluster.admin()?, &["queue: {mode: Auto}".to_owned()]).await?;
     let _replica = Extender::launch(&cluster, gpustow(), &kubeconfig, options)?;
     let trusts = async |name: &str| {
         let at = "--output=jsonpath={.webhooks[0].clientConfig.caBundle}";
@@ -318,7 +314,7 @@ async fn the_lines_webhook_trusts_whom_the_other_trusts() -> Result<()> {
     };
     let same = async || {
         eventually(SOON, "both trust the same", async || {
-            let (pods, line) = (trusts("gpustow").await?, trusts(names::LINE).await?);
+            let (pods, line) = (trusts("gpustow").await?, trusts(names::QUEUE).await?);
             ensure!(!pods.is_empty() && pods == line, "{pods:?} {line:?}");
             Ok(())
         })
@@ -330,7 +326,7 @@ async fn the_lines_webhook_trusts_whom_the_other_trusts() -> Result<()> {
     let lost = [
         "patch",
         "mutatingwebhookconfiguration",
-        names::LINE,
+        names::QUEUE,
         "--type=json",
         &patch,
     ];

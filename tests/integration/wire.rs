@@ -177,8 +177,7 @@ async fn a_pod_that_asks_for_zero_is_bound_without_an_assignment() -> Result<()>
 #[tokio::test]
 async fn a_pod_that_cannot_be_bound_is_explained_and_holds_nothing() -> Result<()> {
     let turn = turn().await?;
-    // No reservation ends by itself within the case.
-    let replica = Replica::start(turn.cluster, "conflicts", &["--reservation-ttl=600"]).await?;
+    let replica = Replica::start(turn.cluster, "conflicts", &[]).await?;
     let case = Case::new(turn.cluster, "conflicts").await?;
     for name in ["n", "other"] {
         case.node(name, &[CARD; 4]).create(&case.client).await?;

@@ -116,7 +116,7 @@ async fn join(site: &Site, cards: usize, joined: &mut BTreeSet<String>) -> Resul
 
 #[tokio::test]
 async fn the_first_in_line_are_seen_and_nodes_come_until_all_are_bound() -> Result<()> {
-    let site = Site::open(1, &["--line-show=2"]).await?;
+    let site = Site::open(1, &["queue: {showToAutoscaler: 2}"]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _karpenter = karpenter(&site, 1).await?;
     for name in ["first", "second", "third"] {
@@ -146,10 +146,11 @@ async fn the_first_in_line_are_seen_and_nodes_come_until_all_are_bound() -> Resu
 
 #[tokio::test]
 async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
-    let args = ["--line-show=1", "--keep=1", "--keep-marks"];
-    let site = Site::open(1, &args).await?;
-    let right = repository("manifests/keep/rbac.yaml").display().to_string();
-    site.cluster.kubectl(&["apply", "-f", &right]).await?;
+    let config = [
+        "queue: {showToAutoscaler: 1}",
+        "reserve: {after: 1s, markNodes: true}",
+    ];
+    let site = Site::open(1, &config).await?;
     let (case, client) = (&site.case, &site.case.client);
     let karpenter = karpenter(&site, 2).await?;
     let (mut small, mut joined) = (Vec::new(), BTreeSet::new());

@@ -54,21 +54,21 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// All who ask stand in line here, whether others wait or not. There is one node, with so many cards.
-    pub(crate) async fn open(cards: usize, args: &[&str]) -> Result<Site> {
+    /// Every pod that requests GPU memory is queued here. There is one node, with so many GPUs.
+    pub(crate) async fn open(cards: usize, config: &[&str]) -> Result<Site> {
         let cluster = ControlPlane::start(Options {
             controllers: true,
             ..Options::default()
         })
         .await?;
-        let overlay = repository("manifests/overlays/line").display().to_string();
+        let overlay = repository("manifests/overlays/queue").display().to_string();
         cluster.kubectl(&["apply", "-k", &overlay]).await?;
         let kubeconfig = cluster
             .kubeconfig("gpustow-system", "gpustow-scheduler", None)
             .await?;
-        let always = ["--line=always", "--stale-after=86400"];
+        let config = ["queue: {mode: Always}"].iter().chain(config);
         let options = ExtenderOptions {
-            args: always.iter().chain(args).map(ToString::to_string).collect(),
+            config: Some(config.map(ToString::to_string).collect()),
             ..ExtenderOptions::default()
         };
         let program = Path::new(env!("CARGO_BIN_EXE_gpustow"));

@@ -41,9 +41,7 @@ async fn start(cluster: &'static ControlPlane) -> Result<Rig> {
     let kubeconfig = cluster.kubeconfig(names::NAMESPACE, ACCOUNT, None).await?;
     let gpustow = Path::new(env!("CARGO_BIN_EXE_gpustow"));
     let options = ExtenderOptions {
-        args: ["--call-back", "--act=kill-process"]
-            .map(str::to_owned)
-            .to_vec(),
+        config: Some(vec!["reclaim: {action: KillProcess}".to_owned()]),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(cluster, gpustow, &kubeconfig, options).await?;

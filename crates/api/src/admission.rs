@@ -93,8 +93,8 @@ impl Expected {
 
     /// The policy that keeps gates on pods in line, alone.
     #[must_use]
-    pub fn of_line(resource: &str) -> Expected {
-        Expected::of(resource, &[names::LINE])
+    pub fn of_queue(resource: &str) -> Expected {
+        Expected::of(resource, &[names::QUEUE])
     }
 
     /// These and others.

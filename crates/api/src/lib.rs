@@ -5,6 +5,7 @@ pub mod act;
 pub mod admission;
 mod allowance;
 pub mod assignment;
+pub mod config;
 pub mod facts;
 pub mod faults;
 pub mod gpunode;
@@ -23,6 +24,7 @@ mod values;
 
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};
+pub use config::GpustowConfig;
 pub use facts::{NodeFacts, PodFacts};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use request::{BadRequest, request};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use gpustow_pack::{Mib, Request};
 use k8s_openapi::api::core::v1::EnvVar;
-use strum::{EnumString, IntoStaticStr, VariantArray, VariantNames};
+use strum::{Display, EnumString, IntoStaticStr, VariantArray, VariantNames};
 
 use crate::request::{MAX_MIB_PER_GPU, annotation, field_of};
 use crate::{BadRequest, names};
@@ -19,7 +19,9 @@ pub const CONTEXT: Mib = Mib(832);
 pub const WHOLE: Mib = Mib(u64::MAX);
 
 /// Who sees to it that a container keeps its limit; as a string, the annotation's value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, IntoStaticStr, VariantNames,
+)]
 #[strum(serialize_all = "lowercase")]
 pub enum Enforce {
     /// The driver: an allocation beyond the limit fails.

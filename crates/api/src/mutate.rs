@@ -6,6 +6,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
+use crate::config::Requests;
 use crate::limit::{self, Enforce};
 use crate::{names, quantity};
 
@@ -13,17 +14,6 @@ use crate::{names, quantity};
 pub const MAX_CONTAINERS: usize = 256;
 /// The most environment variables and limits in all of them.
 pub const MAX_VARIABLES: usize = 2048;
-
-/// What an administrator gives pods that ask beside their GPUs; empty texts give nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodDefaults {
-    /// Name of the RuntimeClass.
-    pub runtime_class: String,
-    /// Value of the variable that says which of the driver's libraries a container gets.
-    pub capabilities: String,
-    /// Who sees to the limits of pods that do not say.
-    pub enforce: String,
-}
 
 /// One request to the API server.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +28,7 @@ pub struct Change<'a> {
 
 /// The JSON patch for a pod, where gpu-mem is called `resource`; empty if there is nothing to change.
 #[must_use]
-pub fn patch(change: Change<'_>, resource: &str, defaults: &PodDefaults) -> Vec<Value> {
+pub fn patch(change: Change<'_>, resource: &str, requests: &Requests) -> Vec<Value> {
     let mut patch = Patch {
         pod: change.pod.clone(),
         operations: Vec::new(),
@@ -48,7 +38,7 @@ pub fn patch(change: Change<'_>, resource: &str, defaults: &PodDefaults) -> Vec<
         give_devices(&mut patch, change, resource);
     }
     if !change.debugs && applies(&patch.pod) {
-        give_defaults(&mut patch, resource, defaults);
+        give_defaults(&mut patch, resource, requests);
     }
     patch.operations
 }
@@ -213,14 +203,13 @@ fn is_exclusive(pod: &Value) -> bool {
     note(pod, names::EXCLUSIVE) == Some("true")
 }
 
-fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
-    if !defaults.runtime_class.is_empty() && patch.pod["spec"]["runtimeClassName"].is_null() {
-        let class = json!(defaults.runtime_class);
+fn give_defaults(patch: &mut Patch, resource: &str, requests: &Requests) {
+    if !requests.runtime_class_name.is_empty() && patch.pod["spec"]["runtimeClassName"].is_null() {
+        let class = json!(requests.runtime_class_name);
         patch.put("add", "/spec/runtimeClassName", class);
     }
-    let word = defaults.enforce.as_str();
-    let enforce = Enforce::read(word);
-    if let Ok(enforce) = enforce
+    let enforce = requests.enforce;
+    if enforce != Enforce::default()
         && note(&patch.pod, names::ENFORCE).is_none()
         && !is_exclusive(&patch.pod)
     {
@@ -228,7 +217,11 @@ fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
             patch.put("add", "/metadata/annotations", json!({}));
         }
         let key = names::ENFORCE.replace('~', "~0").replace('/', "~1");
-        patch.put("add", &format!("/metadata/annotations/{key}"), json!(word));
+        patch.put(
+            "add",
+            &format!("/metadata/annotations/{key}"),
+            json!(enforce.to_string()),
+        );
         if enforce == Enforce::Driver {
             let told = |it: &Value| wants(it, resource) && !asks_nvidia(it);
             let init = paths(&patch.pod, "initContainers", told);
@@ -236,7 +229,7 @@ fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
             give_limits(patch, &[init, main].concat(), resource);
         }
     }
-    if defaults.capabilities.is_empty() {
+    if requests.driver_capabilities.is_empty() {
         return;
     }
     let open = |it: &Value| wants(it, resource) && !has_variable(it, names::DRIVER_CAPABILITIES);
@@ -244,7 +237,7 @@ fn give_defaults(patch: &mut Patch, resource: &str, defaults: &PodDefaults) {
     let main = paths(&patch.pod, "containers", open);
     for path in [init, main].concat() {
         let variable =
-            json!({ "name": names::DRIVER_CAPABILITIES, "value": defaults.capabilities });
+            json!({ "name": names::DRIVER_CAPABILITIES, "value": requests.driver_capabilities });
         patch.give_variable(&path, "-", variable);
     }
 }
@@ -309,12 +302,12 @@ mod tests {
             before: None,
             debugs: false,
         };
-        let defaults = PodDefaults {
-            runtime_class: "nvidia".to_owned(),
-            capabilities: "compute".to_owned(),
-            ..PodDefaults::default()
+        let requests = Requests {
+            runtime_class_name: "nvidia".to_owned(),
+            driver_capabilities: "compute".to_owned(),
+            ..Requests::default()
         };
-        patch(change, names::GPU_MEM, &defaults)
+        patch(change, names::GPU_MEM, &requests)
     }
 
     #[test]

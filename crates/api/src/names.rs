@@ -115,10 +115,10 @@ pub const MADE_FOR: &str = "gpustow.dev/version";
 /// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
 pub const GUARD_LABEL: &str = "gpustow.dev/guard";
 
-/// Scheduling gate of pods that stand in gpustow's line: the extender takes it off when their turn has come.
+/// Scheduling gate of queued pods: the extender removes it when their turn has come.
 pub const GATE: &str = "gpustow.dev/room";
-/// Label of a namespace: `off` there keeps its pods out of the line.
-pub const LINE_LABEL: &str = "gpustow.dev/line";
+/// Label of a namespace: `off` there keeps its pods out of the queue.
+pub const QUEUE_LABEL: &str = "gpustow.dev/queue";
 
 /// Labels that name the group with which a pod is scheduled or not at all, as the coscheduling plugin
 /// reads them.
@@ -152,12 +152,8 @@ pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 
 /// Namespace of everything that the manifests install.
 pub const NAMESPACE: &str = "gpustow-system";
-/// ConfigMap there that says what an administrator gives pods that ask beside their GPUs.
-pub const POD_DEFAULTS: &str = "gpustow-pods";
-/// ConfigMap there, written by the extender alone: do new pods stand in line?
-pub const LINE: &str = "gpustow-line";
-/// Its key: they do if the value is exactly `true`.
-pub const LINE_KEY: &str = "hold";
+/// The admission policies, and the webhook, that queue new pods.
+pub const QUEUE: &str = "gpustow-queue";
 /// Service there behind which the webhook is.
 pub const WEBHOOK: &str = "gpustow-webhook";
 /// Secret there with the webhook's certificate.

@@ -1,4 +1,9 @@
-//! What the Helm chart's page says of its values, made from the file that has them.
+//! What follows from the Helm chart's values, and from the GpustowConfig that is one of them: the chart's page and the
+//! schema of the values.
+
+use serde_json::{Map, Value, json};
+
+use crate::config::GpustowConfigSpec;
 
 const VALUES: &str = include_str!("../../../manifests/chart/values.yaml");
 
@@ -24,4 +29,48 @@ pub(crate) fn page() -> String {
         }
     }
     page
+}
+
+/// The schema of the chart's values, in which `config` has the fields of the GpustowConfig.
+pub(crate) fn schema() -> Result<String, serde_json::Error> {
+    const TEMPLATE: &str = include_str!("../policies/values.schema.json");
+    let schema = schemars::generate::SchemaSettings::draft2020_12()
+        .with(|settings| settings.inline_subschemas = true)
+        .into_generator()
+        .into_root_schema_for::<GpustowConfigSpec>();
+    let mut schema = schema.to_value();
+    plain(&mut schema);
+    let schema = serde_json::to_string_pretty(&schema)?;
+    let schema = schema.replace('\n', "\n    ");
+    Ok(TEMPLATE.replace("\"{{CONFIG}}\"", &schema))
+}
+
+/// Leaves what Helm judges by. It reads YAML 1.1, in which a bare Off is false.
+fn plain(schema: &mut Value) {
+    let Value::Object(fields) = schema else {
+        return;
+    };
+    let rules = fields.remove("x-kubernetes-validations");
+    for key in ["$schema", "title", "description", "default", "format"] {
+        fields.remove(key);
+    }
+    if fields.get("type") == Some(&json!("object")) {
+        fields.insert("additionalProperties".to_owned(), json!(false));
+    }
+    if let Some(Value::Array(words)) = fields.remove("oneOf") {
+        let words = words.into_iter().map(|mut word| word["const"].take());
+        fields.insert("enum".to_owned(), words.collect());
+    }
+    let words = fields.get_mut("enum").and_then(Value::as_array_mut);
+    if let Some(words) = words.filter(|words| words.contains(&json!("Off"))) {
+        words.push(json!(false));
+    }
+    if rules.is_some_and(|rules| rules.to_string().contains("self == 'Off'")) {
+        *fields = Map::new();
+        let either = json!([{ "type": "string", "maxLength": 32 }, { "const": false }]);
+        fields.insert("anyOf".to_owned(), either);
+    }
+    if let Some(Value::Object(properties)) = fields.get_mut("properties") {
+        properties.values_mut().for_each(plain);
+    }
 }

@@ -39,6 +39,10 @@ pub(crate) fn router(store: Arc<Store>) -> Router {
             patch(apply_gpunode_status),
         )
         .route(
+            "/apis/{group}/{version}/gpustowconfigs/{name}/status",
+            patch(patch_config_status),
+        )
+        .route(
             "/apis/{group}/{version}/namespaces/{namespace}/leases",
             post(create_lease),
         )
@@ -264,6 +268,21 @@ async fn patch_node_status(
         Ok(())
     })?;
     Ok(Json(Value::clone(&node)))
+}
+
+async fn patch_config_status(
+    State(store): State<Arc<Store>>,
+    Path((_, _, name)): GpuNodePath,
+    body: Bytes,
+) -> Result<Json<Value>, Refused> {
+    let patch = json_of(&body)?;
+    let status = json!({"status": patch["status"]});
+    let key = ("gpustowconfigs".to_owned(), String::new(), name);
+    let config = store.update(key, &Preconditions::default(), |config| {
+        merge(config, &status, false);
+        Ok(())
+    })?;
+    Ok(Json(Value::clone(&config)))
 }
 
 /// Group, version, name.

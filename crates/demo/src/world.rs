@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow};
 use axum::http::Request;
 use clap::Parser as _;
-use gpustow_api::names;
+use gpustow_api::{config, names};
 use gpustow_pack::PolicyKind;
 use kube::{Client, Config};
 use serde_json::{Value, json};
@@ -103,6 +103,12 @@ impl World {
     /// If two nodes have one name, which is a mistake in the workload.
     pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>, folder: &Path) -> Result<Self> {
         let store = Store::new();
+        let config = json!({
+            "apiVersion": "gpustow.dev/v1alpha1", "kind": "GpustowConfig",
+            "metadata": {"name": config::NAME},
+            "spec": {"scheduling": {"policy": policy.name()}},
+        });
+        store.create("gpustowconfigs", config).map_err(error)?;
         for (node, _) in &workload.nodes {
             store.create("nodes", node.clone()).map_err(error)?;
         }
@@ -138,8 +144,7 @@ impl World {
         self.start_agents(&api).await?;
         let (verbs, address) = listen().await?;
         let (health, health_address) = listen().await?;
-        let args =
-            gpustow::Args::try_parse_from(["gpustow", &format!("--policy={}", self.policy)])?;
+        let args = gpustow::Args::try_parse_from(["gpustow"])?;
         // If it ends, the scheduler's next call fails.
         tokio::spawn(gpustow::serve(args, api, verbs, health, pending()));
         let health = client(health_address)?;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow::wire::{ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs};
+use gpustow_api::config::Requests;
 use gpustow_api::facts::{has_soft_preferences, tolerates_prefer_no_schedule};
-use gpustow_api::mutate::{Change, PodDefaults, patch};
+use gpustow_api::limit::Enforce;
+use gpustow_api::mutate::{Change, patch};
 use gpustow_api::{Assignment, GpuNode, NodeFacts, PodFacts, names, quantity};
 use gpustow_ledger::{Ask, Config, Ledger};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -121,10 +123,11 @@ pub(crate) fn pod(data: &[u8]) {
     let Ok(value) = serde_json::from_slice::<Value>(data) else {
         return;
     };
-    let defaults = PodDefaults {
-        runtime_class: "nvidia".to_owned(),
-        capabilities: "compute,utility".to_owned(),
-        enforce: "driver".to_owned(),
+    let requests = Requests {
+        runtime_class_name: "nvidia".to_owned(),
+        driver_capabilities: "compute,utility".to_owned(),
+        enforce: Enforce::Driver,
+        ..Requests::default()
     };
     for (before, debugs) in [(None, false), (Some(&value), false), (Some(&value), true)] {
         let change = Change {
@@ -132,7 +135,7 @@ pub(crate) fn pod(data: &[u8]) {
             before,
             debugs,
         };
-        let _ = patch(change, names::GPU_MEM, &defaults);
+        let _ = patch(change, names::GPU_MEM, &requests);
     }
     let mut ledger = ledger();
     match serde_json::from_value::<Pod>(value.clone()) {

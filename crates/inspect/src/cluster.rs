@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::admission::Weakness;
+use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, NodeFacts, PodFacts, keys, names};
-use gpustow_ledger::{Config, Ledger, NodeView};
+use gpustow_api::{GpuNode, GpustowConfig, NodeFacts, PodFacts, keys, names};
+use gpustow_ledger::{Ledger, NodeView};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -47,6 +48,10 @@ pub struct Cluster {
     unasking: BTreeMap<Arc<str>, PodInfo>,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
+    /// The GpustowConfig as it was read.
+    pub config: Seen<GpustowConfig>,
+    /// What it says, or the defaults.
+    spec: GpustowConfigSpec,
     /// gpustow's own parts.
     pub system: System,
     /// What the extender said last of places that it keeps for pods, and when, by the pod's UID.
@@ -89,10 +94,11 @@ impl PodInfo {
 }
 
 impl Cluster {
-    /// An empty cluster in which gpu-mem is called `resource`, and an extender with these settings.
-    pub fn new(resource: &str, config: Config) -> Self {
+    /// An empty cluster in which gpu-mem is called `resource`, without a GpustowConfig.
+    pub fn new(resource: &str) -> Self {
         let wall = Timestamp::now();
-        let mut ledger = Ledger::new(config);
+        let spec = GpustowConfigSpec::default();
+        let mut ledger = Ledger::new(gpustow_settings::ledger(&spec));
         ledger.tell_time(BEGINNING, wall.as_second());
         Self {
             ledger,
@@ -102,6 +108,8 @@ impl Cluster {
             pods: BTreeMap::new(),
             unasking: BTreeMap::new(),
             configs: None,
+            config: Seen::NotThere,
+            spec,
             kept_places: BTreeMap::new(),
             system: System::default(),
             policies: Seen::NotThere,
@@ -114,6 +122,21 @@ impl Cluster {
     /// What pods call gpu-mem.
     pub fn resource(&self) -> &str {
         &self.resource
+    }
+
+    /// The configuration that the extender follows.
+    pub fn spec(&self) -> &GpustowConfigSpec {
+        &self.spec
+    }
+
+    /// The GpustowConfig is new or has changed. The ledger then decides as the extender does.
+    pub fn set_config(&mut self, config: Seen<GpustowConfig>) {
+        self.spec = match &config {
+            Seen::Read(config) => config.spec.clone(),
+            Seen::NotThere | Seen::Unreadable => GpustowConfigSpec::default(),
+        };
+        self.config = config;
+        self.ledger.configure(gpustow_settings::ledger(&self.spec));
     }
 
     /// What the ledger keeps of a pod; `None` if it has no UID.

@@ -1,6 +1,5 @@
 //! What gpustow's extender would say of a cluster, from Lists, watches or files alone: the ledger that it
-//! runs, fed with the objects that anybody with the right to read them sees, and its settings as its pods
-//! show them.
+//! runs, fed with the objects that anybody with the right to read them sees, and its GpustowConfig.
 //!
 //! It works with the extender down. It does not know reservations in flight, which only the extender's
 //! memory has, and it writes nothing.
@@ -18,7 +17,7 @@ mod units;
 
 pub use cluster::{Cluster, PodInfo, Scope};
 pub use error::Error;
-pub use gpustow_settings::{LineMode, Right, Settings};
+pub use gpustow_settings::{Feature, Right};
 pub use lent::{Loan, Loans};
 pub use live::Live;
 pub use source::{Lists, Source, load};

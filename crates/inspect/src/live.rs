@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt as _};
-use gpustow_api::GpuNode;
+use gpustow_api::{GpuNode, GpustowConfig};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
 use crate::source::{Source, load, read, written};
+use crate::system::Seen;
 use crate::{Cluster, Error};
 
 /// Shared by the watches and the view.
@@ -55,6 +56,17 @@ impl Live {
                     Change::Apply(node) => cluster.apply_node(node),
                     Change::Delete(node) => cluster.delete_node(&node),
                     Change::Reset(nodes) => cluster.reset_nodes(nodes),
+                },
+            );
+            live.follow(
+                watched(Api::<GpustowConfig>::all(client.clone())),
+                |cluster, change| {
+                    let config = match change {
+                        Change::Apply(config) => Some(config),
+                        Change::Delete(_) => None,
+                        Change::Reset(configs) => configs.into_iter().next(),
+                    };
+                    cluster.set_config(config.map_or(Seen::NotThere, Seen::Read));
                 },
             );
             live.follow(

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gpustow_api::admission::{Expected, Weakness};
-use gpustow_api::{GpuNode, names};
-use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec};
+use gpustow_api::config::GpustowConfigSpec;
+use gpustow_api::{GpuNode, GpustowConfig, names};
+use gpustow_settings::Feature;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use serde::Deserialize as _;
@@ -63,8 +64,8 @@ pub struct Lists {
     pub policies: Seen<Vec<(&'static str, Weakness)>>,
     /// Those by which replicas agree who decides.
     pub leases: Seen<Vec<Lease>>,
-    /// Whether the extenders' accounts have the rights that their switches need.
-    pub reviews: Seen<Vec<SubjectAccessReview>>,
+    /// The cluster's configuration, if there is one.
+    pub config: Seen<GpustowConfig>,
     /// Events about places that the extender keeps for pods; empty if they may not be read.
     pub events: Vec<Event>,
     /// Minor version of the API server.
@@ -94,8 +95,12 @@ impl Source {
             client.apiserver_version(),
         );
         let (pods, mut policies) = (pods?, policies);
-        let reviews = reviews(&client, &system::needs(&pods)).await;
-        let events = match system::keeps_places(&pods) {
+        let config = config(&client).await;
+        let spec = match &config {
+            Seen::Read(config) => config.spec.clone(),
+            Seen::NotThere | Seen::Unreadable => GpustowConfigSpec::default(),
+        };
+        let events = match Feature::Reserve.is_on(&spec) {
             true => kept_places(&client).await.unwrap_or_default(),
             false => Vec::new(),
         };
@@ -103,7 +108,9 @@ impl Source {
         let resource = &self.resource_name;
         let more = [
             system::makes_certificate(&pods).then(|| Expected::of_certificate(resource)),
-            system::keeps_line(&pods).then(|| Expected::of_line(resource)),
+            Feature::Queue
+                .is_on(&spec)
+                .then(|| Expected::of_queue(resource)),
         ];
         if let (Ok(weak), Some(expected)) = (
             &mut policies,
@@ -121,7 +128,7 @@ impl Source {
             configs: configs.ok(),
             policies: policies.map_or(Seen::Unreadable, Seen::Read),
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
-            reviews: reviews.map_or(Seen::Unreadable, Seen::Read),
+            config,
             events,
             minor: version.ok().and_then(|version| minor(&version.minor)),
             namespace: Some(namespace),
@@ -182,7 +189,7 @@ pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster, Error> {
 }
 
 fn cluster(lists: Lists, resource: &str) -> Cluster {
-    let mut cluster = Cluster::new(resource, system::config(&lists.pods));
+    let mut cluster = Cluster::new(resource);
     if lists.namespace.is_none() {
         // The files' own time: ages do not depend on when they are read.
         let heartbeats = lists.gpunodes.iter().filter_map(|node| {
@@ -192,6 +199,7 @@ fn cluster(lists: Lists, resource: &str) -> Cluster {
         cluster.wall = heartbeats.max().unwrap_or(cluster.wall);
     }
     cluster.namespace = lists.namespace;
+    cluster.set_config(lists.config);
     cluster.reset_nodes(lists.nodes);
     cluster.reset_gpunodes(lists.gpunodes);
     cluster.reset_pods(lists.pods);
@@ -199,7 +207,6 @@ fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.configs = lists.configs;
     cluster.policies = lists.policies;
     cluster.system.leases = lists.leases;
-    cluster.system.reviews = lists.reviews;
     cluster.system.minor = lists.minor;
     cluster
 }
@@ -217,6 +224,15 @@ async fn policies(
     let looked = expected.look(read).await.into_iter();
     let looked = looked.filter_map(|(name, weak)| Some(weak.transpose()?.map(|weak| (name, weak))));
     looked.collect()
+}
+
+/// The GpustowConfig, unless the user may not read it. Without its kind there is none.
+async fn config(client: &Client) -> Seen<GpustowConfig> {
+    let api: Api<GpustowConfig> = Api::all(client.clone());
+    match api.get_opt(gpustow_api::config::NAME).await {
+        Ok(found) => found.map_or(Seen::NotThere, Seen::Read),
+        Err(_) => Seen::Unreadable,
+    }
 }
 
 /// The Leases of the extender and of its scheduler, as far as they are there.
@@ -260,27 +276,6 @@ fn said_of_places(events: Vec<Event>) -> BTreeMap<String, (Timestamp, String)> {
         }
     }
     said
-}
-
-/// What the API server says of these rights.
-async fn reviews(
-    client: &Client,
-    needs: &[SubjectAccessReviewSpec],
-) -> kube::Result<Vec<SubjectAccessReview>> {
-    let api: Api<SubjectAccessReview> = Api::all(client.clone());
-    let mut answers = Vec::new();
-    for spec in needs {
-        let review = SubjectAccessReview {
-            spec: spec.clone(),
-            ..SubjectAccessReview::default()
-        };
-        let answer = api.create(&PostParams::default(), &review).await?;
-        answers.push(SubjectAccessReview {
-            status: answer.status,
-            ..review
-        });
-    }
-    Ok(answers)
 }
 
 /// Some providers write `36+`.
@@ -401,7 +396,7 @@ impl Lists {
             "Lease" => self.leases.push(serde_json::from_value(object)?),
             // There are two forms of Events, and one that cannot be read says nothing.
             "Event" => self.events.extend(serde_json::from_value(object).ok()),
-            "SubjectAccessReview" => self.reviews.push(serde_json::from_value(object)?),
+            "GpustowConfig" => self.config = Seen::Read(serde_json::from_value(object)?),
             "" => return Err("an object without a kind".into()),
             _ => {}
         }

@@ -4,9 +4,6 @@
 use std::collections::BTreeMap;
 
 use gpustow_api::names;
-use gpustow_ledger::Config;
-use gpustow_settings::{LineMode, Right, Settings};
-use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 
@@ -46,8 +43,6 @@ pub struct System {
     pods: BTreeMap<String, Pod>,
     /// Those by which replicas agree who decides.
     pub leases: Seen<Vec<Lease>>,
-    /// Whether the extenders' accounts have the rights that their switches need.
-    pub reviews: Seen<Vec<SubjectAccessReview>>,
     /// Minor version of the API server.
     pub minor: Option<u32>,
     /// Pods that look like an autoscaler's, by UID: their names.
@@ -103,34 +98,21 @@ impl System {
         !pods.is_empty() && !pods.iter().any(|pod| not_ready(pod, EXTENDER).is_none())
     }
 
+    /// Is there a pod of an extender that has not finished?
+    pub fn runs_extender(&self) -> bool {
+        let runs = |pod: &&Pod| {
+            let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+            !matches!(phase, Some("Failed" | "Succeeded"))
+        };
+        self.pods_with(EXTENDER).iter().any(runs)
+    }
+
     /// The agent's pod on the node.
     pub fn agent_on(&self, node: &str) -> Option<&Pod> {
         let on = |pod: &&&Pod| {
             pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
         };
         self.pods_with(AGENT).iter().find(on).copied()
-    }
-
-    /// The rights that the extenders' switches need and their accounts do not have. None if the user may not ask.
-    pub fn missing_rights(&self) -> Option<Vec<Right>> {
-        let mut missing = Vec::new();
-        for (right, spec) in self.pods_with(EXTENDER).into_iter().flat_map(needs_of) {
-            let reviews = match &self.reviews {
-                Seen::Unreadable => return None,
-                Seen::NotThere => &[],
-                Seen::Read(reviews) => reviews.as_slice(),
-            };
-            let refused = |review: &SubjectAccessReview| {
-                let status = review.status.as_ref();
-                review.spec.user == spec.user
-                    && review.spec.resource_attributes == spec.resource_attributes
-                    && status.is_some_and(|status| !status.allowed)
-            };
-            if reviews.iter().any(refused) && !missing.contains(&right) {
-                missing.push(right);
-            }
-        }
-        Some(missing)
     }
 
     /// The Lease with this name. None if nobody could look.
@@ -211,59 +193,6 @@ fn is_autoscaler(pod: &Pod) -> bool {
     labels.any(|(_, value)| known(value)) || images.any(known)
 }
 
-/// The settings of the extender in this pod.
-pub fn settings(pod: &Pod) -> Option<Settings> {
-    container(pod, EXTENDER).map(Settings::of_container)
-}
-
-/// The rights that the switches of the extender in this pod need, and how to ask whether its account has them.
-fn needs_of(pod: &Pod) -> Vec<(Right, SubjectAccessReviewSpec)> {
-    let account = pod.spec.as_ref();
-    let account = account.and_then(|spec| spec.service_account_name.as_deref());
-    let (namespace, account) = (names::NAMESPACE, account.unwrap_or("default"));
-    let groups = [
-        "system:serviceaccounts".to_owned(),
-        format!("system:serviceaccounts:{namespace}"),
-        "system:authenticated".to_owned(),
-    ];
-    let rights = settings(pod).map(|settings| settings.rights());
-    let rights = rights.into_iter().flatten();
-    let needs = rights.map(|right| {
-        let spec = SubjectAccessReviewSpec {
-            user: Some(format!("system:serviceaccount:{namespace}:{account}")),
-            groups: Some(groups.to_vec()),
-            resource_attributes: Some(right.attributes()),
-            ..SubjectAccessReviewSpec::default()
-        };
-        (right, spec)
-    });
-    needs.collect()
-}
-
-/// What is to be asked of the API server about the extenders among `pods`.
-pub(crate) fn needs(pods: &[Pod]) -> Vec<SubjectAccessReviewSpec> {
-    let ours = |pod: &&Pod| pod.metadata.namespace.as_deref() == Some(names::NAMESPACE);
-    let mut all: Vec<SubjectAccessReviewSpec> = Vec::new();
-    for (_, spec) in pods.iter().filter(ours).flat_map(needs_of) {
-        if !all.contains(&spec) {
-            all.push(spec);
-        }
-    }
-    all
-}
-
-/// Does an extender keep pods in line?
-pub(crate) fn keeps_line(pods: &[Pod]) -> bool {
-    let mut all = extenders(pods).map(Settings::of_container);
-    all.any(|settings| settings.line != LineMode::Off)
-}
-
-/// Does an extender keep places for pods that have waited for long?
-pub(crate) fn keeps_places(pods: &[Pod]) -> bool {
-    let mut all = extenders(pods).map(Settings::of_container);
-    all.any(|settings| settings.keep.0.is_some())
-}
-
 /// Does an extender make its webhook's certificate itself?
 pub(crate) fn makes_certificate(pods: &[Pod]) -> bool {
     const FLAG: &str = "webhook-self-signed";
@@ -275,17 +204,8 @@ pub(crate) fn makes_certificate(pods: &[Pod]) -> bool {
     })
 }
 
-/// The ledger's settings, as the extender's pod shows them: the defaults if there is no such pod.
-pub(crate) fn config(pods: &[Pod]) -> Config {
-    let extender = extenders(pods).next();
-    let settings = extender.map(Settings::of_container);
-    settings.unwrap_or_default().ledger()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::json;
 
     use super::*;
@@ -314,35 +234,6 @@ mod tests {
         assert!(!of(
             json!({ "name": "other", "args": ["--webhook-self-signed"] })
         )?);
-        Ok(())
-    }
-
-    #[test]
-    fn the_extenders_settings_are_those_of_its_pod() -> anyhow::Result<()> {
-        for (place, container) in [
-            (
-                "containers",
-                json!({ "name": "extender", "args": ["--policy=spread", "--stale-after", "60", "--call-back"] }),
-            ),
-            (
-                "initContainers",
-                json!({ "name": "extender", "env": [
-                { "name": "GPUSTOW_POLICY", "value": "spread" },
-                { "name": "GPUSTOW_STALE_AFTER", "value": "60s" },
-                { "name": "GPUSTOW_CALL_BACK", "value": "true" },
-            ] }),
-            ),
-        ] {
-            let config = config(&[pod(place, container)?]);
-            assert_eq!(config.policy.name(), "spread");
-            assert_eq!(config.stale_after, Duration::from_secs(60));
-            assert!(config.call_back);
-        }
-        let other = pod(
-            "containers",
-            json!({ "name": "web", "args": ["--policy=spread"] }),
-        )?;
-        assert_eq!(config(&[other]).policy, Config::default().policy);
         Ok(())
     }
 

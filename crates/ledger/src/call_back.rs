@@ -118,14 +118,14 @@ impl Ledger {
         }
         let mut round = take(&mut self.calling.round);
         if round.is_over() {
-            let may = |uid: &str| self.may_call_back(uid).is_some();
+            let may = |uid: &str| self.may_call_back(uid, now).is_some();
             round = Round::of(self.queue.without_room(usize::MAX, may));
         }
         let mut budget = Budget::of_round();
         while let Some((uid, found)) = round.go_on(
             &mut budget,
             |uid| {
-                self.may_call_back(uid)?;
+                self.may_call_back(uid, now)?;
                 let nodes = self.books.nodes();
                 Some(nodes.map(|(name, _)| name.clone()).collect())
             },
@@ -149,9 +149,9 @@ impl Ledger {
         self.calling.spent += budget.spent();
     }
 
-    fn may_call_back(&self, uid: &str) -> Option<Arc<PodFacts>> {
+    fn may_call_back(&self, uid: &str, now: Duration) -> Option<Arc<PodFacts>> {
         let pod = self.asleep(uid)?;
-        self.may_call_back_for(&pod).map(|_| pod)
+        self.may_call_back_for(&pod, now).map(|_| pod)
     }
 
     /// What the borrowers of a node could leave to a pod that waits.
@@ -162,7 +162,7 @@ impl Ledger {
         now: Duration,
         budget: &mut Budget,
     ) -> Offer<Plan> {
-        let Some(pod) = self.may_call_back(uid) else {
+        let Some(pod) = self.may_call_back(uid, now) else {
             return Offer::Fits;
         };
         if self.fits_now_on(name, &pod, now, budget) {
@@ -268,7 +268,7 @@ impl Ledger {
         candidates: &[&str],
         now: Duration,
     ) -> bool {
-        let Some(request) = self.may_call_back_for(pod) else {
+        let Some(request) = self.may_call_back_for(pod, now) else {
             return false;
         };
         // What this call does not come to, a look does.
@@ -292,10 +292,11 @@ impl Ledger {
     }
 
     /// What the pod asks for, if memory may be called back for it.
-    fn may_call_back_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
+    fn may_call_back_for(&self, pod: &PodFacts, now: Duration) -> Option<Arc<Request>> {
         let request = pod.request.as_ref().ok()?;
         let known = self.books.pod(&pod.uid)?;
         let may = self.config.call_back
+            && self.has_waited(pod, self.config.reclaim_after, now)
             && may_hold(known)
             && known.nominated.is_none()
             && pod.nominated.is_none()

@@ -27,6 +27,8 @@ pub struct Config {
     /// Call memory back that pods use beyond their requests when it keeps a pod off whose request fits by the
     /// books.
     pub call_back: bool,
+    /// How long a pod waits, since it was created, before memory is called back for it.
+    pub reclaim_after: Duration,
     /// What is done at most to have a pod give memory back.
     pub action: Act,
     /// Owners may soften that for their pods.
@@ -51,6 +53,8 @@ pub struct Config {
     pub keep_percent: usize,
     /// Preempt others for pods that free memory is too scattered for.
     pub preempt_scattered: bool,
+    /// How long a pod waits, since it was created, before others are preempted for it.
+    pub preempt_after: Duration,
     /// Move pods whose owners let them be moved, for pods that wait for pieces.
     pub moves: bool,
     /// Steps that one call may spend on searches for pods of several containers or cards.
@@ -67,6 +71,7 @@ impl Default for Config {
             wake_again_after: Duration::from_secs(2),
             claim_ttl: Duration::from_secs(5),
             call_back: false,
+            reclaim_after: Duration::ZERO,
             action: Act::default(),
             owners_soften: true,
             call_back_for: Duration::from_secs(60),
@@ -79,6 +84,7 @@ impl Default for Config {
             keep_places: 4,
             keep_percent: 10,
             preempt_scattered: false,
+            preempt_after: Duration::ZERO,
             moves: false,
             search_steps: 100_000,
         }

@@ -55,6 +55,7 @@ mod borrowers;
 mod budget;
 mod call_back;
 mod config;
+mod configure;
 mod decide;
 mod explain;
 mod late;

@@ -164,7 +164,8 @@ impl Ledger {
 
     /// May others end for this pod at all?
     fn may_preempt(&self, pod: &PodFacts, now: Duration) -> bool {
-        pod.preempts && pod.waiting && !pod.in_line && self.may_be_given_room(pod, now)
+        let waited = self.has_waited(pod, self.config.preempt_after, now);
+        pod.preempts && pod.waiting && !pod.in_line && waited && self.may_be_given_room(pod, now)
     }
 
     /// Is room that others make of use to the pod, and can it be kept?

@@ -9,6 +9,7 @@ use hyper::Request;
 use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
 
+use crate::config::configure;
 use crate::control_plane::ControlPlane;
 use crate::net::{free_port, get, send};
 use crate::process::{Launch, Process, built};
@@ -21,6 +22,8 @@ const HELD: &str = "gpustow_extender_gpu_memory_requested_bytes{";
 pub struct ExtenderOptions {
     /// Further arguments.
     pub args: Vec<String>,
+    /// Fields of the GpustowConfig ([`configure`]), which is written before the extender starts; none leaves it as it is.
+    pub config: Option<Vec<String>>,
     /// Environment set on top of this process's own.
     pub env: Vec<(String, String)>,
 }
@@ -68,6 +71,9 @@ impl Extender {
         kubeconfig: &Path,
         options: ExtenderOptions,
     ) -> Result<Extender> {
+        if let Some(fields) = &options.config {
+            configure(&cluster.admin()?, fields).await?;
+        }
         let extender = Extender::launch(cluster, program, kubeconfig, options)?;
         extender.wait_ready().await?;
         Ok(extender)

@@ -11,22 +11,24 @@
 {{- if and .Values.guard (has (include "gpustow.admission" .) (list "webhook" "none")) }}
 {{- fail "guard: it needs policies that change pods, of Kubernetes 1.36, or of 1.34 with the feature gate: set guard=false" }}
 {{- end }}
-{{- if and (ne (include "gpustow.line" .) "off") (eq (include "gpustow.admission" .) "none") }}
-{{- fail "extender.line: it needs somebody who changes pods, by policies or as a webhook: set extender.line=off or another admission" }}
-{{- end }}
-{{- /* What the extender itself refuses at its start. */}}
-{{- $extra := printf " %s " (join " " .Values.extender.extraArgs) }}
-{{- if and (has .Values.extender.act (list "kill-process" "evict")) (not .Values.extender.callBack) (not (contains " --call-back " $extra)) }}
-{{- fail (printf "extender.act: the extender does not start with %s unless it calls memory back: set extender.callBack=true, or leave extender.act empty" .Values.extender.act) }}
-{{- end }}
-{{- if and .Values.extender.keepMarks (not .Values.extender.keep) (not (regexMatch " --keep[= ]" $extra)) }}
-{{- fail "extender.keepMarks: the extender does not start with it unless it keeps places: set extender.keep to seconds, as 120, or extender.keepMarks=false" }}
+{{- if and (ne (include "gpustow.queue" .) "Off") (eq (include "gpustow.admission" .) "none") }}
+{{- fail "config.queue.mode: the queue needs policies or a webhook that change pods: set config.queue.mode=Off or another admission" }}
 {{- end }}
 {{- end }}
 
-{{/* off, auto or always. YAML 1.1, as Helm reads it, takes a bare off for false. */}}
-{{- define "gpustow.line" -}}
-{{- .Values.extender.line | default "off" }}
+{{/* spec of the GpustowConfig, as JSON. YAML 1.1, as Helm reads it, takes a bare Off for false. */}}
+{{- define "gpustow.config" -}}
+{{- $config := deepCopy (.Values.config | default dict) }}
+{{- range $part, $field := dict "queue" "mode" "reclaim" "action" "reserve" "after" }}
+{{- $it := get $config $part | default dict }}
+{{- if kindIs "bool" (get $it $field) }}{{- $_ := set $it $field "Off" }}{{- end }}
+{{- end }}
+{{- toJson $config }}
+{{- end }}
+
+{{/* Off, Auto or Always. */}}
+{{- define "gpustow.queue" -}}
+{{- dig "queue" "mode" "Off" (include "gpustow.config" . | fromJson) }}
 {{- end }}
 
 {{- define "gpustow.minor" -}}

@@ -2,8 +2,10 @@
 {{- define "gpustow.files" -}}
 {{- $files := list }}
 {{- range $path, $_ := .Files.Glob "files/{core,agent,base}/**.yaml" }}
-{{- $files = append $files (trimPrefix "files/" $path) }}
+{{- /* Helm creates what is in crds/ before the GpustowConfig, which is a part of the release. */}}
+{{- if ne $path "files/core/config-crd.yaml" }}{{- $files = append $files (trimPrefix "files/" $path) }}{{- end }}
 {{- end }}
+{{- if .Values.disruptions }}{{- $files = append $files "disruptions/rbac.yaml" }}{{- end }}
 {{- $admission := include "gpustow.admission" . }}
 {{- if eq $admission "v1beta1" }}
 {{- $files = append $files "overlays/v1beta1/policies.yaml" }}
@@ -17,14 +19,10 @@
 {{- $files = append $files "guard/policy.yaml" }}
 {{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/guard-v1beta1/policies.yaml" }}{{- end }}
 {{- end }}
-{{- if eq .Values.extender.act "evict" }}{{- $files = append $files "evict/rbac.yaml" }}{{- end }}
-{{- if .Values.extender.preemptScattered }}{{- $files = append $files "preempt-scattered/rbac.yaml" }}{{- end }}
-{{- if .Values.extender.move }}{{- $files = append $files "move/rbac.yaml" }}{{- end }}
-{{- if .Values.extender.keepMarks }}{{- $files = append $files "keep/rbac.yaml" }}{{- end }}
-{{- if ne (include "gpustow.line" .) "off" }}
-{{- $files = concat $files (list "line/rbac.yaml" "line/policy.yaml") }}
-{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/line-v1beta1/policies.yaml" }}
-{{- else if eq $admission "webhook" }}{{- $files = concat $files (list "line-webhook/rbac.yaml" "line-webhook/webhook.yaml") }}
+{{- if ne (include "gpustow.queue" .) "Off" }}
+{{- $files = concat $files (list "queue/rbac.yaml" "queue/policy.yaml") }}
+{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/queue-v1beta1/policies.yaml" }}
+{{- else if eq $admission "webhook" }}{{- $files = append $files "queue-webhook/webhook.yaml" }}
 {{- end }}
 {{- end }}
 {{- if .Values.agent.setLimits }}{{- $files = append $files "set-limits/rbac.yaml" }}{{- end }}
@@ -52,13 +50,6 @@
 {{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" $values.scheduler) }}
 {{- $extender := first $pod.initContainers }}
 {{- $args := list }}
-{{- with $values.extender.policy }}{{- $args = list (printf "--policy=%s" .) }}{{- end }}
-{{- if $values.extender.callBack }}{{- $args = append $args "--call-back" }}{{- end }}
-{{- with $values.extender.act }}{{- $args = append $args (printf "--act=%s" .) }}{{- end }}
-{{- if $values.extender.preemptScattered }}{{- $args = append $args "--preempt-scattered" }}{{- end }}
-{{- with $values.extender.keep }}{{- $args = append $args (printf "--keep=%d" (int .)) }}{{- end }}
-{{- if $values.extender.keepMarks }}{{- $args = append $args "--keep-marks" }}{{- end }}
-{{- with $values.extender.move }}{{- $args = append $args (printf "--move=%d" (int .)) }}{{- end }}
 {{- if eq (include "gpustow.admission" $root) "webhook" }}
 {{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}
 {{- $_ := set $extender "ports" (append $extender.ports (dict "name" "webhook" "containerPort" 32765)) }}
@@ -72,8 +63,6 @@
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
 {{- end }}
 {{- end }}
-{{- $line := include "gpustow.line" $root }}
-{{- if ne $line "off" }}{{- $args = append $args (printf "--line=%s" $line) }}{{- end }}
 {{- include "gpustow.once" (dict "value" "extender.extraArgs" "args" (concat $extender.args $args) "extra" $values.extender.extraArgs) }}
 {{- $args = concat $args $values.extender.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $extender "image" $values.extender.image "tag" $root.Chart.AppVersion "resources" $values.extender.resources "args" $args) }}

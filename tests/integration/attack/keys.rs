@@ -2,7 +2,7 @@
 //! in `names`, so that a new one is tried without anybody thinking of it.
 
 use anyhow::Result;
-use gpustow_api::names;
+use gpustow_api::{config, names};
 use gpustow_testkit::Case;
 use kube::Client;
 use serde_json::{Value, json};
@@ -249,7 +249,6 @@ async fn what_gpustow_goes_by_elsewhere_is_no_tenants_to_write() -> Result<()> {
     case.node("n", &[8000]).create(&case.client).await?;
     make(&case, "waits", json!({}), of(asks("main", "1")), None).await?;
     let node = format!("/api/v1/nodes/{}", case.node_name("n"));
-    let system = format!("/api/v1/namespaces/{}", names::NAMESPACE);
     let label = |key: &str, value: Value| json!({ "metadata": { "labels": { key: value } } });
     let mut rows = Vec::new();
     let mut no = |verb, path: String, body: Value| {
@@ -285,14 +284,17 @@ async fn what_gpustow_goes_by_elsewhere_is_no_tenants_to_write() -> Result<()> {
     );
     no("PATCH", lease.clone(), note(names::LEFT_CLEANLY, "true"));
     no("DELETE", lease, Value::Null);
-    let settings = format!("{system}/configmaps");
-    let defaults = json!({ "metadata": { "name": names::POD_DEFAULTS } });
-    no("POST", settings.clone(), defaults);
+    let configs = format!("/apis/{}/{}/gpustowconfigs", names::GROUP, names::VERSION);
     no(
-        "DELETE",
-        format!("{settings}/{}", names::POD_DEFAULTS),
-        Value::Null,
+        "POST",
+        configs.clone(),
+        json!({ "metadata": { "name": config::NAME } }),
     );
+    for path in ["", "/status"] {
+        let own = format!("{configs}/{}{path}", config::NAME);
+        no("PATCH", own, json!({ "spec": {}, "status": {} }));
+    }
+    no("DELETE", format!("{configs}/{}", config::NAME), Value::Null);
     let own = format!("/api/v1/namespaces/{}", case.namespace);
     no("PATCH", own, label(names::GUARD_LABEL, json!("off")));
     let policies = "/apis/admissionregistration.k8s.io/v1";

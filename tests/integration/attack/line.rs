@@ -1,10 +1,10 @@
 //! Who gets into the line and out of it: the gate's rules, and who tries to get round them.
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::names;
-use gpustow_testkit::{Case, ControlPlane, Options, eventually};
+use gpustow_api::{GpustowConfig, config, names};
+use gpustow_testkit::{Case, ControlPlane, Options, configure, eventually};
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
+use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::{Mutex, OnceCell};
@@ -19,7 +19,7 @@ use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow};
 /// A control plane with a line; its controllers fill the roles that tenants have.
 async fn lined() -> Result<&'static ControlPlane> {
     static LINED: OnceCell<ControlPlane> = OnceCell::const_new();
-    let with = || lined_by("manifests/overlays/line");
+    let with = || lined_by("manifests/overlays/queue");
     LINED.get_or_try_init(with).await
 }
 
@@ -65,22 +65,22 @@ fn gates_of(pod: &Pod) -> Result<Vec<String>> {
     Ok(gates.map(|gate| gate.name.clone()).collect())
 }
 
-/// Makes the ConfigMap say this; none takes it away.
-async fn flag(cluster: &ControlPlane, data: Option<Value>) -> Result<()> {
-    let namespace = format!("--namespace={SYSTEM}");
+/// Makes the GpustowConfig say this: the mode of the queue, and whether new pods are queued. None deletes it.
+async fn flag(cluster: &ControlPlane, says: Option<(&str, bool)>) -> Result<()> {
     let gone = [
         "delete",
-        "configmap",
-        names::LINE,
+        "gpustowconfig",
+        config::NAME,
         "--ignore-not-found",
-        &namespace,
     ];
     cluster.kubectl(&gone).await?;
-    if let Some(data) = data {
-        let meta = json!({ "name": names::LINE, "namespace": SYSTEM });
-        let map =
-            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data });
-        cluster.apply(&map.to_string()).await?;
+    if let Some((mode, queueing)) = says {
+        let client = cluster.admin()?;
+        configure(&client, &[format!("queue: {{mode: {mode}}}")]).await?;
+        let status = Patch::Merge(json!({ "status": { "queueing": queueing } }));
+        let configs = Api::<GpustowConfig>::all(client);
+        let params = PatchParams::default();
+        configs.patch_status(config::NAME, &params, &status).await?;
     }
     Ok(())
 }
@@ -104,27 +104,19 @@ async fn pods_stand_in_line_while_the_flag_says_so_and_some_never() -> Result<()
 /// Where the API server changes pods by policies, the webhook may do it instead.
 #[tokio::test]
 async fn the_webhook_has_the_same_pods_stand_in_line() -> Result<()> {
-    some_stand_and_some_never(&lined_by("manifests/overlays/line-webhook").await?).await
+    some_stand_and_some_never(&lined_by("manifests/overlays/queue-webhook").await?).await
 }
 
 async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
     let case = Case::new(cluster, "gating").await?;
-    let on = || Some(json!({ names::LINE_KEY: "true" }));
-    // Missing and damaged in any way: nobody is held back, nobody is refused.
-    let damaged = [
-        None,
-        Some(json!({})),
-        Some(json!({ names::LINE_KEY: "yes" })),
-        Some(json!({ names::LINE_KEY: "" })),
-        Some(json!({ "other": "true" })),
-    ];
-    for data in damaged {
-        flag(cluster, on()).await?;
+    let on = Some(("Auto", true));
+    for off in [None, Some((r#""Off""#, true)), Some(("Always", false))] {
+        flag(cluster, on).await?;
         waits(&case, &[names::GATE]).await?;
-        flag(cluster, data).await?;
+        flag(cluster, off).await?;
         waits(&case, &[]).await?;
     }
-    flag(cluster, on()).await?;
+    flag(cluster, on).await?;
     waits(&case, &[names::GATE]).await?;
 
     let idle = json!({ "containers": [{ "name": "a" }] });
@@ -154,7 +146,7 @@ async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
     let own = asking(json!({ "schedulingGates": ours() }));
     ensure!(gates(&case, json!({}), own).await? == [names::GATE]);
 
-    let label = format!("{}=off", names::LINE_LABEL);
+    let label = format!("{}=off", names::QUEUE_LABEL);
     cluster
         .kubectl(&["label", "namespace", &case.namespace, &label])
         .await?;
@@ -188,7 +180,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         change[pointer] = value;
         change
     };
-    const TURN: &str = "gpustow takes the gate off in turn";
+    const TURN: &str = "gpustow removes the gate in turn";
     let rows = vec![
         change("waits", lift(), Refused(TURN)),
         change("both", left(), Refused(TURN)),
@@ -202,7 +194,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
             "POST",
             pods(&case, ""),
             copied.clone(),
-            Refused("leave the gate out"),
+            Refused("remove the gate"),
         ),
     ];
     run("edit", &edit, rows).await?;
@@ -267,18 +259,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         ),
     ];
     run("the extender", &extender, rows).await?;
-    // The flag is a ConfigMap of its own; by another name one might say what all pods get.
-    let maps = format!("/api/v1/namespaces/{SYSTEM}/configmaps");
-    for (name, wanted) in [(names::LINE, false), (names::POD_DEFAULTS, true)] {
-        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name } });
-        let refused = send(&extender, "POST", &maps, &map).await?;
-        let says = refused
-            .as_ref()
-            .map(|it| it.contains("makes no ConfigMap but"));
-        ensure!(says == wanted.then_some(true), "{name}: {refused:?}");
-    }
-
-    let role = "--clusterrole=gpustow-line-lifter";
+    let role = "--clusterrole=gpustow-queue-ungater";
     let namespace = format!("--namespace={}", case.namespace);
     let user = format!("--serviceaccount={}:edit", case.namespace);
     cluster
@@ -296,7 +277,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         .await?;
 
     // In a namespace whose pods stand in no line nobody is kept from anything.
-    let label = format!("{}=off", names::LINE_LABEL);
+    let label = format!("{}=off", names::QUEUE_LABEL);
     cluster
         .kubectl(&["label", "namespace", &case.namespace, &label])
         .await?;
@@ -322,32 +303,35 @@ async fn before_gpustow_goes_one_command_takes_every_gate_off() -> Result<()> {
         let spec = asking(json!({ "schedulingGates": gates }));
         make(&case, name, json!({}), spec, None).await?;
     }
-    let lift_all = async |account: &str| -> Result<(bool, String)> {
+    let ungate_all = async |account: &str| -> Result<(bool, String)> {
         let kubeconfig = cluster.kubeconfig(SYSTEM, account, None).await?;
         let mut command = Command::new(gpustow());
         command
-            .arg("--lift-all")
+            .arg("--ungate-all")
             .arg("--kubeconfig")
             .arg(kubeconfig);
         let output = command.output().await?;
         let said = [output.stdout, output.stderr].concat();
         Ok((output.status.success(), String::from_utf8(said)?))
     };
-    let (well, said) = lift_all("gpustow-agent").await?;
-    ensure!(!well && said.contains("ClusterRole gpustow-line"), "{said}");
-    let (well, said) = lift_all(ACCOUNT).await?;
-    ensure!(well && said.contains("no pod bears it"), "{said}");
+    let (well, said) = ungate_all("gpustow-agent").await?;
+    ensure!(
+        !well && said.contains("ClusterRole gpustow-queue"),
+        "{said}"
+    );
+    let (well, said) = ungate_all(ACCOUNT).await?;
+    ensure!(well && said.contains("no pod has it"), "{said}");
     let pods = Api::<Pod>::namespaced(case.client.clone(), &case.namespace);
     for (name, left) in [("a", &[][..]), ("b", &[]), ("c", &["x.y/z"])] {
         ensure!(gates_of(&pods.get(name).await?)? == left, "{name}");
     }
     // Twice is as good as once.
-    let (well, said) = lift_all(ACCOUNT).await?;
-    ensure!(well && said.contains("off 0 pods"), "{said}");
+    let (well, said) = ungate_all(ACCOUNT).await?;
+    ensure!(well && said.contains("from 0 pods"), "{said}");
 
     // One that it may not touch, as it asks for nothing, keeps no other in the line, and is named.
     let free = Case::new(cluster, "left-out").await?;
-    let label = format!("{}=off", names::LINE_LABEL);
+    let label = format!("{}=off", names::QUEUE_LABEL);
     cluster
         .kubectl(&["label", "namespace", &free.namespace, &label])
         .await?;
@@ -358,7 +342,7 @@ async fn before_gpustow_goes_one_command_takes_every_gate_off() -> Result<()> {
     .await?;
     let spec = asking(json!({ "schedulingGates": ours() }));
     make(&case, "d", json!({}), spec, None).await?;
-    let (well, said) = lift_all(ACCOUNT).await?;
+    let (well, said) = ungate_all(ACCOUNT).await?;
     let named = format!("stays on {}/copied:", free.namespace);
     ensure!(!well && said.contains(&named), "{said}");
     ensure!(gates_of(&pods.get("d").await?)?.is_empty());
@@ -368,8 +352,8 @@ async fn before_gpustow_goes_one_command_takes_every_gate_off() -> Result<()> {
         &json!({ "spec": { "schedulingGates": [] } }),
     )
     .await?;
-    let (well, said) = lift_all(ACCOUNT).await?;
-    ensure!(well && said.contains("no pod bears it"), "{said}");
+    let (well, said) = ungate_all(ACCOUNT).await?;
+    ensure!(well && said.contains("no pod has it"), "{said}");
     patch(
         &case.client,
         &super::pods(&case, "/c"),

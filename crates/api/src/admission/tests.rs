@@ -47,7 +47,7 @@ async fn every_policy_of_ours_is_generated_and_holds_as_the_api_server_keeps_it(
 #[test]
 fn what_is_expected_is_what_is_generated() {
     let certificate = Expected::of_certificate(names::GPU_MEM);
-    let line = Expected::of_line(names::GPU_MEM);
+    let line = Expected::of_queue(names::GPU_MEM);
     let all = Expected::new(names::GPU_MEM).and(certificate).and(line);
     assert_eq!(all.0.len(), POLICIES.len() + 2);
     let files = generated(names::GPU_MEM).unwrap();

@@ -1,18 +1,19 @@
-//! Pods that stand in gpustow's line though nobody would let them out, or though an autoscaler is to see them.
+//! Pods that are queued although no extender would ungate them, or although an autoscaler must see them.
 
 use gpustow_api::names;
-use gpustow_inspect::{
-    Cluster, LineMode,
-    system::{self, EXTENDER},
-};
-use k8s_openapi::api::core::v1::Pod;
+use gpustow_inspect::{Cluster, Feature, system::Seen};
 
 use super::{Findings, Level};
 
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
-    let extenders = cluster.system.pods_with(EXTENDER);
-    if extenders.iter().any(|pod| lets_out(pod)) {
-        return unseen(cluster, &extenders, findings);
+    if matches!(cluster.config, Seen::Unreadable) {
+        return;
+    }
+    if Feature::Queue.is_on(cluster.spec()) {
+        return unseen(cluster, findings);
+    }
+    if cluster.system.runs_extender() {
+        return;
     }
     // One problem, however many pods have it.
     for pod in cluster.pods.values().filter(|pod| pod.facts.in_line) {
@@ -20,35 +21,25 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
             Level::Error,
             format!("pod/{}", pod.full_name()),
             format!(
-                "no extender with --line runs in {}: the scheduling gate {} holds the pod for good",
+                "no extender runs in {}: the scheduling gate {} holds the pod for good",
                 names::NAMESPACE,
                 names::GATE
             ),
-            "start the extender with --line; without a queue, remove every such gate with gpustow --lift-all: \
-             docs/uninstall.md",
+            "start the extender, or remove every such gate with gpustow --ungate-all: docs/uninstall.md",
         );
     }
 }
 
 /// An autoscaler sees no pod with a gate.
-fn unseen(cluster: &Cluster, extenders: &[&Pod], findings: &mut Findings) {
-    let shows = |pod: &&Pod| system::settings(pod).is_some_and(|settings| settings.line_show > 0);
+fn unseen(cluster: &Cluster, findings: &mut Findings) {
     if let Some(autoscaler) = cluster.system.autoscaler()
-        && !extenders.iter().any(shows)
+        && cluster.spec().queue.show_to_autoscaler == 0
     {
         findings.add(
             Level::Warning,
             format!("pod/{autoscaler}"),
-            "it looks like an autoscaler, which sees no pod that stands in gpustow's line and adds no node for it",
-            "set the extender's --line-show=20: docs/autoscaling.md",
+            "it looks like an autoscaler, which sees no queued pod and adds no node for it",
+            "set spec.queue.showToAutoscaler of the GpustowConfig to 20: docs/autoscaling.md",
         );
     }
-}
-
-/// Is it one of the extenders that take pods out of the line?
-fn lets_out(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
-    let settings = system::settings(pod);
-    !matches!(phase, Some("Failed" | "Succeeded"))
-        && settings.is_some_and(|settings| settings.line != LineMode::Off)
 }

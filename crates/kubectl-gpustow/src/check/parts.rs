@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use gpustow_api::names;
+use gpustow_api::{config, names};
 use gpustow_inspect::{
-    Cluster, state,
+    Cluster, Right, state,
     system::{self, AGENT, EXTENDER, SCHEDULER, Seen},
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -29,7 +29,7 @@ const DEPLOY: &str = "nvidia.com/gpu.deploy.client";
 
 pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     extender(cluster, findings);
-    rights(cluster, findings);
+    features(cluster, findings);
     scheduler(cluster, findings);
     agents(cluster, findings);
 }
@@ -113,33 +113,40 @@ fn extender(cluster: &Cluster, findings: &mut Findings) {
     }
 }
 
-/// Has the extender the rights that its switches need?
-fn rights(cluster: &Cluster, findings: &mut Findings) {
-    let Some(missing) = cluster.system.missing_rights() else {
-        return findings.add(
-            Level::Info,
-            "extender",
-            "the rights that its switches need were not checked: you may not ask for them",
-            "ask for the ClusterRole gpustow-viewer",
-        );
-    };
-    let mut reported = None;
-    for right in missing {
-        // One component may give several rights.
-        if reported == Some(right.component) {
-            continue;
+/// Does every feature work that the GpustowConfig turns on?
+fn features(cluster: &Cluster, findings: &mut Findings) {
+    let object = format!("gpustowconfig/{}", config::NAME);
+    let status = match &cluster.config {
+        Seen::Read(config) => config.status.as_ref(),
+        Seen::NotThere => None,
+        Seen::Unreadable => {
+            return findings.add(
+                Level::Info,
+                object,
+                "the configuration was not read: the defaults are assumed",
+                "ask for the ClusterRole gpustow-viewer",
+            );
         }
-        reported = Some(right.component);
-        findings.add(
-            Level::Error,
-            "extender",
-            format!(
-                "{} does not work: its account may not {}",
-                right.switch,
-                right.text()
+    };
+    let conditions = status.map_or(&[][..], |status| &status.conditions);
+    for condition in conditions.iter().filter(|it| it.status == "False") {
+        let (problem, mend) = match condition.reason.as_str() {
+            config::PERMISSION_MISSING if condition.type_ != config::WORKING => {
+                let Some(right) = Right::of_feature(&condition.type_, cluster.spec()) else {
+                    continue;
+                };
+                (
+                    format!("{} does not work: {}", condition.type_, condition.message),
+                    format!("kubectl apply -f manifests/{}/rbac.yaml", right.component),
+                )
+            }
+            config::UNREADABLE => (
+                condition.message.clone(),
+                "correct the object, or install the same version everywhere".to_owned(),
             ),
-            format!("kubectl apply -f manifests/{}/rbac.yaml", right.component),
-        );
+            _ => continue,
+        };
+        findings.add(Level::Error, object.clone(), problem, mend);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `check` makes of faults of a whole node, of pods that borrow, and of switches without their component.
+//! What `check` makes of faults of a whole node, of pods that borrow, and of features without their permission.
 
 use anyhow::{Result, ensure};
 use gpustow_api::faults::NodeFault;
@@ -6,62 +6,60 @@ use kubectl_gpustow::Answer;
 use serde_json::json;
 use strum::VariantArray as _;
 
-use crate::incidents::{Files, NOW, healthy, part, report, waiting};
+use crate::incidents::{Files, NOW, config, healthy, report, waiting};
 
 #[tokio::test]
-async fn a_switch_without_its_component_is_found() -> Result<()> {
-    let review = |verb: &str, resource: &str, subresource: Option<&str>, allowed: bool| {
-        let mut attributes = json!({ "verb": verb, "resource": resource });
-        if let Some(subresource) = subresource {
-            attributes["subresource"] = json!(subresource);
-        }
-        json!({ "kind": "SubjectAccessReview",
-            "spec": { "user": "system:serviceaccount:gpustow-system:gpustow-scheduler",
-                "resourceAttributes": attributes },
-            "status": { "allowed": allowed } })
+async fn check_finds_a_feature_that_lacks_its_permission() -> Result<()> {
+    let condition = |feature: &str, reason: &str| {
+        json!({ "type": feature, "status": "False", "reason": reason, "message": "the extender may not do it",
+            "lastTransitionTime": "2026-11-21T09:40:00Z" })
     };
-    for (args, asked, found) in [
+    let missing = |feature: &str| condition(feature, "PermissionMissing");
+    let queue = json!({ "queue": { "mode": "Auto" } });
+    let defragment = json!({ "defragment": { "evictionsPerHour": 3 } });
+    for (spec, conditions, found) in [
         (
-            &["--line=auto"][..],
-            review("patch", "pods", None, false),
+            queue,
+            json!([
+                missing("Working"),
+                missing("Queue"),
+                condition("Reclaim", "Off")
+            ]),
             Some((
-                "--line does not work: its account may not patch pods",
-                "manifests/line/rbac.yaml",
+                "Queue does not work: the extender may not do it",
+                "manifests/queue/rbac.yaml",
             )),
         ),
         (
-            &["--call-back", "--act=evict"],
-            review("create", "pods", Some("eviction"), false),
+            defragment,
+            json!([missing("Defragment")]),
             Some((
-                "--act=evict does not work: its account may not create pods/eviction",
-                "manifests/evict/",
+                "Defragment does not work: the extender may not do it",
+                "manifests/disruptions/rbac.yaml",
             )),
         ),
         (
-            &["--move=3"],
-            review("create", "pods", Some("eviction"), true),
-            None,
+            json!({}),
+            json!([condition("Working", "Unreadable")]),
+            Some(("the extender may not do it", "correct the object")),
         ),
-        // Off, so it needs none.
-        (
-            &["--call-back"],
-            review("create", "pods", Some("eviction"), false),
-            None,
-        ),
+        // What the status says is older than the object, which is off now.
+        (json!({}), json!([missing("Queue")]), None),
+        (json!({}), json!([condition("Queue", "Off")]), None),
     ] {
         let mut objects = healthy().to_vec();
-        let mut pod = part("e", "initContainers", "extender", args, true);
-        pod["spec"]["serviceAccountName"] = json!("gpustow-scheduler");
-        objects.extend([pod, asked]);
-        let files = Files::new("rights", &objects)?;
+        let mut config = config(spec);
+        config["status"]["conditions"] = conditions;
+        objects.push(config);
+        let files = Files::new("features", &objects)?;
         match found {
-            Some((problem, fix)) => drop(files.finds("error", problem, fix).await?),
+            Some((problem, fix)) => {
+                let row = files.finds("error", problem, fix).await?;
+                ensure!(row["object"] == "gpustowconfig/gpustow", "{row:#?}");
+            }
             None => {
                 let (answer, rows) = files.check().await?;
-                ensure!(
-                    answer == Answer::Yes && rows.is_empty(),
-                    "{args:?}: {rows:#?}"
-                );
+                ensure!(answer == Answer::Yes && rows.is_empty(), "{rows:#?}");
             }
         }
     }

@@ -96,6 +96,11 @@ pub(crate) fn waiting(name: &str, said: &str) -> Value {
             { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said }] } })
 }
 
+/// The GpustowConfig with these fields of `spec`.
+pub(crate) fn config(spec: Value) -> Value {
+    json!({ "kind": "GpustowConfig", "metadata": { "name": "gpustow" }, "spec": spec })
+}
+
 /// A pod of gpustow's own.
 pub(crate) fn part(name: &str, place: &str, container: &str, args: &[&str], ready: bool) -> Value {
     let statuses = if place == "containers" {
@@ -267,7 +272,7 @@ async fn a_lease_that_nobody_renews_is_found() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_silent_agent_is_one_by_the_extenders_own_setting() -> Result<()> {
+async fn an_agent_is_not_reporting_by_the_configured_time() -> Result<()> {
     let [n, _] = healthy();
     let mut objects = vec![
         n,
@@ -277,13 +282,7 @@ async fn a_silent_agent_is_one_by_the_extenders_own_setting() -> Result<()> {
     objects.push(node("m", &json!({}), "24k"));
     let (answer, _) = Files::new("three-minutes", &objects)?.check().await?;
     ensure!(answer == Answer::Yes);
-    objects.push(part(
-        "gpustow-scheduler-1",
-        "initContainers",
-        "extender",
-        &["--stale-after=60"],
-        true,
-    ));
+    objects.push(config(json!({ "scheduling": { "staleAfter": "60s" } })));
     objects.push(part("gpustow-agent-x", "containers", "agent", &[], false));
     let files = Files::new("one-minute", &objects)?;
     files

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, healthy, part, waiting};
+use crate::incidents::{Files, config, healthy, part, waiting};
 
 /// Stands in line, for ten minutes.
 fn standing(name: &str, mib: &str) -> Value {
@@ -23,8 +23,7 @@ async fn why_says_the_place_in_line_and_what_is_waited_for() -> Result<()> {
     holder["spec"]["nodeName"] = json!("n");
     holder["status"] = json!({ "phase": "Running" });
     let mut objects = healthy().to_vec();
-    let args = ["--line=auto"];
-    objects.push(part("e", "initContainers", "extender", &args, true));
+    objects.push(config(json!({ "queue": { "mode": "Auto" } })));
     objects.extend([holder, standing("b", "20000"), standing("a", "16000")]);
     let files = Files::new("in-line", &objects)?;
     for (pod, place) in [("a", "1 of 2"), ("b", "2 of 2")] {
@@ -47,38 +46,29 @@ async fn an_autoscaler_that_sees_nobody_in_line_is_found() -> Result<()> {
     };
     let image = "registry.k8s.io/autoscaling/cluster-autoscaler:v1.36.0";
     let problem = "it looks like an autoscaler";
-    for (label, image, args, found) in [
-        ("aws-cluster-autoscaler", "x", &["--line=auto"][..], true),
-        (
-            "karpenter",
-            "x@sha256:00",
-            &["--line=always", "--line-show=0"],
-            true,
-        ),
-        ("other", image, &["--line=auto"], true),
-        (
-            "karpenter",
-            image,
-            &["--line=auto", "--line-show=20"],
-            false,
-        ),
-        ("karpenter", image, &["--line=off"], false),
+    let queue = |mode: &str, shown: u32| json!({ "mode": mode, "showToAutoscaler": shown });
+    for (label, image, queue, found) in [
+        ("aws-cluster-autoscaler", "x", queue("Auto", 0), true),
+        ("karpenter", "x@sha256:00", queue("Always", 0), true),
+        ("other", image, queue("Auto", 0), true),
+        ("karpenter", image, queue("Auto", 20), false),
+        ("karpenter", image, queue("Off", 0), false),
         (
             "other",
             "example.com/karpenter-exporter:1",
-            &["--line=auto"],
+            queue("Auto", 0),
             false,
         ),
     ] {
         let mut objects = healthy().to_vec();
-        objects.push(part("e", "initContainers", "extender", args, true));
+        objects.push(config(json!({ "queue": queue })));
         objects.push(pod(label, image));
         let files = Files::new("autoscaler", &objects)?;
         let (_, rows) = files.check().await?;
         let is_there = json!(rows).to_string().contains(problem);
-        ensure!(is_there == found, "{label} {image} {args:?}: {rows:#?}");
+        ensure!(is_there == found, "{label} {image} {queue}: {rows:#?}");
         if found {
-            let row = files.finds("warning", problem, "--line-show=20").await?;
+            let row = files.finds("warning", problem, "showToAutoscaler").await?;
             ensure!(row["object"] == "pod/kube-system/scales", "{row:#?}");
         }
     }
@@ -93,25 +83,16 @@ async fn gates_that_no_extender_removes_are_one_finding() -> Result<()> {
         gated["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/room" }]);
         objects.push(gated);
     }
-    let problem = "no extender with --line runs in gpustow-system";
-    for args in [None, Some("--line=off"), Some("--policy=tight")] {
-        let mut objects = objects.clone();
-        objects.extend(args.map(|it| part("e", "containers", "extender", &[it], true)));
-        let files = Files::new("gate-for-good", &objects)?;
-        let row = files.finds("error", problem, "gpustow --lift-all").await?;
-        ensure!(
-            row["objects"].as_array().map(Vec::len) == Some(30),
-            "{row:#?}"
-        );
-        ensure!(row["object"] == "pod/ops/gated-00 and 29 more", "{row:#?}");
-    }
-    objects.push(part(
-        "e",
-        "initContainers",
-        "extender",
-        &["--line=auto"],
-        true,
-    ));
+    let problem = "no extender runs in gpustow-system";
+    let row = Files::new("gate-for-good", &objects)?;
+    let row = row.finds("error", problem, "gpustow --ungate-all").await?;
+    ensure!(
+        row["objects"].as_array().map(Vec::len) == Some(30),
+        "{row:#?}"
+    );
+    ensure!(row["object"] == "pod/ops/gated-00 and 29 more", "{row:#?}");
+    // An extender ungates them, whatever the mode is.
+    objects.push(part("e", "initContainers", "extender", &[], true));
     let (_, rows) = Files::new("gate-in-turn", &objects)?.check().await?;
     ensure!(!json!(rows).to_string().contains(problem), "{rows:#?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! The plugin's ledger has the extender's settings, whichever switch is on: both name the same node.
+//! The plugin's ledger follows the GpustowConfig as the extender does: both name the same node.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use gpustow_pack::PolicyKind;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, from_value, json};
 
-use crate::incidents::{Files, NOW, node, part, report, waiting};
+use crate::incidents::{Files, NOW, config, node, report, waiting};
 
 const AGO: &str = "2026-11-21T09:58:00Z";
 
@@ -86,56 +86,70 @@ fn chosen(config: Config, objects: &[Value], pod: &Value) -> Result<Option<Strin
 }
 
 #[tokio::test]
-async fn the_plugin_names_the_node_that_the_extender_chooses_with_each_switch() -> Result<()> {
-    let base = Config::default;
+async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> Result<()> {
+    let base = || Config {
+        preempt_scattered: true,
+        preempt_after: Duration::from_secs(1),
+        ..Config::default()
+    };
     let call_back = Config {
         call_back: true,
         ..base()
     };
     let policy = |policy| Config { policy, ..base() };
+    let minute = Duration::from_secs(60);
     let settings = [
-        (&[][..], base()),
-        (&["--call-back"], call_back),
-        (&["--policy=spread"], policy(PolicyKind::Spread)),
-        (&["--policy=binpack"], policy(PolicyKind::Binpack)),
-        (&["--policy=first-fit"], policy(PolicyKind::FirstFit)),
+        (json!({}), base()),
+        (json!({ "reclaim": { "action": "Event" } }), call_back),
         (
-            &["--stale-after=60"],
+            json!({ "scheduling": { "policy": "spread" } }),
+            policy(PolicyKind::Spread),
+        ),
+        (
+            json!({ "scheduling": { "policy": "binpack" } }),
+            policy(PolicyKind::Binpack),
+        ),
+        (
+            json!({ "scheduling": { "policy": "first-fit" } }),
+            policy(PolicyKind::FirstFit),
+        ),
+        (
+            json!({ "scheduling": { "staleAfter": "60s" } }),
             Config {
-                stale_after: Duration::from_secs(60),
+                stale_after: minute,
                 ..base()
             },
         ),
         (
-            &["--line", "always"],
+            json!({ "queue": { "mode": "Always" } }),
             Config {
                 line: true,
                 ..base()
             },
         ),
         (
-            &["--keep=60", "--keep-marks"],
+            json!({ "reserve": { "after": "1m", "markNodes": true } }),
             Config {
-                keep: Some(Duration::from_secs(60)),
+                keep: Some(minute),
                 ..base()
             },
         ),
         (
-            &["--preempt-scattered"],
+            json!({ "preempt": { "fragmented": false } }),
             Config {
-                preempt_scattered: true,
+                preempt_scattered: false,
                 ..base()
             },
         ),
         (
-            &["--move=10"],
+            json!({ "defragment": { "evictionsPerHour": 10 } }),
             Config {
                 moves: true,
                 ..base()
             },
         ),
         (
-            &["--call-back", "--act=evict", "--line=auto", "--move=1"],
+            json!({ "reclaim": { "action": "Evict" }, "queue": { "mode": "Auto" }, "defragment": { "evictionsPerHour": 1 } }),
             Config {
                 line: true,
                 moves: true,
@@ -145,12 +159,12 @@ async fn the_plugin_names_the_node_that_the_extender_chooses_with_each_switch() 
     ];
     let objects = objects();
     let mut different = std::collections::BTreeSet::new();
-    for (args, config) in settings {
+    for (spec, expected) in settings {
         for mib in [4000, 16_000, 20_000, 24_000] {
             let pod = bursts(mib);
-            let extender = chosen(config, &objects, &pod)?;
+            let extender = chosen(expected, &objects, &pod)?;
             let mut all = objects.clone();
-            all.push(part("e", "initContainers", "extender", args, true));
+            all.push(config(spec.clone()));
             all.push(pod);
             let files = Files::new("settings", &all)?;
             let (_, why) = files.ask("why ops/asks -o json").await?;
@@ -158,7 +172,7 @@ async fn the_plugin_names_the_node_that_the_extender_chooses_with_each_switch() 
             let plugin = why["place"]["node"].as_str().map(str::to_owned);
             ensure!(
                 plugin == extender,
-                "{args:?}, {mib} MiB: the plugin says {plugin:?}, the extender {extender:?}"
+                "{spec}, {mib} MiB: the plugin says {plugin:?}, the extender {extender:?}"
             );
             different.insert((mib, extender));
         }

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use gpustow_api::names;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, node, part, waiting};
+use crate::incidents::{Files, NOW, config, node, waiting};
 
 /// A node with so many GPUs of 24,000 MiB, each held whole by two pods, of which the driver may or may not limit memory.
 fn full(name: &str, gpus: usize, limit: &str) -> Vec<Value> {
@@ -93,13 +93,7 @@ async fn a_place_that_the_extender_keeps_is_quoted_from_its_event() -> Result<()
             "involvedObject": { "kind": "Pod", "uid": uid }, "eventTime": time, "message": message })
     };
     let mut objects = both("holds");
-    objects.push(part(
-        "e",
-        "initContainers",
-        "extender",
-        &["--keep=60"],
-        true,
-    ));
+    objects.push(config(json!({ "reserve": { "after": "60s" } })));
     objects.extend([
         event(
             "asks",

@@ -66,6 +66,20 @@ impl Books {
         }
     }
 
+    /// Judges every node by these settings from now on.
+    pub(crate) fn configure(&mut self, stale_after: Duration, weighs_use: bool) -> Change {
+        let mut change = Change::default();
+        self.stale_after = stale_after;
+        if self.weighs_use != weighs_use {
+            self.weighs_use = weighs_use;
+            let names: Vec<Arc<str>> = self.nodes.keys().cloned().collect();
+            for name in names {
+                self.touch(&name, &mut change);
+            }
+        }
+        change
+    }
+
     /// How many copies of pods, ends of pods and reservations were noted.
     pub(crate) fn copies(&self) -> u64 {
         self.copies

@@ -112,6 +112,13 @@ impl Line {
         }
     }
 
+    /// Turns the queue on or off. The pods that are in it must join again.
+    pub(super) fn switch(&mut self, on: bool) -> Vec<Uid> {
+        self.on = on;
+        self.through.retain(|_, (_, why)| *why != Lift::Off);
+        self.order.iter().map(|(.., uid)| uid.clone()).collect()
+    }
+
     /// A pod has come or changed. True if it is to wait for its turn.
     pub(super) fn join(&mut self, pod: &PodFacts, asks_us: bool) -> bool {
         let place = place(pod);

@@ -73,6 +73,20 @@ impl Queue {
         }
     }
 
+    /// From now on there is a queue with gates, or there is none: then the pods in it are ungated.
+    pub(crate) fn set_line(&mut self, on: bool, books: &Books) {
+        if self.line.is_on() == on {
+            return;
+        }
+        for uid in self.line.switch(on) {
+            self.line.leave(&uid);
+            self.waiting.remove(&uid);
+            if let Some(pod) = books.pod(&uid) {
+                self.pod_changed(&uid, Some(pod), books);
+            }
+        }
+    }
+
     /// Something has changed in the books.
     pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
         self.line.follow(event);

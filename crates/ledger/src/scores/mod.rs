@@ -43,6 +43,11 @@ impl Scores {
         }
     }
 
+    /// Pods that name no policy get this one from now on.
+    pub(crate) fn set_policy(&mut self, policy: PolicyKind) {
+        self.policy = policy;
+    }
+
     /// The policy that applies to a request.
     pub(crate) fn policy(&self, request: &Request) -> PolicyKind {
         request.policy.unwrap_or(self.policy)

@@ -85,7 +85,8 @@ async fn measure(
     first_pods: &[String],
 ) -> Result<()> {
     let options = ExtenderOptions {
-        args: vec!["--stale-after=86400".to_owned(), "--log=warn".to_owned()],
+        args: vec!["--log=warn".to_owned()],
+        config: Some(Vec::new()),
         ..ExtenderOptions::default()
     };
     let kubeconfig = cluster.admin_kubeconfig();

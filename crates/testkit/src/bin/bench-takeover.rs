@@ -119,10 +119,10 @@ async fn takeover(
     std::fs::write(&kubeconfig, text)?;
     let options = ExtenderOptions {
         args: vec![
-            "--stale-after=86400".to_owned(),
             "--log=warn".to_owned(),
             format!("--identity=bench-{failing}-{round}"),
         ],
+        config: Some(Vec::new()),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(cluster, program, &kubeconfig, options).await?;

@@ -20,8 +20,8 @@ use gpustow_machine::Gpu;
 use gpustow_machine::Machine;
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
-    Agent, Component, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
-    built, eventually, gpu_node, pod,
+    Agent, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
+    eventually, gpu_node, pod,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -54,16 +54,12 @@ struct Args {
     /// Folder of manifests and scheduler-config
     #[arg(long, default_value = ".")]
     repository: PathBuf,
-    /// Install these components of manifests too, and set the extender's flags as they do: line, keep, evict, move,
-    /// preempt-scattered
-    #[arg(long, value_name = "COMPONENT", value_delimiter = ',')]
-    with: Vec<String>,
-    /// Give the extender a further flag, as --extender-arg=--keep-for=60; see gpustow --help
-    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
-    extender_arg: Vec<String>,
+    /// Set a field of the GpustowConfig, as --config 'queue: {mode: Auto}'
+    #[arg(long, value_name = "FIELD")]
+    config: Vec<String>,
 }
 
-/// The simulated pod of the extender, which runs as a process. `kubectl gpustow` reads its flags there.
+/// The simulated pod of the extender, which runs as a process. `kubectl gpustow` looks for it.
 const EXTENDER: &str = "gpustow-scheduler-0";
 
 #[tokio::main]
@@ -88,11 +84,6 @@ async fn main() -> Result<()> {
 }
 
 async fn run(args: &Args) -> Result<()> {
-    let components = args.with.iter();
-    let components = components.map(|name| Component::read(&args.repository, name));
-    let components: Vec<_> = components.collect::<Result<_>>()?;
-    let flags = components.iter().flat_map(|it| it.args.clone());
-    let flags: Vec<String> = flags.chain(args.extender_arg.clone()).collect();
     println!("Starting the control plane ...");
     let cluster = ControlPlane::start(Options {
         controllers: true,
@@ -100,7 +91,7 @@ async fn run(args: &Args) -> Result<()> {
     })
     .await?;
     let client = cluster.admin()?;
-    install(args, &cluster, &client, &components).await?;
+    install(args, &cluster, &client).await?;
     let folder = cluster.dir().join("gpus");
     let mut programs = Programs::new(&folder);
     std::fs::create_dir_all(programs.proc())?;
@@ -114,11 +105,12 @@ async fn run(args: &Args) -> Result<()> {
         .await?;
     let identity = format!("--identity={EXTENDER}");
     let options = ExtenderOptions {
-        args: flags.iter().cloned().chain([identity]).collect(),
+        args: vec![identity],
+        config: Some(args.config.clone()),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(&cluster, &args.gpustow, &kubeconfig, options).await?;
-    show_extender(&client, &flags).await?;
+    show_extender(&client).await?;
     let file = args
         .repository
         .join("scheduler-config/gpustow-scheduler.yaml");
@@ -140,24 +132,13 @@ async fn run(args: &Args) -> Result<()> {
 }
 
 /// Applies the manifests, without the Deployment's pods: there is nothing to run them.
-async fn install(
-    args: &Args,
-    cluster: &ControlPlane,
-    client: &Client,
-    components: &[Component],
-) -> Result<()> {
+async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result<()> {
     println!("Installing gpustow ...");
-    let base = args.repository.join("manifests/base");
+    let base = args.repository.join("manifests/overlays/queue");
     let base = base.to_str().context("path of the repository")?;
     cluster
         .kubectl(&["apply", "--server-side", "-k", base])
         .await?;
-    for file in components.iter().flat_map(|it| &it.manifests) {
-        let file = file.to_str().context("path of a component")?;
-        cluster
-            .kubectl(&["apply", "--server-side", "-f", file])
-            .await?;
-    }
     let deployment = format!("deployment/{}", names::SCHEDULER);
     let namespace = format!("--namespace={}", names::NAMESPACE);
     cluster
@@ -185,7 +166,7 @@ async fn install(
 }
 
 /// A pod with the extender's flags; the kubelets call it ready as any other.
-async fn show_extender(client: &Client, flags: &[String]) -> Result<()> {
+async fn show_extender(client: &Client) -> Result<()> {
     let pods = Api::<Pod>::namespaced(client.clone(), names::NAMESPACE);
     let shown: Pod = serde_json::from_value(json!({
         "metadata": { "name": EXTENDER },
@@ -193,7 +174,7 @@ async fn show_extender(client: &Client, flags: &[String]) -> Result<()> {
             "nodeName": "gpu-node-0",
             "serviceAccountName": names::SCHEDULER,
             "automountServiceAccountToken": false,
-            "containers": [{ "name": "extender", "image": "simulated", "args": flags }],
+            "containers": [{ "name": "extender", "image": "simulated" }],
         },
     }))?;
     pods.create(&PostParams::default(), &shown).await?;
@@ -274,8 +255,7 @@ A tour:
   kubectl gpustow ui
       # all of it live in a browser
 
-To try features that are off by default, start it with their components: make cluster ARGS=\"--with line,keep,evict\"
-(also move and preempt-scattered; --extender-arg for single flags).
+To try features that are off by default, edit the configuration: kubectl edit gpustowconfig gpustow
 
 More to try: kubectl describe pod inference; kubectl gpustow top; curl -s {}/metrics | grep gpustow_cluster
 

@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::iter;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -64,6 +63,9 @@ struct Args {
     /// Further arguments of the extender
     #[arg(long, allow_hyphen_values = true)]
     extender: Vec<String>,
+    /// Set a field of the GpustowConfig, as --config 'queue: {mode: Auto}'
+    #[arg(long, value_name = "FIELD")]
+    config: Vec<String>,
     /// The extender's binary
     #[arg(long, default_value = "target/debug/gpustow")]
     gpustow: PathBuf,
@@ -98,16 +100,14 @@ async fn main() -> Result<()> {
     ensure!(args.nodes > 0 && args.reports > 0, "give nodes and reports");
     eprintln!("starting the control plane and {} nodes", args.nodes);
     let cluster = ControlPlane::start(Options::default()).await?;
-    let overlay = "manifests/overlays/line";
+    let overlay = "manifests/overlays/queue";
     cluster.kubectl(&["apply", "-k", overlay]).await?;
     let proxy = ApiProxy::start(&cluster).await?;
     let account = ("gpustow-system", "gpustow-scheduler");
     let through = cluster.kubeconfig(account.0, account.1, Some(proxy.url()));
     let options = ExtenderOptions {
-        // Agents report once.
-        args: iter::once("--stale-after=86400".to_owned())
-            .chain(args.extender.clone())
-            .collect(),
+        args: args.extender.clone(),
+        config: Some(args.config.clone()),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(&cluster, &args.gpustow, &through.await?, options).await?;

@@ -2,7 +2,6 @@
 
 mod check;
 mod cluster;
-mod component;
 mod make_cluster;
 mod process;
 mod proxy;

@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::names;
+use gpustow_api::{GpustowConfig, config, names};
 use gpustow_testkit::{Launch, Process, client, eventually, wait_bound};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::api::Api;
 use kube::{Client, ResourceExt as _};
 use nix::sys::signal::{Signal, kill};
@@ -54,7 +53,7 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
         program: program.to_owned(),
         args: vec![
             "--nodes=2".to_owned(),
-            "--with=line,preempt-scattered".to_owned(),
+            "--config=reserve: {max: 3}".to_owned(),
             format!("--gpustow={}", beside(program, "gpustow")?.display()),
             format!("--agent={}", beside(program, "gpustow-agent")?.display()),
             format!("--plugin={}", folder.display()),
@@ -93,19 +92,16 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
     })
     .await?;
 
-    // The components are there, and the plugin sees the extender's flags.
-    let flags = Api::<Pod>::namespaced(client.clone(), names::NAMESPACE)
-        .get("gpustow-scheduler-0")
-        .await?;
-    let flags = format!("{:?}", flags.spec.context("no spec")?.containers[0].args);
-    ensure!(
-        flags.contains("--line=auto") && flags.contains("--preempt-scattered"),
-        "{flags}"
-    );
-    let roles = Api::<ClusterRole>::all(client.clone());
-    for role in ["gpustow-line", "gpustow-preempt-scattered"] {
-        roles.get(role).await?;
-    }
+    // The configuration is there, and the extender follows it.
+    let configs = Api::<GpustowConfig>::all(client.clone());
+    eventually(SOON, "the configuration is followed", async || {
+        let config = configs.get(config::NAME).await?;
+        let status = config.status.unwrap_or_default();
+        ensure!(status.observed_generation == config.metadata.generation);
+        ensure!(config.spec.reserve.max == 3);
+        Ok(())
+    })
+    .await?;
 
     // Every program of the cluster has the folder in its arguments.
     let dir = Path::new(kubeconfig).parent().context("no folder")?;

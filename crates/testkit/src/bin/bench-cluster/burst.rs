@@ -36,7 +36,7 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
     let kubeconfig = cluster
         .kubeconfig("gpustow-system", "gpustow-scheduler", None)
         .await?;
-    let extender = extender(args, &cluster, &kubeconfig, &["--line=auto"]).await?;
+    let extender = extender(args, &cluster, &kubeconfig, &["queue: {mode: Auto}"]).await?;
     let config = config(args)?.with_extender(&extender.url)?;
     let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
     println!(

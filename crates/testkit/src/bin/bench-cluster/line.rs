@@ -235,17 +235,14 @@ async fn start(
 ) -> Result<(Option<Extender>, Scheduler)> {
     let (extender, config) = match way.line {
         Some(line) => {
-            let line = format!("--line={line}");
+            let line = format!("queue: {{mode: {line:?}}}");
             let extender = extender(args, cluster, kubeconfig, &[&line]).await?;
             let config = config(args)?.with_extender(&extender.url)?;
             (Some(extender), config)
         }
         None => {
-            let flag = ["delete", "configmap", names::LINE, "--ignore-not-found"];
-            let namespace = format!("--namespace={}", names::NAMESPACE);
-            cluster
-                .kubectl(&[&flag[..], &[&namespace]].concat())
-                .await?;
+            let config = ["delete", "gpustowconfig", "--all"];
+            cluster.kubectl(&config).await?;
             (None, config(args)?.with("extenders", Vec::<String>::new())?)
         }
     };

@@ -251,11 +251,11 @@ async fn extender(
     args: &Args,
     cluster: &ControlPlane,
     kubeconfig: &Path,
-    more: &[&str],
+    fields: &[&str],
 ) -> Result<Extender> {
-    let flags = ["--stale-after=86400", "--log=warn"].iter().chain(more);
     let options = ExtenderOptions {
-        args: flags.map(ToString::to_string).collect(),
+        args: vec!["--log=warn".to_owned()],
+        config: Some(fields.iter().map(ToString::to_string).collect()),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(cluster, &args.gpustow, kubeconfig, options).await?;

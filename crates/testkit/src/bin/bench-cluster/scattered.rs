@@ -38,13 +38,12 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
     let kubeconfig = cluster
         .kubeconfig("gpustow-system", "gpustow-scheduler", None)
         .await?;
-    // The pace at which pods end for others is an administrator's choice.
-    let flags = [
-        "--preempt-scattered",
-        "--acts-per-minute=100000",
-        "--acts-per-node=100000",
+    // The pace at which pods are disrupted is an administrator's choice.
+    let fields = [
+        "preempt: {after: 0s}",
+        "disruptions: {perMinute: 10000, perNodePerMinute: 10000}",
     ];
-    let extender = extender(args, &cluster, &kubeconfig, &flags).await?;
+    let extender = extender(args, &cluster, &kubeconfig, &fields).await?;
     let config = config(args)?.with_extender(&extender.url)?;
     let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
     let cards = nodes * CARDS.len();

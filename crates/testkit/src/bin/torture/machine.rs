@@ -30,7 +30,7 @@ impl Machine {
         cluster: &ControlPlane,
         name: &str,
         program: &Path,
-        args: &[String],
+        config: &[String],
         clock: &Path,
     ) -> Result<Self> {
         let own = cluster.dir().join(format!("gpustow-{name}"));
@@ -42,14 +42,14 @@ impl Machine {
         let kubeconfig = cluster
             .kubeconfig(account.0, account.1, Some(proxy.url()))
             .await?;
-        let mut options = ExtenderOptions {
+        let options = ExtenderOptions {
             env: vec![
                 ("LD_PRELOAD".to_owned(), clock.display().to_string()),
                 ("TORTURE_CLOCK".to_owned(), ahead.display().to_string()),
             ],
             args: vec![format!("--identity={name}"), "--log=info".to_owned()],
+            config: Some(config.to_vec()),
         };
-        options.args.extend_from_slice(args);
         let extender = Extender::start(cluster, &own, &kubeconfig, options).await?;
         let repository = Path::new(".");
         let config =

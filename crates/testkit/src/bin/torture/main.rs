@@ -43,9 +43,9 @@ struct Args {
     /// Most pods at a time
     #[arg(long, default_value_t = 700)]
     pods: usize,
-    /// Further arguments of the extender; with those that the earlier version does not know, leave it out
-    #[arg(long, allow_hyphen_values = true)]
-    extender: Vec<String>,
+    /// Set a field of the GpustowConfig, as --config 'queue: {mode: Auto}'
+    #[arg(long, value_name = "FIELD")]
+    config: Vec<String>,
     /// No change to the earlier version and back
     #[arg(long)]
     one_version: bool,
@@ -66,12 +66,12 @@ async fn main() -> Result<()> {
     eprintln!("starting the control plane and {} nodes", args.nodes);
     let cluster = ControlPlane::start(Options::default()).await?;
     cluster
-        .kubectl(&["apply", "-k", "manifests/overlays/line"])
+        .kubectl(&["apply", "-k", "manifests/overlays/queue"])
         .await?;
     let clock = machine::clock(cluster.dir())?;
     let mut machines = Vec::new();
     for name in ["left", "right"] {
-        let machine = Machine::start(&cluster, name, &args.gpustow, &args.extender, &clock);
+        let machine = Machine::start(&cluster, name, &args.gpustow, &args.config, &clock);
         machines.push(machine.await?);
     }
     let case = Case::new(&cluster, "torture").await?;

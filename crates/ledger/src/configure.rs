@@ -1,0 +1,44 @@
+//! Changes of the configuration while the ledger is in use.
+
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+
+use crate::{Config, Ledger};
+
+impl Ledger {
+    /// Goes on with another configuration. Whatever a feature that is off now has reserved is free again, and pods
+    /// that are queued are ungated if there is no queue any more.
+    pub fn configure(&mut self, config: Config) {
+        self.config = config;
+        self.scores.set_policy(config.policy);
+        let mut ended = Vec::new();
+        if !config.call_back {
+            ended.extend(self.queue.all_called_back());
+        }
+        if config.keep.is_none() {
+            ended.extend(self.queue.all_places());
+        }
+        let mut scattered = self.queue.all_scattered();
+        scattered.retain(|uid| match self.queue.is_moved_for(uid) {
+            true => !config.moves,
+            false => !config.preempt_scattered,
+        });
+        ended.append(&mut scattered);
+        for uid in ended {
+            self.queue.end_kept(&uid, &self.books);
+        }
+        self.queue.set_line(config.line, &self.books);
+        let change = self.books.configure(config.stale_after, config.call_back);
+        self.follow(change);
+    }
+
+    /// Has the pod waited for so long since it was created? Yes if the time is unknown ([`Ledger::tell_time`]).
+    pub(crate) fn has_waited(&self, pod: &PodFacts, after: Duration, now: Duration) -> bool {
+        let seconds = |it: Duration| i64::try_from(it.as_secs()).unwrap_or(i64::MAX);
+        self.unix_at_start.is_none_or(|start| {
+            let unix = start.saturating_add(seconds(now));
+            unix.saturating_sub(pod.created) >= seconds(after)
+        })
+    }
+}

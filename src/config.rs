@@ -1,0 +1,180 @@
+//! The configuration that this extender follows: the GpustowConfig of the cluster, as it is now. Without the object, or
+//! without its kind, the defaults hold. If the object cannot be decoded the last valid one holds. Until the first answer
+//! of the API server nothing that disrupts pods is on.
+
+pub(crate) mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use gpustow_api::GpustowConfig;
+use gpustow_api::config::{self, GpustowConfigSpec, GpustowConfigStatus, QueueMode};
+use gpustow_serve::WATCH_SECONDS;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::app::App;
+use crate::decode::{self, Each};
+use crate::watch::Retry;
+
+/// The name of the resource in metrics and messages.
+const RESOURCE: &str = "gpustowconfigs";
+
+/// What is followed now.
+#[derive(Clone, Debug)]
+pub(crate) struct Current {
+    pub(crate) spec: Arc<GpustowConfigSpec>,
+    /// The generation of the object that says so; none if there is no valid object.
+    pub(crate) generation: Option<i64>,
+    /// What the object's status says, if there is an object.
+    pub(crate) status: Option<GpustowConfigStatus>,
+    /// Why the object as it is now is not followed.
+    pub(crate) problem: Option<String>,
+    /// The API server has said whether there is an object.
+    pub(crate) known: bool,
+}
+
+impl Current {
+    fn unknown() -> Self {
+        Self {
+            spec: gpustow_settings::cautious().into(),
+            generation: None,
+            status: None,
+            problem: None,
+            known: false,
+        }
+    }
+
+    /// Are new pods queued now? The admission policy `gpustow-queue` judges by the same fields.
+    pub(crate) fn queues(&self) -> bool {
+        let on = self.spec.queue.mode != QueueMode::Off;
+        on && self.status.as_ref().is_some_and(|status| status.queueing)
+    }
+
+    /// What follows from the object as it is now.
+    fn after(&self, object: Option<Each<GpustowConfig>>) -> Self {
+        let (spec, generation, status, problem) = match object {
+            None => (Arc::default(), None, None, None),
+            Some(Each::Whole(object)) => {
+                let spec = match object.spec == *self.spec {
+                    true => self.spec.clone(),
+                    false => object.spec.into(),
+                };
+                let status = object.status.unwrap_or_default();
+                (spec, object.metadata.generation, Some(status), None)
+            }
+            Some(Each::Broken(remains)) => (
+                self.spec.clone(),
+                self.generation,
+                Some(self.status.clone().unwrap_or_default()),
+                Some(remains.error),
+            ),
+        };
+        Self {
+            spec,
+            generation,
+            status,
+            problem,
+            known: true,
+        }
+    }
+}
+
+/// The configuration for everyone who asks.
+pub(crate) struct Followed(watch::Sender<Current>);
+
+impl Default for Followed {
+    fn default() -> Self {
+        Self(watch::Sender::new(Current::unknown()))
+    }
+}
+
+impl Followed {
+    pub(crate) fn current(&self) -> Current {
+        self.0.borrow().clone()
+    }
+
+    pub(crate) fn spec(&self) -> Arc<GpustowConfigSpec> {
+        self.0.borrow().spec.clone()
+    }
+
+    /// The same once it is known. None if it is unknown for this long.
+    pub(crate) async fn known(&self, limit: Duration) -> Option<Current> {
+        let mut changes = self.0.subscribe();
+        let known = timeout(limit, changes.wait_for(|current| current.known)).await;
+        Some(known.ok()?.ok()?.clone())
+    }
+
+    /// Ends at the next change.
+    pub(crate) async fn changed(&self) {
+        // The sender lives as long as self: there is no error.
+        let _ = self.0.subscribe().changed().await;
+    }
+}
+
+/// Follows the object for as long as the process runs.
+pub(crate) async fn follow(app: Arc<App>) {
+    let named = watcher::Config::default()
+        .timeout(WATCH_SECONDS)
+        .fields(&format!("metadata.name={}", config::NAME));
+    let events = decode::watch::<GpustowConfig>(app.client.clone(), named, true);
+    let mut events = std::pin::pin!(events.backoff(Retry::default()));
+    let mut listed = None;
+    while let Some(event) = events.next().await {
+        app.metrics.watch_event(RESOURCE);
+        match event {
+            Ok(watcher::Event::Init) => listed = None,
+            Ok(watcher::Event::InitApply(object)) => listed = Some(object),
+            Ok(watcher::Event::InitDone) => set(&app, listed.take()),
+            Ok(watcher::Event::Apply(object)) => set(&app, Some(object)),
+            Ok(watcher::Event::Delete(_)) => set(&app, None),
+            Err(error) if is_no_kind(&error) => {
+                tracing::debug!(%error, "this cluster has no GpustowConfig: the defaults hold");
+                set(&app, None);
+            }
+            Err(error) => tracing::warn!(
+                %error, resource = RESOURCE, known = app.config.current().known,
+                "cannot read the configuration: the last one holds, and without one nothing disrupts pods"
+            ),
+        }
+    }
+}
+
+/// Does the API server not know the resource?
+fn is_no_kind(error: &watcher::Error) -> bool {
+    let status = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status,
+        watcher::Error::WatchError(status) => status,
+        _ => return false,
+    };
+    status.code == 404
+}
+
+fn set(app: &App, object: Option<Each<GpustowConfig>>) {
+    if let Some(Each::Broken(remains)) = &object {
+        tracing::error!(
+            name = remains.meta.name.as_deref(),
+            error = remains.error,
+            "cannot decode the GpustowConfig: the last valid one holds"
+        );
+    }
+    let before = app.config.current();
+    let now = before.after(object);
+    app.metrics
+        .undecodable(RESOURCE, now.problem.is_some().into());
+    if now.problem.is_some() && now.problem != before.problem {
+        app.events
+            .config_unreadable(now.problem.as_deref().unwrap_or_default());
+    }
+    if !before.known || now.spec != before.spec {
+        tracing::info!(generation = now.generation, spec = ?now.spec, "follows the configuration");
+        app.ledger
+            .lock()
+            .configure(gpustow_settings::ledger(&now.spec));
+        app.ledger.wake.notify_one();
+    }
+    app.config.0.send_replace(now);
+}

@@ -1,0 +1,202 @@
+//! The status of the GpustowConfig, which the leader writes: whether each feature works, and which permission it lacks.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::GpustowConfig;
+use gpustow_api::config::{
+    self, GpustowConfigSpec, GpustowConfigStatus, PERMISSION_MISSING, UNREADABLE, WORKING,
+};
+use gpustow_settings::{Feature, Right};
+use k8s_openapi::api::authorization::v1::{SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Current;
+use crate::app::App;
+use crate::ask::{AskError, within};
+
+/// Between two looks, and after a change of the object.
+const LOOK: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_millis(100);
+/// A permission that is there is asked for again after so long, and one that is missing after this.
+const ASK_AGAIN: Duration = Duration::from_secs(300);
+const ASK_MISSING: Duration = Duration::from_secs(10);
+/// For one request.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Writes the status for as long as the process runs, while this replica leads.
+pub(crate) async fn run(app: Arc<App>) {
+    let mut permissions = Permissions::default();
+    loop {
+        // A change of the object ends the pause.
+        let _ = timeout(LOOK, app.config.changed()).await;
+        sleep(SOON).await;
+        let Some(epoch) = app.epoch.held() else {
+            continue;
+        };
+        let current = app.config.current();
+        permissions.look(&app, &current.spec).await;
+        let Some(written) = &current.status else {
+            continue;
+        };
+        let wanted = conditions(&current, written, &permissions);
+        let follows = current.generation == written.observed_generation;
+        if (follows && wanted == written.conditions) || app.epoch.confirm(epoch).await.is_err() {
+            continue;
+        }
+        let says = json!({ "observedGeneration": current.generation, "conditions": wanted });
+        if let Err(error) = write(&app.client, says).await {
+            tracing::warn!(%error, "cannot write the status of the GpustowConfig");
+        }
+    }
+}
+
+/// Says that new pods are queued, or that they are not.
+pub(crate) async fn write_queueing(app: &App, queueing: bool) -> Result<(), AskError> {
+    write(&app.client, json!({ "queueing": queueing })).await
+}
+
+async fn write(client: &Client, status: Value) -> Result<(), AskError> {
+    // The answer may have fields that this version cannot decode.
+    let kind = ApiResource::erase::<GpustowConfig>(&());
+    let configs: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+    let (params, patch) = (
+        PatchParams::default(),
+        Patch::Merge(json!({ "status": status })),
+    );
+    let written = configs.patch_status(config::NAME, &params, &patch);
+    within(TIMEOUT, written).await.map(drop)
+}
+
+/// What the API server said of the permissions that were needed.
+#[derive(Default)]
+struct Permissions(HashMap<String, (bool, Instant)>);
+
+impl Permissions {
+    async fn look(&mut self, app: &App, spec: &GpustowConfigSpec) {
+        for (feature, right) in gpustow_settings::rights(spec) {
+            let text = right.text();
+            let fresh = |(has, at): &(bool, Instant)| {
+                at.elapsed() < if *has { ASK_AGAIN } else { ASK_MISSING }
+            };
+            let before = self.0.get(&text);
+            if before.is_some_and(fresh) {
+                continue;
+            }
+            let known = before.map(|(has, _)| *has);
+            let Some(has) = has(&app.client, &right).await else {
+                continue;
+            };
+            if !has && known != Some(false) {
+                tracing::error!("{}: {}", feature.name(), lacks(&right));
+            }
+            self.0.insert(text, (has, Instant::now()));
+        }
+    }
+
+    fn lacks(&self, right: &Right) -> bool {
+        let known = self.0.get(&right.text());
+        known.is_some_and(|(has, _)| !has)
+    }
+}
+
+/// Has this extender the permission? None if the API server does not say.
+pub(crate) async fn has(client: &Client, right: &Right) -> Option<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(right.attributes()),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let (reviews, params) = (Api::all(client.clone()), PostParams::default());
+    let answer = within(TIMEOUT, reviews.create(&params, &review)).await;
+    let answer = answer.inspect_err(|error| {
+        tracing::debug!(%error, right = right.text(), "cannot ask whether this extender has a permission");
+    });
+    Some(answer.ok()?.status?.allowed)
+}
+
+fn lacks(right: &Right) -> String {
+    format!(
+        "the extender may not {}: apply the ClusterRole {} (manifests/{})",
+        right.text(),
+        right.role,
+        right.component
+    )
+}
+
+/// The conditions that should be written. Those that say what is written already keep their time.
+fn conditions(
+    current: &Current,
+    written: &GpustowConfigStatus,
+    permissions: &Permissions,
+) -> Vec<Condition> {
+    let spec = &current.spec;
+    let of_feature = |feature: Feature| {
+        let right = feature.needs(spec).filter(|right| permissions.lacks(right));
+        let (status, reason, message) = match right {
+            Some(right) => ("False", PERMISSION_MISSING, lacks(&right)),
+            None if feature.is_on(spec) => ("True", "On", "The feature is on.".to_owned()),
+            None => ("False", "Off", "The feature is off.".to_owned()),
+        };
+        (feature.name(), status, reason, message)
+    };
+    let features: Vec<_> = Feature::ALL.map(of_feature).into();
+    let missing: Vec<&str> = features
+        .iter()
+        .filter(|(_, _, reason, _)| *reason == PERMISSION_MISSING)
+        .map(|(name, ..)| *name)
+        .collect();
+    let all = match &current.problem {
+        Some(problem) => (
+            WORKING,
+            "False",
+            UNREADABLE,
+            format!(
+                "the extender cannot decode this object and follows the last valid one: {problem}"
+            ),
+        ),
+        None if missing.is_empty() => (
+            WORKING,
+            "True",
+            "AsConfigured",
+            "Every feature that is on works.".to_owned(),
+        ),
+        None => (
+            WORKING,
+            "False",
+            PERMISSION_MISSING,
+            format!("see the condition {}", missing.join(", ")),
+        ),
+    };
+    let conditions = [all].into_iter().chain(features);
+    let conditions = conditions.map(|(type_, status, reason, message)| {
+        let before = written.conditions.iter().find(|it| it.type_ == type_);
+        let since = before.filter(|it| it.status == status);
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message,
+            observed_generation: current.generation,
+            last_transition_time: since.map_or_else(
+                || {
+                    Time(
+                        Timestamp::now()
+                            .round(k8s_openapi::jiff::Unit::Second)
+                            .unwrap_or_default(),
+                    )
+                },
+                |it| it.last_transition_time.clone(),
+            ),
+        }
+    });
+    conditions.collect()
+}
