@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::admission;
 use crate::args::Args;
-use crate::bind::Binds;
+use crate::bind::{BIND_TIMEOUT, Binds};
 use crate::call::Calls;
 use crate::config::Followed;
 use crate::epoch::{self, Epoch, EpochError, Unfenced};
@@ -53,8 +53,8 @@ impl App {
         let epoch = Epoch::new(
             client.clone(),
             epoch::Settings {
-                namespace: args.lease_namespace.clone(),
-                name: args.lease_name.clone(),
+                namespace: args.lease.namespace.clone(),
+                name: args.lease.name.clone(),
                 identity: identity.clone(),
                 resource: args.resource_name.clone(),
                 retake_after: args.retake_after,
@@ -66,9 +66,7 @@ impl App {
             events: Events::start(client.clone(), &identity).into(),
             ledger: Locked::new(gpustow_settings::ledger(&config.spec()), panics.clone()).into(),
             config: config.into(),
-            metrics: Metrics::new(args.metrics_sizes.clone())
-                .context("cannot set up the metrics")?
-                .into(),
+            metrics: Metrics::new().context("cannot set up the metrics")?.into(),
             lists: Arc::default(),
             policies: Arc::default(),
             webhook: Arc::default(),
@@ -76,7 +74,7 @@ impl App {
             doubts: Doubts::default(),
             panics,
             binds: Binds::default(),
-            calls: Calls::of_schedulers(args.client_ca.is_none().then_some(args.listen.ip())),
+            calls: Calls::of_schedulers(args.tls.is_none().then_some(args.listen.ip())),
             args,
             identity,
             client,
@@ -114,7 +112,7 @@ impl App {
             };
             app.epoch.ensure(known, relist).await
         });
-        match timeout(self.args.bind_timeout, taking).await {
+        match timeout(BIND_TIMEOUT, taking).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(_)) | Err(_) => Err(EpochError::TakingOver),
         }

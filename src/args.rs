@@ -1,4 +1,4 @@
-//! What an operator may set. Every flag can be set by its environment variable too.
+//! What one process is told. What the administrator decides for the whole cluster is in the GpustowConfig.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,15 +11,15 @@ use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
 use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
 
-use crate::metrics::Size;
 use crate::webhook::WebhookArgs;
 
-/// kube-scheduler extender that packs pods onto physical GPUs by memory.
+/// kube-scheduler extender that packs pods onto physical GPUs by memory. Every flag has an environment variable. The
+/// GpustowConfig named gpustow holds what applies to the whole cluster
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow", version)]
 pub struct Args {
-    /// Address for kube-scheduler. Without --client-ca anybody who reaches it is served: keep it on
-    /// loopback, beside the scheduler
+    /// Serve kube-scheduler at this address. Without --tls everyone who reaches it is served: keep it on loopback,
+    /// beside the scheduler
     #[arg(
         help_heading = "Serving kube-scheduler",
         long,
@@ -28,39 +28,21 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
-    /// Certificates (PEM) with which kube-scheduler is served over TLS, to clients with a certificate
-    /// alone; read anew when they change
+    /// Serve kube-scheduler over TLS with tls.crt and tls.key of this folder, and only clients whose certificate an
+    /// authority in its ca.crt signed. The files are read again when they change
     #[arg(
         help_heading = "Serving kube-scheduler",
         long,
-        env = "GPUSTOW_TLS_CERT",
-        value_name = "FILE",
-        requires_all = ["tls_key", "client_ca"]
+        env = "GPUSTOW_TLS",
+        value_name = "FOLDER"
     )]
-    pub tls_cert: Option<PathBuf>,
+    pub tls: Option<PathBuf>,
 
-    /// Key (PEM) of that certificate
-    #[arg(
-        help_heading = "Serving kube-scheduler",
-        long,
-        env = "GPUSTOW_TLS_KEY",
-        value_name = "FILE",
-        requires = "tls_cert"
-    )]
-    pub tls_key: Option<PathBuf>,
+    /// Read this extended resource of pods, in MiB
+    #[arg(help_heading = "Serving kube-scheduler", long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
+    pub resource_name: String,
 
-    /// Authorities (PEM) whose certificates let a client call; use one that signs for kube-scheduler
-    /// alone
-    #[arg(
-        help_heading = "Serving kube-scheduler",
-        long,
-        env = "GPUSTOW_CLIENT_CA",
-        value_name = "FILE",
-        requires = "tls_cert"
-    )]
-    pub client_ca: Option<PathBuf>,
-
-    /// Address for /healthz, /readyz, /metrics and /version
+    /// Serve /healthz, /readyz, /metrics and /version at this address
     #[arg(
         help_heading = "Metrics and health",
         long,
@@ -69,49 +51,7 @@ pub struct Args {
     )]
     pub health_listen: SocketAddr,
 
-    /// Extended resource that pods ask for, in MiB
-    #[arg(help_heading = "Packing", long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
-    pub resource_name: String,
-
-    /// What extender and agent are told alike.
-    #[command(flatten)]
-    pub daemon: DaemonArgs,
-
-    /// Namespace of the Lease that says which extender decides; another than the default must also be
-    /// named in the admission policy gpustow-extender and in a Role
-    #[arg(
-        help_heading = "Leadership",
-        long,
-        env = "GPUSTOW_LEASE_NAMESPACE",
-        default_value = "gpustow-system"
-    )]
-    pub lease_namespace: String,
-
-    /// Name of that Lease
-    #[arg(help_heading = "Leadership", long, env = "GPUSTOW_LEASE_NAME", default_value = names::EXTENDER)]
-    pub lease_name: String,
-
-    /// Name of this replica in the Lease, unique among replicas; by default that of the host
-    #[arg(help_heading = "Leadership", long, env = "GPUSTOW_IDENTITY")]
-    pub identity: Option<String>,
-
-    /// Seconds within which a bind is answered; keep it below kube-scheduler's httpTimeout
-    #[arg(help_heading = "Binds", long, env = "GPUSTOW_BIND_TIMEOUT", default_value = "8", value_parser = seconds)]
-    pub bind_timeout: Duration,
-
-    /// Maximum number of waiting pods to wake per second
-    #[arg(help_heading = "Binds", long, env = "GPUSTOW_WAKE_RATE", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub wake_rate: u32,
-
-    /// Seconds for which a replica that another has relieved does not take over again
-    #[arg(help_heading = "Leadership", long, env = "GPUSTOW_RETAKE_AFTER", default_value = "60", value_parser = seconds)]
-    pub retake_after: Duration,
-
-    /// Remove gpustow's scheduling gate from every pod, and exit: run this before you uninstall gpustow
-    #[arg(help_heading = "Queue", long)]
-    pub ungate_all: bool,
-
-    /// Export one series per GPU and pod share as well; the agents do that by default
+    /// Export one series per GPU and pod share as well. The agents do that by default
     #[arg(
         help_heading = "Metrics and health",
         long,
@@ -119,17 +59,78 @@ pub struct Args {
     )]
     pub metrics_per_gpu: bool,
 
-    /// Sizes of the pods that gpustow_placeable_pods counts, each on one GPU
-    #[arg(help_heading = "Metrics and health", long, env = "GPUSTOW_METRICS_SIZES", value_delimiter = ',', default_value = "4Gi,8Gi,16Gi,32Gi", value_parser = Size::from_str)]
-    pub metrics_sizes: Vec<Size>,
-
     /// How health and metrics are served.
     #[command(flatten)]
     pub serving: MetricsArgs,
 
+    /// What extender and agent are told alike.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+
+    /// Elect the leader with this Lease. If you change it, name it in the admission policy gpustow-extender and in a
+    /// Role too
+    #[arg(
+        help_heading = "Leadership",
+        long,
+        env = "GPUSTOW_LEASE",
+        value_name = "NAMESPACE/NAME",
+        default_value_t = LeaseName::default()
+    )]
+    pub lease: LeaseName,
+
+    /// Name this replica in the Lease, unique among replicas. The default is the host's name
+    #[arg(help_heading = "Leadership", long, env = "GPUSTOW_IDENTITY")]
+    pub identity: Option<String>,
+
+    /// Wait so many seconds before this replica leads again after another took over from it
+    #[arg(help_heading = "Leadership", long, env = "GPUSTOW_RETAKE_AFTER", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub retake_after: Duration,
+
     /// How pods are changed where the API server cannot do it.
     #[command(flatten)]
     pub webhook: WebhookArgs,
+
+    /// Remove gpustow's scheduling gate from every pod, and exit: run this before you uninstall gpustow
+    #[arg(help_heading = "Uninstalling", long)]
+    pub ungate_all: bool,
+}
+
+/// Namespace and name of a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name in it.
+    pub name: String,
+}
+
+impl Default for LeaseName {
+    fn default() -> Self {
+        Self {
+            namespace: names::NAMESPACE.to_owned(),
+            name: names::EXTENDER.to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for LeaseName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl FromStr for LeaseName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once('/');
+        let parts = parts.filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty());
+        let (namespace, name) = parts.ok_or("write a namespace, a slash and a name")?;
+        Ok(Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        })
+    }
 }
 
 impl Args {
@@ -150,10 +151,7 @@ impl Args {
     /// # Errors
     /// If it, its key or the authorities cannot be used.
     pub fn tls(&self) -> Result<Option<Tls>, TlsError> {
-        let files = self.tls_cert.clone().zip(self.tls_key.clone());
-        files
-            .map(|(cert, key)| Tls::load(cert, key, self.client_ca.clone()))
-            .transpose()
+        self.tls.as_deref().map(Tls::for_clients).transpose()
     }
 }
 
@@ -164,9 +162,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flag_is_below_a_heading() {
-        for arg in Args::command().get_arguments() {
+    fn flags_are_few_and_below_headings() {
+        let command = Args::command();
+        for arg in command.get_arguments() {
             assert!(arg.get_help_heading().is_some(), "{arg}");
         }
+        let count = command.get_arguments().count();
+        assert!(count <= 16, "{count} flags");
     }
 }

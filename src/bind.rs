@@ -24,6 +24,8 @@ use crate::failure::{ErrorKind, Failure};
 use crate::wire::ExtenderBindingArgs;
 
 /// Bindings sent for one call, resends for a changed pod included.
+/// Within this a bind is answered: below kube-scheduler's httpTimeout, and far below the life of a reservation.
+pub(crate) const BIND_TIMEOUT: Duration = Duration::from_secs(8);
 const ATTEMPTS: u32 = 5;
 /// For one request that reads a pod back.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
@@ -129,7 +131,7 @@ pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<()
         return tell(app, &args, Err(BindError::UnderWay));
     }
     let under_way = UnderWay(app.clone(), uid.clone());
-    let deadline = Instant::now() + app.args.bind_timeout;
+    let deadline = Instant::now() + BIND_TIMEOUT;
     // Its own task: kube-scheduler hanging up must not end a bind in the middle.
     let task = tokio::spawn(async move {
         let attempt = Attempt {
@@ -140,7 +142,7 @@ pub(crate) async fn bind(app: &Arc<App>, args: ExtenderBindingArgs) -> Result<()
         };
         tell(attempt.app, &args, attempt.run().await)
     });
-    match timeout(app.args.bind_timeout, task).await {
+    match timeout(BIND_TIMEOUT, task).await {
         Ok(Ok(told)) => told,
         Ok(Err(_)) | Err(_) => Err(BindError::Unknown.into()),
     }

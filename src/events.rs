@@ -142,8 +142,8 @@ impl Events {
     /// That could not be written.
     pub(crate) fn not_marked(&self, node: &str, error: &AskError) {
         let note = format!(
-            "Autoscalers cannot be told whether a place is kept here: {error}. It is tried again. Is the component `keep` \
-             installed, with its ClusterRole?"
+            "Autoscalers cannot be told whether a place is kept here: {error}. It is tried again. Is the ClusterRole \
+             gpustow-disruptions installed?"
         );
         let event = event(EventType::Warning, "GpuNodeMarkRefused", "Marking", note);
         send(&self.refusals, of_node(node), event);
@@ -259,7 +259,7 @@ impl Events {
             Lift::NotOurs => {
                 "Let out of gpustow's line: its request cannot be read, or its scheduler is not known to ask gpustow"
             }
-            Lift::Off => "Let go: gpustow runs without a line (--line off)",
+            Lift::Off => "Let go: gpustow has no queue (spec.queue.mode is Off)",
         };
         let event = event(
             EventType::Normal,
@@ -274,8 +274,8 @@ impl Events {
     pub(crate) fn not_lifted(&self, pod: &PodFacts, error: &AskError) {
         let note = format!(
             "Its turn has come, and the API server does not let gpustow take the scheduling gate {} off: {error}. It is \
-             tried again. Is the component `line` installed, with its ClusterRole? Whoever has the verb lift on \
-             lines.gpustow.dev can take the gate off by hand",
+             tried again. Is the ClusterRole gpustow-queue installed? Users with the verb ungate on \
+             queues.gpustow.dev can take the gate off by hand",
             names::GATE
         );
         let mut kind = DefaultHasher::new();

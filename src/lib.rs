@@ -43,7 +43,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use app::App;
-pub use args::Args;
+pub use args::{Args, LeaseName};
 use wake::Waker;
 pub use webhook::WebhookArgs;
 
@@ -172,7 +172,7 @@ impl Extender {
         spawn.spawn("config", config::follow(app.clone()));
         spawn.spawn("warm", warm::run(ledger.clone(), epoch.clone()));
         let mut expected = Expected::new(resource);
-        if args.webhook.webhook_self_signed {
+        if args.webhook.is_self_signed() {
             expected = expected.and(Expected::of_certificate(resource));
         }
         let (policies, listed) = (policies.clone(), lists.clone());
@@ -194,7 +194,7 @@ impl Extender {
             epoch: epoch.clone(),
             metrics: metrics.clone(),
         };
-        spawn.spawn("wake", waker.run(args.wake_rate));
+        spawn.spawn("wake", waker.run());
         spawn.spawn("line", line::run(app.clone()));
         spawn.spawn("confirm", bind::confirm(app.clone()));
         spawn.spawn("resume", resume(app.clone()));
@@ -228,7 +228,7 @@ async fn resume(app: Arc<App>) {
         match resumed {
             Ok(()) => break,
             Err(error) => tracing::warn!(
-                %error, namespace = %app.args.lease_namespace, lease = %app.args.lease_name,
+                %error, lease = %app.args.lease,
                 "cannot take the epoch of an earlier life"
             ),
         }

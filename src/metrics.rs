@@ -24,7 +24,6 @@ use crate::bind::BindError;
 use crate::failure::ErrorKind;
 use crate::line::RESULTS;
 
-pub(crate) use demand::Size;
 use models::Models;
 
 /// How [`Metrics::acts`] calls a preemption.
@@ -47,7 +46,6 @@ pub(crate) enum Verb {
 /// The extender's own series.
 pub(crate) struct Metrics {
     registry: Registry,
-    sizes: Vec<Size>,
     models: Mutex<Models>,
     requests: HistogramVec,
     errors: IntCounterVec,
@@ -104,11 +102,11 @@ pub(crate) struct Totals {
 }
 
 impl Metrics {
-    /// Registers every series. Pods of these `sizes` are counted as placeable.
+    /// Registers every series.
     ///
     /// # Errors
     /// If two series clash, which is a mistake in this file.
-    pub(crate) fn new(sizes: Vec<Size>) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let buckets =
             |name: &str, help: &str| HistogramOpts::new(name, help).buckets(BUCKETS.into());
@@ -250,7 +248,6 @@ impl Metrics {
         gpustow_serve::about(&registry, "gpustow_build_info")?;
         Ok(Self {
             registry,
-            sizes,
             models: Mutex::default(),
             requests,
             errors,
@@ -325,7 +322,7 @@ impl Metrics {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         models.meet(&totals.nodes);
         cluster::cluster(&mut scrape, totals, &models)?;
-        demand::demand(&mut scrape, totals, &self.sizes, &models)?;
+        demand::demand(&mut scrape, totals, &models)?;
         Ok(scrape.beside(&self.registry))
     }
 }

@@ -25,6 +25,8 @@ use crate::watch::Lists;
 
 /// Between two looks at the ledger, at least.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Pods that are woken between two pauses at most: 500 a second.
+const AT_ONCE: usize = 10;
 /// Between two looks when nothing happens.
 const IDLE: Duration = Duration::from_millis(500);
 /// The mix of requests is learnt anew after this long, in case it changed at constant numbers.
@@ -47,8 +49,7 @@ pub(crate) struct Waker {
 
 impl Waker {
     /// Wakes pods for as long as the process runs.
-    pub(crate) async fn run(self, wake_rate: u32) {
-        let limit = (wake_rate as usize * PAUSE.as_millis() as usize / 1000).max(1);
+    pub(crate) async fn run(self) {
         let mut learnt = self.ledger.now();
         let mut ended = HashMap::new();
         loop {
@@ -61,7 +62,7 @@ impl Waker {
             let now = self.ledger.now();
             match self.epoch.held() {
                 Some(epoch) if self.lists.missing().is_empty() => {
-                    let mut pods = self.ledger.lock().wake(limit, now);
+                    let mut pods = self.ledger.lock().wake(AT_ONCE, now);
                     let count = pods.len();
                     let lifts = pods.extract_if(.., |pod| pod.in_line).collect();
                     self.lift_all(lifts, epoch).await;
@@ -69,7 +70,7 @@ impl Waker {
                         self.wake_all(&pods, epoch).await;
                     }
                     self.end_nominations(&mut ended, epoch).await;
-                    if count == limit || self.ledger.lock().wakes_on() {
+                    if count == AT_ONCE || self.ledger.lock().wakes_on() {
                         self.ledger.wake.notify_one();
                     }
                 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -39,38 +39,27 @@ const DEFAULTS: Duration = Duration::from_secs(4);
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Webhook")]
 pub struct WebhookArgs {
-    /// Address at which the API server has pods changed as they are created; without it, nobody
-    /// is served there
+    /// Serve the API server, which has pods changed as they are created, at this address
     #[arg(long, env = "GPUSTOW_WEBHOOK_LISTEN")]
     pub webhook_listen: Option<SocketAddr>,
 
-    /// Certificates (PEM) for that address; read anew when they change
+    /// Serve it with tls.crt and tls.key of this folder, read again when they change. Without it the extender makes and
+    /// renews the certificate in the Secret gpustow-webhook-tls, for which it needs the permissions of
+    /// manifests/overlays/webhook-self-signed
     #[arg(
         long,
-        env = "GPUSTOW_WEBHOOK_TLS_CERT",
-        value_name = "FILE",
-        requires_all = ["webhook_listen", "webhook_tls_key"]
+        env = "GPUSTOW_WEBHOOK_TLS",
+        value_name = "FOLDER",
+        requires = "webhook_listen"
     )]
-    pub webhook_tls_cert: Option<PathBuf>,
+    pub webhook_tls: Option<PathBuf>,
+}
 
-    /// Key (PEM) of that certificate
-    #[arg(
-        long,
-        env = "GPUSTOW_WEBHOOK_TLS_KEY",
-        value_name = "FILE",
-        requires_all = ["webhook_listen", "webhook_tls_cert"]
-    )]
-    pub webhook_tls_key: Option<PathBuf>,
-
-    /// Make and renew that certificate, in the Secret gpustow-webhook-tls, and have the API server
-    /// trust it: needs the rights in manifests/overlays/webhook-self-signed
-    #[arg(
-        long,
-        env = "GPUSTOW_WEBHOOK_SELF_SIGNED",
-        requires = "webhook_listen",
-        conflicts_with = "webhook_tls_cert"
-    )]
-    pub webhook_self_signed: bool,
+impl WebhookArgs {
+    /// Does the extender make the certificate?
+    pub(crate) fn is_self_signed(&self) -> bool {
+        self.webhook_listen.is_some() && self.webhook_tls.is_none()
+    }
 }
 
 struct Webhook {
@@ -90,15 +79,7 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
         ready.store(true, Ordering::Release);
         return Ok(());
     };
-    let files = args.webhook_tls_cert.clone();
-    let tls = match files.zip(args.webhook_tls_key.clone()) {
-        Some((cert, key)) => Some(Tls::load(cert, key, None)?),
-        None if args.webhook_self_signed => None,
-        None => bail!(
-            "--webhook-listen needs --webhook-tls-cert and --webhook-tls-key, or \
-             --webhook-self-signed"
-        ),
-    };
+    let tls = args.webhook_tls.as_deref().map(Tls::of).transpose()?;
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("--webhook-listen {address}"))?;

@@ -1,4 +1,4 @@
-//! Preempts pods for one that free memory is too scattered for, where the operator lets us (`--preempt-scattered`).
+//! Preempts pods for one that free memory is too scattered for, if the GpustowConfig allows it (`preempt.fragmented`).
 //!
 //! Who ends is the ledger's answer, by kube-scheduler's order. First the pod that it is for is told where room is kept
 //! for it; then each victim gets the condition `DisruptionTarget` and is deleted, by its uid and the resourceVersion
@@ -241,15 +241,12 @@ impl Acts {
         self.refused
             .insert(victim.uid.clone(), (Instant::now() + wait, next));
         let (who, whom) = (name(victim), name(&preemption.pod));
-        let (does, component) = match preemption.moves {
-            true => ("move", "move"),
-            false => ("end", "preempt-scattered"),
-        };
+        let does = if preemption.moves { "move" } else { "end" };
         let mut note = format!(
             "{who} is to {does} for {whom}, and the API server refuses: {error}. It is tried again"
         );
         if !by_budget {
-            note += &format!(". Is the component `{component}` installed, with its ClusterRole?");
+            note += ". Is the ClusterRole gpustow-disruptions installed?";
         }
         for pod in [victim, &preemption.pod] {
             match preemption.moves {

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_secs(15);
 /// For an answer of the API server.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Marks and unmarks nodes for as long as the process runs. Without `--keep-marks` it only unmarks.
+/// Marks and unmarks nodes for as long as the process runs. Without `reserve.markNodes` it only unmarks.
 pub(crate) async fn run(app: Arc<App>) {
     let nodes: Api<Node> = Api::all(app.client.clone());
     let labelled = ListParams::default().labels(names::KEPT_LABEL).match_any();

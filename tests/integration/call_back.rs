@@ -1,7 +1,6 @@
 //! Memory that pods use beyond their requests is called back for a pod that has a right to it, whether it waits or
 //! runs beside them, and nobody is touched without that setting.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
@@ -9,8 +8,7 @@ use gpustow_api::gpunode::PodUse;
 use gpustow_api::names;
 use gpustow_testkit::builders::set_running;
 use gpustow_testkit::{
-    Action, Case, ControlPlane, GpuNodeBuilder, eventually, wait_bound, wait_condition, wait_gone,
-    wait_refused,
+    Action, Case, GpuNodeBuilder, eventually, wait_bound, wait_condition, wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -19,7 +17,7 @@ use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::{Replica, clear, now, turn};
-use crate::support::{SOON, event, repository};
+use crate::support::{SOON, event};
 
 const CARD: u64 = 9000;
 const CALLED: &str = "lent GPU memory is being called back";
@@ -64,13 +62,6 @@ async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
     let pod = pod.create(&case.client).await?;
     let pod = wait_bound(&case.client, &pod, SOON).await?;
     set_running(&case.client, &pod).await
-}
-
-/// The right of `manifests/evict`.
-async fn may_evict(cluster: &ControlPlane) -> Result<()> {
-    let rights: PathBuf = repository("manifests/evict/rbac.yaml");
-    let rights = rights.display().to_string();
-    cluster.kubectl(&["apply", "-f", &rights]).await.map(drop)
 }
 
 /// A disruption budget of the app's own, under which none of its pods may go.
@@ -182,7 +173,6 @@ async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> R
 async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_else_is()
 -> Result<()> {
     let turn = turn().await?;
-    may_evict(turn.cluster).await?;
     let args = ["reclaim: {action: Evict}"];
     let replica = Replica::start(turn.cluster, "protects", &args).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
@@ -285,7 +275,6 @@ async fn nobody_is_touched_unless_the_operator_wants_it() -> Result<()> {
 #[tokio::test]
 async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<()> {
     let turn = turn().await?;
-    may_evict(turn.cluster).await?;
     let args = ["reclaim: {action: Evict}"];
     let replica = Replica::start(turn.cluster, "evicts", &args).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
@@ -313,7 +302,6 @@ async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<
 #[tokio::test]
 async fn a_pods_owner_softens_what_is_done() -> Result<()> {
     let turn = turn().await?;
-    may_evict(turn.cluster).await?;
     let args = ["reclaim: {action: Evict}"];
     let replica = Replica::start(turn.cluster, "softens", &args).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
@@ -358,7 +346,6 @@ async fn a_pods_owner_softens_what_is_done() -> Result<()> {
 #[tokio::test]
 async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     let turn = turn().await?;
-    may_evict(turn.cluster).await?;
     let case = Case::new(turn.cluster, "thawed").await?;
     let node = case.node("n", &[CARD]);
     node.create(&case.client).await?;
@@ -403,7 +390,6 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
 #[tokio::test]
 async fn a_successor_goes_on_between_two_victims_and_evicts_nobody_else() -> Result<()> {
     let turn = turn().await?;
-    may_evict(turn.cluster).await?;
     let case = Case::new(turn.cluster, "between").await?;
     let node = case.node("n", &[CARD]);
     node.create(&case.client).await?;

@@ -145,7 +145,7 @@ async fn an_old_binding_fails_though_the_namespace_was_deleted() -> Result<()> {
         namespaces.create(&PostParams::default(), &new).await?;
         Ok(())
     };
-    let args = [&*format!("--lease-namespace={namespace}")];
+    let args = [&*format!("--lease={namespace}/gpustow-extender")];
     outlived(&cluster, ["there", "anew"], &args, renew).await
 }
 

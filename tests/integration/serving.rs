@@ -167,10 +167,8 @@ async fn keeps_metrics_from_strangers(url: &str, folder: &Path, tokens: &Tokens)
 }
 
 fn tls_args(folder: &Path) -> Vec<String> {
-    let file = |name: &str| folder.join(name).display().to_string();
     vec![
-        format!("--metrics-tls-cert={}", file("tls.crt")),
-        format!("--metrics-tls-key={}", file("tls.key")),
+        format!("--metrics-tls={}", folder.display()),
         "--metrics-auth".to_owned(),
     ]
 }
@@ -252,14 +250,12 @@ async fn the_page_is_shown_to_whom_the_api_server_lets_in() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let certificate = Certificate::write(folder.path())?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, "gpustow-page", None).await?;
-    let file = |name: &str| folder.path().join(name).display().to_string();
     let words = [
         "kubectl-gpustow",
         &format!("--kubeconfig={}", kubeconfig.display()),
         "ui",
         "--in-cluster",
-        &format!("--tls-cert={}", file("tls.crt")),
-        &format!("--tls-key={}", file("tls.key")),
+        &format!("--tls={}", folder.path().display()),
         &format!("--host={NAME}"),
     ];
     let args = kubectl_gpustow::Args::try_parse_from(words)?;
@@ -345,7 +341,7 @@ fn the_page_serves_others_over_tls_alone() {
         &["ui", "--in-cluster"][..],
         &["ui", "--in-cluster", "--host=x"],
         &["ui", "--host=x"],
-        &["ui", "--tls-cert=a", "--tls-key=b"],
+        &["ui", "--tls=a"],
     ] {
         let words = ["kubectl-gpustow"].into_iter().chain(words.iter().copied());
         assert!(kubectl_gpustow::Args::try_parse_from(words).is_err());
@@ -371,11 +367,7 @@ async fn kube_scheduler_shows_its_certificate_where_one_is_wanted() -> Result<()
 
     let kubeconfig = turn.cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let options = ExtenderOptions {
-        args: vec![
-            format!("--tls-cert={}", file("tls.crt")),
-            format!("--tls-key={}", file("tls.key")),
-            format!("--client-ca={}", file("ca.crt")),
-        ],
+        args: vec![format!("--tls={}", folder.path().display())],
         ..ExtenderOptions::default()
     };
     let mut extender = Extender::start(turn.cluster, gpustow(), &kubeconfig, options).await?;

@@ -100,7 +100,7 @@ async fn policies_that_not_every_extender_needs_are_looked_at_where_one_does() -
     for (name, flag, file) in [
         (
             names::WEBHOOK,
-            "--webhook-self-signed",
+            "--webhook-listen=0.0.0.0:1",
             "overlays/webhook-self-signed",
         ),
         (names::QUEUE, "--log=info", "queue"),

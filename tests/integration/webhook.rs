@@ -42,22 +42,19 @@ pub(crate) fn certificate(folder: &Path, of: &str) -> Result<String> {
     let issuer = rcgen::Issuer::from_params(&root, &root_key);
     let key = rcgen::KeyPair::generate()?;
     let leaf = rcgen::CertificateParams::new([of.to_owned()])?;
-    std::fs::write(
-        folder.join("webhook.crt"),
-        leaf.signed_by(&key, &issuer)?.pem(),
-    )?;
-    std::fs::write(folder.join("webhook.key"), key.serialize_pem())?;
+    std::fs::write(folder.join("tls.crt"), leaf.signed_by(&key, &issuer)?.pem())?;
+    std::fs::write(folder.join("tls.key"), key.serialize_pem())?;
     Ok(root.self_signed(&root_key)?.pem())
 }
 
 impl Webhook {
     /// Starts it, and has the installed configuration call it.
     pub(crate) async fn start(cluster: &ControlPlane) -> Result<Webhook> {
-        let folder = cluster.dir().to_owned();
+        let folder = cluster.dir().join("webhook");
+        std::fs::create_dir_all(&folder)?;
         let authority = certificate(&folder, ADDRESS)?;
         let (port, health) = (free_port()?, free_port()?);
         let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-        let file = |name: &str| folder.join(name).display().to_string();
         let process = Process::start(Launch {
             program: gpustow().to_owned(),
             args: vec![
@@ -65,8 +62,7 @@ impl Webhook {
                 "--listen=127.0.0.1:0".to_owned(),
                 format!("--health-listen=127.0.0.1:{health}"),
                 format!("--webhook-listen=127.0.0.1:{port}"),
-                format!("--webhook-tls-cert={}", file("webhook.crt")),
-                format!("--webhook-tls-key={}", file("webhook.key")),
+                format!("--webhook-tls={}", folder.display()),
                 "--identity=webhook".to_owned(),
             ],
             env: Vec::new(),
@@ -327,13 +323,13 @@ async fn no_pod_is_refused_while_the_webhooks_certificate_is_replaced() -> Resul
         anyhow::Ok(())
     };
     eventually(SOON, "the second one answers", create).await?;
-    let old = std::fs::read_to_string(webhook.folder.join("webhook.crt"))?;
+    let old = std::fs::read_to_string(webhook.folder.join("tls.crt"))?;
     let aside = tempfile::tempdir()?;
     let authority = certificate(aside.path(), ADDRESS)?;
     // The old certificate stands for its own authority until nobody shows it any more.
     let both = format!("{authority}{old}");
     webhook.trusted(&cluster, &both).await?;
-    for file in ["webhook.crt", "webhook.key"] {
+    for file in ["tls.crt", "tls.key"] {
         std::fs::copy(aside.path().join(file), webhook.folder.join(file))?;
     }
     for _ in 0..50 {

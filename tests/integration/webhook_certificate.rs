@@ -133,7 +133,7 @@ impl Rig {
             let path = cluster.dir().join(name);
             format!("--{kind}={}", path.display())
         };
-        let (cert, key) = (file("cert", "webhook.crt"), file("key", "webhook.key"));
+        let (cert, key) = (file("cert", "tls.crt"), file("key", "tls.key"));
         let secret = ["create", "secret", "tls", names::WEBHOOK_TLS, "-n", SYSTEM];
         cluster
             .kubectl(&[&secret[..], &[&cert, &key]].concat())
@@ -153,7 +153,6 @@ impl Rig {
             let options = ExtenderOptions {
                 args: vec![
                     format!("--webhook-listen=127.0.0.1:{port}"),
-                    "--webhook-self-signed".to_owned(),
                     format!("--identity={name}"),
                 ],
                 ..ExtenderOptions::default()
@@ -299,10 +298,7 @@ async fn the_lines_webhook_trusts_whom_the_other_trusts() -> Result<()> {
     }
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let options = ExtenderOptions {
-        args: vec![
-            format!("--webhook-listen=127.0.0.1:{}", free_port()?),
-            "--webhook-self-signed".to_owned(),
-        ],
+        args: vec![format!("--webhook-listen=127.0.0.1:{}", free_port()?)],
         ..ExtenderOptions::default()
     };
     configure(&cluster.admin()?, &["queue: {mode: Auto}".to_owned()]).await?;

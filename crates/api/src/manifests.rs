@@ -106,12 +106,16 @@ pub fn generated(resource: &str) -> Result<Vec<(&'static str, String)>, Manifest
         // Kubernetes knows no unsigned formats; every such field has a minimum of zero.
         let text = serde_yaml::to_string(crd)?;
         let lines = text.lines().filter(|line| !line.contains("format: uint"));
-        // kubectl reads YAML 1.1, in which a bare Off is false.
-        let quoted = |line: &str| match line.strip_suffix(" Off") {
-            Some(before) if before.ends_with([':', '-']) => format!("{before} \"Off\""),
+        let plain = |line: &str| match line.rsplit_once(' ') {
+            // kubectl reads YAML 1.1, in which a bare Off is false.
+            Some((before, "Off")) if before.ends_with([':', '-']) => format!("{before} \"Off\""),
+            // Of a whole number.
+            Some((before, number)) if before.ends_with("imum:") => {
+                format!("{before} {}", number.trim_end_matches(".0"))
+            }
             Some(_) | None => line.to_owned(),
         };
-        Ok(lines.fold(NOTE.to_owned(), |text, line| text + &quoted(line) + "\n"))
+        Ok(lines.fold(NOTE.to_owned(), |text, line| text + &plain(line) + "\n"))
     };
     let policies = POLICIES
         .iter()

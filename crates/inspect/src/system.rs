@@ -193,15 +193,11 @@ fn is_autoscaler(pod: &Pod) -> bool {
     labels.any(|(_, value)| known(value)) || images.any(known)
 }
 
-/// Does an extender make its webhook's certificate itself?
+/// Does an extender make its webhook's certificate itself? It does where it serves a webhook and has no certificate.
 pub(crate) fn makes_certificate(pods: &[Pod]) -> bool {
-    const FLAG: &str = "webhook-self-signed";
-    let switch = format!("--{FLAG}");
-    extenders(pods).any(|extender| {
-        let mut words = extender.command.iter().chain(&extender.args).flatten();
-        words.any(|word| *word == switch)
-            || setting(extender, FLAG).is_some_and(|value| value == "true")
-    })
+    let serves = |it: &&Container| setting(it, "webhook-listen").is_some();
+    let mut all = extenders(pods).filter(serves);
+    all.any(|extender| setting(extender, "webhook-tls").is_none())
 }
 
 #[cfg(test)]
@@ -221,19 +217,17 @@ mod tests {
 
     #[test]
     fn an_extender_makes_its_certificate_if_its_pod_says_so() -> anyhow::Result<()> {
-        let of = |container| anyhow::Ok(makes_certificate(&[pod("initContainers", container)?]));
-        let args = |args| json!({ "name": "extender", "args": args });
-        let env = |value| json!([{ "name": "GPUSTOW_WEBHOOK_SELF_SIGNED", "value": value }]);
-        assert!(of(args(json!([
-            "--policy=tight",
-            "--webhook-self-signed"
-        ])))?);
-        assert!(of(json!({ "name": "extender", "env": env("true") }))?);
-        assert!(!of(json!({ "name": "extender", "env": env("false") }))?);
-        assert!(!of(args(json!(["--webhook-tls-cert=x"])))?);
-        assert!(!of(
-            json!({ "name": "other", "args": ["--webhook-self-signed"] })
-        )?);
+        let of = |args| {
+            let container = json!({ "name": "extender", "args": args });
+            anyhow::Ok(makes_certificate(&[pod("initContainers", container)?]))
+        };
+        let listens = "--webhook-listen=0.0.0.0:1";
+        assert!(of(json!([listens]))?);
+        assert!(!of(json!([listens, "--webhook-tls=/x"]))?);
+        assert!(!of(json!(["--log=info"]))?);
+        let env = json!([{ "name": "GPUSTOW_WEBHOOK_LISTEN", "value": "0.0.0.0:1" }]);
+        let container = json!({ "name": "extender", "env": env });
+        assert!(makes_certificate(&[pod("initContainers", container)?]));
         Ok(())
     }
 

@@ -262,14 +262,11 @@ pub(crate) struct UiArgs {
     pub(crate) listen: SocketAddr,
     /// Serve others, from a pod: over TLS, under these names alone, and to those alone whose token's
     /// user may get the non-resource URL /gpustow
-    #[arg(long, requires_all = ["tls_cert", "tls_key", "hosts"])]
+    #[arg(long, requires_all = ["tls", "hosts"])]
     pub(crate) in_cluster: bool,
-    /// Certificate (PEM); read anew when it changes
-    #[arg(long, value_name = "FILE", requires = "in_cluster")]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// Its key (PEM)
-    #[arg(long, value_name = "FILE", requires = "in_cluster")]
-    pub(crate) tls_key: Option<PathBuf>,
+    /// Serve with tls.crt and tls.key of this folder, read again when they change
+    #[arg(long, value_name = "FOLDER", requires = "in_cluster")]
+    pub(crate) tls: Option<PathBuf>,
     /// A name under which people open it; may be repeated
     #[arg(long = "host", value_name = "NAME", requires = "in_cluster")]
     pub(crate) hosts: Vec<String>,

@@ -110,10 +110,7 @@ pub(crate) async fn run(
         "--listen {}: the page shows what you may see to whoever reaches it: give a loopback address",
         args.listen
     );
-    let tls = args.tls_cert.clone().zip(args.tls_key.clone());
-    let tls = tls
-        .map(|(cert, key)| Tls::load(cert, key, None))
-        .transpose()?;
+    let tls = args.tls.as_deref().map(Tls::of).transpose()?;
     let live = Live::start(&global.source).await?;
     let listener = TcpListener::bind(args.listen)
         .await

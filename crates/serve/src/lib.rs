@@ -23,28 +23,13 @@ pub use tls::{Tls, TlsError};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Metrics and health")]
 pub struct MetricsArgs {
-    /// Certificates (PEM) with which health and metrics are served over TLS; read anew when they
-    /// change
-    #[arg(
-        long,
-        env = "GPUSTOW_METRICS_TLS_CERT",
-        value_name = "FILE",
-        requires = "metrics_tls_key"
-    )]
-    pub metrics_tls_cert: Option<PathBuf>,
+    /// Serve health and metrics over TLS with tls.crt and tls.key of this folder, read again when they change
+    #[arg(long, env = "GPUSTOW_METRICS_TLS", value_name = "FOLDER")]
+    pub metrics_tls: Option<PathBuf>,
 
-    /// Key (PEM) of that certificate
-    #[arg(
-        long,
-        env = "GPUSTOW_METRICS_TLS_KEY",
-        value_name = "FILE",
-        requires = "metrics_tls_cert"
-    )]
-    pub metrics_tls_key: Option<PathBuf>,
-
-    /// Show /metrics only to bearers of a token whose user may get /metrics by RBAC; health stays
-    /// open. Needs TLS, and the right to create token reviews and subject access reviews
-    #[arg(long, env = "GPUSTOW_METRICS_AUTH", requires = "metrics_tls_cert")]
+    /// Show /metrics only to users who may get /metrics by RBAC, by their token. Health stays open. Needs TLS and the
+    /// permission to create token reviews and subject access reviews
+    #[arg(long, env = "GPUSTOW_METRICS_AUTH", requires = "metrics_tls")]
     pub metrics_auth: bool,
 }
 
@@ -54,13 +39,7 @@ impl MetricsArgs {
     /// # Errors
     /// If it or its key cannot be used.
     pub fn tls(&self) -> Result<Option<Tls>, TlsError> {
-        let files = self
-            .metrics_tls_cert
-            .clone()
-            .zip(self.metrics_tls_key.clone());
-        files
-            .map(|(cert, key)| Tls::load(cert, key, None))
-            .transpose()
+        self.metrics_tls.as_deref().map(Tls::of).transpose()
     }
 
     /// `metrics`, behind a door if so set.

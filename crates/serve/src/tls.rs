@@ -71,12 +71,24 @@ struct Files {
 }
 
 impl Tls {
-    /// Reads certificate and key. With `clients`, certificates of authorities, only a client with a
-    /// certificate that one of them signed is served.
+    /// Reads `tls.crt` and `tls.key` in a folder, as a Secret of type kubernetes.io/tls is mounted.
     ///
     /// # Errors
     /// If they cannot be used.
-    pub fn load(cert: PathBuf, key: PathBuf, clients: Option<PathBuf>) -> Result<Self, TlsError> {
+    pub fn of(folder: &Path) -> Result<Self, TlsError> {
+        Self::load(folder, None)
+    }
+
+    /// The same. Only clients with a certificate that an authority in `ca.crt` of that folder signed are served.
+    ///
+    /// # Errors
+    /// If they cannot be used.
+    pub fn for_clients(folder: &Path) -> Result<Self, TlsError> {
+        Self::load(folder, Some(folder.join("ca.crt")))
+    }
+
+    fn load(folder: &Path, clients: Option<PathBuf>) -> Result<Self, TlsError> {
+        let [cert, key] = ["tls.crt", "tls.key"].map(|file| folder.join(file));
         let files = Files { cert, key, clients };
         let loaded = Mutex::new((files.stamp(), files.read()?));
         let files = Some(files);

@@ -2,15 +2,16 @@
 {{- define "gpustow.files" -}}
 {{- $files := list }}
 {{- range $path, $_ := .Files.Glob "files/{core,agent,base}/**.yaml" }}
-{{- /* Helm creates what is in crds/ before the GpustowConfig, which is a part of the release. */}}
-{{- if ne $path "files/core/config-crd.yaml" }}{{- $files = append $files (trimPrefix "files/" $path) }}{{- end }}
+{{- /* Helm creates what is in crds/ before the GpustowConfig, which is a part of the release; but not in an upgrade. */}}
+{{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "gpustowconfigs.gpustow.dev" }}
+{{- if or (ne $path "files/core/config-crd.yaml") (and $.Release.IsUpgrade (not $crd)) }}{{- $files = append $files (trimPrefix "files/" $path) }}{{- end }}
 {{- end }}
 {{- if .Values.disruptions }}{{- $files = append $files "disruptions/rbac.yaml" }}{{- end }}
 {{- $admission := include "gpustow.admission" . }}
 {{- if eq $admission "v1beta1" }}
 {{- $files = append $files "overlays/v1beta1/policies.yaml" }}
 {{- else if eq $admission "webhook" }}
-{{- $files = concat $files (list "overlays/webhook/rbac.yaml" "overlays/webhook/service.yaml" "overlays/webhook/webhook.yaml") }}
+{{- $files = concat $files (list "overlays/webhook/service.yaml" "overlays/webhook/webhook.yaml") }}
 {{- if eq .Values.webhook.certificate "selfSigned" }}
 {{- $files = concat $files (list "overlays/webhook-self-signed/policy.yaml" "overlays/webhook-self-signed/rbac.yaml") }}
 {{- end }}
@@ -54,11 +55,8 @@
 {{- $args = append $args "--webhook-listen=0.0.0.0:32765" }}
 {{- $_ := set $extender "ports" (append $extender.ports (dict "name" "webhook" "containerPort" 32765)) }}
 {{- $_ := set $extender "lifecycle" (dict "preStop" (dict "sleep" (dict "seconds" 5))) }}
-{{- if eq $values.webhook.certificate "selfSigned" }}
-{{- $args = append $args "--webhook-self-signed" }}
-{{- else }}
-{{- $args = append $args "--webhook-tls-cert=/etc/gpustow-webhook/tls.crt" }}
-{{- $args = append $args "--webhook-tls-key=/etc/gpustow-webhook/tls.key" }}
+{{- if ne $values.webhook.certificate "selfSigned" }}
+{{- $args = append $args "--webhook-tls=/etc/gpustow-webhook" }}
 {{- $_ := set $extender "volumeMounts" (list (dict "name" "webhook-tls" "mountPath" "/etc/gpustow-webhook" "readOnly" true)) }}
 {{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "webhook-tls" "secret" (dict "secretName" "gpustow-webhook-tls"))) }}
 {{- end }}

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Refused, Taken, account, row, run};
 use crate::install::install;
-use crate::support::{ACCOUNT, SYSTEM, repository};
+use crate::support::{ACCOUNT, SYSTEM};
 
 const STRAY: &str = "not the extender's to write";
 
@@ -15,9 +15,6 @@ const STRAY: &str = "not the extender's to write";
 async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     install(&cluster, "manifests/base").await?;
-    // The overlay is of Kubernetes 1.36; its right is that of every minor.
-    let right = repository("manifests/keep/rbac.yaml").display().to_string();
-    cluster.kubectl(&["apply", "-f", &right]).await?;
     let case = Case::new(&cluster, "marks").await?;
     let [(ca_name, ca), (who, karpenter)] = names::SPARE_NODE;
     let noted = |labels: &[(&str, &str)], notes: &[(&str, &str)]| {

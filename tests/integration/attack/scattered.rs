@@ -10,7 +10,7 @@ use super::{Refused, Taken, account, make, pods, row, run};
 use crate::agent_token::patch;
 use crate::install::install;
 use crate::policies::asks;
-use crate::support::{ACCOUNT, SYSTEM, repository};
+use crate::support::{ACCOUNT, SYSTEM};
 
 const NONE_BUT: &str = "the extender deletes no pod but one that is bound";
 
@@ -18,10 +18,6 @@ const NONE_BUT: &str = "the extender deletes no pod but one that is bound";
 async fn a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     install(&cluster, "manifests/base").await?;
-    // The overlay is of Kubernetes 1.36; its right is that of every minor.
-    let right = repository("manifests/preempt-scattered/rbac.yaml");
-    let right = right.to_str().context("path of the repository")?;
-    cluster.kubectl(&["apply", "-f", right]).await?;
     let namespace = format!("--namespace={SYSTEM}");
     let kind = ["create", "serviceaccount", names::EXTENDER, &namespace];
     cluster.kubectl(&kind).await?;

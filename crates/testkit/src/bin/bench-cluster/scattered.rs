@@ -21,7 +21,7 @@ const LOW: &str = "low-";
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
     eprintln!("{} {nodes} nodes: starting the control plane", since(began));
     let cluster = ControlPlane::start(Options::default()).await?;
-    let overlay = args.repository.join("manifests/overlays/preempt-scattered");
+    let overlay = args.repository.join("manifests/base");
     cluster
         .kubectl(&["apply", "-k", &overlay.display().to_string()])
         .await?;
