@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpustow_api::admission::{Expected, Weakness};
+use gpustow_policies::admission::{Expected, Weakness};
 use kube::{Api, Client};
 use tokio::time::sleep;
 
@@ -68,7 +68,7 @@ pub(crate) async fn run(client: Client, expected: Expected, told: Arc<Found>, li
 async fn read(
     client: Client,
     name: &'static str,
-) -> Result<gpustow_api::admission::Found, AskError> {
+) -> Result<gpustow_policies::admission::Found, AskError> {
     let policies = Api::all(client.clone());
     let bindings = Api::all(client);
     tokio::try_join!(

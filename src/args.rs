@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
+use gpustow_api::request::extended_resource;
 use gpustow_serve::{DaemonArgs, MetricsArgs, Tls, TlsError, seconds};
 
 use crate::webhook::WebhookArgs;

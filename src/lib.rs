@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use axum::Router;
-use gpustow_api::admission::Expected;
+use gpustow_policies::admission::Expected;
 use gpustow_serve::Bounds;
 use kube::Client;
 use tokio::net::TcpListener;

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_api::act::Act;
-use gpustow_api::admission::Weakness;
 use gpustow_ledger::{GivenUp, Lift, NodeView, Reason};
 use gpustow_pack::Request;
+use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
 use prometheus::{

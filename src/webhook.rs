@@ -1,5 +1,5 @@
 //! Changes pods that ask as they are created, where the API server cannot do it by policy: reads its
-//! reviews and answers with patches. What is changed is `gpustow_api::mutate`'s affair. Every replica
+//! reviews and answers with patches. What is changed is `gpustow_policies::mutate`'s affair. Every replica
 //! serves, whether it decides or not. Where there is a line, pods get its gate here too.
 
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use gpustow_api::config::Requests;
-use gpustow_api::mutate::{Change, gate, patch};
+use gpustow_policies::mutate::{Change, gate, patch};
 use gpustow_serve::{Bounds, Tls, serve_until};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};

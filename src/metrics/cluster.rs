@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use gpustow_api::admission::Weakness;
 use gpustow_ledger::{Mismatches, NodeView, Problem};
 use gpustow_pack::Mib;
+use gpustow_policies::admission::Weakness;
 use gpustow_serve::Scrape;
 use prometheus::IntCounter;
 use strum::{IntoStaticStr, VariantNames};

@@ -2,7 +2,8 @@
 //! do not, and another name for the resource.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gpustow_api::{manifests, names};
+use gpustow_api::names;
+use gpustow_policies::manifests;
 use gpustow_testkit::{ControlPlane, Options, configure, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;

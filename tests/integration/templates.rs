@@ -95,7 +95,7 @@ fn unasked() -> Vec<(Value, String)> {
     let keys = ours.map(|key| json!({ key: "2", "example.com/own": "x" }));
     let says = |annotations: Value| {
         let map = serde_json::from_value(annotations.clone()).unwrap_or_default();
-        let says = gpustow_api::keys::unasked(&map, names::GPU_MEM);
+        let says = gpustow_policies::keys::unasked(&map, names::GPU_MEM);
         let says = says.map_or_else(|| "nothing".to_owned(), |it| it.to_string());
         (annotations, says)
     };
@@ -207,7 +207,7 @@ async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() 
     // What `kubectl gpustow fit` says.
     let ours = |key: &str| {
         let annotations = [(key.to_owned(), "2".to_owned())].into();
-        let known = gpustow_api::keys::known(&annotations, names::GPU_MEM);
+        let known = gpustow_policies::keys::known(&annotations, names::GPU_MEM);
         known.err().map(|it| it.to_string()).unwrap_or_default()
     };
     for (key, mend) in [

@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::builder::TypedValueParser as _;
 use clap::{Parser, ValueEnum, value_parser};
 use gpustow_api::gpunode::HEARTBEAT;
-use gpustow_api::manifests::extended_resource;
 use gpustow_api::names;
+use gpustow_api::request::extended_resource;
 use gpustow_pack::Mib;
 use gpustow_serve::{DaemonArgs, MetricsArgs, Seconds, seconds};
 

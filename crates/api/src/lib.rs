@@ -2,7 +2,6 @@
 //! how an assignment is written down. No I/O.
 
 pub mod act;
-pub mod admission;
 mod allowance;
 pub mod assignment;
 pub mod config;
@@ -11,16 +10,12 @@ pub mod faults;
 pub mod gpunode;
 pub mod intree;
 pub mod kept;
-pub mod keys;
 pub mod limit;
 mod links;
-pub mod manifests;
-pub mod mutate;
 pub mod names;
 pub mod quantity;
 pub mod request;
 mod share;
-mod values;
 
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};

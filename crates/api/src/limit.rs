@@ -1,6 +1,6 @@
 //! How much of each of its GPUs a container may use beyond what it is promised, and who sees to it: what the
 //! annotations say, in the one place that reads them. The policies judge by the same rules
-//! (`crates/api/policies/rules-variables.yaml`).
+//! (`crates/policies/policies/rules-variables.yaml`).
 
 use std::collections::BTreeMap;
 
@@ -280,7 +280,7 @@ fn may_use(notes: &Notes, name: &str, asked: Mib, gpus: u32) -> Mib {
 }
 
 /// The literal of a container, as the policies compute it, for pods that may be wrong in every other way.
-pub(crate) fn literal(said: Option<&str>, asked: Option<u64>, gpus: u64) -> Option<String> {
+pub fn literal(said: Option<&str>, asked: Option<u64>, gpus: u64) -> Option<String> {
     let mib = match said {
         Some("max") => return None,
         Some(text) => amount(text).unwrap_or(0),

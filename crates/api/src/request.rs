@@ -270,5 +270,29 @@ fn policy(value: &str) -> Result<PolicyKind, String> {
         .map_err(|unknown: gpustow_pack::policy::UnknownPolicy| unknown.to_string())
 }
 
+/// `name`, if it is one by Kubernetes' rule for extended resources (`IsExtendedResourceName`) and its
+/// form of names.
+///
+/// # Errors
+/// What is wrong with the name and what to do.
+pub fn extended_resource(name: &str) -> Result<String, &'static str> {
+    let Some((prefix, rest)) = name.split_once('/') else {
+        return Err("an extended resource has a prefix, as in example.com/gpu-mem");
+    };
+    if prefix.ends_with("kubernetes.io") || name.starts_with("requests.") {
+        return Err("Kubernetes keeps it for itself: choose another name");
+    }
+    let is_plain = |part: &str, more: &str| {
+        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        let inner = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
+        ends(part.chars().next()) && ends(part.chars().last()) && part.chars().all(inner)
+    };
+    if is_plain(prefix, "-.") && is_plain(rest, "-._") && name.len() <= 253 {
+        Ok(name.to_owned())
+    } else {
+        Err("write a domain, a slash, and letters, digits, dashes, dots or underscores")
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
 //! What is generated: the Grafana dashboard here, the custom resource and the policies in
-//! [`gpustow_api::manifests`].
+//! [`gpustow_policies::manifests`].
 
 mod board;
 
 use anyhow::Result;
 use gpustow_api::gpunode::STALE_AFTER;
-use gpustow_api::manifests::generated;
+use gpustow_policies::manifests::generated;
 use serde_json::{Map, Value, json};
 
 use board::{Board, panel, see, source, stat};

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::admission::Weakness;
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, GpustowConfig, NodeFacts, PodFacts, keys, names};
+use gpustow_api::{GpuNode, GpustowConfig, NodeFacts, PodFacts, names};
 use gpustow_ledger::{Ledger, NodeView};
+use gpustow_policies::admission::Weakness;
+use gpustow_policies::keys;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;

@@ -6,9 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use gpustow_api::admission::{Expected, Weakness};
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::{GpuNode, GpustowConfig, names};
+use gpustow_policies::admission::{Expected, Weakness};
 use gpustow_settings::Feature;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};

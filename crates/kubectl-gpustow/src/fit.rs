@@ -4,8 +4,8 @@ use std::io::{Read as _, Write};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use gpustow_api::keys;
 use gpustow_inspect::Cluster;
+use gpustow_policies::keys;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde::Deserialize as _;

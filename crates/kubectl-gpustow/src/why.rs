@@ -4,7 +4,7 @@ mod nearest;
 mod print;
 
 use anyhow::{Context as _, Result};
-use gpustow_api::{PodFacts, keys, names};
+use gpustow_api::{PodFacts, names};
 use gpustow_inspect::{
     Cluster, PodInfo, Trial, memory,
     state::{self, room},
@@ -12,6 +12,7 @@ use gpustow_inspect::{
 };
 use gpustow_ledger::NodeView;
 use gpustow_pack::{Choice, Mib};
+use gpustow_policies::keys;
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, Serializer};
 

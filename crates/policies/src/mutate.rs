@@ -6,9 +6,9 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
-use crate::config::Requests;
-use crate::limit::{self, Enforce};
-use crate::{names, quantity};
+use gpustow_api::config::Requests;
+use gpustow_api::limit::{self, Enforce};
+use gpustow_api::{names, quantity};
 
 /// The most containers of all kinds that are looked at.
 pub const MAX_CONTAINERS: usize = 256;

@@ -1,11 +1,11 @@
 //! Annotations of pods that look like gpustow's and do nothing: misspelt, unknown, a later version's, or on a
 //! pod that does not ask. The policies judge them by the same rules
-//! (`crates/api/policies/rules-variables.yaml`, `hints.yaml`).
+//! (`crates/policies/policies/rules-variables.yaml`, `hints.yaml`).
 
 use std::collections::BTreeMap;
 
 use crate::admission::{VERSION, is_later};
-use crate::{BadRequest, names};
+use gpustow_api::{BadRequest, names};
 
 /// What is wrong with the annotations of a pod that asks for `resource`, as the policies refuse it.
 ///

@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
+use gpustow_api::names;
+
 use crate::manifests::documents;
-use crate::names;
 
 /// The policies that keep tenants and our own parts in bounds; each has a binding of its name.
 const POLICIES: [&str; 5] = [

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::config::GpustowConfigSpec;
+use gpustow_api::config::GpustowConfigSpec;
 
 const VALUES: &str = include_str!("../../../manifests/chart/values.yaml");
 
