@@ -225,7 +225,7 @@ impl Scheduler {
                         None => cache.nodes.remove(&name(object)),
                     };
                 }
-                Kind::ConfigMap | Kind::GpuNode | Kind::Lease => {}
+                Kind::GpuNode | Kind::GpustowConfig | Kind::Lease => {}
             }
         }
         if wakes {

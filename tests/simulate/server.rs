@@ -20,8 +20,8 @@ const STALE: Duration = Duration::from_secs(300);
 /// The kinds that it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    ConfigMap,
     GpuNode,
+    GpustowConfig,
     Lease,
     Node,
     Pod,
@@ -30,8 +30,8 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) fn of_plural(plural: &str) -> Option<Self> {
         match plural {
-            "configmaps" => Some(Self::ConfigMap),
             "gpunodes" => Some(Self::GpuNode),
+            "gpustowconfigs" => Some(Self::GpustowConfig),
             "leases" => Some(Self::Lease),
             "nodes" => Some(Self::Node),
             "pods" => Some(Self::Pod),
@@ -41,9 +41,9 @@ impl Kind {
 
     pub(crate) fn api_version(self) -> &'static str {
         match self {
-            Self::GpuNode => "gpustow.dev/v1alpha1",
+            Self::GpuNode | Self::GpustowConfig => "gpustow.dev/v1alpha1",
             Self::Lease => "coordination.k8s.io/v1",
-            Self::ConfigMap | Self::Node | Self::Pod => "v1",
+            Self::Node | Self::Pod => "v1",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What users do: they create pods, change them, and have them end.
 
-use gpustow_api::names;
+use gpustow_api::{config, names};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 
@@ -163,15 +163,12 @@ impl World {
         }
     }
 
-    /// Are new pods to stand in line?
+    /// Are new pods queued?
     fn holds(&self) -> bool {
-        let key = (
-            Kind::ConfigMap,
-            names::NAMESPACE.to_owned(),
-            names::LINE.to_owned(),
-        );
-        let map = locked(&self.server).get(&key);
-        map.is_ok_and(|map| map["data"][names::LINE_KEY] == "true")
+        let config = locked(&self.server).get(&key(Kind::GpustowConfig, config::NAME));
+        config.is_ok_and(|config| {
+            config["spec"]["queue"]["mode"] != "Off" && config["status"]["queueing"] == true
+        })
     }
 
     /// Takes somebody else's gate off.

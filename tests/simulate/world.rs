@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use clap::Parser as _;
 use gpustow::{Args, Extender};
-use gpustow_api::act::Act;
+use gpustow_api::config::{self, Action, After, GpustowConfigSpec, QueueMode};
 use gpustow_api::names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -37,7 +37,7 @@ const TROUBLE: std::ops::Range<u64> = 60..300;
 const PATIENCE: Duration = Duration::from_secs(200);
 /// The profile beside gpustow's where there are two of them that ask the extender.
 const OTHER: &str = "other-scheduler";
-const LINES: [&str; 3] = ["--line=off", "--line=auto", "--line=always"];
+const QUEUES: [QueueMode; 3] = [QueueMode::Off, QueueMode::Auto, QueueMode::Always];
 /// kube-scheduler's Lease.
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -79,8 +79,8 @@ pub(crate) struct World {
     preempts: bool,
     keeps: bool,
     pub(crate) moves: bool,
-    act: Act,
-    line: &'static str,
+    action: Action,
+    queue: QueueMode,
     /// The controllers of pods that may be moved, by their UIDs: as they make a pod.
     pub(crate) owners: BTreeMap<String, Value>,
     /// The version with all nodes in it.
@@ -119,11 +119,11 @@ impl World {
             preempts: !plain && !(seed / 5).is_multiple_of(3),
             keeps: !plain && (seed / 8).is_multiple_of(2),
             moves: !plain && (seed / 16).is_multiple_of(2),
-            act: match (seed / 3).is_multiple_of(2) {
-                true => Act::Event,
-                false => Act::Evict,
+            action: match (seed / 3).is_multiple_of(2) {
+                true => Action::Event,
+                false => Action::Evict,
             },
-            line: LINES[usize::try_from(seed / 2 % 3).unwrap_or(0)],
+            queue: QUEUES[usize::try_from(seed / 2 % 3).unwrap_or(0)],
             built: 0,
             owners: BTreeMap::new(),
             machines: Vec::new(),
@@ -134,6 +134,7 @@ impl World {
         if (seed / 7).is_multiple_of(2) {
             locked(&world.server).budget = Some(usize::try_from(seed % 3)?);
         }
+        world.configure()?;
         world.build()?;
         let trouble = Duration::from_secs(world.random.random_range(TROUBLE));
         while world.began.elapsed() < trouble {
@@ -227,28 +228,35 @@ impl World {
         })
     }
 
+    /// Writes what the administrator has decided.
+    fn configure(&self) -> Result<()> {
+        let mut spec = GpustowConfigSpec::default();
+        spec.queue.mode = self.queue;
+        if self.calls_back {
+            spec.reclaim.action = self.action;
+        }
+        spec.preempt.fragmented = self.preempts;
+        if self.keeps {
+            spec.reserve.after = After(Some(Duration::from_secs(30)));
+            spec.reserve.give_up_after = Duration::from_secs(60).into();
+        }
+        spec.defragment.evictions_per_hour = if self.moves { 100 } else { 0 };
+        let object = json!({ "metadata": { "name": config::NAME }, "spec": spec });
+        let key = key(Kind::GpustowConfig, config::NAME);
+        let written = locked(&self.server).apply(key, object, false);
+        written.map(drop).map_err(|refused| anyhow!("{refused:?}"))
+    }
+
     fn extender(&mut self, number: usize) -> Result<(Beside, Router)> {
         let link = Link::new(&self.server, self.random.random());
         *locked(&link.odds) = self.odds();
         let identity = format!("--identity=replica-{number}");
-        let act = format!("--act={}", self.act);
-        // A new version, or other settings, come one replica after the other.
+        // The administrator may change it while extenders run.
         if self.random.random_bool(0.1) {
-            self.line = LINES[self.random.random_range(0..LINES.len())];
+            self.queue = QUEUES[self.random.random_range(0..QUEUES.len())];
+            self.configure()?;
         }
-        let mut flags = vec!["gpustow", "--metrics-per-gpu", &identity, &act, self.line];
-        if self.calls_back {
-            flags.push("--call-back");
-        }
-        if self.preempts {
-            flags.push("--preempt-scattered");
-        }
-        if self.keeps {
-            flags.extend(["--keep=30", "--keep-for=60"]);
-        }
-        if self.moves {
-            flags.push("--move=100");
-        }
+        let flags = ["gpustow", "--metrics-per-gpu", &identity];
         let args = Args::try_parse_from(flags).context("flags")?;
         let extender = Extender::new(args, link.client())?;
         extender.start();

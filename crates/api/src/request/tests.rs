@@ -261,3 +261,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_name_that_no_pod_could_ask_for_is_refused() {
+    for name in [
+        "gpu-mem",
+        "",
+        "/",
+        "a/",
+        "kubernetes.io/x",
+        "requests.example.com/x",
+        "a/b\"c",
+        "a/b/c",
+        "a b/c",
+    ] {
+        assert!(extended_resource(name).is_err(), "{name}");
+    }
+    for name in ["gpustow.dev/gpu-mem", "aliyun.com/gpu-mem", "a.b/C_d.e"] {
+        assert_eq!(extended_resource(name).as_deref(), Ok(name));
+    }
+}
