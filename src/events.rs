@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
-use gpustow_api::{Assignment, PodFacts, config, names};
+use gpustow_api::{Assignment, GpustowConfig, PodFacts, config, names};
 use gpustow_ledger::{CardView, Lift, NodeView};
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Resource as _};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
@@ -115,8 +115,8 @@ impl Events {
             note,
         );
         let about = ObjectReference {
-            api_version: Some(format!("{}/{}", names::GROUP, names::VERSION)),
-            kind: Some("GpustowConfig".to_owned()),
+            api_version: Some(GpustowConfig::api_version(&()).into_owned()),
+            kind: Some(GpustowConfig::kind(&()).into_owned()),
             name: Some(config::NAME.to_owned()),
             ..ObjectReference::default()
         };

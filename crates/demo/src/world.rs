@@ -104,7 +104,7 @@ impl World {
     pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>, folder: &Path) -> Result<Self> {
         let store = Store::new();
         let config = json!({
-            "apiVersion": "gpustow.dev/v1alpha1", "kind": "GpustowConfig",
+            "apiVersion": format!("{}/{}", names::GROUP, names::VERSION), "kind": "GpustowConfig",
             "metadata": {"name": config::NAME},
             "spec": {"scheduling": {"policy": policy.name()}},
         });
