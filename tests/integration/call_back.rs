@@ -58,7 +58,7 @@ async fn says(case: &Case, pod: &Pod, of_type: &str, status: &str) -> Result<(St
 }
 
 /// A pod that asks for so much, may use the whole card, and runs.
-async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
+pub(crate) async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
     let pod = case.pod(name).gpu_mem(mib).label("app", name);
     let pod = pod.annotation(names::MEM_LIMIT, "max");
     let pod = pod.create(&case.client).await?;
@@ -67,7 +67,7 @@ async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
 }
 
 /// The right of `manifests/evict`.
-async fn may_evict(cluster: &ControlPlane) -> Result<()> {
+pub(crate) async fn may_evict(cluster: &ControlPlane) -> Result<()> {
     let rights: PathBuf = repository("manifests/evict/rbac.yaml");
     let rights = rights.display().to_string();
     cluster.kubectl(&["apply", "-f", &rights]).await.map(drop)

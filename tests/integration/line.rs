@@ -23,13 +23,13 @@ use crate::install::install;
 use crate::moving::{create, ends, may_move, movable};
 use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository, rounds};
 
-const CARD: u64 = 8192;
+pub(crate) const CARD: u64 = 8192;
 /// What waits for a time of its own in the extender: its flag goes down after half a minute, and a replica that does
 /// not decide waits a quarter of one.
-const LATE: Duration = Duration::from_secs(90);
+pub(crate) const LATE: Duration = Duration::from_secs(90);
 
 /// A control plane with gpustow and its line.
-async fn open() -> Result<ControlPlane> {
+pub(crate) async fn open() -> Result<ControlPlane> {
     let cluster = ControlPlane::start(Options::default()).await?;
     install(&cluster, "manifests/overlays/line").await?;
     Ok(cluster)
@@ -67,7 +67,7 @@ async fn scheduler(cluster: &ControlPlane, extender: &Extender) -> Result<Schedu
 }
 
 /// Stands in line.
-fn held(case: &Case, name: &str) -> PodBuilder {
+pub(crate) fn held(case: &Case, name: &str) -> PodBuilder {
     case.pod(name).gpu_mem(CARD).with(|spec| {
         let name = names::GATE.to_owned();
         spec.scheduling_gates = Some(vec![PodSchedulingGate { name }]);
@@ -95,7 +95,7 @@ async fn flag(cluster: &ControlPlane, wanted: &str) -> Result<()> {
     .await
 }
 
-async fn still_held(case: &Case, pods: &[&Pod]) -> Result<()> {
+pub(crate) async fn still_held(case: &Case, pods: &[&Pod]) -> Result<()> {
     for pod in pods {
         let name = pod.metadata.name.as_deref().context("it has a name")?;
         ensure!(is_held(&case.pods().get(name).await?), "{name} was let out");

@@ -2,6 +2,7 @@
 //! made by the cases.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
@@ -22,6 +23,8 @@ use crate::support::{SOON, charges, event, repository};
 
 const CARD: u64 = 10_000;
 const MOVES: &str = "--move=10";
+/// A replica that kube-scheduler does not call leads half a minute after it finds no leader.
+const LATE: Duration = Duration::from_secs(90);
 
 /// A pod that its controller makes anew, and that may be moved.
 pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
@@ -107,7 +110,11 @@ async fn moved(replica: &Replica) -> Result<String> {
 
 /// Waits until the pod's deletion is under way; the pod.
 pub(crate) async fn ends(case: &Case, name: &str) -> Result<Pod> {
-    eventually(SOON, &format!("{name} ends"), async || {
+    ends_within(case, name, SOON).await
+}
+
+async fn ends_within(case: &Case, name: &str, deadline: Duration) -> Result<Pod> {
+    eventually(deadline, &format!("{name} ends"), async || {
         let pod = case.pods().get(name).await?;
         ensure!(pod.metadata.deletion_timestamp.is_some());
         Ok(pod)
@@ -238,5 +245,27 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     .await?;
     assert_eq!(staying(&case).await?, ["small", "waits", "x", "y", "z"]);
     nothing_is_left(&successor, &case).await?;
+    case.end().await
+}
+
+/// The sum of no node is enough: kube-scheduler asks about no pod, and no call makes the extender the leader.
+#[tokio::test]
+async fn move_needs_no_call_of_kube_scheduler_where_there_is_no_leader() -> Result<()> {
+    let turn = turn().await?;
+    let (first, scheduler, case) = rig(&turn, "moves-unasked", &[]).await?;
+    let waits = case.pod("waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+    wait_refused(&case.client, &waits, "Insufficient", SOON).await?;
+    scheduler.process.kill9();
+    first.extender.process.term()?;
+    first.extender.process.wait_exit(SOON).await?;
+
+    let replica = Replica::start(turn.cluster, "moves-first", &[MOVES]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let gone = ends_within(&case, "y", LATE).await?;
+    succeeded(&case, &gone, "y2", 3000, "a").await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(moved(&replica).await?, "1");
+    nothing_is_left(&replica, &case).await?;
     case.end().await
 }
