@@ -95,7 +95,7 @@ simulate: ## Live through SEEDS (10,000) histories of the whole extender in a si
 	    $(CARGO) test $(if $(SEED),,--profile simulate) --workspace --locked --test simulate $(if $(SEED),a_world_comes,every) -- --nocapture
 
 .PHONY: torture
-torture: control-plane previous ## An hour of real faults on a real control plane, by a seed (ARGS=--help for options)
+torture: control-plane ## An hour of real faults on a real control plane, by a seed (ARGS=--help for options)
 	$(CARGO) build --locked --workspace $(PROGRAMS) --bin gpustow --bin torture
 	target/debug/torture $(ARGS)
 

@@ -9,8 +9,10 @@
 
 mod ended;
 mod pace;
+mod resume;
 mod scattered;
 mod victim;
+mod write;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -19,12 +21,10 @@ use std::time::Duration;
 use gpustow_api::act::Act;
 use gpustow_api::{PodFacts, kept, names};
 use gpustow_ledger::{CallBack, Preemption};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
+use kube::api::{ObjectMeta, PostParams};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -32,8 +32,12 @@ use crate::app::App;
 use crate::ask::{AskError, within};
 use ended::Ended;
 use pace::{Moves, Pace};
-use victim::{Victim, Whom, name, victims};
+pub(crate) use resume::resume;
+use victim::{Victim, Whom, name, shortages, victims};
+use write::{condition, is_settled};
 
+/// Between two parts of a look: filter has its turn.
+const TURN: Duration = Duration::from_millis(1);
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 /// For one write.
@@ -108,20 +112,24 @@ impl Acts {
 
     async fn look(&mut self, epoch: u64) {
         let may_move = self.moves_left() > 0;
-        let (backs, short, over, marked, due, to_move) = {
-            let now = self.app.ledger.now();
-            let mut ledger = self.app.ledger.lock();
+        let ledger = self.app.ledger.clone();
+        let now = || ledger.now();
+        {
+            let now = now();
+            let mut ledger = ledger.lock();
             ledger.tell_time(now, Timestamp::now().as_second());
             ledger.call_back(now);
-            let due = ledger.scattered(now);
-            let to_move = may_move.then(|| ledger.due_to_move(now)).flatten();
-            let marked = ledger.pods();
-            let marked = marked
-                .filter(|pod| pod.asked_back.is_some() || pod.preempted || pod.kept_on.is_some());
-            let marked: Vec<_> = marked.cloned().collect();
-            let over = ledger.over_limits(now);
-            let backs = ledger.call_backs(now);
-            (backs, ledger.shortages(now), over, marked, due, to_move)
+        }
+        sleep(TURN).await;
+        let due = ledger.lock().scattered(now());
+        sleep(TURN).await;
+        let to_move = may_move.then(|| ledger.lock().due_to_move(now())).flatten();
+        sleep(TURN).await;
+        let short = shortages(&self.app).await;
+        let (backs, over, marked) = {
+            let (now, ledger) = (now(), ledger.lock());
+            let marked: Vec<_> = ledger.marked().cloned().collect();
+            (ledger.call_backs(now), ledger.over_limits(now), marked)
         };
         let metrics = &self.app.metrics;
         metrics.call_backs.set(count(backs.len()));
@@ -445,61 +453,8 @@ impl Acts {
             .with_label_values(&[act, outcome])
             .inc();
     }
-
-    fn pods(&self, pod: &PodFacts) -> Api<Pod> {
-        Api::namespaced(self.app.client.clone(), &pod.namespace)
-    }
-
-    /// Writes one condition of the pod, of this copy of it if that is given; the resourceVersion after that.
-    async fn write(
-        &self,
-        pod: &PodFacts,
-        version: Option<&str>,
-        condition: Value,
-    ) -> Result<String, AskError> {
-        let patch = json!({
-            "metadata": {"uid": &*pod.uid, "resourceVersion": version},
-            "status": {"conditions": [condition]},
-        });
-        let (pods, params) = (self.pods(pod), PatchParams::default());
-        let patch = Patch::Strategic(patch);
-        let patched = pods.patch_status(&pod.name, &params, &patch);
-        let now = within(TIMEOUT, patched).await?;
-        Ok(now.metadata.resource_version.unwrap_or_default())
-    }
-
-    /// The same; a failure is told in the log alone, and the next look tries again.
-    async fn try_write(&self, pod: &PodFacts, condition: Value) -> bool {
-        self.written(pod, condition).await.is_some()
-    }
-
-    async fn written(&self, pod: &PodFacts, condition: Value) -> Option<String> {
-        match self.write(pod, None, condition).await {
-            Ok(version) => Some(version),
-            Err(error) => {
-                if !is_settled(&error) {
-                    tracing::warn!(
-                        namespace = %pod.namespace, pod = %pod.name, %error, "cannot write a condition"
-                    );
-                }
-                None
-            }
-        }
-    }
 }
 
 fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// Has the pod changed or gone meanwhile, so that this act is none any more?
-fn is_settled(error: &AskError) -> bool {
-    matches!(error.status(), Some(404 | 409))
-}
-
-fn condition(of_type: &str, status: &str, reason: &str, message: &str) -> Value {
-    json!({
-        "type": of_type, "status": status, "reason": reason, "message": message,
-        "lastTransitionTime": Timestamp::now().to_string(),
-    })
 }

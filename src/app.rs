@@ -8,6 +8,7 @@ use gpustow_api::names;
 use kube::Client;
 use tokio::time::timeout;
 
+use crate::acts;
 use crate::admission;
 use crate::args::Args;
 use crate::bind::{BIND_TIMEOUT, Binds};
@@ -106,6 +107,7 @@ impl App {
                 app.doubts.begin();
                 let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
                 app.ledger.lock().withhold(pods);
+                acts::resume(&app);
                 unfenced
                     .iter()
                     .for_each(|unfenced| app.events.unfenced(unfenced));

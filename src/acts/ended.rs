@@ -6,7 +6,8 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use tokio::time::Instant;
 
-use super::{Acts, Uid, condition};
+use super::write::condition;
+use super::{Acts, Uid};
 
 /// A condition that stands after this time is ended again.
 const AGAIN: Duration = Duration::from_secs(60);

@@ -12,7 +12,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Preconditions};
 use tokio::time::Instant;
 
-use super::{Acts, MAX_PAUSE, PAUSE, TIMEOUT, condition, is_settled, name};
+use super::write::{condition, is_settled};
+use super::{Acts, MAX_PAUSE, PAUSE, TIMEOUT, name};
 use crate::ask::{AskError, within};
 use crate::budgets::{broken, budgets};
 use crate::metrics::{MOVE, PREEMPT};

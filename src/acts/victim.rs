@@ -8,7 +8,13 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Borrower, CallBack, Harm, OverLimit, Shortage};
 use gpustow_pack::Mib;
 
-use super::Uid;
+use tokio::time::sleep;
+
+use super::{TURN, Uid};
+use crate::app::App;
+
+/// Nodes that are looked at before filter has its turn.
+const AT_ONCE: usize = 8;
 
 /// A pod that is to give memory back.
 pub(super) struct Victim {
@@ -50,6 +56,22 @@ impl fmt::Display for Whom {
             Self::Limit => f.write_str("being over its limit"),
         }
     }
+}
+
+/// The GPUs that are short of what was lent, by node and UUID.
+pub(super) async fn shortages(app: &App) -> Vec<Shortage> {
+    let lenders = app.ledger.lock().lenders();
+    let mut all = Vec::new();
+    for (index, few) in lenders.chunks(AT_ONCE).enumerate() {
+        if index > 0 {
+            sleep(TURN).await;
+        }
+        let now = app.ledger.now();
+        let ledger = app.ledger.lock();
+        all.extend(few.iter().flat_map(|name| ledger.shortages_on(name, now)));
+    }
+    all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
+    all
 }
 
 /// Everybody who is to give memory back, each once: for who waits for it before all others, then for who is there.

@@ -56,7 +56,7 @@ async fn says(case: &Case, pod: &Pod, of_type: &str, status: &str) -> Result<(St
 }
 
 /// A pod that asks for so much, may use the whole card, and runs.
-async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
+pub(crate) async fn borrower(case: &Case, name: &str, mib: u64) -> Result<Pod> {
     let pod = case.pod(name).gpu_mem(mib).label("app", name);
     let pod = pod.annotation(names::MEM_LIMIT, "max");
     let pod = pod.create(&case.client).await?;

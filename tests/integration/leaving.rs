@@ -96,10 +96,10 @@ async fn whoever_stands_in_line_is_let_out_when_the_chart_switches_it_off_or_goe
 
     run("install", &[&chart, "--create-namespace"]).await?;
     ensure!(hooks(&cluster).await?.is_empty(), "there is no line");
-    run("upgrade", &[&chart, "--set=extender.line=auto"]).await?;
+    run("upgrade", &[&chart, "--set=config.queue.mode=Auto"]).await?;
     ensure!(when(&hooks(&cluster).await?) == ["post-delete"; 4]);
 
-    let off = [&*chart, "--set=extender.line=off", "--no-hooks"];
+    let off = [&*chart, "--set=config.queue.mode=Off", "--no-hooks"];
     run("upgrade", &off).await?;
     let leave = hooks(&cluster).await?;
     ensure!(when(&leave) == ["post-upgrade"; 4]);
@@ -109,7 +109,7 @@ async fn whoever_stands_in_line_is_let_out_when_the_chart_switches_it_off_or_goe
     run("upgrade", &off).await?;
     ensure!(hooks(&cluster).await?.is_empty(), "the line is gone");
 
-    run("upgrade", &[&chart, "--set=extender.line=always"]).await?;
+    run("upgrade", &[&chart, "--set=config.queue.mode=Always"]).await?;
     let leave = hooks(&cluster).await?;
     ensure!(when(&leave) == ["post-delete"; 4]);
     run("uninstall", &["--no-hooks"]).await?;

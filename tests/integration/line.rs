@@ -19,16 +19,16 @@ use serde_json::json;
 
 use crate::fault_rig::Replica;
 use crate::install::install;
-use crate::moving::{create, ends, may_move, movable};
+use crate::moving::{create, ends, movable};
 use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository, rounds};
 
-const CARD: u64 = 8192;
+pub(crate) const CARD: u64 = 8192;
 /// What waits for a time of its own in the extender: its flag goes down after half a minute, and a replica that does
 /// not decide waits a quarter of one.
-const LATE: Duration = Duration::from_secs(90);
+pub(crate) const LATE: Duration = Duration::from_secs(90);
 
 /// A control plane with gpustow and its line.
-async fn open() -> Result<ControlPlane> {
+pub(crate) async fn open() -> Result<ControlPlane> {
     let cluster = ControlPlane::start(Options::default()).await?;
     install(&cluster, "manifests/overlays/queue").await?;
     Ok(cluster)
@@ -64,7 +64,7 @@ async fn scheduler(cluster: &ControlPlane, extender: &Extender) -> Result<Schedu
 }
 
 /// Stands in line.
-fn held(case: &Case, name: &str) -> PodBuilder {
+pub(crate) fn held(case: &Case, name: &str) -> PodBuilder {
     case.pod(name).gpu_mem(CARD).with(|spec| {
         let name = names::GATE.to_owned();
         spec.scheduling_gates = Some(vec![PodSchedulingGate { name }]);
@@ -91,7 +91,7 @@ async fn flag(cluster: &ControlPlane, wanted: bool) -> Result<()> {
     .await
 }
 
-async fn still_held(case: &Case, pods: &[&Pod]) -> Result<()> {
+pub(crate) async fn still_held(case: &Case, pods: &[&Pod]) -> Result<()> {
     for pod in pods {
         let name = pod.metadata.name.as_deref().context("it has a name")?;
         ensure!(is_held(&case.pods().get(name).await?), "{name} was let out");
@@ -308,7 +308,6 @@ async fn one_that_free_memory_is_too_scattered_for_preempts_through_the_line() -
 #[tokio::test]
 async fn others_move_for_one_in_line_and_come_back_through_it() -> Result<()> {
     let cluster = open().await?;
-    may_move(&cluster).await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let extender = extender_by(
         &cluster,

@@ -200,6 +200,9 @@ fn no_file_invents_a_name() -> Result<()> {
         names::KEPT_CONDITION,
         names::GIVE_BACK,
         "gpunodes.gpustow.dev",
+        "gpustowconfigs.gpustow.dev",
+        "gpustow.dev/v1alpha1",
+        "gpustow.dev/v1alpha1/GpustowConfig",
         // No objects: the verb resize on it is a right.
         "limits.gpustow.dev",
         "queues.gpustow.dev",

@@ -2,13 +2,13 @@
 //! made by the cases.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Action, Case, ControlPlane, PodBuilder, Rule, Scheduler, eventually, wait_bound, wait_gone,
-    wait_refused,
+    Action, Case, PodBuilder, Rule, Scheduler, eventually, wait_bound, wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -18,10 +18,12 @@ use serde_json::json;
 
 use crate::fault_rig::{Replica, Turn, now, turn};
 use crate::scattered::{bound, condition, holds, nothing_is_left, slow, staying};
-use crate::support::{SOON, charges, event, repository};
+use crate::support::{SOON, charges, event};
 
 const CARD: u64 = 10_000;
 const MOVES: &str = "defragment: {evictionsPerHour: 10}";
+/// A replica that kube-scheduler does not call leads half a minute after it finds no leader.
+const LATE: Duration = Duration::from_secs(90);
 
 /// A pod that its controller makes anew, and that may be moved.
 pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
@@ -38,13 +40,6 @@ pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
     pod
 }
 
-/// The permission of `manifests/disruptions`.
-pub(crate) async fn may_move(cluster: &ControlPlane) -> Result<()> {
-    let right = repository("manifests/disruptions/rbac.yaml");
-    let right = right.to_str().context("path of the repository")?;
-    cluster.kubectl(&["apply", "-f", right]).await.map(drop)
-}
-
 pub(crate) async fn create(case: &Case, pod: Pod) -> Result<Pod> {
     Ok(case.pods().create(&PostParams::default(), &pod).await?)
 }
@@ -52,7 +47,6 @@ pub(crate) async fn create(case: &Case, pod: Pod) -> Result<Pod> {
 /// A replica that has pods move, its kube-scheduler, and a case with two nodes of one card; 6000 MiB are free on the first
 /// of them, where x is, and 6000 on the second, where y and z are.
 async fn rig(turn: &Turn, name: &str, args: &[&str]) -> Result<(Replica, Scheduler, Case)> {
-    may_move(turn.cluster).await?;
     let replica = Replica::start(turn.cluster, name, args).await?;
     let scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, name).await?;
@@ -107,7 +101,11 @@ async fn moved(replica: &Replica) -> Result<String> {
 
 /// Waits until the pod's deletion is under way; the pod.
 pub(crate) async fn ends(case: &Case, name: &str) -> Result<Pod> {
-    eventually(SOON, &format!("{name} ends"), async || {
+    ends_within(case, name, SOON).await
+}
+
+async fn ends_within(case: &Case, name: &str, deadline: Duration) -> Result<Pod> {
+    eventually(deadline, &format!("{name} ends"), async || {
         let pod = case.pods().get(name).await?;
         ensure!(pod.metadata.deletion_timestamp.is_some());
         Ok(pod)
@@ -243,5 +241,27 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     .await?;
     assert_eq!(staying(&case).await?, ["small", "waits", "x", "y", "z"]);
     nothing_is_left(&successor, &case).await?;
+    case.end().await
+}
+
+/// The sum of no node is enough: kube-scheduler asks about no pod, and no call makes the extender the leader.
+#[tokio::test]
+async fn move_needs_no_call_of_kube_scheduler_where_there_is_no_leader() -> Result<()> {
+    let turn = turn().await?;
+    let (first, scheduler, case) = rig(&turn, "moves-unasked", &[]).await?;
+    let waits = case.pod("waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+    wait_refused(&case.client, &waits, "Insufficient", SOON).await?;
+    scheduler.process.kill9();
+    first.extender.process.term()?;
+    first.extender.process.wait_exit(SOON).await?;
+
+    let replica = Replica::start(turn.cluster, "moves-first", &[MOVES]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let gone = ends_within(&case, "y", LATE).await?;
+    succeeded(&case, &gone, "y2", 3000, "a").await?;
+    wait_bound(&case.client, &waits, SOON).await?;
+    assert_eq!(moved(&replica).await?, "1");
+    nothing_is_left(&replica, &case).await?;
     case.end().await
 }

@@ -3,10 +3,11 @@
 use anyhow::{Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
-use gpustow_testkit::{Case, ControlPlane, Options, eventually, wait_bound};
-use k8s_openapi::api::core::v1::Node;
+use gpustow_testkit::{Action, Case, ControlPlane, Options, eventually, wait_bound, wait_gone};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt as _};
 
+use crate::fault_rig::{Replica, turn};
 use crate::support::{Rig, SOON, Setup, bound, event, node_event, refused, repository};
 
 const CARD: u64 = 8192;
@@ -180,4 +181,73 @@ async fn marks_are_removed_without_mark_nodes() -> Result<()> {
     // The other one is its owner's.
     marked(&case, [None, Some("true"), None]).await?;
     rig.end(case).await
+}
+
+/// A pod on each of two cards, and one that waits for both; it has a reservation.
+async fn reserved(case: &Case) -> Result<[Pod; 3]> {
+    case.node("n", &[CARD; 2]).create(&case.client).await?;
+    let first = bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
+    let second = bound(&case.client, case.pod("second").gpu_mem(CARD)).await?;
+    let large = case.pod("large").gpu_mem(2 * CARD);
+    let large = large.annotation(names::GPU_COUNT, "2");
+    let large = refused(&case.client, large, names::GPU_MEM).await?;
+    Ok([first, second, large])
+}
+
+#[tokio::test]
+async fn reservation_goes_on_after_a_takeover_when_half_of_it_is_free() -> Result<()> {
+    let turn = turn().await?;
+    let killed = Replica::start(turn.cluster, "keeps", &["reserve: {after: 1s}"]).await?;
+    let scheduler = killed.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "keeps").await?;
+    let [first, second, large] = reserved(&case).await?;
+    event(&case.client, &large, "GpuPlaceKept").await?;
+    delete(&case.client, &first, 0).await?;
+    wait_gone(&case.client, &first, SOON).await?;
+    scheduler.process.kill9();
+    killed.extender.process.kill9();
+    drop(killed);
+
+    let successor = Replica::start(turn.cluster, "keeps-on", &["reserve: {after: 1s}"]).await?;
+    let _scheduler = successor.scheduler(turn.cluster).await?;
+    refused(&case.client, case.pod("late").gpu_mem(CARD), KEPT).await?;
+    delete(&case.client, &second, 0).await?;
+    wait_bound(&case.client, &large, SOON).await?;
+    successor.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn mark_that_arrives_after_a_takeover_is_taken_off() -> Result<()> {
+    let turn = turn().await?;
+    let args = ["reserve: {after: 1s, markNodes: true}"];
+    let frozen = Replica::start(turn.cluster, "marks-icy", &args).await?;
+    let scheduler = frozen.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "marks-late").await?;
+    let node = format!("/api/v1/nodes/{}", case.node_name("n"));
+    let late = frozen.proxy.rule(
+        move |method, uri| method.as_str() == "PATCH" && uri.path() == node,
+        Action::Hold,
+    );
+    let [first, _, large] = reserved(&case).await?;
+    late.seen(1, SOON).await?;
+    scheduler.process.kill9();
+    frozen.extender.process.stop()?;
+    for gone in [&first, &large] {
+        delete(&case.client, gone, 0).await?;
+        wait_gone(&case.client, gone, SOON).await?;
+    }
+
+    let successor = Replica::start(turn.cluster, "marks-heir", &args).await?;
+    let _scheduler = successor.scheduler(turn.cluster).await?;
+    // It leads.
+    bound(&case.client, case.pod("small").gpu_mem(CARD)).await?;
+    late.release();
+    late.answered(1, SOON).await?;
+    node_event(&case.client, &case.node_name("n"), "GpuNodeReleased").await?;
+    marked(&case, [None, None, None]).await?;
+    frozen.extender.process.cont()?;
+    successor.settled(&case).await?;
+    assert_eq!(marks(&case).await?, [None, None, None]);
+    case.end().await
 }

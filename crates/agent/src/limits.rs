@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use gpustow_api::Assignment;
 use gpustow_api::gpunode::Condition;
-use gpustow_api::limit::Support;
+use gpustow_api::limit::{Enforce, Support, WHOLE};
 use gpustow_pack::Mib;
 
 use crate::devices::{Ask, Card, Group, Limit};
@@ -38,14 +39,22 @@ pub struct Limited {
     pub found: Option<Mib>,
 }
 
+/// The driver sees to what the pod's containers may use, and where they are.
+fn by_driver(pod: &NodePod) -> Option<&Assignment> {
+    let facts = &pod.facts;
+    let request = facts.request.as_ref().ok()?;
+    let assignment = facts.assignment.as_ref()?.as_ref().ok()?;
+    (pod.enforce == Enforce::Driver && !request.exclusive).then_some(assignment)
+}
+
+/// The containers that run, on each of their cards. A limit may be [`WHOLE`].
 fn of_pod(pod: &NodePod) -> Vec<Limited> {
     let facts = &pod.facts;
-    let (Ok(request), Some(Ok(assignment))) = (&facts.request, &facts.assignment) else {
+    let Some(assignment) = by_driver(pod) else {
         return Vec::new();
     };
-    let asked = request.limits.iter().zip(&*facts.containers);
-    let held = asked.filter(|(limit, _)| **limit > Mib::ZERO);
-    let on_cards = held.flat_map(|(limit, name)| {
+    let limits = pod.limits.iter().zip(&*facts.containers);
+    let on_cards = limits.flat_map(|(limit, name)| {
         let runs = pod.containers.iter();
         let runs = runs.filter(move |it| it.running && *it.name == **name);
         let cards = assignment.containers.iter();
@@ -69,19 +78,16 @@ fn of_pod(pod: &NodePod) -> Vec<Limited> {
     on_cards.collect()
 }
 
-/// What the pod's containers may use together of each of its cards, where all of those are to have a limit there.
+/// What the pod's containers may use together of each of its cards, where all of those are to have a limit there. Where one
+/// may use the whole card, so may all.
 fn of_slice(pod: &NodePod) -> Vec<Ask> {
     let facts = &pod.facts;
-    let (Ok(request), Some(Ok(assignment))) = (&facts.request, &facts.assignment) else {
+    let Some(assignment) = by_driver(pod).filter(|_| !facts.released) else {
         return Vec::new();
     };
-    if request.limits.is_empty() || facts.released {
-        return Vec::new();
-    }
     let limit = |name: &str| {
-        let asked = request.limits.iter().zip(&*facts.containers);
-        let mut of = asked.filter(|(limit, it)| ***it == *name && **limit > Mib::ZERO);
-        of.next().map(|(limit, _)| *limit)
+        let mut of = pod.limits.iter().zip(&*facts.containers);
+        of.find(|(_, it)| ***it == *name).map(|(limit, _)| *limit)
     };
     let sum = |uuid: &str| {
         let holders = assignment.containers.iter();
@@ -113,6 +119,8 @@ pub struct Moved {
 pub struct Seen {
     means: Means,
     limited: Vec<Limited>,
+    /// Those that may use the whole card: an earlier limit of theirs is to be raised.
+    whole: Vec<Limited>,
     /// What the last look showed to have another limit than at the look before.
     moved: Vec<Moved>,
     /// The agent is to set these, beside the containers' own.
@@ -135,7 +143,8 @@ impl Seen {
 
     /// Takes in what the driver said of the containers that run and are to have a limit.
     pub fn read(&mut self, pods: &NodePods, told: &[Limit]) {
-        let before = std::mem::take(&mut self.limited);
+        let mut before = std::mem::take(&mut self.limited);
+        before.append(&mut self.whole);
         self.unread.clear();
         self.slices.clear();
         if self.means.agent {
@@ -143,15 +152,16 @@ impl Seen {
         }
         for mut it in pods.iter().flat_map(of_pod) {
             let is = |told: &&Limit| told.uuid == it.uuid && told.container == it.container;
-            match told.iter().find(is) {
-                Some(told) => {
-                    it.found = told.bytes.map(|bytes| Mib(bytes >> 20));
-                    self.limited.push(it);
-                }
+            let told = told.iter().find(is);
+            it.found = told.and_then(|told| Some(Mib(told.bytes? >> 20)));
+            match told {
+                _ if it.limit == WHOLE => self.whole.push(it),
+                Some(_) => self.limited.push(it),
                 None => self.unread.push(it),
             }
         }
-        let moved = self.limited.iter().filter_map(|now| {
+        let moved = self.limited.iter().chain(&self.whole);
+        let moved = moved.filter_map(|now| {
             let same = |it: &&Limited| it.container == now.container && it.uuid == now.uuid;
             let before = before.iter().find(same)?.found?;
             let is = now.found.is_some_and(|found| found != before);
@@ -171,7 +181,8 @@ impl Seen {
     /// What the driver is to be asked with the next look.
     #[must_use]
     pub fn asks(&self) -> Vec<Ask> {
-        let all = self.limited.iter().chain(&self.unread);
+        let whole = self.whole.iter().filter(|_| self.means.agent);
+        let all = self.limited.iter().chain(&self.unread).chain(whole);
         let ask = all.map(|it| Ask {
             uuid: it.uuid.clone(),
             of: Group::Container(it.container.clone()),

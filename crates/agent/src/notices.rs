@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::faults::{self, NodeFault};
 use gpustow_api::gpunode::Gpu;
+use gpustow_api::limit::WHOLE;
 use gpustow_api::names;
 use gpustow_pack::Mib;
 
@@ -168,6 +169,9 @@ impl Notices {
                 true => String::new(),
                 // It grows step by step.
                 false if told.is_some_and(|age| age < AGAIN) => continue,
+                false if is.limit == WHOLE => {
+                    ", and the rest of the GPU as memory there becomes free".to_owned()
+                }
                 false => format!(", and up to {} as memory there becomes free", is.limit.0),
             };
             self.told.insert(key, now);

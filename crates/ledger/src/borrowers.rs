@@ -64,25 +64,28 @@ impl Ledger {
     pub(crate) fn note_refusals(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
         let mut since = HashMap::default();
-        let lenders = self.books.nodes().filter(|(_, node)| node.lends());
-        for uid in lenders.flat_map(|(_, node)| node.bound().keys()) {
+        for pod in self.books.marked() {
             // A pod that terminates is on its way.
-            let asked = self
-                .books
-                .pod(uid)
-                .is_some_and(|pod| pod.asked_back.is_some() && !pod.deleting);
-            if asked {
-                let first = self.asked.since.get(uid).copied().unwrap_or(now);
-                let patience = self.config.call_back_for + self.grace(std::slice::from_ref(uid));
-                if now >= first + patience {
-                    refused.push(uid.clone());
-                }
-                since.insert(uid.clone(), first);
+            if pod.asked_back.is_none() || pod.deleting || !self.is_lent_to(pod) {
+                continue;
             }
+            let uid = &pod.uid;
+            let first = self.asked.since.get(uid).copied().unwrap_or(now);
+            let patience = self.config.call_back_for + self.grace(std::slice::from_ref(uid));
+            if now >= first + patience {
+                refused.push(uid.clone());
+            }
+            since.insert(uid.clone(), first);
         }
         self.asked.since = since;
         self.asked.refused.retain(|_, until| *until > now);
         self.asked.note(refused, now);
+    }
+
+    /// Does it run on a node where pods use more than they requested?
+    fn is_lent_to(&self, pod: &PodFacts) -> bool {
+        let node = pod.node.as_ref().and_then(|name| self.books.node(name));
+        node.is_some_and(|node| node.lends() && node.bound().contains_key(&pod.uid))
     }
 
     /// Who is to give back what is missing: no more pods than it takes, in the written order: those who were

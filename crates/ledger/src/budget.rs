@@ -13,6 +13,8 @@ use crate::{Config, Ledger, Reason};
 const LOOK: u64 = 4096;
 /// What one part of a round may cost, in GPUs looked at: some milliseconds.
 const ROUND: u64 = 50_000;
+/// The same for what a filter call does at its end: some tenths of a millisecond.
+const CALL: u64 = 512;
 /// What a plan may cost that is made for people: it holds no lock.
 const PLAN: u64 = 1_600_000;
 const FIT: u64 = 8;
@@ -54,6 +56,14 @@ impl Budget {
         Self {
             to_end: true,
             ..Self::with(ROUND, FIT)
+        }
+    }
+
+    /// The same for the end of a filter call, which leaves the rest to a round.
+    pub(crate) fn of_call() -> Self {
+        Self {
+            to_end: true,
+            ..Self::with(CALL, FIT)
         }
     }
 

@@ -271,12 +271,12 @@ impl Ledger {
         let Some(request) = self.may_call_back_for(pod, now) else {
             return false;
         };
-        // What this call does not come to, a look does.
-        let mut budget = Budget::of_round();
+        // Where the candidates are too many for a call, a look compares them all.
+        let mut budget = Budget::of_call();
         let mut best: Option<Plan> = None;
         for name in candidates {
             if budget.is_spent() {
-                break;
+                return false;
             }
             let plan = self.plan(pod, &request, name, now, &mut budget);
             let is_better = |plan: &Plan| best.as_ref().is_none_or(|best| plan.is_better(best));

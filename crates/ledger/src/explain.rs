@@ -71,6 +71,12 @@ impl Ledger {
         intree::refuses(self.books.node(node)?.facts()?, constraints)
     }
 
+    /// May a pod with these constraints go to the node? Not if there is no Node of the name: its report may be left over.
+    pub(crate) fn is_open(&self, node: &str, constraints: &Constraints) -> bool {
+        let facts = self.books.node(node).and_then(|node| node.facts());
+        facts.is_some_and(|facts| intree::refuses(facts, constraints).is_none())
+    }
+
     /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
     /// far as can be known; see [`intree`]. The pod itself must not be in the node's books.
     #[must_use]

@@ -44,14 +44,22 @@ impl Ledger {
     /// The cards that are short now, where memory is called back at all.
     #[must_use]
     pub fn shortages(&self, now: Duration) -> Vec<Shortage> {
-        if !self.config.call_back {
-            return Vec::new();
-        }
-        let lenders = self.books.nodes().filter(|(_, node)| node.lends());
-        let each = lenders.flat_map(|(name, _)| self.shortages_on(name, now));
+        let lenders = self.lenders();
+        let each = lenders.iter();
+        let each = each.flat_map(|name| self.shortages_on(name, now));
         let mut all: Vec<Shortage> = each.collect();
         all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
         all
+    }
+
+    /// The nodes on which pods use more than they requested: of each, [`Ledger::shortages_on`] tells the shortages.
+    #[must_use]
+    pub fn lenders(&self) -> Vec<Arc<str>> {
+        let lenders = self.books.nodes().filter(|(_, node)| node.lends());
+        match self.config.call_back {
+            true => lenders.map(|(name, _)| name.clone()).collect(),
+            false => Vec::new(),
+        }
     }
 
     /// The cards of one node that are short now.

@@ -359,6 +359,11 @@ impl Ledger {
         self.books.pods()
     }
 
+    /// The pods that are asked to give memory back or to end, and those for which room is kept, by their conditions.
+    pub fn marked(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
+        self.books.marked()
+    }
+
     /// Reservations that have not ended: (waiting for a bind, bind under way).
     #[must_use]
     pub fn reservations(&self) -> (usize, usize) {

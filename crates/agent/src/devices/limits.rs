@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gpustow_api::limit::WHOLE;
 use gpustow_machine::NO_LIMIT;
 use gpustow_pack::Mib;
 use nvml_wrapper::{Device, Nvml};
@@ -41,7 +42,7 @@ pub struct Ask {
     pub uuid: String,
     /// Whose.
     pub of: Group,
-    /// What it is to be set to, where the agent sets limits.
+    /// What it is to be set to, where the agent sets limits. [`WHOLE`] raises the limit that it has, if it has one.
     pub set: Option<Mib>,
 }
 
@@ -246,8 +247,12 @@ fn held(told: &[Told]) -> Option<u64> {
 /// on the card: its neighbours are not to lose at once what they might use.
 fn step(wish: Mib, told: &[Told], card: &Card) -> Option<Mib> {
     let memory = card.memory?;
+    let now = held(told);
+    if wish == WHOLE && now.is_none() {
+        return None;
+    }
     let wish = wish.min(Mib(memory.total >> 20));
-    let Some(now) = held(told) else {
+    let Some(now) = now else {
         return Some(wish);
     };
     let used = told.iter().filter_map(|told| told.used).max();

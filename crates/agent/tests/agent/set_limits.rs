@@ -97,6 +97,40 @@ fn an_agent_that_sets_limits_sets_the_pods_before_its_containers_and_has_them_fo
 }
 
 #[test]
+fn limit_that_is_changed_to_max_is_raised_to_the_whole_card_and_one_that_was_max_sets_none() {
+    let mut node = Node::new(SETTING);
+    let mut notices = Notices::new(Duration::from_secs(60));
+    node.container();
+    node.pods = pods(&[with_limit("max")]);
+    node.look();
+    assert_eq!(held(&node), Vec::<u64>::new(), "it has no limit");
+
+    node.pods = pods(&[with_limit("8192")]);
+    node.look();
+    assert_eq!(held(&node), [8192, 8192]);
+    let full = Gpu {
+        processes: vec![process(9, 65_000)],
+        ..h100(0)
+    };
+    let usable = full.total_mib - full.reserved_mib;
+    node.host.shows(&newer(vec![full, h100(1)]));
+    node.pods = pods(&[with_limit("max")]);
+    let told = changes(&mut notices, &mut node, 1);
+    let free = usable - 65_000;
+    let expected = format!(
+        "Container main may use {free} MiB of GPU GPU-0 now, 8192 before, and the rest of the GPU as memory there \
+         becomes free."
+    );
+    assert_eq!(told, [expected]);
+    assert_eq!(held(&node), [free, free]);
+    node.host.shows(&newer(vec![h100(0), h100(1)]));
+    let (words, condition) = node.look();
+    assert_eq!(held(&node), [usable, usable]);
+    assert_eq!(words, ["Holds", "Holds"]);
+    assert_eq!(condition, Some(("True".to_owned(), "Held".to_owned())));
+}
+
+#[test]
 fn a_limit_that_the_driver_does_not_take_is_missing() {
     let mut node = Node::new(SETTING);
     let mut refusing = newer(vec![h100(0), h100(1)]);

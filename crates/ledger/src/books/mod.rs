@@ -16,6 +16,7 @@ mod reservations;
 mod twins;
 mod unfenced;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub(crate) struct Books {
     nodes: HashMap<Arc<str>, Node>,
     reporters: Reporters,
     pods: HashMap<Uid, Known>,
+    /// Those that bear a condition of the extender's.
+    marked: BTreeSet<Uid>,
     gone: Gone,
     /// See [`Books::copies`].
     copies: u64,

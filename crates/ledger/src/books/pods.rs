@@ -35,7 +35,17 @@ pub(crate) fn may_come(pod: &PodFacts) -> bool {
     pod.node.is_none() && !pod.gated && !pod.deleting && asks(pod)
 }
 
+/// Is it asked to give memory back or to end, or is room kept for it?
+fn is_marked(pod: &PodFacts) -> bool {
+    pod.asked_back.is_some() || pod.preempted || pod.kept_on.is_some()
+}
+
 impl Books {
+    /// The pods that bear a condition of the extender's, by UID.
+    pub(crate) fn marked(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
+        self.marked.iter().filter_map(|uid| self.pod(uid))
+    }
+
     /// A pod as a watch shows it.
     pub(crate) fn apply_pod(&mut self, pod: PodFacts) -> Change {
         let mut change = Change::default();
@@ -98,6 +108,10 @@ impl Books {
         };
         self.fenced_by(&pod, change);
         let old = self.pods.insert(uid.clone(), known).map(|old| old.facts);
+        match is_marked(&pod) {
+            true => self.marked.insert(uid.clone()),
+            false => self.marked.remove(&uid),
+        };
         let was_held = match pod.node.is_some() || pod.released {
             true => self.take_reservation(&uid),
             false => None,
@@ -128,6 +142,7 @@ impl Books {
         let mut change = Change::default();
         let when = self.tick();
         let old = self.pods.remove(uid).map(|known| known.facts);
+        self.marked.remove(uid);
         let asks = |pod: &Arc<PodFacts>| !pod.request.as_ref().is_ok_and(|r| r.is_empty());
         if old.as_ref().is_none_or(asks) {
             self.gone.note(uid.into(), when);

@@ -1,8 +1,10 @@
 //! GPUs that an administrator lets take no new pods.
 
+use std::time::Duration;
+
 use gpustow_api::NodeFacts;
 use gpustow_api::gpunode::{Gpu, Place};
-use gpustow_ledger::{BindRefusal, Ledger, Problem, Reason};
+use gpustow_ledger::{BindRefusal, Config, Ledger, Problem, Reason};
 use gpustow_pack::Refusal;
 
 use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report};
@@ -119,4 +121,27 @@ fn entries_that_are_no_gpu_of_the_node_are_told_of() {
     );
     let [view] = ledger.snapshot(at(1)).try_into().unwrap();
     assert_eq!(view.problems.len(), 8);
+}
+
+/// A Node is deleted, and its report is left over for a while.
+#[test]
+fn reservations_pass_over_a_node_that_is_gone() {
+    let mut ledger = Ledger::new(Config {
+        keep: Some(at(0)),
+        stale_after: Duration::MAX,
+        ..Config::default()
+    });
+    for name in ["a", "b"] {
+        ledger.apply_node(node(name));
+        ledger.apply_gpunode(name, report(&[card(&format!("{name}-0"), 100)]), at(0));
+    }
+    ledger.apply_pod(bound("one", "b", "b-0", 60));
+    ledger.delete_node("a");
+    let p = pod("p", 95);
+    ledger.apply_pod(p.clone());
+    assert!(choose(&mut ledger, &p, &["b"], at(0)).is_empty());
+    ledger.keep_places(at(1), 1);
+    let places = ledger.places();
+    let nodes: Vec<&str> = places.iter().map(|place| &*place.node).collect();
+    assert_eq!(nodes, ["b"]);
 }

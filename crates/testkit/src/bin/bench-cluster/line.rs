@@ -241,8 +241,8 @@ async fn start(
             (Some(extender), config)
         }
         None => {
-            let config = ["delete", "gpustowconfig", "--all"];
-            cluster.kubectl(&config).await?;
+            let delete = ["delete", "gpustowconfig", "--all"];
+            cluster.kubectl(&delete).await?;
             (None, config(args)?.with("extenders", Vec::<String>::new())?)
         }
     };

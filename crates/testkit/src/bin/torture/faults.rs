@@ -166,8 +166,16 @@ pub(crate) struct Builds {
 }
 
 impl Builds {
+    /// This one alone.
+    pub(crate) fn one(today: &Path) -> Self {
+        Self {
+            today: today.to_owned(),
+            earlier: today.to_owned(),
+        }
+    }
+
     /// This one, and the earlier one that tests/previous builds.
-    pub(crate) async fn of(today: &Path) -> Result<Self> {
+    pub(crate) async fn both(today: &Path) -> Result<Self> {
         let built = tokio::process::Command::new("tests/previous/build.sh")
             .stderr(std::process::Stdio::inherit())
             .output()

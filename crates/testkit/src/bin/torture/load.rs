@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_api::names;
-use gpustow_testkit::builders::GpuNodeBuilder;
+use gpustow_api::gpunode::PodUse;
+use gpustow_api::{Assignment, names};
+use gpustow_testkit::builders::{GpuNodeBuilder, PodBuilder};
 use gpustow_testkit::{Case, check_cluster, eventually};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -19,6 +21,8 @@ use tokio::time::{MissedTickBehavior, interval};
 pub(crate) const CARDS: [u64; 2] = [16_384; 2];
 /// What a pod asks for of each card, in turn by draw.
 const REQUESTS: [u64; 6] = [2_048, 4_096, 6_144, 8_192, 12_288, 16_384];
+/// What a pod uses beyond its request, if it may.
+const BORROWED: u64 = 1_024;
 /// An agent reports so often.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 /// Between two independent looks at all cards.
@@ -122,12 +126,75 @@ pub(crate) async fn traffic(case: Case, story: Arc<Story>, seed: u64, rate: f64,
             .pod(&name)
             .gpu_mem(mib.unwrap_or(2_048) * cards as u64)
             .annotation(names::GPU_COUNT, &cards.to_string());
-        if pod.create(&case.client).await.is_ok() {
+        let pod = of_some_kind(pod, &mut dice);
+        if case
+            .pods()
+            .create(&PostParams::default(), &pod)
+            .await
+            .is_ok()
+        {
             let life = Duration::from_secs(dice.u64(20..240));
             alive.insert(name, Instant::now() + life);
             story.with(|inner| inner.created += 1);
         }
     }
+}
+
+/// Some pods have a high priority, some may be moved, and some use more than they request.
+fn of_some_kind(pod: PodBuilder, dice: &mut fastrand::Rng) -> Pod {
+    let mut pod = pod;
+    if dice.u8(..6) == 0 {
+        pod = pod.priority_class("system-cluster-critical");
+    }
+    if dice.u8(..4) == 0 {
+        pod = pod.annotation(names::MEM_LIMIT, "max");
+    }
+    let movable = dice.u8(..4) == 0;
+    if movable {
+        pod = pod.annotation(names::MOVABLE, "true");
+    }
+    let mut pod = pod.build();
+    pod.metadata.owner_references = movable.then(|| {
+        vec![OwnerReference {
+            api_version: "apps/v1".to_owned(),
+            kind: "ReplicaSet".to_owned(),
+            name: "torture".to_owned(),
+            uid: "torture".to_owned(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        }]
+    });
+    pod
+}
+
+/// What the pods on each card use, by its UUID: what they request, and some of them more where the card has it.
+async fn uses(case: &Case) -> Result<HashMap<String, Vec<PodUse>>> {
+    let mut uses: HashMap<String, Vec<PodUse>> = HashMap::new();
+    let mut left: HashMap<String, u64> = HashMap::new();
+    let pods = case.pods().list(&ListParams::default()).await?.items;
+    let held = pods.iter().filter_map(|pod| {
+        let text = pod.annotations().get(names::ASSIGNMENT)?;
+        Some((pod, Assignment::decode(text).ok()?))
+    });
+    let held: Vec<_> = held.collect();
+    for (uuid, mib) in held.iter().flat_map(|(_, held)| &held.charges) {
+        let left = left.entry(uuid.to_string()).or_insert(CARDS[0]);
+        *left = left.saturating_sub(mib.0);
+    }
+    for (pod, held) in &held {
+        let borrows = pod.annotations().contains_key(names::MEM_LIMIT);
+        for (uuid, mib) in &held.charges {
+            let left = left.entry(uuid.to_string()).or_default();
+            let more = if borrows { BORROWED.min(*left) } else { 0 };
+            *left -= more;
+            uses.entry(uuid.to_string()).or_default().push(PodUse {
+                uid: pod.uid().unwrap_or_default(),
+                used_mib: mib.0 + more,
+                ..PodUse::default()
+            });
+        }
+    }
+    Ok(uses)
 }
 
 /// Repeats every agent's report.
@@ -136,8 +203,14 @@ pub(crate) async fn heartbeats(case: Case, nodes: Arc<Vec<GpuNodeBuilder>>) {
     let mut pace = interval(each);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        let uses = uses(&case).await.unwrap_or_default();
         for node in nodes.iter() {
             pace.tick().await;
+            let node = node.clone().with_status(|status| {
+                for gpu in &mut status.gpus {
+                    gpu.pods = uses.get(&gpu.uuid).cloned().unwrap_or_default();
+                }
+            });
             // An agent whose report fails repeats it in its turn.
             let _ = node.report(&case.client).await;
         }

@@ -2,6 +2,7 @@
 //! killed and frozen, networks cut, stores filled and clocks stepped, by a seed. Cards are looked at throughout.
 
 mod faults;
+mod features;
 mod load;
 mod machine;
 
@@ -43,10 +44,10 @@ struct Args {
     /// Most pods at a time
     #[arg(long, default_value_t = 700)]
     pods: usize,
-    /// Set a field of the GpustowConfig, as --config 'queue: {mode: Auto}'
+    /// Set a field of the GpustowConfig, as --config 'queue: {mode: Auto}', instead of features drawn by the seed
     #[arg(long, value_name = "FIELD")]
     config: Vec<String>,
-    /// No change to the earlier version and back
+    /// No change to the earlier version and back, but features
     #[arg(long)]
     one_version: bool,
     /// The extender's binary
@@ -56,13 +57,21 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let args = Args::parse();
+    let mut args = Args::parse();
     built(&args.gpustow, "cargo build --bin gpustow")?;
     ensure!(
         args.rate > 0.0 && args.nodes > 0,
         "give a rate and a number of nodes above 0"
     );
-    let builds = Builds::of(&args.gpustow).await?;
+    args.one_version |= !features::changes_version(args.seed);
+    if args.one_version && args.config.is_empty() {
+        args.config = features::draw(args.seed);
+    }
+    eprintln!("the configuration has {:?}", args.config);
+    let builds = match args.one_version {
+        true => Builds::one(&args.gpustow),
+        false => Builds::both(&args.gpustow).await?,
+    };
     eprintln!("starting the control plane and {} nodes", args.nodes);
     let cluster = ControlPlane::start(Options::default()).await?;
     cluster

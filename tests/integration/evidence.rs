@@ -1,0 +1,159 @@
+//! kube-scheduler refuses a node for a reason that the extender cannot see: no pod there ends or gives memory back for the
+//! pod that waits.
+
+use anyhow::{Result, ensure};
+use gpustow_api::gpunode::PodUse;
+use gpustow_api::names;
+use gpustow_testkit::{Case, PodBuilder, Scheduler, wait_bound, wait_gone, wait_refused};
+use k8s_openapi::api::core::v1::ContainerPort;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::call_back::borrower;
+use crate::fault_rig::{Replica, Turn, turn};
+use crate::scattered::{bound, condition, nothing_is_left, staying};
+use crate::support::{SOON, event};
+
+const CARD: u64 = 10_000;
+const PORT: i32 = 8080;
+
+/// Why kube-scheduler takes one pod of a kind on a node and no second.
+#[derive(Clone, Copy)]
+enum Once {
+    /// Replicas of one Deployment with anti-affinity.
+    Siblings,
+    /// They want the same port of their node.
+    Port,
+}
+
+impl Once {
+    const ALL: [Self; 2] = [Self::Siblings, Self::Port];
+
+    /// The same pod, as one of the kind.
+    fn of(self, pod: PodBuilder) -> Result<PodBuilder> {
+        let affinity = serde_json::from_value(json!({ "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [{
+                "labelSelector": { "matchLabels": { "app": "prod" } },
+                "topologyKey": "testkit/case",
+            }],
+        } }))?;
+        Ok(match self {
+            Self::Siblings => pod
+                .label("app", "prod")
+                .with(|spec| spec.affinity = Some(affinity)),
+            Self::Port => pod.with(|spec| {
+                spec.host_network = Some(true);
+                spec.containers[0].ports = Some(vec![ContainerPort {
+                    container_port: PORT,
+                    host_port: Some(PORT),
+                    ..ContainerPort::default()
+                }]);
+            }),
+        })
+    }
+
+    /// What kube-scheduler says of the second.
+    fn refusal(self) -> &'static str {
+        match self {
+            Self::Siblings => "anti-affinity",
+            Self::Port => "free ports",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Siblings => "siblings",
+            Self::Port => "port",
+        }
+    }
+}
+
+fn high(case: &Case, name: &str) -> PodBuilder {
+    case.pod(name).priority_class("system-cluster-critical")
+}
+
+/// A replica with these arguments, its kube-scheduler, and a case with a node of so many GPUs.
+async fn rig(
+    turn: &Turn,
+    name: &str,
+    args: &[&str],
+    gpus: usize,
+) -> Result<(Replica, Scheduler, Case)> {
+    let replica = Replica::start(turn.cluster, name, args).await?;
+    let scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, name).await?;
+    let node = case.node("n", &vec![CARD; gpus]);
+    node.create(&case.client).await?;
+    Ok((replica, scheduler, case))
+}
+
+#[tokio::test]
+async fn preempt_ends_no_pod_on_a_node_that_kube_scheduler_refuses() -> Result<()> {
+    for once in Once::ALL {
+        let turn = turn().await?;
+        let name = format!("once-{}", once.name());
+        let args = ["preempt: {after: 0s}"];
+        let (replica, _scheduler, case) = rig(&turn, &name, &args, 3).await?;
+        for index in 0..3 {
+            bound(&case, case.pod(&format!("low-{index}")).gpu_mem(6000)).await?;
+        }
+        // The first of the kind is helped.
+        bound(&case, once.of(high(&case, "first").gpu_mem(8000))?).await?;
+        let before = staying(&case).await?;
+        assert_eq!(before.len(), 3, "{before:?}");
+        let second = once.of(high(&case, "second").gpu_mem(8000))?;
+        let second = second.create(&case.client).await?;
+        wait_refused(&case.client, &second, once.refusal(), SOON).await?;
+
+        // One that came later is helped: the extender has looked by then.
+        let later = case.pod("later").priority_class("system-node-critical");
+        bound(&case, later.gpu_mem(8000)).await?;
+        let after = staying(&case).await?;
+        let gone = before.iter().filter(|name| !after.contains(name));
+        let gone: Vec<_> = gone.collect();
+        ensure!(gone.len() == 1 && gone[0].starts_with("low-"), "{gone:?}");
+        let second = case.pods().get("second").await?;
+        assert!(condition(&second, names::KEPT_CONDITION).is_none());
+        nothing_is_left(&replica, &case).await?;
+        case.end().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn reclaim_evicts_no_pod_for_one_that_kube_scheduler_refuses() -> Result<()> {
+    for once in Once::ALL {
+        let turn = turn().await?;
+        let name = format!("lent-{}", once.name());
+        let args = ["reclaim: {action: Evict}"];
+        let (replica, _scheduler, case) = rig(&turn, &name, &args, 1).await?;
+        let greedy = borrower(&case, "greedy", 2000).await?;
+        bound(&case, once.of(case.pod("first").gpu_mem(500))?).await?;
+        let node = case.node("n", &[CARD]);
+        let uid = greedy.uid().unwrap_or_default();
+        let lent = node.clone().with_status(|status| {
+            status.gpus[0].pods = vec![PodUse {
+                uid,
+                used_mib: 8500,
+                ..PodUse::default()
+            }];
+        });
+        lent.report(&case.client).await?;
+        let second = once.of(case.pod("second").gpu_mem(6000))?;
+        let second = second.create(&case.client).await?;
+        wait_refused(&case.client, &second, once.refusal(), SOON).await?;
+
+        let later = case.pod("later").gpu_mem(6000).create(&case.client).await?;
+        let told = event(&case.client, &greedy, "GpuMemoryCalledBack").await?;
+        let whom = format!("{}/later", case.namespace);
+        ensure!(told.contains(&whom), "{told}");
+        wait_gone(&case.client, &greedy, SOON).await?;
+        node.report(&case.client).await?;
+        wait_bound(&case.client, &later, SOON).await?;
+        let second = case.pods().get("second").await?;
+        assert!(condition(&second, names::KEPT_CONDITION).is_none());
+        nothing_is_left(&replica, &case).await?;
+        case.end().await?;
+    }
+    Ok(())
+}
