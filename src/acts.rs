@@ -100,7 +100,7 @@ impl Acts {
         let (backs, short, over, marked, due, to_move) = {
             let now = self.app.ledger.now();
             let mut ledger = self.app.ledger.lock();
-            ledger.tell_time(now, Timestamp::now().as_second());
+            ledger.tell_time(Timestamp::now().as_second());
             ledger.call_back(now);
             let due = ledger.scattered(now);
             let to_move = may_move.then(|| ledger.due_to_move(now)).flatten();

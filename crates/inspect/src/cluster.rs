@@ -93,7 +93,7 @@ impl Cluster {
     pub fn new(resource: &str, config: Config) -> Self {
         let wall = Timestamp::now();
         let mut ledger = Ledger::new(config);
-        ledger.tell_time(BEGINNING, wall.as_second());
+        ledger.tell_time(wall.as_second());
         Self {
             ledger,
             namespace: None,
@@ -125,7 +125,7 @@ impl Cluster {
     pub fn pass(&mut self, elapsed: Duration) {
         self.now = BEGINNING + elapsed;
         self.wall = Timestamp::now();
-        self.ledger.tell_time(self.now, self.wall.as_second());
+        self.ledger.tell_time(self.wall.as_second());
     }
 
     /// A pod is new or has changed.

@@ -112,7 +112,7 @@ impl Ledger {
 
     /// Goes on with the search for pods that wait: the first of each kind.
     fn call_more_back(&mut self, now: Duration) {
-        if !self.books.nodes().any(|(_, node)| node.lends()) {
+        if self.books.lending().is_empty() {
             self.calling.round = Round::default();
             return;
         }
@@ -162,20 +162,17 @@ impl Ledger {
         now: Duration,
         budget: &mut Budget,
     ) -> Offer<Plan> {
-        let Some(pod) = self.may_call_back(uid) else {
+        let Some(pod) = self.without_room_on(name, self.may_call_back(uid), now, budget) else {
             return Offer::Fits;
         };
-        if self.fits_now_on(name, &pod, now, budget) {
-            return Offer::Fits;
-        }
         let mut plan = || {
             if self.refused_in_tree(name, &pod).is_some() {
                 return None;
             }
             let request = pod.request.as_ref().ok()?;
             let continues = pod.kept_on.as_ref() == Some(name);
-            let offered = match self.evidence(uid, name, now) {
-                Evidence::Offered => true,
+            let offered = match self.evidence(&pod, name, now) {
+                Evidence::Offered | Evidence::Short => true,
                 Evidence::Unknown => continues,
                 Evidence::Rejected => return None,
             };
@@ -230,7 +227,7 @@ impl Ledger {
         let node = self.books.node(name)?;
         let mut budget = Budget::of(&self.config);
         let missing = self.missing(pod, name, node, what.cards(), what.victims(), &mut budget)?;
-        let needed = self.choose_borrowers(node, &missing, what.victims(), true, now)?;
+        let needed = self.choose_borrowers(node, &missing, what.victims(), true)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
         let lent = short.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
@@ -313,6 +310,17 @@ impl Ledger {
         nodes.any(|(name, _)| self.fits_now_on(name, pod, now, &mut budget))
     }
 
+    /// The pod, if it needs a plan: a pod that fits is woken.
+    pub(crate) fn without_room_on(
+        &self,
+        name: &str,
+        pod: Option<Arc<PodFacts>>,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Option<Arc<PodFacts>> {
+        pod.filter(|pod| !self.fits_now_on(name, pod, now, budget))
+    }
+
     /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
     pub(crate) fn fits_now_on(
         &self,
@@ -331,7 +339,7 @@ impl Ledger {
             .is_some_and(|node| node.facts().is_some());
         is_there
             && self.may_fit(name, pod, now)
-            && self.evidence(&pod.uid, name, now) != Evidence::Rejected
+            && self.evidence(pod, name, now) != Evidence::Rejected
             && !matches!(
                 self.choose_within(name, pod, request, budget),
                 Err(reason) if reason != Reason::NotYet
@@ -375,7 +383,7 @@ impl Ledger {
             let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
             let cards: Vec<(Box<str>, Mib)> = cards.collect();
             let missing = self.missing(pod, name, node, &cards, &[], budget)?;
-            let victims = self.choose_borrowers(node, &missing, &[], false, now)?;
+            let victims = self.choose_borrowers(node, &missing, &[], false)?;
             (!victims.is_empty()).then(|| Plan {
                 offered: true,
                 continues: false,
@@ -428,8 +436,6 @@ impl Ledger {
             return;
         };
         let pod = self.books.pod(uid).cloned();
-        // Borrowers give back for a pod that can come, or not at all.
-        let rejected = self.evidence(uid, &name, now) == Evidence::Rejected;
         let wants = |pod: &Arc<PodFacts>| {
             let same = pod
                 .request
@@ -441,16 +447,18 @@ impl Ledger {
             self.queue.end_kept(uid, &self.books);
             return;
         };
+        // Borrowers give back for a pod that can come, or not at all.
+        let rejected = self.evidence(&pod, &name, now) == Evidence::Rejected;
         let goes_on = || {
             self.check(&name, now).ok()?;
             let node = self.books.node(&name)?;
             let mut budget = Budget::of(&self.config);
             let asked = what.victims();
             let missing = self.missing(&pod, &name, node, what.cards(), asked, &mut budget)?;
-            match self.choose_borrowers(node, &missing, asked, true, now) {
+            match self.choose_borrowers(node, &missing, asked, true) {
                 Some(_) => Some(None),
                 None => {
-                    let others = self.choose_borrowers(node, &missing, asked, false, now);
+                    let others = self.choose_borrowers(node, &missing, asked, false);
                     others.map(Some)
                 }
             }

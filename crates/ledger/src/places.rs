@@ -361,12 +361,12 @@ impl Ledger {
                 continue;
             };
             let charges = node.charges(what.cards());
-            let ends = self.ends(node, &charges, now);
+            let ends = self.ends(node, &charges);
             let missing = missing(node, &charges);
             if missing == Mib::ZERO {
                 self.wait_for_pod(&uid, now);
             } else {
-                self.placing.free.remove(&uid);
+                self.placing.free.swap_remove(&uid);
                 let nearer = ends.len() < what.victims().len();
                 let until = nearer.then_some(now + self.config.keep_for);
                 self.queue.place_nearer(&uid, ends, until);

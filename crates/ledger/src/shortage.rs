@@ -47,11 +47,14 @@ impl Ledger {
         if !self.config.call_back {
             return Vec::new();
         }
-        let lenders = self.books.nodes().filter(|(_, node)| node.lends());
-        let each = lenders.flat_map(|(name, _)| self.shortages_on(name, now));
-        let mut all: Vec<Shortage> = each.collect();
-        all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
-        all
+        let nodes = self.books.short();
+        self.count(nodes.len());
+        let each = nodes.iter().flat_map(|name| {
+            let mut of_node = self.shortages_on(name, now);
+            of_node.sort_by(|one, other| one.uuid.cmp(&other.uuid));
+            of_node
+        });
+        each.collect()
     }
 
     /// The cards of one node that are short now.
@@ -64,19 +67,12 @@ impl Ledger {
         let fresh = node.filter(|(name, node)| node.lends() && self.check(name, now).is_ok());
         let each = fresh.into_iter().flat_map(|(name, node)| {
             let cards = node.gpus().iter().enumerate();
-            cards.filter_map(move |(card, gpu)| self.shortage(name, node, card, gpu, now))
+            cards.filter_map(move |(card, gpu)| self.shortage(name, node, card, gpu))
         });
         each.collect()
     }
 
-    fn shortage(
-        &self,
-        name: &Arc<str>,
-        node: &Node,
-        card: usize,
-        gpu: &Gpu,
-        now: Duration,
-    ) -> Option<Shortage> {
+    fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
         let mut kept = self.queue.kept_on(name);
@@ -115,14 +111,14 @@ impl Ledger {
         // A pod that should be gone by now gives nothing back.
         let able = borrowers().filter(|(uid, ..)| {
             let pod = self.books.pod(uid);
-            pod.is_some_and(|pod| !self.is_late(pod, now))
+            pod.is_some_and(|pod| !self.is_late(pod))
         });
         let lent: Mib = able.map(|(_, held, used)| used.minus(held)).sum();
         let missing = wanted.minus(free).min(lent);
         if missing == Mib::ZERO {
             return None;
         }
-        let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false, now)?;
+        let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false)?;
         let victims = borrowers().filter(|(uid, ..)| chosen.contains(uid));
         let victims = victims.filter_map(|(uid, held, used)| {
             let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?.clone();

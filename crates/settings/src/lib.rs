@@ -209,6 +209,7 @@ impl Settings {
             keep_percent: self.keep_percent,
             preempt_scattered: self.preempt_scattered,
             moves: self.moves > 0,
+            least_nodes: fixed.least_nodes,
             search_steps: fixed.search_steps,
         }
     }

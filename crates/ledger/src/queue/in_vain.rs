@@ -46,9 +46,9 @@ impl PreemptedInVain {
 }
 
 /// A controller, by its namespace and UID. It makes a new pod, with a new UID, where one failed: the back-off is its own.
-pub(super) type Controller = (Arc<str>, Uid);
+pub(crate) type Controller = (Arc<str>, Uid);
 
-fn controller(pod: &PodFacts) -> Option<Controller> {
+pub(crate) fn controller(pod: &PodFacts) -> Option<Controller> {
     Some((pod.namespace.clone(), pod.controller.clone()?))
 }
 

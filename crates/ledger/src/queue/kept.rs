@@ -31,6 +31,13 @@ pub(crate) struct Kept {
     until: Duration,
 }
 
+impl Kept {
+    /// Is it waited for, and no pod terminates for it?
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self.cause, Cause::CalledBack(_) | Cause::Waiting(_))
+    }
+}
+
 /// Why room is kept.
 #[derive(Clone, Debug)]
 pub(super) enum Cause {
@@ -365,7 +372,7 @@ impl Queue {
             Some(&kept.node) != to.as_ref() || preempts && ours
         };
         if self.kept.get(uid).is_some_and(ends) {
-            self.kept.remove(uid);
+            self.kept.swap_remove(uid);
         }
         if let Some(node) = to {
             self.keeping.entry(node).or_default().insert(uid.clone());
@@ -434,8 +441,8 @@ impl Queue {
 
     /// Keeps room for the pod no more, unless it is nominated.
     pub(crate) fn end_kept(&mut self, uid: &str, books: &Books) {
-        if let Some(Kept { node, .. }) = self.kept.remove(uid) {
-            self.successors.remove(uid);
+        if let Some(Kept { node, .. }) = self.kept.swap_remove(uid) {
+            self.successors.swap_remove(uid);
             let known = books.pod(uid);
             if known.is_none_or(|known| known.nominated.as_ref() != Some(&node)) {
                 self.unindex(uid, &node);
@@ -456,10 +463,11 @@ impl Queue {
 
     pub(super) fn unindex(&mut self, uid: &str, node: &str) {
         if let Some(pods) = self.keeping.get_mut(node) {
-            pods.remove(uid);
+            pods.swap_remove(uid);
             if pods.is_empty() {
-                self.keeping.remove(node);
+                self.keeping.swap_remove(node);
             }
+            self.gains.note(&node.into());
             self.waiting.room_on(node);
         }
     }
