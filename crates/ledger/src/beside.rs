@@ -8,7 +8,7 @@ use gpustow_pack::{Bytes, Mib, NodeGpus, Request};
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::queue::CalledBack;
+use crate::queue::Target;
 use crate::{Ledger, Reason};
 
 impl Ledger {
@@ -79,7 +79,7 @@ impl Ledger {
         let ending: HashSet<&Uid> = kept
             .iter()
             .filter_map(scattered)
-            .flat_map(CalledBack::victims)
+            .flat_map(Target::victims)
             .collect();
         let leaving = |uid: &str| {
             self.books

@@ -14,7 +14,7 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::{Event, Node, Uid};
 use crate::maps::{HashMap, HashSet};
-use crate::queue::CalledBack;
+use crate::queue::Target;
 
 /// The longest that the victims' own time to end puts a deadline off.
 const LONGEST_GRACE: Duration = Duration::from_secs(600);
@@ -183,7 +183,7 @@ impl Ledger {
         &self,
         node: &Node,
         gpu: &gpustow_api::gpunode::Gpu,
-        what: &CalledBack,
+        what: &Target,
         gone: impl Fn(&str) -> bool,
     ) -> Mib {
         let comes = |uid: &Uid| {

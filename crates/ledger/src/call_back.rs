@@ -16,7 +16,7 @@ use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
-use crate::queue::{CalledBack, Evidence};
+use crate::queue::{Evidence, Target};
 use crate::round::{Offer, Round};
 use crate::{Ledger, Reason};
 
@@ -192,7 +192,7 @@ impl Ledger {
             return;
         };
         let until = now + self.config.call_back_for + self.grace(&plan.victims);
-        let what = CalledBack::new(request, plan.cards, plan.victims);
+        let what = Target::new(request, plan.cards, plan.victims);
         self.queue.keep(uid, &plan.node, what, until, &self.books);
     }
 
@@ -220,7 +220,7 @@ impl Ledger {
         &self,
         pod: &PodFacts,
         name: &str,
-        what: &CalledBack,
+        what: &Target,
         now: Duration,
     ) -> Option<Vec<Borrower>> {
         self.check(name, now).ok()?;
@@ -361,7 +361,7 @@ impl Ledger {
         }
         let called = self.queue.kept_on(name);
         let called = called.filter_map(|uid| self.queue.called_back(uid));
-        let called: Vec<&CalledBack> = called.map(|(_, what)| &**what).collect();
+        let called: Vec<&Target> = called.map(|(_, what)| &**what).collect();
         let is_free = |uuid: &str| {
             !called.iter().any(|what| what.has(uuid)) && !self.queue.was_in_vain(&pod.uid, uuid)
         };

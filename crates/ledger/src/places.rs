@@ -26,7 +26,7 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::CalledBack;
+use crate::queue::Target;
 use crate::round::{Offer, Round};
 use plan::{Plan, missing};
 
@@ -417,7 +417,7 @@ impl Ledger {
             self.queue.give_up(other, GivenUp::Overtaken, &self.books);
         }
         let until = now + self.config.keep_for;
-        let what = CalledBack::new(request, plan.cards, plan.ends);
+        let what = Target::new(request, plan.cards, plan.ends);
         self.queue.keep_place(uid, &plan.node, what, until);
     }
 }

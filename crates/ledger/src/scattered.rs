@@ -25,7 +25,7 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::queue::{CalledBack, Evidence};
+use crate::queue::{Evidence, Target};
 
 pub use moves::{Move, Moves};
 pub(crate) use moving::Tries;
@@ -134,7 +134,7 @@ impl Ledger {
         let ending = self.leaving(&plan.node).into_iter();
         let grace = self.grace(&ending.chain(victims.clone()).collect::<Vec<_>>());
         let until = now + self.config.call_back_for + grace;
-        let what = CalledBack::new(request.clone(), plan.cards, victims);
+        let what = Target::new(request.clone(), plan.cards, victims);
         self.queue
             .keep_scattered(&pod.uid, &plan.node, what, false, until, &self.books);
         self.scattered.note_looked(&pod.uid, began);
@@ -245,7 +245,7 @@ impl Ledger {
         &self,
         pod: &PodFacts,
         name: &str,
-        what: &CalledBack,
+        what: &Target,
         now: Duration,
     ) -> Option<Vec<Arc<PodFacts>>> {
         let site = self.site(pod, name, now)?;

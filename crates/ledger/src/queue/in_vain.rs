@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use super::kept::CalledBack;
+use super::kept::Target;
 use crate::books::{Books, Uid};
 use crate::maps::HashSet;
 
@@ -111,7 +111,7 @@ impl Queue {
         self.in_vain_for(pod).any(|it| it.rests_until > now)
     }
 
-    pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {
+    pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &Target) {
         let cards = what.cards().iter().map(|(card, _)| card.clone());
         let in_vain = self.in_vain.entry(uid.clone()).or_default();
         in_vain.cards.extend(cards);

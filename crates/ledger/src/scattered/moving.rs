@@ -14,7 +14,7 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::{CalledBack, Turn};
+use crate::queue::{Target, Turn};
 
 /// So long a pod must have waited: what is free may be joined up by itself.
 const CHANCE: Duration = Duration::from_secs(5);
@@ -189,7 +189,7 @@ impl Ledger {
         };
         let victims: Vec<Uid> = plan.moves.iter().map(|it| it.pod.uid.clone()).collect();
         let until = now + self.config.call_back_for + self.grace(&victims);
-        let what = CalledBack::new(request.clone(), plan.cards, victims);
+        let what = Target::new(request.clone(), plan.cards, victims);
         self.queue
             .keep_scattered(&pod.uid, &plan.node, what, true, until, &self.books);
         self.scattered.note_looked(&pod.uid, began);
