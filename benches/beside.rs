@@ -515,7 +515,7 @@ impl World {
         }
         let moves = self.on == Some(Feature::Defragment);
         let due = self.hold(at, "look", |ledger, now| {
-            ledger.tell_time(now, unix(now));
+            ledger.tell_time(unix(now));
             ledger.call_back(now);
             ledger.scattered(now)
         });

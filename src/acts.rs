@@ -117,7 +117,7 @@ impl Acts {
         {
             let now = now();
             let mut ledger = ledger.lock();
-            ledger.tell_time(now, Timestamp::now().as_second());
+            ledger.tell_time(Timestamp::now().as_second());
             ledger.call_back(now);
         }
         sleep(TURN).await;

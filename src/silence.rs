@@ -27,6 +27,7 @@ pub(crate) async fn run(
     config: Arc<Followed>,
 ) {
     let mut heard: HashSet<Arc<str>> = HashSet::new();
+    config.known(LOOK).await;
     loop {
         let stale_after: Duration = config.spec().scheduling.stale_after.into();
         sleep(LOOK.min(stale_after / 3)).await;

@@ -10,7 +10,7 @@ pub(crate) fn resume(app: &App) {
     let now = app.ledger.now();
     let unix = Timestamp::now().as_second();
     let mut ledger = app.ledger.lock();
-    ledger.tell_time(now, unix);
+    ledger.tell_time(unix);
     ledger.keep_places(now, unix);
     ledger.call_back(now);
 }

@@ -104,7 +104,7 @@ async fn whoever_stands_in_line_is_let_out_when_the_chart_switches_it_off_or_goe
     let leave = hooks(&cluster).await?;
     ensure!(when(&leave) == ["post-upgrade"; 4]);
     let said = done(&cluster, &leave).await?;
-    ensure!(said.contains("off 2 pods"), "{said}");
+    ensure!(said.contains("from 2 pods"), "{said}");
     ensure!(!gated("a").await? && !gated("b").await?);
     run("upgrade", &off).await?;
     ensure!(hooks(&cluster).await?.is_empty(), "the line is gone");
@@ -116,7 +116,7 @@ async fn whoever_stands_in_line_is_let_out_when_the_chart_switches_it_off_or_goe
     let late = async || held("late").create(&client).await;
     eventually(SOON, "the policies are gone", late).await?;
     let said = done(&cluster, &leave).await?;
-    ensure!(said.contains("off 1 pods"), "{said}");
+    ensure!(said.contains("from 1 pods"), "{said}");
     ensure!(!gated("late").await?);
     Ok(())
 }

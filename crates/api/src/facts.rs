@@ -106,6 +106,8 @@ pub struct PodFacts {
     pub controller: Option<Arc<str>>,
     /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::MOVABLE`]).
     pub movable: Option<Arc<str>>,
+    /// A PersistentVolumeClaim or ResourceClaim that the next pod will use, too, may tie it to its node.
+    pub tied: bool,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
     pub limits: Arc<[Mib]>,
     /// Who sees to that.
@@ -199,6 +201,7 @@ impl PodFacts {
             movable: annotation(names::MOVABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
+            tied: asks && spec.is_some_and(is_tied),
             limits,
             enforce,
             kept_on: status.and_then(|status| {
@@ -314,6 +317,16 @@ pub fn uses_volumes_or_claims(pod: &Pod) -> bool {
                 volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()
             })
     })
+}
+
+/// Does the pod use claims by name, that is, claims which are there before it and after it?
+fn is_tied(spec: &PodSpec) -> bool {
+    let volumes = spec.volumes.iter().flatten();
+    let mut claims = spec.resource_claims.iter().flatten();
+    volumes
+        .into_iter()
+        .any(|volume| volume.persistent_volume_claim.is_some())
+        || claims.any(|claim| claim.resource_claim_name.is_some())
 }
 
 /// The models that `spec` is bound to, in order.

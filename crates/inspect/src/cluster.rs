@@ -100,7 +100,7 @@ impl Cluster {
         let wall = Timestamp::now();
         let spec = GpustowConfigSpec::default();
         let mut ledger = Ledger::new(gpustow_settings::ledger(&spec));
-        ledger.tell_time(BEGINNING, wall.as_second());
+        ledger.tell_time(wall.as_second());
         Self {
             ledger,
             namespace: None,
@@ -149,7 +149,7 @@ impl Cluster {
     pub fn pass(&mut self, elapsed: Duration) {
         self.now = BEGINNING + elapsed;
         self.wall = Timestamp::now();
-        self.ledger.tell_time(self.now, self.wall.as_second());
+        self.ledger.tell_time(self.wall.as_second());
     }
 
     /// A pod is new or has changed.

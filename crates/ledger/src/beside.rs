@@ -8,7 +8,7 @@ use gpustow_pack::{Bytes, Mib, NodeGpus, Request};
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::queue::CalledBack;
+use crate::queue::Target;
 use crate::{Ledger, Reason};
 
 impl Ledger {
@@ -74,17 +74,20 @@ impl Ledger {
             return Ok(false);
         }
         kept.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
-        // Whoever is to end for one of them is leaving, if not yet to be seen.
+        // A pod that is to end for one of them is leaving, if not yet to be seen; one that should be gone by now is not.
         let scattered = |pod: &&PodFacts| Some(&**self.queue.scattered(&pod.uid)?.1);
         let ending: HashSet<&Uid> = kept
             .iter()
             .filter_map(scattered)
-            .flat_map(CalledBack::victims)
+            .flat_map(Target::victims)
             .collect();
         let leaving = |uid: &str| {
             self.books
                 .pod(uid)
-                .is_some_and(|known| known.deleting || ending.contains(&known.uid))
+                .is_some_and(|known| match known.deleting {
+                    true => !self.is_late(known),
+                    false => ending.contains(&known.uid),
+                })
         };
         let called = |uuid: &str| {
             let mut called = kept

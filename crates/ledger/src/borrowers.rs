@@ -12,9 +12,9 @@ use gpustow_api::gpunode::PodUse;
 use gpustow_pack::Mib;
 
 use crate::Ledger;
-use crate::books::{Node, Uid};
-use crate::maps::HashMap;
-use crate::queue::CalledBack;
+use crate::books::{Event, Node, Uid};
+use crate::maps::{HashMap, HashSet};
+use crate::queue::Target;
 
 /// The longest that the victims' own time to end puts a deadline off.
 const LONGEST_GRACE: Duration = Duration::from_secs(600);
@@ -24,13 +24,27 @@ const SPARED_FOR: Duration = Duration::from_secs(960);
 /// Who was asked; lost at a restart, and learnt again as the time of the next demand ends.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    /// Since when pods have borne the condition that they are to give back.
+    /// Bound pods with the condition that they are to give back.
+    marked: HashSet<Uid>,
+    /// Since when those of nodes that lend have had it.
     since: HashMap<Uid, Duration>,
     /// Until when others come before these.
     refused: HashMap<Uid, Duration>,
 }
 
 impl Asked {
+    /// Something has changed in the books.
+    pub(crate) fn follow(&mut self, event: &Event) {
+        let Event::Pod { uid, new, .. } = event else {
+            return;
+        };
+        let is_marked = |pod: &PodFacts| pod.asked_back.is_some() && pod.node.is_some();
+        match new.as_ref().is_some_and(|pod| is_marked(pod)) {
+            true => drop(self.marked.insert(uid.clone())),
+            false => drop(self.marked.swap_remove(uid)),
+        }
+    }
+
     fn refused(&self, uid: &Uid) -> bool {
         self.refused.contains_key(uid)
     }
@@ -64,28 +78,23 @@ impl Ledger {
     pub(crate) fn note_refusals(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
         let mut since = HashMap::default();
-        for pod in self.books.marked() {
+        self.count(self.asked.marked.len());
+        for uid in &self.asked.marked {
             // A pod that terminates is on its way.
-            if pod.asked_back.is_none() || pod.deleting || !self.is_lent_to(pod) {
-                continue;
+            let pod = self.books.pod(uid).filter(|pod| !pod.deleting);
+            let node = pod.and_then(|pod| self.books.node(pod.node.as_ref()?));
+            if node.is_some_and(Node::lends) {
+                let first = self.asked.since.get(uid).copied().unwrap_or(now);
+                let patience = self.config.call_back_for + self.grace(std::slice::from_ref(uid));
+                if now >= first + patience {
+                    refused.push(uid.clone());
+                }
+                since.insert(uid.clone(), first);
             }
-            let uid = &pod.uid;
-            let first = self.asked.since.get(uid).copied().unwrap_or(now);
-            let patience = self.config.call_back_for + self.grace(std::slice::from_ref(uid));
-            if now >= first + patience {
-                refused.push(uid.clone());
-            }
-            since.insert(uid.clone(), first);
         }
         self.asked.since = since;
         self.asked.refused.retain(|_, until| *until > now);
         self.asked.note(refused, now);
-    }
-
-    /// Does it run on a node where pods use more than they requested?
-    fn is_lent_to(&self, pod: &PodFacts) -> bool {
-        let node = pod.node.as_ref().and_then(|name| self.books.node(name));
-        node.is_some_and(|node| node.lends() && node.bound().contains_key(&pod.uid))
     }
 
     /// Who is to give back what is missing: no more pods than it takes, in the written order: those who were
@@ -98,7 +107,6 @@ impl Ledger {
         missing: &[(usize, Mib)],
         asked: &[Uid],
         only_asked: bool,
-        now: Duration,
     ) -> Option<Vec<Uid>> {
         let mut lent: BTreeMap<&Uid, Vec<Mib>> = BTreeMap::new();
         for (at, (card, mib)) in missing.iter().enumerate() {
@@ -128,7 +136,7 @@ impl Ledger {
         let is_soft = |pod: &PodFacts| self.config.action_on(pod) < self.config.action;
         let ordered = lent.into_iter().filter_map(|(uid, of_each)| {
             let pod = self.books.pod(uid)?;
-            let counts = (!only_asked || asked.contains(uid)) && !self.is_late(pod, now);
+            let counts = (!only_asked || asked.contains(uid)) && !self.is_late(pod);
             let sum: Mib = of_each.iter().copied().sum();
             let key = (
                 self.asked.refused(uid) && !pod.deleting,
@@ -175,12 +183,16 @@ impl Ledger {
         &self,
         node: &Node,
         gpu: &gpustow_api::gpunode::Gpu,
-        what: &CalledBack,
+        what: &Target,
         gone: impl Fn(&str) -> bool,
     ) -> Mib {
-        let borrowers = node.borrowers(gpu);
-        let victims = borrowers
-            .filter(|(uid, ..)| what.victims().contains(uid) && !gone(uid) && what.has(&gpu.uuid));
+        let comes = |uid: &Uid| {
+            let pod = self.books.pod(uid);
+            what.victims().contains(uid) && !gone(uid) && !pod.is_some_and(|pod| self.is_late(pod))
+        };
+        let victims = node
+            .borrowers(gpu)
+            .filter(|(uid, ..)| what.has(&gpu.uuid) && comes(uid));
         victims.map(|(_, held, used)| used.minus(held)).sum()
     }
 }

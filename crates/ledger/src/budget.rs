@@ -5,6 +5,8 @@
 //! [`Reason::NotYet`]. The pod is woken to be asked for again, and that call begins where this one
 //! stopped: after as many calls as there are nodes each has been looked at.
 
+use std::sync::atomic::Ordering;
+
 use crate::books::Node;
 use crate::{Config, Ledger, Reason};
 
@@ -138,7 +140,17 @@ impl Ledger {
     /// one.
     #[must_use]
     pub fn work(&self) -> u64 {
-        self.work
+        self.work.load(Ordering::Relaxed)
+    }
+
+    /// So many pods or nodes were looked at.
+    pub(crate) fn count(&self, looked_at: usize) {
+        self.count_spent(u64::try_from(looked_at).unwrap_or(u64::MAX));
+    }
+
+    /// A look has spent so much.
+    pub(crate) fn count_spent(&self, spent: u64) {
+        self.work.fetch_add(spent, Ordering::Relaxed);
     }
 
     /// What one call may spend on searches, for [`Ledger::preempt`] and [`Ledger::spared`].

@@ -16,7 +16,7 @@ use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
-use crate::queue::{CalledBack, Evidence};
+use crate::queue::{Evidence, Target};
 use crate::round::{Offer, Round};
 use crate::{Ledger, Reason};
 
@@ -112,20 +112,20 @@ impl Ledger {
 
     /// Goes on with the search for pods that wait: the first of each kind.
     fn call_more_back(&mut self, now: Duration) {
-        if !self.books.nodes().any(|(_, node)| node.lends()) {
+        if self.books.lending().is_empty() {
             self.calling.round = Round::default();
             return;
         }
         let mut round = take(&mut self.calling.round);
         if round.is_over() {
-            let may = |uid: &str| self.may_call_back(uid, now).is_some();
+            let may = |uid: &str| self.may_call_back(uid).is_some();
             round = Round::of(self.queue.without_room(usize::MAX, may));
         }
         let mut budget = Budget::of_round();
         while let Some((uid, found)) = round.go_on(
             &mut budget,
             |uid| {
-                self.may_call_back(uid, now)?;
+                self.may_call_back(uid)?;
                 let nodes = self.books.nodes();
                 Some(nodes.map(|(name, _)| name.clone()).collect())
             },
@@ -149,9 +149,9 @@ impl Ledger {
         self.calling.spent += budget.spent();
     }
 
-    fn may_call_back(&self, uid: &str, now: Duration) -> Option<Arc<PodFacts>> {
+    fn may_call_back(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let pod = self.asleep(uid)?;
-        self.may_call_back_for(&pod, now).map(|_| pod)
+        self.may_call_back_for(&pod).map(|_| pod)
     }
 
     /// What the borrowers of a node could leave to a pod that waits.
@@ -162,20 +162,17 @@ impl Ledger {
         now: Duration,
         budget: &mut Budget,
     ) -> Offer<Plan> {
-        let Some(pod) = self.may_call_back(uid, now) else {
+        let Some(pod) = self.without_room_on(name, self.may_call_back(uid), now, budget) else {
             return Offer::Fits;
         };
-        if self.fits_now_on(name, &pod, now, budget) {
-            return Offer::Fits;
-        }
         let mut plan = || {
             if self.refused_in_tree(name, &pod).is_some() {
                 return None;
             }
             let request = pod.request.as_ref().ok()?;
             let continues = pod.kept_on.as_ref() == Some(name);
-            let offered = match self.evidence(uid, name, now) {
-                Evidence::Offered => true,
+            let offered = match self.evidence(&pod, name, now) {
+                Evidence::Offered | Evidence::Short => true,
                 Evidence::Unknown => continues,
                 Evidence::Rejected => return None,
             };
@@ -195,7 +192,7 @@ impl Ledger {
             return;
         };
         let until = now + self.config.call_back_for + self.grace(&plan.victims);
-        let what = CalledBack::new(request, plan.cards, plan.victims);
+        let what = Target::new(request, plan.cards, plan.victims);
         self.queue.keep(uid, &plan.node, what, until, &self.books);
     }
 
@@ -223,14 +220,14 @@ impl Ledger {
         &self,
         pod: &PodFacts,
         name: &str,
-        what: &CalledBack,
+        what: &Target,
         now: Duration,
     ) -> Option<Vec<Borrower>> {
         self.check(name, now).ok()?;
         let node = self.books.node(name)?;
         let mut budget = Budget::of(&self.config);
         let missing = self.missing(pod, name, node, what.cards(), what.victims(), &mut budget)?;
-        let needed = self.choose_borrowers(node, &missing, what.victims(), true, now)?;
+        let needed = self.choose_borrowers(node, &missing, what.victims(), true)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
         let lent = short.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
@@ -268,7 +265,7 @@ impl Ledger {
         candidates: &[&str],
         now: Duration,
     ) -> bool {
-        let Some(request) = self.may_call_back_for(pod, now) else {
+        let Some(request) = self.may_call_back_for(pod) else {
             return false;
         };
         // Where the candidates are too many for a call, a look compares them all.
@@ -292,11 +289,11 @@ impl Ledger {
     }
 
     /// What the pod asks for, if memory may be called back for it.
-    fn may_call_back_for(&self, pod: &PodFacts, now: Duration) -> Option<Arc<Request>> {
+    fn may_call_back_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
         let request = pod.request.as_ref().ok()?;
         let known = self.books.pod(&pod.uid)?;
         let may = self.config.call_back
-            && self.has_waited(pod, self.config.reclaim_after, now)
+            && self.has_waited(pod, self.config.reclaim_after)
             && may_hold(known)
             && known.nominated.is_none()
             && pod.nominated.is_none()
@@ -312,6 +309,17 @@ impl Ledger {
         let mut budget = Budget::of(&self.config);
         let mut nodes = self.books.nodes();
         nodes.any(|(name, _)| self.fits_now_on(name, pod, now, &mut budget))
+    }
+
+    /// The pod, if it needs a plan: a pod that fits is woken.
+    pub(crate) fn without_room_on(
+        &self,
+        name: &str,
+        pod: Option<Arc<PodFacts>>,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Option<Arc<PodFacts>> {
+        pod.filter(|pod| !self.fits_now_on(name, pod, now, budget))
     }
 
     /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
@@ -332,7 +340,7 @@ impl Ledger {
             .is_some_and(|node| node.facts().is_some());
         is_there
             && self.may_fit(name, pod, now)
-            && self.evidence(&pod.uid, name, now) != Evidence::Rejected
+            && self.evidence(pod, name, now) != Evidence::Rejected
             && !matches!(
                 self.choose_within(name, pod, request, budget),
                 Err(reason) if reason != Reason::NotYet
@@ -354,7 +362,7 @@ impl Ledger {
         }
         let called = self.queue.kept_on(name);
         let called = called.filter_map(|uid| self.queue.called_back(uid));
-        let called: Vec<&CalledBack> = called.map(|(_, what)| &**what).collect();
+        let called: Vec<&Target> = called.map(|(_, what)| &**what).collect();
         let is_free = |uuid: &str| {
             !called.iter().any(|what| what.has(uuid)) && !self.queue.was_in_vain(&pod.uid, uuid)
         };
@@ -376,7 +384,7 @@ impl Ledger {
             let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
             let cards: Vec<(Box<str>, Mib)> = cards.collect();
             let missing = self.missing(pod, name, node, &cards, &[], budget)?;
-            let victims = self.choose_borrowers(node, &missing, &[], false, now)?;
+            let victims = self.choose_borrowers(node, &missing, &[], false)?;
             (!victims.is_empty()).then(|| Plan {
                 offered: true,
                 continues: false,
@@ -429,8 +437,6 @@ impl Ledger {
             return;
         };
         let pod = self.books.pod(uid).cloned();
-        // Borrowers give back for a pod that can come, or not at all.
-        let rejected = self.evidence(uid, &name, now) == Evidence::Rejected;
         let wants = |pod: &Arc<PodFacts>| {
             let same = pod
                 .request
@@ -442,16 +448,18 @@ impl Ledger {
             self.queue.end_kept(uid, &self.books);
             return;
         };
+        // Borrowers give back for a pod that can come, or not at all.
+        let rejected = self.evidence(&pod, &name, now) == Evidence::Rejected;
         let goes_on = || {
             self.check(&name, now).ok()?;
             let node = self.books.node(&name)?;
             let mut budget = Budget::of(&self.config);
             let asked = what.victims();
             let missing = self.missing(&pod, &name, node, what.cards(), asked, &mut budget)?;
-            match self.choose_borrowers(node, &missing, asked, true, now) {
+            match self.choose_borrowers(node, &missing, asked, true) {
                 Some(_) => Some(None),
                 None => {
-                    let others = self.choose_borrowers(node, &missing, asked, false, now);
+                    let others = self.choose_borrowers(node, &missing, asked, false);
                     others.map(Some)
                 }
             }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_api::act::Act;
 use gpustow_api::gpunode::STALE_AFTER;
+use gpustow_api::intree::LEAST_NODES;
 use gpustow_pack::PolicyKind;
 
 /// What an operator may tune.
@@ -57,6 +58,8 @@ pub struct Config {
     pub preempt_after: Duration,
     /// Move pods whose owners let them be moved, for pods that wait for pieces.
     pub moves: bool,
+    /// kube-scheduler looks for so many nodes at least: fewer candidates are all that passed its own filters.
+    pub least_nodes: usize,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -86,6 +89,7 @@ impl Default for Config {
             preempt_scattered: false,
             preempt_after: Duration::ZERO,
             moves: false,
+            least_nodes: LEAST_NODES,
             search_steps: 100_000,
         }
     }

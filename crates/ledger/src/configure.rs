@@ -34,11 +34,9 @@ impl Ledger {
     }
 
     /// Has the pod waited for so long since it was created? Yes if the time is unknown ([`Ledger::tell_time`]).
-    pub(crate) fn has_waited(&self, pod: &PodFacts, after: Duration, now: Duration) -> bool {
-        let seconds = |it: Duration| i64::try_from(it.as_secs()).unwrap_or(i64::MAX);
-        self.unix_at_start.is_none_or(|start| {
-            let unix = start.saturating_add(seconds(now));
-            unix.saturating_sub(pod.created) >= seconds(after)
-        })
+    pub(crate) fn has_waited(&self, pod: &PodFacts, after: Duration) -> bool {
+        let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
+        self.unix
+            .is_none_or(|unix| unix.saturating_sub(pod.created) >= after)
     }
 }

@@ -192,8 +192,14 @@ impl Ledger {
         if self.books.is_unfenced(uid) {
             return refuse_all(candidates, Reason::Unfenced);
         }
-        let behind = self.is_behind_line(uid, ask.pod);
-        if behind {
+        // Before queued pods are offered room: the same prices decide for them and for this one.
+        self.scores.deciding(&self.books);
+        let behind = self.is_behind_line(ask.pod);
+        if behind
+            && !candidates
+                .iter()
+                .any(|name| self.queue.goes_first(ask.pod, name))
+        {
             self.look_at_line(now);
         }
         // It was asked for before, and no bind came.
@@ -201,7 +207,6 @@ impl Ledger {
         self.follow(change);
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
-        self.scores.deciding(&self.books);
         let class = self.scores.class(&request);
         let tried = self.queue.tried(uid).cloned();
         let tried = tried.as_ref();
@@ -229,7 +234,7 @@ impl Ledger {
                 continue;
             };
             offered.insert(slot);
-            if behind && self.is_for_line(name) {
+            if behind && self.is_for_line(name) && !self.queue.goes_first(ask.pod, name) {
                 refused.push((name, Reason::InLine));
                 continue;
             }
@@ -322,9 +327,8 @@ impl Ledger {
         self.queue.claim(pod, &self.books, claimed_until);
         let change = self.books.release_group(pod);
         self.follow(change);
-        let interval = self.config.wake_again_after;
         self.queue
-            .refused(pod, candidates, &self.books, interval, now);
+            .refused(pod, candidates, &self.books, &self.config, now);
     }
 
     /// Scores nodes that [`Ledger::filter`] let pass, 0 to 10, best highest, in the order given.

@@ -4,8 +4,6 @@
 //! ever: a process in an uninterruptible sleep, or a grace period of a year. A pod that is late counts no more as one
 //! that leaves: what it holds is held.
 
-use std::time::Duration;
-
 use gpustow_api::PodFacts;
 
 use crate::Ledger;
@@ -13,39 +11,31 @@ use crate::books::Uid;
 use crate::maps::HashSet;
 
 /// A pod that terminates is late when it should have been gone for so long: its kubelet and the watch take time, too.
-const LATE: Duration = Duration::from_secs(60);
+const LATE: i64 = 60;
 
 impl Ledger {
-    /// Says what time it is, so that pods which terminate can be late: `unix` in seconds since 1970 when the ledger's
-    /// clock shows `now`. To be called before each look.
-    pub fn tell_time(&mut self, now: Duration, unix: i64) {
-        self.unix_at_start = Some(unix.saturating_sub(seconds(now)));
+    /// Says what time it is, in seconds since 1970, so that pods which terminate can be late. To be called before each
+    /// look.
+    pub fn tell_time(&mut self, unix: i64) {
+        self.unix = Some(unix);
     }
 
     /// Is the pod being deleted, and about to leave what it holds?
-    pub(crate) fn leaves(&self, pod: &PodFacts, now: Duration) -> bool {
-        pod.deleting && !self.is_late(pod, now)
+    pub(crate) fn leaves(&self, pod: &PodFacts) -> bool {
+        pod.deleting && !self.is_late(pod)
     }
 
     /// Should the pod have been gone for a while?
-    pub(crate) fn is_late(&self, pod: &PodFacts, now: Duration) -> bool {
-        let late = |start: i64, by: i64| {
-            let after = seconds(now).saturating_add(start).saturating_sub(by);
-            after >= seconds(LATE)
-        };
-        let known = self.unix_at_start.zip(pod.gone_by);
-        known.is_some_and(|(start, by)| late(start, by))
+    pub(crate) fn is_late(&self, pod: &PodFacts) -> bool {
+        let known = self.unix.zip(pod.gone_by);
+        known.is_some_and(|(unix, by)| unix.saturating_sub(by) >= LATE)
     }
 
     /// The pods bound to a node that are about to leave it.
-    pub(crate) fn leaving(&self, node: &str, now: Duration) -> HashSet<Uid> {
+    pub(crate) fn leaving(&self, node: &str) -> HashSet<Uid> {
         let bound = self.books.node(node).into_iter();
         let bound = bound.flat_map(|node| node.bound().keys());
-        let known = |uid: &&Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod, now));
+        let known = |uid: &&Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod));
         bound.filter(known).cloned().collect()
     }
-}
-
-fn seconds(time: Duration) -> i64 {
-    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }

@@ -72,6 +72,8 @@ mod shortage;
 mod snapshot;
 mod watch;
 
+use std::sync::atomic::AtomicU64;
+
 use books::{Books, Change, Event};
 use queue::Queue;
 use scores::Scores;
@@ -102,10 +104,10 @@ pub struct Ledger {
     asked: borrowers::Asked,
     scattered: scattered::Seen,
     moving: scattered::Tries,
-    /// What time it was, in seconds since 1970, when this ledger's clock began.
-    unix_at_start: Option<i64>,
+    /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
+    unix: Option<i64>,
     /// See [`Ledger::work`].
-    work: u64,
+    work: AtomicU64,
 }
 
 impl Ledger {
@@ -123,8 +125,8 @@ impl Ledger {
             asked: borrowers::Asked::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
-            unix_at_start: None,
-            work: 0,
+            unix: None,
+            work: AtomicU64::default(),
         }
     }
 
@@ -136,6 +138,8 @@ impl Ledger {
             {
                 self.queue.forget_slot(slot);
             }
+            self.asked.follow(&event);
+            self.over.follow(&event, self.config.over_limit_for);
             self.scores.follow(&event, &mut self.books);
             self.queue.follow(&event, &self.books);
         }

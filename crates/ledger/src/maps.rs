@@ -1,5 +1,7 @@
-//! Maps and how they hash: from where the standard library's random numbers say, so that in a world whose dice are
-//! thrown by a seed the same happens again, while nobody outside can tell which keys collide.
+//! Maps that are iterated in an order which follows from what was put into them and taken out: the same events lead to
+//! the same decisions, and a fault that a history shows is shown each time.
+//!
+//! They hash from where the standard library's random numbers say: no outsider can tell which keys collide.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -24,5 +26,5 @@ impl BuildHasher for Hashing {
     }
 }
 
-pub(crate) type HashMap<K, V> = hashbrown::HashMap<K, V, Hashing>;
-pub(crate) type HashSet<T> = hashbrown::HashSet<T, Hashing>;
+pub(crate) type HashMap<K, V> = indexmap::IndexMap<K, V, Hashing>;
+pub(crate) type HashSet<T> = indexmap::IndexSet<T, Hashing>;

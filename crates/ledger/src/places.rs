@@ -26,7 +26,7 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::CalledBack;
+use crate::queue::Target;
 use crate::round::{Offer, Round};
 use plan::{Plan, missing};
 
@@ -361,12 +361,12 @@ impl Ledger {
                 continue;
             };
             let charges = node.charges(what.cards());
-            let ends = self.ends(node, &charges, now);
+            let ends = self.ends(node, &charges);
             let missing = missing(node, &charges);
             if missing == Mib::ZERO {
                 self.wait_for_pod(&uid, now);
             } else {
-                self.placing.free.remove(&uid);
+                self.placing.free.swap_remove(&uid);
                 let nearer = ends.len() < what.victims().len();
                 let until = nearer.then_some(now + self.config.keep_for);
                 self.queue.place_nearer(&uid, ends, until);
@@ -417,7 +417,7 @@ impl Ledger {
             self.queue.give_up(other, GivenUp::Overtaken, &self.books);
         }
         let until = now + self.config.keep_for;
-        let what = CalledBack::new(request, plan.cards, plan.ends);
+        let what = Target::new(request, plan.cards, plan.ends);
         self.queue.keep_place(uid, &plan.node, what, until);
     }
 }

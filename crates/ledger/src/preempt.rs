@@ -87,7 +87,7 @@ impl Ledger {
         // Spare the most precious first, as the scheduler does with its own victims.
         let mut spared = HashSet::default();
         for pod in added.iter().rev() {
-            gone.remove(&pod.uid);
+            gone.swap_remove(&pod.uid);
             if fits(&gone)? {
                 spared.insert(pod.uid.clone());
             } else {
@@ -135,7 +135,7 @@ impl Ledger {
         let here = |uid: &&Arc<str>| node.bound().contains_key(*uid) && !added.contains(uid);
         let mut spared = Vec::new();
         for uid in victims.iter().filter(here) {
-            gone.remove(uid);
+            gone.swap_remove(uid);
             if does(&gone) {
                 spared.push(uid.clone());
             } else {

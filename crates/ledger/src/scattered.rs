@@ -25,8 +25,7 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::preempt::{asked_in_sum, left_in_sum};
-use crate::queue::{CalledBack, Evidence};
+use crate::queue::{Evidence, Target};
 
 pub use moves::{Move, Moves};
 pub(crate) use moving::Tries;
@@ -34,6 +33,8 @@ pub(crate) use search::Seen;
 
 /// Kinds of waiting pods that one look thinks of.
 const KINDS: usize = 16;
+/// Nodes that a question of whether a pod fits elsewhere looks at.
+const GAINS: usize = 64;
 /// Who of these pods, the most important first, cannot end without breaking a disruption budget.
 pub type Broken<'a> = &'a dyn Fn(&[Arc<PodFacts>]) -> Vec<Arc<str>>;
 
@@ -105,9 +106,14 @@ impl Ledger {
         }
         self.expire(now);
         self.queue.forget_controllers(now);
-        for uid in self.queue.all_scattered() {
+        let all = self.queue.all_scattered();
+        self.scattered.keep_looked(&all);
+        let mut budget = Budget::of_look();
+        for uid in all {
             self.look_after_scattered(&uid, now);
+            self.look_at_gains(&uid, now, &mut budget);
         }
+        self.count_spent(budget.spent());
         self.queue.end_needless_successors(&self.books);
         if !self.config.preempt_scattered {
             return Vec::new();
@@ -118,19 +124,20 @@ impl Ledger {
     /// Chooses who is to end for one of the pods that [`Ledger::scattered`] named, and keeps the room. False if no other
     /// need or can end, or if the search goes on: the next look names the pod again.
     pub fn preempt_scattered(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
-        let Some((pod, plan)) = self.choose_scattered(uid, broken, now) else {
+        let Some((pod, plan, began)) = self.choose_scattered(uid, broken, now) else {
             return false;
         };
         let Ok(request) = &pod.request else {
             return false;
         };
         let victims: Vec<Uid> = plan.victims.iter().map(|pod| pod.uid.clone()).collect();
-        let ending = self.leaving(&plan.node, now).into_iter();
+        let ending = self.leaving(&plan.node).into_iter();
         let grace = self.grace(&ending.chain(victims.clone()).collect::<Vec<_>>());
         let until = now + self.config.call_back_for + grace;
-        let what = CalledBack::new(request.clone(), plan.cards, victims);
+        let what = Target::new(request.clone(), plan.cards, victims);
         self.queue
             .keep_scattered(&pod.uid, &plan.node, what, false, until, &self.books);
+        self.scattered.note_looked(&pod.uid, began);
         true
     }
 
@@ -148,7 +155,7 @@ impl Ledger {
     pub fn preemption(&self, uid: &str, now: Duration) -> Option<Preemption> {
         let (name, what) = self.queue.scattered(uid)?;
         let pod = self.books.pod(uid)?.clone();
-        let victims = match self.may_fit_now(&pod, now) {
+        let victims = match self.may_fit_elsewhere(&pod, now) {
             true => Vec::new(),
             false => self.needed(&pod, name, what, now).unwrap_or_default(),
         };
@@ -162,9 +169,38 @@ impl Ledger {
         })
     }
 
+    /// Goes on with the look at nodes that gained room since others were chosen to end for the pod: does it fit on one?
+    fn look_at_gains(&mut self, uid: &Uid, now: Duration, budget: &mut Budget) {
+        let (Some(pod), Some(mut looked)) = (self.books.pod(uid), self.scattered.looked(uid))
+        else {
+            return;
+        };
+        for (number, name) in self.queue.gained_since(looked) {
+            budget.charge(1);
+            if budget.is_spent() || self.fits_now_on(name, pod, now, budget) {
+                break;
+            }
+            looked = number;
+        }
+        self.scattered.note_looked(uid, looked);
+    }
+
+    /// Does the pod fit on a node that gained room since others were chosen to end for it? True, too, if there are more
+    /// such nodes than a question may look at: the next look comes to them.
+    fn may_fit_elsewhere(&self, pod: &PodFacts, now: Duration) -> bool {
+        let looked = self.scattered.looked(&pod.uid).unwrap_or_default();
+        let mut budget = Budget::of_look();
+        let mut gained = self.queue.gained_since(looked).map(|(_, name)| name);
+        let first = gained.by_ref().take(GAINS);
+        let mut fits = first.map(|name| self.fits_now_on(name, pod, now, &mut budget));
+        let fits = fits.any(|fits| fits) || gained.next().is_some();
+        self.count_spent(budget.spent());
+        fits
+    }
+
     /// May others end for this pod at all?
     fn may_preempt(&self, pod: &PodFacts, now: Duration) -> bool {
-        let waited = self.has_waited(pod, self.config.preempt_after, now);
+        let waited = self.has_waited(pod, self.config.preempt_after);
         pod.preempts && pod.waiting && !pod.in_line && waited && self.may_be_given_room(pod, now)
     }
 
@@ -210,14 +246,11 @@ impl Ledger {
         &self,
         pod: &PodFacts,
         name: &str,
-        what: &CalledBack,
+        what: &Target,
         now: Duration,
     ) -> Option<Vec<Arc<PodFacts>>> {
         let site = self.site(pod, name, now)?;
-        let left = left_in_sum(site.node, site.node.view(), |_| true);
-        let is_rejected = self.evidence(&pod.uid, name, now) == Evidence::Rejected;
-        // Where the sum is short kube-scheduler offers nothing until the victims are gone.
-        if is_rejected && left >= asked_in_sum(site.request) {
+        if self.evidence(pod, name, now) == Evidence::Rejected {
             return None;
         }
         let cards: Vec<usize> = site
@@ -272,7 +305,7 @@ impl Ledger {
             others.iter().partition(|pod| protected.contains(&pod.uid));
         let mut victims = Vec::new();
         for other in first.into_iter().chain(then) {
-            gone.remove(&other.uid);
+            gone.swap_remove(&other.uid);
             match self.fits_on(site, &gone, only, budget) {
                 Some(better) => choice = better,
                 None if budget.is_spent() => return None,
@@ -314,7 +347,7 @@ impl Ledger {
             request: pod.request.as_ref().ok()?,
             name,
             node: node?,
-            leaving: self.leaving(name, now),
+            leaving: self.leaving(name),
         })
     }
 }

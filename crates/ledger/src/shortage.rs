@@ -44,20 +44,24 @@ impl Ledger {
     /// The cards that are short now, where memory is called back at all.
     #[must_use]
     pub fn shortages(&self, now: Duration) -> Vec<Shortage> {
-        let lenders = self.lenders();
-        let each = lenders.iter();
-        let each = each.flat_map(|name| self.shortages_on(name, now));
-        let mut all: Vec<Shortage> = each.collect();
-        all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
-        all
+        if !self.config.call_back {
+            return Vec::new();
+        }
+        let nodes = self.books.short();
+        self.count(nodes.len());
+        let each = nodes.iter().flat_map(|name| {
+            let mut of_node = self.shortages_on(name, now);
+            of_node.sort_by(|one, other| one.uuid.cmp(&other.uuid));
+            of_node
+        });
+        each.collect()
     }
 
-    /// The nodes on which pods use more than they requested: of each, [`Ledger::shortages_on`] tells the shortages.
+    /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
     #[must_use]
     pub fn lenders(&self) -> Vec<Arc<str>> {
-        let lenders = self.books.nodes().filter(|(_, node)| node.lends());
         match self.config.call_back {
-            true => lenders.map(|(name, _)| name.clone()).collect(),
+            true => self.books.short().iter().cloned().collect(),
             false => Vec::new(),
         }
     }
@@ -72,19 +76,12 @@ impl Ledger {
         let fresh = node.filter(|(name, node)| node.lends() && self.check(name, now).is_ok());
         let each = fresh.into_iter().flat_map(|(name, node)| {
             let cards = node.gpus().iter().enumerate();
-            cards.filter_map(move |(card, gpu)| self.shortage(name, node, card, gpu, now))
+            cards.filter_map(move |(card, gpu)| self.shortage(name, node, card, gpu))
         });
         each.collect()
     }
 
-    fn shortage(
-        &self,
-        name: &Arc<str>,
-        node: &Node,
-        card: usize,
-        gpu: &Gpu,
-        now: Duration,
-    ) -> Option<Shortage> {
+    fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
         let mut kept = self.queue.kept_on(name);
@@ -123,14 +120,14 @@ impl Ledger {
         // A pod that should be gone by now gives nothing back.
         let able = borrowers().filter(|(uid, ..)| {
             let pod = self.books.pod(uid);
-            pod.is_some_and(|pod| !self.is_late(pod, now))
+            pod.is_some_and(|pod| !self.is_late(pod))
         });
         let lent: Mib = able.map(|(_, held, used)| used.minus(held)).sum();
         let missing = wanted.minus(free).min(lent);
         if missing == Mib::ZERO {
             return None;
         }
-        let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false, now)?;
+        let chosen = self.choose_borrowers(node, &[(card, missing)], &[], false)?;
         let victims = borrowers().filter(|(uid, ..)| chosen.contains(uid));
         let victims = victims.filter_map(|(uid, held, used)| {
             let pod = self.books.pod(uid).filter(|pod| !pod.deleting)?.clone();

@@ -178,6 +178,13 @@ impl NodeGpus {
         }
     }
 
+    /// The largest piece of free memory on a usable card.
+    #[must_use]
+    pub fn largest(&self) -> Mib {
+        let cards = self.cards.iter().filter(|card| card.usable);
+        cards.map(|card| card.free).max().unwrap_or_default()
+    }
+
     /// Free GPU memory over all usable cards.
     #[must_use]
     pub fn free(&self) -> Mib {

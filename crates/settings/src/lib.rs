@@ -46,6 +46,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         preempt_scattered: preempt.fragmented,
         preempt_after: preempt.after.into(),
         moves: defragment.evictions_per_hour > 0,
+        least_nodes: fixed.least_nodes,
         search_steps: fixed.search_steps,
     }
 }

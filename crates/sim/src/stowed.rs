@@ -270,6 +270,7 @@ impl Stowed {
             act: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),
+            tied: false,
             kept_on: None,
             refusal: 0,
         }

@@ -83,6 +83,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             act: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),
+            tied: false,
             kept_on: None,
             refusal: facts.refusal,
         }
@@ -365,6 +366,35 @@ fn volumes_to_be_provisioned_and_claims_take_time() {
             expected,
             "{text}"
         );
+    }
+}
+
+#[test]
+fn claims_by_name_tie_a_pod_to_its_node() {
+    for (spec, expected) in [
+        (json!({"volumes": [{"name": "a", "emptyDir": {}}]}), false),
+        (json!({"volumes": [{"name": "a", "ephemeral": {}}]}), false),
+        (
+            json!({"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}]}),
+            true,
+        ),
+        (
+            json!({"resourceClaims": [{"name": "a", "resourceClaimTemplateName": "t"}]}),
+            false,
+        ),
+        (
+            json!({"resourceClaims": [{"name": "a", "resourceClaimName": "c"}]}),
+            true,
+        ),
+    ] {
+        let text = spec.to_string();
+        let limits = json!({"limits": {names::GPU_MEM: "1"}});
+        let mut full = json!({"containers": [{"name": "main", "resources": limits}]});
+        full.as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
+        let facts = facts(json!({"metadata": {"uid": "u"}, "spec": full}));
+        assert_eq!(facts.tied, expected, "{text}");
     }
 }
 

@@ -24,7 +24,7 @@ impl Gone {
             if let Some((uid, when)) = self.order.pop_front()
                 && self.when.get(&uid) == Some(&when)
             {
-                self.when.remove(&uid);
+                self.when.swap_remove(&uid);
             }
         }
     }
@@ -36,7 +36,7 @@ impl Gone {
 
     /// It is there after all.
     pub(super) fn is_back(&mut self, uid: &str) {
-        self.when.remove(uid);
+        self.when.swap_remove(uid);
     }
 }
 

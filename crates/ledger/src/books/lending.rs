@@ -45,4 +45,20 @@ impl Node {
             (held > Mib::ZERO && used > held).then_some((uid, held, used))
         })
     }
+
+    /// Could a card be short of what was lent, whatever is known of the pods there?
+    pub(super) fn may_be_short(&self, gpu: &Gpu) -> bool {
+        if !gpu.healthy || gpu.missing || self.borrowers(gpu).next().is_none() {
+            return false;
+        }
+        let used = |uid: &str| {
+            let its = gpu.pods.iter().filter(|used| *used.uid == *uid);
+            its.map(|used| Mib(used.used_mib)).sum::<Mib>()
+        };
+        let all: Mib = gpu.pods.iter().map(|used| Mib(used.used_mib)).sum();
+        let free = gpu.capacity(Mib::ZERO).minus(all + Mib(gpu.strangers_mib));
+        let headroom = Mib(self.status().map_or(0, |status| status.headroom_mib));
+        let mut bound = self.bound().iter();
+        free < headroom || bound.any(|(uid, hold)| hold.on(&gpu.uuid).minus(used(uid)) > free)
+    }
 }

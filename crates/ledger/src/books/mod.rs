@@ -7,6 +7,7 @@
 mod change;
 mod gate;
 mod gone;
+mod index;
 mod lending;
 mod models;
 mod node;
@@ -21,11 +22,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::NodeGpus;
+use gpustow_pack::{Mib, NodeGpus};
 
 pub(crate) use change::{Change, Event};
 pub(crate) use gate::Gate;
 use gone::Gone;
+use index::Index;
 pub(crate) use models::Models;
 pub(crate) use node::{Node, Share, Uid};
 use pods::Known;
@@ -39,6 +41,7 @@ pub(crate) use reservations::Reservation;
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     nodes: HashMap<Arc<str>, Node>,
+    index: Index,
     reporters: Reporters,
     pods: HashMap<Uid, Known>,
     /// Those that bear a condition of the extender's.
@@ -115,21 +118,44 @@ impl Books {
         Some((node.gate(), node.shared_view()))
     }
 
+    /// Nodes with so much free on one card, those with least first.
+    pub(crate) fn with_room(&self, least: Mib) -> impl DoubleEndedIterator<Item = &Arc<str>> {
+        self.index.with_room(least)
+    }
+
+    /// Nodes where a pod uses more of a card than it asked for.
+    pub(crate) fn lending(&self) -> &BTreeSet<Arc<str>> {
+        self.index.lending()
+    }
+
+    /// Those among them where a card may be short of what was lent.
+    pub(crate) fn short(&self) -> &BTreeSet<Arc<str>> {
+        self.index.short()
+    }
+
+    /// Recomputes what follows from a node's facts, report and pods.
+    fn refresh(&mut self, name: &Arc<str>, change: &mut Change) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let gained = node.refresh(self.weighs_use);
+        self.index.put(name, node.marks());
+        let name = name.clone();
+        change.note(Event::Node { name, gained });
+    }
+
     /// Recomputes a node after a change.
     fn touch(&mut self, name: &str, change: &mut Change) {
-        let Some((name, node)) = self.nodes.get_key_value_mut(name) else {
+        let Some((_, name, node)) = self.nodes.get_full_mut(name) else {
             return;
         };
         let name = name.clone();
         if node.is_empty() {
-            self.nodes.remove(&name);
+            self.nodes.swap_remove(&name);
+            self.index.forget(&name);
             change.note(Event::NodeGone(name));
         } else {
-            let gained = node.refresh(self.weighs_use);
-            change.note(Event::Node {
-                name: name.clone(),
-                gained,
-            });
+            self.refresh(&name, change);
             self.touch_others(&name, change);
         }
     }

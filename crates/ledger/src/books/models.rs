@@ -76,7 +76,7 @@ impl Models {
                 continue;
             };
             *cards = cards.saturating_sub(1);
-            if *cards == 0 && self.ids.remove(name).is_some() {
+            if *cards == 0 && self.ids.swap_remove(name).is_some() {
                 self.free.push(id);
             }
         }

@@ -8,6 +8,7 @@ use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
 
 use super::gate::Gate;
+use super::index::Marks;
 use super::lending::lending;
 use super::twins::Elsewhere;
 use crate::maps::HashMap;
@@ -155,8 +156,8 @@ pub(crate) struct Node {
     elsewhere: Elsewhere,
     /// The view for a new pod; follows from the fields above.
     view: Arc<NodeGpus>,
-    /// Does a pod use more of a card that it holds than it asked for? The same.
-    lends: bool,
+    /// What the index of nodes knows of it; the same.
+    marks: Marks,
     /// What pods use counts where to put others.
     weighs_use: bool,
 }
@@ -254,7 +255,7 @@ impl Node {
 
     /// The pod is bound here no more. True if it was.
     pub(super) fn unbind(&mut self, uid: &str) -> bool {
-        self.bound.remove(uid).is_some()
+        self.bound.swap_remove(uid).is_some()
     }
 
     pub(super) fn reserve(&mut self, uid: &Uid, hold: Hold) {
@@ -262,7 +263,7 @@ impl Node {
     }
 
     pub(super) fn release(&mut self, uid: &str) {
-        self.reserved.remove(uid);
+        self.reserved.swap_remove(uid);
     }
 
     /// For pods that an earlier extender may still bind here this is held, and nothing else.
@@ -272,7 +273,7 @@ impl Node {
 
     /// True if something was withheld for the pod.
     pub(super) fn release_withheld(&mut self, uid: &str) -> bool {
-        self.withheld.remove(uid).is_some()
+        self.withheld.swap_remove(uid).is_some()
     }
 
     /// True if nothing is known that would be lost.
@@ -367,16 +368,22 @@ impl Node {
         if view != *self.view {
             self.view = Arc::new(view);
         }
-        self.lends = self
-            .gpus()
-            .iter()
-            .any(|gpu| self.borrowers(gpu).next().is_some());
+        let lends = |gpu: &Gpu| self.borrowers(gpu).next().is_some();
+        self.marks = Marks {
+            largest: self.view.largest(),
+            lends: self.gpus().iter().any(lends),
+            may_be_short: self.gpus().iter().any(|gpu| self.may_be_short(gpu)),
+        };
         gained
+    }
+
+    pub(super) fn marks(&self) -> Marks {
+        self.marks
     }
 
     /// Does a pod use more of a card that it holds than it asked for?
     pub(crate) fn lends(&self) -> bool {
-        self.lends
+        self.marks.lends
     }
 
     /// Charges of cards by UUID as the view has them; of cards that it has not, nothing.

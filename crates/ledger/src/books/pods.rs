@@ -141,7 +141,7 @@ impl Books {
     pub(crate) fn delete_pod(&mut self, uid: &str) -> Change {
         let mut change = Change::default();
         let when = self.tick();
-        let old = self.pods.remove(uid).map(|known| known.facts);
+        let old = self.pods.swap_remove(uid).map(|known| known.facts);
         self.marked.remove(uid);
         let asks = |pod: &Arc<PodFacts>| !pod.request.as_ref().is_ok_and(|r| r.is_empty());
         if old.as_ref().is_none_or(asks) {

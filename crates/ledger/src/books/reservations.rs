@@ -82,7 +82,7 @@ impl Books {
     ) -> Change {
         let mut change = Change::default();
         let made = self.tick();
-        let Some((node_name, node)) = self.nodes.get_key_value_mut(name) else {
+        let Some((_, node_name, node)) = self.nodes.get_full_mut(name) else {
             return change;
         };
         let node_name = node_name.clone();
@@ -280,7 +280,7 @@ impl Books {
 
     /// The same, but leaves it to the caller to touch the node.
     pub(super) fn take_reservation(&mut self, uid: &str) -> Option<Arc<str>> {
-        let held = self.reservations.remove(uid)?;
+        let held = self.reservations.swap_remove(uid)?;
         self.nodes.get_mut(&held.node)?.release(uid);
         Some(held.node)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gpustow_api::gpunode::Gpu;
 use gpustow_pack::Mib;
 
-use super::{Books, Change, Event};
+use super::{Books, Change};
 use crate::maps::HashMap;
 
 /// The nodes that report each GPU.
@@ -36,7 +36,7 @@ impl Reporters {
         nodes.retain(|it| **it != *name);
         self.shared -= usize::from(before == 2 && nodes.len() == 1);
         if nodes.is_empty() {
-            self.of.remove(uuid);
+            self.of.swap_remove(uuid);
         }
     }
 
@@ -120,9 +120,7 @@ impl Books {
             return;
         };
         if node.share_with(elsewhere) {
-            let gained = node.refresh(self.weighs_use);
-            let name = name.clone();
-            change.note(Event::Node { name, gained });
+            self.refresh(name, change);
         }
     }
 

@@ -106,7 +106,7 @@ impl Books {
     }
 
     pub(super) fn release_unfenced(&mut self, uid: &str, change: &mut Change) {
-        if self.unfenced.remove(uid).is_none() {
+        if self.unfenced.swap_remove(uid).is_none() {
             return;
         }
         let nodes = self.nodes.iter_mut();

@@ -45,13 +45,9 @@ impl Ledger {
         now: Duration,
         budget: &mut Budget,
     ) -> Offer<Plan> {
-        let Some(pod) = self.asleep(uid) else {
-            return Offer::Fits;
-        };
-        // A pod that fits is woken, and needs no reservation.
-        match self.fits_now_on(name, &pod, now, budget) {
-            true => Offer::Fits,
-            false => self.place_on_node(&pod, name, now, budget),
+        match self.without_room_on(name, self.asleep(uid), now, budget) {
+            None => Offer::Fits,
+            Some(pod) => self.place_on_node(&pod, name, now, budget),
         }
     }
 
@@ -68,7 +64,7 @@ impl Ledger {
             let (name, node) = self.books.named_node(name)?;
             self.check(name, now).ok()?;
             self.admits(name, node, pod, request).then_some(())?;
-            self.place_on(name, node, pod, request, now, budget)
+            self.place_on(name, node, pod, request, budget)
         };
         plan().map_or(Offer::Nothing, Offer::Plan)
     }
@@ -94,7 +90,6 @@ impl Ledger {
         node: &Node,
         pod: &PodFacts,
         request: &Arc<Request>,
-        now: Duration,
         budget: &mut Budget,
     ) -> Option<Plan> {
         let least = request.claims.iter().map(|claim| claim.gpus as usize);
@@ -154,7 +149,7 @@ impl Ledger {
                     overtaken.dedup();
                     return Some(Plan {
                         overtaken,
-                        ends: self.ends(node, &charges, now),
+                        ends: self.ends(node, &charges),
                         missing: missing(node, &charges),
                         node: name.clone(),
                         cards,
@@ -168,8 +163,8 @@ impl Ledger {
     }
 
     /// Who has to end, at the least, before the pod has so much of these cards.
-    pub(super) fn ends(&self, node: &Node, charges: &[(usize, Mib)], now: Duration) -> Vec<Uid> {
-        let leaves = |uid: &Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod, now));
+    pub(super) fn ends(&self, node: &Node, charges: &[(usize, Mib)]) -> Vec<Uid> {
+        let leaves = |uid: &Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod));
         let mut ends: Vec<Uid> = Vec::new();
         for &(card, mib) in charges {
             let Some(seen) = node.view().cards.get(card) else {

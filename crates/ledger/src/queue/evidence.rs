@@ -5,7 +5,7 @@
 //! that refused the pod, and is as good as they are recent ([`AGE`]).
 //!
 //! *Calls may be samples.* kube-scheduler stops to look when enough nodes passed, and the next call goes on from
-//! there. So the calls of the last minute count together. It never stops below [`SAMPLE`] nodes: a call that names
+//! there. So the calls of the last minute count together. It never stops below [`crate::Config::least_nodes`]: a call that names
 //! fewer has named every node that passed, and replaces what earlier calls said. The one node of a nominated pod is
 //! asked about alone, which says nothing of others.
 //!
@@ -21,7 +21,6 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_api::intree::LEAST_NODES;
 
 use super::Queue;
 use crate::Ledger;
@@ -32,8 +31,6 @@ use crate::scores::Slot;
 
 /// For so long at most a call counts; for half of it at least.
 const AGE: Duration = Duration::from_secs(60);
-/// kube-scheduler looks for no fewer nodes than this, however large its cluster (`minFeasibleNodesToFind`).
-const SAMPLE: usize = LEAST_NODES;
 /// A pod is woken for evidence once in this time, then in twice as much, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -43,6 +40,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 pub(crate) enum Evidence {
     /// The node passed kube-scheduler's own filters in the last minute.
     Offered,
+    /// Its sum does not suffice for the pod: kube-scheduler offers no such node, whatever its other filters say.
+    Short,
     /// kube-scheduler's own filters refused it.
     Rejected,
     /// No recent call tells.
@@ -195,7 +194,7 @@ impl Ledger {
         let nominated = known.is_some_and(|known| known.nominated.is_some());
         let scope = match candidates {
             1 if nominated || pod.nominated.is_some() => Scope::One,
-            0..SAMPLE => Scope::All,
+            few if few < self.config.least_nodes => Scope::All,
             _ => Scope::Sample,
         };
         let offered = self.queue.offered.entry(pod.uid.clone()).or_default();
@@ -203,32 +202,31 @@ impl Ledger {
     }
 
     /// What kube-scheduler said of this node for the pod.
-    pub(crate) fn evidence(&self, uid: &str, node: &str, now: Duration) -> Evidence {
-        if self.is_short_in_sum(uid, node) {
-            return Evidence::Offered;
+    pub(crate) fn evidence(&self, pod: &PodFacts, node: &str, now: Duration) -> Evidence {
+        if self.is_short_in_sum(pod, node) {
+            return Evidence::Short;
         }
-        let offered = self.queue.offered.get(uid);
+        let offered = self.queue.offered.get(&pod.uid);
         let slot = offered.and_then(|offered| Some((offered, self.scores.slot(node)?)));
         slot.map_or(Evidence::Unknown, |(offered, slot)| offered.of(slot, now))
     }
 
-    /// Does the node's sum not suffice for the pod? kube-scheduler offers no such node, whatever its other filters say, so
-    /// that no call can tell.
-    fn is_short_in_sum(&self, uid: &str, node: &str) -> bool {
-        let known = self.books.pod(uid).zip(self.books.node(node));
-        known.is_some_and(|(pod, node)| {
-            let left = left_in_sum(node, node.view(), |_| true);
-            let asked = pod.request.as_ref().map(|request| asked_in_sum(request));
-            asked.is_ok_and(|asked| left < asked)
+    /// Does the node's sum not suffice for the pod?
+    fn is_short_in_sum(&self, pod: &PodFacts, node: &str) -> bool {
+        let known = self.books.node(node).zip(pod.request.as_ref().ok());
+        known.is_some_and(|(node, request)| {
+            left_in_sum(node, node.view(), |_| true) < asked_in_sum(request)
         })
     }
 
-    /// Did kube-scheduler offer this node for the pod lately, so that others may be disrupted for it there? Not where
+    /// Did kube-scheduler offer this node for the pod lately, or can it not, so that others may be disrupted for it
+    /// there? Not where
     /// something after this extender refused the pod.
-    pub(crate) fn was_offered(&self, uid: &str, node: &str, now: Duration) -> bool {
-        let tried = self.queue.tried(uid);
+    pub(crate) fn was_offered(&self, pod: &PodFacts, node: &str, now: Duration) -> bool {
+        let tried = self.queue.tried(&pod.uid);
         let refused = tried.is_some_and(|tried| tried.has(node));
-        !refused && self.evidence(uid, node, now) == Evidence::Offered
+        let evidence = self.evidence(pod, node, now);
+        !refused && matches!(evidence, Evidence::Offered | Evidence::Short)
     }
 
     /// Others could be disrupted for the pod where no recent call tells whether kube-scheduler would place it: has

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use super::kept::CalledBack;
+use super::kept::Target;
 use crate::books::{Books, Uid};
 use crate::maps::HashSet;
 
@@ -46,9 +46,9 @@ impl PreemptedInVain {
 }
 
 /// A controller, by its namespace and UID. It makes a new pod, with a new UID, where one failed: the back-off is its own.
-pub(super) type Controller = (Arc<str>, Uid);
+pub(crate) type Controller = (Arc<str>, Uid);
 
-fn controller(pod: &PodFacts) -> Option<Controller> {
+pub(crate) fn controller(pod: &PodFacts) -> Option<Controller> {
     Some((pod.namespace.clone(), pod.controller.clone()?))
 }
 
@@ -111,7 +111,7 @@ impl Queue {
         self.in_vain_for(pod).any(|it| it.rests_until > now)
     }
 
-    pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &CalledBack) {
+    pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &Target) {
         let cards = what.cards().iter().map(|(card, _)| card.clone());
         let in_vain = self.in_vain.entry(uid.clone()).or_default();
         in_vain.cards.extend(cards);

@@ -31,21 +31,28 @@ pub(crate) struct Kept {
     until: Duration,
 }
 
+impl Kept {
+    /// Is it waited for, and no pod terminates for it?
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self.cause, Cause::CalledBack(_) | Cause::Waiting(_))
+    }
+}
+
 /// Why room is kept.
 #[derive(Clone, Debug)]
 pub(super) enum Cause {
     Preempting,
-    CalledBack(Arc<CalledBack>),
+    CalledBack(Arc<Target>),
     Lifted,
-    Waiting(Arc<CalledBack>),
-    Scattered(Arc<CalledBack>),
-    Moving(Arc<CalledBack>),
-    Successor(Arc<CalledBack>),
+    Waiting(Arc<Target>),
+    Scattered(Arc<Target>),
+    Moving(Arc<Target>),
+    Successor(Arc<Target>),
 }
 
 /// What others are to leave to a pod: what they use beyond their requests, whatever comes free, or all that they hold.
 #[derive(Clone, Debug)]
-pub(crate) struct CalledBack {
+pub(crate) struct Target {
     /// What the pod asked for when it began.
     request: Arc<Request>,
     /// The cards that it is to get, by UUID, and what it will hold of each.
@@ -54,7 +61,7 @@ pub(crate) struct CalledBack {
     victims: Box<[Uid]>,
 }
 
-impl CalledBack {
+impl Target {
     /// For a pod that asks for this.
     pub(crate) fn new(
         request: Arc<Request>,
@@ -100,7 +107,7 @@ impl Queue {
     }
 
     /// What is called back for a pod, and on which node.
-    pub(crate) fn called_back(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+    pub(crate) fn called_back(&self, uid: &str) -> Option<(&Arc<str>, &Arc<Target>)> {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::CalledBack(what) => Some((&kept.node, what)),
@@ -109,7 +116,7 @@ impl Queue {
     }
 
     /// The cards that are kept for a pod as they come free, or for a successor, and on which node.
-    pub(crate) fn set_apart(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+    pub(crate) fn set_apart(&self, uid: &str) -> Option<(&Arc<str>, &Arc<Target>)> {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::Waiting(what) | Cause::Successor(what) => Some((&kept.node, what)),
@@ -118,7 +125,7 @@ impl Queue {
     }
 
     /// The place that is kept for a pod that has waited for long, and on which node.
-    pub(crate) fn place(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+    pub(crate) fn place(&self, uid: &str) -> Option<(&Arc<str>, &Arc<Target>)> {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::Waiting(what) => Some((&kept.node, what)),
@@ -148,7 +155,7 @@ impl Queue {
     }
 
     /// What pods that are to end or to move leave to a pod, and on which node.
-    pub(crate) fn scattered(&self, uid: &str) -> Option<(&Arc<str>, &Arc<CalledBack>)> {
+    pub(crate) fn scattered(&self, uid: &str) -> Option<(&Arc<str>, &Arc<Target>)> {
         let kept = self.kept.get(uid)?;
         match &kept.cause {
             Cause::Scattered(what) | Cause::Moving(what) => Some((&kept.node, what)),
@@ -194,7 +201,7 @@ impl Queue {
         &mut self,
         uid: &Uid,
         node: &Arc<str>,
-        what: CalledBack,
+        what: Target,
         until: Duration,
         books: &Books,
     ) {
@@ -203,13 +210,7 @@ impl Queue {
     }
 
     /// Keeps a place for a pod that has waited for long.
-    pub(crate) fn keep_place(
-        &mut self,
-        uid: &Uid,
-        node: &Arc<str>,
-        what: CalledBack,
-        until: Duration,
-    ) {
+    pub(crate) fn keep_place(&mut self, uid: &Uid, node: &Arc<str>, what: Target, until: Duration) {
         self.keep_for(uid, node, Cause::Waiting(what.into()), until);
     }
 
@@ -257,7 +258,7 @@ impl Queue {
         &mut self,
         uid: &Uid,
         node: &Arc<str>,
-        what: CalledBack,
+        what: Target,
         moving: bool,
         until: Duration,
         books: &Books,
@@ -284,11 +285,7 @@ impl Queue {
             return;
         }
         self.end_kept(&pod.uid, books);
-        let pods = self.keeping.entry(node.clone()).or_default();
-        pods.insert(pod.uid.clone());
-        let (node, cause) = (node.clone(), Cause::Lifted);
-        self.kept
-            .insert(pod.uid.clone(), Kept { node, cause, until });
+        self.keep_for(&pod.uid, node, Cause::Lifted, until);
     }
 
     /// The pod that was let out for it has been asked about. True if room was kept for that.
@@ -365,7 +362,7 @@ impl Queue {
             Some(&kept.node) != to.as_ref() || preempts && ours
         };
         if self.kept.get(uid).is_some_and(ends) {
-            self.kept.remove(uid);
+            self.kept.swap_remove(uid);
         }
         if let Some(node) = to {
             self.keeping.entry(node).or_default().insert(uid.clone());
@@ -395,11 +392,7 @@ impl Queue {
             return;
         };
         self.end_kept(&pod.uid, books);
-        let pods = self.keeping.entry(node.clone()).or_default();
-        pods.insert(pod.uid.clone());
-        let cause = Cause::Preempting;
-        self.kept
-            .insert(pod.uid.clone(), Kept { node, cause, until });
+        self.keep_for(&pod.uid, &node, Cause::Preempting, until);
     }
 
     /// Ends what has been kept for long enough.
@@ -434,8 +427,8 @@ impl Queue {
 
     /// Keeps room for the pod no more, unless it is nominated.
     pub(crate) fn end_kept(&mut self, uid: &str, books: &Books) {
-        if let Some(Kept { node, .. }) = self.kept.remove(uid) {
-            self.successors.remove(uid);
+        if let Some(Kept { node, .. }) = self.kept.swap_remove(uid) {
+            self.successors.swap_remove(uid);
             let known = books.pod(uid);
             if known.is_none_or(|known| known.nominated.as_ref() != Some(&node)) {
                 self.unindex(uid, &node);
@@ -456,10 +449,11 @@ impl Queue {
 
     pub(super) fn unindex(&mut self, uid: &str, node: &str) {
         if let Some(pods) = self.keeping.get_mut(node) {
-            pods.remove(uid);
+            pods.swap_remove(uid);
             if pods.is_empty() {
-                self.keeping.remove(node);
+                self.keeping.swap_remove(node);
             }
+            self.gains.note(&node.into());
             self.waiting.room_on(node);
         }
     }

@@ -139,7 +139,7 @@ impl Line {
 
     /// A pod stands in line no more. True if it did.
     pub(super) fn leave(&mut self, uid: &str) -> bool {
-        let Some(place) = self.places.remove(uid) else {
+        let Some(place) = self.places.swap_remove(uid) else {
             return false;
         };
         self.order.remove(&place);
@@ -171,6 +171,12 @@ impl Line {
     pub(super) fn is_ahead_of(&self, pod: &PodFacts) -> bool {
         let first = self.order.first();
         first.is_some_and(|first| *first < place(pod))
+    }
+
+    /// Is a queued pod's priority higher than this?
+    pub(super) fn has_higher(&self, priority: i32) -> bool {
+        let first = self.order.first();
+        first.is_some_and(|(first, ..)| first.0 > priority)
     }
 
     /// The pod is let through without room, unless it was just now.
@@ -205,7 +211,7 @@ impl Line {
 
     /// It is bound, or gone.
     pub(super) fn ended(&mut self, uid: &str) {
-        self.shown.remove(uid);
+        self.shown.swap_remove(uid);
     }
 
     /// Why it was let through without room.

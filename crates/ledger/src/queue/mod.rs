@@ -3,6 +3,7 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
+mod changes;
 mod evidence;
 mod in_vain;
 mod kept;
@@ -21,14 +22,17 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::Request;
 
+use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 use crate::places::GivenUp;
+use changes::Changes;
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
-use in_vain::{Controller, InVain, PreemptedInVain};
-pub(crate) use kept::CalledBack;
+pub(crate) use in_vain::{Controller, controller};
+use in_vain::{InVain, PreemptedInVain};
 use kept::Kept;
+pub(crate) use kept::Target;
 pub(crate) use kind::Turn;
 pub use line::Lift;
 use line::{Line, is_in_line};
@@ -57,6 +61,8 @@ pub(crate) struct Queue {
     preempted_in_vain: HashMap<Uid, PreemptedInVain>,
     controllers_in_vain: HashMap<Controller, PreemptedInVain>,
     waiting: Waiting,
+    /// Nodes that gained room, or where less is kept.
+    gains: Changes,
     line: Line,
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
@@ -105,11 +111,15 @@ impl Queue {
             }
             Event::Node { name, gained } => {
                 if *gained {
+                    self.gains.note(name);
                     self.waiting.room_on(name);
                 }
             }
-            Event::NodeGone(_) => {}
-            Event::Opened(name) => self.waiting.opened(name),
+            Event::NodeGone(name) => self.gains.forget(name),
+            Event::Opened(name) => {
+                self.gains.note(name);
+                self.waiting.opened(name);
+            }
             Event::Reserved { uid, node } => {
                 self.waiting.reserved(uid, node);
                 self.nomination_changed(uid, books);
@@ -121,8 +131,8 @@ impl Queue {
                     self.note_refusal(uid, node);
                     self.sleeps(uid, books);
                 } else {
-                    self.tried.remove(uid);
-                    self.offered.remove(uid);
+                    self.tried.swap_remove(uid);
+                    self.offered.swap_remove(uid);
                 }
             }
             Event::Conflict(uid) => {
@@ -137,10 +147,10 @@ impl Queue {
     fn pod_changed(&mut self, uid: &Uid, new: Option<&PodFacts>, books: &Books) {
         let ended = new.is_none_or(|pod| pod.node.is_some() || pod.released);
         if ended {
-            self.tried.remove(uid);
-            self.offered.remove(uid);
-            self.in_vain.remove(uid);
-            self.preempted_in_vain.remove(uid);
+            self.tried.swap_remove(uid);
+            self.offered.swap_remove(uid);
+            self.in_vain.swap_remove(uid);
+            self.preempted_in_vain.swap_remove(uid);
             self.line.ended(uid);
         }
         if let Some(pod) = new
@@ -168,16 +178,19 @@ impl Queue {
             }
             // Whoever was let out without room is asked about before long.
             Some(_) if was_in_line && !self.waiting.is_promised(uid) => self.waiting.remove(uid),
+            // It may ask for something else now.
+            Some(pod) if self.waiting.contains(uid) => self.wait(pod, books),
             Some(_) => {}
             None => self.waiting.remove(uid),
         }
     }
 
     /// A pod that may be asleep, unless it holds a reservation: waking it would move its
-    /// resourceVersion under its bind.
+    /// resourceVersion under its bind. The copy in the books decides of which kind it is, for that copy is offered room.
     fn wait(&mut self, pod: &PodFacts, books: &Books) {
         if books.reservation(&pod.uid).is_none() {
-            self.waiting.insert(pod);
+            let known = books.pod(&pod.uid);
+            self.waiting.insert(known.map_or(pod, |known| known));
         }
     }
 
@@ -193,16 +206,16 @@ impl Queue {
         pod: &PodFacts,
         candidates: &[&str],
         books: &Books,
-        interval: Duration,
+        config: &Config,
         now: Duration,
     ) {
         self.wait(pod, books);
         self.end_lifted(&pod.uid, books);
         let asked = |node: &str| candidates.contains(&node);
         let call = Call {
-            is_sample: nominations::is_sample(candidates.len(), books),
+            is_sample: nominations::is_sample(candidates.len(), config.least_nodes, books),
             nominated: pod.nominated.as_deref(),
-            interval,
+            interval: config.wake_again_after,
         };
         if self.waiting.refused(&pod.uid, asked, &call, now) {
             self.ask_again(&pod.uid);
@@ -254,6 +267,16 @@ impl Queue {
         self.waiting.firsts(from, limit, skip)
     }
 
+    /// Nodes that gained room, or where less is kept, since that time on the clock of such gains.
+    pub(crate) fn gained_since(&self, time: u64) -> impl Iterator<Item = (u64, &Arc<str>)> {
+        self.gains.since(time)
+    }
+
+    /// What time it is on that clock.
+    pub(crate) fn gains(&self) -> u64 {
+        self.gains.last()
+    }
+
     /// Is room kept for the pod that no nomination keeps?
     pub(crate) fn has_any_kept(&self, uid: &str) -> bool {
         self.kept.contains_key(uid)
@@ -262,6 +285,15 @@ impl Queue {
     /// Is room kept for the pod that no nomination keeps, and that is more than a place to wait for?
     pub(crate) fn has_kept(&self, uid: &str) -> bool {
         self.kept.contains_key(uid) && self.place(uid).is_none()
+    }
+
+    /// Is room on this node kept for the pod, and more than a place to wait for, so that no queued pod goes before it there?
+    /// One of higher priority does, unless the pod was ungated for the room.
+    pub(crate) fn goes_first(&self, pod: &PodFacts, node: &str) -> bool {
+        let kept = self.kept.get(&pod.uid);
+        kept.is_some_and(|kept| *kept.node == *node)
+            && self.place(&pod.uid).is_none()
+            && (self.is_lifted(&pod.uid) || !self.line.has_higher(pod.priority))
     }
 
     /// A pod that was to be woken could not be.

@@ -11,15 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_api::intree::LEAST_NODES;
 
 use super::Queue;
 use crate::Ledger;
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
-/// kube-scheduler stops to look for nodes when so many have passed its own filters, or more (`minFeasibleNodesToFind`).
-const SAMPLE: usize = LEAST_NODES;
 /// A nomination keeps room for so long beyond the grace period of the pods that terminate there...
 const LASTS: Duration = Duration::from_secs(300);
 /// ... of which so much counts at most.
@@ -27,13 +24,14 @@ const LONGEST_GRACE: Duration = Duration::from_secs(3600);
 /// Between two looks at nominations.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters?
-pub(super) fn is_sample(candidates: usize, books: &Books) -> bool {
+/// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters, if that stops to look
+/// when `least` have passed them, or more (`minFeasibleNodesToFind`)?
+pub(super) fn is_sample(candidates: usize, least: usize, books: &Books) -> bool {
     let more = || {
         let mut nodes = books.nodes().filter(|(_, node)| node.status().is_some());
         nodes.nth(candidates).is_some()
     };
-    candidates >= SAMPLE && more()
+    candidates >= least && more()
 }
 
 /// A pod that is nominated.
@@ -58,7 +56,7 @@ impl Nominations {
     pub(super) fn follow(&mut self, uid: &Uid, new: Option<&PodFacts>) {
         let new = new.filter(|pod| pod.node.is_none() && !pod.released);
         let Some((pod, node)) = new.and_then(|pod| Some((pod, pod.nominated.as_ref()?))) else {
-            self.pods.remove(uid);
+            self.pods.swap_remove(uid);
             return;
         };
         match self.pods.get_mut(uid) {
@@ -123,7 +121,7 @@ impl Ledger {
     /// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters?
     #[must_use]
     pub fn is_sample(&self, candidates: usize) -> bool {
-        is_sample(candidates, &self.books)
+        is_sample(candidates, self.config.least_nodes, &self.books)
     }
 
     /// The node to nominate the pod to, one of those that [`Ledger::wake`] named, in the write that wakes it:
@@ -134,7 +132,9 @@ impl Ledger {
         let pod = self.books.pod(uid)?;
         let elsewhere = |other: &Arc<str>| other != node;
         let by_scheduler = pod.nominated.as_ref().filter(|_| !pod.own_nomination);
-        let kept = self.queue.kept.get(uid).map(|kept| &kept.node);
+        // What might come there is not needed where there is room.
+        let kept = self.queue.kept.get(uid).filter(|kept| !kept.is_awaited());
+        let kept = kept.map(|kept| &kept.node);
         let is_free = !by_scheduler.is_some_and(elsewhere) && !kept.is_some_and(elsewhere);
         is_free.then(|| node.clone())
     }

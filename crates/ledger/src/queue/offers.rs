@@ -86,7 +86,7 @@ impl Offers {
     /// The node that gained room first.
     pub(super) fn next(&mut self) -> Option<Arc<str>> {
         let node = self.gained.pop_front()?;
-        self.queued.remove(&node);
+        self.queued.swap_remove(&node);
         Some(node)
     }
 
@@ -139,14 +139,14 @@ impl Offers {
         if in_vain || ends.contains(&End::Open) || ends.contains(&End::Taken) {
             self.gain(node);
         } else {
-            self.rounds.remove(node);
+            self.rounds.swap_remove(node);
         }
     }
 
     /// The node's room was offered to all that it is for.
     pub(super) fn done(&mut self, node: &str) {
         if self.to(node).is_empty() {
-            self.rounds.remove(node);
+            self.rounds.swap_remove(node);
         }
     }
 

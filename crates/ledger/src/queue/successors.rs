@@ -8,7 +8,7 @@ use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
 use super::Queue;
-use super::kept::{CalledBack, Cause};
+use super::kept::{Cause, Target};
 use crate::books::{Books, Uid};
 
 /// A pod that is still to be made.
@@ -57,7 +57,7 @@ impl Queue {
     ) {
         let Ok(request) = &of.request else { return };
         let uid: Uid = format!("successor of {}", of.uid).into();
-        let what = CalledBack::new(request.clone(), cards, Vec::new());
+        let what = Target::new(request.clone(), cards, Vec::new());
         self.keep_for(&uid, node, Cause::Successor(what.into()), until);
         let pod = PodFacts {
             uid: uid.clone(),

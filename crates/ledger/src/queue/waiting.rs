@@ -125,7 +125,7 @@ impl Waiting {
     /// A pod that may be asleep joins, unless it waits already.
     pub(super) fn insert(&mut self, pod: &PodFacts) {
         let Ok(request) = &pod.request else { return };
-        self.kept_offers.remove(&pod.uid);
+        self.kept_offers.swap_remove(&pod.uid);
         let key = (request.clone(), pod.constraints.clone());
         let kind = self.ids.get(&key).copied();
         match self.pods.get(&pod.uid) {
@@ -189,9 +189,9 @@ impl Waiting {
 
     /// A pod waits no more, for whatever reason.
     pub(super) fn remove(&mut self, uid: &str) {
-        self.kept_offers.remove(uid);
+        self.kept_offers.swap_remove(uid);
         self.settle(uid, End::Open);
-        let Some(wait) = self.pods.remove(uid) else {
+        let Some(wait) = self.pods.swap_remove(uid) else {
             return;
         };
         self.leave(wait.kind, &wait.turn);
@@ -200,9 +200,9 @@ impl Waiting {
         }
         let empty = |kind: &Kind| kind.order.is_empty();
         if self.kinds.get(&wait.kind).is_some_and(empty)
-            && let Some(kind) = self.kinds.remove(&wait.kind)
+            && let Some(kind) = self.kinds.swap_remove(&wait.kind)
         {
-            self.ids.remove(&kind.key);
+            self.ids.swap_remove(&kind.key);
             if let Some(kinds) = self.needs.get_mut(&kind.least()) {
                 *kinds -= 1;
                 if *kinds == 0 {

@@ -35,6 +35,9 @@ const AHEAD: usize = 64;
 struct Look {
     uid: Uid,
     kind: KindId,
+    /// Nodes that are left to tell whether one could hold it if it were empty.
+    all: Vec<Arc<str>>,
+    /// Those with enough free on one card that are left.
     nodes: Vec<Arc<str>>,
     /// Some of the kind may take room that a nomination keeps from others of it.
     found: bool,
@@ -86,8 +89,8 @@ impl Ledger {
         self.expire(now);
         let seen = |uid: &str| self.books.pod(uid).is_some();
         for uid in self.queue.waiting.forget_unseen(seen, now) {
-            self.queue.tried.remove(&uid);
-            self.queue.offered.remove(&uid);
+            self.queue.tried.swap_remove(&uid);
+            self.queue.offered.swap_remove(&uid);
         }
         let mut woken = self.come_again(limit);
         self.queue.line.tick(now);
@@ -117,9 +120,10 @@ impl Ledger {
             || offering.is_some_and(|offering| *offering.node == *name)
     }
 
-    /// Is the pod to be given only what nobody in line before it would take?
-    pub(crate) fn is_behind_line(&self, uid: &str, pod: &PodFacts) -> bool {
-        self.queue.line.is_on() && self.queue.line.is_ahead_of(pod) && !self.queue.has_kept(uid)
+    /// Is the pod to be given only what no queued pod before it would take? That does not hold where
+    /// [`goes_first`](super::Queue::goes_first) says so.
+    pub(crate) fn is_behind_line(&self, pod: &PodFacts) -> bool {
+        self.queue.line.is_on() && self.queue.line.is_ahead_of(pod)
     }
 
     fn offer(
@@ -190,11 +194,13 @@ impl Ledger {
             };
             *work -= 1;
             if let Some(kind) = kind.filter(|_| self.asleep(&uid).is_some()) {
-                let nodes = self.books.nodes().map(|(name, _)| name.clone()).collect();
+                let least = self.queue.waiting.kind(kind).map(Kind::least);
+                let roomy = self.books.with_room(least.unwrap_or_default());
                 self.queue.wakes.look = Some(Look {
                     uid,
                     kind,
-                    nodes,
+                    all: self.books.nodes().map(|(name, _)| name.clone()).collect(),
+                    nodes: roomy.cloned().collect(),
                     found: false,
                     could: false,
                 });
@@ -209,16 +215,20 @@ impl Ledger {
         };
         let again = now + self.config.wake_again_after;
         while *work > rest {
+            if let Some(name) = look.all.pop() {
+                *work = work.saturating_sub(1 + price(&pod));
+                if self.could_hold(&name, &pod) {
+                    look.could = true;
+                    look.all.clear();
+                }
+                continue;
+            }
             let Some(name) = look.nodes.pop() else {
                 let until = if look.found { again } else { now + FLUSH };
                 self.looked(look, until, now);
                 return true;
             };
             *work -= 1;
-            if !look.could && self.could_hold(&name, &pod) {
-                *work = work.saturating_sub(price(&pod));
-                look.could = true;
-            }
             if self.queue.waiting.is_barred(&look.uid, &name) {
                 continue;
             }
@@ -330,6 +340,6 @@ impl Wakes {
 }
 
 /// What a fit of this pod costs.
-pub(super) fn price(pod: &PodFacts) -> usize {
+fn price(pod: &PodFacts) -> usize {
     FIT * pod.containers.len().max(1).pow(2)
 }

@@ -4,8 +4,8 @@
 //! A pod that moves is evicted, and its controller makes another that goes to the place; no pod moves to room that
 //! another move frees. A plan is the least of all wherever the pod has one claim, those that may move ask for one card
 //! each, and the search ends within its bounds ([`SETS`], [`DESTINATIONS`], its budget): otherwise a lesser one may be
-//! missed. Affinity between pods and topology spread are not looked at, and disruption budgets where the plan is carried
-//! out ([`super::moving`]).
+//! missed. A pod with a volume that may tie it to its node moves to other cards of that node alone. Affinity between pods
+//! and topology spread are not looked at, and disruption budgets where the plan is carried out ([`super::moving`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -251,6 +251,10 @@ impl Ledger {
         budget: &mut Budget,
     ) -> Vec<(gpustow_pack::Cost, Taken<'a>)> {
         let mut view = || {
+            // Its volume may be on its node alone.
+            if pod.tied && **name != *left.name {
+                return None;
+            }
             let site = self.site(pod, name, now)?;
             let node = site.node;
             let here = || taken.iter().filter(|it| *it.node == *name);

@@ -14,7 +14,7 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::{CalledBack, Turn};
+use crate::queue::{Target, Turn};
 
 /// So long a pod must have waited: what is free may be joined up by itself.
 const CHANCE: Duration = Duration::from_secs(5);
@@ -76,13 +76,14 @@ impl Ledger {
                     break;
                 }
                 Asked::Yes => {
-                    let planning = Planning::new(asking.uid, self.nodes_to_see(), true);
+                    let planning =
+                        Planning::new(asking.uid, asking.began, self.nodes_to_see(), true);
                     tries.planning = Some((planning, 0, now));
                 }
                 Asked::No => {}
             }
         }
-        self.work += budget.spent();
+        self.count_spent(budget.spent());
         let due = tries.planning.as_ref();
         let due = due.and_then(|(planning, ..)| self.books.pod(&planning.uid).cloned());
         self.moving = tries;
@@ -108,7 +109,8 @@ impl Ledger {
             let (since, next) = *tries.next.entry(uid.clone()).or_insert(first);
             if next <= now {
                 let patient = now.saturating_sub(since) < PATIENCE;
-                return Some(Asking::new(uid, self.nodes_to_see(), patient));
+                let began = self.queue.gains();
+                return Some(Asking::new(uid, began, self.nodes_to_see(), patient));
             }
         }
         None
@@ -122,6 +124,7 @@ impl Ledger {
         let Some((planning, plans, _)) = self.moving.planning.take_if(|(it, ..)| is_it(it)) else {
             return false;
         };
+        let began = planning.began;
         let pod = self.books.pod(uid).cloned();
         let may =
             |pod: &Arc<PodFacts>| self.may_be_moved_for(pod, now) && !self.queue.has_kept(uid);
@@ -129,7 +132,7 @@ impl Ledger {
             return false;
         };
         let plan = self.least_moves(&pod, (planning, plans), broken, most, now);
-        plan.is_some_and(|plan| self.keep_moves(&pod, plan, now))
+        plan.is_some_and(|plan| self.keep_moves(&pod, plan, began, now))
     }
 
     /// The least moves that no disruption budget forbids; none if there are none, or if the search goes on.
@@ -145,7 +148,7 @@ impl Ledger {
         while plans < PLANS {
             let before = budget.spent();
             let is_over = self.plan_on(pod, &mut planning, &mut budget, now);
-            self.work += budget.spent() - before;
+            self.count_spent(budget.spent() - before);
             if !is_over {
                 self.moving.planning = Some((planning, plans, now));
                 return None;
@@ -169,7 +172,7 @@ impl Ledger {
             }
             plans += 1;
             let spared = planning.spared.into_iter().chain(forbidden).collect();
-            planning = Planning::new(pod.uid.clone(), self.nodes_to_see(), true);
+            planning = Planning::new(pod.uid.clone(), planning.began, self.nodes_to_see(), true);
             planning.spared = spared;
         }
         // kube-scheduler answers soon where it was asked to try the pod again.
@@ -180,15 +183,16 @@ impl Ledger {
         None
     }
 
-    fn keep_moves(&mut self, pod: &Arc<PodFacts>, plan: Moves, now: Duration) -> bool {
+    fn keep_moves(&mut self, pod: &Arc<PodFacts>, plan: Moves, began: u64, now: Duration) -> bool {
         let Ok(request) = &pod.request else {
             return false;
         };
         let victims: Vec<Uid> = plan.moves.iter().map(|it| it.pod.uid.clone()).collect();
         let until = now + self.config.call_back_for + self.grace(&victims);
-        let what = CalledBack::new(request.clone(), plan.cards, victims);
+        let what = Target::new(request.clone(), plan.cards, victims);
         self.queue
             .keep_scattered(&pod.uid, &plan.node, what, true, until, &self.books);
+        self.scattered.note_looked(&pod.uid, began);
         // One may come when the one before it has gone.
         let until = until + self.config.call_back_for;
         for it in plan.moves {

@@ -9,7 +9,7 @@ use gpustow_pack::Mib;
 use super::Site;
 use crate::books::Uid;
 use crate::budget::Budget;
-use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::preempt::asked_in_sum;
 use crate::queue::Evidence;
 use crate::{Ledger, Reason};
 
@@ -17,6 +17,8 @@ use crate::{Ledger, Reason};
 #[derive(Debug)]
 pub(super) struct Asking {
     pub(super) uid: Uid,
+    /// The clock of gains before the first node was looked at.
+    pub(super) began: u64,
     /// Nodes that are left.
     nodes: Vec<Arc<str>>,
     /// The first round is over.
@@ -38,9 +40,10 @@ pub(super) enum Asked {
 }
 
 impl Asking {
-    pub(super) fn new(uid: Uid, nodes: Vec<Arc<str>>, patient: bool) -> Self {
+    pub(super) fn new(uid: Uid, began: u64, nodes: Vec<Arc<str>>, patient: bool) -> Self {
         Self {
             uid,
+            began,
             nodes,
             is_second: false,
             free: Mib::ZERO,
@@ -55,7 +58,7 @@ impl Ledger {
     /// a pod leaves or may be preempted for it.
     #[must_use]
     pub fn waits_for_pieces(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
-        let mut asking = Asking::new(pod.uid.clone(), self.nodes_to_see(), true);
+        let mut asking = Asking::new(pod.uid.clone(), 0, self.nodes_to_see(), true);
         let mut budget = Budget::of(&self.config);
         self.may_wait_for_pieces(pod)
             && self.ask_on(pod, &mut asking, &mut budget, now) == Asked::Yes
@@ -124,13 +127,11 @@ impl Ledger {
             return false;
         };
         budget.charge(site.node.bound().len() / 8);
-        let is_refused = self.evidence(&pod.uid, name, now) == Evidence::Rejected;
+        let evidence = self.evidence(pod, name, now);
+        let is_refused = evidence == Evidence::Rejected;
         if asking.is_second {
-            // Where the sum is short kube-scheduler offers nothing, whatever its other filters say.
-            let left = left_in_sum(site.node, site.node.view(), |_| true);
-            let is_refused = is_refused && left >= asked_in_sum(site.request);
             let is_open = !is_refused && self.refused_in_tree(name, pod).is_none();
-            return is_open && asking.patient && self.is_served(&site, budget, now);
+            return is_open && asking.patient && self.is_served(&site, evidence, budget, now);
         }
         if self.excluded(name, &pod.constraints).is_some() {
             return false;
@@ -153,13 +154,18 @@ impl Ledger {
     }
 
     /// Does room come without any move: do those who leave make it, or those who may be preempted?
-    fn is_served(&self, site: &Site<'_>, budget: &mut Budget, now: Duration) -> bool {
+    fn is_served(
+        &self,
+        site: &Site<'_>,
+        evidence: Evidence,
+        budget: &mut Budget,
+        now: Duration,
+    ) -> bool {
         let leave = !site.leaving.is_empty();
         if leave && self.reprieve(site, &[], &[], &|_| true, budget).is_some() {
             return true;
         }
-        let left = left_in_sum(site.node, site.node.view(), |_| true);
-        let is_asked = left < asked_in_sum(site.request) || self.config.preempt_scattered;
+        let is_asked = evidence == Evidence::Short || self.config.preempt_scattered;
         is_asked
             && site.pod.preempts
             && self

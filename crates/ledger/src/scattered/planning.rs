@@ -23,6 +23,8 @@ const CHOICES: usize = 70;
 #[derive(Debug)]
 pub(super) struct Planning {
     pub(super) uid: Uid,
+    /// The clock of gains before the pod was found to fit on no node.
+    pub(super) began: u64,
     /// Nodes that are left.
     nodes: Vec<Arc<str>>,
     /// Of the node at the end.
@@ -71,9 +73,10 @@ impl Unit {
 }
 
 impl Planning {
-    pub(super) fn new(uid: Uid, nodes: Vec<Arc<str>>, with_evidence: bool) -> Self {
+    pub(super) fn new(uid: Uid, began: u64, nodes: Vec<Arc<str>>, with_evidence: bool) -> Self {
         Self {
             uid,
+            began,
             nodes,
             sets_left: None,
             unit: None,
@@ -109,7 +112,7 @@ impl Ledger {
         if !self.waits_for_pieces(pod, now) {
             return None;
         }
-        let mut planning = Planning::new(pod.uid.clone(), self.nodes_to_see(), false);
+        let mut planning = Planning::new(pod.uid.clone(), 0, self.nodes_to_see(), false);
         self.plan_on(pod, &mut planning, &mut Budget::of_plan(), now);
         planning.best
     }
@@ -164,7 +167,7 @@ impl Ledger {
             let host = view.cpu_free_milli >= request.cpu_milli && view.ram_free >= request.ram;
             (free && host && charges.len() == it.cards.len()).then_some(())
         };
-        self.was_offered(&pod.uid, &plan.node, now)
+        self.was_offered(pod, &plan.node, now)
             && plan.moves.iter().all(stays)
             && self.fits_on(&site, &gone, &is_one, &mut budget).is_some()
             && plan
@@ -187,8 +190,8 @@ impl Ledger {
         let Some(site) = self.site(pod, name, now) else {
             return true;
         };
-        let is_offered = self.was_offered(&pod.uid, name, now);
-        let evidence = self.evidence(&pod.uid, name, now);
+        let is_offered = self.was_offered(pod, name, now);
+        let evidence = self.evidence(pod, name, now);
         let may = !planning.with_evidence
             || is_offered
             || evidence == Evidence::Unknown && !planning.unknown;

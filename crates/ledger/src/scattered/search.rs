@@ -16,7 +16,6 @@ use super::{Broken, KINDS, Plan, Site, importance};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::{Evidence, Turn};
 use crate::{Ledger, Reason};
 
@@ -40,6 +39,24 @@ pub(crate) struct Seen {
     second: HashMap<Uid, (Search, Duration)>,
     /// What the second rounds of that time may still cost.
     budget: Option<(Duration, Budget)>,
+    /// Of pods for which others are to end or to move: nodes that gained room before this were looked at.
+    looked: HashMap<Uid, u64>,
+}
+
+impl Seen {
+    /// Others are to end or to move for these pods alone.
+    pub(super) fn keep_looked(&mut self, uids: &[Uid]) {
+        self.looked.retain(|uid, _| uids.contains(uid));
+    }
+
+    /// All nodes that gained room before this were looked at for the pod.
+    pub(super) fn note_looked(&mut self, uid: &Uid, gains: u64) {
+        self.looked.insert(uid.clone(), gains);
+    }
+
+    pub(super) fn looked(&self, uid: &str) -> Option<u64> {
+        self.looked.get(uid).copied()
+    }
 }
 
 /// One round over nodes for one pod.
@@ -50,6 +67,8 @@ struct Search {
     nodes: Vec<Arc<str>>,
     /// Those that have a plan.
     with_plans: Vec<Arc<str>>,
+    /// The clock of gains before the first node was looked at.
+    began: u64,
     best: Option<Plan>,
     /// There is a plan where kube-scheduler was not asked lately.
     unknown: bool,
@@ -82,11 +101,12 @@ enum End {
 }
 
 impl Search {
-    fn new(uid: Uid, nodes: Vec<Arc<str>>, patient: bool) -> Self {
+    fn new(uid: Uid, nodes: Vec<Arc<str>>, began: u64, patient: bool) -> Self {
         Self {
             uid,
             nodes,
             with_plans: Vec::new(),
+            began,
             best: None,
             unknown: false,
             patient,
@@ -125,12 +145,19 @@ impl Ledger {
                     }
                 }
                 End::Over => {
-                    let second = Search::new(search.uid, search.with_plans, search.patient);
+                    let Search {
+                        uid,
+                        with_plans,
+                        began,
+                        patient,
+                        ..
+                    } = search;
+                    let second = Search::new(uid, with_plans, began, patient);
                     seen.second.insert(second.uid.clone(), (second, now));
                 }
             }
         }
-        self.work += budget.spent();
+        self.count_spent(budget.spent());
         let due = seen.second.keys().filter_map(|uid| self.asleep(uid));
         let mut due: Vec<_> = due.collect();
         due.sort_by_cached_key(|pod| {
@@ -166,20 +193,21 @@ impl Ledger {
                 let last = nodes.len() - 1;
                 nodes.swap(at, last);
             }
-            return Some(Search::new(uid, nodes, waited < PATIENCE));
+            let patient = waited < PATIENCE;
+            return Some(Search::new(uid, nodes, self.queue.gains(), patient));
         }
         None
     }
 
-    /// Goes on with the second round for a pod. Its plan, at the end.
+    /// Goes on with the second round for a pod. At the end its plan, and the clock of gains before all nodes were looked at.
     pub(super) fn choose_scattered(
         &mut self,
         uid: &str,
         broken: Broken<'_>,
         now: Duration,
-    ) -> Option<(Arc<PodFacts>, Plan)> {
+    ) -> Option<(Arc<PodFacts>, Plan, u64)> {
         let pod = self.books.pod(uid)?.clone();
-        let (uid, (mut search, _)) = self.scattered.second.remove_entry(uid)?;
+        let (uid, (mut search, _)) = self.scattered.second.swap_remove_entry(uid)?;
         if !self.may_preempt(&pod, now) || self.queue.has_kept(&uid) {
             return None;
         }
@@ -188,7 +216,7 @@ impl Ledger {
         let mut budget = left.unwrap_or_else(Budget::of_look);
         let before = budget.spent();
         let end = self.go_on(&mut search, broken, &mut budget, now);
-        self.work += budget.spent() - before;
+        self.count_spent(budget.spent() - before);
         self.scattered.budget = Some((now, budget));
         match end {
             End::Fits | End::Served => None,
@@ -198,14 +226,15 @@ impl Ledger {
             }
             End::Over => {
                 let plan = search.best.take()?;
+                let began = search.began;
                 if !search.is_long {
-                    return Some((pod, plan));
+                    return Some((pod, plan, began));
                 }
                 // The node may have changed since it was looked at.
-                let mut again = Search::new(uid, vec![plan.node.clone()], false);
+                let mut again = Search::new(uid, vec![plan.node.clone()], began, false);
                 let mut budget = Budget::of_look();
                 self.go_on(&mut again, broken, &mut budget, now);
-                again.best.map(|plan| (pod, plan))
+                again.best.map(|plan| (pod, plan, began))
             }
         }
     }
@@ -267,7 +296,7 @@ impl Ledger {
         now: Duration,
     ) -> Verdict {
         budget.charge(1);
-        let evidence = self.evidence(&pod.uid, name, now);
+        let evidence = self.evidence(pod, name, now);
         if evidence == Evidence::Rejected && !search.patient {
             return Verdict::Nothing;
         }
@@ -287,10 +316,7 @@ impl Ledger {
         {
             return Verdict::Nothing;
         }
-        // Where the sum is short kube-scheduler offers nothing, whatever its other filters say.
-        let left = left_in_sum(site.node, site.node.view(), |_| true);
-        let is_short = left < asked_in_sum(site.request);
-        let may_come = !site.leaving.is_empty() && (is_short || evidence != Evidence::Rejected);
+        let may_come = !site.leaving.is_empty() && evidence != Evidence::Rejected;
         if may_come && let Some((_, choice)) = self.reprieve(&site, &[], &[], &|_| true, budget) {
             // The pods that terminate make the room: the node is left out.
             let began = pod.kept_on.as_ref() == Some(name);
@@ -301,7 +327,7 @@ impl Ledger {
                 None => Verdict::Nothing,
             };
         }
-        if is_short {
+        if evidence == Evidence::Short {
             let pods = bound.keys().filter_map(|uid| self.books.pod(uid));
             let mut pods = pods.filter(|pod| !pod.deleting);
             let helps = search.patient
@@ -315,7 +341,7 @@ impl Ledger {
                 false => Verdict::Nothing,
             };
         }
-        let is_known = self.was_offered(&pod.uid, name, now);
+        let is_known = self.was_offered(pod, name, now);
         if !is_known && (evidence != Evidence::Unknown || search.unknown) {
             return Verdict::Nothing;
         }

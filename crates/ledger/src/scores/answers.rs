@@ -124,7 +124,7 @@ impl States {
         let (view, nodes) = &mut self.views[state];
         *nodes -= 1;
         if *nodes == 0 {
-            self.ids.remove(view);
+            self.ids.swap_remove(view);
             self.vacant.push(state);
         }
     }
@@ -339,7 +339,7 @@ impl Answers {
         let oldest = self.oldest().filter(|_| self.rows.len() >= limit);
         let class = match oldest {
             Some(class) => {
-                self.classes.remove(&self.rows[class].key);
+                self.classes.swap_remove(&self.rows[class].key);
                 self.rows[class] = row;
                 class
             }

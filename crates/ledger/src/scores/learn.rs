@@ -48,7 +48,7 @@ impl Demand {
             self.pods -= 1;
             *pods -= 1;
             if *pods == 0 {
-                self.wishes.remove(&wish);
+                self.wishes.swap_remove(&wish);
             }
         }
         if let Some(wish) = new {

@@ -98,14 +98,14 @@ fn a_borrower_that_should_be_gone_shields_no_other() {
     };
     ledger.apply_pod(stuck);
     ledger.apply_pod(bound("other", "a", "a-0", 10));
-    ledger.tell_time(at(0), 1000);
+    ledger.tell_time(1000);
     refused(&mut ledger, &pod("p", 25), 0);
     // What it uses is about to come.
     assert_eq!(
         (ledger.call_backs(at(0)).len(), victims(&ledger, 0)),
         (1, vec![])
     );
-    ledger.tell_time(at(60), 1060);
+    ledger.tell_time(1060);
     ledger.call_back(at(60));
     ledger.filter(&ask(&pod("p", 25)), &["a"], at(61));
     let second = (61..200).find(|second| {

@@ -64,6 +64,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         preempted: false,
         movable: None,
         act: None,
+        tied: false,
         limits: Arc::from([]),
         enforce: Enforce::default(),
         kept_on: None,

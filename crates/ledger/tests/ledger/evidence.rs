@@ -202,7 +202,7 @@ fn a_pod_that_is_late_does_not_count_as_leaving() {
     for (unix, ends) in [(1_055, false), (1_060, true)] {
         let mut ledger = ledger(&[("a", TWO)]);
         deleted(&mut ledger);
-        ledger.tell_time(at(0), unix);
+        ledger.tell_time(unix);
         let decided = first_decision(&mut ledger, 0..3);
         assert_eq!(decided.is_some(), ends, "{unix}");
         assert!(decided.is_none_or(|it| it.3 == ["a-1"]));
@@ -360,5 +360,42 @@ fn one_look_costs_no_more_with_a_thousand_nodes_than_with_a_hundred() {
         println!("{gpus} GPUs: {few} and {many} a look, after {soon} and {later} s");
         assert!(few <= 8_500 && many <= 8_500, "{few} and {many}");
         assert!(later < 60, "{later}");
+    }
+}
+
+#[test]
+fn question_of_who_ends_costs_no_more_on_1000_nodes_than_on_100() {
+    for nodes in [100, 1000] {
+        let names: Vec<String> = (0..nodes).map(|number| format!("n{number}")).collect();
+        let sizes: Vec<(&str, &[u64])> = names.iter().map(|name| (&**name, TWO)).collect();
+        let mut ledger = ledger(&sizes);
+        ledger.apply_pod(waits("p", 80));
+        offer_all(&mut ledger, at(0));
+        let decided = first_decision(&mut ledger, 0..60);
+        let second = decided.unwrap().0 + 1;
+        let ask = |ledger: &mut Ledger| {
+            let before = ledger.work();
+            let all = ledger.preemptions(at(second));
+            let victims = all.iter().map(|it| it.victims.len()).sum::<usize>();
+            (victims, ledger.work() - before)
+        };
+        let (victims, cost) = ask(&mut ledger);
+        assert_eq!(victims, 1, "{nodes} nodes");
+        assert!(cost <= 64, "{nodes} nodes: {cost}");
+        // The pod has room on another node.
+        ledger.delete_pod("n7-1");
+        let (victims, cost) = ask(&mut ledger);
+        assert_eq!(victims, 0, "{nodes} nodes");
+        assert!(cost <= 64, "{nodes} nodes: {cost}");
+        // Many nodes gain room that does not suffice: nobody ends before a look has come to all of them.
+        ledger.apply_pod(low("n7-1"));
+        for name in &names[..nodes - 20] {
+            report_of(&mut ledger, name, &[100, 110], second);
+        }
+        assert_eq!(ask(&mut ledger).0, 0, "{nodes} nodes");
+        (0..5).for_each(|_| drop(ledger.scattered(at(second))));
+        let (victims, cost) = ask(&mut ledger);
+        assert_eq!(victims, 1, "{nodes} nodes");
+        assert!(cost <= 64, "{nodes} nodes: {cost}");
     }
 }

@@ -183,3 +183,24 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
     assert_eq!(ledger.places().len(), 1);
     others_get_the_rest(&mut ledger, 1);
 }
+
+#[test]
+fn pod_that_should_be_gone_holds_no_room_for_the_pod_that_waits_for_it() {
+    for (unix, room) in [(1_059, false), (1_060, true)] {
+        let mut ledger = crate::build::ledger(&[("a", &[100])]);
+        ledger.apply_pod(PodFacts {
+            deleting: true,
+            gone_by: Some(1_000),
+            ..bound("stuck", "a", "a-0", 60)
+        });
+        ledger.apply_pod(PodFacts {
+            priority: 10,
+            nominated: Some("a".into()),
+            ..pod("p", 80)
+        });
+        // 60 come and 40 are free: 20 of these are p's, as long as the 60 are expected.
+        ledger.tell_time(unix);
+        let chosen = choose(&mut ledger, &pod("late", 40), &["a"], at(1));
+        assert_eq!(!chosen.is_empty(), room, "{unix}");
+    }
+}

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Lift, Reason, Victims};
-use gpustow_pack::Request;
 
 use crate::build::{ask, at, bound, card, choose, node, pod, report};
 
@@ -433,47 +432,6 @@ fn pod_that_was_shown_for_ten_minutes_gives_its_slot_to_the_next() {
         shown,
         expected.map(|(minute, name)| (minute, name.to_owned()))
     );
-}
-
-#[test]
-fn looks_for_queued_pods_go_on_until_a_pod_beside_the_queue_has_its_room() {
-    let mut ledger = full(0);
-    ledger.delete_pod("old");
-    let names: Vec<String> = (0..200).map(|index| format!("n{index:03}")).collect();
-    for name in &names {
-        ledger.apply_node(node(name));
-        let gpu = format!("{name}-0");
-        ledger.apply_gpunode(name, report(&[card(&gpu, 100)]), at(0));
-        ledger.apply_pod(bound(&format!("on-{name}"), name, &gpu, 60));
-    }
-    ledger.apply_pod(bound("old", "a", "a-0", 100));
-    // Kinds that fit nowhere now: a look for all of them takes more than one call.
-    for number in 0..300_u64 {
-        let pod = held(&format!("p{number}"), 60);
-        let kind = |request: Arc<Request>| {
-            Arc::new(Request {
-                cpu_milli: number,
-                ..Request::clone(&request)
-            })
-        };
-        ledger.apply_pod(PodFacts {
-            request: pod.request.map(kind),
-            ..pod
-        });
-    }
-    assert_eq!(lifted(&mut ledger, at(1)), []);
-    assert!(ledger.wakes_on(), "the looks go on");
-    let calls = (1..100).find(|_| {
-        assert_eq!(lifted(&mut ledger, at(1)), []);
-        !ledger.wakes_on()
-    });
-    assert!(calls.is_some_and(|calls| calls <= 20), "{calls:?}");
-    let beside = PodFacts {
-        created: 1,
-        ..pod("beside", 30)
-    };
-    let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
-    assert_eq!(choose(&mut ledger, &beside, &candidates, at(1)).len(), 1);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod late;
 mod later;
 mod line;
 mod links;
+mod looks;
 mod mix;
 mod model;
 mod moves;

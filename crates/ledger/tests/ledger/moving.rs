@@ -376,3 +376,25 @@ fn one_look_for_moves_costs_no_more_with_five_hundred_nodes_than_with_fifty() {
     println!("{few} and {many} a look");
     assert!(few <= 6_000 && many <= 6_000, "{few} and {many}");
 }
+
+#[test]
+fn pod_whose_volume_may_tie_it_to_its_node_moves_to_no_other() {
+    let mut ledger = scattered();
+    let tied = |uid: &str, card: &str, mib| PodFacts {
+        tied: true,
+        ..movable(uid, card, mib)
+    };
+    ledger.apply_pod(tied("y", "b-0", 30));
+    assert!(decide(&mut ledger, &[], 1, 6));
+    assert_eq!(moving(&mut ledger, 7), on("a", &["x"]));
+    let mut ledger = scattered();
+    ledger.apply_pod(tied("x", "a-0", 40));
+    ledger.apply_pod(tied("y", "b-0", 30));
+    assert!(!decide(&mut ledger, &[], 1, 6));
+    // To another card of its node it may.
+    let cards = [0, 1].map(|index| card(&format!("b-{index}"), 100));
+    ledger.apply_gpunode("b", report(&cards), at(40));
+    ledger.apply_pod(bound("full", "b", "b-1", 70));
+    assert!(decide(&mut ledger, &[], 1, 60));
+    assert_eq!(moving(&mut ledger, 61), on("b", &["y"]));
+}

@@ -200,3 +200,46 @@ fn a_hundredth_more_than_the_limit_is_no_offence_nor_a_mib_that_a_report_rounds_
         assert_eq!(over(&ledger, 60), expected, "{used} of {limit}");
     }
 }
+
+/// The pod of a controller that came as this one, and what is said of it from then on: after how many seconds over its
+/// limit it is to give back. Then it is evicted.
+fn lasts(ledger: &mut Ledger, uid: &str, controller: &str, from: u64) -> u64 {
+    let pod = PodFacts {
+        controller: Some(controller.into()),
+        limits: Arc::from([Mib(50)]),
+        ..bound(uid, "a", "a-0", 30)
+    };
+    ledger.apply_pod(pod.clone());
+    let named = (from..).step_by(20).find(|second| {
+        says(ledger, 0, *second, |gpu| gpu.pods = vec![used(uid, 70)]);
+        !ledger.over_limits(at(*second)).is_empty()
+    });
+    let asked = PodFacts {
+        asked_back: Some(Act::Evict),
+        ..pod
+    };
+    ledger.apply_pod(asked.clone());
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        ..asked
+    });
+    ledger.delete_pod(uid);
+    named.unwrap() - from
+}
+
+#[test]
+fn each_pod_of_a_controller_is_given_twice_the_time_of_the_one_that_ended_before_it() {
+    let mut ledger = Ledger::new(Config {
+        call_back: true,
+        ..Config::default()
+    });
+    ledger.apply_node(node("a"));
+    let expected = [60, 120, 240, 480, 960, 960];
+    for (number, expected) in expected.into_iter().enumerate() {
+        let from = 2000 * number as u64;
+        let found = lasts(&mut ledger, &format!("p{number}"), "c", from);
+        assert_eq!(found, expected, "after {number} pods");
+    }
+    assert_eq!(lasts(&mut ledger, "other", "d", 12_000), 60);
+    assert_eq!(lasts(&mut ledger, "later", "c", 16_000), 60);
+}

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ledger, Reason};
+use gpustow_ledger::{Config, Ledger, Reason};
 
-use crate::build::{ask, at, bound, choose, ledger, pod};
+use crate::build::{ask, at, bound, card, choose, ledger, node, pod, report, used};
 
 const NODES: usize = 300;
 
@@ -235,4 +235,27 @@ fn nomination_of_kube_scheduler_keeps_room_for_a_time() {
             "{grace:?}"
         );
     }
+}
+
+#[test]
+fn memory_that_is_reclaimed_on_one_node_keeps_no_pod_from_a_node_where_it_fits() {
+    let mut ledger = Ledger::new(Config {
+        call_back: true,
+        least_nodes: 1,
+        ..Config::default()
+    });
+    ledger.apply_node(node("a"));
+    ledger.apply_node(node("b"));
+    let mut lent = card("a-0", 100);
+    lent.pods = vec![used("greedy", 100)];
+    ledger.apply_gpunode("a", report(&[lent]), at(0));
+    ledger.apply_gpunode("b", report(&[card("b-0", 100)]), at(0));
+    ledger.apply_pod(bound("greedy", "a", "a-0", 10));
+    let p = pod("p", 60);
+    ledger.apply_pod(p.clone());
+    assert!(ledger.filter(&ask(&p), &["a"], at(0)).nodes.is_empty());
+    assert_eq!(ledger.call_backs(at(0)).len(), 1);
+    let woken = ledger.wake(10, at(0)).pop();
+    assert_eq!(woken.map(|pod| pod.uid.to_string()).as_deref(), Some("p"));
+    assert_eq!(ledger.nomination("p").as_deref(), Some("b"));
 }

@@ -214,8 +214,9 @@ fn a_borrower_that_should_be_gone_shields_no_other() {
     });
     ledger.apply_pod(bound("other", "a", "a-0", 10));
     ledger.apply_pod(bound("quiet", "a", "a-0", 45));
-    ledger.tell_time(at(0), 1000);
+    ledger.tell_time(1059);
     assert_eq!(found(&ledger, 59), [is(Some("quiet"), 45, &[])]);
+    ledger.tell_time(1060);
     assert_eq!(found(&ledger, 60), [is(Some("quiet"), 35, &["other"])]);
 }
 
@@ -243,5 +244,35 @@ fn a_pod_that_was_asked_without_result_shields_no_other() {
             [is(Some("quiet"), 20, &[victim])],
             "at {second}"
         );
+    }
+}
+
+#[test]
+fn look_for_shortages_costs_no_more_on_1000_nodes_that_lend_than_on_100() {
+    for nodes in [100, 1000] {
+        let mut ledger = Ledger::new(Config {
+            call_back: true,
+            ..Config::default()
+        });
+        for number in 0..nodes {
+            let (name, gpu) = (format!("n{number}"), format!("n{number}-0"));
+            let (busy, quiet) = (format!("busy-{number}"), format!("quiet-{number}"));
+            ledger.apply_node(node(&name));
+            ledger.apply_pod(bound(&busy, &name, &gpu, 10));
+            ledger.apply_pod(bound(&quiet, &name, &gpu, 30));
+            // Each lends, and two are short.
+            let used = [used(&busy, if number < 2 { 80 } else { 20 })];
+            let gpu = Gpu {
+                pods: used.to_vec(),
+                ..card(&gpu, 100)
+            };
+            ledger.apply_gpunode(&name, report(&[gpu]), at(0));
+        }
+        ledger.call_back(at(0));
+        let before = ledger.work();
+        ledger.call_back(at(1));
+        assert_eq!(ledger.shortages(at(1)).len(), 2, "{nodes} nodes");
+        let cost = ledger.work() - before;
+        assert!(cost <= 8, "{nodes} nodes: {cost}");
     }
 }

@@ -250,3 +250,38 @@ fn a_crowd_that_joins_at_once_is_noted_in_slices_and_woken_all_the_same() {
         ["p3000"]
     );
 }
+
+/// The same pod, which wants a whole card.
+fn whole(pod: &PodFacts) -> PodFacts {
+    exclusive(pod.clone())
+}
+
+#[test]
+fn pod_that_asks_for_something_else_keeps_no_pod_of_its_former_kind_waiting() {
+    let waits = |uid: &str, created| PodFacts {
+        created,
+        ..pod(uid, 60)
+    };
+    let (first, second) = (waits("first", 0), waits("second", 1));
+    // Its watch is late, or its next call is.
+    for call_is_late in [false, true] {
+        let mut ledger = ledger(&[("a", &[100])]);
+        ledger.apply_pod(bound("old", "a", "a-0", 100));
+        for pod in [&first, &second] {
+            ledger.apply_pod(pod.clone());
+            assert!(choose(&mut ledger, pod, &["a"], at(0)).is_empty());
+        }
+        ledger.apply_pod(whole(&first));
+        if call_is_late {
+            assert!(choose(&mut ledger, &first, &["a"], at(0)).is_empty());
+        }
+        // 80 are free, and not the whole card.
+        ledger.apply_pod(bound("small", "a", "a-0", 20));
+        ledger.delete_pod("old");
+        let woken = (0..4).find_map(|second| ledger.wake(10, at(second)).pop());
+        assert_eq!(
+            woken.map(|pod| pod.uid.to_string()).as_deref(),
+            Some("second")
+        );
+    }
+}

@@ -1,8 +1,8 @@
 //! Which queued pods are ungated without room, because kube-scheduler may evict others for them.
 //!
 //! Pods with equal requests, constraints and priority are one *class*: a node helps all of them or none. So a class
-//! looks at a node again only when the node has changed. What one look may cost is bounded ([`WORK`]), and the next
-//! look goes on where it stopped. A round asks every class; the next round begins [`LOOK_EVERY`] later.
+//! looks at a node again only when the node has changed. What one look may cost is bounded ([`Budget::of_look`]), and the
+//! next look goes on where it stopped. A round asks every class; the next round begins [`LOOK_EVERY`] later.
 //!
 //! A few pods are out for this at a time ([`MOST`]). A pod counts as long as it waits beside the queue and
 //! kube-scheduler has nominated it nowhere, up to [`OUT_FOR`]; then its class rests.
@@ -15,19 +15,17 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::{Lift, Place};
-use crate::Ledger;
-use crate::books::{Books, Event, Node, Uid};
+use crate::books::{Books, Event, Uid};
 use crate::budget::Budget;
 use crate::maps::HashMap;
+use crate::queue::changes::Changes;
 use crate::queue::kind::KindId;
-use crate::queue::wake::price;
+use crate::{Ledger, Reason};
 
 /// So many pods are out at a time.
 const MOST: usize = 4;
 /// Between two rounds.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// What one look may cost: one for each pod or node looked at, and the price of each fit.
-const WORK: usize = 2048;
 /// For so long a pod that gets nothing counts as out.
 const OUT_FOR: Duration = Duration::from_secs(60);
 /// A class whose pod was out for nothing rests for so long, and one that found nothing asks all nodes again.
@@ -48,35 +46,6 @@ struct Known {
     /// The last round in which no node was left.
     done_in: u64,
     rests_until: Duration,
-}
-
-/// The last change of each node.
-#[derive(Debug, Default)]
-struct Changes {
-    count: u64,
-    of: HashMap<Arc<str>, u64>,
-    order: BTreeMap<u64, Arc<str>>,
-}
-
-impl Changes {
-    fn note(&mut self, node: &Arc<str>) {
-        self.forget(node);
-        self.count += 1;
-        self.of.insert(node.clone(), self.count);
-        self.order.insert(self.count, node.clone());
-    }
-
-    fn forget(&mut self, node: &str) {
-        if let Some(at) = self.of.remove(node) {
-            self.order.remove(&at);
-        }
-    }
-
-    fn since(&self, seen: u64) -> impl Iterator<Item = &Arc<str>> {
-        self.order
-            .range((Excluded(seen), Unbounded))
-            .map(|(_, node)| node)
-    }
 }
 
 /// See the module's documentation.
@@ -189,11 +158,12 @@ impl Preemptors {
             known.nodes = books.nodes().map(|(name, _)| name.clone()).collect();
             known.all_at = now;
         } else if known.nodes.is_empty() {
-            known.nodes.extend(self.changes.since(known.seen).cloned());
+            let changed = self.changes.since(known.seen);
+            known.nodes.extend(changed.map(|(_, node)| node.clone()));
         } else {
             return Some(known);
         }
-        known.seen = self.changes.count;
+        known.seen = self.changes.last();
         Some(known)
     }
 }
@@ -243,16 +213,16 @@ impl Ledger {
             }
             line.preemptors.round += 1;
         }
-        let mut work = WORK;
+        let mut budget = Budget::of_look();
         let mut goes_on = true;
-        while free > 0 && work > 0 {
+        while free > 0 && !budget.is_spent() {
             let Some(place) = self.next_preemptor(lowest) else {
                 self.end_round(now);
                 goes_on = false;
                 break;
             };
-            work -= 1;
-            match self.look_for(&place, &mut work, now) {
+            budget.charge(1);
+            match self.look_for(&place, &mut budget, now) {
                 Found::Node => {
                     free -= 1;
                     self.queue.line.let_through(&place.3, Lift::MayPreempt);
@@ -263,8 +233,7 @@ impl Ledger {
                 }
             }
         }
-        let spent = u64::try_from(WORK - work).unwrap_or(u64::MAX);
-        self.queue.line.preemptors.spent += spent;
+        self.queue.line.preemptors.spent += budget.spent();
         goes_on && free > 0
     }
 
@@ -289,8 +258,8 @@ impl Ledger {
         classes.retain(|(kind, _), _| waiting.kind(*kind).is_some());
     }
 
-    /// Looks at nodes for one queued pod, as far as the work suffices.
-    fn look_for(&mut self, place: &Place, work: &mut usize, now: Duration) -> Found {
+    /// Looks at nodes for one queued pod, as far as the budget suffices.
+    fn look_for(&mut self, place: &Place, budget: &mut Budget, now: Duration) -> Found {
         let uid = &place.3;
         let line = &self.queue.line;
         let is_queued = line.places.get(uid) == Some(place) && !line.is_leaving(uid);
@@ -308,16 +277,20 @@ impl Ledger {
         let mut nodes = std::mem::take(&mut known.nodes);
         let mut found = Found::Nothing;
         while let Some(name) = nodes.last() {
-            if *work == 0 {
-                found = Found::NotYet;
-                break;
-            }
-            if self.evicts_on(name, &pod, work, now) {
+            let is_first = budget.is_whole();
+            match self.evicts_on(name, &pod, budget, now) {
                 // The next of the class looks here first.
-                found = Found::Node;
-                break;
+                Ok(true) => {
+                    found = Found::Node;
+                    break;
+                }
+                // A node that a whole look is not enough for is left out.
+                Err(_) if !is_first => {
+                    found = Found::NotYet;
+                    break;
+                }
+                _ => drop(nodes.pop()),
             }
-            nodes.pop();
         }
         let preemptors = &mut self.queue.line.preemptors;
         if let Some(known) = preemptors.classes.get_mut(&class) {
@@ -329,16 +302,26 @@ impl Ledger {
         found
     }
 
-    /// Does the pod not fit on the node, and would it if all pods of lower priority were gone?
-    fn evicts_on(&self, name: &str, pod: &PodFacts, work: &mut usize, now: Duration) -> bool {
-        *work = work.saturating_sub(1);
-        let Some(node) = self.books.node(name) else {
-            return false;
+    /// Does the pod not fit on the node, and would it if all pods of lower priority were gone? [`Reason::NotYet`] if that
+    /// could not be told within the budget.
+    fn evicts_on(
+        &self,
+        name: &str,
+        pod: &PodFacts,
+        budget: &mut Budget,
+        now: Duration,
+    ) -> Result<bool, Reason> {
+        if budget.is_spent() {
+            return Err(Reason::NotYet);
+        }
+        budget.charge(1);
+        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+            return Ok(false);
         };
         if self.check(name, now).is_err() || self.excluded(name, &pod.constraints).is_some() {
-            return false;
+            return Ok(false);
         }
-        *work = work.saturating_sub(node.bound().len());
+        budget.charge(node.bound().len());
         let lower = |uid: &str| {
             let other = self.books.pod(uid);
             other.is_some_and(|other| {
@@ -346,28 +329,17 @@ impl Ledger {
             })
         };
         if !node.bound().keys().any(|uid| lower(uid)) {
-            return false;
+            return Ok(false);
         }
         let mut fits = |gone: &dyn Fn(&str) -> bool| {
-            *work = work.saturating_sub(price(pod));
-            self.fits_if_gone(name, node, pod, gone)
+            let gone = |uid: &str| *uid == *pod.uid || gone(uid);
+            let view = self.view_without(name, node, pod, gone, budget)?;
+            match self.scores.fit_within(&view, request, budget) {
+                Ok(_) => Ok(true),
+                Err(Reason::NotYet) => Err(Reason::NotYet),
+                Err(_) => Ok(false),
+            }
         };
-        fits(&lower) && !fits(&|_| false)
-    }
-
-    fn fits_if_gone(
-        &self,
-        name: &str,
-        node: &Node,
-        pod: &PodFacts,
-        gone: &dyn Fn(&str) -> bool,
-    ) -> bool {
-        let Ok(request) = &pod.request else {
-            return false;
-        };
-        let mut budget = Budget::all();
-        let gone = |uid: &str| *uid == *pod.uid || gone(uid);
-        let view = self.view_without(name, node, pod, gone, &mut budget);
-        view.is_ok_and(|view| self.scores.fit(&view, request).is_ok())
+        Ok(fits(&lower)? && !fits(&|_| false)?)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus, Request};
+use gpustow_pack::{NodeGpus, Request};
 
 use super::price;
 use crate::Ledger;
@@ -63,7 +63,7 @@ impl Ledger {
             let node = self.queue.waiting.offers().next()?;
             *work -= 1;
             let least = self.queue.waiting.least().unwrap_or_default();
-            let room = |view: &NodeGpus| largest(view) >= least;
+            let room = |view: &NodeGpus| view.largest() >= least;
             if let Some(left) = self.unpromised(&node, now).filter(room) {
                 let extra = self.queue.waiting.offers().extra(&node);
                 return Some(Offering {
@@ -119,7 +119,7 @@ impl Ledger {
         let interval = self.config.wake_again_after;
         loop {
             let least = self.queue.waiting.least().unwrap_or_default();
-            if offering.extra == 0 && largest(&offering.left) < least {
+            if offering.extra == 0 && offering.left.largest() < least {
                 return true;
             }
             if *work == 0 || woken.len() == limit || !self.queue.waiting.has_credit() {
@@ -231,10 +231,4 @@ impl Ledger {
         let higher = self.queue.waiting.kind(kind)?.higher(turn);
         behind.chain(higher).min().cloned()
     }
-}
-
-/// The largest piece of free memory on a card of the node.
-fn largest(view: &NodeGpus) -> Mib {
-    let cards = view.cards.iter().filter(|card| card.usable);
-    cards.map(|card| card.free).max().unwrap_or_default()
 }

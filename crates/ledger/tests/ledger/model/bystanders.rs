@@ -9,7 +9,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
 use super::server::NODES;
-use super::switches::{Bystander, Check, checks};
+use super::switches::Bystander;
 use super::world::{World, require};
 use crate::build::{ask, asking};
 
@@ -35,9 +35,6 @@ impl World {
         let Some(bystander) = self.switches.bystander else {
             return Ok(());
         };
-        if !checks(Check::Bystanders) {
-            return Ok(());
-        }
         let on = self.switches;
         let features = [
             (on.preempt, Feature::Preempt),
@@ -54,19 +51,29 @@ impl World {
                     matches!(feature, Feature::Preempt | Feature::Defragment)
                 }
             };
-            if !concerned {
+            if !concerned || self.takes_room(feature, bystander) {
                 continue;
             }
-            let alone = self.helped(feature, &self.cast(bystander, false), ALONE);
+            let nobody = BTreeSet::new();
+            let alone = self.helped(feature, &self.cast(bystander, false), &nobody, ALONE);
             if alone.is_empty() {
                 continue;
             }
-            let beside = self.helped(feature, &self.cast(bystander, true), BESIDE);
+            let beside = self.helped(feature, &self.cast(bystander, true), &alone, BESIDE);
             require(!beside.is_empty(), || {
                 format!("{feature:?} helps {alone:?}, and no pod beside {bystander:?}")
             })?;
         }
         Ok(())
+    }
+
+    /// Does a bystander fit somewhere? Then it is none.
+    fn takes_room(&self, feature: Feature, bystander: Bystander) -> bool {
+        let pods = self.cast(bystander, true);
+        let mut ledger = self.only(feature, &pods);
+        self.ask_all(&mut ledger, &pods, self.now);
+        let mut added = pods.iter().filter(|pod| pod.uid.starts_with('x'));
+        added.any(|pod| ledger.reserved_because(&pod.uid).is_some())
     }
 
     /// The pods as they are now, with the bystanders or without. One that never finishes is, without that, one that
@@ -111,14 +118,21 @@ impl World {
         pods
     }
 
-    /// The pods that the feature helps within this many seconds, bystanders apart.
-    fn helped(&self, feature: Feature, pods: &[PodFacts], seconds: u64) -> BTreeSet<Arc<str>> {
+    /// The pods that the feature helps within this many seconds, bystanders apart, and those of `wanted` that get room
+    /// without help: what a policy learns of bystanders may change where others are placed.
+    fn helped(
+        &self,
+        feature: Feature,
+        pods: &[PodFacts],
+        wanted: &BTreeSet<Arc<str>>,
+        seconds: u64,
+    ) -> BTreeSet<Arc<str>> {
         let mut ledger = self.only(feature, pods);
         let begin = self.now;
         let mut helped = BTreeSet::new();
         for second in 0..seconds {
             let now = begin + Duration::from_secs(second);
-            ledger.tell_time(now, unix(now));
+            ledger.tell_time(unix(now));
             if second % 60 == 59 {
                 self.report_to(&mut ledger, now);
             }
@@ -127,6 +141,9 @@ impl World {
             }
             let by = act(&mut ledger, feature, now).into_iter();
             helped.extend(by.filter(|uid| !uid.starts_with('x')));
+            let placed = wanted.iter();
+            let placed = placed.filter(|uid| ledger.reserved_because(uid).is_some());
+            helped.extend(placed.cloned());
             if !helped.is_empty() {
                 break;
             }
@@ -164,6 +181,8 @@ impl World {
             keep: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
             preempt_scattered: matches!(feature, Feature::Preempt),
             moves: matches!(feature, Feature::Defragment),
+            // It is asked about all nodes.
+            least_nodes: Config::default().least_nodes,
             ..self.config
         };
         self.rebuilt_with(config, pods)

@@ -89,6 +89,7 @@ impl World {
             waiting: false,
             preempted: false,
             asked_back: None,
+            tied: false,
             kept_on: None,
             refusal: 0,
             ..leaving[index].clone()

@@ -9,7 +9,6 @@ use gpustow_ledger::{Preemption, Victims};
 
 use super::evidence::cpu;
 use super::lending::CALLED_FOR;
-use super::switches::{Check, checks};
 use super::world::{World, pick, require};
 
 /// Pods that move for one pod, at most.
@@ -83,10 +82,9 @@ impl World {
             return Ok(());
         };
         let victims: BTreeSet<Arc<str>> = it.victims.iter().map(|pod| pod.uid.clone()).collect();
-        require(
-            self.gains(&it.pod, &it.node, &victims) || !checks(Check::Gain),
-            || format!("{} is deleted without a gain: {it:?}", victim.uid),
-        )?;
+        require(self.gains(&it.pod, &it.node, &victims), || {
+            format!("{} is deleted without a gain: {it:?}", victim.uid)
+        })?;
         let deleted = match it.moves {
             true => self.server.evict(&victim),
             false => self.server.delete(&victim),
@@ -123,9 +121,17 @@ impl World {
         let fits = self
             .ledger
             .preempt(pod, node, &uids, &|_| false, &mut budget, self.now);
-        if fits != Some(Victims::default()) {
-            return false;
-        }
+        fits == Some(Victims::default()) && self.has_cpu_without(pod, node, &gone)
+    }
+
+    /// Has the node enough CPU for the pod once these are gone, by what the ledger knows?
+    pub(super) fn has_cpu_without(
+        &self,
+        pod: &PodFacts,
+        node: &str,
+        gone: &BTreeSet<Arc<str>>,
+    ) -> bool {
+        let here = |it: &PodFacts| it.node.as_deref() == Some(node) && !it.released;
         let mut stay: HashMap<Arc<str>, u64> = HashMap::new();
         for it in self.ledger.pods().filter(|it| here(it)) {
             stay.insert(it.uid.clone(), cpu(it));
@@ -165,7 +171,7 @@ impl World {
             let other = it.pod.uid != taker.uid && taker.priority <= it.pod.priority;
             let done = self.disruptions.done.get(&it.pod.uid);
             let gains = done.is_some_and(|(node, victims, _)| self.gains(&it.pod, node, victims));
-            require(!other || gains || !checks(Check::Gain), || {
+            require(!other || gains, || {
                 format!("{} takes what {done:?} were deleted for: {it:?}", taker.uid)
             })?;
         }

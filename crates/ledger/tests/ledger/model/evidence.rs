@@ -7,7 +7,6 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::server::NODES;
-use super::switches::{Check, checks};
 use super::world::{World, require};
 
 /// What kube-scheduler showed for longer than this is no evidence.
@@ -84,7 +83,7 @@ impl World {
     }
 
     /// Is the node's sum of GPU memory enough, by what is true?
-    fn has_sum(&self, pod: &PodFacts, name: &str) -> bool {
+    pub(super) fn has_sum(&self, pod: &PodFacts, name: &str) -> bool {
         let Some(report) = self.server.reports.get(name) else {
             return false;
         };
@@ -122,7 +121,10 @@ impl World {
         for key in disrupted.difference(&self.shown.disrupted) {
             let shown = self.shown.shown.get(key);
             let recent = shown.is_some_and(|shown| self.now <= *shown + RECENT);
-            require(recent || !checks(Check::EvidenceBeforeForce), || {
+            // kube-scheduler shows no node whose sum does not suffice.
+            let pod = self.ledger.pod(&key.0);
+            let short = pod.is_some_and(|pod| self.ledger.is_behind(&pod, &key.1, self.now));
+            require(recent || short, || {
                 format!("others are disrupted for {key:?}, shown at {shown:?}")
             })?;
         }

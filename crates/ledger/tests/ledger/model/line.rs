@@ -30,6 +30,7 @@ impl World {
                 self.promised = self.now + self.config.wake_again_after;
             } else {
                 self.lowest = self.lowest.min(pod.priority);
+                self.let_out.insert(pod.uid.clone());
             }
             self.woken.insert(pod.uid.clone());
             let same = |other: &PodFacts| {
@@ -82,6 +83,8 @@ impl World {
         })?;
         self.wake(64)?;
         let turn = |pod: &PodFacts| (-pod.priority, pod.created, pod.name.clone());
+        // Room that was kept for it is not taken back for those before it which did not fit then.
+        let chosen = chosen.filter(|_| !self.let_out.contains(&pod.uid));
         let victims = [pod.uid.clone()];
         for first in self.untold().iter().filter(|it| turn(it) < turn(pod)) {
             let would_take = chosen.is_some_and(|name| {
@@ -89,7 +92,8 @@ impl World {
                 let others =
                     self.ledger
                         .preempt(first, name, &victims, &|_| false, &mut budget, now);
-                others == Some(Victims::default())
+                let gone = victims.iter().cloned().collect();
+                others == Some(Victims::default()) && self.has_cpu_without(first, name, &gone)
             });
             require(!would_take, || {
                 format!("{} goes before {}", pod.uid, first.uid)

@@ -8,7 +8,7 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Ledger, Place, Reason};
 
 use super::bystanders::Feature;
-use super::switches::{Bystander, Check, Switches, checks};
+use super::switches::{Bystander, Switches};
 use super::world::{World, require};
 
 /// As long as a place is waited for where nobody ends.
@@ -69,7 +69,7 @@ impl World {
     /// All that holds a reserved card is gone, and the pod does not come, for something else rejects it: no card is
     /// reserved for much longer.
     pub(super) fn check_free_places(&self) -> Result<(), String> {
-        if !self.switches.reserve_long || !checks(Check::ReservedFree) {
+        if !self.switches.reserve_long {
             return Ok(());
         }
         let pods = self.cast(Bystander::Hopeless, false);

@@ -6,7 +6,6 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
 
 use super::server::{NODES, Post};
-use super::switches::{Check, checks};
 use super::world::{World, require};
 use crate::build::ask;
 
@@ -42,13 +41,8 @@ impl World {
             require(!settled || *reason != Reason::BindUnderWay, || {
                 "no bind is under way".into()
             })?;
-            let by_cpu = self.switches.scarce_cpu && !checks(Check::KeptCpu);
-            let excused = match reason {
-                Reason::InLine => true,
-                Reason::Kept | Reason::Nominated | Reason::CalledBack => by_cpu,
-                _ => false,
-            };
-            require(!settled || !room(name) || excused, || {
+            let in_line = *reason == Reason::InLine;
+            require(!settled || !room(name) || in_line, || {
                 format!("filter refuses {name} ({reason:?}), preempt does not")
             })?;
         }

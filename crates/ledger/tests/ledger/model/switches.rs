@@ -7,29 +7,12 @@ use super::event::{Event, Random};
 /// Checks that find faults which are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Check {
-    /// Others are disrupted for a pod only on nodes that kube-scheduler showed for it.
-    EvidenceBeforeForce,
-    /// No pod is deleted without a gain, and only pods of higher priority take it.
-    Gain,
-    /// No card is reserved for longer than a minute after all of it is free.
-    ReservedFree,
-    /// Pods that no feature can help take none from the others.
-    Bystanders,
-    /// Preempt knows of the CPU that is kept for others, as filter does.
-    KeptCpu,
     /// A pod that was shown a window without the node that fits is placed in time.
     Windows,
 }
 
 /// Those whose faults are not fixed yet. `GPUSTOW_PENDING` turns them on.
-pub(super) const PENDING: &[Check] = &[
-    Check::EvidenceBeforeForce,
-    Check::Gain,
-    Check::ReservedFree,
-    Check::Bystanders,
-    Check::KeptCpu,
-    Check::Windows,
-];
+pub(super) const PENDING: &[Check] = &[Check::Windows];
 
 /// Is this check made?
 pub(super) fn checks(check: Check) -> bool {

@@ -32,14 +32,32 @@ impl World {
                 let Some(pod) = asleep.iter().find(|pod| pod.uid == uid) else {
                     continue;
                 };
-                let nodes = self.candidates(pod, &NODES);
-                let chosen = ledger.filter(&ask(pod), &nodes, now).nodes;
-                if let Some(name) = chosen.first() {
+                // A nominated node is tried before all others.
+                let nominated = NODES.iter().filter(|name| {
+                    pod.nominated.as_deref() == Some(**name)
+                        && self.admits(pod, name)
+                        && self.has_sum(pod, name)
+                });
+                let nominated: Vec<&str> = nominated.copied().collect();
+                let mut chosen = ledger.filter(&ask(pod), &nominated, now).nodes;
+                if chosen.is_empty() {
+                    let nodes = self.candidates(pod, &NODES);
+                    chosen = ledger.filter(&ask(pod), &nodes, now).nodes;
+                }
+                if let Some(name) = NODES.iter().find(|name| chosen.first() == Some(name)) {
                     self.chosen.insert(uid, name);
                 }
             }
             let named = ledger.wake(10, now).into_iter();
             woken = named.map(|pod| pod.uid.clone()).collect();
+            for pod in &mut asleep {
+                if woken.contains(&pod.uid)
+                    && let Some(node) = ledger.nomination(&pod.uid)
+                {
+                    (pod.nominated, pod.own_nomination) = (Some(node), true);
+                    ledger.apply_pod(pod.clone());
+                }
+            }
         }
         for pod in &asleep {
             if self.chosen.contains_key(&pod.uid) {

@@ -47,6 +47,8 @@ pub(super) struct World {
     pub(super) promised: Duration,
     /// The lowest priority of those that were let out of the line.
     pub(super) lowest: i32,
+    /// Pods that were let out of the line, and had room kept for that.
+    pub(super) let_out: HashSet<Arc<str>>,
 }
 
 pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
@@ -71,6 +73,7 @@ impl World {
             keep_percent: 40,
             preempt_scattered: switches.preempt,
             moves: switches.defragment,
+            least_nodes: switches.window.unwrap_or(Config::default().least_nodes),
             ..Config::default()
         };
         let mut world = Self {
@@ -93,6 +96,7 @@ impl World {
             woken: HashSet::new(),
             promised: Duration::ZERO,
             lowest: i32::MAX,
+            let_out: HashSet::new(),
         };
         for (index, name) in NODES[..2].iter().enumerate() {
             world.server.set_node(name, true);
