@@ -104,7 +104,6 @@ impl App {
             let relist = async |unfenced: Arc<[Unfenced]>| {
                 app.lists.pods.renew().await;
                 app.metrics.takeovers.inc();
-                app.doubts.begin();
                 let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
                 app.ledger.lock().withhold(pods);
                 acts::resume(&app);

@@ -2,8 +2,10 @@
 //!
 //! kube-scheduler may see a pod's end before this extender's watch does. It then offers the node, the extender
 //! refuses it, and kube-scheduler asks for victims elsewhere. The refusal was late and the eviction would be for
-//! nothing. So filter notes what may be late in its view, and preempt asks the API server about that. The normal
-//! case costs no request: a node that kube-scheduler refuses itself is never offered.
+//! nothing. So filter notes what may be late in its view, and preempt asks the API server about that, and about the node
+//! that the pod is nominated to, whose victims may be gone by now. The normal case costs no request: a node that
+//! kube-scheduler refuses itself is never offered.
+//! Nor does kube-scheduler offer all nodes of a large cluster: one that it did not show may have room.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,14 +45,15 @@ pub(crate) struct Doubts {
 #[derive(Default)]
 struct Inner {
     pods: HashMap<Arc<str>, Doubt>,
-    /// When this replica began to decide: an earlier one may have answered filter.
-    since: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
 struct Doubt {
     nodes: Vec<Arc<str>>,
     at: Instant,
+    /// The node that the pod was nominated to last, and when it still was: kube-scheduler may end a nomination whose
+    /// victims are gone because filter refuses the node on a late view.
+    nominated: Option<(Arc<str>, Instant)>,
     /// Since when preempt lets the pod wait for its nominated node, and which that is.
     waits: Option<(Arc<str>, Instant)>,
 }
@@ -60,11 +63,6 @@ impl Doubts {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This replica begins to decide.
-    pub(crate) fn begin(&self) {
-        self.lock().since = Some(Instant::now());
-    }
-
     /// Filter found a node for the pod.
     pub(crate) fn placed(&self, pod: &PodFacts) {
         self.lock().pods.remove(&pod.uid);
@@ -72,53 +70,56 @@ impl Doubts {
 
     /// Filter refused the pod on every node that kube-scheduler offered.
     pub(crate) fn refused(&self, app: &App, pod: &PodFacts, refused: &[(&str, Reason)]) {
-        let nominated = nominated(app, pod);
+        let now_nominated = nominated(app, pod).map(|node| (node, Instant::now()));
+        let nominated = now_nominated.or_else(|| self.nominated(pod));
+        let own = nominated.as_ref().map(|(node, _)| &**node);
         let nodes: Vec<Arc<str>> = {
             let (now, ledger) = (app.ledger.now(), app.ledger.lock());
             let names = || refused.iter().map(|(name, _)| *name);
-            let first = names().find(|name| nominated.as_deref() == Some(name));
+            let first = names().find(|name| own == Some(name));
             let behind = names().filter(|name| Some(*name) != first);
             let behind = behind.filter(|name| ledger.is_behind(pod, name, now));
             let nodes = first.into_iter().chain(behind);
             nodes.take(NODES).map(Arc::from).collect()
         };
         let mut inner = self.lock();
-        if nodes.is_empty() {
+        if nodes.is_empty() && nominated.is_none() {
             inner.pods.remove(&pod.uid);
             return;
         }
         let before = inner.pods.remove(&pod.uid);
         let waits = before.and_then(|doubt| doubt.waits);
         let doubt = Doubt {
-            nodes,
-            at: Instant::now(),
+            nominated,
             waits,
+            ..Doubt::new(nodes)
         };
         inner.pods.insert(pod.uid.clone(), doubt);
         if inner.pods.len().is_multiple_of(PODS) {
-            inner.pods.retain(|_, doubt| doubt.at.elapsed() < CYCLE);
+            inner.pods.retain(|_, doubt| doubt.at.elapsed() < PATIENCE);
         }
     }
 
     /// The nodes in doubt for a pod in this cycle.
-    fn of(&self, pod: &PodFacts, nominated: Option<Arc<str>>) -> Vec<Arc<str>> {
+    fn of(&self, pod: &PodFacts) -> Vec<Arc<str>> {
         let inner = self.lock();
-        match inner.pods.get(&pod.uid) {
-            Some(doubt) if doubt.at.elapsed() < CYCLE => doubt.nodes.clone(),
-            // The filter call of this cycle may have gone to a predecessor.
-            None if inner.since.is_some_and(|since| since.elapsed() < CYCLE) => {
-                nominated.into_iter().collect()
-            }
-            _ => Vec::new(),
-        }
+        let doubt = inner.pods.get(&pod.uid);
+        let doubt = doubt.filter(|doubt| doubt.at.elapsed() < CYCLE);
+        doubt.map(|doubt| doubt.nodes.clone()).unwrap_or_default()
+    }
+
+    /// The node that the pod was nominated to until lately, and when it still was.
+    fn nominated(&self, pod: &PodFacts) -> Option<(Arc<str>, Instant)> {
+        let inner = self.lock();
+        let nominated = inner.pods.get(&pod.uid)?.nominated.clone();
+        nominated.filter(|(_, at)| at.elapsed() < PATIENCE)
     }
 
     /// May the pod wait (longer) for its nominated node? The time begins with the first call for that node.
     fn may_wait(&self, pod: &PodFacts, node: &Arc<str>) -> bool {
         let mut inner = self.lock();
-        let Some(doubt) = inner.pods.get_mut(&pod.uid) else {
-            return true;
-        };
+        let doubt = inner.pods.entry(pod.uid.clone());
+        let doubt = doubt.or_insert_with(|| Doubt::new(Vec::new()));
         let before = doubt.waits.take().filter(|(before, _)| before == node);
         let (_, since) = doubt
             .waits
@@ -127,10 +128,24 @@ impl Doubts {
     }
 }
 
-/// The node that kube-scheduler nominated the pod to, by its copy or ours.
+impl Doubt {
+    fn new(nodes: Vec<Arc<str>>) -> Self {
+        Self {
+            nodes,
+            at: Instant::now(),
+            nominated: None,
+            waits: None,
+        }
+    }
+}
+
+/// The node that kube-scheduler nominated the pod to, by its copy or ours, or the one where the extender has others
+/// disrupted for it.
 fn nominated(app: &App, pod: &PodFacts) -> Option<Arc<str>> {
-    let known = || app.ledger.lock().pod(&pod.uid)?.nominated.clone();
-    pod.nominated.clone().or_else(known)
+    let ledger = app.ledger.lock();
+    let known = || ledger.pod(&pod.uid)?.nominated.clone();
+    let nominated = pod.nominated.clone().or_else(known);
+    nominated.or_else(|| ledger.disrupted_on(&pod.uid))
 }
 
 /// The node on which the pod fits without further victims, now or as soon as its earlier victims are gone.
@@ -141,8 +156,16 @@ pub(crate) async fn fits_without_victims(
     app: &App,
     pod: &PodFacts,
 ) -> Result<Option<Arc<str>>, Failure> {
-    let nominated = nominated(app, pod);
-    let nodes = app.doubts.of(pod, nominated.clone());
+    let lately = || app.doubts.nominated(pod).map(|(node, _)| node);
+    let nominated = nominated(app, pod).or_else(lately);
+    let unshown = app.ledger.lock().fits_unshown(pod, app.ledger.now());
+    if unshown.is_some() {
+        app.ledger.wake.notify_one();
+        return Ok(unshown);
+    }
+    let offered = app.doubts.of(pod);
+    let own = nominated.iter().filter(|node| !offered.contains(node));
+    let nodes: Vec<Arc<str>> = offered.iter().chain(own).cloned().collect();
     if nodes.is_empty() {
         return Ok(None);
     }
@@ -159,8 +182,9 @@ pub(crate) async fn fits_without_victims(
     for (node, leaving) in nodes.iter().zip(&leaving) {
         // Room that a pod leaves elsewhere is for others.
         let own = nominated.as_ref() == Some(node);
-        if fits(node, &[], false)
-            || own && fits(node, leaving, false)
+        // Only for a while on one that kube-scheduler does not offer: it may have other reasons.
+        let is_offered = offered.contains(node);
+        if is_offered && (fits(node, &[], false) || own && fits(node, leaving, false))
             || own && fits(node, leaving, true) && app.doubts.may_wait(pod, node)
         {
             app.ledger.wake.notify_one();

@@ -44,6 +44,8 @@ pub(crate) struct Cache {
     pub(crate) places: BTreeMap<String, (Place, u32)>,
     /// Where a pod is assumed to be, by UID.
     pub(crate) assumed: BTreeMap<String, String>,
+    /// The node with which it begins to look, by its number.
+    pub(crate) next: usize,
 }
 
 impl Cache {

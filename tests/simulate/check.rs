@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use gpustow_api::{Assignment, names};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use crate::disruptions::waits;
 use crate::preempt::{nominated, priority};
 use crate::scheduler::uid;
-use crate::server::{Copy, Kind, Server};
+use crate::server::{Copy, Kind, Objects};
 
 /// MiB of every card.
 pub(crate) const CARD: u64 = 80_000;
@@ -17,6 +19,24 @@ pub(crate) const GUARDED: &str = "example.com/guarded";
 
 /// The label that says how many are in a pod's group.
 pub(crate) const MEMBERS: &str = "example.com/members";
+
+/// The label of pods that never finish terminating.
+pub(crate) const HANGS: &str = "example.com/hangs";
+
+/// Does it never finish terminating?
+pub(crate) fn hangs(pod: &Value) -> bool {
+    pod["metadata"]["labels"][HANGS] == "yes"
+}
+
+/// The label that names the nodes, joined by `_`, that kube-scheduler rejects for a pod for reasons that the ledger cannot
+/// see.
+pub(crate) const REJECTS: &str = "example.com/rejects";
+
+/// Does kube-scheduler reject the node for the pod?
+pub(crate) fn rejects(pod: &Value, node: &str) -> bool {
+    let nodes = pod["metadata"]["labels"][REJECTS].as_str();
+    nodes.is_some_and(|nodes| nodes.split('_').any(|it| it == node))
+}
 
 /// The group of which all are scheduled or none, and how many they are.
 pub(crate) fn group(pod: &Value) -> Option<(&str, usize)> {
@@ -31,7 +51,7 @@ pub(crate) fn guarded(pod: &Value) -> bool {
 }
 
 /// What is wrong with this write of a pod.
-pub(crate) fn pod(server: &Server, before: Option<&Value>, after: &Value) -> Vec<String> {
+pub(crate) fn pod(objects: &Objects, before: Option<&Value>, after: &Value) -> Vec<String> {
     let name = &after["metadata"]["name"];
     let node = |pod: &Value| pod["spec"]["nodeName"].as_str().map(str::to_owned);
     let text = |pod: &Value| pod["metadata"]["annotations"][names::ASSIGNMENT].clone();
@@ -48,7 +68,7 @@ pub(crate) fn pod(server: &Server, before: Option<&Value>, after: &Value) -> Vec
     match assignment(after) {
         None => wrong.push(format!("{name} is bound without an assignment")),
         Some(assignment) => {
-            let cards = cards(server, &node);
+            let cards = cards(objects, &node);
             for (uuid, _) in &assignment.charges {
                 // One that is gone may have been given away by what was known of it.
                 let held = cards.get(&**uuid).map_or(0, |card| card.held);
@@ -129,14 +149,14 @@ pub(crate) fn lift(before: &Value, after: &Value) -> Option<String> {
 }
 
 /// The message of this condition, if it holds.
-fn says<'p>(pod: &'p Value, of_type: &str) -> Option<&'p str> {
+pub(crate) fn says<'p>(pod: &'p Value, of_type: &str) -> Option<&'p str> {
     let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
     conditions.find(|it| it["type"] == of_type && it["status"] == "True")?["message"].as_str()
 }
 
 /// Whom the extender may delete: that very copy of a bound pod that says why, for a pod of higher priority for which room
 /// is kept on its node.
-pub(crate) fn preempted(server: &Server, pod: &Value, precondition: &Value) -> Option<String> {
+pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) -> Option<String> {
     let Some(node) = pod["spec"]["nodeName"].as_str() else {
         return Some(format!(
             "{} is deleted before it is bound",
@@ -144,7 +164,7 @@ pub(crate) fn preempted(server: &Server, pod: &Value, precondition: &Value) -> O
         ));
     };
     let on = format!("on node {node}:");
-    let mut others = server.all(Kind::Pod);
+    let mut others = objects.all(Kind::Pod);
     let wanted = others.any(|other| {
         priority(other) > priority(pod)
             && !other["spec"]["nodeName"].is_string()
@@ -161,12 +181,12 @@ pub(crate) fn preempted(server: &Server, pod: &Value, precondition: &Value) -> O
 }
 
 /// Is this a pod that may be moved, and says for what it is, while room is kept on its node for another?
-pub(crate) fn moves(server: &Server, pod: &Value) -> bool {
+pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
     let on = format!(
         "on node {}:",
         pod["spec"]["nodeName"].as_str().unwrap_or_default()
     );
-    let mut others = server.all(Kind::Pod);
+    let mut others = objects.all(Kind::Pod);
     let wanted = others.any(|other| {
         priority(other) >= priority(pod)
             && !other["spec"]["nodeName"].is_string()
@@ -177,12 +197,19 @@ pub(crate) fn moves(server: &Server, pod: &Value) -> bool {
 }
 
 /// The cards of a node, by UUID.
-pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
-    let report = server.get(&(Kind::GpuNode, String::new(), node.to_owned()));
-    let gpus = report
-        .iter()
-        .filter_map(|it| it["status"]["gpus"].as_array());
-    let gpus: Vec<&Value> = gpus.flatten().collect();
+pub(crate) fn cards(objects: &Objects, node: &str) -> BTreeMap<String, Card> {
+    cards_with(objects, node, |_| true, |_| true)
+}
+
+/// The same if of the pods on the node these alone were there. What those use of whom the server does not say that they are
+/// there counts for the UIDs that `others` names.
+pub(crate) fn cards_with(
+    objects: &Objects,
+    node: &str,
+    stays: impl Fn(&Value) -> bool,
+    others: impl Fn(&str) -> bool,
+) -> BTreeMap<String, Card> {
+    let gpus = gpus(objects, node);
     let mut cards: BTreeMap<String, Card> = gpus
         .iter()
         .map(|gpu| {
@@ -197,28 +224,79 @@ pub(crate) fn cards(server: &Server, node: &str) -> BTreeMap<String, Card> {
             (gpu["uuid"].as_str().unwrap_or_default().to_owned(), card)
         })
         .collect();
-    let here = server.all(Kind::Pod);
-    let here = here.filter(|pod| pod["spec"]["nodeName"] == *node && !ended(pod));
+    let here = objects.all(Kind::Pod);
+    let here = here.filter(|pod| pod["spec"]["nodeName"] == *node && !ended(pod) && stays(pod));
     let mut shares: BTreeMap<(String, String), u64> = BTreeMap::new();
     for (pod, assignment) in here.filter_map(|pod| Some((pod, assignment(pod)?))) {
         for (uuid, mib) in &assignment.charges {
             cards.entry(uuid.to_string()).or_default().held += mib.0;
-            let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
-            shares.insert((uuid.to_string(), uid.to_owned()), mib.0);
+            shares.insert((uuid.to_string(), uid(pod)), mib.0);
         }
     }
     // What uses a card beyond its share, or without one: after an etcd was restored, where it ran before.
-    for gpu in gpus {
-        let uuid = gpu["uuid"].as_str().unwrap_or_default();
-        for used in gpu["pods"].as_array().into_iter().flatten() {
-            let uid = used["uid"].as_str().unwrap_or_default();
-            let share = shares.get(&(uuid.to_owned(), uid.to_owned()));
-            let used = used["usedMiB"].as_u64().unwrap_or(0);
-            let card = cards.entry(uuid.to_owned()).or_default();
-            card.lent += used.saturating_sub(share.copied().unwrap_or(0));
+    for (uuid, by, used) in uses(&gpus) {
+        let counts = others(&by);
+        let share = shares.get(&(uuid.clone(), by)).copied();
+        if share.is_some() || counts {
+            let card = cards.entry(uuid).or_default();
+            card.lent += used.saturating_sub(share.unwrap_or(0));
         }
     }
     cards
+}
+
+/// The GPUs of a node's report.
+fn gpus(objects: &Objects, node: &str) -> Vec<Value> {
+    let report = objects.get(&(Kind::GpuNode, String::new(), node.to_owned()));
+    let gpus = report
+        .ok()
+        .and_then(|it| it["status"]["gpus"].as_array().cloned());
+    gpus.unwrap_or_default()
+}
+
+/// What it says of pods: the card's UUID, the pod's UID, and MiB.
+fn uses(gpus: &[Value]) -> impl Iterator<Item = (String, String, u64)> {
+    gpus.iter().flat_map(|gpu| {
+        let uuid = gpu["uuid"].as_str().unwrap_or_default();
+        let pods = gpu["pods"].as_array().into_iter().flatten();
+        pods.map(|it| {
+            let uid = it["uid"].as_str().unwrap_or_default().to_owned();
+            (uuid.to_owned(), uid, it["usedMiB"].as_u64().unwrap_or(0))
+        })
+    })
+}
+
+/// Does the pod use more of a card than it holds there, by the report of its node?
+pub(crate) fn borrows(objects: &Objects, pod: &Value) -> bool {
+    let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+    let charges = assignment(pod).map(|it| it.charges).unwrap_or_default();
+    let (gpus, uid) = (gpus(objects, node), uid(pod));
+    let mut its = uses(&gpus).filter(|(_, by, _)| *by == uid);
+    its.any(|(uuid, _, used)| {
+        let share = charges.iter().find(|(card, _)| **card == *uuid);
+        used > share.map_or(0, |(_, mib)| mib.0)
+    })
+}
+
+/// Has the node's agent said something in so many seconds?
+pub(crate) fn is_fresh(objects: &Objects, node: &str, seconds: i64) -> bool {
+    let report = objects.get(&(Kind::GpuNode, String::new(), node.to_owned()));
+    let heartbeat = report.ok().and_then(|it| {
+        let text = it["status"]["heartbeat"].as_str()?;
+        text.parse::<Timestamp>().ok()
+    });
+    heartbeat.is_some_and(|at| Timestamp::now().as_second() - at.as_second() < seconds)
+}
+
+/// Is room kept on the node for another pod that comes before this one?
+pub(crate) fn is_kept(objects: &Objects, node: &str, pod: &Value) -> bool {
+    objects.all(Kind::Pod).any(|other| {
+        let kept = says(other, names::KEPT_CONDITION)
+            .is_some_and(|text| text.starts_with(&format!("on node {node}:")));
+        (nominated(other) == Some(node) || kept)
+            && other["metadata"]["uid"] != pod["metadata"]["uid"]
+            && priority(other) >= priority(pod)
+    })
 }
 
 /// How much a pod of the world asks of each of how many cards.
@@ -232,62 +310,48 @@ pub(crate) fn asks(pod: &Value) -> (u64, usize) {
 }
 
 /// Those of a group that have not ended, and are not to.
-fn of_group<'s>(server: &'s Server, name: &str) -> impl Iterator<Item = &'s Copy> {
-    server.all(Kind::Pod).filter(move |pod| {
+fn of_group<'s>(objects: &'s Objects, name: &str) -> impl Iterator<Item = &'s Copy> {
+    objects.all(Kind::Pod).filter(move |pod| {
         let ends = pod["metadata"]["deletionTimestamp"].is_string() || ended(pod);
         !ends && group(pod).is_some_and(|(other, _)| other == name)
     })
 }
 
 /// The names of pods that wait for others of their group that have ended.
-pub(crate) fn broken_groups(server: &Server) -> Vec<String> {
-    let waiting = server
+pub(crate) fn broken_groups(objects: &Objects) -> Vec<String> {
+    let waiting = objects
         .all(Kind::Pod)
         .filter(|pod| !pod["spec"]["nodeName"].is_string());
     let broken = waiting.filter(|pod| {
-        group(pod).is_some_and(|(name, members)| of_group(server, name).count() < members)
+        group(pod).is_some_and(|(name, members)| of_group(objects, name).count() < members)
     });
     broken.map(|pod| crate::scheduler::name(pod)).collect()
 }
 
-fn waits(pod: &Value) -> bool {
-    !ended(pod)
-        && !gated_by_others(pod)
-        && !pod["spec"]["nodeName"].is_string()
-        && !pod["metadata"]["deletionTimestamp"].is_string()
-}
-
 /// Pods that wait though a node has the cards for them. Where places are kept, or pods move, any other that waits and is of
 /// no lower priority may have them.
-pub(crate) fn starving(server: &Server, places: bool) -> Vec<String> {
-    let waiting = server.all(Kind::Pod).filter(|pod| waits(pod));
+pub(crate) fn starving(objects: &Objects, places: bool) -> Vec<String> {
+    let waiting = objects.all(Kind::Pod).filter(|pod| waits(pod));
     let first = waiting.filter(|pod| {
-        let mut others = server.all(Kind::Pod).filter(|it| waits(it));
+        let mut others = objects.all(Kind::Pod).filter(|it| waits(it));
         !places || others.all(|it| priority(it) < priority(pod) || uid(it) == uid(pod))
     });
     let fits = first.filter_map(|pod| {
         let (mib, gpus) = asks(pod);
-        // Room that is kept for a pod that comes before it is not looked into.
-        let is_kept = |node: &Value| {
-            let mut others = server.all(Kind::Pod);
-            others.any(|other| {
-                let name = node["metadata"]["name"].as_str().unwrap_or_default();
-                let kept = says(other, names::KEPT_CONDITION)
-                    .is_some_and(|text| text.starts_with(&format!("on node {name}:")));
-                (nominated(other) == Some(name) || kept)
-                    && other["metadata"]["uid"] != pod["metadata"]["uid"]
-                    && priority(other) >= priority(pod)
-            })
-        };
         let room = |node: &Copy| {
             let name = node["metadata"]["name"].as_str().unwrap_or_default();
-            let cards = cards(server, name).into_values();
+            let cards = cards(objects, name).into_values();
             let free = cards.filter(|it| it.healthy).map(move |it| it.free() / mib);
             free.collect::<Vec<_>>()
         };
-        let nodes = || server.all(Kind::Node).filter(|node| !is_kept(node));
+        // Room that is kept for a pod that comes before it is not looked into.
+        let open = |node: &&Copy| {
+            let name = crate::scheduler::name(node);
+            !is_kept(objects, &name, pod) && !rejects(pod, &name)
+        };
+        let nodes = || objects.all(Kind::Node).filter(open);
         if let Some((name, _)) = group(pod) {
-            let unbound = of_group(server, name).filter(|it| !it["spec"]["nodeName"].is_string());
+            let unbound = of_group(objects, name).filter(|it| !it["spec"]["nodeName"].is_string());
             let room: u64 = nodes().flat_map(room).sum();
             if room < unbound.count() as u64 {
                 return None;
@@ -307,12 +371,12 @@ pub(crate) fn starving(server: &Server, places: bool) -> Vec<String> {
 
 /// What an extender's metrics say otherwise than the server.
 pub(crate) fn books<'a>(
-    server: &Server,
+    objects: &Objects,
     metrics: &'a str,
 ) -> impl Iterator<Item = String> + use<'a> {
-    let holds = server.all(Kind::Node).flat_map(|node| {
+    let holds = objects.all(Kind::Node).flat_map(|node| {
         let node = node["metadata"]["name"].as_str().unwrap_or_default();
-        cards(server, node)
+        cards(objects, node)
     });
     let holds: BTreeMap<String, f64> = holds
         .map(|(uuid, card)| (uuid, card.held as f64 * 1024.0 * 1024.0))

@@ -12,6 +12,7 @@ use gpustow_agent::Work;
 use gpustow_agent::devices::{Card, Memory, Process, Reading};
 use gpustow_agent::sampler::Sampler;
 use gpustow_api::{Assignment, names};
+use k8s_openapi::jiff::SignedDuration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
@@ -19,7 +20,8 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::check::{CARD, ended};
+use crate::check::{CARD, ended, hangs};
+use crate::dice;
 use crate::net::{Link, NAMESPACE, Shared, locked};
 use crate::scheduler::{name, uid};
 use crate::server::{Copy, Kind};
@@ -115,7 +117,8 @@ impl Machine {
         self.started
             .retain(|pod, ()| here.iter().any(|it| uid(it) == *pod));
         for pod in &here {
-            if pod["metadata"]["deletionTimestamp"].is_string() && self.random.random_bool(0.3) {
+            let ends = pod["metadata"]["deletionTimestamp"].is_string() && !hangs(pod);
+            if ends && self.random.random_bool(0.3) {
                 locked(&self.server).end((Kind::Pod, NAMESPACE.to_owned(), name(pod)));
             } else if !self.started.contains_key(&uid(pod)) && self.random.random_bool(0.5) {
                 self.started.insert(uid(pod), ());
@@ -154,7 +157,7 @@ impl Machine {
         let key = (Kind::Pod, NAMESPACE.to_owned(), name(pod));
         let id = format!("containerd://{:064x}", self.pids);
         let status = json!({ "metadata": { "uid": uid(pod) }, "status": {
-            "phase": "Running", "startTime": "2026-01-01T00:00:00Z",
+            "phase": "Running", "startTime": dice::time(SignedDuration::ZERO),
             "containerStatuses": [{
                 "name": "main", "containerID": id, "image": "i", "imageID": "i", "ready": true, "restartCount": 0,
             }],
@@ -251,6 +254,13 @@ impl Machine {
         self.running
             .retain(|it| it.pod.is_some() || it.card != card);
         self.run(None, card, mib, "0::/system.slice/x.service")
+    }
+
+    /// Others use so much of each of its cards.
+    pub(crate) fn fill(&mut self, mib: u64) -> Result<()> {
+        self.leave();
+        (0..self.cards.len())
+            .try_for_each(|card| self.run(None, card, mib, "0::/system.slice/x.service"))
     }
 
     /// Nobody but pods uses its cards any more.

@@ -5,16 +5,24 @@
 //! `make simulate SEEDS=1000 FROM=0` lives through so many, `make simulate SEED=7` through one, and tells its story.
 
 mod cache;
+mod call;
 mod check;
+mod crowd;
 mod dice;
+mod disruptions;
 mod machine;
 mod model;
 mod net;
+mod past;
+mod patch;
 mod preempt;
+mod probes;
 mod scheduler;
 mod server;
 mod stage;
 mod story;
+mod switches;
+mod trouble;
 mod users;
 mod world;
 
@@ -45,6 +53,7 @@ fn live(seed: u64) -> Result<()> {
             .start_paused(true)
             .build()?;
         runtime.block_on(async {
+            dice::begin();
             let story = Story::new();
             let _heard = story.listen();
             let ended = World::run(seed, story.clone()).await;

@@ -1,24 +1,24 @@
 //! The way between a process and the API server: kube's client on one side, the server's calls on the other, and
 //! in between messages that are late, lost, refused, or that nobody waits for any more.
 
-use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::http::{Method, Request, Response, StatusCode};
+use axum::http::{Request, Response, StatusCode};
 use futures::stream;
 use kube::Client;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tower::service_fn;
 
-use crate::check;
-use crate::server::{Change, Copy, Kind, Refusal, Server};
+use crate::call::Call;
+use crate::server::{Kind, Refusal, Server};
 
 pub(crate) type Shared = Arc<Mutex<Server>>;
 
@@ -42,8 +42,17 @@ pub(crate) enum Mode {
     Dead,
 }
 
+/// A message arrives at the latest so long after it was sent, and what comes of it is known.
+pub(crate) const LATEST: Duration = Duration::from_secs(100);
+/// So old may be what a process knows: where messages go astray or did, where they did not, and where watches are prompt.
+const VIEWS: [Duration; 3] = [
+    Duration::from_secs(200),
+    Duration::from_secs(15),
+    Duration::from_secs(1),
+];
+
 /// What can go wrong with a request, in ten thousand.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Odds {
     /// It is answered with 429, 500 or 503, and nothing is done.
     pub(crate) refused: u32,
@@ -53,13 +62,23 @@ pub(crate) struct Odds {
     pub(crate) late: u32,
     /// A watch ends early at each of its events.
     pub(crate) unwatched: u32,
+    /// Each takes 0.5 to 2.5 s, and watches tell at once.
+    pub(crate) slow: bool,
+    /// Each that writes a pod's status is refused.
+    pub(crate) mute: bool,
 }
+
+/// How far each watch is behind.
+pub(crate) type Lags = BTreeMap<Kind, Duration>;
 
 /// One process's connection.
 pub(crate) struct Link {
     server: Shared,
     mode: watch::Sender<Mode>,
-    pub(crate) odds: Mutex<Odds>,
+    odds: Mutex<Odds>,
+    pub(crate) lags: Mutex<Lags>,
+    /// Since when mode and odds are what they are.
+    since: Mutex<Instant>,
     random: Mutex<StdRng>,
 }
 
@@ -81,12 +100,39 @@ impl Link {
             server: server.clone(),
             mode: watch::Sender::new(Mode::Up),
             odds: Mutex::default(),
+            lags: Mutex::default(),
+            since: Mutex::new(Instant::now()),
             random: Mutex::new(StdRng::seed_from_u64(seed)),
         })
     }
 
     pub(crate) fn set(&self, mode: Mode) {
+        *locked(&self.since) = Instant::now();
         self.mode.send_replace(mode);
+    }
+
+    pub(crate) fn odds(&self) -> Odds {
+        *locked(&self.odds)
+    }
+
+    pub(crate) fn set_odds(&self, odds: Odds) {
+        *locked(&self.since) = Instant::now();
+        *locked(&self.odds) = odds;
+    }
+
+    /// How old what the process knows may be.
+    pub(crate) fn view(&self) -> Duration {
+        let odds = self.odds();
+        let settled = locked(&self.since).elapsed() > LATEST;
+        let [lost, late, prompt] = VIEWS;
+        let behind = locked(&self.lags).values().max().copied();
+        let age = match odds {
+            _ if self.mode() != Mode::Up => lost,
+            Odds { slow: true, .. } if settled => prompt,
+            odds if odds == Odds::default() && settled => late,
+            _ => lost,
+        };
+        age + behind.unwrap_or_default()
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -123,6 +169,10 @@ impl Link {
 
     /// The time that a message takes: a moment as a rule, and now and then long enough to be overtaken.
     fn delay(&self) -> Duration {
+        if self.odds().slow {
+            let millis = locked(&self.random).random_range(250..1250);
+            return Duration::from_millis(millis);
+        }
         let mut random = locked(&self.random);
         let micros = match random.random_range(0..100_u32) {
             0 => random.random_range(0..2_000_000),
@@ -132,9 +182,9 @@ impl Link {
         Duration::from_micros(micros)
     }
 
-    fn fate(&self) -> Fate {
-        let odds = *locked(&self.odds);
-        if self.roll(odds.refused) {
+    fn fate(&self, call: &Call) -> Fate {
+        let odds = self.odds();
+        if self.roll(odds.refused) || odds.mute && call.writes_status() {
             let code = [429, 500, 503][locked(&self.random).random_range(0..3)];
             return Fate::Refused(code);
         }
@@ -155,7 +205,6 @@ impl Link {
         self: Arc<Self>,
         request: Request<kube::client::Body>,
     ) -> Result<Response<Body>, Failure> {
-        self.pass().await?;
         let (head, body) = request.into_parts();
         let body = to_bytes(Body::new(body), usize::MAX).await?;
         let body: Value = match body.is_empty() {
@@ -164,9 +213,12 @@ impl Link {
         };
         let mut call = Call::of(&head, body);
         // As it is sent: what happens while it is under way nobody can know.
-        call.unwanted = call.is_unwanted(&locked(&self.server));
-        sleep(self.delay()).await;
-        let fate = self.fate();
+        call.judge(&locked(&self.server), self.view());
+        self.pass().await?;
+        if call.watches.is_none() || !self.odds().slow {
+            sleep(self.delay()).await;
+        }
+        let fate = self.fate(&call);
         match fate {
             Fate::Refused(code) => {
                 let text = "the server is busy".to_owned();
@@ -202,12 +254,16 @@ impl Link {
     }
 
     fn watch(self: Arc<Self>, call: Call, start: u64) -> Response<Body> {
-        let news = locked(&self.server).news();
+        let (news, life) = {
+            let server = locked(&self.server);
+            (server.news(), server.life)
+        };
         let end = Instant::now() + Duration::from_secs(call.seconds);
         let watching = Watching {
             link: self,
             call,
             at: start,
+            life,
             news,
             end,
         };
@@ -224,6 +280,8 @@ struct Watching {
     link: Arc<Link>,
     call: Call,
     at: u64,
+    /// Of the server: it ends with that.
+    life: u64,
     news: watch::Receiver<u64>,
     end: Instant,
 }
@@ -232,22 +290,34 @@ impl Watching {
     /// The next events, or the end.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            sleep(self.link.delay()).await;
-            if self.link.pass().await.is_err() {
+            if !self.link.odds().slow {
+                sleep(self.link.delay()).await;
+            }
+            if self.link.pass().await.is_err() || self.link.roll(self.link.odds().unwatched) {
                 return None;
             }
-            if self.link.roll(locked(&self.link.odds).unwatched) {
-                return None;
-            }
+            let lag = self.call.kind.and_then(|kind| {
+                let lags = locked(&self.link.lags);
+                lags.get(&kind).copied()
+            });
+            let lag = lag.unwrap_or_default();
             let mut lines = Vec::new();
+            // When the first event may be told that is held back.
+            let mut held = None;
             {
                 let server = locked(&self.link.server);
+                if server.life != self.life {
+                    return None;
+                }
                 match server.since(self.at) {
                     Err(refusal) => lines.extend(line("ERROR", &status(&refusal).to_string())),
                     Ok(changes) => {
-                        let told = changes.iter().filter_map(|change| self.call.event(change));
+                        let due = changes.partition_point(|it| it.at.elapsed() >= lag);
+                        let told = changes[..due].iter().filter_map(|it| self.call.event(it));
                         told.for_each(|(kind, object)| lines.extend(line(kind, &object)));
-                        self.at = server.version();
+                        held = changes.get(due).map(|it| it.at + lag);
+                        let next = changes.get(due).map(|it| it.version - 1);
+                        self.at = self.at.max(next.unwrap_or(server.version()));
                     }
                 }
             }
@@ -255,11 +325,11 @@ impl Watching {
             if !lines.is_empty() {
                 return Some(lines.into());
             }
-            if locked(&self.link.server).version() > self.at {
-                continue;
-            }
-            if timeout_at(self.end, self.news.changed()).await.is_err() {
-                return None;
+            match held {
+                Some(at) => sleep_until(at).await,
+                None if locked(&self.link.server).version() > self.at => {}
+                None if timeout_at(self.end, self.news.changed()).await.is_err() => return None,
+                None => {}
             }
         }
     }
@@ -277,200 +347,9 @@ fn status(Refusal(code, reason, message): &Refusal) -> Value {
     })
 }
 
-fn refused(refusal: &Refusal) -> Response<Body> {
+pub(crate) fn refused(refusal: &Refusal) -> Response<Body> {
     let mut response = Response::new(Body::from(status(refusal).to_string()));
     *response.status_mut() =
         StatusCode::from_u16(refusal.0).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response
-}
-
-/// A request, understood.
-struct Call {
-    method: Method,
-    kind: Option<Kind>,
-    plural: String,
-    namespace: String,
-    name: String,
-    part: String,
-    /// Pods that have not ended, or those that are not bound, or those of one node.
-    unfinished: bool,
-    node: Option<String>,
-    /// The one with this name.
-    only: Option<String>,
-    strategic: bool,
-    /// Server-side.
-    applies: bool,
-    /// Only metadata is wanted.
-    partial: bool,
-    /// It is a watch, from this version on.
-    watches: Option<u64>,
-    seconds: u64,
-    body: Value,
-    /// Why it should not have been sent.
-    unwanted: Option<String>,
-}
-
-impl Call {
-    fn of(head: &axum::http::request::Parts, body: Value) -> Self {
-        let path = head.uri.path().trim_matches('/').split('/');
-        let mut path: Vec<&str> = path.collect();
-        // /api/v1 or /apis/GROUP/VERSION.
-        path.drain(
-            ..match path.first() {
-                Some(&"api") => 2,
-                _ => 3,
-            },
-        );
-        let namespace = match path.first() {
-            Some(&"namespaces") if path.len() > 2 => path.drain(..2).nth(1),
-            _ => None,
-        };
-        let part = |at: usize| path.get(at).copied().unwrap_or_default().to_owned();
-        let query = head.uri.query().unwrap_or_default();
-        let value = |key: &str| {
-            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.find(|(it, _)| *it == key).map(|(_, value)| value)
-        };
-        let number = |key: &str| value(key).and_then(|text| text.parse().ok());
-        let header = |name: &str| {
-            let value = head.headers.get(name);
-            value.and_then(|it| it.to_str().ok()).unwrap_or_default()
-        };
-        let selects = |field: &str| {
-            let selector = value("fieldSelector").unwrap_or_default();
-            let selector = selector.replace("%3D", "=").replace("%21", "!");
-            let selector = selector.replace("%2C", ",");
-            let mut parts = selector.split(',');
-            parts.find_map(|part| part.strip_prefix(field).map(str::to_owned))
-        };
-        Self {
-            method: head.method.clone(),
-            kind: Kind::of_plural(&part(0)),
-            plural: part(0),
-            namespace: namespace.unwrap_or_default().to_owned(),
-            name: part(1),
-            part: part(2),
-            unfinished: selects("status.phase").is_some(),
-            node: selects("spec.nodeName="),
-            only: selects("metadata.name="),
-            strategic: header("content-type").contains("strategic"),
-            applies: header("content-type").contains("apply-patch"),
-            partial: header("accept").contains("as=PartialObjectMetadata"),
-            watches: value("watch").map(|_| number("resourceVersion").unwrap_or(0)),
-            seconds: number("timeoutSeconds").unwrap_or(300),
-            body,
-            unwanted: None,
-        }
-    }
-
-    /// Should this pod not be deleted?
-    fn is_unwanted(&self, server: &Server) -> Option<String> {
-        let deletes = self.method == Method::DELETE && self.kind == Some(Kind::Pod);
-        let key = (Kind::Pod, self.namespace.clone(), self.name.clone());
-        let pod = server.get(&key).ok().filter(|_| deletes)?;
-        check::preempted(server, &pod, &self.body["preconditions"])
-    }
-
-    fn wants(&self, object: &Value) -> bool {
-        (self.namespace.is_empty() || object["metadata"]["namespace"] == *self.namespace)
-            && !(self.unfinished && check::ended(object))
-            && self
-                .node
-                .as_ref()
-                .is_none_or(|node| object["spec"]["nodeName"].as_str().unwrap_or_default() == node)
-            && (self.only.as_ref()).is_none_or(|only| object["metadata"]["name"] == **only)
-    }
-
-    /// What a watch tells of a change.
-    fn event<'c>(&self, change: &'c Change) -> Option<(&'static str, Cow<'c, str>)> {
-        if Some(change.kind) != self.kind {
-            return None;
-        }
-        let seen = |copy: &'c Option<Copy>| copy.as_ref().filter(|it| self.wants(it));
-        match (seen(&change.before), seen(&change.after)) {
-            (None, Some(after)) => Some(("ADDED", change.told(after).into())),
-            (Some(_), Some(after)) => Some(("MODIFIED", change.told(after).into())),
-            (Some(before), None) => {
-                let last = change.after.as_ref().unwrap_or(before);
-                let mut last = Value::clone(last);
-                last["metadata"]["resourceVersion"] = json!(change.version.to_string());
-                Some(("DELETED", last.to_string().into()))
-            }
-            (None, None) => None,
-        }
-    }
-
-    fn answer(self, server: &mut Server) -> Response<Body> {
-        let created = self.method == Method::POST;
-        match self.decide(server) {
-            Ok(answer) => {
-                let mut response = Response::new(Body::from(answer));
-                if created {
-                    *response.status_mut() = StatusCode::CREATED;
-                }
-                response
-            }
-            Err(refusal) => refused(&refusal),
-        }
-    }
-
-    /// What it is answered, as it is sent.
-    fn decide(self, server: &mut Server) -> Result<String, Refusal> {
-        let Some(kind) = self.kind else {
-            // Events are told to nobody; of policies and settings there are none.
-            return match self.plural.as_str() {
-                "events" => Ok(self.body.to_string()),
-                "poddisruptionbudgets" => Ok(server.budgets().to_string()),
-                other => Err(Refusal(404, "NotFound", format!("no {other} here"))),
-            };
-        };
-        let key = (kind, self.namespace.clone(), self.name.clone());
-        let partial = self.partial;
-        let answer = match (&self.method, self.part.as_str()) {
-            (&Method::GET, _) if self.name.is_empty() => {
-                let items = server.all(kind).filter(|object| self.wants(object));
-                let items: Vec<String> = items.map(|object| object.to_string()).collect();
-                return Ok(format!(
-                    r#"{{"kind":"{kind:?}List","apiVersion":"{}","metadata":{{"resourceVersion":"{}"}},"items":[{}]}}"#,
-                    kind.api_version(),
-                    server.version(),
-                    items.join(",")
-                ));
-            }
-            (&Method::GET, _) => server.get(&key),
-            (&Method::POST, "binding") => {
-                server.bind(key, &self.body).map(|_| {
-                    let done = json!({ "kind": "Status", "apiVersion": "v1", "status": "Success", "metadata": {} });
-                    Arc::new(done)
-                })
-            }
-            (&Method::POST, "eviction") => server.evict(key, &self.body),
-            (&Method::POST, "") => server.create(kind, &self.namespace, self.body),
-            (&Method::DELETE, "") if kind == Kind::Pod => server.preempt(key, &self.body, self.unwanted),
-            (&Method::PUT, _) => server.replace(key, self.body),
-            (&Method::PATCH, part) if self.applies => {
-                server.apply(key, self.body, part == "status")
-            }
-            (&Method::PATCH, part) => {
-                let before = server.get(&key);
-                let patched = server.patch(key, &self.body, self.strategic, part == "status");
-                if let (Kind::Pod, "", Ok(before), Ok(after)) = (kind, part, before, &patched) {
-                    server.wrong.extend(check::lift(&before, after));
-                }
-                patched
-            }
-            (method, part) => {
-                let text = format!("the simulated server has no {method} of {kind:?}/{part}");
-                server.wrong.push(text.clone());
-                Err(Refusal(405, "MethodNotAllowed", text))
-            }
-        };
-        answer.map(|object| match partial {
-            false => object.to_string(),
-            true => json!({
-                "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"],
-            })
-            .to_string(),
-        })
-    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cache::Cache;
+use crate::check::rejects;
 use crate::net::{self, locked};
 use crate::scheduler::{Scheduler, asked, name, uid};
 use crate::server::{Copy, Kind};
@@ -53,7 +54,8 @@ impl Scheduler {
             if pod["spec"]["preemptionPolicy"] == "Never" || nominated(pod).is_some_and(waits) {
                 return;
             }
-            let nodes = cache.nodes.keys().filter(|node| !passed.contains(node));
+            let nodes = cache.nodes.keys();
+            let nodes = nodes.filter(|node| !passed.contains(node) && !rejects(pod, node));
             let nodes = nodes.filter_map(|node| Some((node.clone(), victims(&cache, pod, node)?)));
             nodes.collect()
         };
@@ -153,6 +155,9 @@ impl Scheduler {
                 .collect::<Vec<_>>()
                 .join(" and ")
         ));
+        let uids: Vec<String> = victims.iter().map(|it| uid(it)).collect();
+        let link = self.beside().link;
+        locked(&self.server).evicts(pod, node, &uids, &link);
         self.nominate(pod, Some(node)).await;
         for victim in victims {
             tokio::time::sleep(Duration::from_millis(self.random(50))).await;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
+use gpustow_api::intree::nodes_to_find;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
@@ -17,9 +18,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::ServiceExt as _;
 
 use crate::cache::{Cache, Place};
-use crate::check::{ended, group};
+use crate::check::{ended, group, rejects};
 use crate::net::{Link, Mode, Shared, locked};
-use crate::preempt::nominated;
+use crate::preempt::{nominated, priority};
+use crate::probes::PRIORITY;
 use crate::server::{Copy, Kind};
 use crate::story::Story;
 
@@ -246,15 +248,32 @@ impl Scheduler {
         due.get(index).map(|pod| Copy::clone(pod))
     }
 
-    /// What NodeResourcesFit says: the node's sum.
-    fn fits(&self, pod: &Value) -> Vec<String> {
-        let cache = locked(&self.cache);
-        let nodes = cache.nodes.keys().filter(|node| {
-            let held = cache.here(node).chain(cache.nominated(node, pod));
-            let held: u64 = held.map(|pod| asked(pod)).sum();
-            held + asked(pod) <= cache.allocatable(node)
-        });
-        nodes.cloned().collect()
+    /// Does the node pass its own filters? That is the node's sum, and what the ledger cannot see.
+    fn passes(cache: &Cache, pod: &Value, node: &str) -> bool {
+        let held = cache.here(node).chain(cache.nominated(node, pod));
+        let held: u64 = held.map(|pod| asked(pod)).sum();
+        held + asked(pod) <= cache.allocatable(node) && !rejects(pod, node)
+    }
+
+    /// The nodes that pass, or as many as it looks for; the next call goes on from there.
+    fn window(&self, pod: &Value) -> Vec<String> {
+        let mut cache = locked(&self.cache);
+        let nodes: Vec<String> = cache.nodes.keys().cloned().collect();
+        let (begin, enough) = (cache.next, nodes_to_find(0, nodes.len()));
+        let mut passed = Vec::new();
+        let mut looked = 0;
+        for at in begin..begin + nodes.len() {
+            if passed.len() == enough {
+                break;
+            }
+            looked += 1;
+            let node = &nodes[at % nodes.len()];
+            if Self::passes(&cache, pod, node) {
+                passed.push(node.clone());
+            }
+        }
+        cache.next = (begin + looked) % nodes.len().max(1);
+        passed
     }
 
     fn put(&self, pod: &Value, place: Place) {
@@ -278,15 +297,24 @@ impl Scheduler {
     }
 
     async fn schedule(self: Arc<Self>, pod: Copy) {
-        let passed = self.fits(&pod);
         // The one that it is nominated to is asked about alone first.
-        let first = nominated(&pod).filter(|node| passed.iter().any(|it| it == node));
-        let looks = first.map(|node| vec![node.to_owned()]);
-        let mut nodes = Vec::new();
-        for look in looks.into_iter().chain([passed.clone()]) {
+        let first = nominated(&pod).filter(|node| {
+            let cache = locked(&self.cache);
+            cache.nodes.contains_key(*node) && Self::passes(&cache, &pod, node)
+        });
+        let first = first.map(|node| Some(vec![node.to_owned()]));
+        let (mut nodes, mut passed) = (Vec::new(), Vec::new());
+        for look in first.into_iter().chain([None]) {
+            let look = look.unwrap_or_else(|| {
+                passed = self.window(&pod);
+                passed.clone()
+            });
             if look.is_empty() {
                 continue;
             }
+            locked(&self.server)
+                .disruptions
+                .note_shown(&uid(&pod), &look);
             let body = json!({ "Pod": *pod, "NodeNames": look });
             let Some(answer) = self.call("filter", &body).await else {
                 return self.fail(&pod);
@@ -328,7 +356,7 @@ impl Scheduler {
         }
         // What else holds it back before it is bound: volumes, or other plugins' Permit.
         let permit = match self.random(50) {
-            0 => Duration::from_millis(self.random(60_000)),
+            0 if priority(&pod) < PRIORITY => Duration::from_millis(self.random(60_000)),
             _ => Duration::ZERO,
         };
         tokio::spawn(async move {

@@ -2,20 +2,28 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::names;
-use serde_json::{Map, Value, json};
+use k8s_openapi::jiff::SignedDuration;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::check;
+use crate::dice;
+use crate::disruptions::Disruptions;
 use crate::net::NAMESPACE;
+use crate::past::Past;
+use crate::patch::{conditions_of, merge, preconditions};
 use crate::story::Story;
 
 /// What was seen longer ago than a silent agent's report may be used, and a message may be late, nobody may act on.
 const STALE: Duration = Duration::from_secs(300);
+/// What pods have to terminate.
+const GRACE: i64 = 30;
 
 /// The kinds that it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,10 +62,26 @@ pub(crate) type Key = (Kind, String, String);
 /// An object at one version.
 pub(crate) type Copy = Arc<Value>;
 
+/// What is kept at one time.
+#[derive(Clone, Default)]
+pub(crate) struct Objects(BTreeMap<Key, Copy>);
+
+impl Objects {
+    pub(crate) fn all(&self, kind: Kind) -> impl Iterator<Item = &Copy> {
+        let all = self.0.iter().filter(move |(key, _)| key.0 == kind);
+        all.map(|(_, object)| object)
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Answer {
+        self.0.get(key).cloned().ok_or_else(|| not_found(key))
+    }
+}
+
 /// One write.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) version: u64,
+    pub(crate) at: Instant,
     pub(crate) kind: Kind,
     /// What it was and what it is.
     pub(crate) before: Option<Copy>,
@@ -79,7 +103,7 @@ pub(crate) struct Refusal(pub(crate) u16, pub(crate) &'static str, pub(crate) St
 
 pub(crate) type Answer = Result<Copy, Refusal>;
 
-fn conflict(text: &str) -> Refusal {
+pub(crate) fn conflict(text: &str) -> Refusal {
     Refusal(409, "Conflict", text.to_owned())
 }
 
@@ -89,7 +113,8 @@ fn not_found(key: &Key) -> Refusal {
 
 /// The server.
 pub(crate) struct Server {
-    objects: BTreeMap<Key, Copy>,
+    objects: Objects,
+    pub(crate) past: Past,
     history: Vec<Change>,
     version: u64,
     uids: u64,
@@ -102,15 +127,25 @@ pub(crate) struct Server {
     pub(crate) budget: Option<usize>,
     /// When each pod, by UID, used more than it asked for.
     pub(crate) over: BTreeMap<String, Instant>,
+    pub(crate) disruptions: Disruptions,
     /// What no write may have done.
     pub(crate) wrong: Vec<String>,
     pub(crate) story: Story,
 }
 
+impl Deref for Server {
+    type Target = Objects;
+
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
+}
+
 impl Server {
     pub(crate) fn new(story: Story) -> Self {
         Self {
-            objects: BTreeMap::new(),
+            objects: Objects::default(),
+            past: Past::default(),
             history: Vec::new(),
             version: 1,
             uids: 0,
@@ -119,6 +154,7 @@ impl Server {
             budget: None,
             changed: watch::Sender::new(1),
             over: BTreeMap::new(),
+            disruptions: Disruptions::default(),
             wrong: Vec::new(),
             story,
         }
@@ -133,16 +169,6 @@ impl Server {
         self.changed.subscribe()
     }
 
-    pub(crate) fn all(&self, kind: Kind) -> impl Iterator<Item = &Copy> {
-        let all = self.objects.iter();
-        all.filter(move |(key, _)| key.0 == kind)
-            .map(|(_, object)| object)
-    }
-
-    pub(crate) fn get(&self, key: &Key) -> Answer {
-        self.objects.get(key).cloned().ok_or_else(|| not_found(key))
-    }
-
     /// The writes after this version, if they are not forgotten.
     pub(crate) fn since(&self, version: u64) -> Result<&[Change], Refusal> {
         if version < self.compacted {
@@ -153,9 +179,10 @@ impl Server {
         Ok(&self.history[first..])
     }
 
-    /// Its etcd is what it was at that version, restored as Kubernetes' documentation has it: later versions than
-    /// any before, nothing that could be watched from there, and no request that outlives it.
-    pub(crate) fn restore(&mut self, version: u64) {
+    /// Its etcd is what it was at that version, and no request outlives that. As Kubernetes' documentation has it, `later`
+    /// versions than any before follow, and nothing can be watched from there; else versions are used again.
+    pub(crate) fn restore(&mut self, version: u64, later: bool) {
+        let last = self.version;
         while let Some(change) = self.history.pop_if(|it| it.version > version) {
             let Some(object) = change.after.as_ref().or(change.before.as_ref()) else {
                 continue;
@@ -166,26 +193,53 @@ impl Server {
             };
             let key = (change.kind, text("namespace"), text("name"));
             match change.before {
-                Some(before) => self.objects.insert(key, before),
-                None => self.objects.remove(&key),
+                Some(before) => self.objects.0.insert(key, before),
+                None => self.objects.0.remove(&key),
             };
         }
-        self.history.clear();
-        self.version += 1_000_000;
-        self.compacted = self.version;
+        if later {
+            self.history.clear();
+            self.version = last + 1_000_000;
+            self.compacted = self.version;
+        } else {
+            self.version = version;
+            self.compacted = self.compacted.min(version);
+        }
         self.life += 1;
         self.changed.send_replace(self.version);
     }
 
+    /// The version before the pod was bound to its node, if that is known.
+    pub(crate) fn before_bind(&self, name: &str) -> Option<u64> {
+        let is_bind = |it: &&Change| {
+            let node = |copy: &Option<Copy>| {
+                let copy = copy.as_ref()?;
+                let is_it = copy["metadata"]["name"] == *name;
+                (is_it && it.kind == Kind::Pod).then(|| copy["spec"]["nodeName"].is_string())
+            };
+            (node(&it.before), node(&it.after)) == (Some(false), Some(true))
+        };
+        Some(self.history.iter().rev().find(is_bind)?.version - 1)
+    }
+
+    /// The names of the pods that were created, bound, changed or deleted after that version.
+    pub(crate) fn changed_since(&self, version: u64) -> Vec<String> {
+        let changes = self.history.iter().filter(|it| it.version > version);
+        let pods = changes.filter(|it| it.kind == Kind::Pod);
+        let copies = pods.filter_map(|it| it.after.as_ref().or(it.before.as_ref()));
+        copies.map(|pod| crate::scheduler::name(pod)).collect()
+    }
+
     fn write(&mut self, key: Key, object: Option<Value>) -> Option<Copy> {
+        self.past.keep(&self.objects);
         self.version += 1;
         let after = object.map(|mut object| {
             object["metadata"]["resourceVersion"] = json!(self.version.to_string());
             Arc::new(object)
         });
         let before = match &after {
-            Some(after) => self.objects.insert(key.clone(), after.clone()),
-            None => self.objects.remove(&key),
+            Some(after) => self.objects.0.insert(key.clone(), after.clone()),
+            None => self.objects.0.remove(&key),
         };
         let kind = key.0;
         if let (Kind::Pod, Some(after)) = (kind, &after) {
@@ -194,6 +248,7 @@ impl Server {
         }
         self.history.push(Change {
             version: self.version,
+            at: Instant::now(),
             kind,
             before,
             after: after.clone(),
@@ -206,16 +261,13 @@ impl Server {
     pub(crate) fn create(&mut self, kind: Kind, namespace: &str, mut object: Value) -> Answer {
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let key = (kind, namespace.to_owned(), name.to_owned());
-        if self.objects.contains_key(&key) {
+        if self.objects.0.contains_key(&key) {
             let text = format!("{} already exists", key.2);
             return Err(Refusal(409, "AlreadyExists", text));
         }
         self.uids += 1;
         object["metadata"]["uid"] = json!(format!("00000000-0000-0000-0000-{:012}", self.uids));
-        let (hours, minutes, seconds) =
-            (self.uids / 3600 % 24, self.uids / 60 % 60, self.uids % 60);
-        let created = format!("2026-01-01T{hours:02}:{minutes:02}:{seconds:02}Z");
-        object["metadata"]["creationTimestamp"] = json!(created);
+        object["metadata"]["creationTimestamp"] = json!(dice::time(SignedDuration::ZERO));
         if !namespace.is_empty() {
             object["metadata"]["namespace"] = json!(namespace);
         }
@@ -332,7 +384,11 @@ impl Server {
         preconditions(precondition, &old)?;
         if key.0 == Kind::Pod && old["spec"]["nodeName"].is_string() {
             let mut object = Value::clone(&old);
-            object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            if object["metadata"]["deletionTimestamp"].is_null() {
+                let by = dice::time(SignedDuration::from_secs(GRACE));
+                object["metadata"]["deletionTimestamp"] = json!(by);
+                object["metadata"]["deletionGracePeriodSeconds"] = json!(GRACE);
+            }
             return self.written(key, object);
         }
         self.end(key);
@@ -340,16 +396,12 @@ impl Server {
     }
 
     /// Deletes a pod for another, as the extender does it.
-    pub(crate) fn preempt(
-        &mut self,
-        key: Key,
-        options: &Value,
-        unwanted: Option<String>,
-    ) -> Answer {
+    pub(crate) fn preempt(&mut self, key: Key, options: &Value, unwanted: Vec<String>) -> Answer {
         let pod = self.delete(key, &options["preconditions"])?;
         let name = &pod["metadata"]["name"];
         self.story.tell(format!("{name} is preempted"));
         self.wrong.extend(unwanted);
+        self.disrupted(&pod);
         Ok(pod)
     }
 
@@ -381,13 +433,13 @@ impl Server {
 
     /// It is gone.
     pub(crate) fn end(&mut self, key: Key) {
-        if self.objects.contains_key(&key) {
+        if self.objects.0.contains_key(&key) {
             self.write(key, None);
         }
     }
 
     /// Evicts a pod; nobody may have one evicted that keeps within its request, unless it moves.
-    pub(crate) fn evict(&mut self, key: Key, eviction: &Value) -> Answer {
+    pub(crate) fn evict(&mut self, key: Key, eviction: &Value, unwanted: Vec<String>) -> Answer {
         let precondition = &eviction["deleteOptions"]["preconditions"];
         if check::guarded(&*self.get(&key)?) && self.disruptions() == Some(0) {
             let text = "Cannot evict pod as it would violate the pod's disruption budget.";
@@ -402,48 +454,10 @@ impl Server {
             self.wrong
                 .push(format!("{name} is evicted within its request"));
         }
+        self.wrong.extend(unwanted);
+        self.disrupted(&pod);
         Ok(Arc::new(
             json!({ "kind": "Status", "apiVersion": "v1", "status": "Success", "metadata": {} }),
         ))
-    }
-}
-
-/// The UID and the version that a write says must be those of the object.
-fn preconditions(meta: &Value, now: &Value) -> Result<(), Refusal> {
-    for field in ["uid", "resourceVersion"] {
-        let (wanted, is) = (&meta[field], &now["metadata"][field]);
-        if wanted.as_str().is_some_and(|text| !text.is_empty()) && wanted != is {
-            return Err(conflict(&format!("Precondition failed: {field} {is}")));
-        }
-    }
-    Ok(())
-}
-
-fn conditions_of(old: &Value, new: &[Value]) -> Value {
-    let old = old.as_array().into_iter().flatten();
-    let kept = old.filter(|it| !new.iter().any(|new| new["type"] == it["type"]));
-    kept.chain(new).cloned().collect()
-}
-
-/// RFC 7396.
-fn merge(into: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        if !patch.is_null() {
-            *into = patch.clone();
-        }
-        return;
-    };
-    if !into.is_object() {
-        *into = Value::Object(Map::new());
-    }
-    let Some(into) = into.as_object_mut() else {
-        return;
-    };
-    for (key, value) in patch {
-        // Of preconditions nothing is written.
-        match value {
-            Value::Null => drop(into.remove(key)),
-            value => merge(into.entry(key.clone()).or_insert(Value::Null), value),
-        }
     }
 }

@@ -5,9 +5,10 @@ use rand::RngExt as _;
 use serde_json::{Value, json};
 
 use crate::check::{self, CARD, gated, gated_by_others};
+use crate::disruptions::waits;
 use crate::net::{NAMESPACE, locked};
 use crate::scheduler::name;
-use crate::server::Kind;
+use crate::server::{Copy, Kind};
 use crate::world::{World, key};
 
 /// The UID of the controller that made the pod.
@@ -47,7 +48,7 @@ impl World {
             },
             "status": { "phase": "Pending" },
         });
-        if let Some(other) = self.other
+        if let Some(other) = self.on.other
             && self.random.random_bool(0.3)
         {
             pod["spec"]["schedulerName"] = json!(other);
@@ -75,12 +76,20 @@ impl World {
         if mib == CARD {
             pod["metadata"]["annotations"][names::EXCLUSIVE] = json!("true");
         }
+        if self.on.hangs && self.random.random_bool(0.05) {
+            pod["metadata"]["labels"][check::HANGS] = json!("yes");
+        }
+        if self.on.rejects && self.random.random_bool(0.3) {
+            let names = self.machines.iter().map(|it| it.name.clone());
+            let names: Vec<String> = names.filter(|_| self.random.random_bool(0.4)).collect();
+            pod["metadata"]["labels"][check::REJECTS] = json!(names.join("_"));
+        }
         if members > 1 {
             let group = format!("of-p{}", self.pods + 1);
             pod["metadata"]["labels"][names::POD_GROUP_LABELS[0]] = json!(group);
             pod["metadata"]["labels"][check::MEMBERS] = json!(members.to_string());
         }
-        if self.moves && members == 1 && self.random.random_bool(0.4) {
+        if self.on.defragment && members == 1 && self.random.random_bool(0.4) {
             let owner = format!("maker-of-p{}", self.pods + 1);
             pod["metadata"]["annotations"][names::MOVABLE] = json!("true");
             pod["metadata"]["ownerReferences"] = json!([{
@@ -93,21 +102,27 @@ impl World {
         }
     }
 
-    fn make(&mut self, pod: &mut Value) {
+    pub(crate) fn make(&mut self, pod: &mut Value) -> String {
         self.pods += 1;
         let name = format!("p{}", self.pods);
         let members = check::group(pod).map_or(1, |(_, members)| members);
         let (mib, gpus) = check::asks(pod);
         pod["metadata"]["name"] = json!(name);
+        let labels = &pod["metadata"]["labels"];
         self.tell(format!(
-            "{name} is created: {gpus} x {mib} MiB, priority {}, by {}{}{}",
+            "{name} is created: {gpus} x {mib} MiB, priority {}, by {}{}{}{}{}",
             pod["spec"]["priority"],
             pod["spec"]["schedulerName"],
             if gated(pod) { ", gated" } else { "" },
             if members > 1 { ", one of a group" } else { "" },
+            labels[check::REJECTS]
+                .as_str()
+                .map_or_else(String::new, |it| format!(", rejects {it}")),
+            if check::hangs(pod) { ", hangs" } else { "" },
         ));
         // No other has its name.
         let _ = locked(&self.server).create(Kind::Pod, NAMESPACE, pod.clone());
+        name
     }
 
     /// Controllers make pods in place of those that have gone.
@@ -141,10 +156,27 @@ impl World {
     }
 
     pub(crate) fn end(&mut self, bound: bool) {
-        let Some(name) = self.any_pod(bound) else {
-            return;
+        if let Some(name) = self.any_pod(bound) {
+            self.end_pod(&name, bound);
+        }
+    }
+
+    /// A waiting pod is deleted for which others are disrupted, if there is one.
+    pub(crate) fn give_up(&mut self) {
+        let kept = {
+            let server = locked(&self.server);
+            let kept = |pod: &&Copy| check::says(pod, names::KEPT_CONDITION).is_some();
+            let mut all = server.all(Kind::Pod).filter(kept);
+            all.find(|pod| waits(pod)).map(|pod| name(pod))
         };
-        let key = key(Kind::Pod, &name);
+        match kept {
+            Some(name) => self.end_pod(&name, false),
+            None => self.end(false),
+        }
+    }
+
+    fn end_pod(&mut self, name: &str, bound: bool) {
+        let key = key(Kind::Pod, name);
         let owner = locked(&self.server)
             .get(&key)
             .ok()
@@ -164,7 +196,7 @@ impl World {
     }
 
     /// Are new pods queued?
-    fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         let config = locked(&self.server).get(&key(Kind::GpustowConfig, config::NAME));
         config.is_ok_and(|config| {
             config["spec"]["queue"]["mode"] != "Off" && config["status"]["queueing"] == true

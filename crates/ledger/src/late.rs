@@ -13,6 +13,7 @@ use crate::Ledger;
 use crate::books::Node;
 use crate::maps::HashSet;
 use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::queue::Evidence;
 
 impl Ledger {
     /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
@@ -34,6 +35,14 @@ impl Ledger {
             .iter()
             .fold(0u64, |sum, card| sum.saturating_add(card.free.0));
         asked > free && asked > left_in_sum(node, view, |_| true)
+    }
+
+    /// The node where others terminate, move or give memory back for a pod.
+    #[must_use]
+    pub fn disrupted_on(&self, uid: &str) -> Option<Arc<str>> {
+        let queue = &self.queue;
+        let node = queue.scattered(uid).or_else(|| queue.called_back(uid));
+        node.map(|(node, _)| node.clone())
     }
 
     /// Has the node no report, or a stale one?
@@ -59,7 +68,8 @@ impl Ledger {
     }
 
     /// Does the pod fit on the node as soon as the `leaving` pods are gone? With `ended`, memory does not count
-    /// that GPUs report of pods that are bound there no more.
+    /// that GPUs report of pods that are bound there no more, nor memory of assumed pods of lower priority: if
+    /// kube-scheduler preempts one of these before its bind, only the end of the assumption tells the ledger.
     #[must_use]
     pub fn fits_without(
         &self,
@@ -78,10 +88,40 @@ impl Ledger {
         let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
         if ended {
             gone.extend(ended_on(node));
+            gone.extend(self.assumed_below(node, pod.priority));
         }
         let mut budget = self.budget();
         let after = self.fits_after(name, node, pod, &gone, &mut budget);
         after.is_some_and(|view| view.is_some())
+    }
+}
+
+impl Ledger {
+    /// A node where the pod fits now, among those that kube-scheduler has not shown for it lately: it stops to look once
+    /// enough nodes pass its own filters. The pod is woken for such a node.
+    #[must_use]
+    pub fn fits_unshown(&self, pod: &PodFacts, now: Duration) -> Option<Arc<str>> {
+        let request = pod.request.as_ref().ok()?;
+        let mut budget = self.budget();
+        let mut nodes = self.books.nodes().filter(|(name, _)| {
+            self.queue.may_be_unshown(&pod.uid, name)
+                && self.evidence(pod, name, now) == Evidence::Unknown
+                && self.may_fit(name, pod, now)
+        });
+        let node = nodes.find(|(name, _)| {
+            let choice = self.choose_within(name, pod, request, &mut budget);
+            choice.is_ok()
+        });
+        node.map(|(name, _)| name.clone())
+    }
+
+    /// The pods of lower priority that are assumed on a node.
+    fn assumed_below(&self, node: &Node, priority: i32) -> impl Iterator<Item = Arc<str>> {
+        let lower = move |uid: &&Arc<str>| {
+            let pod = self.books.pod(uid);
+            pod.is_none_or(|pod| pod.priority < priority)
+        };
+        node.assumed().filter(lower).cloned()
     }
 }
 

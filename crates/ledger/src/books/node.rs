@@ -226,6 +226,11 @@ impl Node {
             .collect()
     }
 
+    /// The pods that are assumed here: their binds are awaited.
+    pub(crate) fn assumed(&self) -> impl Iterator<Item = &Uid> {
+        self.reserved.keys()
+    }
+
     /// The pods that are bound here.
     pub(crate) fn bound(&self) -> &HashMap<Uid, Hold> {
         &self.bound

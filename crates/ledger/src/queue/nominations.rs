@@ -108,6 +108,12 @@ impl Nominations {
 }
 
 impl Queue {
+    /// May kube-scheduler have left out this node when it refused the pod last? Not one for which the pod was woken to no
+    /// avail.
+    pub(crate) fn may_be_unshown(&self, uid: &str, node: &str) -> bool {
+        self.waiting.is_sampled(uid) && !self.waiting.is_barred(uid, node)
+    }
+
     /// Nominations that have lasted too long keep no room.
     pub(crate) fn end_nominations(&mut self, books: &Books, now: Duration) {
         for (uid, node) in self.nominations.tick(books, now) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_ledger::Ledger;
 
-use crate::build::{at, bound, card, ledger, pod, report, used};
+use crate::build::{ask, at, bound, card, ledger, pod, report, used};
 
 fn fits_without(ledger: &Ledger, mib: u64, leaving: &[&str], ended: bool) -> bool {
     let leaving: Vec<Arc<str>> = leaving.iter().map(|uid| (*uid).into()).collect();
@@ -66,4 +66,21 @@ fn memory_of_a_pod_that_is_gone_counts_until_the_caller_says_otherwise() {
         ..bound("x", "a", "a-0", 80)
     });
     assert!(!fits_without(&ledger, 80, &[], true));
+}
+
+#[test]
+fn memory_of_an_assumed_pod_of_lower_priority_counts_until_the_caller_says_otherwise() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    for (uid, priority) in [("x", -1), ("y", 0)] {
+        let assumed = PodFacts {
+            priority,
+            ..pod(uid, 40)
+        };
+        ledger.apply_pod(assumed.clone());
+        assert_eq!(ledger.filter(&ask(&assumed), &["a"], at(0)).nodes, ["a"]);
+    }
+    assert!(!fits_without(&ledger, 60, &[], false));
+    assert!(fits_without(&ledger, 60, &[], true));
+    // One of equal priority stays.
+    assert!(!fits_without(&ledger, 61, &[], true));
 }

@@ -77,6 +77,29 @@ fn nominated(name: &str, mib: u64, node: &str) -> PodFacts {
 }
 
 #[test]
+fn node_that_was_not_shown_is_found_before_others_are_evicted() {
+    let mut cluster = Cluster::new(&[250]);
+    let p = pod("p", 60);
+    cluster.ledger.apply_pod(p.clone());
+    let unshown = |cluster: &Cluster, now| cluster.ledger.fits_unshown(&p, now);
+    assert!(cluster.shows(&p, 0..100, at(1)).is_empty());
+    assert_eq!(unshown(&cluster, at(1)).as_deref(), Some("n250"));
+    // Of a pod that was not refused nothing is known.
+    assert_eq!(cluster.ledger.fits_unshown(&pod("q", 60), at(1)), None);
+    // The pod was woken for the node, and kube-scheduler has other reasons not to take it.
+    assert_eq!(cluster.woken(at(1)), [named("p", "n250")]);
+    let own = nominated("p", 60, "n250");
+    cluster.ledger.apply_pod(own.clone());
+    assert!(cluster.shows(&own, 100..200, at(2)).is_empty());
+    assert_eq!(unshown(&cluster, at(2)), None);
+    // All that pass are shown.
+    let mut small = Cluster::new(&[250]);
+    small.ledger.apply_pod(p.clone());
+    assert!(small.shows(&p, 0..99, at(1)).is_empty());
+    assert_eq!(small.ledger.fits_unshown(&p, at(1)), None);
+}
+
+#[test]
 fn pod_refused_in_a_sample_is_nominated_to_the_node_that_fits() {
     let mut cluster = Cluster::new(&[250]);
     let p = pod("p", 60);

@@ -187,6 +187,11 @@ impl Waiting {
         }
     }
 
+    /// Did kube-scheduler show only some of the nodes that passed its own filters when the pod was refused last?
+    pub(in crate::queue) fn is_sampled(&self, uid: &str) -> bool {
+        self.pods.get(uid).is_some_and(|wait| wait.sampled)
+    }
+
     /// Is room promised to the pod?
     pub(in crate::queue) fn is_promised(&self, uid: &str) -> bool {
         let wait = self.pods.get(uid);

@@ -1,0 +1,260 @@
+//! Pods that finish, move or give memory back for others: that it is of use, that kube-scheduler showed the node for the
+//! pod that it is for, and that it is one node at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::iter::once;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::names;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::check::{self, Card, asks, ended, gated_by_others, group, rejects, says};
+use crate::net::{Link, NAMESPACE};
+use crate::scheduler::{asked, name, uid};
+use crate::server::{Copy, Kind, Objects, Server};
+
+/// What kube-scheduler showed for longer than this is no evidence.
+const RECENT: Duration = Duration::from_secs(300);
+/// After victims on one node, no others for the same pod on another node for so long.
+const APART: Duration = Duration::from_secs(60);
+/// An agent's report counts for so long, before it may be called stale.
+const FRESH: i64 = 100;
+
+/// Where pods were disrupted for another one, which, and since when.
+struct Done {
+    node: String,
+    victims: BTreeSet<String>,
+    since: Instant,
+    by: By,
+}
+
+/// By what pods are disrupted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// kube-scheduler, as the extender with this link has agreed.
+    Scheduler(usize),
+    /// The extender, for fragmented memory.
+    Extender,
+    /// The extender, which reclaims borrowed memory.
+    Reclaim,
+}
+
+#[derive(Default)]
+pub(crate) struct Disruptions {
+    /// When kube-scheduler last showed the extender a node for a pod, by UID.
+    shown: BTreeMap<(String, String), Instant>,
+    /// By the UID of the pod that it was done for.
+    done: BTreeMap<String, Done>,
+}
+
+impl Disruptions {
+    /// kube-scheduler asks about the pod on these nodes.
+    pub(crate) fn note_shown(&mut self, uid: &str, nodes: &[String]) {
+        for node in nodes {
+            let key = (uid.to_owned(), node.clone());
+            self.shown.insert(key, Instant::now());
+        }
+    }
+
+    /// Were others disrupted for this pod?
+    pub(crate) fn are_for(&self, uid: &str) -> bool {
+        self.done.contains_key(uid)
+    }
+
+    fn is_shown(&self, pod: &Value, node: &str) -> bool {
+        let shown = self.shown.get(&(uid(pod), node.to_owned()));
+        shown.is_some_and(|at| at.elapsed() < RECENT)
+    }
+}
+
+/// Does the pod wait for a node?
+pub(crate) fn waits(pod: &Value) -> bool {
+    !ended(pod)
+        && !gated_by_others(pod)
+        && !pod["spec"]["nodeName"].is_string()
+        && !pod["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// The pod that such a message names first.
+fn named<'o>(objects: &'o Objects, text: &str) -> Option<&'o Copy> {
+    let words = text.split([' ', ',']);
+    let mut names = words.filter_map(|word| word.strip_prefix(NAMESPACE)?.strip_prefix('/'));
+    let name = names.next()?;
+    objects
+        .all(Kind::Pod)
+        .find(|pod| pod["metadata"]["name"] == *name)
+}
+
+/// Could the pod run on the node if these and those who leave anyway were gone? What pods use that are not there counts for
+/// the UIDs that `others` names.
+fn gains_beside(
+    objects: &Objects,
+    pod: &Value,
+    node: &str,
+    gone: &BTreeSet<String>,
+    others: impl Fn(&str) -> bool,
+) -> bool {
+    let leaves = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
+    let stays = |it: &Value| !gone.contains(&uid(it)) && !leaves(it);
+    let cards = check::cards_with(objects, node, stays, others);
+    let (mib, gpus) = asks(pod);
+    let have = cards
+        .values()
+        .filter(|card| card.healthy && card.free() >= mib);
+    have.count() >= gpus
+}
+
+/// Could the pod run on the victim's node if that gave back what it borrows?
+fn repays(objects: &Objects, pod: &Value, victim: &Value) -> bool {
+    let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
+    let gone = BTreeSet::from([uid(victim)]);
+    !rejects(pod, node) && gains(objects, pod, node, &gone)
+}
+
+fn gains(objects: &Objects, pod: &Value, node: &str, gone: &BTreeSet<String>) -> bool {
+    gains_beside(objects, pod, node, gone, |_| false)
+}
+
+/// Does the node's sum not suffice for the pod? kube-scheduler does not show such a node.
+fn is_short(objects: &Objects, pod: &Value, node: &str) -> bool {
+    let cards = check::cards(objects, node);
+    let left = |card: &Card| card.size.saturating_sub(card.held);
+    cards.values().map(left).sum::<u64>() < asked(pod)
+}
+
+/// What the server keeps and kept, as far back as one may see it now whose view is that old.
+fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
+    server.past.within(age).chain(once(&**server))
+}
+
+/// Pods on the victim's node that finish for this one: those that are marked, and those that its condition names.
+fn victims(objects: &Objects, pod: &Value, victim: &Value) -> BTreeSet<String> {
+    let text = says(pod, names::KEPT_CONDITION).unwrap_or_default();
+    let told: Vec<&str> = text.split([' ', ',']).collect();
+    let named = |it: &Value| told.contains(&&*format!("{NAMESPACE}/{}", name(it)));
+    let marked = |it: &Value| says(it, names::DISRUPTION_TARGET).is_some();
+    let here = objects.all(Kind::Pod);
+    let here = here.filter(|it| it["spec"]["nodeName"] == victim["spec"]["nodeName"]);
+    let all = here.filter(|it| named(it) || marked(it)).map(|it| uid(it));
+    all.chain(once(uid(victim))).collect()
+}
+
+/// What is wrong with the end or move of a bound pod that is asked for by one whose view is so old.
+pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<String> {
+    let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
+    let for_room = says(victim, names::DISRUPTION_TARGET).unwrap_or_default();
+    let back = says(victim, names::GIVE_BACK);
+    let helps = |objects: &Objects| {
+        let pod = named(objects, for_room).filter(|pod| waits(pod));
+        pod.is_some_and(|pod| gains(objects, pod, node, &victims(objects, pod, victim)))
+    };
+    // A new leader has written over what its predecessor said. If the pod that waited is gone, another may take its turn.
+    let due = |objects: &Objects| {
+        let text = back.filter(|_| check::borrows(objects, victim));
+        text.is_some_and(|text| match named(objects, text) {
+            Some(pod) if !text.contains("waits for it") => {
+                pod["spec"]["nodeName"] == *node && !ended(pod)
+            }
+            None if !text.contains(&format!(" {NAMESPACE}/")) => true,
+            _ => {
+                let mut others = objects.all(Kind::Pod).filter(|pod| waits(pod));
+                others.any(|pod| repays(objects, pod, victim))
+            }
+        })
+    };
+    let mut wrong = Vec::new();
+    let who = name(victim);
+    if !views(server, age).any(|objects| helps(objects) || due(objects)) {
+        let text = format!(
+            "{who} on {node} is disrupted without a gain: {for_room:?}, {back:?}, by a view of {age:?}"
+        );
+        wrong.push(text);
+    }
+    if let Some(pod) = beneficiary(server, victim) {
+        let short = || views(server, age).any(|objects| is_short(objects, pod, node));
+        if !server.disruptions.is_shown(pod, node) && !short() {
+            let whom = name(pod);
+            wrong.push(format!(
+                "{who} is disrupted for {whom} on {node}, which was not shown for it"
+            ));
+        }
+    }
+    wrong
+}
+
+/// The pod that waits for what this one holds or borrows, by what is said on it.
+fn beneficiary<'s>(server: &'s Server, victim: &Value) -> Option<&'s Copy> {
+    let for_room = says(victim, names::DISRUPTION_TARGET);
+    let back = says(victim, names::GIVE_BACK).filter(|text| text.contains("waits for it"));
+    named(server, for_room.or(back)?)
+}
+
+impl Server {
+    /// The extender has disrupted this pod.
+    pub(crate) fn disrupted(&mut self, victim: &Value) {
+        let Some(pod) = beneficiary(self, victim).cloned() else {
+            return;
+        };
+        let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
+        let by = match says(victim, names::DISRUPTION_TARGET) {
+            Some(_) => By::Extender,
+            None => By::Reclaim,
+        };
+        self.disrupt(&pod, node, &[uid(victim)], by);
+    }
+
+    /// kube-scheduler evicts these for the pod, by what the extender with this link said.
+    pub(crate) fn evicts(&mut self, pod: &Value, node: &str, victims: &[String], link: &Arc<Link>) {
+        let gone = victims.iter().cloned().collect();
+        if !views(self, link.view()).any(|objects| gains(objects, pod, node, &gone)) {
+            let whom = name(pod);
+            self.wrong.push(format!(
+                "{victims:?} are evicted for {whom} on {node} without a gain"
+            ));
+        }
+        let by = By::Scheduler(Arc::as_ptr(link).addr());
+        self.disrupt(pod, node, victims, by);
+    }
+
+    /// Victims on a second node are for nothing where those on the first would have sufficed all the time.
+    fn disrupt(&mut self, pod: &Value, node: &str, victims: &[String], by: By) {
+        let before = self.disruptions.done.remove(&uid(pod));
+        let (since, mut all) = match before {
+            Some(done) if done.node == node => (done.since, done.victims),
+            Some(done) => {
+                let sufficed = |objects: &Objects| {
+                    // Memory is reclaimed when the agent says so, however late, and the extender's own acts rest on that.
+                    let reported = done.by == By::Reclaim || !matches!(by, By::Scheduler(_));
+                    let others = |uid: &str| reported || !done.victims.contains(uid);
+                    gains_beside(objects, pod, &done.node, &done.victims, others)
+                        && check::is_fresh(objects, &done.node, FRESH)
+                        && !check::is_kept(objects, &done.node, pod)
+                };
+                let age = done.since.elapsed();
+                // What the others of a group are assumed to hold, the server does not tell.
+                let mut may = age > APART || group(pod).is_some() || rejects(pod, &done.node);
+                // Of a nomination that is cleared another replica knows nothing.
+                may |= matches!((done.by, by), (By::Scheduler(a), By::Scheduler(b)) if a != b);
+                if !may && views(self, age).all(sufficed) {
+                    let (whom, first) = (name(pod), &done.node);
+                    let after = format!("{:?} on {first} {age:?} before", done.victims);
+                    self.wrong.push(format!(
+                        "{victims:?} on {node} are victims for {whom}, after {after}"
+                    ));
+                }
+                (Instant::now(), BTreeSet::new())
+            }
+            None => (Instant::now(), BTreeSet::new()),
+        };
+        all.extend(victims.iter().cloned());
+        let done = Done {
+            node: node.to_owned(),
+            victims: all,
+            since,
+            by,
+        };
+        self.disruptions.done.insert(uid(pod), done);
+    }
+}

@@ -1,0 +1,38 @@
+//! What the API server kept a while ago: what programs may still go by whose view is late.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::server::Objects;
+
+/// Between two that are remembered, at least.
+const STEP: Duration = Duration::from_millis(100);
+/// As long as a message may be late, a process frozen, and a watch behind.
+const LASTS: Duration = Duration::from_secs(200);
+
+#[derive(Default)]
+pub(crate) struct Past(VecDeque<(Instant, Objects)>);
+
+impl Past {
+    /// Remembers what is about to change.
+    pub(crate) fn keep(&mut self, objects: &Objects) {
+        let now = Instant::now();
+        if self.0.back().is_some_and(|(at, _)| at.elapsed() < STEP) {
+            return;
+        }
+        self.0.push_back((now, objects.clone()));
+        while self.0.front().is_some_and(|(at, _)| *at + LASTS < now) {
+            self.0.pop_front();
+        }
+    }
+
+    /// What was kept in the last so long, and at its begin.
+    pub(crate) fn within(&self, age: Duration) -> impl Iterator<Item = &Objects> {
+        let since = Instant::now().checked_sub(age);
+        let is_older = |(at, _): &(Instant, Objects)| since.is_none_or(|since| *at <= since);
+        let older = self.0.partition_point(is_older);
+        self.0.range(older.saturating_sub(1)..).map(|(_, it)| it)
+    }
+}
