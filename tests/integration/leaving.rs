@@ -12,7 +12,7 @@ use tokio::process::Command;
 use crate::helm::{chart, helm};
 use crate::support::{SOON, SYSTEM, gpustow};
 
-const LIFT: &str = "gpustow-lift";
+const LIFT: &str = "gpustow-ungate";
 
 /// What the release's hooks make when it leaves.
 async fn hooks(cluster: &ControlPlane) -> Result<Vec<Value>> {

@@ -276,7 +276,7 @@ async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
                 "requests: {{runtimeClassName: nvidia, driverCapabilities: compute, enforce: {enforce}}}"
             );
             for client in [&clients.0, &clients.1] {
-                configure(client, &[requests.clone()]).await?;
+                configure(client, std::slice::from_ref(&requests)).await?;
                 let limits = json!({ "limits": { names::GPU_MEM: "4096" } });
                 let container = json!({ "name": "c", "image": "cuda", "resources": limits });
                 let pod =

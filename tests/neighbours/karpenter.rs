@@ -14,7 +14,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound, repository};
+use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound};
 
 /// On each node of the case, by which its pods choose them.
 const LABEL: &str = "testkit/case";

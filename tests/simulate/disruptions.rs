@@ -106,10 +106,11 @@ fn gains_beside(
     have.count() >= gpus
 }
 
-/// Could the pod run on the victim's node if that gave back what it borrows?
+/// Could the pod run on the victim's node if the victim, and those from which memory is reclaimed for the same pod, gave
+/// back what they borrow?
 fn repays(objects: &Objects, pod: &Value, victim: &Value) -> bool {
     let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
-    let gone = BTreeSet::from([uid(victim)]);
+    let gone = victims(objects, pod, victim);
     !rejects(pod, node) && gains(objects, pod, node, &gone)
 }
 

@@ -271,19 +271,27 @@ impl Ledger {
         self.queue.line.order.iter().map(|(.., uid)| uid)
     }
 
-    /// Does one of those who stand first in line fit, so that whoever decides should have let it out?
-    #[must_use]
-    pub fn is_line_stalled(&self, now: Duration) -> bool {
-        !self.stalled_in_line(now).is_empty()
+    /// May the leader have reserved memory for another pod that this one does not get? It writes a condition on the other
+    /// pod, but for reservations of pods that have waited long.
+    fn may_be_reserved_from(&self, pod: &PodFacts) -> bool {
+        let reserved = |other: &PodFacts| self.config.keep.is_some() || other.kept_on.is_some();
+        let waits = |other: &PodFacts| {
+            let asks = other.request.as_ref().is_ok_and(|it| !it.is_empty());
+            asks && other.node.is_none() && !other.released && !other.deleting
+        };
+        let mut others = self.books.pods();
+        others
+            .any(|it| it.uid != pod.uid && it.priority >= pod.priority && reserved(it) && waits(it))
     }
 
     /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
+    /// Only the leader knows what is reserved: a pod that it may keep from that memory does not count.
     #[must_use]
     pub fn stalled_in_line(&self, now: Duration) -> Vec<Arc<PodFacts>> {
         let line = &self.queue.line;
         let fits = |place: &&Place| {
             let pod = self.books.pod(&place.3);
-            pod.is_some_and(|pod| self.may_fit_now(pod, now))
+            pod.is_some_and(|pod| self.may_fit_now(pod, now) && !self.may_be_reserved_from(pod))
         };
         let first = line.order.iter().take(LOOK_AT).filter(fits);
         let leaving = line.leaving.keys().take(LOOK_AT);

@@ -451,6 +451,30 @@ fn stalled_pods_are_those_that_fit_or_need_no_room() {
     };
     // The leader is another replica: this one ungates no pod.
     assert_eq!(stalled(&ledger), ["small", "z-foreign"]);
+    // With reservations the leader may keep the room for "large", which has waited as long.
+    let without = Config {
+        line: true,
+        ..Config::default()
+    };
+    ledger.configure(Config {
+        keep: Some(at(1)),
+        ..without
+    });
+    assert_eq!(stalled(&ledger), ["z-foreign"]);
+    ledger.apply_pod(PodFacts {
+        priority: 9,
+        ..held("small", 60)
+    });
+    assert_eq!(stalled(&ledger), ["small", "z-foreign"]);
+    ledger.apply_pod(held("small", 60));
+    ledger.configure(without);
+    // So it does where a condition says that memory is kept.
+    ledger.apply_pod(PodFacts {
+        kept_on: Some("n".into()),
+        ..held("large", 70)
+    });
+    assert_eq!(stalled(&ledger), ["z-foreign"]);
+    ledger.apply_pod(held("large", 70));
     ledger.delete_pod("small");
     ledger.delete_pod("z-foreign");
     assert!(stalled(&ledger).is_empty());
