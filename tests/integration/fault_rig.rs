@@ -74,6 +74,9 @@ impl Replica {
         let (flags, config): (Vec<_>, Vec<_>) = settings.partition(|it| it.starts_with("--"));
         options.args.extend(flags);
         options.config = Some(config);
+        // An earlier build has no such object, and reads for how long a report counts here.
+        let day = ("GPUSTOW_STALE_AFTER".to_owned(), "86400".to_owned());
+        options.env.push(day);
         let extender = Extender::start(cluster, program, &kubeconfig, options).await?;
         Ok(Replica { proxy, extender })
     }

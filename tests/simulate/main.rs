@@ -35,8 +35,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use story::Story;
 use world::World;
 
-/// Seeds of `make test`: about two minutes of two cores.
-const FEW: u64 = 100;
+/// Seeds of `make test`: about a minute of two cores.
+const FEW: u64 = 60;
 
 fn number(name: &str) -> Result<Option<u64>> {
     let text = std::env::var(name).ok().filter(|text| !text.is_empty());
