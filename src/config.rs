@@ -107,10 +107,9 @@ impl Followed {
         Some(known.ok()?.ok()?.clone())
     }
 
-    /// Ends at the next change.
-    pub(crate) async fn changed(&self) {
-        // The sender lives as long as self: there is no error.
-        let _ = self.0.subscribe().changed().await;
+    /// Tells of every change from now on.
+    pub(crate) fn changes(&self) -> watch::Receiver<Current> {
+        self.0.subscribe()
     }
 }
 

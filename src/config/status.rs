@@ -33,14 +33,15 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// Writes the status for as long as the process runs, while this replica leads.
 pub(crate) async fn run(app: Arc<App>) {
     let mut permissions = Permissions::default();
+    let mut changes = app.config.changes();
     loop {
-        // A change of the object ends the pause.
-        let _ = timeout(LOOK, app.config.changed()).await;
+        // A change of the object ends the pause, also one that came during the last look.
+        let _ = timeout(LOOK, changes.changed()).await;
         sleep(SOON).await;
         let Some(epoch) = app.epoch.held() else {
             continue;
         };
-        let current = app.config.current();
+        let current = changes.borrow_and_update().clone();
         permissions.look(&app, &current.spec).await;
         let Some(written) = &current.status else {
             continue;
