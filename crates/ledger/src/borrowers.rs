@@ -12,8 +12,8 @@ use gpustow_api::gpunode::PodUse;
 use gpustow_pack::Mib;
 
 use crate::Ledger;
-use crate::books::{Event, Node, Uid};
-use crate::maps::{HashMap, HashSet};
+use crate::books::{Node, Uid};
+use crate::maps::HashMap;
 use crate::queue::Target;
 
 /// The longest that the victims' own time to end puts a deadline off.
@@ -24,27 +24,13 @@ const SPARED_FOR: Duration = Duration::from_secs(960);
 /// Who was asked; lost at a restart, and learnt again as the time of the next demand ends.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    /// Bound pods with the condition that they are to give back.
-    marked: HashSet<Uid>,
-    /// Since when those of nodes that lend have had it.
+    /// Since when the bound pods of nodes that lend have had the condition that they are to give back.
     since: HashMap<Uid, Duration>,
     /// Until when others come before these.
     refused: HashMap<Uid, Duration>,
 }
 
 impl Asked {
-    /// Something has changed in the books.
-    pub(crate) fn follow(&mut self, event: &Event) {
-        let Event::Pod { uid, new, .. } = event else {
-            return;
-        };
-        let is_marked = |pod: &PodFacts| pod.asked_back.is_some() && pod.node.is_some();
-        match new.as_ref().is_some_and(|pod| is_marked(pod)) {
-            true => drop(self.marked.insert(uid.clone())),
-            false => drop(self.marked.swap_remove(uid)),
-        }
-    }
-
     fn refused(&self, uid: &Uid) -> bool {
         self.refused.contains_key(uid)
     }
@@ -78,11 +64,12 @@ impl Ledger {
     pub(crate) fn note_refusals(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
         let mut since = HashMap::default();
-        self.count(self.asked.marked.len());
-        for uid in &self.asked.marked {
+        for pod in self.books.marked() {
+            self.count(1);
+            let (uid, node) = (&pod.uid, pod.node.as_ref());
             // A pod that terminates is on its way.
-            let pod = self.books.pod(uid).filter(|pod| !pod.deleting);
-            let node = pod.and_then(|pod| self.books.node(pod.node.as_ref()?));
+            let node = node.filter(|_| pod.asked_back.is_some() && !pod.deleting);
+            let node = node.and_then(|name| self.books.node(name));
             if node.is_some_and(Node::lends) {
                 let first = self.asked.since.get(uid).copied().unwrap_or(now);
                 let patience = self.config.call_back_for + self.grace(std::slice::from_ref(uid));

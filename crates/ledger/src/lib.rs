@@ -138,7 +138,6 @@ impl Ledger {
             {
                 self.queue.forget_slot(slot);
             }
-            self.asked.follow(&event);
             self.over.follow(&event, self.config.over_limit_for);
             self.scores.follow(&event, &mut self.books);
             self.queue.follow(&event, &self.books);
