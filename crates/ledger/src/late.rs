@@ -94,17 +94,16 @@ impl Ledger {
         let after = self.fits_after(name, node, pod, &gone, &mut budget);
         after.is_some_and(|view| view.is_some())
     }
-}
 
-impl Ledger {
     /// A node where the pod fits now, among those that kube-scheduler has not shown for it lately: it stops to look once
     /// enough nodes pass its own filters. The pod is woken for such a node.
     #[must_use]
     pub fn fits_unshown(&self, pod: &PodFacts, now: Duration) -> Option<Arc<str>> {
         let request = pod.request.as_ref().ok()?;
+        let may_be_unshown = self.queue.may_be_unshown(&pod.uid)?;
         let mut budget = self.budget();
         let mut nodes = self.books.nodes().filter(|(name, _)| {
-            self.queue.may_be_unshown(&pod.uid, name)
+            may_be_unshown(name)
                 && self.evidence(pod, name, now) == Evidence::Unknown
                 && self.may_fit(name, pod, now)
         });

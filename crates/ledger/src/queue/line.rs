@@ -15,7 +15,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use crate::Ledger;
-use crate::books::{Event, Uid};
+use crate::books::{Event, Uid, asks};
 use crate::maps::HashMap;
 use preemptors::Preemptors;
 
@@ -274,14 +274,17 @@ impl Ledger {
     /// May the leader have reserved memory for another pod that this one does not get? It writes a condition on the other
     /// pod, but for reservations of pods that have waited long.
     fn may_be_reserved_from(&self, pod: &PodFacts) -> bool {
-        let reserved = |other: &PodFacts| self.config.keep.is_some() || other.kept_on.is_some();
-        let waits = |other: &PodFacts| {
-            let asks = other.request.as_ref().is_ok_and(|it| !it.is_empty());
-            asks && other.node.is_none() && !other.released && !other.deleting
+        let waits_before = |other: &Arc<PodFacts>| {
+            let waits = asks(other) && other.node.is_none() && !other.deleting;
+            waits && other.uid != pod.uid && other.priority >= pod.priority
         };
-        let mut others = self.books.pods();
-        others
-            .any(|it| it.uid != pod.uid && it.priority >= pod.priority && reserved(it) && waits(it))
+        match self.config.keep {
+            Some(_) => self.books.pods().any(waits_before),
+            None => {
+                let mut marked = self.books.marked();
+                marked.any(|other| other.kept_on.is_some() && waits_before(other))
+            }
+        }
     }
 
     /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.

@@ -108,10 +108,11 @@ impl Nominations {
 }
 
 impl Queue {
-    /// May kube-scheduler have left out this node when it refused the pod last? Not one for which the pod was woken to no
-    /// avail.
-    pub(crate) fn may_be_unshown(&self, uid: &str, node: &str) -> bool {
-        self.waiting.is_sampled(uid) && !self.waiting.is_barred(uid, node)
+    /// Which nodes may kube-scheduler have left out when it refused the pod last? Not those for which the pod was woken
+    /// to no avail. None if it showed all.
+    pub(crate) fn may_be_unshown(&self, uid: &str) -> Option<impl Fn(&str) -> bool> {
+        let sampled = self.waiting.is_sampled(uid);
+        sampled.then_some(move |node: &str| !self.waiting.is_barred(uid, node))
     }
 
     /// Nominations that have lasted too long keep no room.
