@@ -65,12 +65,7 @@ async fn an_extender_that_starts_anew_keeps_a_place_for_who_waits() -> Result<()
     };
     let rig = Rig::start(&cluster, setup).await?;
     let case = Case::new(rig.cluster, "places-anew").await?;
-    case.node("n", &[CARD; 2]).create(&case.client).await?;
-    let first = bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
-    let second = bound(&case.client, case.pod("second").gpu_mem(CARD)).await?;
-    let large = case.pod("large").gpu_mem(2 * CARD);
-    let large = large.annotation(names::GPU_COUNT, "2");
-    let large = refused(&case.client, large, names::GPU_MEM).await?;
+    let [first, second, large] = reserved(&case).await?;
     event(&case.client, &large, "GpuPlaceKept").await?;
 
     rig.extender.process.restart()?;
