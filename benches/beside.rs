@@ -211,7 +211,7 @@ struct World {
     ready: VecDeque<PodFacts>,
     asked: VecDeque<PodFacts>,
     /// Nodes to look at for shortages.
-    lenders: Vec<Arc<str>>,
+    may_be_short: Vec<Arc<str>>,
     run: VecDeque<Arc<str>>,
     due: BinaryHeap<Reverse<(Duration, Due)>>,
     /// The lock is held until then.
@@ -284,7 +284,7 @@ impl World {
             waiting,
             ready: VecDeque::new(),
             asked: VecDeque::new(),
-            lenders: Vec::new(),
+            may_be_short: Vec::new(),
             run: VecDeque::new(),
             due,
             held: Duration::ZERO,
@@ -549,11 +549,11 @@ impl World {
         if self.on != Some(Feature::Reclaim) {
             return LOOK;
         }
-        if self.lenders.is_empty() {
-            self.lenders = self.hold(at, "look", |ledger, _| ledger.lenders());
+        if self.may_be_short.is_empty() {
+            self.may_be_short = self.hold(at, "look", |ledger, _| ledger.may_be_short());
         }
-        let left = self.lenders.len().saturating_sub(AT_ONCE);
-        let few = self.lenders.split_off(left);
+        let left = self.may_be_short.len().saturating_sub(AT_ONCE);
+        let few = self.may_be_short.split_off(left);
         self.hold(at, "shortages", |ledger, now| {
             for node in &few {
                 black_box(ledger.shortages_on(node, now));

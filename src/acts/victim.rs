@@ -60,9 +60,9 @@ impl fmt::Display for Whom {
 
 /// The GPUs that are short of what was lent, by node and UUID.
 pub(super) async fn shortages(app: &App) -> Vec<Shortage> {
-    let lenders = app.ledger.lock().lenders();
+    let nodes = app.ledger.lock().may_be_short();
     let mut all = Vec::new();
-    for (index, few) in lenders.chunks(AT_ONCE).enumerate() {
+    for (index, few) in nodes.chunks(AT_ONCE).enumerate() {
         if index > 0 {
             sleep(TURN).await;
         }

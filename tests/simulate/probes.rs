@@ -179,7 +179,7 @@ impl World {
             .await
     }
 
-    /// The etcd is restored and versions are used again, the extender that leads is not started anew, and finds a pod
+    /// The etcd is restored and versions are used again, the extender that leads is not restarted, and finds a pod
     /// unbound that it knows as bound: nothing of what is lost stays in its books.
     async fn probe_restored(&mut self) -> Result<()> {
         if !self.has_room(2 * SMALL) {

@@ -135,7 +135,7 @@ impl World {
         self.tell(text);
     }
 
-    /// An agent is cut off, frozen, or started anew.
+    /// An agent is cut off, frozen, or restarted.
     fn silence(&mut self) -> Result<()> {
         let seconds = self.random.random_range(10..400);
         let mode = [Mode::Held, Mode::Cut, Mode::Up][self.random.random_range(0..3)];
@@ -243,7 +243,7 @@ impl World {
         Ok(())
     }
 
-    /// etcd is restored from a backup, and the control plane started anew.
+    /// etcd is restored from a backup, and the control plane restarted.
     fn restore(&mut self) -> Result<()> {
         let version = locked(&self.server).version();
         let back = self

@@ -119,7 +119,7 @@ pub struct Moved {
 pub struct Seen {
     means: Means,
     limited: Vec<Limited>,
-    /// Those that may use the whole card: an earlier limit of theirs is to be raised.
+    /// Those that may use the whole card: a limit that was set before is raised.
     whole: Vec<Limited>,
     /// What the last look showed to have another limit than at the look before.
     moved: Vec<Moved>,

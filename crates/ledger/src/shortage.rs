@@ -59,7 +59,7 @@ impl Ledger {
 
     /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
     #[must_use]
-    pub fn lenders(&self) -> Vec<Arc<str>> {
+    pub fn may_be_short(&self) -> Vec<Arc<str>> {
         match self.config.call_back {
             true => self.books.short().iter().cloned().collect(),
             false => Vec::new(),

@@ -44,7 +44,7 @@ pub(crate) struct Books {
     index: Index,
     reporters: Reporters,
     pods: HashMap<Uid, Known>,
-    /// Those that bear a condition of the extender's.
+    /// Those with a condition that the extender wrote.
     marked: BTreeSet<Uid>,
     gone: Gone,
     /// See [`Books::copies`].

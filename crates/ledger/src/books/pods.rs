@@ -41,7 +41,7 @@ fn is_marked(pod: &PodFacts) -> bool {
 }
 
 impl Books {
-    /// The pods that bear a condition of the extender's, by UID.
+    /// The pods with a condition that the extender wrote, by UID.
     pub(crate) fn marked(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
         self.marked.iter().filter_map(|uid| self.pod(uid))
     }

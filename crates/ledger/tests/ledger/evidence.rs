@@ -387,7 +387,7 @@ fn question_of_who_ends_costs_no_more_on_1000_nodes_than_on_100() {
         let (victims, cost) = ask(&mut ledger);
         assert_eq!(victims, 0, "{nodes} nodes");
         assert!(cost <= 64, "{nodes} nodes: {cost}");
-        // Many nodes gain room that does not suffice: nobody ends before a look has come to all of them.
+        // Many nodes gain room that does not suffice: no pod ends before all of them were looked at.
         ledger.apply_pod(low("n7-1"));
         for name in &names[..nodes - 20] {
             report_of(&mut ledger, name, &[100, 110], second);

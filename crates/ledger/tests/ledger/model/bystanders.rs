@@ -54,8 +54,8 @@ impl World {
             if !concerned || self.takes_room(feature, bystander) {
                 continue;
             }
-            let nobody = BTreeSet::new();
-            let alone = self.helped(feature, &self.cast(bystander, false), &nobody, ALONE);
+            let none = BTreeSet::new();
+            let alone = self.helped(feature, &self.cast(bystander, false), &none, ALONE);
             if alone.is_empty() {
                 continue;
             }
