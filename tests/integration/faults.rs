@@ -257,6 +257,8 @@ async fn the_api_server_stops_for_ten_seconds_under_load() -> Result<()> {
         case.check().await
     })
     .await?;
+    // While the API server does not know the GpustowConfig as parameter of policies.
+    case.pod("plain").create(&case.client).await?;
 
     let outage = 4 * SOON;
     wait_pods(

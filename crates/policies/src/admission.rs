@@ -163,7 +163,7 @@ fn weakness(policy: &Value, binding: &Value, found: &Found) -> Option<Weakness> 
     if bound.match_resources.is_some() {
         return Some(Weakness::Narrowed);
     }
-    if spec.failure_policy.as_deref() == Some("Ignore") {
+    if spec.failure_policy.as_deref() == Some("Ignore") && policy["failurePolicy"] != "Ignore" {
         return Some(Weakness::Ignores);
     }
     let differs = difference("spec", policy, &json(spec))

@@ -21,6 +21,18 @@ fn kept(name: &str) -> (Value, Value) {
     (policy, binding)
 }
 
+/// All objects of the generated files.
+fn objects() -> Vec<Value> {
+    let files = generated(names::GPU_MEM).unwrap();
+    let texts = files.iter().filter(|(path, _)| path.ends_with(".yaml"));
+    // After what is no document the parser has no end.
+    let documents = |text| {
+        let documents = serde_yaml::Deserializer::from_str(text);
+        documents.map_while(|it| Value::deserialize(it).ok())
+    };
+    texts.flat_map(|(_, text)| documents(text)).collect()
+}
+
 async fn told(policy: Option<Value>, version: &str, binding: Option<Value>) -> Option<String> {
     let object = |spec: Value| json!({ "metadata": { "annotations": { names::MADE_FOR: version } }, "spec": spec });
     let policy = policy.map(|spec| serde_json::from_value(object(spec)).unwrap());
@@ -50,14 +62,7 @@ fn what_is_expected_is_what_is_generated() {
     let line = Expected::of_queue(names::GPU_MEM);
     let all = Expected::new(names::GPU_MEM).and(certificate).and(line);
     assert_eq!(all.0.len(), POLICIES.len() + 2);
-    let files = generated(names::GPU_MEM).unwrap();
-    let texts = files.iter().filter(|(path, _)| path.ends_with(".yaml"));
-    // After what is no document the parser has no end.
-    let documents = |text| {
-        let documents = serde_yaml::Deserializer::from_str(text);
-        documents.map_while(|it| Value::deserialize(it).ok())
-    };
-    let objects: Vec<Value> = texts.flat_map(|(_, text)| documents(text)).collect();
+    let objects = objects();
     for (name, policy, binding) in all.0 {
         let of_kind = |kind: &str| {
             let is = |it: &&Value| it["kind"] == kind && it["metadata"]["name"] == name;
@@ -65,6 +70,20 @@ fn what_is_expected_is_what_is_generated() {
         };
         assert_eq!(of_kind("ValidatingAdmissionPolicy"), Some(&policy));
         assert_eq!(of_kind("ValidatingAdmissionPolicyBinding"), Some(&binding));
+    }
+}
+
+#[test]
+fn a_parameter_that_the_api_server_does_not_know_yet_refuses_no_pod() {
+    let mut with_parameter = objects();
+    with_parameter.retain(|it| !it["spec"]["paramKind"].is_null());
+    assert!(with_parameter.len() >= 3);
+    for policy in with_parameter {
+        assert_eq!(
+            policy["spec"]["failurePolicy"], "Ignore",
+            "{}",
+            policy["metadata"]["name"]
+        );
     }
 }
 
