@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpustow_ledger::{GivenUp, Place};
+use gpustow_ledger::{Ended, Place};
 use tokio::time::sleep;
 
 use crate::app::App;
@@ -46,7 +46,10 @@ pub(crate) async fn run(app: Arc<App>) {
                     (place, names)
                 })
                 .collect();
-            (places, GivenUp::ALL.map(|why| (why, ledger.given_up(why))))
+            (
+                places,
+                Ended::GIVEN_UP.map(|why| (why, ledger.given_up(why))),
+            )
         };
         app.metrics
             .places

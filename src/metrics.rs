@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpustow_api::act::Act;
-use gpustow_ledger::{GivenUp, Lift, NodeView, Reason};
+use gpustow_ledger::{Ended, Lift, NodeView, Reason};
 use gpustow_pack::Request;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
@@ -218,7 +218,7 @@ impl Metrics {
                 .iter()
                 .for_each(|result| drop(lifts.with_label_values(&[why.label(), *result])));
         }
-        GivenUp::ALL
+        Ended::GIVEN_UP
             .iter()
             .for_each(|why| drop(given_up.with_label_values(&[why.label()])));
         for result in ["set", "ended", "failed"] {
@@ -292,7 +292,7 @@ impl Metrics {
     }
 
     /// So many places were given up for this cause so far.
-    pub(crate) fn given_up(&self, why: GivenUp, count: u64) {
+    pub(crate) fn given_up(&self, why: Ended, count: u64) {
         let counter = self.given_up.with_label_values(&[why.label()]);
         counter.inc_by(count.saturating_sub(counter.get()));
     }

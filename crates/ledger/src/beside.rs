@@ -8,7 +8,7 @@ use gpustow_pack::{Bytes, Mib, NodeGpus, Request};
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::queue::Target;
+use crate::queue::{Cause, Earmark};
 use crate::{Ledger, Reason};
 
 impl Ledger {
@@ -20,10 +20,10 @@ impl Ledger {
     ) -> impl Iterator<Item = &'s PodFacts> {
         // Of room that is offered to several ungated pods, the first that asks has its part.
         let shares = self.queue.is_offered(&pod.uid, name);
-        let uids = self.queue.kept_on(name);
+        let uids = self.queue.holders(name);
         uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
             .filter(|uid| !self.queue.is_successor(uid, pod))
-            .filter(move |uid| !shares || !self.queue.is_lifted(uid))
+            .filter(move |uid| !shares || !self.queue.is_ungated_for_room(uid))
             .filter_map(|uid| self.queue.keeper(uid, &self.books))
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
             .filter(|other| !self.may_take_place(pod, other))
@@ -32,8 +32,8 @@ impl Ledger {
     /// Why the room there is not for the pod.
     pub(crate) fn kept_because(&self, name: &str, pod: &PodFacts) -> Reason {
         let others = || self.others_kept(name, pod);
-        let called_back = |other: &PodFacts| self.queue.called_back(&other.uid).is_some();
-        let waits = |other: &PodFacts| self.queue.place(&other.uid).is_some();
+        let called_back = |other: &PodFacts| self.queue.reclaim_for(&other.uid).is_some();
+        let waits = |other: &PodFacts| self.queue.reservation_for(&other.uid).is_some();
         match () {
             () if others().all(called_back) => Reason::CalledBack,
             () if others().any(waits) => Reason::Kept,
@@ -75,11 +75,11 @@ impl Ledger {
         }
         kept.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
         // A pod that is to end for one of them is leaving, if not yet to be seen; one that should be gone by now is not.
-        let scattered = |pod: &&PodFacts| Some(&**self.queue.scattered(&pod.uid)?.1);
+        let evicted_for = |pod: &&PodFacts| self.queue.eviction_for(&pod.uid);
         let ending: HashSet<&Uid> = kept
             .iter()
-            .filter_map(scattered)
-            .flat_map(Target::victims)
+            .filter_map(evicted_for)
+            .flat_map(Earmark::awaits)
             .collect();
         let leaving = |uid: &str| {
             self.books
@@ -90,10 +90,10 @@ impl Ledger {
                 })
         };
         let called = |uuid: &str| {
-            let mut called = kept
+            let mut reclaimed = kept
                 .iter()
-                .filter_map(|pod| self.queue.called_back(&pod.uid));
-            called.any(|(_, what)| what.has(uuid))
+                .filter_map(|pod| self.queue.reclaim_for(&pod.uid));
+            reclaimed.any(|it| it.has(uuid))
         };
         budget.charge_view(node);
         let mut later = node.view_without_loans(|uid| !leaving(uid) && !gone(uid), called);
@@ -109,18 +109,16 @@ impl Ledger {
             let Ok(request) = &other.request else {
                 continue;
             };
-            let charges = match self.queue.called_back(&other.uid) {
-                Some((_, what)) => {
-                    for (card, gpu) in node.gpus().iter().enumerate() {
-                        freed[card] = freed[card] + self.coming_back(node, gpu, what, &gone);
+            let earmark = self.queue.earmark(&other.uid);
+            let charges = match earmark.filter(|it| !it.cards().is_empty()) {
+                Some(earmark) => {
+                    if earmark.cause() == Cause::Reclaim {
+                        for (card, gpu) in node.gpus().iter().enumerate() {
+                            let back = self.coming_back(node, gpu, earmark, &gone);
+                            freed[card] = freed[card] + back;
+                        }
                     }
-                    node.charges(what.cards())
-                }
-                None if let Some((_, what)) = self.queue.set_apart(&other.uid) => {
-                    node.charges(what.cards())
-                }
-                None if let Some((_, what)) = self.queue.scattered(&other.uid) => {
-                    node.charges(what.cards())
+                    node.charges(earmark.cards())
                 }
                 None => match self.scores.fit_within(&later, request, budget) {
                     Ok(choice) => choice.placement.charges,

@@ -14,7 +14,7 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::maps::HashMap;
-use crate::queue::Target;
+use crate::queue::Earmark;
 
 /// The longest that the victims' own time to end puts a deadline off.
 const LONGEST_GRACE: Duration = Duration::from_secs(600);
@@ -46,12 +46,9 @@ impl Ledger {
     /// Notes whose memory did not come in time: before what is called back ends.
     pub(crate) fn note_late_borrowers(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
-        for uid in self.queue.all_called_back() {
-            if self
-                .queue
-                .kept_until(&uid)
-                .is_some_and(|until| until <= now)
-            {
+        for uid in self.queue.all_reclaims() {
+            let earmark = self.queue.earmark(&uid);
+            if earmark.is_some_and(|it| it.until() <= now) {
                 let victims = self.called(&uid, now).into_iter();
                 let victims = victims.flat_map(|called| called.victims);
                 refused.extend(victims.map(|victim| victim.pod.uid.clone()));
@@ -170,16 +167,18 @@ impl Ledger {
         &self,
         node: &Node,
         gpu: &gpustow_api::gpunode::Gpu,
-        what: &Target,
+        earmark: &Earmark,
         gone: impl Fn(&str) -> bool,
     ) -> Mib {
         let comes = |uid: &Uid| {
             let pod = self.books.pod(uid);
-            what.victims().contains(uid) && !gone(uid) && !pod.is_some_and(|pod| self.is_late(pod))
+            earmark.awaits().contains(uid)
+                && !gone(uid)
+                && !pod.is_some_and(|pod| self.is_late(pod))
         };
         let victims = node
             .borrowers(gpu)
-            .filter(|(uid, ..)| what.has(&gpu.uuid) && comes(uid));
+            .filter(|(uid, ..)| earmark.has(&gpu.uuid) && comes(uid));
         victims.map(|(_, held, used)| used.minus(held)).sum()
     }
 }

@@ -16,7 +16,7 @@ use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
-use crate::queue::{Evidence, Target};
+use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::round::{Offer, Round};
 use crate::{Ledger, Reason};
 
@@ -98,7 +98,7 @@ impl Ledger {
         }
         self.note_refusals(now);
         self.expire(now);
-        for uid in self.queue.all_called_back() {
+        for uid in self.queue.all_reclaims() {
             self.look_after(&uid, now);
         }
         self.call_more_back(now);
@@ -192,42 +192,43 @@ impl Ledger {
             return;
         };
         let until = now + self.config.call_back_for + self.grace(&plan.victims);
-        let what = Target::new(request, plan.cards, plan.victims);
-        self.queue.keep(uid, &plan.node, what, until, &self.books);
+        let Plan {
+            node,
+            cards,
+            victims,
+            ..
+        } = plan;
+        let earmark = Earmark::of_cards(&node, Cause::Reclaim, &request, cards, victims, until);
+        self.queue.put(uid, earmark, &self.books);
     }
 
     /// What is called back now, and from whom.
     #[must_use]
     pub fn call_backs(&self, now: Duration) -> Vec<CallBack> {
-        let all = self.queue.all_called_back();
+        let all = self.queue.all_reclaims();
         all.iter().filter_map(|uid| self.called(uid, now)).collect()
     }
 
     pub(crate) fn called(&self, uid: &str, now: Duration) -> Option<CallBack> {
-        let (name, what) = self.queue.called_back(uid)?;
+        let earmark = self.queue.reclaim_for(uid)?;
         let pod = self.books.pod(uid)?;
         Some(CallBack {
             pod: pod.clone(),
-            node: name.clone(),
-            until: self.queue.kept_until(uid)?,
-            cards: what.cards().to_vec(),
-            victims: self.victims(pod, name, what, now).unwrap_or_default(),
+            node: earmark.node().clone(),
+            until: earmark.until(),
+            cards: earmark.cards().to_vec(),
+            victims: self.victims(pod, earmark, now).unwrap_or_default(),
         })
     }
 
     /// Those of the chosen who are needed still.
-    fn victims(
-        &self,
-        pod: &PodFacts,
-        name: &str,
-        what: &Target,
-        now: Duration,
-    ) -> Option<Vec<Borrower>> {
+    fn victims(&self, pod: &PodFacts, earmark: &Earmark, now: Duration) -> Option<Vec<Borrower>> {
+        let (name, awaits) = (earmark.node(), earmark.awaits());
         self.check(name, now).ok()?;
         let node = self.books.node(name)?;
         let mut budget = Budget::of(&self.config);
-        let missing = self.missing(pod, name, node, what.cards(), what.victims(), &mut budget)?;
-        let needed = self.choose_borrowers(node, &missing, what.victims(), true)?;
+        let missing = self.missing(pod, name, node, earmark.cards(), awaits, &mut budget)?;
+        let needed = self.choose_borrowers(node, &missing, awaits, true)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
         let lent = short.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
@@ -248,8 +249,8 @@ impl Ledger {
     /// Why a node is refused for the pod, if memory may be called back for it there.
     pub(crate) fn refused_because(&self, uid: &str, name: &str, reason: Reason) -> Reason {
         let is_here = || {
-            let called = self.queue.called_back(uid);
-            called.is_some_and(|(node, _)| **node == *name)
+            let earmark = self.queue.reclaim_for(uid);
+            earmark.is_some_and(|it| **it.node() == *name)
         };
         match reason {
             Reason::Fit(Refusal::NoRoom) if is_here() => Reason::CalledBack,
@@ -298,7 +299,7 @@ impl Ledger {
             && known.nominated.is_none()
             && pod.nominated.is_none()
             && known.request.as_ref() == Ok(request)
-            && !self.queue.has_kept(&pod.uid)
+            && !self.queue.has_more_than_reservation(&pod.uid)
             && !self.books.is_unfenced(&pod.uid)
             && self.books.reservation(&pod.uid).is_none();
         may.then(|| request.clone())
@@ -360,11 +361,11 @@ impl Ledger {
         if !node.lends() || self.check(name, now).is_err() {
             return None;
         }
-        let called = self.queue.kept_on(name);
-        let called = called.filter_map(|uid| self.queue.called_back(uid));
-        let called: Vec<&Target> = called.map(|(_, what)| &**what).collect();
+        let called = self.queue.holders(name);
+        let called = called.filter_map(|uid| self.queue.reclaim_for(uid));
+        let called: Vec<&Earmark> = called.collect();
         let is_free = |uuid: &str| {
-            !called.iter().any(|what| what.has(uuid)) && !self.queue.was_in_vain(&pod.uid, uuid)
+            !called.iter().any(|it| it.has(uuid)) && !self.queue.was_in_vain(&pod.uid, uuid)
         };
         budget.charge_view(node);
         let mut view = node.view_without_loans(|_| true, is_free);
@@ -432,30 +433,30 @@ impl Ledger {
 
     /// One call-back goes on, with others if need be, or ends.
     fn look_after(&mut self, uid: &Uid, now: Duration) {
-        let called = self.queue.called_back(uid);
-        let Some((name, what)) = called.map(|(name, what)| (name.clone(), what.clone())) else {
+        let Some(earmark) = self.queue.reclaim_for(uid) else {
             return;
         };
+        let (name, asked) = (earmark.node(), earmark.awaits());
         let pod = self.books.pod(uid).cloned();
         let wants = |pod: &Arc<PodFacts>| {
             let same = pod
                 .request
                 .as_ref()
-                .is_ok_and(|request| what.is_for(request));
+                .is_ok_and(|request| earmark.is_for(request));
             same && may_hold(pod) && self.books.reservation(uid).is_none()
         };
         let Some(pod) = pod.filter(wants) else {
-            self.queue.end_kept(uid, &self.books);
+            self.queue.end(uid, Ended::Gone, &self.books);
             return;
         };
         // Borrowers give back for a pod that can come, or not at all.
-        let rejected = self.evidence(&pod, &name, now) == Evidence::Rejected;
+        let rejected = self.evidence(&pod, name, now) == Evidence::Rejected;
         let goes_on = || {
-            self.check(&name, now).ok()?;
-            let node = self.books.node(&name)?;
+            self.check(name, now).ok()?;
+            let node = self.books.node(name)?;
             let mut budget = Budget::of(&self.config);
-            let asked = what.victims();
-            let missing = self.missing(&pod, &name, node, what.cards(), asked, &mut budget)?;
+            let cards = earmark.cards();
+            let missing = self.missing(&pod, name, node, cards, asked, &mut budget)?;
             match self.choose_borrowers(node, &missing, asked, true) {
                 Some(_) => Some(None),
                 None => {
@@ -465,10 +466,10 @@ impl Ledger {
             }
         };
         match goes_on() {
-            _ if rejected => self.queue.called_in_vain(uid, &self.books),
+            _ if rejected => self.queue.end(uid, Ended::Late, &self.books),
             Some(None) => {}
-            Some(Some(victims)) => self.queue.call_others(uid, victims),
-            None => self.queue.called_in_vain(uid, &self.books),
+            Some(Some(victims)) => self.queue.reclaim_from(uid, victims),
+            None => self.queue.end(uid, Ended::Late, &self.books),
         }
     }
 }

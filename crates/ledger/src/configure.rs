@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
+use crate::queue::Ended;
 use crate::{Config, Ledger};
 
 impl Ledger {
@@ -14,19 +15,19 @@ impl Ledger {
         self.scores.set_policy(config.policy);
         let mut ended = Vec::new();
         if !config.call_back {
-            ended.extend(self.queue.all_called_back());
+            ended.extend(self.queue.all_reclaims());
         }
         if config.keep.is_none() {
-            ended.extend(self.queue.all_places());
+            ended.extend(self.queue.all_reservations());
         }
-        let mut scattered = self.queue.all_scattered();
-        scattered.retain(|uid| match self.queue.is_moved_for(uid) {
+        let mut scattered = self.queue.all_evictions();
+        scattered.retain(|uid| match self.queue.is_defragmented_for(uid) {
             true => !config.moves,
             false => !config.preempt_scattered,
         });
         ended.append(&mut scattered);
         for uid in ended {
-            self.queue.end_kept(&uid, &self.books);
+            self.queue.end(&uid, Ended::Needless, &self.books);
         }
         self.queue.set_line(config.line, &self.books);
         let change = self.books.configure(config.stale_after, config.call_back);

@@ -324,7 +324,8 @@ impl Ledger {
     /// The pod was refused just now on all of these nodes.
     fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
         let claimed_until = now + self.config.claim_ttl;
-        self.queue.claim(pod, &self.books, claimed_until);
+        self.queue
+            .earmark_for_nominated(pod, &self.books, claimed_until);
         let change = self.books.release_group(pod);
         self.follow(change);
         self.queue

@@ -41,8 +41,8 @@ impl Ledger {
     #[must_use]
     pub fn disrupted_on(&self, uid: &str) -> Option<Arc<str>> {
         let queue = &self.queue;
-        let node = queue.scattered(uid).or_else(|| queue.called_back(uid));
-        node.map(|(node, _)| node.clone())
+        let earmark = queue.eviction_for(uid).or_else(|| queue.reclaim_for(uid));
+        earmark.map(|it| it.node().clone())
     }
 
     /// Has the node no report, or a stale one?

@@ -26,7 +26,7 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::Target;
+use crate::queue::{Cause, Earmark, Ended, Turn};
 use crate::round::{Offer, Round};
 use plan::{Plan, missing};
 
@@ -48,35 +48,6 @@ pub struct Place {
     pub ends: Vec<Uid>,
     /// The cards that the pod is to get, by UUID, and what it will hold of each.
     pub cards: Vec<(Box<str>, Mib)>,
-}
-
-/// Why a place was given up before its pod had it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum GivenUp {
-    /// Another place was found on which fewer pods have to end.
-    Better,
-    /// The cards did not come free in time, or did and the pod did not come.
-    Late,
-    /// The node takes the pod no more.
-    Unfit,
-    /// The bound on places is for pods whose turn is before.
-    Overtaken,
-}
-
-impl GivenUp {
-    /// Every cause.
-    pub const ALL: [Self; 4] = [Self::Better, Self::Late, Self::Unfit, Self::Overtaken];
-
-    /// The value of metric labels.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Better => "better",
-            Self::Late => "late",
-            Self::Unfit => "unfit",
-            Self::Overtaken => "overtaken",
-        }
-    }
 }
 
 /// What looks remember of reservations; lost at a restart without harm.
@@ -103,7 +74,13 @@ struct Absent {
 
 /// The order in which pods are to have reservations: those that did not come for one last, then by priority; of equals
 /// the one that has one.
-type Turn = (u32, Reverse<i32>, bool, i64, Arc<str>, Uid);
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    absent: u32,
+    priority: Reverse<i32>,
+    has_none: bool,
+    turn: Turn,
+}
 
 impl Ledger {
     /// Gives places to those who have waited for long, and ends what is to end. To be called every second or so;
@@ -113,14 +90,18 @@ impl Ledger {
         let Some(after) = self.config.keep else {
             return false;
         };
-        let before = self.queue.places_given_up();
+        let before = self.places_given_up();
         self.expire(now);
         self.end_unfit_places(now);
         self.forget_absent();
         self.reserve_places(after, unix, now);
         self.keep_bounds();
         self.compare_places(now);
-        self.queue.places_given_up() != before
+        self.places_given_up() != before
+    }
+
+    fn places_given_up(&self) -> u64 {
+        Ended::GIVEN_UP.iter().map(|how| self.given_up(*how)).sum()
     }
 
     /// What [`Ledger::keep_places`] has cost so far, in GPUs looked at.
@@ -164,22 +145,22 @@ impl Ledger {
     /// The places that are kept now.
     #[must_use]
     pub fn places(&self) -> Vec<Place> {
-        let all = self.queue.all_places();
+        let all = self.queue.all_reservations();
         all.iter().filter_map(|uid| self.place(uid)).collect()
     }
 
     /// The place that is kept for this pod.
     #[must_use]
     pub fn place(&self, uid: &str) -> Option<Place> {
-        let (node, what) = self.queue.place(uid)?;
-        let until = self.queue.kept_until(uid)?;
+        let earmark = self.queue.reservation_for(uid)?;
+        let until = earmark.until();
         let free = self.placing.free.get(uid);
         Some(Place {
             pod: self.books.pod(uid)?.clone(),
-            node: node.clone(),
+            node: earmark.node().clone(),
             until: free.map_or(until, |since| until.min(*since + FREE_FOR)),
-            ends: what.victims().to_vec(),
-            cards: what.cards().to_vec(),
+            ends: earmark.awaits().to_vec(),
+            cards: earmark.cards().to_vec(),
         })
     }
 
@@ -205,20 +186,21 @@ impl Ledger {
         Some((plan.node, pods.cloned().collect()))
     }
 
-    /// How many places were given up so far for this cause.
+    /// How many reservations have ended like this.
     #[must_use]
-    pub fn given_up(&self, cause: GivenUp) -> u64 {
-        self.queue.given_up(cause)
+    pub fn given_up(&self, how: Ended) -> u64 {
+        self.queue.reservations_ended(how)
     }
 
     /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.
     fn in_need(&self, after: Duration, unix: i64, now: Duration) -> Vec<Uid> {
         let is_in_need = |uid: &str| self.needs_place(uid, after, unix, now).is_some();
         let in_need = self.queue.without_room(usize::MAX, is_in_need);
-        let turn = |uid: &Uid| self.turn(self.books.pod(uid)?, false);
-        let mut in_need: Vec<_> = in_need.iter().filter_map(turn).collect();
+        let rank = |uid: &Uid| Some(self.standing(self.books.pod(uid)?, false));
+        let mut in_need: Vec<_> = in_need.iter().filter_map(rank).collect();
         in_need.sort_unstable();
-        in_need.into_iter().map(|turn| turn.5).collect()
+        let uids = in_need.iter().map(|rank| rank.turn.uid().clone());
+        uids.collect()
     }
 
     /// The pod, if it is to have a reservation and has none.
@@ -238,19 +220,22 @@ impl Ledger {
         (long && free && !rests).then_some(pod)
     }
 
-    fn turn(&self, pod: &PodFacts, has: bool) -> Option<Turn> {
+    fn standing(&self, pod: &PodFacts, has: bool) -> Rank {
         let absent = self.placing.absent.get(&pod.uid);
-        let times = absent.map_or(0, |absent| absent.times);
-        let (name, uid) = (pod.name.clone(), pod.uid.clone());
-        Some((times, Reverse(pod.priority), !has, pod.created, name, uid))
+        Rank {
+            absent: absent.map_or(0, |absent| absent.times),
+            priority: Reverse(pod.priority),
+            has_none: !has,
+            turn: Turn::of(pod),
+        }
     }
 
     /// The pods that have reservations, in their order, and the GPUs of each. A pod that is being ungated counts.
-    fn placed(&self) -> Vec<(Turn, usize)> {
-        let placed = self.queue.all_places().into_iter();
+    fn placed(&self) -> Vec<(Rank, usize)> {
+        let placed = self.queue.all_reservations().into_iter();
         let placed = placed.filter_map(|uid| {
             let pod = self.books.pod(&uid)?;
-            Some((self.turn(pod, true)?, cards_of(pod)))
+            Some((self.standing(pod, true), cards_of(pod)))
         });
         let mut placed: Vec<_> = placed.collect();
         placed.sort_unstable();
@@ -272,13 +257,13 @@ impl Ledger {
         now: Duration,
     ) -> Option<Vec<Arc<str>>> {
         let pod = self.needs_place(uid, after, unix, now)?;
-        if self.queue.has_any_kept(uid) {
+        if self.queue.earmark(uid).is_some() {
             return None;
         }
-        let turn = self.turn(&pod, false)?;
+        let rank = self.standing(&pod, false);
         let mut bound = Bound::new(self.config.keep_places, self.most_cards());
         for (other, cards) in self.placed() {
-            if other < turn {
+            if other < rank {
                 bound.takes(cards);
             }
         }
@@ -289,9 +274,10 @@ impl Ledger {
     /// Gives up what is beyond the bound.
     fn keep_bounds(&mut self) {
         let mut bound = Bound::new(self.config.keep_places, self.most_cards());
-        for (turn, cards) in self.placed() {
+        for (rank, cards) in self.placed() {
             if !bound.takes(cards) {
-                self.queue.give_up(&turn.5, GivenUp::Overtaken, &self.books);
+                let uid = rank.turn.uid();
+                self.queue.end(uid, Ended::Overtaken, &self.books);
             }
         }
     }
@@ -304,7 +290,9 @@ impl Ledger {
             queue,
             ..
         } = self;
-        placing.free.retain(|uid, _| queue.place(uid).is_some());
+        placing
+            .free
+            .retain(|uid, _| queue.reservation_for(uid).is_some());
         let waits = |uid: &Uid| {
             let pod = books.pod(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.released)
@@ -322,54 +310,54 @@ impl Ledger {
         let pause = FREE_FOR.saturating_mul(1 << absent.times.min(16));
         absent.until = now + pause.min(LONGEST_PAUSE);
         absent.times += 1;
-        self.queue.give_up(uid, GivenUp::Late, &self.books);
+        self.queue.end(uid, Ended::Late, &self.books);
     }
 
     /// Ends places of pods that changed, or on nodes that take them no more.
     fn end_unfit_places(&mut self, now: Duration) {
-        for uid in self.queue.all_places() {
-            let Some((name, what)) = self.queue.place(&uid) else {
+        for uid in self.queue.all_reservations() {
+            let Some(earmark) = self.queue.reservation_for(&uid) else {
                 continue;
             };
-            let (name, what) = (name.clone(), what.clone());
+            let (name, cards) = (earmark.node(), earmark.cards());
             let pod = self
                 .books
                 .pod(&uid)
                 .filter(|pod| pod.node.is_none() && !pod.deleting && !pod.gated && !pod.released);
             let Some(pod) = pod else {
-                self.queue.end_kept(&uid, &self.books);
+                self.queue.end(&uid, Ended::Gone, &self.books);
                 continue;
             };
             let fits = || {
-                let request = pod.request.as_ref().ok().filter(|it| what.is_for(it))?;
-                let node = self.books.node(&name)?;
-                self.check(&name, now).ok()?;
-                self.admits(&name, node, pod, request).then_some(())?;
-                let charges = node.charges(what.cards());
+                let request = pod.request.as_ref().ok().filter(|it| earmark.is_for(it))?;
+                let node = self.books.node(name)?;
+                self.check(name, now).ok()?;
+                self.admits(name, node, pod, request).then_some(())?;
+                let charges = node.charges(cards);
                 let good = |&(card, mib): &(usize, Mib)| {
                     let card = node.view().cards.get(card);
                     card.is_some_and(|card| card.usable && card.capacity >= mib)
                 };
-                (charges.len() == what.cards().len() && charges.iter().all(good)).then_some(())
+                (charges.len() == cards.len() && charges.iter().all(good)).then_some(())
             };
             if fits().is_none() {
-                self.queue.give_up(&uid, GivenUp::Unfit, &self.books);
+                self.queue.end(&uid, Ended::Unfit, &self.books);
                 continue;
             }
             // As it comes nearer it is waited for as long again.
-            let Some(node) = self.books.node(&name) else {
+            let Some(node) = self.books.node(name) else {
                 continue;
             };
-            let charges = node.charges(what.cards());
+            let charges = node.charges(cards);
             let ends = self.ends(node, &charges);
             let missing = missing(node, &charges);
             if missing == Mib::ZERO {
                 self.wait_for_pod(&uid, now);
             } else {
                 self.placing.free.swap_remove(&uid);
-                let nearer = ends.len() < what.victims().len();
+                let nearer = ends.len() < earmark.awaits().len();
                 let until = nearer.then_some(now + self.config.keep_for);
-                self.queue.place_nearer(&uid, ends, until);
+                self.queue.reservation_nearer(&uid, ends, until);
             }
         }
     }
@@ -378,13 +366,13 @@ impl Ledger {
     fn compare_places(&mut self, now: Duration) {
         let mut round = take(&mut self.placing.compared);
         if round.is_over() {
-            round = Round::of(self.queue.next_place().into_iter().collect());
+            round = Round::of(self.queue.next_reservation().into_iter().collect());
         }
         let mut budget = Budget::of_round();
         let found = round.go_on(
             &mut budget,
             |uid| {
-                let (here, _) = self.queue.place(uid)?;
+                let here = self.queue.reservation_for(uid)?.node();
                 let others = self.books.nodes().map(|(name, _)| name);
                 Some(others.filter(|name| *name != here).cloned().collect())
             },
@@ -396,13 +384,14 @@ impl Ledger {
         );
         self.placing.compared = round;
         if let Some((uid, Offer::Plan(plan))) = found
-            && let (Some(pod), Some((here, what))) = (self.books.pod(&uid), self.queue.place(&uid))
-            && *here != plan.node
+            && let (Some(pod), Some(earmark)) =
+                (self.books.pod(&uid), self.queue.reservation_for(&uid))
+            && *earmark.node() != plan.node
             && let Offer::Plan(plan) = self.place_on_node(pod, &plan.node, now, &mut budget)
             && plan.overtaken.is_empty()
-            && plan.ends.len() < what.victims().len()
+            && plan.ends.len() < earmark.awaits().len()
         {
-            self.queue.give_up(&uid, GivenUp::Better, &self.books);
+            self.queue.end(&uid, Ended::Better, &self.books);
             self.keep_place(&uid, plan, now);
         }
         self.placing.spent += budget.spent();
@@ -414,11 +403,14 @@ impl Ledger {
             return;
         };
         for other in &plan.overtaken {
-            self.queue.give_up(other, GivenUp::Overtaken, &self.books);
+            self.queue.end(other, Ended::Overtaken, &self.books);
         }
         let until = now + self.config.keep_for;
-        let what = Target::new(request, plan.cards, plan.ends);
-        self.queue.keep_place(uid, &plan.node, what, until);
+        let Plan {
+            node, cards, ends, ..
+        } = plan;
+        let earmark = Earmark::of_cards(&node, Cause::Reserve, &request, cards, ends, until);
+        self.queue.put(uid, earmark, &self.books);
     }
 }
 
@@ -459,12 +451,11 @@ fn cards_of(pod: &PodFacts) -> usize {
 impl Ledger {
     /// Is this place of another free for the pod, which asks for the same, has one too, and whose turn is before?
     pub(crate) fn may_take_place(&self, pod: &PodFacts, other: &PodFacts) -> bool {
-        let turn = |pod: &PodFacts| (Reverse(pod.priority), pod.created, pod.name.clone());
         let both = || {
             [pod, other]
                 .iter()
-                .all(|pod| self.queue.place(&pod.uid).is_some())
+                .all(|pod| self.queue.reservation_for(&pod.uid).is_some())
         };
-        both() && pod.request == other.request && turn(pod) < turn(other)
+        both() && pod.request == other.request && Turn::of(pod) < Turn::of(other)
     }
 }

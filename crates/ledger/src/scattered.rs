@@ -25,7 +25,7 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::queue::{Evidence, Target};
+use crate::queue::{Cause, Earmark, Ended, Evidence};
 
 pub use moves::{Move, Moves};
 pub(crate) use moving::Tries;
@@ -106,7 +106,7 @@ impl Ledger {
         }
         self.expire(now);
         self.queue.forget_controllers(now);
-        let all = self.queue.all_scattered();
+        let all = self.queue.all_evictions();
         self.scattered.keep_looked(&all);
         let mut budget = Budget::of_look();
         for uid in all {
@@ -134,9 +134,9 @@ impl Ledger {
         let ending = self.leaving(&plan.node).into_iter();
         let grace = self.grace(&ending.chain(victims.clone()).collect::<Vec<_>>());
         let until = now + self.config.call_back_for + grace;
-        let what = Target::new(request.clone(), plan.cards, victims);
-        self.queue
-            .keep_scattered(&pod.uid, &plan.node, what, false, until, &self.books);
+        let Plan { node, cards, .. } = plan;
+        let earmark = Earmark::of_cards(&node, Cause::Preempt, request, cards, victims, until);
+        self.queue.put(&pod.uid, earmark, &self.books);
         self.scattered.note_looked(&pod.uid, began);
         true
     }
@@ -144,7 +144,7 @@ impl Ledger {
     /// Who is to end now, and for whom.
     #[must_use]
     pub fn preemptions(&self, now: Duration) -> Vec<Preemption> {
-        let all = self.queue.all_scattered();
+        let all = self.queue.all_evictions();
         all.iter()
             .filter_map(|uid| self.preemption(uid, now))
             .collect()
@@ -153,17 +153,17 @@ impl Ledger {
     /// The same for one pod.
     #[must_use]
     pub fn preemption(&self, uid: &str, now: Duration) -> Option<Preemption> {
-        let (name, what) = self.queue.scattered(uid)?;
+        let earmark = self.queue.eviction_for(uid)?;
         let pod = self.books.pod(uid)?.clone();
         let victims = match self.may_fit_elsewhere(&pod, now) {
             true => Vec::new(),
-            false => self.needed(&pod, name, what, now).unwrap_or_default(),
+            false => self.needed(&pod, earmark, now).unwrap_or_default(),
         };
         Some(Preemption {
-            node: name.clone(),
-            until: self.queue.kept_until(uid)?,
-            cards: what.cards().to_vec(),
-            moves: self.queue.is_moved_for(uid),
+            node: earmark.node().clone(),
+            until: earmark.until(),
+            cards: earmark.cards().to_vec(),
+            moves: earmark.cause() == Cause::Defragment,
             victims,
             pod,
         })
@@ -220,24 +220,23 @@ impl Ledger {
 
     /// What is kept for one pod goes on, or ends.
     fn look_after_scattered(&mut self, uid: &Uid, now: Duration) {
-        let kept = self.queue.scattered(uid);
-        let Some((name, what)) = kept.map(|(name, what)| (name.clone(), what.clone())) else {
+        let Some(earmark) = self.queue.eviction_for(uid) else {
             return;
         };
         let wants = |pod: &Arc<PodFacts>| {
             let request = pod.request.as_ref();
-            let same = request.is_ok_and(|request| what.is_for(request));
+            let same = request.is_ok_and(|request| earmark.is_for(request));
             let may = pod.node.is_none() && !pod.released && !pod.gated && !pod.deleting;
             same && may && self.books.reservation(uid).is_none()
         };
         let pod = self.books.pod(uid).cloned().filter(wants);
-        let Some(pod) = pod.filter(|_| self.check(&name, now).is_ok()) else {
-            self.queue.end_kept(uid, &self.books);
-            return;
+        let how = match pod {
+            None => Ended::Gone,
+            Some(_) if self.check(earmark.node(), now).is_err() => Ended::Unfit,
+            Some(pod) if self.needed(&pod, earmark, now).is_none() => Ended::Late,
+            Some(_) => return,
         };
-        if self.needed(&pod, &name, &what, now).is_none() {
-            self.queue.ended_in_vain(uid, &self.books, now);
-        }
+        self.queue.end(uid, how, &self.books);
     }
 
     /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all
@@ -245,21 +244,21 @@ impl Ledger {
     fn needed(
         &self,
         pod: &PodFacts,
-        name: &str,
-        what: &Target,
+        earmark: &Earmark,
         now: Duration,
     ) -> Option<Vec<Arc<PodFacts>>> {
+        let name = earmark.node();
         let site = self.site(pod, name, now)?;
         if self.evidence(pod, name, now) == Evidence::Rejected {
             return None;
         }
         let cards: Vec<usize> = site
             .node
-            .charges(what.cards())
+            .charges(earmark.cards())
             .into_iter()
             .map(|(card, _)| card)
             .collect();
-        let chosen = what.victims().iter();
+        let chosen = earmark.awaits().iter();
         let chosen = chosen.filter(|uid| site.node.bound().contains_key(*uid));
         let chosen = chosen.filter_map(|uid| self.books.pod(uid).cloned());
         let mut chosen: Vec<_> = chosen.filter(|pod| !pod.deleting).collect();

@@ -84,10 +84,10 @@ impl Ledger {
     fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
-        let mut kept = self.queue.kept_on(name);
+        let mut kept = self.queue.holders(name);
         let is_called = |uid: &Uid| {
-            let called = self.queue.called_back(uid);
-            called.is_some_and(|(_, what)| what.has(&gpu.uuid))
+            let reclaimed = self.queue.reclaim_for(uid);
+            reclaimed.is_some_and(|it| it.has(&gpu.uuid))
         };
         // Of a card that takes nobody the figures may be old.
         if !gpu.healthy || gpu.missing || kept.any(is_called) {

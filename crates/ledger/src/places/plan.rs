@@ -9,6 +9,7 @@ use gpustow_pack::{Mib, Request};
 
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::queue::Earmark;
 use crate::round::Offer;
 use crate::{Ledger, Reason};
 
@@ -99,12 +100,13 @@ impl Ledger {
         }
         // What others wait for there, and whether the pod may take that from them.
         let mut taken: Vec<(&str, Option<&Uid>)> = Vec::new();
-        for uid in self.queue.kept_on(name).filter(|uid| **uid != pod.uid) {
+        for uid in self.queue.holders(name).filter(|uid| **uid != pod.uid) {
             // Which cards those get that kube-scheduler preempts for is not known.
-            let cards = self.queue.kept_cards(uid)?;
+            let earmark = self.queue.earmark(uid).map(Earmark::cards);
+            let cards = earmark.filter(|cards| !cards.is_empty())?;
             let other = self.books.pod(uid);
             let lower = other.is_some_and(|other| other.priority < pod.priority);
-            let loses = (lower && self.queue.place(uid).is_some()).then_some(uid);
+            let loses = (lower && self.queue.reservation_for(uid).is_some()).then_some(uid);
             taken.extend(cards.iter().map(|(card, _)| (&**card, loses)));
         }
         let mut view = node.view().clone();

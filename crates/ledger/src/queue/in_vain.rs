@@ -6,8 +6,8 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use super::kept::Target;
-use crate::books::{Books, Uid};
+use super::earmarks::{Cause, Earmark};
+use crate::books::Uid;
 use crate::maps::HashSet;
 
 /// Between two rounds of calling memory back, keeping a place, or having others end, for one pod in vain: at first, and
@@ -53,19 +53,27 @@ pub(crate) fn controller(pod: &PodFacts) -> Option<Controller> {
 }
 
 impl Queue {
-    /// What others were to leave to the pod did not come, or was of no use to it: no other ends for it on this
-    /// node again, nor on another before a pause, which doubles each time. The same holds for the controller's next pod.
-    pub(crate) fn ended_in_vain(&mut self, uid: &Uid, books: &Books, now: Duration) {
-        if let Some((node, _)) = self.scattered(uid) {
-            let node = node.clone();
-            let it = self.preempted_in_vain.entry(uid.clone()).or_default();
-            it.note(node.clone(), now);
-            if let Some(controller) = books.pod(uid).and_then(|pod| controller(pod)) {
-                let it = self.controllers_in_vain.entry(controller).or_default();
-                it.note(node, now);
+    /// What the pod waited for did not come, or was of no use to it. Other GPUs are tried before these. No other pod is
+    /// evicted for it on the node again, nor on another before a pause, which doubles each time; the same holds for the
+    /// controller's next pod.
+    pub(super) fn back_off(&mut self, uid: &str, pod: Option<&PodFacts>, earmark: &Earmark) {
+        match earmark.cause() {
+            Cause::Reclaim | Cause::Reserve => {
+                let cards = earmark.cards().iter();
+                let cards = cards.map(|(card, _)| card.clone());
+                let in_vain = self.in_vain.entry(uid.into()).or_default();
+                in_vain.cards.extend(cards);
             }
+            Cause::Preempt | Cause::Defragment => {
+                let it = self.preempted_in_vain.entry(uid.into()).or_default();
+                it.note(earmark.node().clone(), self.now);
+                if let Some(controller) = pod.and_then(controller) {
+                    let it = self.controllers_in_vain.entry(controller).or_default();
+                    it.note(earmark.node().clone(), self.now);
+                }
+            }
+            Cause::Nominated | Cause::Ungated | Cause::Replacement => {}
         }
-        self.end_kept(uid, books);
     }
 
     /// A pod is gone, or is being deleted, before it had the room that others were to leave to it: its controller may
@@ -75,11 +83,10 @@ impl Queue {
         let Some(old) = old.filter(|old| is_lost && old.node.is_none()) else {
             return;
         };
-        let until = self.kept_until(&old.uid).unwrap_or_default();
-        if let Some((node, _)) = self.scattered(&old.uid)
+        if let Some(earmark) = self.eviction_for(&old.uid)
             && let Some(controller) = controller(old)
         {
-            let node = node.clone();
+            let (node, until) = (earmark.node().clone(), earmark.until());
             let it = self.controllers_in_vain.entry(controller).or_default();
             it.note(node, until);
         }
@@ -109,12 +116,6 @@ impl Queue {
     /// Did others end for the pod without use so lately that no other ends or moves for it now?
     pub(crate) fn rests_from_ends(&self, pod: &PodFacts, now: Duration) -> bool {
         self.in_vain_for(pod).any(|it| it.rests_until > now)
-    }
-
-    pub(super) fn note_in_vain(&mut self, uid: &Uid, what: &Target) {
-        let cards = what.cards().iter().map(|(card, _)| card.clone());
-        let in_vain = self.in_vain.entry(uid.clone()).or_default();
-        in_vain.cards.extend(cards);
     }
 
     /// Was this card's memory called back or kept for the pod in vain?

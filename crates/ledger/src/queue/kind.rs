@@ -10,10 +10,9 @@ use std::time::Duration;
 use gpustow_api::intree::Constraints;
 use gpustow_pack::{Mib, Request};
 
+use super::turn::Turn;
 use crate::books::Uid;
 
-/// Where a pod stands: wake-ups in vain first, then the scheduler's order, priority, age and name.
-pub(crate) type Turn = (u32, Reverse<i32>, i64, Arc<str>, Uid);
 /// A kind of pods; never used twice.
 pub(super) type KindId = u64;
 /// What makes pods one kind.
@@ -54,34 +53,24 @@ impl Kind {
         self.order.range((Excluded(turn), Unbounded)).next()
     }
 
-    /// The first pods of each number of wake-ups in vain from `level` on; none of that number has a
+    /// The first pods of each number of useless wake-ups from `useless` on; none of that number has a
     /// higher priority.
-    fn firsts(&self, level: u32) -> impl Iterator<Item = &Turn> {
-        let from = |level| {
-            (
-                level,
-                Reverse(i32::MAX),
-                i64::MIN,
-                Uid::from(""),
-                Uid::from(""),
-            )
-        };
-        let first = self.order.range(from(level)..).next();
-        std::iter::successors(first, move |turn| {
-            let level = turn.0.checked_add(1)?;
-            self.order.range(from(level)..).next()
+    fn firsts(&self, useless: u32) -> impl Iterator<Item = &Turn> {
+        let from = |useless| self.order.range(Turn::first_of(useless)..).next();
+        std::iter::successors(from(useless), move |turn| {
+            from(turn.useless().checked_add(1)?)
         })
     }
 
     /// A pod of the highest priority.
     pub(super) fn highest(&self) -> Option<&Uid> {
-        let highest = self.firsts(0).min_by_key(|turn| turn.1);
-        highest.map(|turn| &turn.4)
+        let highest = self.firsts(0).min_by_key(|turn| Reverse(turn.priority()));
+        highest.map(Turn::uid)
     }
 
     /// The next pod behind `turn` whose priority is higher.
     pub(super) fn higher(&self, turn: &Turn) -> Option<&Turn> {
-        let mut behind = self.firsts(turn.0.checked_add(1)?);
-        behind.find(|behind| behind.1 < turn.1)
+        let mut behind = self.firsts(turn.useless().checked_add(1)?);
+        behind.find(|behind| behind.priority() > turn.priority())
     }
 }

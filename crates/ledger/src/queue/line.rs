@@ -7,13 +7,14 @@
 
 mod preemptors;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
+use super::earmarks::Ended;
+use super::turn::Turn;
 use crate::Ledger;
 use crate::books::{Event, Uid, asks};
 use crate::maps::HashMap;
@@ -70,27 +71,15 @@ impl Lift {
     }
 }
 
-/// Where a pod stands: priority, then age, then name.
-type Place = (Reverse<i32>, i64, Arc<str>, Uid);
-
-fn place(pod: &PodFacts) -> Place {
-    (
-        Reverse(pod.priority),
-        pod.created,
-        pod.name.clone(),
-        pod.uid.clone(),
-    )
-}
-
 /// The pods that bear our gate and nobody else's.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     /// There is a line; otherwise everybody in it is let through.
     on: bool,
-    order: BTreeSet<Place>,
-    places: HashMap<Uid, Place>,
+    order: BTreeSet<Turn>,
+    turns: HashMap<Uid, Turn>,
     /// To be let through without room.
-    leaving: BTreeMap<Place, Lift>,
+    leaving: BTreeMap<Turn, Lift>,
     /// Let through without room, when and why.
     through: HashMap<Uid, (Duration, Lift)>,
     preemptors: Preemptors,
@@ -116,17 +105,17 @@ impl Line {
     pub(super) fn switch(&mut self, on: bool) -> Vec<Uid> {
         self.on = on;
         self.through.retain(|_, (_, why)| *why != Lift::Off);
-        self.order.iter().map(|(.., uid)| uid.clone()).collect()
+        self.order.iter().map(|turn| turn.uid().clone()).collect()
     }
 
     /// A pod has come or changed. True if it is to wait for its turn.
     pub(super) fn join(&mut self, pod: &PodFacts, asks_us: bool) -> bool {
-        let place = place(pod);
-        if self.places.get(&pod.uid) != Some(&place) {
+        let turn = Turn::of(pod);
+        if self.turns.get(&pod.uid) != Some(&turn) {
             self.leave(&pod.uid);
-            self.places.insert(pod.uid.clone(), place.clone());
-            self.preemptors.joined(&place);
-            self.order.insert(place);
+            self.turns.insert(pod.uid.clone(), turn.clone());
+            self.preemptors.joined(&turn);
+            self.order.insert(turn);
         }
         let why = match () {
             () if !self.on => Lift::Off,
@@ -139,16 +128,16 @@ impl Line {
 
     /// A pod stands in line no more. True if it did.
     pub(super) fn leave(&mut self, uid: &str) -> bool {
-        let Some(place) = self.places.swap_remove(uid) else {
+        let Some(turn) = self.turns.swap_remove(uid) else {
             return false;
         };
-        self.order.remove(&place);
-        self.leaving.remove(&place);
+        self.order.remove(&turn);
+        self.leaving.remove(&turn);
         true
     }
 
     pub(super) fn has(&self, uid: &str) -> bool {
-        self.places.contains_key(uid)
+        self.turns.contains_key(uid)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -157,46 +146,47 @@ impl Line {
 
     /// How many stand in line, and when the oldest of them was created.
     pub(super) fn size(&self) -> (usize, Option<i64>) {
-        let oldest = self.order.iter().map(|(_, created, ..)| *created).min();
+        let oldest = self.order.iter().map(Turn::created).min();
         (self.order.len(), oldest)
     }
 
     /// How many stand before the pod.
     pub(super) fn before(&self, uid: &str) -> Option<usize> {
-        let place = self.places.get(uid)?;
-        Some(self.order.range(..place).count())
+        let turn = self.turns.get(uid)?;
+        Some(self.order.range(..turn).count())
     }
 
     /// Does somebody stand in line whose turn is before that of the pod, which does not?
     pub(super) fn is_ahead_of(&self, pod: &PodFacts) -> bool {
         let first = self.order.first();
-        first.is_some_and(|first| *first < place(pod))
+        first.is_some_and(|first| *first < Turn::of(pod))
     }
 
     /// Is a queued pod's priority higher than this?
     pub(super) fn has_higher(&self, priority: i32) -> bool {
         let first = self.order.first();
-        first.is_some_and(|(first, ..)| first.0 > priority)
+        first.is_some_and(|first| first.priority() > priority)
     }
 
     /// The pod is let through without room, unless it was just now.
     pub(super) fn let_through(&mut self, uid: &str, why: Lift) {
-        if let Some(place) = self.places.get(uid)
+        if let Some(turn) = self.turns.get(uid)
             && !self.through.contains_key(uid)
         {
-            self.leaving.insert(place.clone(), why);
+            self.leaving.insert(turn.clone(), why);
         }
     }
 
     /// Is the pod let through, or about to be, without room?
     pub(super) fn is_leaving(&self, uid: &str) -> bool {
-        let leaving = |place| self.leaving.contains_key(place);
-        self.through.contains_key(uid) || self.places.get(uid).is_some_and(leaving)
+        let leaving = |turn| self.leaving.contains_key(turn);
+        self.through.contains_key(uid) || self.turns.get(uid).is_some_and(leaving)
     }
 
     /// The next pod to let through, and why.
     fn next_leaving(&mut self, now: Duration) -> Option<(Uid, Lift)> {
-        let ((.., uid), why) = self.leaving.pop_first()?;
+        let (turn, why) = self.leaving.pop_first()?;
+        let uid = turn.uid().clone();
         if why == Lift::Shown {
             self.shown.entry(uid.clone()).or_insert(now);
         }
@@ -224,13 +214,13 @@ impl Line {
         let over = |(since, _): &(Duration, Lift)| now.saturating_sub(*since) >= AGAIN;
         self.shown
             .retain(|_, since| now.saturating_sub(*since) < SHOWN_FOR);
-        let places = &self.places;
+        let turns = &self.turns;
         let leaving = &mut self.leaving;
         self.through.retain(|uid, let_go| {
             if over(let_go)
-                && let Some(place) = places.get(uid)
+                && let Some(turn) = turns.get(uid)
             {
-                leaving.insert(place.clone(), let_go.1);
+                leaving.insert(turn.clone(), let_go.1);
             }
             !over(let_go)
         });
@@ -268,7 +258,7 @@ impl Ledger {
 
     /// Who stands in line, in the order of their turns.
     pub fn standing_in_line(&self) -> impl Iterator<Item = &Uid> {
-        self.queue.line.order.iter().map(|(.., uid)| uid)
+        self.queue.line.order.iter().map(Turn::uid)
     }
 
     /// May the leader have reserved memory for another pod that this one does not get? It writes a condition on the other
@@ -292,16 +282,16 @@ impl Ledger {
     #[must_use]
     pub fn stalled_in_line(&self, now: Duration) -> Vec<Arc<PodFacts>> {
         let line = &self.queue.line;
-        let fits = |place: &&Place| {
-            let pod = self.books.pod(&place.3);
+        let fits = |turn: &&Turn| {
+            let pod = self.books.pod(turn.uid());
             pod.is_some_and(|pod| self.may_fit_now(pod, now) && !self.may_be_reserved_from(pod))
         };
         let first = line.order.iter().take(LOOK_AT).filter(fits);
         let leaving = line.leaving.keys().take(LOOK_AT);
-        let places: BTreeSet<&Place> = leaving.chain(first).collect();
-        let pods = places
+        let turns: BTreeSet<&Turn> = leaving.chain(first).collect();
+        let pods = turns
             .into_iter()
-            .filter_map(|place| self.books.pod(&place.3));
+            .filter_map(|turn| self.books.pod(turn.uid()));
         pods.cloned().collect()
     }
 
@@ -321,7 +311,7 @@ impl Ledger {
     /// and it is tried again after a pause.
     pub fn lift_failed(&mut self, uid: &str) {
         self.queue.waiting.lift_failed(uid);
-        self.queue.end_lifted(uid, &self.books);
+        self.queue.end_ungated(uid, Ended::Failed, &self.books);
     }
 
     /// At most `limit` pods in all that are let through without room.
@@ -357,7 +347,7 @@ impl Ledger {
         if !line.on || free == 0 {
             return;
         }
-        let first = line.order.iter().map(|(.., uid)| uid).filter(|uid| {
+        let first = line.order.iter().map(Turn::uid).filter(|uid| {
             let promised = || self.queue.waiting.is_promised(uid);
             !line.is_leaving(uid) && !promised()
         });

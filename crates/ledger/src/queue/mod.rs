@@ -4,15 +4,16 @@
 //! (`wake`) asks books and scores.
 
 mod changes;
+mod earmarks;
 mod evidence;
 mod in_vain;
-mod kept;
 mod kind;
 mod line;
 mod nominations;
 mod offers;
 mod successors;
 mod tried;
+mod turn;
 mod waiting;
 mod wake;
 
@@ -25,20 +26,20 @@ use gpustow_pack::Request;
 use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
-use crate::places::GivenUp;
 use changes::Changes;
+use earmarks::Counts;
+pub use earmarks::Ended;
+pub(crate) use earmarks::{Cards, Cause, Earmark};
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
 pub(crate) use in_vain::{Controller, controller};
 use in_vain::{InVain, PreemptedInVain};
-use kept::Kept;
-pub(crate) use kept::Target;
-pub(crate) use kind::Turn;
 pub use line::Lift;
 use line::{Line, is_in_line};
 use nominations::Nominations;
 use successors::Successor;
 pub(crate) use tried::Tried;
+pub(crate) use turn::Turn;
 use waiting::{Call, Waiting};
 use wake::Wakes;
 
@@ -49,13 +50,15 @@ pub(crate) struct Queue {
     tried: HashMap<Uid, Tried>,
     /// Nodes that kube-scheduler offered to pods that wait.
     offered: HashMap<Uid, Offered>,
-    /// Unbound pods by the node where room is kept for them: nominated there, or in `kept`.
-    keeping: HashMap<Arc<str>, HashSet<Uid>>,
-    kept: HashMap<Uid, Kept>,
-    /// Of pods that move, by the names under which room is kept for them in place of UIDs.
+    /// Unbound pods by the node where room is earmarked for them: nominated there, or in `earmarks`.
+    holders: HashMap<Arc<str>, HashSet<Uid>>,
+    earmarks: HashMap<Uid, Earmark>,
+    ended: Counts,
+    /// When what had lasted long enough was ended last: pauses begin then.
+    now: Duration,
+    /// Of pods that move, by the names under which room is earmarked for them in place of UIDs.
     successors: HashMap<Uid, Successor>,
     in_vain: HashMap<Uid, InVain>,
-    given_up: HashMap<GivenUp, u64>,
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,
     preempted_in_vain: HashMap<Uid, PreemptedInVain>,
@@ -171,7 +174,7 @@ impl Queue {
         match new.filter(|pod| may_come(pod)) {
             Some(pod) if pod.waiting => {
                 // kube-scheduler's own filters refused it, or it would have asked about the room.
-                if self.end_lifted(uid, books) {
+                if self.end_ungated(uid, Ended::Unfit, books) {
                     self.waiting.in_vain(uid);
                 }
                 self.wait(pod, books);
@@ -210,7 +213,7 @@ impl Queue {
         now: Duration,
     ) {
         self.wait(pod, books);
-        self.end_lifted(&pod.uid, books);
+        self.end_ungated(&pod.uid, Ended::Unfit, books);
         let asked = |node: &str| candidates.contains(&node);
         let call = Call {
             is_sample: nominations::is_sample(candidates.len(), config.least_nodes, books),
@@ -251,7 +254,7 @@ impl Queue {
 
     /// Of each kind that waits, up to `limit`, the first such pod for which no room is kept and nobody was woken.
     pub(crate) fn without_room(&self, limit: usize, is_such: impl Fn(&str) -> bool) -> Vec<Uid> {
-        let skip = |uid: &str| self.kept.contains_key(uid) || !is_such(uid);
+        let skip = |uid: &str| self.earmark(uid).is_some() || !is_such(uid);
         self.waiting.firsts(&mut None, limit, skip)
     }
 
@@ -263,7 +266,7 @@ impl Queue {
         limit: usize,
         is_such: impl Fn(&str) -> bool,
     ) -> Vec<Uid> {
-        let skip = |uid: &str| self.has_kept(uid) || !is_such(uid);
+        let skip = |uid: &str| self.has_more_than_reservation(uid) || !is_such(uid);
         self.waiting.firsts(from, limit, skip)
     }
 
@@ -277,23 +280,23 @@ impl Queue {
         self.gains.last()
     }
 
-    /// Is room kept for the pod that no nomination keeps?
-    pub(crate) fn has_any_kept(&self, uid: &str) -> bool {
-        self.kept.contains_key(uid)
+    /// Is room earmarked for the pod, and more than a reservation?
+    pub(crate) fn has_more_than_reservation(&self, uid: &str) -> bool {
+        self.earmark(uid).is_some() && self.reservation_for(uid).is_none()
     }
 
-    /// Is room kept for the pod that no nomination keeps, and that is more than a place to wait for?
-    pub(crate) fn has_kept(&self, uid: &str) -> bool {
-        self.kept.contains_key(uid) && self.place(uid).is_none()
-    }
-
-    /// Is room on this node kept for the pod, and more than a place to wait for, so that no queued pod goes before it there?
+    /// Is room on this node earmarked for the pod, and more than a reservation, so that no queued pod goes before it there?
     /// One of higher priority does, unless the pod was ungated for the room.
     pub(crate) fn goes_first(&self, pod: &PodFacts, node: &str) -> bool {
-        let kept = self.kept.get(&pod.uid);
-        kept.is_some_and(|kept| *kept.node == *node)
-            && self.place(&pod.uid).is_none()
-            && (self.is_lifted(&pod.uid) || !self.line.has_higher(pod.priority))
+        let earmark = self.earmark(&pod.uid);
+        earmark.is_some_and(|it| **it.node() == *node)
+            && self.reservation_for(&pod.uid).is_none()
+            && (self.is_ungated_for_room(&pod.uid) || !self.line.has_higher(pod.priority))
+    }
+
+    /// Is room on this node offered to the pod?
+    pub(crate) fn is_offered(&self, uid: &str, node: &str) -> bool {
+        self.waiting.is_offered(uid, node)
     }
 
     /// A pod that was to be woken could not be.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
+use super::earmarks::{Earmark, Ended};
 use crate::Ledger;
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
@@ -118,7 +119,7 @@ impl Queue {
     /// Nominations that have lasted too long keep no room.
     pub(crate) fn end_nominations(&mut self, books: &Books, now: Duration) {
         for (uid, node) in self.nominations.tick(books, now) {
-            self.end_kept(&uid, books);
+            self.end(&uid, Ended::Late, books);
             self.unindex(&uid, &node);
         }
     }
@@ -140,9 +141,9 @@ impl Ledger {
         let elsewhere = |other: &Arc<str>| other != node;
         let by_scheduler = pod.nominated.as_ref().filter(|_| !pod.own_nomination);
         // What might come there is not needed where there is room.
-        let kept = self.queue.kept.get(uid).filter(|kept| !kept.is_awaited());
-        let kept = kept.map(|kept| &kept.node);
-        let is_free = !by_scheduler.is_some_and(elsewhere) && !kept.is_some_and(elsewhere);
+        let earmark = self.queue.earmark(uid).filter(|it| !it.is_awaited());
+        let earmarked = earmark.map(Earmark::node);
+        let is_free = !by_scheduler.is_some_and(elsewhere) && !earmarked.is_some_and(elsewhere);
         is_free.then(|| node.clone())
     }
 

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::Mib;
 
 use super::Queue;
-use super::kept::{Cause, Target};
+use super::earmarks::{Cards, Cause, Earmark, Ended};
 use crate::books::{Books, Uid};
 
 /// A pod that is still to be made.
@@ -52,13 +51,15 @@ impl Queue {
         of: &PodFacts,
         whom: &Uid,
         node: &Arc<str>,
-        cards: Vec<(Box<str>, Mib)>,
+        cards: Cards,
         until: Duration,
+        books: &Books,
     ) {
         let Ok(request) = &of.request else { return };
         let uid: Uid = format!("successor of {}", of.uid).into();
-        let what = Target::new(request.clone(), cards, Vec::new());
-        self.keep_for(&uid, node, Cause::Successor(what.into()), until);
+        let cause = Cause::Replacement;
+        let earmark = Earmark::of_cards(node, cause, request, cards, Vec::new(), until);
+        self.put(&uid, earmark, books);
         let pod = PodFacts {
             uid: uid.clone(),
             node: None,
@@ -76,9 +77,12 @@ impl Queue {
     pub(crate) fn end_needless_successors(&mut self, books: &Books) {
         let stays = |of: &str| books.pod(of).is_some_and(|pod| !pod.deleting);
         let needless = self.successors.iter();
-        let needless = needless.filter(|(_, it)| stays(&it.of) && !self.is_moved_for(&it.whom));
+        let needless =
+            needless.filter(|(_, it)| stays(&it.of) && !self.is_defragmented_for(&it.whom));
         let needless: Vec<Uid> = needless.map(|(uid, _)| uid.clone()).collect();
-        needless.iter().for_each(|uid| self.end_kept(uid, books));
+        needless
+            .iter()
+            .for_each(|uid| self.end(uid, Ended::Needless, books));
     }
 
     /// A pod has been bound: was room kept for it as somebody's successor?
@@ -94,15 +98,16 @@ impl Queue {
         };
         let kept = self.successors.iter().filter(|(_, it)| it.is(pod));
         let kept = kept.map(|(uid, _)| {
-            let elsewhere = self.kept.get(uid).is_none_or(|it| it.node != *node);
+            let earmark = self.earmark(uid);
+            let elsewhere = earmark.is_none_or(|it| it.node() != node);
             let assigned = pod.assignment.iter().flatten();
-            let cards = self.kept_cards(uid).unwrap_or_default();
+            let cards = earmark.map(Earmark::cards).unwrap_or_default();
             let others = assigned.flat_map(|it| &it.charges);
             let others = others.filter(|(card, _)| cards.iter().all(|(its, _)| its != card));
             (elsewhere, others.count(), uid.clone())
         });
         if let Some((.., uid)) = kept.min() {
-            self.end_kept(&uid, books);
+            self.end(&uid, Ended::Taken, books);
         }
     }
 }

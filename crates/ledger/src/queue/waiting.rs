@@ -9,7 +9,6 @@
 
 mod promises;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +16,10 @@ use std::time::Duration;
 use gpustow_api::{PodFacts, names};
 use gpustow_pack::{Mib, Request};
 
-use super::kind::{Key, Kind, KindId, Turn};
+use super::kind::{Key, Kind, KindId};
 use super::line::{Lift, Line};
 use super::offers::{End, Offers};
+use super::turn::Turn;
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
 pub(super) use promises::Call;
@@ -108,7 +108,7 @@ impl Waiting {
 
     /// The creation time of the oldest.
     pub(super) fn oldest(&self) -> Option<i64> {
-        self.pods.values().map(|wait| wait.turn.2).min()
+        self.pods.values().map(|wait| wait.turn.created()).min()
     }
 
     /// This scheduler asks us.
@@ -135,8 +135,7 @@ impl Waiting {
         }
         let kind = kind.filter(|kind| self.kinds.contains_key(kind));
         let kind = kind.unwrap_or_else(|| self.new_kind(key));
-        let (name, uid) = (pod.name.clone(), pod.uid.clone());
-        let turn = (0, Reverse(pod.priority), pod.created, name, uid);
+        let turn = Turn::of(pod);
         self.enter(kind, turn.clone());
         let wait = Wait {
             turn,
@@ -196,7 +195,7 @@ impl Waiting {
         };
         self.leave(wait.kind, &wait.turn);
         if let Some(due) = wait.due {
-            self.due.remove(&(due, wait.turn.4));
+            self.due.remove(&(due, wait.turn.uid().clone()));
         }
         let empty = |kind: &Kind| kind.order.is_empty();
         if self.kinds.get(&wait.kind).is_some_and(empty)
@@ -307,7 +306,7 @@ impl Waiting {
 
     fn be_due(&mut self, uid: &str, at: Duration) {
         if let Some(wait) = self.pods.get_mut(uid) {
-            let uid = wait.turn.4.clone();
+            let uid = wait.turn.uid().clone();
             if let Some(old) = wait.due.replace(at) {
                 self.due.remove(&(old, uid.clone()));
             }
@@ -327,7 +326,7 @@ impl Waiting {
         if !std::mem::take(&mut wait.keeps_bars) {
             wait.bars.clear();
         }
-        let (id, next) = (wait.kind, now + pause(wait.turn.0, interval));
+        let (id, next) = (wait.kind, now + pause(wait.turn.useless(), interval));
         let looked = self.kinds.get(&id).map_or(now, |kind| kind.looked);
         self.be_due(&uid, next.max(looked));
         Some((uid, (looked <= now).then_some(id)))
@@ -347,10 +346,10 @@ impl Waiting {
         let Some(kind) = self.kinds.get_mut(&id) else {
             return false;
         };
-        let new = kind.order.iter().take_while(|turn| turn.0 == 0);
+        let new = kind.order.iter().take_while(|turn| turn.useless() == 0);
         let sampled = |uid: &Uid| self.pods.get(uid).is_some_and(|wait| wait.sampled);
         let mut new = new
-            .map(|turn| &turn.4)
+            .map(Turn::uid)
             .filter(|uid| line.has(uid) || sampled(uid));
         let promised = |uid: &&Uid| {
             let wait = self.pods.get(*uid);
@@ -416,8 +415,8 @@ impl Waiting {
         skip: impl Fn(&str) -> bool,
     ) -> Vec<Uid> {
         let is_free = |turn: &&Turn| {
-            let wait = self.pods.get(&turn.4);
-            !skip(&turn.4) && wait.is_some_and(|wait| wait.promised.is_none())
+            let wait = self.pods.get(turn.uid());
+            !skip(turn.uid()) && wait.is_some_and(|wait| wait.promised.is_none())
         };
         let mut firsts = Vec::new();
         while firsts.len() < limit {
@@ -427,7 +426,7 @@ impl Waiting {
             };
             let kind = self.kinds.get(&id);
             let first = kind.and_then(|kind| kind.order.iter().find(is_free));
-            firsts.extend(first.map(|turn| turn.4.clone()));
+            firsts.extend(first.map(|turn| turn.uid().clone()));
             *from = Some(head.clone());
         }
         firsts

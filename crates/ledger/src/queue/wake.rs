@@ -16,6 +16,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{NodeGpus, Request};
 
+use super::earmarks::Ended;
 use super::kind::{Kind, KindId};
 use super::line::Lift;
 use super::waiting::FLUSH;
@@ -79,7 +80,7 @@ impl Ledger {
     /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
     pub fn wake_failed(&mut self, uid: &str) {
         self.queue.wake_failed(uid);
-        self.queue.end_lifted(uid, &self.books);
+        self.queue.end_ungated(uid, Ended::Failed, &self.books);
     }
 
     /// The pods to wake now, at most `limit`; of those that stand in line, the gate is to be taken off instead. For room that appeared, those that would fit in it
@@ -237,7 +238,7 @@ impl Ledger {
                 && self.fits_one_of(look.kind, &name, &left, &pod, work)
             {
                 self.queue.waiting.room_on(&name);
-                if !self.queue.is_kept(&name) {
+                if !self.queue.has_earmarks(&name) {
                     look.could = true;
                     self.looked(look, again, now);
                     return true;
@@ -258,7 +259,7 @@ impl Ledger {
             && let Some(kind) = self.queue.waiting.kind(look.kind)
         {
             for turn in &kind.order {
-                self.queue.line.let_through(&turn.4, Lift::NoNode);
+                self.queue.line.let_through(turn.uid(), Lift::NoNode);
             }
         }
     }
@@ -279,9 +280,9 @@ impl Ledger {
         };
         let waiting = &self.queue.waiting;
         fits(pod)
-            || self.queue.is_kept(name) && {
+            || self.queue.has_earmarks(name) && {
                 let highest = waiting.kind(kind).and_then(Kind::highest);
-                let kept = self.queue.kept_on(name);
+                let kept = self.queue.holders(name);
                 let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
                 let others = highest.into_iter().chain(kept);
                 let others = others.filter(|uid| **uid != pod.uid);
@@ -311,7 +312,7 @@ impl Ledger {
         let known = node.is_some_and(|node| node.facts().is_some());
         (free || !known)
             && self.scores.fit(left, request).is_ok()
-            && (!self.queue.is_kept(name) || self.choose(name, pod, request).is_ok())
+            && (!self.queue.has_earmarks(name) || self.choose(name, pod, request).is_ok())
     }
 
     /// A waiting pod that may be bound at all, by a scheduler that asks us.

@@ -19,13 +19,12 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
+use crate::queue::Cards;
 
 /// Sets of pods that are thought of for one set of cards, the least first.
 const SETS: usize = 4096;
 /// Nodes with a place for a pod that moves, among which it gets one.
 const DESTINATIONS: usize = 16;
-/// Memory of cards, by UUID.
-type Cards = Vec<(Box<str>, Mib)>;
 
 /// What would give a pod room.
 #[derive(Clone, Debug)]

@@ -14,7 +14,7 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::{Target, Turn};
+use crate::queue::{Cause, Earmark, Turn};
 
 /// So long a pod must have waited: what is free may be joined up by itself.
 const CHANCE: Duration = Duration::from_secs(5);
@@ -45,15 +45,15 @@ impl Ledger {
     /// The pod for which it is to be decided now who moves, if there is one: the first in turn. To be called every second
     /// or so.
     pub fn due_to_move(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
-        let moving = |uid: &Uid| self.queue.is_moved_for(uid);
-        if !self.config.moves || self.queue.all_scattered().iter().any(moving) {
+        let moving = |uid: &Uid| self.queue.is_defragmented_for(uid);
+        if !self.config.moves || self.queue.all_evictions().iter().any(moving) {
             return None;
         }
         let mut tries = take(&mut self.moving);
         let may = |uid: &str| {
             let pod = self.books.pod(uid);
             pod.is_some_and(|pod| self.may_be_moved_for(pod, now))
-                && !self.queue.has_kept(uid)
+                && !self.queue.has_more_than_reservation(uid)
                 && self.asleep(uid).is_some()
         };
         tries.next.retain(|uid, _| may(uid));
@@ -126,8 +126,9 @@ impl Ledger {
         };
         let began = planning.began;
         let pod = self.books.pod(uid).cloned();
-        let may =
-            |pod: &Arc<PodFacts>| self.may_be_moved_for(pod, now) && !self.queue.has_kept(uid);
+        let may = |pod: &Arc<PodFacts>| {
+            self.may_be_moved_for(pod, now) && !self.queue.has_more_than_reservation(uid)
+        };
         let Some(pod) = pod.filter(may) else {
             return false;
         };
@@ -189,15 +190,16 @@ impl Ledger {
         };
         let victims: Vec<Uid> = plan.moves.iter().map(|it| it.pod.uid.clone()).collect();
         let until = now + self.config.call_back_for + self.grace(&victims);
-        let what = Target::new(request.clone(), plan.cards, victims);
-        self.queue
-            .keep_scattered(&pod.uid, &plan.node, what, true, until, &self.books);
+        let (node, cards) = (&plan.node, plan.cards);
+        let earmark = Earmark::of_cards(node, Cause::Defragment, request, cards, victims, until);
+        self.queue.put(&pod.uid, earmark, &self.books);
         self.scattered.note_looked(&pod.uid, began);
         // One may come when the one before it has gone.
         let until = until + self.config.call_back_for;
         for it in plan.moves {
+            let books = &self.books;
             self.queue
-                .keep_successor(&it.pod, &pod.uid, &it.node, it.cards, until);
+                .keep_successor(&it.pod, &pod.uid, &it.node, it.cards, until, books);
         }
         true
     }

@@ -4,7 +4,6 @@
 //! A *first* round over all nodes tells whether there is a plan at all: only then need disruption budgets be known. A
 //! *second* round, over the nodes that had one, takes the best by kube-scheduler's order.
 
-use std::cmp::Reverse;
 use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,7 +120,8 @@ impl Ledger {
         let mut seen = take(&mut self.scattered);
         let may = |uid: &Uid| {
             let pod = self.books.pod(uid);
-            pod.is_some_and(|pod| self.may_preempt(pod, now)) && !self.queue.has_kept(uid)
+            pod.is_some_and(|pod| self.may_preempt(pod, now))
+                && !self.queue.has_more_than_reservation(uid)
         };
         seen.since.retain(|uid, _| may(uid));
         let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
@@ -160,10 +160,7 @@ impl Ledger {
         self.count_spent(budget.spent());
         let due = seen.second.keys().filter_map(|uid| self.asleep(uid));
         let mut due: Vec<_> = due.collect();
-        due.sort_by_cached_key(|pod| {
-            let (name, uid) = (pod.name.clone(), pod.uid.clone());
-            (Reverse(pod.priority), pod.created, name, uid)
-        });
+        due.sort_by_cached_key(|pod| Turn::of(pod));
         self.scattered = seen;
         due
     }
@@ -208,7 +205,7 @@ impl Ledger {
     ) -> Option<(Arc<PodFacts>, Plan, u64)> {
         let pod = self.books.pod(uid)?.clone();
         let (uid, (mut search, _)) = self.scattered.second.swap_remove_entry(uid)?;
-        if !self.may_preempt(&pod, now) || self.queue.has_kept(&uid) {
+        if !self.may_preempt(&pod, now) || self.queue.has_more_than_reservation(&uid) {
             return None;
         }
         let left = self.scattered.budget.take();

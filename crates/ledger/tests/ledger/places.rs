@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Config, GivenUp, Ledger, Reason};
+use gpustow_ledger::{Config, Ended, Ledger, Reason};
 use gpustow_pack::Refusal;
 
 use crate::build::{ask, asking, at, bound, card, choose, node, pod, report};
@@ -90,7 +90,7 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     assert_eq!(woken, ["large"]);
     assert_eq!(choose(&mut ledger, &large, &["a"], at(AFTER)), ["a"]);
     assert_eq!(places(&ledger), []);
-    let given_up = GivenUp::ALL.map(|cause| ledger.given_up(cause));
+    let given_up = Ended::GIVEN_UP.map(|cause| ledger.given_up(cause));
     assert_eq!(given_up, [0; 4]);
 }
 
@@ -118,7 +118,7 @@ fn the_place_is_where_the_fewest_have_to_end_and_moves_to_a_better_one() {
     keep(&mut ledger, AFTER + 2);
     keep(&mut ledger, AFTER + 3);
     assert_eq!(places(&ledger), [is("p", "a")]);
-    assert_eq!(ledger.given_up(GivenUp::Better), 1);
+    assert_eq!(ledger.given_up(Ended::Better), 1);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn places_are_few_and_the_first_in_turn_have_them() {
     keep(&mut ledger, AFTER + 4);
     let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
     assert_eq!(uids, ["first", "higher"]);
-    assert_eq!(ledger.given_up(GivenUp::Overtaken), 1);
+    assert_eq!(ledger.given_up(Ended::Overtaken), 1);
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn what_does_not_come_free_in_time_is_given_up_for_other_cards() {
     assert_eq!(places(&ledger), [is("p", "a")]);
     keep(&mut ledger, AFTER + LASTS);
     assert_eq!(places(&ledger), [is("p", "b")]);
-    assert_eq!(ledger.given_up(GivenUp::Late), 1);
+    assert_eq!(ledger.given_up(Ended::Late), 1);
     // For a minute nothing is kept then; after that the first ones are tried again.
     let both = AFTER + 2 * LASTS;
     for second in [both, both + 1, both + 60] {
@@ -230,7 +230,7 @@ fn a_place_ends_with_its_pod_and_with_its_node() {
     ledger.delete_gpunode("a");
     keep(&mut ledger, AFTER + 1);
     assert_eq!(places(&ledger), []);
-    assert_eq!(ledger.given_up(GivenUp::Unfit), 1);
+    assert_eq!(ledger.given_up(Ended::Unfit), 1);
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn a_reservation_of_which_all_is_free_ends_after_a_minute_and_others_come_first(
     }
     keep(&mut ledger, free + 120);
     assert_eq!(places(&ledger), [is("q", "a")]);
-    assert_eq!(ledger.given_up(GivenUp::Late), 1);
+    assert_eq!(ledger.given_up(Ended::Late), 1);
     // A minute later the pod would be tried elsewhere, but others stand before it now.
     keep(&mut ledger, free + 181);
     assert_eq!(places(&ledger), [is("q", "a")]);
@@ -424,7 +424,7 @@ fn a_pod_of_higher_priority_takes_the_reservation_where_there_is_no_other_node()
     let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
     assert_eq!(uids.len(), 2);
     assert!(uids.contains(&"higher".to_owned()), "{uids:?}");
-    assert_eq!(ledger.given_up(GivenUp::Overtaken), 1);
+    assert_eq!(ledger.given_up(Ended::Overtaken), 1);
 }
 
 #[test]

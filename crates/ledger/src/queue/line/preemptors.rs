@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::{Lift, Place};
+use super::{Lift, Turn};
 use crate::books::{Books, Event, Uid};
 use crate::budget::Budget;
 use crate::maps::HashMap;
@@ -59,9 +59,9 @@ pub(super) struct Preemptors {
     bound: BTreeMap<i32, usize>,
     round: u64,
     /// The last pod of this round that was looked at; none between two rounds.
-    after: Option<Place>,
+    after: Option<Turn>,
     /// Pods before it that joined since, or for which the work did not suffice.
-    first: BTreeSet<Place>,
+    first: BTreeSet<Turn>,
     next_round: Duration,
     /// What all looks have cost.
     spent: u64,
@@ -104,9 +104,9 @@ impl Preemptors {
     }
 
     /// A pod has joined the queue.
-    pub(super) fn joined(&mut self, place: &Place) {
-        if self.after.as_ref().is_some_and(|after| place < after) {
-            self.first.insert(place.clone());
+    pub(super) fn joined(&mut self, turn: &Turn) {
+        if self.after.as_ref().is_some_and(|after| turn < after) {
+            self.first.insert(turn.clone());
         }
     }
 
@@ -216,20 +216,20 @@ impl Ledger {
         let mut budget = Budget::of_look();
         let mut goes_on = true;
         while free > 0 && !budget.is_spent() {
-            let Some(place) = self.next_preemptor(lowest) else {
+            let Some(turn) = self.next_preemptor(lowest) else {
                 self.end_round(now);
                 goes_on = false;
                 break;
             };
             budget.charge(1);
-            match self.look_for(&place, &mut budget, now) {
+            match self.look_for(&turn, &mut budget, now) {
                 Found::Node => {
                     free -= 1;
-                    self.queue.line.let_through(&place.3, Lift::MayPreempt);
+                    self.queue.line.let_through(turn.uid(), Lift::MayPreempt);
                 }
                 Found::Nothing => {}
                 Found::NotYet => {
-                    self.queue.line.preemptors.first.insert(place);
+                    self.queue.line.preemptors.first.insert(turn);
                 }
             }
         }
@@ -237,14 +237,14 @@ impl Ledger {
         goes_on && free > 0
     }
 
-    fn next_preemptor(&mut self, lowest: i32) -> Option<Place> {
+    fn next_preemptor(&mut self, lowest: i32) -> Option<Turn> {
         let line = &mut self.queue.line;
-        if let Some(place) = line.preemptors.first.pop_first() {
-            return Some(place);
+        if let Some(turn) = line.preemptors.first.pop_first() {
+            return Some(turn);
         }
         let from = line.preemptors.after.as_ref().map_or(Unbounded, Excluded);
         let next = line.order.range((from, Unbounded)).next();
-        let next = next.filter(|place| place.0.0 > lowest)?.clone();
+        let next = next.filter(|turn| turn.priority() > lowest)?.clone();
         line.preemptors.after = Some(next.clone());
         Some(next)
     }
@@ -259,10 +259,10 @@ impl Ledger {
     }
 
     /// Looks at nodes for one queued pod, as far as the budget suffices.
-    fn look_for(&mut self, place: &Place, budget: &mut Budget, now: Duration) -> Found {
-        let uid = &place.3;
+    fn look_for(&mut self, turn: &Turn, budget: &mut Budget, now: Duration) -> Found {
+        let uid = turn.uid();
         let line = &self.queue.line;
-        let is_queued = line.places.get(uid) == Some(place) && !line.is_leaving(uid);
+        let is_queued = line.turns.get(uid) == Some(turn) && !line.is_leaving(uid);
         let pod = self.books.pod(uid).filter(|pod| pod.preempts && is_queued);
         let kind = self.queue.waiting.kind_of(uid);
         let free = !self.queue.waiting.is_promised(uid) && !self.books.is_unfenced(uid);

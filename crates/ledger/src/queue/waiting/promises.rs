@@ -90,7 +90,7 @@ impl Waiting {
     /// kube-scheduler has not shown every node: another one may do for a pod that it keeps off this one.
     fn look_for_others(&mut self, uid: &str, now: Duration) {
         let wait = self.pods.get_mut(uid);
-        let Some(wait) = wait.filter(|wait| (wait.turn.0 as usize) < BARS) else {
+        let Some(wait) = wait.filter(|wait| (wait.turn.useless() as usize) < BARS) else {
             return;
         };
         wait.keeps_bars = true;
@@ -119,7 +119,7 @@ impl Waiting {
         let Some(wait) = self.pods.get_mut(uid) else {
             return;
         };
-        let due = now + pause(wait.turn.0, interval);
+        let due = now + pause(wait.turn.useless(), interval);
         wait.promised = Some((node.clone(), now + lasts));
         wait.woken = true;
         wait.unshown = 0;
@@ -153,7 +153,7 @@ impl Waiting {
         let Some(wait) = self.pods.get_mut(uid) else {
             return;
         };
-        let level = wait.turn.0 + 1;
+        let useless = wait.turn.useless() + 1;
         if let Some((node, _)) = &wait.promised {
             let (node, at) = (node.clone(), self.changes);
             wait.bars.retain(|bar| bar.node != node);
@@ -163,7 +163,7 @@ impl Waiting {
             wait.bars.push(Bar { node, at });
         }
         self.settle(uid, End::InVain);
-        self.stand(uid, level);
+        self.stand(uid, useless);
     }
 
     /// True if the pod was promised room.
@@ -175,12 +175,11 @@ impl Waiting {
         promised.is_some()
     }
 
-    fn stand(&mut self, uid: &str, level: u32) {
+    fn stand(&mut self, uid: &str, useless: u32) {
         if let Some(wait) = self.pods.get_mut(uid)
-            && wait.turn.0 != level
+            && wait.turn.useless() != useless
         {
-            let mut turn = wait.turn.clone();
-            turn.0 = level;
+            let turn = wait.turn.after(useless);
             let (kind, old) = (wait.kind, std::mem::replace(&mut wait.turn, turn.clone()));
             self.leave(kind, &old);
             self.enter(kind, turn);

@@ -10,7 +10,8 @@ use gpustow_pack::{NodeGpus, Request};
 use super::price;
 use crate::Ledger;
 use crate::books::Uid;
-use crate::queue::kind::{KindId, Turn};
+use crate::queue::kind::KindId;
+use crate::queue::turn::Turn;
 
 /// A node whose room is being offered.
 #[derive(Debug)]
@@ -85,7 +86,7 @@ impl Ledger {
         let mut left = NodeGpus::clone(self.books.node(name)?.view());
         let promised = self.queue.waiting.promised_on(name).iter();
         // What is kept is looked at on its own.
-        for uid in promised.filter(|uid| !self.queue.has_kept(uid)) {
+        for uid in promised.filter(|uid| !self.queue.has_more_than_reservation(uid)) {
             if let Some(pod) = self.books.pod(uid)
                 && let Ok(request) = &pod.request
             {
@@ -129,7 +130,7 @@ impl Ledger {
             let Some((turn, kind)) = self.next_turn(offering) else {
                 return true;
             };
-            let next = match self.answer(offering, &turn.4, work, now) {
+            let next = match self.answer(offering, turn.uid(), work, now) {
                 Answer::Comes(pod) => {
                     self.promise(&pod, &offering.node, now, interval);
                     woken.push(pod);
@@ -153,7 +154,7 @@ impl Ledger {
         let queue = &mut self.queue;
         queue.waiting.promise(&pod.uid, node, now, interval, lasts);
         if pod.in_line {
-            queue.keep_lifted(pod, node, now + lasts, &self.books);
+            queue.earmark_for_ungated(pod, node, now + lasts, &self.books);
         }
     }
 
@@ -222,10 +223,10 @@ impl Ledger {
     /// The next pod of a kind that room on the node is kept for, or from which none is kept since
     /// its priority is higher: it may fit where one before it does not.
     fn next_preferred(&self, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
-        if !self.queue.is_kept(node) {
+        if !self.queue.has_earmarks(node) {
             return None;
         }
-        let kept = self.queue.kept_on(node);
+        let kept = self.queue.holders(node);
         let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
         let behind = turns.filter(|behind| *behind > turn);
         let higher = self.queue.waiting.kind(kind)?.higher(turn);

@@ -1,0 +1,466 @@
+//! Room on a node that is earmarked for a pod: only pods of higher priority may take it.
+//!
+//! Each [`Cause`] is a reason for the same thing. There is one way to put an earmark ([`Queue::put`]) and one way out
+//! ([`Queue::end`]), which counts it, notes what was tried without success, and offers the node again. CPU and memory of the host
+//! count for every cause ([`crate::beside`]).
+//!
+//! Every earmark ends: with its pod, once the pod has memory, or at its deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Mib, Request};
+
+use super::Queue;
+use crate::books::{Books, Uid};
+use crate::maps::HashMap;
+
+/// Memory of GPUs, by UUID.
+pub(crate) type Cards = Vec<(Box<str>, Mib)>;
+
+/// Room that is earmarked for a pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Earmark {
+    node: Arc<str>,
+    cause: Cause,
+    want: Want,
+    awaits: Box<[Uid]>,
+    /// When it ends; that of a pod which is nominated lasts as long as the nomination, and then so long.
+    until: Duration,
+}
+
+/// Why room is earmarked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Cause {
+    /// kube-scheduler nominated the pod there. It may ask for the pod before the watch shows that the victim is gone, take the
+    /// refusal for the end of the preemption and clear the nomination: this outlives that for a while.
+    Nominated,
+    /// The pod was ungated for the room, and its filter call is awaited.
+    Ungated,
+    /// Others use the room beyond their requests and were asked to give it back ([`crate::call_back`]).
+    Reclaim,
+    /// The pod has waited long, and what comes free of these GPUs is for it ([`crate::places`]).
+    Reserve,
+    /// Pods of lower priority were chosen to be evicted for it ([`crate::scattered`]).
+    Preempt,
+    /// Others are evicted for it whose replacements have room elsewhere.
+    Defragment,
+    /// The room of one of these replacements.
+    Replacement,
+}
+
+impl Cause {
+    /// Are other pods evicted for it?
+    fn evicts(self) -> bool {
+        matches!(self, Self::Preempt | Self::Defragment)
+    }
+}
+
+/// What the pod is to get.
+#[derive(Clone, Debug)]
+enum Want {
+    /// Whatever its next filter call finds.
+    WhatFits,
+    /// These GPUs, for what the pod requested when the earmark was put.
+    Cards { request: Arc<Request>, cards: Cards },
+}
+
+/// How an earmark ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Ended {
+    /// The pod has its memory, there or elsewhere.
+    Taken,
+    /// The pod is gone, or requests something else.
+    Gone,
+    /// Other room is earmarked for the pod.
+    Replaced,
+    /// The feature is off, or the pod that was to be evicted stays.
+    Needless,
+    /// The pod could not be woken or ungated.
+    Failed,
+    /// A better node was found.
+    Better,
+    /// What it waited for did not come in time, or is of no use.
+    Late,
+    /// The node does not take the pod.
+    Unfit,
+    /// A bound is reached, and others come first.
+    Overtaken,
+}
+
+impl Ended {
+    /// The ways in which a reservation is given up.
+    pub const GIVEN_UP: [Self; 4] = [Self::Better, Self::Late, Self::Unfit, Self::Overtaken];
+
+    /// The value of metric labels.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Taken => "taken",
+            Self::Gone => "gone",
+            Self::Replaced => "replaced",
+            Self::Needless => "needless",
+            Self::Failed => "failed",
+            Self::Better => "better",
+            Self::Late => "late",
+            Self::Unfit => "unfit",
+            Self::Overtaken => "overtaken",
+        }
+    }
+}
+
+impl Earmark {
+    /// For whatever the pod's next filter call finds on the node.
+    pub(super) fn of_node(node: &Arc<str>, cause: Cause, until: Duration) -> Self {
+        Self {
+            node: node.clone(),
+            cause,
+            want: Want::WhatFits,
+            awaits: Box::default(),
+            until,
+        }
+    }
+
+    /// For these GPUs of the node, once these pods have given memory back or are gone.
+    pub(crate) fn of_cards(
+        node: &Arc<str>,
+        cause: Cause,
+        request: &Arc<Request>,
+        cards: Cards,
+        awaits: Vec<Uid>,
+        until: Duration,
+    ) -> Self {
+        Self {
+            node: node.clone(),
+            cause,
+            want: Want::Cards {
+                request: request.clone(),
+                cards,
+            },
+            awaits: awaits.into(),
+            until,
+        }
+    }
+
+    pub(crate) fn node(&self) -> &Arc<str> {
+        &self.node
+    }
+
+    pub(crate) fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    pub(crate) fn until(&self) -> Duration {
+        self.until
+    }
+
+    /// The GPUs that the pod is to get, by UUID, and what it will hold of each; none if its filter call decides.
+    pub(crate) fn cards(&self) -> &[(Box<str>, Mib)] {
+        match &self.want {
+            Want::WhatFits => &[],
+            Want::Cards { cards, .. } => cards,
+        }
+    }
+
+    /// Is it for a pod with this request?
+    pub(crate) fn is_for(&self, request: &Request) -> bool {
+        match &self.want {
+            Want::WhatFits => true,
+            Want::Cards { request: its, .. } => **its == *request,
+        }
+    }
+
+    /// Is it for memory of this GPU?
+    pub(crate) fn has(&self, uuid: &str) -> bool {
+        self.cards().iter().any(|(card, _)| **card == *uuid)
+    }
+
+    /// The pods that were chosen to give memory back or to be evicted, or must finish first.
+    pub(crate) fn awaits(&self) -> &[Uid] {
+        &self.awaits
+    }
+
+    /// Is the room awaited, and no pod terminates for it?
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self.cause, Cause::Reclaim | Cause::Reserve)
+    }
+}
+
+/// How many earmarks ended, by cause and how.
+pub(super) type Counts = HashMap<(Cause, Ended), u64>;
+
+impl Queue {
+    /// Is room earmarked on this node?
+    pub(super) fn has_earmarks(&self, node: &str) -> bool {
+        self.holders.contains_key(node)
+    }
+
+    /// The pods for which room is earmarked on a node.
+    pub(crate) fn holders(&self, node: &str) -> impl Iterator<Item = &Uid> {
+        self.holders.get(node).into_iter().flatten()
+    }
+
+    /// What is earmarked for a pod, unless only a nomination is.
+    pub(crate) fn earmark(&self, uid: &str) -> Option<&Earmark> {
+        self.earmarks.get(uid)
+    }
+
+    fn earmark_if(&self, uid: &str, is_it: impl Fn(Cause) -> bool) -> Option<&Earmark> {
+        self.earmark(uid).filter(|it| is_it(it.cause))
+    }
+
+    /// What is reclaimed for a pod.
+    pub(crate) fn reclaim_for(&self, uid: &str) -> Option<&Earmark> {
+        self.earmark_if(uid, |cause| cause == Cause::Reclaim)
+    }
+
+    /// What is reserved for a pod that has waited long.
+    pub(crate) fn reservation_for(&self, uid: &str) -> Option<&Earmark> {
+        self.earmark_if(uid, |cause| cause == Cause::Reserve)
+    }
+
+    /// What pods that are to be evicted leave to a pod.
+    pub(crate) fn eviction_for(&self, uid: &str) -> Option<&Earmark> {
+        self.earmark_if(uid, Cause::evicts)
+    }
+
+    /// Are others evicted for the pod whose replacements have room elsewhere?
+    pub(crate) fn is_defragmented_for(&self, uid: &str) -> bool {
+        let defragments = |cause| cause == Cause::Defragment;
+        self.earmark_if(uid, defragments).is_some()
+    }
+
+    /// Is room earmarked for the pod because it was ungated for it?
+    pub(crate) fn is_ungated_for_room(&self, uid: &str) -> bool {
+        self.earmark_if(uid, |cause| cause == Cause::Ungated)
+            .is_some()
+    }
+
+    /// The reservation that is to be compared with others next: each in turn.
+    pub(crate) fn next_reservation(&mut self) -> Option<Uid> {
+        let all = self.all_reservations();
+        let last = self.compared.take();
+        let after = |uid: &&Uid| last.as_ref().is_none_or(|last| *uid > last);
+        self.compared = all.iter().find(after).or(all.first()).cloned();
+        self.compared.clone()
+    }
+
+    /// The pods for which memory is reclaimed, by UID.
+    pub(crate) fn all_reclaims(&self) -> Vec<Uid> {
+        self.all_earmarked(|cause| cause == Cause::Reclaim)
+    }
+
+    /// The pods that have a reservation, by UID.
+    pub(crate) fn all_reservations(&self) -> Vec<Uid> {
+        self.all_earmarked(|cause| cause == Cause::Reserve)
+    }
+
+    /// The pods for which others are to be evicted, by UID.
+    pub(crate) fn all_evictions(&self) -> Vec<Uid> {
+        self.all_earmarked(Cause::evicts)
+    }
+
+    fn all_earmarked(&self, is_it: impl Fn(Cause) -> bool) -> Vec<Uid> {
+        let all = self.earmarks.iter().filter(|(_, it)| is_it(it.cause));
+        let mut all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Earmarks room for a pod, instead of what was earmarked for it.
+    pub(crate) fn put(&mut self, uid: &Uid, earmark: Earmark, books: &Books) {
+        self.end(uid, Ended::Replaced, books);
+        let pods = self.holders.entry(earmark.node.clone()).or_default();
+        pods.insert(uid.clone());
+        self.earmarks.insert(uid.clone(), earmark);
+    }
+
+    /// What was earmarked for the pod ends. A node where the pod is nominated still is not offered to others.
+    pub(crate) fn end(&mut self, uid: &str, how: Ended, books: &Books) {
+        let Some(earmark) = self.remove(uid, how) else {
+            return;
+        };
+        let known = books.pod(uid);
+        if how == Ended::Late {
+            self.back_off(uid, known.map(|pod| &**pod), &earmark);
+        }
+        if known.is_none_or(|known| known.nominated.as_ref() != Some(&earmark.node)) {
+            self.unindex(uid, &earmark.node);
+        }
+    }
+
+    /// The pod that was ungated for room was asked about, or never will be. True if room was earmarked for that.
+    pub(crate) fn end_ungated(&mut self, uid: &str, how: Ended, books: &Books) -> bool {
+        let is_ungated = self.is_ungated_for_room(uid);
+        if is_ungated {
+            self.end(uid, how, books);
+        }
+        is_ungated
+    }
+
+    /// Counts the end. The index of nodes is the caller's.
+    fn remove(&mut self, uid: &str, how: Ended) -> Option<Earmark> {
+        let earmark = self.earmarks.swap_remove(uid)?;
+        self.successors.swap_remove(uid);
+        *self.ended.entry((earmark.cause, how)).or_default() += 1;
+        Some(earmark)
+    }
+
+    /// How many reservations ended like this.
+    pub(crate) fn reservations_ended(&self, how: Ended) -> u64 {
+        let count = self.ended.get(&(Cause::Reserve, how));
+        count.copied().unwrap_or_default()
+    }
+
+    /// These pods must finish for a reservation; it lasts until then, if that is another time than before.
+    pub(crate) fn reservation_nearer(
+        &mut self,
+        uid: &str,
+        awaits: Vec<Uid>,
+        until: Option<Duration>,
+    ) {
+        if let Some(earmark) = self.earmarks.get_mut(uid)
+            && earmark.cause == Cause::Reserve
+        {
+            earmark.awaits = awaits.into();
+            earmark.until = until.unwrap_or(earmark.until);
+        }
+    }
+
+    /// Others are to give memory back for the same room. What is earmarked of it for third pods may be less.
+    pub(crate) fn reclaim_from(&mut self, uid: &str, victims: Vec<Uid>) {
+        if let Some(earmark) = self.earmarks.get_mut(uid)
+            && earmark.cause == Cause::Reclaim
+        {
+            earmark.awaits = victims.into();
+            self.waiting.room_on(&earmark.node);
+        }
+    }
+
+    /// Earmarks the room for which a pod is ungated; none if it is nominated elsewhere.
+    pub(super) fn earmark_for_ungated(
+        &mut self,
+        pod: &PodFacts,
+        node: &Arc<str>,
+        until: Duration,
+        books: &Books,
+    ) {
+        let here = self.earmarks.get(&pod.uid);
+        let elsewhere = pod.nominated.as_ref().is_some_and(|other| other != node);
+        if elsewhere || here.is_some_and(|it| it.node == *node) {
+            return;
+        }
+        let earmark = Earmark::of_node(node, Cause::Ungated, until);
+        self.put(&pod.uid, earmark, books);
+    }
+
+    /// A pod is refused: should it be nominated, its room will outlive that.
+    pub(crate) fn earmark_for_nominated(&mut self, pod: &PodFacts, books: &Books, until: Duration) {
+        let known = books.pod(&pod.uid);
+        let Some(known) = known.filter(|known| known.node.is_none() && !known.released) else {
+            return;
+        };
+        let own = known.own_nomination || pod.own_nomination;
+        if own || self.nominations.is_over(&pod.uid) {
+            return;
+        }
+        let Some(node) = known.nominated.clone().or_else(|| pod.nominated.clone()) else {
+            return;
+        };
+        let earmark = Earmark::of_node(&node, Cause::Nominated, until);
+        self.put(&pod.uid, earmark, books);
+    }
+
+    /// Ends what has lasted long enough.
+    pub(crate) fn expire_earmarks(&mut self, books: &Books, now: Duration, ttl: Duration) {
+        self.now = now;
+        let mut late = Vec::new();
+        for (uid, earmark) in &mut self.earmarks {
+            let nominated = books.pod(uid).and_then(|pod| pod.nominated.as_ref());
+            if earmark.cause == Cause::Nominated && nominated == Some(&earmark.node) {
+                earmark.until = now + ttl;
+            } else if earmark.until <= now {
+                late.push(uid.clone());
+            }
+        }
+        // Those of equal cause end in the order in which they were put.
+        late.sort_by_key(|uid| self.earmarks.get(uid).map(|it| it.cause));
+        late.iter()
+            .for_each(|uid| self.end(uid, Ended::Late, books));
+    }
+
+    /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
+    /// their victims are leaving, make room for others.
+    pub(super) fn index_nomination(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        let key = |pod: &PodFacts| (self.holds_room_on(pod), pod.gated, pod.deleting);
+        if old.map(key) == new.map(key) && old.is_some() {
+            return;
+        }
+        let from = old.and_then(|pod| self.holds_room_on(pod));
+        let to = new.and_then(|pod| self.holds_room_on(pod));
+        for node in old
+            .into_iter()
+            .chain(new)
+            .filter_map(|pod| pod.node.as_ref())
+        {
+            if self.holders.contains_key(node) {
+                self.waiting.room_on(node);
+            }
+        }
+        let Some(uid) = old.or(new).map(|pod| &pod.uid) else {
+            return;
+        };
+        if let Some(node) = from {
+            self.unindex(uid, &node);
+        }
+        // kube-scheduler's preemption makes room for it: nothing need be reclaimed, and no other pod be evicted.
+        let preempts = new.is_some_and(|pod| pod.nominated.is_some() && !pod.own_nomination);
+        let ends = |earmark: &Earmark| {
+            let is_means = earmark.cause.evicts() || earmark.is_awaited();
+            Some(&earmark.node) != to.as_ref() || preempts && is_means
+        };
+        if self.earmarks.get(uid).is_some_and(ends) {
+            let how = match new.filter(|pod| !pod.released) {
+                None => Ended::Gone,
+                Some(pod) if pod.node.is_some() => Ended::Taken,
+                Some(_) => Ended::Replaced,
+            };
+            self.remove(uid, how);
+        }
+        if let Some(node) = to {
+            self.holders.entry(node).or_default().insert(uid.clone());
+        }
+    }
+
+    /// A pod has reserved: what it was nominated for is free.
+    pub(super) fn nomination_changed(&mut self, uid: &str, books: &Books) {
+        let pod = books.pod(uid);
+        if let Some(node) = pod.and_then(|pod| pod.nominated.as_ref()) {
+            self.waiting.room_on(node);
+        }
+        self.end(uid, Ended::Taken, books);
+    }
+
+    /// The node where room is earmarked for an unbound pod.
+    fn holds_room_on(&self, pod: &PodFacts) -> Option<Arc<str>> {
+        if pod.node.is_some() || pod.released {
+            return None;
+        }
+        let earmarked = || Some(self.earmarks.get(&pod.uid)?.node.clone());
+        let nominated = pod.nominated.clone();
+        let nominated = nominated.filter(|_| !self.nominations.is_over(&pod.uid));
+        nominated.or_else(earmarked)
+    }
+
+    pub(super) fn unindex(&mut self, uid: &str, node: &str) {
+        if let Some(pods) = self.holders.get_mut(node) {
+            pods.swap_remove(uid);
+            if pods.is_empty() {
+                self.holders.swap_remove(node);
+            }
+            self.gains.note(&node.into());
+            self.waiting.room_on(node);
+        }
+    }
+}
