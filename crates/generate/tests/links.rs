@@ -1,0 +1,94 @@
+//! Links in Markdown: each leads to a file, and to a heading where it names one.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, io};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The pages that git knows or would add.
+fn pages() -> io::Result<Vec<PathBuf>> {
+    let mut git = Command::new("git");
+    let list = git.args([
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "*.md",
+    ]);
+    let output = list.current_dir(root()).output()?;
+    let names = String::from_utf8_lossy(&output.stdout);
+    let pages = names.lines().map(|name| root().join(name));
+    Ok(pages.filter(|it| it.exists()).collect())
+}
+
+/// The page without its blocks and spans of code, in which brackets are no links.
+fn prose(page: &str) -> String {
+    let mut fenced = false;
+    let lines = page.lines().filter(|line| {
+        let fence = line.trim_start().starts_with("```");
+        fenced ^= fence;
+        !fenced && !fence
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// What stands in parentheses behind a bracket.
+fn links(prose: &str) -> impl Iterator<Item = &str> {
+    let ends = prose.split("](").skip(1);
+    ends.filter_map(|rest| Some(rest.split_once(')')?.0))
+}
+
+/// The anchors that GitHub gives headings: https://docs.github.com/get-started, "Section links".
+fn anchors(prose: &str) -> BTreeSet<String> {
+    let headings = prose.lines().filter_map(|line| {
+        let text = line.trim_start_matches('#');
+        (text.len() < line.len()).then_some(text.strip_prefix(' ')?)
+    });
+    let mut all = BTreeSet::new();
+    for heading in headings {
+        let kept = heading.trim().to_lowercase();
+        let kept = kept
+            .chars()
+            .filter(|it| it.is_alphanumeric() || " -_".contains(*it));
+        let anchor: String = kept.map(|it| if it == ' ' { '-' } else { it }).collect();
+        let again = (1..).map(|nth| format!("{anchor}-{nth}"));
+        let mut names = std::iter::once(anchor.clone()).chain(again);
+        all.extend(names.find(|name| !all.contains(name)));
+    }
+    all
+}
+
+#[test]
+fn every_link_leads_somewhere() -> io::Result<()> {
+    let mut dead = Vec::new();
+    let mut seen = 0;
+    for page in pages()? {
+        let text = prose(&fs::read_to_string(&page)?);
+        for link in links(&text).filter(|it| !it.contains("://") && !it.starts_with("mailto:")) {
+            seen += 1;
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let beside = page.parent().unwrap_or(&page);
+            let target = if path.is_empty() {
+                page.clone()
+            } else {
+                beside.join(path)
+            };
+            let leads = target.exists()
+                && (anchor.is_empty()
+                    || anchors(&prose(&fs::read_to_string(&target)?)).contains(anchor));
+            if !leads {
+                dead.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "dead links:\n{}", dead.join("\n"));
+    assert!(
+        seen > 100,
+        "only {seen} links found: the test is out of date"
+    );
+    Ok(())
+}
