@@ -79,7 +79,7 @@ impl Ledger {
         let ending: HashSet<&Uid> = kept
             .iter()
             .filter_map(evicted_for)
-            .flat_map(Earmark::awaits)
+            .flat_map(Earmark::waits_for)
             .collect();
         let leaving = |uid: &str| {
             self.books

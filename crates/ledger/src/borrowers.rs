@@ -172,7 +172,7 @@ impl Ledger {
     ) -> Mib {
         let comes = |uid: &Uid| {
             let pod = self.books.pod(uid);
-            earmark.awaits().contains(uid)
+            earmark.waits_for().contains(uid)
                 && !gone(uid)
                 && !pod.is_some_and(|pod| self.is_late(pod))
         };

@@ -223,12 +223,12 @@ impl Ledger {
 
     /// Those of the chosen who are needed still.
     fn victims(&self, pod: &PodFacts, earmark: &Earmark, now: Duration) -> Option<Vec<Borrower>> {
-        let (name, awaits) = (earmark.node(), earmark.awaits());
+        let (name, waits_for) = (earmark.node(), earmark.waits_for());
         self.check(name, now).ok()?;
         let node = self.books.node(name)?;
         let mut budget = Budget::of(&self.config);
-        let missing = self.missing(pod, name, node, earmark.cards(), awaits, &mut budget)?;
-        let needed = self.choose_borrowers(node, &missing, awaits, true)?;
+        let missing = self.missing(pod, name, node, earmark.cards(), waits_for, &mut budget)?;
+        let needed = self.choose_borrowers(node, &missing, waits_for, true)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
         let lent = short.flat_map(|gpu| node.borrowers(gpu).map(move |it| (gpu, it)));
@@ -436,7 +436,7 @@ impl Ledger {
         let Some(earmark) = self.queue.reclaim_for(uid) else {
             return;
         };
-        let (name, asked) = (earmark.node(), earmark.awaits());
+        let (name, asked) = (earmark.node(), earmark.waits_for());
         let pod = self.books.pod(uid).cloned();
         let wants = |pod: &Arc<PodFacts>| {
             let same = pod

@@ -159,7 +159,7 @@ impl Ledger {
             pod: self.books.pod(uid)?.clone(),
             node: earmark.node().clone(),
             until: free.map_or(until, |since| until.min(*since + FREE_FOR)),
-            ends: earmark.awaits().to_vec(),
+            ends: earmark.waits_for().to_vec(),
             cards: earmark.cards().to_vec(),
         })
     }
@@ -355,7 +355,7 @@ impl Ledger {
                 self.wait_for_pod(&uid, now);
             } else {
                 self.placing.free.swap_remove(&uid);
-                let nearer = ends.len() < earmark.awaits().len();
+                let nearer = ends.len() < earmark.waits_for().len();
                 let until = nearer.then_some(now + self.config.keep_for);
                 self.queue.reservation_nearer(&uid, ends, until);
             }
@@ -389,7 +389,7 @@ impl Ledger {
             && *earmark.node() != plan.node
             && let Offer::Plan(plan) = self.place_on_node(pod, &plan.node, now, &mut budget)
             && plan.overtaken.is_empty()
-            && plan.ends.len() < earmark.awaits().len()
+            && plan.ends.len() < earmark.waits_for().len()
         {
             self.queue.end(&uid, Ended::Better, &self.books);
             self.keep_place(&uid, plan, now);

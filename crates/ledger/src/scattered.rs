@@ -258,7 +258,7 @@ impl Ledger {
             .into_iter()
             .map(|(card, _)| card)
             .collect();
-        let chosen = earmark.awaits().iter();
+        let chosen = earmark.waits_for().iter();
         let chosen = chosen.filter(|uid| site.node.bound().contains_key(*uid));
         let chosen = chosen.filter_map(|uid| self.books.pod(uid).cloned());
         let mut chosen: Vec<_> = chosen.filter(|pod| !pod.deleting).collect();

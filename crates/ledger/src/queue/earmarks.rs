@@ -25,7 +25,7 @@ pub(crate) struct Earmark {
     node: Arc<str>,
     cause: Cause,
     want: Want,
-    awaits: Box<[Uid]>,
+    waits_for: Box<[Uid]>,
     /// When it ends; that of a pod which is nominated lasts as long as the nomination, and then so long.
     until: Duration,
 }
@@ -117,7 +117,7 @@ impl Earmark {
             node: node.clone(),
             cause,
             want: Want::WhatFits,
-            awaits: Box::default(),
+            waits_for: Box::default(),
             until,
         }
     }
@@ -128,7 +128,7 @@ impl Earmark {
         cause: Cause,
         request: &Arc<Request>,
         cards: Cards,
-        awaits: Vec<Uid>,
+        waits_for: Vec<Uid>,
         until: Duration,
     ) -> Self {
         Self {
@@ -138,7 +138,7 @@ impl Earmark {
                 request: request.clone(),
                 cards,
             },
-            awaits: awaits.into(),
+            waits_for: waits_for.into(),
             until,
         }
     }
@@ -177,8 +177,8 @@ impl Earmark {
     }
 
     /// The pods that were chosen to give memory back or to be evicted, or must finish first.
-    pub(crate) fn awaits(&self) -> &[Uid] {
-        &self.awaits
+    pub(crate) fn waits_for(&self) -> &[Uid] {
+        &self.waits_for
     }
 
     /// Is the room awaited, and no pod terminates for it?
@@ -317,13 +317,13 @@ impl Queue {
     pub(crate) fn reservation_nearer(
         &mut self,
         uid: &str,
-        awaits: Vec<Uid>,
+        waits_for: Vec<Uid>,
         until: Option<Duration>,
     ) {
         if let Some(earmark) = self.earmarks.get_mut(uid)
             && earmark.cause == Cause::Reserve
         {
-            earmark.awaits = awaits.into();
+            earmark.waits_for = waits_for.into();
             earmark.until = until.unwrap_or(earmark.until);
         }
     }
@@ -333,7 +333,7 @@ impl Queue {
         if let Some(earmark) = self.earmarks.get_mut(uid)
             && earmark.cause == Cause::Reclaim
         {
-            earmark.awaits = victims.into();
+            earmark.waits_for = victims.into();
             self.waiting.room_on(&earmark.node);
         }
     }
