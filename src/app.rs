@@ -17,6 +17,7 @@ use crate::config::Followed;
 use crate::epoch::{self, Epoch, EpochError, Unfenced};
 use crate::events::Events;
 use crate::failure::{ErrorKind, Failure};
+use crate::history::Uses;
 use crate::locked::Locked;
 use crate::metrics::Metrics;
 use crate::panics::Panics;
@@ -44,6 +45,8 @@ pub(crate) struct App {
     pub(crate) events: Arc<Events>,
     /// What filter refused on a view that may be late.
     pub(crate) doubts: Doubts,
+    /// What pods use of their GPUs.
+    pub(crate) uses: Arc<Uses>,
     /// What panicked.
     pub(crate) panics: Panics,
 }
@@ -73,6 +76,7 @@ impl App {
             webhook: Arc::default(),
             draining: AtomicBool::new(false),
             doubts: Doubts::default(),
+            uses: Arc::default(),
             panics,
             binds: Binds::default(),
             calls: Calls::of_schedulers(args.tls.is_none().then_some(args.listen.ip())),

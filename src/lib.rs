@@ -15,6 +15,7 @@ mod decode;
 mod epoch;
 mod events;
 mod failure;
+mod history;
 mod keep;
 mod line;
 mod locked;
@@ -168,7 +169,7 @@ impl Extender {
         } = &*app;
         let resource = &args.resource_name;
         let spawn = &app.panics;
-        watch::spawn(client, resource, ledger, lists, metrics, spawn);
+        watch::spawn(client, resource, ledger, lists, metrics, &app.uses, spawn);
         spawn.spawn("config", config::follow(app.clone()));
         spawn.spawn("warm", warm::run(ledger.clone(), epoch.clone()));
         let mut expected = Expected::new(resource);
@@ -201,6 +202,7 @@ impl Extender {
         spawn.spawn("keep", keep::run(app.clone()));
         spawn.spawn("marks", keep::marks::run(app.clone()));
         spawn.spawn("acts", acts::run(app.clone()));
+        spawn.spawn("history", history::run(app.clone()));
         spawn.spawn("status", config::status::run(app.clone()));
     }
 

@@ -4,6 +4,7 @@
 mod cluster;
 mod demand;
 mod models;
+mod workloads;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,6 +23,7 @@ use strum::{IntoStaticStr, VariantNames};
 
 use crate::bind::BindError;
 use crate::failure::ErrorKind;
+use crate::history::Figure;
 use crate::line::RESULTS;
 
 use models::Models;
@@ -97,6 +99,8 @@ pub(crate) struct Totals {
     pub(crate) line: (usize, Option<i64>),
     /// The admission policies that were read, and what is wrong with each, if anything.
     pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
+    /// What containers request, and what they should.
+    pub(crate) figures: Arc<[Figure]>,
     /// Export each card too.
     pub(crate) per_gpu: bool,
 }
@@ -323,6 +327,7 @@ impl Metrics {
         models.meet(&totals.nodes);
         cluster::cluster(&mut scrape, totals, &models)?;
         demand::demand(&mut scrape, totals, &models)?;
+        workloads::workloads(&mut scrape, &totals.figures)?;
         Ok(scrape.beside(&self.registry))
     }
 }

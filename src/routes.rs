@@ -386,6 +386,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
             oldest: ledger.oldest_waiting(),
             line: ledger.line(),
             policies: app.policies.all(),
+            figures: app.uses.figures(),
             per_gpu: app.args.metrics_per_gpu,
         }
     };

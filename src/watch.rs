@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, NodeFacts, Shared};
+use gpustow_api::{GpuNode, NodeFacts, PodFacts, Shared};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::decode::{self, Each};
+use crate::history::Uses;
 use crate::locked::Locked;
 use crate::metrics::Metrics;
 use crate::panics::Panics;
@@ -110,6 +111,7 @@ pub(crate) fn spawn(
     ledger: &Arc<Locked>,
     lists: &Lists,
     metrics: &Arc<Metrics>,
+    uses: &Arc<Uses>,
     panics: &Panics,
 ) {
     let follower = |list: &Arc<List>| Follower {
@@ -122,15 +124,26 @@ pub(crate) fn spawn(
     let unfinished = "status.phase!=Succeeded,status.phase!=Failed";
     let resource = resource.to_owned();
     let mut shared = Shared::default();
+    let known = uses.clone();
     let facts = move |pod: Each<Pod>| {
         let mut facts = pod.facts(&resource)?;
         shared.share(&mut facts);
+        if let Each::Whole(pod) = &pod {
+            known.know(pod, &facts);
+        }
         Some(facts)
     };
-    let change = |ledger: &Locked, change| match change {
+    let known = uses.clone();
+    let change = move |ledger: &Locked, change: Change<PodFacts>| match change {
         Change::Apply(pod) => ledger.lock().apply_pod(pod),
-        Change::Delete(pod) => ledger.lock().delete_pod(&pod.uid),
-        Change::Reset(pods, began) => ledger.lock().reset_pods(pods, began),
+        Change::Delete(pod) => {
+            known.forget(&pod.uid);
+            ledger.lock().delete_pod(&pod.uid);
+        }
+        Change::Reset(pods, began) => {
+            known.keep(&pods);
+            ledger.lock().reset_pods(pods, began);
+        }
     };
     let unfinished = config().fields(unfinished);
     panics.spawn("pods", follower(&lists.pods).run(unfinished, facts, change));
@@ -156,9 +169,11 @@ pub(crate) fn spawn(
     panics.spawn("nodes", follower(&lists.nodes).run(config(), facts, change));
 
     // A broken GpuNode is as good as none.
-    let facts = |node: Each<GpuNode>| {
+    let uses = uses.clone();
+    let facts = move |node: Each<GpuNode>| {
         let name = node.meta().name.clone()?;
         let status = node.whole().map(|node| node.status.unwrap_or_default());
+        status.iter().for_each(|status| uses.reported(status));
         Some((name, status))
     };
     let change = |ledger: &Locked, change: Change<(String, Option<GpuNodeStatus>)>| match change {

@@ -1,7 +1,9 @@
 //! What the API server makes of a GpuNode: the schema holds every field to its bounds.
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::gpunode::{Condition, Gpu, GpuNode, GpuNodeSpec, GpuNodeStatus, PodUse, Summary};
+use gpustow_api::gpunode::{
+    Condition, ContainerUse, Gpu, GpuNode, GpuNodeSpec, GpuNodeStatus, PodUse, Summary,
+};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
@@ -21,6 +23,10 @@ fn full() -> GpuNodeStatus {
             used_mib: 5,
             high_mib: Some(6),
             idle_since: Some("2026-01-01T00:00:00Z".to_owned()),
+            containers: vec![ContainerUse {
+                name: "main".to_owned(),
+                peak_mib: 6,
+            }],
         }],
         strangers_mib: 7,
         ..Gpu::default()

@@ -276,7 +276,7 @@ async fn helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_
     let gone = async || {
         let left = cluster.kubectl(&["get", kinds, "--output=name"]).await?;
         let left: Vec<_> = left.lines().filter(|it| it.contains("gpustow")).collect();
-        let kinds = ["gpunodes", "gpustowconfigs"];
+        let kinds = ["gpunodes", "gpustowconfigs", "gpuworkloads"];
         let crds = kinds
             .map(|it| format!("customresourcedefinition.apiextensions.k8s.io/{it}.gpustow.dev"));
         ensure!(left == crds, "{left:?}");

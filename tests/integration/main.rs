@@ -23,6 +23,7 @@ mod faults;
 mod fence;
 mod gpunodes;
 mod helm;
+mod history;
 mod install;
 mod late_views;
 mod leaving;

@@ -201,6 +201,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GIVE_BACK,
         "gpunodes.gpustow.dev",
         "gpustowconfigs.gpustow.dev",
+        "gpuworkloads.gpustow.dev",
         "gpustow.dev/v1alpha1",
         "gpustow.dev/v1alpha1/GpustowConfig",
         // No objects: the verb resize on it is a right.

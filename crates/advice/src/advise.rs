@@ -36,6 +36,14 @@ pub struct Advice {
     pub cautions: Vec<Caution>,
 }
 
+impl Advice {
+    /// Is there history enough to follow it?
+    #[must_use]
+    pub fn is_enough(&self) -> bool {
+        !self.cautions.contains(&Caution::LittleHistory)
+    }
+}
+
 /// Why advice may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caution {

@@ -113,16 +113,16 @@ fn a_damaged_checkpoint_is_no_panic() {
     for stored in [
         Checkpoint::default(),
         Checkpoint {
-            buckets: vec![(u16::MAX, 5)],
+            buckets: [(u16::MAX, 5)].into(),
             ..Checkpoint::default()
         },
         Checkpoint {
-            buckets: vec![(3, 0)],
+            buckets: [(3, 0)].into(),
             total: u64::MAX,
             ..Checkpoint::default()
         },
         Checkpoint {
-            buckets: vec![(3, u32::MAX), (3, u32::MAX)],
+            buckets: [(3, u32::MAX), (4, u32::MAX)].into(),
             total: u64::MAX,
             first: i64::MAX,
             last: i64::MIN,

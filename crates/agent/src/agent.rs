@@ -305,6 +305,7 @@ impl Agent {
                 self.owned = false;
                 return Err(error);
             }
+            self.state.reported();
             self.shared.metrics.published(now);
             self.shared.ready.store(true, Ordering::Release);
             self.heartbeat = Instant::now() + about(self.args.heartbeat.0);

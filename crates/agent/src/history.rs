@@ -1,11 +1,11 @@
-//! What pods used of their cards in the last half hour, and since when they have done nothing there. It is kept in
-//! memory, in coarse steps. No I/O.
+//! What pods used of their cards in the last half hour, since when they have done nothing there, and the peak of each
+//! container since the last report. It is kept in memory, in coarse steps. No I/O.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::gpunode::{ContainerUse, GpuNodeStatus};
 use gpustow_pack::Mib;
 use k8s_openapi::jiff::Timestamp;
 
@@ -29,6 +29,8 @@ struct Used {
 #[derive(Debug, Default)]
 pub struct History {
     known: BTreeMap<(String, Arc<str>), Used>,
+    /// By card, pod and container: the most that it used at once since the last report.
+    peaks: BTreeMap<(String, Arc<str>, Arc<str>), Mib>,
 }
 
 impl History {
@@ -83,9 +85,26 @@ impl History {
         (most.unwrap_or(used), known.idle_since)
     }
 
+    /// A container uses so much of a card now. The most since the last report.
+    pub fn peak(&mut self, uuid: &str, uid: &Arc<str>, name: &Arc<str>, used: Mib) -> ContainerUse {
+        let key = (uuid.to_owned(), uid.clone(), name.clone());
+        let peak = self.peaks.entry(key).or_default();
+        *peak = used.max(*peak);
+        ContainerUse {
+            name: name.to_string(),
+            peak_mib: peak.0,
+        }
+    }
+
+    /// A report was written: peaks count from here on.
+    pub fn reported(&mut self) {
+        self.peaks.clear();
+    }
+
     /// Forgets pods that are gone.
     pub fn keep(&mut self, pods: &NodePods) {
         self.known.retain(|(_, uid), _| pods.get(uid).is_some());
+        self.peaks.retain(|(_, uid, _), _| pods.get(uid).is_some());
     }
 }
 

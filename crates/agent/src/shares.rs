@@ -100,6 +100,24 @@ impl CardUse {
         shares.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
+    /// Bytes of each container of a pod. What a process of a container that is not known yet uses is left out, unless only
+    /// one container can use it. Nothing if the driver does not tell what each process uses.
+    pub fn containers(&self, uid: &str, pods: &NodePods) -> Vec<(Arc<str>, u64)> {
+        let asking = pods.get(uid).map(|pod| pod.facts.containers.clone());
+        let only = asking.filter(|names| names.len() == 1);
+        let only: Option<Arc<str>> = only.and_then(|names| Some((**names.first()?).into()));
+        let mut found: BTreeMap<Arc<str>, u64> = BTreeMap::new();
+        let shares = self.pods.iter().filter(|_| self.measured);
+        for ((_, name), bytes) in shares.filter(|((pod, _), _)| **pod == *uid) {
+            let name = Some(name).filter(|name| !name.is_empty());
+            if let Some(name) = name.or(only.as_ref()) {
+                let sum = found.entry(name.clone()).or_default();
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        found.into_iter().collect()
+    }
+
     /// True if a process of the pod, or of one container of it, is on the card.
     #[must_use]
     pub fn has(&self, uid: &str, container: Option<&str>) -> bool {

@@ -117,6 +117,11 @@ impl State {
         }
     }
 
+    /// What [`Self::status`] said was written.
+    pub fn reported(&mut self) {
+        self.history.reported();
+    }
+
     /// The cards in the report's order, those that have gone missing included.
     pub fn cards(&self) -> impl Iterator<Item = &Seen> {
         self.order
@@ -176,7 +181,7 @@ impl State {
                 let used = CardUse::of(card, pods, &reading.limits, &mut who);
                 unseen += used.unseen;
                 shown += card.processes.as_ref().map_or(0, Vec::len);
-                self.see(card, used, held, now, &mut condemned);
+                self.see(card, used, pods, held, now, &mut condemned);
             }
             self.unseen = shown > 0 && unseen == shown;
         }
@@ -189,6 +194,7 @@ impl State {
         &mut self,
         card: &Card,
         used: CardUse,
+        pods: &NodePods,
         held: &HashMap<String, HeldBy>,
         now: Now,
         condemned: &mut Vec<String>,
@@ -250,7 +256,12 @@ impl State {
                 .map(|(uid, bytes)| {
                     let (mib, idle) = (ceil(bytes), used.idle.contains(&uid));
                     let (high, since) = self.history.see(&card.uuid, &uid, mib, idle, now);
+                    let each = used.containers(&uid, pods).into_iter().take(64);
+                    let each = each.map(|(name, bytes)| {
+                        self.history.peak(&card.uuid, &uid, &name, ceil(bytes))
+                    });
                     PodUse {
+                        containers: each.collect(),
                         uid: uid.to_string(),
                         used_mib: mib.0,
                         high_mib: Some(high.0),

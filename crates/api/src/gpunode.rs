@@ -302,6 +302,23 @@ pub struct PodUse {
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_since: Option<String>,
+    /// What each of its containers used, where the driver tells that.
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub containers: Vec<ContainerUse>,
+}
+
+/// What one container used of one card.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerUse {
+    /// Its name.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// The most that it used at once since the report before this one.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    #[serde(rename = "peakMiB")]
+    pub peak_mib: u64,
 }
 
 impl PodUse {

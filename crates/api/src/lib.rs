@@ -13,9 +13,11 @@ pub mod kept;
 pub mod limit;
 mod links;
 pub mod names;
+pub mod owner;
 pub mod quantity;
 pub mod request;
 mod share;
+pub mod workload;
 
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};
@@ -24,3 +26,4 @@ pub use facts::{NodeFacts, PodFacts};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use request::{BadRequest, request};
 pub use share::Shared;
+pub use workload::{GpuWorkload, GpuWorkloadSpec};

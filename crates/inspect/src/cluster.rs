@@ -17,7 +17,7 @@ use kube::ResourceExt as _;
 use kube::core::{Selector, SelectorExt as _};
 
 use crate::Error;
-use crate::owner::{self, Owner};
+use crate::owner;
 use crate::state;
 use crate::system::{Seen, System};
 
@@ -351,14 +351,14 @@ impl Cluster {
     }
 
     fn find_of(&self, scope: &Scope, kind: &'static str, name: &str) -> Result<&PodInfo, Error> {
-        let owner = Owner {
+        let owner = gpustow_api::owner::Owner {
             kind: kind.to_owned(),
             name: name.to_owned(),
         };
         let namespace = scope.namespace.as_deref();
         let is = |pod: &&PodInfo| {
             namespace.is_none_or(|it| it == &*pod.facts.namespace)
-                && owner::of(&pod.object).contains(&owner)
+                && gpustow_api::owner::of(&pod.object).contains(&owner)
         };
         let owned = self.pods.values().filter(is);
         let age = |pod: &&PodInfo| (!pod.waits(), pod.facts.created, pod.full_name());
@@ -369,8 +369,9 @@ impl Cluster {
         first.ok_or_else(|| {
             let place = namespace.map_or_else(String::new, |it| format!(" in namespace {it}"));
             Error::NotFound(format!(
-                "no pod of {kind}/{name}{place} asks for {}; pods that were refused at creation are \
+                "no pod of {}/{name}{place} asks for {}; pods that were refused at creation are \
                  among the Events: kubectl get events{} --field-selector reason=FailedCreate",
+                kind.to_lowercase(),
                 self.resource,
                 namespace.map_or_else(|| " -A".to_owned(), |it| format!(" -n {it}")),
             ))

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use gpustow_api::act::Act;
 use gpustow_api::limit::Enforce;
-use gpustow_api::{GpuNode, GpustowConfig, config, limit, names, request};
+use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, config, limit, names, request};
 
 use crate::{admission, keys, mutate, values};
 
@@ -123,6 +123,7 @@ pub fn generated(resource: &str) -> Result<Vec<(&'static str, String)>, Manifest
         .map(|(file, template)| (*file, format!("{NOTE}{}", filled(template, resource))));
     let own = [
         ("core/crd.yaml", crd(&GpuNode::crd())?),
+        ("core/workload-crd.yaml", crd(&GpuWorkload::crd())?),
         ("core/config-crd.yaml", crd(&GpustowConfig::crd())?),
         ("core/policies/templates.yaml", templates(resource)),
         ("monitoring/rules.yaml", rules()),

@@ -97,3 +97,24 @@ fn the_next_agent_knows_what_was_reported_unless_that_is_old() {
         assert_eq!(seen.idle_since, Some(at(second).wall.to_string()));
     }
 }
+
+#[test]
+fn peak_of_each_container_counts_from_the_last_report() {
+    let (host, mut state) = (host(), state());
+    let mut peaks = Vec::new();
+    for (second, mib, written) in [
+        (0, 100, true),
+        (1, 3000, false),
+        (2, 50, true),
+        (3, 60, true),
+    ] {
+        let status = report(&host, &mut state, second, mib, None);
+        let used = &share(&status).containers;
+        peaks.extend(used.iter().map(|used| (used.name.clone(), used.peak_mib)));
+        if written {
+            state.reported();
+        }
+    }
+    let main = |mib: u64| ("main".to_owned(), mib);
+    assert_eq!(peaks, [main(100), main(3000), main(3000), main(60)]);
+}

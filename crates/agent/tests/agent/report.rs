@@ -3,7 +3,7 @@
 use gpustow_agent::devices::Reading;
 use gpustow_agent::processes::Who;
 use gpustow_agent::state::State;
-use gpustow_api::gpunode::{GpuNodeStatus, HeldBy, PodUse};
+use gpustow_api::gpunode::{ContainerUse, GpuNodeStatus, HeldBy, PodUse};
 use gpustow_api::names;
 use gpustow_machine::{Gpu, Process};
 use gpustow_pack::Mib;
@@ -44,6 +44,10 @@ fn each_mib_has_one_user() {
             used_mib: 1200,
             high_mib: Some(1200),
             idle_since: None,
+            containers: vec![ContainerUse {
+                name: "main".to_owned(),
+                peak_mib: 1200,
+            }],
         }]
     );
     assert_eq!((gpu.other_pods_mib, gpu.host_mib), (30, 4));

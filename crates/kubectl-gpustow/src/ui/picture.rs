@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpustow_inspect::{
-    Cluster, Loans, Scope, owner,
+    Cluster, Loans, Scope,
     state::{self, room},
 };
 use gpustow_ledger::NodeView;
@@ -40,7 +40,7 @@ impl Picture {
             .map(|pod| {
                 let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
                 let mib = claims.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
-                let owner = owner::of(&pod.object).pop();
+                let owner = gpustow_api::owner::of(&pod.object).pop();
                 let in_line = cluster.ledger.stands_in_line(&pod.facts.uid);
                 let reason = match in_line {
                     true => "stands in gpustow's line".to_owned(),
@@ -53,7 +53,7 @@ impl Picture {
                     "said": pod.scheduler_said(),
                     "reason": reason,
                     "inLine": in_line,
-                    "owner": owner.map(|it| format!("{}/{} {}", pod.facts.namespace, it.name, it.kind)),
+                    "owner": owner.map(|it| format!("{}/{} {}", pod.facts.namespace, it.name, it.kind.to_lowercase())),
                 })
             })
             .collect();

@@ -1,0 +1,192 @@
+//! What watches tell of pods and of their use, until it is added to the histories.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpustow_api::PodFacts;
+use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::owner::{self, Owner};
+use gpustow_pack::Mib;
+use k8s_openapi::api::core::v1::Pod;
+
+/// A workload of one namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Workload {
+    pub(crate) namespace: Arc<str>,
+    pub(crate) owner: Owner,
+}
+
+/// A container of a pod that requests GPU memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Container {
+    pub(crate) name: Arc<str>,
+    pub(crate) image: Arc<str>,
+}
+
+/// What pods of one workload have in common.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Kind {
+    workload: Workload,
+    /// With the MiB of each GPU that they request.
+    containers: Vec<(Container, Mib)>,
+}
+
+/// The most that a container of one pod used of a GPU within a minute.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    pub(crate) workload: Workload,
+    pub(crate) container: Container,
+    pub(crate) peak: Mib,
+    /// The size of that GPU.
+    pub(crate) gpu: Mib,
+    /// What the container requests of each GPU.
+    pub(crate) requested: Mib,
+}
+
+/// What a container requests of each GPU, and what it should request.
+#[derive(Clone, Debug)]
+pub(crate) struct Figure {
+    pub(crate) workload: Workload,
+    pub(crate) container: Arc<str>,
+    pub(crate) requested: Mib,
+    pub(crate) advised: Mib,
+}
+
+/// Every pod that requests GPU memory, what was reported of each since the last [`Uses::take`], and what follows.
+#[derive(Debug, Default)]
+pub(crate) struct Uses {
+    known: Mutex<Known>,
+    figures: Mutex<Arc<[Figure]>>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    pods: HashMap<Arc<str>, Arc<Kind>>,
+    /// Equal pods share one.
+    kinds: HashSet<Arc<Kind>>,
+    /// By pod and container, with the size of the GPU.
+    peaks: HashMap<(Arc<str>, Arc<str>), (Mib, Mib)>,
+}
+
+impl Uses {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What metrics show from now on.
+    pub(super) fn show(&self, figures: Arc<[Figure]>) {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
+    }
+
+    /// What metrics show; empty on a replica that does not lead.
+    pub(crate) fn figures(&self) -> Arc<[Figure]> {
+        let figures = self.figures.lock();
+        figures.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A pod is new or has changed.
+    pub(crate) fn know(&self, pod: &Pod, facts: &PodFacts) {
+        if facts.containers.is_empty() {
+            return;
+        }
+        let kind = kind(pod, facts);
+        let mut known = self.lock();
+        let kind = match known.kinds.get(&kind) {
+            Some(kind) => kind.clone(),
+            None => {
+                let kind = Arc::new(kind);
+                known.kinds.insert(kind.clone());
+                kind
+            }
+        };
+        known.pods.insert(facts.uid.clone(), kind);
+    }
+
+    /// A pod is gone.
+    pub(crate) fn forget(&self, uid: &str) {
+        self.lock().pods.remove(uid);
+    }
+
+    /// These are all pods.
+    pub(crate) fn keep(&self, pods: &[PodFacts]) {
+        let listed: HashSet<&str> = pods.iter().map(|pod| &*pod.uid).collect();
+        self.lock().pods.retain(|uid, _| listed.contains(&**uid));
+    }
+
+    /// An agent reported.
+    pub(crate) fn reported(&self, status: &GpuNodeStatus) {
+        let mut known = self.lock();
+        for gpu in &status.gpus {
+            for share in &gpu.pods {
+                let Some((uid, kind)) = known.pods.get_key_value(&*share.uid) else {
+                    continue;
+                };
+                let (uid, kind) = (uid.clone(), kind.clone());
+                for used in &share.containers {
+                    let container = kind
+                        .containers
+                        .iter()
+                        .find(|(it, _)| *it.name == *used.name);
+                    let Some((container, _)) = container.filter(|_| used.peak_mib > 0) else {
+                        continue;
+                    };
+                    let key = (uid.clone(), container.name.clone());
+                    let peak = known.peaks.entry(key).or_default();
+                    *peak = (*peak).max((Mib(used.peak_mib), Mib(gpu.total_mib)));
+                }
+            }
+        }
+    }
+
+    /// The peaks since the last call.
+    pub(crate) fn take(&self) -> Vec<Sample> {
+        let mut known = self.lock();
+        // Nobody but the set has these.
+        known.kinds.retain(|kind| Arc::strong_count(kind) > 1);
+        let peaks = std::mem::take(&mut known.peaks);
+        let mut samples: Vec<Sample> = peaks
+            .into_iter()
+            .filter_map(|((uid, name), (peak, gpu))| {
+                let kind = known.pods.get(&uid)?;
+                let (container, requested) =
+                    kind.containers.iter().find(|(it, _)| it.name == name)?;
+                Some(Sample {
+                    workload: kind.workload.clone(),
+                    container: container.clone(),
+                    peak,
+                    gpu,
+                    requested: *requested,
+                })
+            })
+            .collect();
+        samples.sort_by(|a, b| (&a.workload, a.peak).cmp(&(&b.workload, b.peak)));
+        samples
+    }
+}
+
+fn kind(pod: &Pod, facts: &PodFacts) -> Kind {
+    let spec = pod.spec.iter();
+    let all = spec.flat_map(|spec| {
+        spec.init_containers
+            .iter()
+            .flatten()
+            .chain(&spec.containers)
+    });
+    let claims = facts.request.iter().flat_map(|request| &request.claims);
+    let asking: Vec<_> = facts.containers.iter().zip(claims).collect();
+    let containers = all.filter_map(|it| {
+        let (_, claim) = asking.iter().find(|(name, _)| ***name == *it.name)?;
+        let container = Container {
+            name: it.name.as_str().into(),
+            image: it.image.as_deref().unwrap_or_default().into(),
+        };
+        Some((container, claim.mib))
+    });
+    Kind {
+        workload: Workload {
+            namespace: facts.namespace.clone(),
+            owner: owner::workload(pod),
+        },
+        containers: containers.collect(),
+    }
+}
