@@ -132,7 +132,6 @@ async fn our_priority_is_the_systems_and_the_old_class_goes_without_harm() -> Re
     pods.create(&params, &bearing("old", "gpustow-scheduler")?)
         .await?;
     install(&cluster, "manifests/base").await?;
-    // As docs/install.md says.
     let delete = [
         "delete",
         "priorityclass",

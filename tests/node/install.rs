@@ -22,13 +22,13 @@ const LATER: Duration = Duration::from_secs(300);
 #[tokio::test]
 async fn what_helm_installs_runs_as_pods() -> Result<()> {
     on_site(async |site| {
-        site.types(&block("docs/install.md", "With Helm 3 or 4")?)
+        site.types(&block("docs/install.md", "With Helm 3 or 4,")?)
             .await?;
         site.types(&inline("docs/install.md", "helm test")?).await?;
-        let page = block("docs/kubectl.md", "### In the cluster")?;
+        let page = block("docs/page.md", "## In the cluster")?;
         let certificate = page.split("kubectl apply").next().context("no commands")?;
         site.types(certificate).await?;
-        site.types(&inline("docs/kubectl.md", "helm upgrade")?)
+        site.types(&inline("docs/page.md", "helm upgrade")?)
             .await?;
         runs(site, TAGS[0]).await?;
         let before = serves(site).await?;
@@ -56,7 +56,7 @@ async fn what_kustomize_installs_runs_as_pods() -> Result<()> {
     on_site(async |site| {
         site.types(&block("docs/install.md", "With kustomize,")?)
             .await?;
-        site.types(&block("docs/kubectl.md", "### In the cluster")?)
+        site.types(&block("docs/page.md", "## In the cluster")?)
             .await?;
         runs(site, TAGS[0]).await?;
         guards(site).await?;

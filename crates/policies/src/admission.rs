@@ -23,7 +23,7 @@ const POLICIES: [&str; 5] = [
     "gpustow-requests",
 ];
 
-/// Variables whose lists are an administrator's to change: docs/install.md says for what.
+/// Variables whose lists are an administrator's to change: docs/own-scheduler.md says for what.
 const OPEN: [&str; 2] = ["extenders", "schedulers"];
 
 /// Fields that the API server writes where a manifest leaves them out.
