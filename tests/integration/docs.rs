@@ -14,7 +14,7 @@ use crate::observability::operator_crds;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 19] = [
+const NOT_RUN: [(&str, &str); 20] = [
     ("git clone", "this is the repository"),
     (
         "helm ",
@@ -30,6 +30,10 @@ const NOT_RUN: [(&str, &str); 19] = [
     ),
     ("kubectl logs", "no kubelet runs the pods"),
     ("kubectl debug", "no kubelet runs the pods"),
+    (
+        "kubectl patch deploy web",
+        "no workload has half a day of history",
+    ),
     ("skopeo copy", "no registry here"),
     ("cp -r manifests", "writes below /etc"),
     (

@@ -23,6 +23,7 @@ fn full() -> GpuNodeStatus {
             used_mib: 5,
             high_mib: Some(6),
             idle_since: Some("2026-01-01T00:00:00Z".to_owned()),
+            mps: true,
             containers: vec![ContainerUse {
                 name: "main".to_owned(),
                 peak_mib: 6,

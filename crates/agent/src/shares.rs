@@ -21,6 +21,8 @@ pub struct CardUse {
     pub unattributed: u64,
     /// UIDs of pods none of whose processes has done anything on the card since the last look.
     pub idle: BTreeSet<Arc<str>>,
+    /// UIDs of pods with a client of MPS among their processes.
+    pub mps: BTreeSet<Arc<str>>,
     /// Processes that `/proc` does not show.
     pub unseen: usize,
     /// False if the driver does not say which processes use how much.
@@ -60,6 +62,9 @@ impl CardUse {
                             Some(false) => is.idle.insert(uid.clone()),
                             _ => awake.insert(uid.clone()),
                         };
+                        if process.mps {
+                            is.mps.insert(uid.clone());
+                        }
                         let key = (uid, name.unwrap_or_else(|| "".into()));
                         let sum = is.pods.entry(key).or_default();
                         *sum = sum.saturating_add(used);

@@ -262,6 +262,7 @@ impl State {
                     });
                     PodUse {
                         containers: each.collect(),
+                        mps: used.mps.contains(&uid),
                         uid: uid.to_string(),
                         used_mib: mib.0,
                         high_mib: Some(high.0),

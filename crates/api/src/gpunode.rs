@@ -302,6 +302,9 @@ pub struct PodUse {
     #[schemars(extend("format" = "date-time"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_since: Option<String>,
+    /// A process of it is a client of MPS, which shares its memory with others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mps: bool,
     /// What each of its containers used, where the driver tells that.
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

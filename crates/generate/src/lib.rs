@@ -38,6 +38,8 @@ pub fn dashboard() -> Value {
     cards(&mut board);
     board.heading("Use, waste and teams");
     waste(&mut board);
+    board.heading("Right-sizing");
+    sizing(&mut board);
     board.heading("Health and the scheduler");
     health(&mut board);
     json!({
@@ -278,6 +280,30 @@ fn waste(board: &mut Board) {
     );
     room["options"] = json!({ "calculate": true, "yAxis": { "unit": "bytes" } });
     board.add((12, 8), room);
+}
+
+fn sizing(board: &mut Board) {
+    let of = |what: &str| {
+        format!(
+            r#"max by (cluster, namespace, kind, workload, container) (gpustow_workload_{what}_bytes{{cluster=~"$cluster",namespace=~"$namespace"}})"#
+        )
+    };
+    let beyond = format!("topk(10, {} - {})", of("requested"), of("advised"));
+    board.add((12, 8), panel(
+        "timeseries",
+        "Requests beyond the advice",
+        "MiB of each GPU that a container requests and would not miss in nineteen of twenty minutes. `kubectl gpustow advise` has patches.",
+        "bytes",
+        &[(&beyond, "{{namespace}}/{{workload}} {{container}}")],
+    ));
+    let sum = |what: &str| format!("sum({})", of(what));
+    board.add((12, 8), panel(
+        "timeseries",
+        "Requested and advised",
+        "Sums over the containers of workloads, each counted once, of those that request most beyond the advice.",
+        "bytes",
+        &[(&sum("requested"), "requested"), (&sum("advised"), "advised")],
+    ));
 }
 
 fn health(board: &mut Board) {

@@ -20,6 +20,6 @@ pub use error::Error;
 pub use gpustow_settings::{Feature, Right};
 pub use lent::{Loan, Loans};
 pub use live::Live;
-pub use source::{Lists, Source, load};
+pub use source::{Lists, Source, cluster, load};
 pub use trial::{Trial, try_pod};
 pub use units::{age, memory};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gpustow_api::config::GpustowConfigSpec;
-use gpustow_api::{GpuNode, GpustowConfig, names};
+use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, names};
 use gpustow_policies::admission::{Expected, Weakness};
 use gpustow_settings::Feature;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -66,6 +66,8 @@ pub struct Lists {
     pub leases: Seen<Vec<Lease>>,
     /// The cluster's configuration, if there is one.
     pub config: Seen<GpustowConfig>,
+    /// What workloads used, of files alone: [`Source::workloads`] asks a cluster.
+    workloads: Vec<GpuWorkload>,
     /// Events about places that the extender keeps for pods; empty if they may not be read.
     pub events: Vec<Event>,
     /// Minor version of the API server.
@@ -129,10 +131,23 @@ impl Source {
             policies: policies.map_or(Seen::Unreadable, Seen::Read),
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
             config,
+            workloads: Vec::new(),
             events,
             minor: version.ok().and_then(|version| minor(&version.minor)),
             namespace: Some(namespace),
         })
+    }
+
+    /// Lists what workloads used.
+    ///
+    /// # Errors
+    /// As [`Source::lists`].
+    pub async fn workloads(&self) -> Result<Vec<GpuWorkload>, Error> {
+        if let Some(path) = &self.from {
+            return Ok(read_lists(path)?.workloads);
+        }
+        let (client, _) = self.client().await?;
+        list(Api::all(client), "gpuworkloads").await
     }
 
     /// A client with the user's own rights, and the namespace of the context.
@@ -188,7 +203,9 @@ pub(crate) fn read(path: &Path, resource: &str) -> Result<Cluster, Error> {
     Ok(cluster(read_lists(path)?, resource))
 }
 
-fn cluster(lists: Lists, resource: &str) -> Cluster {
+/// The cluster that was listed.
+#[must_use]
+pub fn cluster(lists: Lists, resource: &str) -> Cluster {
     let mut cluster = Cluster::new(resource);
     if lists.namespace.is_none() {
         // The files' own time: ages do not depend on when they are read.
@@ -396,6 +413,7 @@ impl Lists {
             "Lease" => self.leases.push(serde_json::from_value(object)?),
             // There are two forms of Events, and one that cannot be read says nothing.
             "Event" => self.events.extend(serde_json::from_value(object).ok()),
+            "GpuWorkload" => self.workloads.push(serde_json::from_value(object)?),
             "GpustowConfig" => self.config = Seen::Read(serde_json::from_value(object)?),
             "" => return Err("an object without a kind".into()),
             _ => {}

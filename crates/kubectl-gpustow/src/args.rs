@@ -20,7 +20,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         &["nodes", "gpus", "pods", "report", "top", "ui"],
     ),
     ("Ask about a pod", &["why", "fit"]),
-    ("Plan", &["whatif", "defrag"]),
+    ("Plan", &["advise", "whatif", "defrag"]),
     ("Find what is wrong", &["check"]),
     ("Set up", &["completion"]),
 ];
@@ -165,6 +165,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         answer: AnswerFormat,
     },
+    /// What workloads should request, by what they used
+    ///
+    /// A row for each container of a workload: what it requests, its peak, the advised request and limit, and what
+    /// these free. GPUS says how many more GPUs are empty if all pods are placed again with the advised requests,
+    /// as whatif does. Containers with a note that speaks against the advice free nothing. JSON and YAML have a
+    /// patch. Nothing is written to the cluster.
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p99\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
+    )]
+    Advise(AdviseArgs),
     /// Place every pod anew: other policies, more or fewer nodes
     ///
     /// Every pod that asks for GPU memory is placed anew, in the order in which kube-scheduler would take
@@ -270,6 +280,35 @@ pub(crate) struct UiArgs {
     /// A name under which people open it; may be repeated
     #[arg(long = "host", value_name = "NAME", requires = "in_cluster")]
     pub(crate) hosts: Vec<String>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AdviseArgs {
+    /// Only this workload, as KIND/NAME
+    pub(crate) workload: Option<String>,
+    /// The share of minutes in which a container stays within the request
+    #[arg(long, default_value = "p95")]
+    pub(crate) quantile: Quantile,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Quantile {
+    /// Exceeded in one minute of twenty.
+    P95,
+    /// Exceeded in one minute of a hundred.
+    P99,
+}
+
+impl Quantile {
+    /// Of a thousand minutes.
+    pub(crate) fn permille(self) -> u32 {
+        match self {
+            Self::P95 => 950,
+            Self::P99 => 990,
+        }
+    }
 }
 
 #[derive(Clone, Debug, clap::Args)]

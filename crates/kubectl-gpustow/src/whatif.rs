@@ -13,9 +13,9 @@ use crate::args::WhatifArgs;
 use crate::output::Shown::{Always, Table, Wide};
 use crate::output::{Listing, Value, column};
 use crate::{Answer, Screen};
-use replay::{Inventory, Scenario};
+use replay::Scenario;
 
-pub(crate) use replay::Added;
+pub(crate) use replay::{Added, Inventory};
 
 /// Pods that a cell names.
 const NAMED: usize = 3;
@@ -39,7 +39,9 @@ pub(crate) async fn run(
     out: &mut (dyn Write + Send),
     screen: Screen,
 ) -> Result<Answer> {
-    let cluster = Inventory::new(source.lists().await?, &source.resource_name)?;
+    let lists = source.lists().await?;
+    let (nodes, gpunodes, pods) = (lists.nodes, lists.gpunodes, lists.pods);
+    let cluster = Inventory::new(nodes, gpunodes, pods, &source.resource_name)?;
     let mut clusters = vec![("same", cluster.clone())];
     if !args.add_nodes.is_empty() || args.remove_nodes > 0 {
         let mut changed = cluster.clone();

@@ -11,7 +11,6 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{GpuNode, NodeFacts, PodFacts};
-use gpustow_inspect::Lists;
 use gpustow_ledger::{Ask, CardView, Config, Ledger, Outcome};
 use gpustow_pack::{Mib, PolicyKind};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -58,7 +57,7 @@ struct Asking {
 
 /// What a replay is made from.
 #[derive(Clone, Debug)]
-pub(super) struct Inventory {
+pub(crate) struct Inventory {
     resource: String,
     members: Vec<Member>,
     /// In the scheduler's order.
@@ -142,13 +141,12 @@ fn full_name(facts: &PodFacts) -> String {
 
 impl Inventory {
     /// The cluster that was listed, in which gpu-mem is called `resource`.
-    pub(super) fn new(lists: Lists, resource: &str) -> Result<Self> {
-        let Lists {
-            nodes,
-            gpunodes,
-            pods,
-            ..
-        } = lists;
+    pub(crate) fn new(
+        nodes: Vec<Node>,
+        gpunodes: Vec<GpuNode>,
+        pods: Vec<Pod>,
+        resource: &str,
+    ) -> Result<Self> {
         let status = |gpunode: GpuNode| Some((gpunode.name_any(), gpunode.status?));
         let mut statuses: BTreeMap<String, GpuNodeStatus> =
             gpunodes.into_iter().filter_map(status).collect();
@@ -167,7 +165,7 @@ impl Inventory {
         members.sort_by_key(Member::name);
         ensure!(
             !members.is_empty(),
-            "no node reports GPUs: whatif needs nodes, gpunodes and pods"
+            "no node reports GPUs: this command needs nodes, gpunodes and pods"
         );
         let mut ledger = books(&members, PolicyKind::default(), resource);
         let mut asking = Vec::new();
@@ -206,6 +204,25 @@ impl Inventory {
             members,
             pods: asking,
         })
+    }
+
+    /// Has containers request so many MiB of each GPU, by the pod and the container's name; others stay as they are.
+    pub(crate) fn request(&mut self, advised: impl Fn(&Pod, &str) -> Option<Mib>) {
+        for Asking { pod, facts, .. } in &mut self.pods {
+            let Ok(request) = &mut facts.request else {
+                continue;
+            };
+            let claims = &mut Arc::make_mut(request).claims;
+            for (claim, name) in claims.iter_mut().zip(&*facts.containers) {
+                claim.mib = advised(pod, name).unwrap_or(claim.mib);
+            }
+        }
+    }
+
+    /// How many GPUs no pod would hold anything on, if all were placed anew.
+    pub(crate) fn empty_gpus(&self, policy: PolicyKind) -> usize {
+        let cards = self.place(policy).cards;
+        cards.iter().filter(|card| card.held == Mib::ZERO).count()
     }
 
     /// Takes out the nodes whose pods hold the least GPU memory, and adds copies of others.

@@ -1,0 +1,400 @@
+//! `advise`: what workloads should request, by the history that the extender keeps of them.
+
+mod patch;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+
+use anyhow::{Context as _, Result, bail};
+use gpustow_advice::Caution;
+use gpustow_api::GpuWorkload;
+use gpustow_api::gpunode::PodUse;
+use gpustow_api::owner::{self, Owner};
+use gpustow_api::workload::{ContainerHistory, name_of};
+use gpustow_inspect::{Cluster, PodInfo, Scope, cluster};
+use gpustow_pack::Mib;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+
+use crate::args::{AdviseArgs, Global};
+use crate::output::Shown::{Always, Table, Wide};
+use crate::output::{Column, Listing, Value, column};
+use crate::whatif::Inventory;
+use crate::{Answer, Screen};
+
+/// A pod this young, in seconds, may have no history yet.
+const YOUNG: u64 = 300;
+
+/// A container of a workload.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Key {
+    namespace: String,
+    workload: Owner,
+    container: String,
+}
+
+/// What its pods say.
+#[derive(Clone, Debug, Default)]
+struct Live {
+    pods: u64,
+    /// How many of them have each image.
+    images: BTreeMap<String, u64>,
+    /// MiB of each GPU, and on how many.
+    requested: Option<(Mib, u64)>,
+    exclusive: bool,
+    notes: Vec<String>,
+}
+
+pub(crate) struct Row {
+    key: Option<Key>,
+    pods: u64,
+    gpus: u64,
+    requested: Option<Mib>,
+    peak: Option<Mib>,
+    request: Option<Mib>,
+    limit: Option<Mib>,
+    samples: u64,
+    seconds: u64,
+    frees: Option<Mib>,
+    empty_gpus: Option<u64>,
+    patch: Option<String>,
+    notes: Vec<String>,
+}
+
+/// Reads the cluster, and its pods' workloads.
+pub(crate) async fn run(
+    global: &Global,
+    args: &AdviseArgs,
+    out: &mut (dyn Write + Send),
+    screen: Screen,
+) -> Result<Answer> {
+    let source = &global.source;
+    let workloads = source.workloads().await?;
+    let lists = source.lists().await?;
+    let (nodes, gpunodes, pods) = (
+        lists.nodes.clone(),
+        lists.gpunodes.clone(),
+        lists.pods.clone(),
+    );
+    let cluster = cluster(lists, &source.resource_name);
+    let scope = global.scope(&cluster);
+    let mut rows = rows(&cluster, &scope, workloads, args.quantile.permille());
+    if let Some(wanted) = &args.workload {
+        keep(&mut rows, wanted)?;
+    }
+    rows.sort_by(|a, b| (b.frees, &a.key).cmp(&(a.frees, &b.key)));
+    let advised: HashMap<&Key, Mib> = rows
+        .iter()
+        .filter(|row| row.frees.is_some())
+        .filter_map(|row| Some((row.key.as_ref()?, row.request?)))
+        .collect();
+    let empty_gpus = match advised.is_empty() {
+        true => None,
+        false => {
+            let mut inventory = Inventory::new(nodes, gpunodes, pods, &source.resource_name)?;
+            let policy = cluster.spec().scheduling.policy;
+            let before = inventory.empty_gpus(policy);
+            inventory.request(|pod, container| advised.get(&key(pod, container)).copied());
+            Some(inventory.empty_gpus(policy).saturating_sub(before) as u64)
+        }
+    };
+    listing(rows, empty_gpus).print(&args.output, screen, out)
+}
+
+fn key(pod: &Pod, container: &str) -> Key {
+    Key {
+        namespace: pod.namespace().unwrap_or_default(),
+        workload: owner::workload(pod),
+        container: container.to_owned(),
+    }
+}
+
+/// Leaves the rows of one workload.
+fn keep(rows: &mut Vec<Row>, wanted: &str) -> Result<()> {
+    let (word, name) = wanted
+        .split_once('/')
+        .with_context(|| format!("{wanted}: write KIND/NAME, as deploy/web"))?;
+    let kind = gpustow_inspect::owner::kind(word).unwrap_or(word);
+    rows.retain(|row| {
+        let key = row.key.as_ref();
+        key.is_some_and(|it| {
+            it.workload.kind.eq_ignore_ascii_case(kind) && it.workload.name == name
+        })
+    });
+    if rows.is_empty() {
+        bail!("no pod and no history of {wanted} here: try -n or -A");
+    }
+    Ok(())
+}
+
+fn rows(cluster: &Cluster, scope: &Scope, workloads: Vec<GpuWorkload>, permille: u32) -> Vec<Row> {
+    let row = |key, live: &Live, histories| row(key, cluster.resource(), live, histories, permille);
+    let mut live: BTreeMap<Key, Live> = BTreeMap::new();
+    for pod in cluster.pods_in(scope) {
+        if !pod.facts.released {
+            look_at(cluster, pod, &mut live);
+        }
+    }
+    let mut rows = Vec::new();
+    for workload in workloads {
+        let namespace = workload.namespace().unwrap_or_default();
+        let target = workload.spec.target_ref;
+        let target = Owner {
+            kind: target.kind,
+            name: target.name,
+        };
+        // One that somebody made under another name is not the extender's.
+        let is_ours = workload.metadata.name == Some(name_of(&target));
+        if !is_ours || scope.namespace.as_ref().is_some_and(|it| *it != namespace) {
+            continue;
+        }
+        let mut images: BTreeMap<String, Vec<ContainerHistory>> = BTreeMap::new();
+        for history in workload.spec.containers {
+            images
+                .entry(history.name.clone())
+                .or_default()
+                .push(history);
+        }
+        for (container, histories) in images {
+            let key = Key {
+                namespace: namespace.clone(),
+                workload: target.clone(),
+                container,
+            };
+            match live.remove(&key) {
+                Some(pods) => rows.push(row(key, &pods, histories)),
+                // Labels are those of pods.
+                None if scope.selector.is_some() => {}
+                None => rows.push(row(key, &Live::default(), histories)),
+            }
+        }
+    }
+    rows.extend(
+        live.into_iter()
+            .map(|(key, pods)| row(key, &pods, Vec::new())),
+    );
+    rows
+}
+
+fn look_at(cluster: &Cluster, pod: &PodInfo, live: &mut BTreeMap<Key, Live>) {
+    let facts = &pod.facts;
+    let Ok(request) = &facts.request else {
+        return;
+    };
+    let spec = pod.object.spec.iter();
+    let all: Vec<_> = spec
+        .flat_map(|spec| {
+            spec.init_containers
+                .iter()
+                .flatten()
+                .chain(&spec.containers)
+        })
+        .collect();
+    let notes = notes(cluster, pod);
+    for (name, claim) in facts.containers.iter().zip(&request.claims) {
+        let known = live.entry(key(&pod.object, name)).or_default();
+        let container = all.iter().find(|it| *it.name == **name);
+        let image = container
+            .and_then(|it| it.image.clone())
+            .unwrap_or_default();
+        known.pods += 1;
+        *known.images.entry(image).or_default() += 1;
+        known.requested = known.requested.max(Some((claim.mib, claim.gpus.into())));
+        known.exclusive |= request.exclusive;
+        for note in &notes {
+            if !known.notes.contains(note) {
+                known.notes.push(note.clone());
+            }
+        }
+    }
+}
+
+/// What speaks against a history of this pod.
+fn notes(cluster: &Cluster, pod: &PodInfo) -> Vec<String> {
+    let report = pod
+        .facts
+        .node
+        .as_deref()
+        .and_then(|it| cluster.reports.get(it));
+    let Some(report) = report else {
+        return Vec::new();
+    };
+    let mut notes = Vec::new();
+    let uid = &*pod.facts.uid;
+    let used = || -> Vec<&PodUse> {
+        let all = report.gpus.iter().flat_map(|gpu| &gpu.pods);
+        all.filter(|used| used.uid == uid).collect()
+    };
+    if !report.is_readable() {
+        notes.push("NVML does not tell what its processes use".to_owned());
+    }
+    if used().iter().any(|used| used.mps) {
+        notes.push("shares memory with other clients of MPS".to_owned());
+    }
+    let assignment = pod.facts.assignment.iter().flatten();
+    let mut cards = assignment.flat_map(|it| it.charges.iter());
+    if cards.any(|(uuid, _)| uuid.starts_with("MIG-")) {
+        notes.push("runs on a MIG instance: a smaller profile frees memory".to_owned());
+    }
+    if used().is_empty() && pod.age(cluster.wall) > YOUNG {
+        notes.push("no process of it is on its GPU".to_owned());
+    }
+    notes
+}
+
+fn row(
+    key: Key,
+    resource: &str,
+    live: &Live,
+    mut histories: Vec<ContainerHistory>,
+    permille: u32,
+) -> Row {
+    let (each, gpus) = live.requested.unwrap_or((Mib::ZERO, 1));
+    let whole = |mib: Mib| Mib(mib.0.saturating_mul(gpus));
+    // The image of most pods, else the one that ran last.
+    let common = live.images.iter().max_by_key(|(_, pods)| **pods);
+    histories.sort_by_key(|it| it.history.last);
+    let history = match common {
+        Some((image, _)) => histories.iter().find(|it| it.image == *image),
+        None => histories.last(),
+    };
+    let advice = history.and_then(|it| it.advise(permille));
+    let mut notes = live.notes.clone();
+    let requested = live.requested.map(|(mib, _)| whole(mib));
+    let against = [Caution::LittleHistory, Caution::TakesEverything];
+    let mut holds = !live.exclusive && notes.is_empty();
+    match &advice {
+        None if !histories.is_empty() => notes.push("no history of this image yet".to_owned()),
+        None => notes.push("no history yet".to_owned()),
+        Some(advice) => {
+            notes.extend(advice.cautions.iter().map(ToString::to_string));
+            holds &= !against.iter().any(|it| advice.cautions.contains(it));
+        }
+    }
+    if live.exclusive {
+        notes.push("requests whole GPUs".to_owned());
+    }
+    let request = advice.as_ref().map(|it| it.request);
+    if live.requested.is_some() && request.is_some_and(|it| it > each) {
+        notes.push("uses more than it requests".to_owned());
+    }
+    let frees = request.filter(|it| holds && live.pods > 0 && *it < each);
+    let frees = frees.map(|it| Mib(whole(each.minus(it)).0.saturating_mul(live.pods)));
+    let patch = advice.as_ref().filter(|_| holds).and_then(|it| {
+        patch::of(
+            &key.workload,
+            resource,
+            &key.container,
+            whole(it.request),
+            whole(it.limit),
+        )
+    });
+    Row {
+        pods: live.pods,
+        gpus,
+        requested,
+        peak: history.map(|it| whole(Mib(it.history.peak_mib))),
+        limit: advice.as_ref().map(|it| whole(it.limit)),
+        samples: advice.as_ref().map_or(0, |it| it.samples),
+        seconds: advice.as_ref().map_or(0, |it| it.spans),
+        request,
+        frees,
+        empty_gpus: None,
+        patch,
+        notes,
+        key: Some(key),
+    }
+}
+
+fn listing(mut rows: Vec<Row>, empty_gpus: Option<u64>) -> Listing<Row> {
+    let frees = rows.iter().filter_map(|row| row.frees);
+    let total = Row {
+        key: None,
+        pods: rows.iter().map(|row| row.pods).sum(),
+        gpus: 1,
+        requested: None,
+        peak: None,
+        request: None,
+        limit: None,
+        samples: 0,
+        seconds: 0,
+        frees: Some(frees.sum()),
+        empty_gpus,
+        patch: None,
+        notes: Vec::new(),
+    };
+    if let [row] = &mut rows[..] {
+        row.empty_gpus = empty_gpus;
+    }
+    Listing {
+        kind: "GpuAdvice",
+        columns: columns(),
+        total: (rows.len() > 1).then_some(total),
+        rows,
+        name: |row| {
+            let key = row.key.as_ref();
+            key.map_or_else(String::new, |it| workload(&it.workload))
+        },
+        empty: "No history of GPU memory here: the extender writes one ten minutes after a pod starts. Try -A.",
+        answer: Answer::Yes,
+    }
+}
+
+fn workload(owner: &Owner) -> String {
+    format!("{}/{}", owner.kind.to_lowercase(), owner.name)
+}
+
+/// Of a row that is the sum of the others, a star.
+fn text(row: &Row, of: fn(&Key) -> String) -> Value {
+    Value::Text(row.key.as_ref().map_or_else(|| "*".to_owned(), of))
+}
+
+#[allow(clippy::cast_precision_loss, reason = "one digit is shown")]
+fn days(row: &Row) -> f64 {
+    row.seconds as f64 / 86_400.0
+}
+
+fn columns() -> Vec<Column<Row>> {
+    vec![
+        column("NAMESPACE", "namespace", Always, |row| {
+            text(row, |it| it.namespace.clone())
+        }),
+        column("WORKLOAD", "workload", Always, |row| {
+            text(row, |it| workload(&it.workload))
+        }),
+        column("CONTAINER", "container", Always, |row| {
+            text(row, |it| it.container.clone())
+        }),
+        column("PODS", "pods", Always, |row| Value::Count(row.pods)),
+        column("GPUS", "gpusPerPod", Wide, |row| Value::Count(row.gpus)),
+        column("REQUESTED", "requestedBytes", Always, |row| {
+            row.requested.into()
+        }),
+        column("PEAK", "peakBytes", Always, |row| row.peak.into()),
+        column("ADVICE", "advisedBytes", Always, |row| {
+            row.request
+                .map(|it| Mib(it.0.saturating_mul(row.gpus)))
+                .into()
+        }),
+        column("LIMIT", "limitBytes", Always, |row| row.limit.into()),
+        column("DAYS", "days", Always, |row| match row.samples {
+            0 => Value::Nothing,
+            _ => Value::Number(days(row)),
+        }),
+        column("MINUTES", "samples", Wide, |row| match row.samples {
+            0 => Value::Nothing,
+            samples => Value::Count(samples),
+        }),
+        column("FREES", "freesBytes", Always, |row| row.frees.into()),
+        column("EMPTY-GPUS", "emptyGpus", Always, |row| {
+            row.empty_gpus.map_or(Value::Nothing, Value::Count)
+        }),
+        column("NOTES", "", Table, |row| Value::List(row.notes.clone())),
+        column("NOTES", "notes", Wide, |row| {
+            Value::Names(row.notes.clone())
+        }),
+        column("PATCH", "patch", Wide, |row| {
+            row.patch.clone().map_or(Value::Nothing, Value::Text)
+        }),
+    ]
+}

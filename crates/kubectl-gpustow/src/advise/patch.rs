@@ -1,0 +1,34 @@
+//! A patch of a workload that makes its next pods request what is advised.
+
+use gpustow_api::names;
+use gpustow_api::owner::Owner;
+use gpustow_pack::Mib;
+use serde_json::{Value, json};
+
+/// For `kubectl patch`, with these MiB over all GPUs of the container. None for what cannot be changed once it is
+/// there, or is of an unknown kind.
+pub(super) fn of(
+    workload: &Owner,
+    resource: &str,
+    container: &str,
+    request: Mib,
+    limit: Mib,
+) -> Option<String> {
+    let amount = json!({ resource: request.0.to_string() });
+    let mut template = json!({ "spec": { "containers": [{
+        "name": container, "resources": { "limits": amount, "requests": amount },
+    }] } });
+    if limit > request {
+        let key = format!("{}{container}", names::MEM_LIMIT_OF);
+        template["metadata"] = json!({ "annotations": { key: limit.0.to_string() } });
+    }
+    let spec = |spec: Value| json!({ "spec": spec });
+    let patch = match workload.kind.as_str() {
+        "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet" => {
+            spec(json!({ "template": template }))
+        }
+        "CronJob" => spec(json!({ "jobTemplate": spec(json!({ "template": template })) })),
+        _ => return None,
+    };
+    Some(patch.to_string())
+}

@@ -1,0 +1,119 @@
+//! What `advise` says of workloads of every sort.
+
+use anyhow::{Result, ensure};
+use gpustow_advice::History;
+use gpustow_api::owner::Owner;
+use gpustow_api::workload::{ContainerHistory, name_of};
+use gpustow_pack::Mib;
+use kubectl_gpustow::Answer;
+use serde_json::{Value, json};
+
+use crate::incidents::{Files, NOW, node, report, waiting};
+use crate::same;
+
+const GPU: u64 = 24_000;
+const DAY: u64 = 1440;
+
+/// A pod with these MiB on the GPU of a node, of a controller of this kind and name.
+fn holder(kind: &str, name: &str, number: u64, on: &str, mib: u64) -> Value {
+    let uuid = format!("GPU-{on}");
+    let assignment = json!({
+        "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },
+    });
+    let mut pod = waiting(&format!("{name}-{number}"), "");
+    pod["metadata"]["annotations"] = json!({ "gpustow.dev/assignment": assignment.to_string() });
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name, "controller": true,
+    }]);
+    pod["spec"]["nodeName"] = json!(on);
+    pod["spec"]["containers"][0]["image"] = json!("app:1");
+    pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] =
+        json!(mib.to_string());
+    pod["status"] = json!({ "phase": "Running" });
+    pod
+}
+
+/// A history of these MiB, one a minute.
+fn workload(kind: &str, name: &str, minutes: u64, mib: impl Fn(u64) -> u64) -> Value {
+    let mut history = History::default();
+    for minute in 0..minutes {
+        history.add(Mib(mib(minute)), 60 * minute as i64);
+    }
+    let owner = Owner {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+    };
+    let container = ContainerHistory::new("main", "app:1", Mib(GPU), &history);
+    json!({ "apiVersion": "gpustow.dev/v1alpha1", "kind": "GpuWorkload",
+        "metadata": { "namespace": "ops", "name": name_of(&owner) },
+        "spec": { "targetRef": { "kind": kind, "name": name }, "containers": [container] } })
+}
+
+fn objects() -> Vec<Value> {
+    let mut objects = Vec::new();
+    for name in ["m", "n", "o", "p", "q"] {
+        objects.push(node(name, &json!({}), "24k"));
+    }
+    let used = |uids: &[&str]| -> Value {
+        let uses = uids
+            .iter()
+            .map(|uid| json!({ "uid": uid, "usedMiB": 4000 }));
+        json!({ "pods": uses.collect::<Vec<_>>() })
+    };
+    let mut mps = used(&["shared-1"]);
+    mps["pods"][0]["mps"] = json!(true);
+    let mut unread = report("q", NOW, &json!({}));
+    unread["status"]["conditions"] = json!([{
+        "type": "ProcessesReadable", "status": "False", "reason": "NotMeasured", "message": "",
+    }]);
+    objects.push(unread);
+    objects.extend([
+        report("m", NOW, &used(&["web-1", "web-2"])),
+        report("n", NOW, &used(&["web-3", "greedy-1"])),
+        report("o", NOW, &used(&["train-1", "young-1"])),
+        report("p", NOW, &mps),
+    ]);
+    objects.extend([
+        holder("StatefulSet", "web", 1, "m", 10_000),
+        holder("StatefulSet", "web", 2, "m", 10_000),
+        holder("StatefulSet", "web", 3, "n", 10_000),
+        holder("StatefulSet", "greedy", 1, "n", 12_000),
+        holder("Job", "train", 1, "o", 8000),
+        holder("StatefulSet", "young", 1, "o", 8000),
+        holder("StatefulSet", "shared", 1, "p", 4000),
+        holder("StatefulSet", "unseen", 1, "q", 4000),
+        workload("StatefulSet", "web", 3 * DAY, |it| {
+            if it % 50 == 0 { 7000 } else { 4000 }
+        }),
+        workload("StatefulSet", "greedy", 2 * DAY, |_| 22_000),
+        workload("Job", "train", DAY, |it| if it < 3 { 7500 } else { 3000 }),
+        workload("StatefulSet", "young", 60, |_| 2000),
+        workload("StatefulSet", "shared", DAY, |_| 2000),
+        workload("CronJob", "nightly", DAY, |_| 5000),
+    ]);
+    objects
+}
+
+#[tokio::test]
+async fn advice_is_printed_in_every_form() -> Result<()> {
+    let files = Files::new("advise", &objects())?;
+    for format in ["table", "wide", "json", "yaml", "csv", "name"] {
+        let command = format!("advise -o {format}");
+        let (answer, printed) = files.ask(&command).await?;
+        same(&format!("advise.{format}"), &command, &printed)?;
+        ensure!(answer == Answer::Yes, "{printed}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_workload_is_advised_with_the_gpus_that_it_frees() -> Result<()> {
+    let files = Files::new("advise-one", &objects())?;
+    let (_, printed) = files.ask("advise sts/web --quantile p99").await?;
+    same("advise-one.txt", "advise sts/web --quantile p99", &printed)?;
+    let (_, elsewhere) = files.ask("advise -n team").await?;
+    ensure!(elsewhere.starts_with("No history"), "{elsewhere}");
+    let refused = files.ask("advise web").await;
+    ensure!(refused.is_err_and(|error| error.to_string().contains("KIND/NAME")));
+    Ok(())
+}
