@@ -141,7 +141,11 @@ impl Ledger {
                 Offer::Plan(plan) if plan.offered => self.begin_call_back(&uid, plan, now),
                 Offer::Plan(_) => self.ask_for_evidence(&uid, now),
                 // Every card was tried: a later look tries them all again.
-                Offer::Nothing => self.queue.call_all_again(&uid, now),
+                Offer::Nothing => {
+                    if let Some(pod) = self.books.pod(&uid) {
+                        self.queue.all_tried(pod, Cause::Reclaim, now);
+                    }
+                }
                 Offer::Fits => {}
             }
         }
@@ -365,7 +369,8 @@ impl Ledger {
         let called = called.filter_map(|uid| self.queue.reclaim_for(uid));
         let called: Vec<&Earmark> = called.collect();
         let is_free = |uuid: &str| {
-            !called.iter().any(|it| it.has(uuid)) && !self.queue.was_in_vain(&pod.uid, uuid)
+            !called.iter().any(|it| it.has(uuid))
+                && !self.queue.avoids_card(&pod.uid, Cause::Reclaim, uuid)
         };
         budget.charge_view(node);
         let mut view = node.view_without_loans(|_| true, is_free);

@@ -131,7 +131,9 @@ impl Ledger {
                 },
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
-                    self.queue.call_all_again(&uid, now);
+                    if let Some(pod) = self.books.pod(&uid) {
+                        self.queue.all_tried(pod, Cause::Reserve, now);
+                    }
                     continue;
                 }
                 Offer::Fits => continue,

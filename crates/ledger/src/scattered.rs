@@ -207,7 +207,7 @@ impl Ledger {
     /// Is room that others make of use to the pod, and can it be kept?
     fn may_be_given_room(&self, pod: &PodFacts, now: Duration) -> bool {
         pod.node.is_none()
-            && !self.queue.rests_from_ends(pod, now)
+            && !self.queue.pauses_evictions(pod, now)
             && !pod.released
             && !pod.gated
             && !pod.deleting

@@ -9,7 +9,7 @@ use gpustow_pack::{Mib, Request};
 
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::queue::Earmark;
+use crate::queue::{Cause, Earmark};
 use crate::round::Offer;
 use crate::{Ledger, Reason};
 
@@ -118,7 +118,7 @@ impl Ledger {
             let uuid = node.uuid(card);
             let by_others = taken.iter().filter(|(other, _)| *other == uuid);
             let open = by_others.clone().all(|(_, loses)| loses.is_some())
-                && !self.queue.was_in_vain(&pod.uid, uuid);
+                && !self.queue.avoids_card(&pod.uid, Cause::Reserve, uuid);
             seen.usable &= open;
             if seen.usable {
                 let pods = node

@@ -52,7 +52,7 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// Are other pods evicted for it?
-    fn evicts(self) -> bool {
+    pub(super) fn evicts(self) -> bool {
         matches!(self, Self::Preempt | Self::Defragment)
     }
 }

@@ -3,10 +3,10 @@
 //! It follows what changes in the books. It does not know what is free or what a node costs: waking
 //! (`wake`) asks books and scores.
 
+mod backoff;
 mod changes;
 mod earmarks;
 mod evidence;
-mod in_vain;
 mod kind;
 mod line;
 mod nominations;
@@ -26,14 +26,14 @@ use gpustow_pack::Request;
 use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
+use backoff::Backoffs;
+pub(crate) use backoff::{Controller, controller};
 use changes::Changes;
 use earmarks::Counts;
 pub use earmarks::Ended;
 pub(crate) use earmarks::{Cards, Cause, Earmark};
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
-pub(crate) use in_vain::{Controller, controller};
-use in_vain::{InVain, PreemptedInVain};
 pub use line::Lift;
 use line::{Line, is_in_line};
 use nominations::Nominations;
@@ -58,11 +58,9 @@ pub(crate) struct Queue {
     now: Duration,
     /// Of pods that move, by the names under which room is earmarked for them in place of UIDs.
     successors: HashMap<Uid, Successor>,
-    in_vain: HashMap<Uid, InVain>,
+    backoffs: Backoffs,
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,
-    preempted_in_vain: HashMap<Uid, PreemptedInVain>,
-    controllers_in_vain: HashMap<Controller, PreemptedInVain>,
     waiting: Waiting,
     /// Nodes that gained room, or where less is kept.
     gains: Changes,
@@ -152,8 +150,7 @@ impl Queue {
         if ended {
             self.tried.swap_remove(uid);
             self.offered.swap_remove(uid);
-            self.in_vain.swap_remove(uid);
-            self.preempted_in_vain.swap_remove(uid);
+            self.backoffs.forget(uid);
             self.line.ended(uid);
         }
         if let Some(pod) = new

@@ -58,7 +58,7 @@ impl Queue {
         let known = |uid: &Uid| books.pod(uid).is_some() || books.reservation(uid).is_some();
         self.tried.retain(|uid, _| known(uid));
         self.offered.retain(|uid, _| known(uid));
-        self.in_vain.retain(|uid, _| known(uid));
+        self.backoffs.retain(known);
     }
 
     /// The nodes that are to be looked at, in the order of their slots from where the last call for

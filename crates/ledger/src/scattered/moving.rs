@@ -155,8 +155,9 @@ impl Ledger {
                 return None;
             }
             let Some(plan) = planning.best.take() else {
-                if planning.unknown {
-                    self.ask_for_evidence(&pod.uid, now);
+                match planning.unknown {
+                    true => self.ask_for_evidence(&pod.uid, now),
+                    false => self.queue.all_tried(pod, Cause::Defragment, now),
                 }
                 break;
             };

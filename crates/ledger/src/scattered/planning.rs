@@ -195,11 +195,11 @@ impl Ledger {
         let may = !planning.with_evidence
             || is_offered
             || evidence == Evidence::Unknown && !planning.unknown;
-        let in_vain = self.queue.was_preempted_in_vain(pod, name);
+        let failed = self.queue.avoids_node(pod, name);
         // Where a pod leaves and makes the room, no other moves.
         let comes =
             !site.leaving.is_empty() && self.reprieve(&site, &[], &[], &|_| true, budget).is_some();
-        if !may || in_vain || comes || self.refused_in_tree(name, pod).is_some() {
+        if !may || failed || comes || self.refused_in_tree(name, pod).is_some() {
             return true;
         }
         if planning.sets_left.is_none() {

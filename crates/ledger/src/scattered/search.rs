@@ -15,7 +15,7 @@ use super::{Broken, KINDS, Plan, Site, importance};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::{Evidence, Turn};
+use crate::queue::{Cause, Evidence, Turn};
 use crate::{Ledger, Reason};
 
 /// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.
@@ -142,6 +142,8 @@ impl Ledger {
                 End::Over if search.with_plans.is_empty() => {
                     if search.unknown {
                         self.ask_for_evidence(&search.uid, now);
+                    } else if let Some(pod) = self.books.pod(&search.uid) {
+                        self.queue.all_tried(pod, Cause::Preempt, now);
                     }
                 }
                 End::Over => {
@@ -309,8 +311,7 @@ impl Ledger {
                 Err(_) => {}
             }
         }
-        if self.refused_in_tree(name, pod).is_some() || self.queue.was_preempted_in_vain(pod, name)
-        {
+        if self.refused_in_tree(name, pod).is_some() || self.queue.avoids_node(pod, name) {
             return Verdict::Nothing;
         }
         let may_come = !site.leaving.is_empty() && evidence != Evidence::Rejected;

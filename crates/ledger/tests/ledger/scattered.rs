@@ -246,7 +246,7 @@ fn room_that_does_not_come_or_is_of_no_use_is_given_up_and_not_made_again_there(
 }
 
 #[test]
-fn after_an_end_in_vain_nobody_ends_elsewhere_before_a_pause_which_doubles() {
+fn preempt_pauses_twice_as_long_after_each_failure_and_returns_to_a_node_once_all_were_tried() {
     let nodes = ["a", "b", "c"];
     let mut ledger = ledger(&nodes.map(|node| (node, &[100, 100][..])));
     for (node, priority) in nodes.iter().zip(1..) {
@@ -258,7 +258,7 @@ fn after_an_end_in_vain_nobody_ends_elsewhere_before_a_pause_which_doubles() {
     ledger.apply_pod(waits("p", 80));
     due(&mut ledger, 3);
     let mut chosen = vec![(3, decide(&mut ledger, "p", &[], 3))];
-    for second in 4..400 {
+    for second in 4..700 {
         for node in nodes {
             let cards = [0, 1].map(|at| card(&format!("{node}-{at}"), 100));
             let mut status = report(&cards);
@@ -272,12 +272,12 @@ fn after_an_end_in_vain_nobody_ends_elsewhere_before_a_pause_which_doubles() {
             chosen.push((second, decide(&mut ledger, "p", &[], second)));
         }
     }
-    // Each is given up after 60 s; then 60 s of rest, then 120, and a second in which kube-scheduler has its chance.
+    // Each is given up after 60 s; then come pauses of 60, 120 and 240 s, and a second in which kube-scheduler has its chance.
     let chosen: Vec<_> = chosen
         .iter()
         .map(|(second, uids)| (*second, uids.join(" ")))
         .collect();
-    let expected = [(3, "a0"), (124, "b0"), (305, "c0")];
+    let expected = [(3, "a0"), (124, "b0"), (305, "c0"), (607, "a0")];
     assert_eq!(chosen, expected.map(|(at, uid)| (at, uid.to_owned())));
 }
 

@@ -1,0 +1,183 @@
+//! What was tried for a pod without success: other nodes and GPUs come first, and between two attempts there is a pause.
+//!
+//! For each cause a pod has one [`Backoff`]. What failed is tried again once nothing else is left. Before that, and after
+//! each time that other pods were evicted for nothing, there is a pause, which doubles each time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+
+use super::Queue;
+use super::earmarks::{Cause, Earmark};
+use crate::books::Uid;
+use crate::maps::{HashMap, HashSet};
+
+/// The first pause, and the longest.
+const PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(960);
+
+/// What failed for one cause.
+#[derive(Debug, Default)]
+struct Backoff {
+    /// GPUs by UUID, or nodes by name.
+    avoid: HashSet<Box<str>>,
+    pauses: u32,
+    until: Option<Duration>,
+}
+
+impl Backoff {
+    fn pause(&mut self, from: Duration) {
+        let pause = PAUSE.saturating_mul(1 << self.pauses.min(16));
+        self.until = Some(from + pause.min(LONGEST_PAUSE));
+        self.pauses += 1;
+    }
+
+    fn is_paused(&self, now: Duration) -> bool {
+        self.until.is_some_and(|until| until > now)
+    }
+
+    /// Nothing is left that has not failed: after a pause all of it may be tried again.
+    fn all_tried(&mut self, now: Duration) {
+        match self.until {
+            _ if self.avoid.is_empty() || self.is_paused(now) => {}
+            Some(_) => {
+                self.until = None;
+                self.avoid.clear();
+            }
+            None => self.pause(now),
+        }
+    }
+}
+
+/// What failed for a pod or a controller, by cause.
+type Failures = BTreeMap<Cause, Backoff>;
+
+/// A controller, by its namespace and UID. It makes a new pod, with a new UID, where one failed: the back-off is its own.
+pub(crate) type Controller = (Arc<str>, Uid);
+
+pub(crate) fn controller(pod: &PodFacts) -> Option<Controller> {
+    Some((pod.namespace.clone(), pod.controller.clone()?))
+}
+
+/// What failed for pods that wait, and for controllers.
+#[derive(Debug, Default)]
+pub(super) struct Backoffs {
+    pods: HashMap<Uid, Failures>,
+    /// Only what others were evicted for.
+    controllers: HashMap<Controller, Failures>,
+}
+
+impl Backoffs {
+    /// What was earmarked did not come, or was of no use.
+    fn note(
+        &mut self,
+        uid: &str,
+        controller: Option<Controller>,
+        earmark: &Earmark,
+        now: Duration,
+    ) {
+        let cause = earmark.cause();
+        let cards = earmark.cards().iter().map(|(card, _)| card.clone());
+        match cause {
+            Cause::Reclaim | Cause::Reserve => {
+                let of_pod = self.pods.entry(uid.into()).or_default();
+                of_pod.entry(cause).or_default().avoid.extend(cards);
+            }
+            Cause::Preempt | Cause::Defragment => {
+                let of_pod = self.pods.entry(uid.into()).or_default();
+                evicted_for_nothing(of_pod, earmark, now);
+                if let Some(controller) = controller {
+                    let of_controller = self.controllers.entry(controller).or_default();
+                    evicted_for_nothing(of_controller, earmark, now);
+                }
+            }
+            Cause::Nominated | Cause::Ungated | Cause::Replacement => {}
+        }
+    }
+
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.pods.swap_remove(uid);
+    }
+
+    pub(super) fn retain(&mut self, is_known: impl Fn(&Uid) -> bool) {
+        self.pods.retain(|uid, _| is_known(uid));
+    }
+
+    /// What failed for the pod, or for an earlier pod of its controller.
+    fn of<'s>(&'s self, pod: &PodFacts) -> impl Iterator<Item = &'s Failures> + use<'s> {
+        let earlier = controller(pod).and_then(|it| self.controllers.get(&it));
+        self.pods.get(&pod.uid).into_iter().chain(earlier)
+    }
+}
+
+/// Others were evicted, or should have been, for nothing.
+fn evicted_for_nothing(failures: &mut Failures, earmark: &Earmark, from: Duration) {
+    let backoff = failures.entry(earmark.cause()).or_default();
+    backoff.avoid.insert((&**earmark.node()).into());
+    backoff.pause(from);
+}
+
+impl Queue {
+    /// What was earmarked for the pod did not come, or was of no use to it. Other GPUs or nodes are tried first. If others
+    /// were evicted, no other is before a pause; the same holds for the controller's next pod.
+    pub(super) fn back_off(&mut self, uid: &str, pod: Option<&PodFacts>, earmark: &Earmark) {
+        let controller = pod.and_then(controller);
+        self.backoffs.note(uid, controller, earmark, self.now);
+    }
+
+    /// A pod is gone, or is being deleted, before it had the room that others were to leave to it: its controller may
+    /// make another at once, for which others would be evicted, and so on.
+    pub(super) fn beneficiary_lost(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        let is_lost = new.is_none_or(|pod| pod.released || pod.deleting);
+        let Some(old) = old.filter(|old| is_lost && old.node.is_none()) else {
+            return;
+        };
+        if let Some(earmark) = self.eviction_for(&old.uid)
+            && let Some(controller) = controller(old)
+        {
+            let earmark = earmark.clone();
+            let of_controller = self.backoffs.controllers.entry(controller).or_default();
+            evicted_for_nothing(of_controller, &earmark, earmark.until());
+        }
+    }
+
+    /// Forgets controllers whose pauses have been over for as long as a pause may be.
+    pub(crate) fn forget_controllers(&mut self, now: Duration) {
+        let lasts = |it: &Backoff| it.until.is_some_and(|until| until + LONGEST_PAUSE > now);
+        let controllers = &mut self.backoffs.controllers;
+        controllers.retain(|_, failures| failures.values().any(lasts));
+    }
+
+    /// Were others evicted on this node for the pod without success?
+    pub(crate) fn avoids_node(&self, pod: &PodFacts, node: &str) -> bool {
+        let mut failures = self.backoffs.of(pod).flat_map(BTreeMap::values);
+        failures.any(|it| it.avoid.contains(node))
+    }
+
+    /// Were others evicted for the pod without success so lately that no other is now?
+    pub(crate) fn pauses_evictions(&self, pod: &PodFacts, now: Duration) -> bool {
+        let evicts = |(cause, it): (&Cause, &Backoff)| cause.evicts() && it.is_paused(now);
+        self.backoffs.of(pod).flatten().any(evicts)
+    }
+
+    /// Was this GPU awaited for the pod without success?
+    pub(crate) fn avoids_card(&self, uid: &str, cause: Cause, card: &str) -> bool {
+        let of_pod = self.backoffs.pods.get(uid);
+        let backoff = of_pod.and_then(|failures| failures.get(&cause));
+        backoff.is_some_and(|it| it.avoid.contains(card))
+    }
+
+    /// Nothing is left to be tried for the pod: what failed may be tried again, after a pause in which nothing is earmarked
+    /// for it by this cause and others take what there is.
+    pub(crate) fn all_tried(&mut self, pod: &PodFacts, cause: Cause, now: Duration) {
+        let controller = controller(pod);
+        let of_controller = controller.and_then(|it| self.backoffs.controllers.get_mut(&it));
+        let of_pod = self.backoffs.pods.get_mut(&pod.uid);
+        let failures = of_pod.into_iter().chain(of_controller);
+        for backoff in failures.filter_map(|it| it.get_mut(&cause)) {
+            backoff.all_tried(now);
+        }
+    }
+}
