@@ -94,10 +94,11 @@ pub(crate) async fn preempt(
                 continue;
             };
             let spared = match waits_for_room_alone {
-                true => app
-                    .ledger
-                    .lock()
-                    .spared(&pod, &node, &given, &more.uids, &mut steps),
+                true => {
+                    let now = app.ledger.now();
+                    let ledger = app.ledger.lock();
+                    ledger.spared(&pod, &node, &given, &more.uids, &mut steps, now)
+                }
                 false => Vec::new(),
             };
             answer.insert(node, changed(victims, &more, &spared, &protected));

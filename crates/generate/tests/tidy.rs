@@ -159,6 +159,29 @@ fn no_field_of_the_ledger_is_visible_outside_its_part() -> io::Result<()> {
     Ok(())
 }
 
+/// Arrows go down, from the ledger's verbs to what is asked and to the three parts.
+#[test]
+fn the_ledgers_verbs_stand_in_its_top_level_files() -> io::Result<()> {
+    let top = root().join("crates/ledger/src");
+    let mut arrows = Vec::new();
+    for (path, code) in code_below(&top)? {
+        let below = path.parent() != Some(top.as_path());
+        assert!(
+            !below || !code.contains("impl Ledger"),
+            "{} must not have verbs of the ledger",
+            path.display()
+        );
+        let names = |line: &&str| {
+            line.contains("crate::Ledger") || line.contains("crate::{") && line.contains("Ledger")
+        };
+        if below && code.lines().any(|line| names(&line)) {
+            arrows.push(path);
+        }
+    }
+    assert!(arrows.len() <= 5, "use the ledger from below: {arrows:?}");
+    Ok(())
+}
+
 #[test]
 fn our_keys_are_spelled_in_names_alone() -> io::Result<()> {
     spelled_only_in(

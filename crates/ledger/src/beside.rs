@@ -5,13 +5,14 @@ use std::cmp::Reverse;
 use gpustow_api::PodFacts;
 use gpustow_pack::{Bytes, Mib, NodeGpus, Request};
 
+use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::queue::{Cause, Earmark};
-use crate::{Ledger, Reason};
+use crate::sight::Sight;
 
-impl Ledger {
+impl Sight<'_> {
     /// Pods without a reservation for which room is kept on a node, and that the pod must make way for.
     pub(crate) fn others_kept<'s>(
         &'s self,
@@ -24,7 +25,7 @@ impl Ledger {
         uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
             .filter(|uid| !self.queue.is_successor(uid, pod))
             .filter(move |uid| !shares || !self.queue.is_ungated_for_room(uid))
-            .filter_map(|uid| self.queue.keeper(uid, &self.books))
+            .filter_map(|uid| self.queue.keeper(uid, self.books))
             .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
             .filter(|other| !self.may_take_place(pod, other))
     }

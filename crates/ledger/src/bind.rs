@@ -89,7 +89,7 @@ impl Ledger {
         if let Some(bound) = known.and_then(|known| known.node.as_ref()) {
             return Err(BindRefusal::Bound(bound.to_string()));
         }
-        if let Some(reason) = self.excluded(node, &pod.constraints) {
+        if let Some(reason) = self.sight(now).excluded(node, &pod.constraints) {
             self.release(uid);
             let node = node.to_owned();
             return Err(BindRefusal::Excluded { node, reason });
@@ -105,8 +105,11 @@ impl Ledger {
             }
             _ => {
                 self.release(uid);
-                self.check(node, now).map_err(refusal)?;
-                let choice = self.choose(node, pod, &request).map_err(refusal)?;
+                self.sight(now).check(node).map_err(refusal)?;
+                let choice = self
+                    .sight(now)
+                    .choose(node, pod, &request)
+                    .map_err(refusal)?;
                 let deadline = now + self.config.reservation_ttl;
                 self.reserve(pod, node, &request, &choice, deadline);
             }

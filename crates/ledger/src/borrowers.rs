@@ -15,6 +15,7 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::maps::HashMap;
 use crate::queue::Earmark;
+use crate::sight::Sight;
 
 /// The longest that the victims' own time to end puts a deadline off.
 const LONGEST_GRACE: Duration = Duration::from_secs(600);
@@ -49,7 +50,7 @@ impl Ledger {
         for uid in self.queue.all_reclaims() {
             let earmark = self.queue.earmark(&uid);
             if earmark.is_some_and(|it| it.until() <= now) {
-                let victims = self.called(&uid, now).into_iter();
+                let victims = self.sight(now).called(&uid).into_iter();
                 let victims = victims.flat_map(|called| called.victims);
                 refused.extend(victims.map(|victim| victim.pod.uid.clone()));
             }
@@ -69,7 +70,8 @@ impl Ledger {
             let node = node.and_then(|name| self.books.node(name));
             if node.is_some_and(Node::lends) {
                 let first = self.asked.since.get(uid).copied().unwrap_or(now);
-                let patience = self.config.call_back_for + self.grace(std::slice::from_ref(uid));
+                let patience =
+                    self.config.call_back_for + self.sight(now).grace(std::slice::from_ref(uid));
                 if now >= first + patience {
                     refused.push(uid.clone());
                 }
@@ -80,7 +82,9 @@ impl Ledger {
         self.asked.refused.retain(|_, until| *until > now);
         self.asked.note(refused, now);
     }
+}
 
+impl Sight<'_> {
     /// Who is to give back what is missing: no more pods than it takes, in the written order: those who were
     /// asked or are ending already, then low priority, then those whose owners do not soften what is done, then the pod
     /// that borrows most, then the one that has been idle longest. Those who were asked without result come last. None

@@ -18,6 +18,7 @@ use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
 use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::round::{Offer, Round};
+use crate::sight::Sight;
 use crate::{Ledger, Reason};
 
 /// Memory that is called back for a pod.
@@ -118,28 +119,31 @@ impl Ledger {
         }
         let mut round = take(&mut self.calling.round);
         if round.is_over() {
-            let may = |uid: &str| self.may_call_back(uid).is_some();
+            let may = |uid: &str| self.sight(now).may_call_back(uid).is_some();
             round = Round::of(self.queue.without_room(usize::MAX, may));
         }
         let mut budget = Budget::of_round();
         while let Some((uid, found)) = round.go_on(
             &mut budget,
             |uid| {
-                self.may_call_back(uid)?;
+                self.sight(now).may_call_back(uid)?;
                 let nodes = self.books.nodes();
                 Some(nodes.map(|(name, _)| name.clone()).collect())
             },
-            |uid, name, budget| self.offer_of_borrowers(uid, name, now, budget),
+            |uid, name, budget| self.sight(now).offer_of_borrowers(uid, name, budget),
             Plan::is_better,
         ) {
             let found = match found {
                 // It may be some looks old.
-                Offer::Plan(plan) => self.offer_of_borrowers(&uid, &plan.node, now, &mut budget),
+                Offer::Plan(plan) => {
+                    self.sight(now)
+                        .offer_of_borrowers(&uid, &plan.node, &mut budget)
+                }
                 found => found,
             };
             match found {
                 Offer::Plan(plan) if plan.offered => self.begin_call_back(&uid, plan, now),
-                Offer::Plan(_) => self.ask_for_evidence(&uid, now),
+                Offer::Plan(_) => self.queue.ask_for_evidence(&uid, now),
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
                     if let Some(pod) = self.books.pod(&uid) {
@@ -153,49 +157,12 @@ impl Ledger {
         self.calling.spent += budget.spent();
     }
 
-    fn may_call_back(&self, uid: &str) -> Option<Arc<PodFacts>> {
-        let pod = self.asleep(uid)?;
-        self.may_call_back_for(&pod).map(|_| pod)
-    }
-
-    /// What the borrowers of a node could leave to a pod that waits.
-    fn offer_of_borrowers(
-        &self,
-        uid: &Uid,
-        name: &Arc<str>,
-        now: Duration,
-        budget: &mut Budget,
-    ) -> Offer<Plan> {
-        let Some(pod) = self.without_room_on(name, self.may_call_back(uid), now, budget) else {
-            return Offer::Fits;
-        };
-        let mut plan = || {
-            if self.refused_in_tree(name, &pod).is_some() {
-                return None;
-            }
-            let request = pod.request.as_ref().ok()?;
-            let continues = pod.kept_on.as_ref() == Some(name);
-            let offered = match self.evidence(&pod, name, now) {
-                Evidence::Offered | Evidence::Short => true,
-                Evidence::Unknown => continues,
-                Evidence::Rejected => return None,
-            };
-            let plan = self.plan(&pod, request, name, now, budget)?;
-            Some(Plan {
-                offered,
-                continues,
-                ..plan
-            })
-        };
-        plan().map_or(Offer::Nothing, Offer::Plan)
-    }
-
     fn begin_call_back(&mut self, uid: &Uid, plan: Plan, now: Duration) {
         let pod = self.books.pod(uid);
         let Some(request) = pod.and_then(|pod| pod.request.clone().ok()) else {
             return;
         };
-        let until = now + self.config.call_back_for + self.grace(&plan.victims);
+        let until = now + self.config.call_back_for + self.sight(now).grace(&plan.victims);
         let Plan {
             node,
             cards,
@@ -210,10 +177,125 @@ impl Ledger {
     #[must_use]
     pub fn call_backs(&self, now: Duration) -> Vec<CallBack> {
         let all = self.queue.all_reclaims();
-        all.iter().filter_map(|uid| self.called(uid, now)).collect()
+        all.iter()
+            .filter_map(|uid| self.sight(now).called(uid))
+            .collect()
     }
 
-    pub(crate) fn called(&self, uid: &str, now: Duration) -> Option<CallBack> {
+    /// Calls memory back for a pod that was refused on all of these nodes. False if none of them has any for
+    /// it, or the pod has another way.
+    pub(crate) fn call_back_for(
+        &mut self,
+        pod: &PodFacts,
+        candidates: &[&str],
+        now: Duration,
+    ) -> bool {
+        let Some(request) = self.sight(now).may_call_back_for(pod) else {
+            return false;
+        };
+        // Where the candidates are too many for a call, a look compares them all.
+        let mut budget = Budget::of_call();
+        let mut best: Option<Plan> = None;
+        for name in candidates {
+            if budget.is_spent() {
+                return false;
+            }
+            let plan = self.sight(now).plan(pod, &request, name, &mut budget);
+            let is_better = |plan: &Plan| best.as_ref().is_none_or(|best| plan.is_better(best));
+            if let Some(plan) = plan.filter(is_better) {
+                best = Some(plan);
+            }
+        }
+        let Some(plan) = best else {
+            return false;
+        };
+        self.begin_call_back(&pod.uid, plan, now);
+        true
+    }
+
+    /// One call-back goes on, with others if need be, or ends.
+    fn look_after(&mut self, uid: &Uid, now: Duration) {
+        let Some(earmark) = self.queue.reclaim_for(uid) else {
+            return;
+        };
+        let (name, asked) = (earmark.node(), earmark.waits_for());
+        let pod = self.books.pod(uid).cloned();
+        let wants = |pod: &Arc<PodFacts>| {
+            let same = pod
+                .request
+                .as_ref()
+                .is_ok_and(|request| earmark.is_for(request));
+            same && may_hold(pod) && self.books.reservation(uid).is_none()
+        };
+        let Some(pod) = pod.filter(wants) else {
+            self.queue.end(uid, Ended::Gone, &self.books);
+            return;
+        };
+        // Borrowers give back for a pod that can come, or not at all.
+        let rejected = self.sight(now).evidence(&pod, name) == Evidence::Rejected;
+        let goes_on = || {
+            self.sight(now).check(name).ok()?;
+            let node = self.books.node(name)?;
+            let mut budget = Budget::of(&self.config);
+            let cards = earmark.cards();
+            let missing = self
+                .sight(now)
+                .missing(&pod, name, node, cards, asked, &mut budget)?;
+            match self
+                .sight(now)
+                .choose_borrowers(node, &missing, asked, true)
+            {
+                Some(_) => Some(None),
+                None => {
+                    let others = self
+                        .sight(now)
+                        .choose_borrowers(node, &missing, asked, false);
+                    others.map(Some)
+                }
+            }
+        };
+        match goes_on() {
+            _ if rejected => self.queue.end(uid, Ended::Late, &self.books),
+            Some(None) => {}
+            Some(Some(victims)) => self.queue.reclaim_from(uid, victims),
+            None => self.queue.end(uid, Ended::Late, &self.books),
+        }
+    }
+}
+
+impl Sight<'_> {
+    fn may_call_back(&self, uid: &str) -> Option<Arc<PodFacts>> {
+        let pod = self.asleep(uid)?;
+        self.may_call_back_for(&pod).map(|_| pod)
+    }
+
+    /// What the borrowers of a node could leave to a pod that waits.
+    fn offer_of_borrowers(&self, uid: &Uid, name: &Arc<str>, budget: &mut Budget) -> Offer<Plan> {
+        let Some(pod) = self.without_room_on(name, self.may_call_back(uid), budget) else {
+            return Offer::Fits;
+        };
+        let mut plan = || {
+            if self.refused_in_tree(name, &pod).is_some() {
+                return None;
+            }
+            let request = pod.request.as_ref().ok()?;
+            let continues = pod.kept_on.as_ref() == Some(name);
+            let offered = match self.evidence(&pod, name) {
+                Evidence::Offered | Evidence::Short => true,
+                Evidence::Unknown => continues,
+                Evidence::Rejected => return None,
+            };
+            let plan = self.plan(&pod, request, name, budget)?;
+            Some(Plan {
+                offered,
+                continues,
+                ..plan
+            })
+        };
+        plan().map_or(Offer::Nothing, Offer::Plan)
+    }
+
+    pub(crate) fn called(&self, uid: &str) -> Option<CallBack> {
         let earmark = self.queue.reclaim_for(uid)?;
         let pod = self.books.pod(uid)?;
         Some(CallBack {
@@ -221,16 +303,16 @@ impl Ledger {
             node: earmark.node().clone(),
             until: earmark.until(),
             cards: earmark.cards().to_vec(),
-            victims: self.victims(pod, earmark, now).unwrap_or_default(),
+            victims: self.victims(pod, earmark).unwrap_or_default(),
         })
     }
 
     /// Those of the chosen who are needed still.
-    fn victims(&self, pod: &PodFacts, earmark: &Earmark, now: Duration) -> Option<Vec<Borrower>> {
+    fn victims(&self, pod: &PodFacts, earmark: &Earmark) -> Option<Vec<Borrower>> {
         let (name, waits_for) = (earmark.node(), earmark.waits_for());
-        self.check(name, now).ok()?;
+        self.check(name).ok()?;
         let node = self.books.node(name)?;
-        let mut budget = Budget::of(&self.config);
+        let mut budget = Budget::of(self.config);
         let missing = self.missing(pod, name, node, earmark.cards(), waits_for, &mut budget)?;
         let needed = self.choose_borrowers(node, &missing, waits_for, true)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
@@ -262,37 +344,6 @@ impl Ledger {
         }
     }
 
-    /// Calls memory back for a pod that was refused on all of these nodes. False if none of them has any for
-    /// it, or the pod has another way.
-    pub(crate) fn call_back_for(
-        &mut self,
-        pod: &PodFacts,
-        candidates: &[&str],
-        now: Duration,
-    ) -> bool {
-        let Some(request) = self.may_call_back_for(pod) else {
-            return false;
-        };
-        // Where the candidates are too many for a call, a look compares them all.
-        let mut budget = Budget::of_call();
-        let mut best: Option<Plan> = None;
-        for name in candidates {
-            if budget.is_spent() {
-                return false;
-            }
-            let plan = self.plan(pod, &request, name, now, &mut budget);
-            let is_better = |plan: &Plan| best.as_ref().is_none_or(|best| plan.is_better(best));
-            if let Some(plan) = plan.filter(is_better) {
-                best = Some(plan);
-            }
-        }
-        let Some(plan) = best else {
-            return false;
-        };
-        self.begin_call_back(&pod.uid, plan, now);
-        true
-    }
-
     /// What the pod asks for, if memory may be called back for it.
     fn may_call_back_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
         let request = pod.request.as_ref().ok()?;
@@ -310,10 +361,10 @@ impl Ledger {
     }
 
     /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
-    pub(crate) fn may_fit_now(&self, pod: &PodFacts, now: Duration) -> bool {
-        let mut budget = Budget::of(&self.config);
+    pub(crate) fn may_fit_now(&self, pod: &PodFacts) -> bool {
+        let mut budget = Budget::of(self.config);
         let mut nodes = self.books.nodes();
-        nodes.any(|(name, _)| self.fits_now_on(name, pod, now, &mut budget))
+        nodes.any(|(name, _)| self.fits_now_on(name, pod, &mut budget))
     }
 
     /// The pod, if it needs a plan: a pod that fits is woken.
@@ -321,20 +372,13 @@ impl Ledger {
         &self,
         name: &str,
         pod: Option<Arc<PodFacts>>,
-        now: Duration,
         budget: &mut Budget,
     ) -> Option<Arc<PodFacts>> {
-        pod.filter(|pod| !self.fits_now_on(name, pod, now, budget))
+        pod.filter(|pod| !self.fits_now_on(name, pod, budget))
     }
 
     /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
-    pub(crate) fn fits_now_on(
-        &self,
-        name: &str,
-        pod: &PodFacts,
-        now: Duration,
-        budget: &mut Budget,
-    ) -> bool {
+    pub(crate) fn fits_now_on(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> bool {
         let Ok(request) = &pod.request else {
             return true;
         };
@@ -344,8 +388,8 @@ impl Ledger {
             .node(name)
             .is_some_and(|node| node.facts().is_some());
         is_there
-            && self.may_fit(name, pod, now)
-            && self.evidence(pod, name, now) != Evidence::Rejected
+            && self.may_fit(name, pod)
+            && self.evidence(pod, name) != Evidence::Rejected
             && !matches!(
                 self.choose_within(name, pod, request, budget),
                 Err(reason) if reason != Reason::NotYet
@@ -358,11 +402,10 @@ impl Ledger {
         pod: &PodFacts,
         request: &Arc<Request>,
         name: &str,
-        now: Duration,
         budget: &mut Budget,
     ) -> Option<Plan> {
         let (name, node) = self.books.named_node(name)?;
-        if !node.lends() || self.check(name, now).is_err() {
+        if !node.lends() || self.check(name).is_err() {
             return None;
         }
         let called = self.queue.holders(name);
@@ -434,48 +477,6 @@ impl Ledger {
             Some((card, wanted.minus(room).minus(left(card))))
         };
         charges.into_iter().map(missing).collect()
-    }
-
-    /// One call-back goes on, with others if need be, or ends.
-    fn look_after(&mut self, uid: &Uid, now: Duration) {
-        let Some(earmark) = self.queue.reclaim_for(uid) else {
-            return;
-        };
-        let (name, asked) = (earmark.node(), earmark.waits_for());
-        let pod = self.books.pod(uid).cloned();
-        let wants = |pod: &Arc<PodFacts>| {
-            let same = pod
-                .request
-                .as_ref()
-                .is_ok_and(|request| earmark.is_for(request));
-            same && may_hold(pod) && self.books.reservation(uid).is_none()
-        };
-        let Some(pod) = pod.filter(wants) else {
-            self.queue.end(uid, Ended::Gone, &self.books);
-            return;
-        };
-        // Borrowers give back for a pod that can come, or not at all.
-        let rejected = self.evidence(&pod, name, now) == Evidence::Rejected;
-        let goes_on = || {
-            self.check(name, now).ok()?;
-            let node = self.books.node(name)?;
-            let mut budget = Budget::of(&self.config);
-            let cards = earmark.cards();
-            let missing = self.missing(&pod, name, node, cards, asked, &mut budget)?;
-            match self.choose_borrowers(node, &missing, asked, true) {
-                Some(_) => Some(None),
-                None => {
-                    let others = self.choose_borrowers(node, &missing, asked, false);
-                    others.map(Some)
-                }
-            }
-        };
-        match goes_on() {
-            _ if rejected => self.queue.end(uid, Ended::Late, &self.books),
-            Some(None) => {}
-            Some(Some(victims)) => self.queue.reclaim_from(uid, victims),
-            None => self.queue.end(uid, Ended::Late, &self.books),
-        }
     }
 }
 

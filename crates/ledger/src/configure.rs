@@ -5,6 +5,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use crate::queue::Ended;
+use crate::sight::Sight;
 use crate::{Config, Ledger};
 
 impl Ledger {
@@ -33,7 +34,9 @@ impl Ledger {
         let change = self.books.configure(config.stale_after, config.call_back);
         self.follow(change);
     }
+}
 
+impl Sight<'_> {
     /// Has the pod waited for so long since it was created? Yes if the time is unknown ([`Ledger::tell_time`]).
     pub(crate) fn has_waited(&self, pod: &PodFacts, after: Duration) -> bool {
         let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);

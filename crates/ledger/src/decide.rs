@@ -12,6 +12,7 @@ use crate::books::{Gate, Node, Reservation};
 use crate::budget::Budget;
 use crate::queue::NodeSet;
 use crate::scores::{ClassId, Slot};
+use crate::sight::Sight;
 
 /// One pod's question of where to go, for [`Ledger::filter`].
 #[derive(Clone, Copy)]
@@ -194,13 +195,13 @@ impl Ledger {
         }
         // Before queued pods are offered room: the same prices decide for them and for this one.
         self.scores.deciding(&self.books);
-        let behind = self.is_behind_line(ask.pod);
+        let behind = self.queue.is_behind_line(ask.pod);
         if behind
             && !candidates
                 .iter()
                 .any(|name| self.queue.goes_first(ask.pod, name))
         {
-            self.look_at_line(now);
+            self.waking(now).look_at_line();
         }
         // It was asked for before, and no bind came.
         let change = self.books.give_up(uid);
@@ -234,14 +235,16 @@ impl Ledger {
                 continue;
             };
             offered.insert(slot);
-            if behind && self.is_for_line(name) && !self.queue.goes_first(ask.pod, name) {
+            if behind && self.queue.is_for_line(name) && !self.queue.goes_first(ask.pod, name) {
                 refused.push((name, Reason::InLine));
                 continue;
             }
             match self.cost(slot, name, ask.pod, class, now, &mut remembered) {
-                Ok((cost, tainted)) => {
-                    take(name, cost, tainted && self.is_averse(name, ask.tolerates))
-                }
+                Ok((cost, tainted)) => take(
+                    name,
+                    cost,
+                    tainted && self.sight(now).is_averse(name, ask.tolerates),
+                ),
                 Err(Reason::NotYet) => unknown.push((slot, name)),
                 Err(reason) => refused.push((name, reason)),
             }
@@ -250,9 +253,11 @@ impl Ledger {
         self.queue.in_turn(uid, &mut unknown);
         for (slot, name) in unknown {
             match self.cost(slot, name, ask.pod, class, now, &mut budget) {
-                Ok((cost, tainted)) => {
-                    take(name, cost, tainted && self.is_averse(name, ask.tolerates))
-                }
+                Ok((cost, tainted)) => take(
+                    name,
+                    cost,
+                    tainted && self.sight(now).is_averse(name, ask.tolerates),
+                ),
                 Err(reason) => {
                     refused.push((name, reason));
                     if reason == Reason::NotYet {
@@ -290,7 +295,7 @@ impl Ledger {
                 self.call_back_for(ask.pod, &short, now);
             }
             for (name, reason) in &mut refused {
-                *reason = self.told(ask.pod, name, *reason);
+                *reason = self.sight(now).told(ask.pod, name, *reason);
             }
             return Filtered {
                 nodes: Vec::new(),
@@ -301,7 +306,7 @@ impl Ledger {
         if all_tried {
             self.queue.try_again(uid, candidates);
         }
-        match self.choose(best, ask.pod, &request) {
+        match self.sight(now).choose(best, ask.pod, &request) {
             Ok(choice) => {
                 let ttl = match ask.slow {
                     true => self.config.slow_reservation_ttl,
@@ -319,6 +324,12 @@ impl Ledger {
             nodes: feasible.into_iter().map(|(.., name)| name).collect(),
             refused,
         }
+    }
+
+    fn note_offered(&mut self, pod: &PodFacts, offered: NodeSet, candidates: usize, now: Duration) {
+        let least = self.config.least_nodes;
+        self.queue
+            .note_offered(pod, offered, candidates, least, &self.books, now);
     }
 
     /// The pod was refused just now on all of these nodes.
@@ -352,13 +363,18 @@ impl Ledger {
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {
-                self.cost_without(name, pod, &request, now, &mut budget)?
+                self.sight(now)
+                    .cost_without(name, pod, &request, &mut budget)?
             } else {
                 let slot = self.scores.slot(name)?;
                 self.cost(slot, name, pod, class, now, &mut budget).ok()?
             };
             let tried = tried.as_ref().is_some_and(|tried| tried.has(name));
-            Some((tried, tainted && self.is_averse(name, tolerates), cost))
+            Some((
+                tried,
+                tainted && self.sight(now).is_averse(name, tolerates),
+                cost,
+            ))
         };
         let keys: Vec<Option<Key<'_>>> = nodes
             .iter()
@@ -379,39 +395,6 @@ impl Ledger {
             .collect()
     }
 
-    /// The cost of a node that holds memory for the pod already, as if it did not, and whether it has
-    /// soft taints.
-    fn cost_without(
-        &self,
-        name: &str,
-        pod: &PodFacts,
-        request: &Request,
-        now: Duration,
-        budget: &mut Budget,
-    ) -> Option<(Cost, bool)> {
-        let gate = self.enter(self.scores.slot(name)?, now).ok()?;
-        let node = self.books.node(name)?;
-        let gone = |uid: &str| *uid == *pod.uid;
-        let view = self.view_without(name, node, pod, gone, budget).ok()?;
-        let choice = self.scores.fit_within(&view, request, budget).ok()?;
-        Some((choice.cost, gate.is_tainted()))
-    }
-
-    /// Is the node in a state to be asked at all?
-    pub(crate) fn check(&self, name: &str, now: Duration) -> Result<(), Reason> {
-        let slot = self.scores.slot(name).ok_or(Reason::NoReport)?;
-        self.enter(slot, now).map(drop)
-    }
-
-    fn enter(&self, slot: Slot, now: Duration) -> Result<Gate, Reason> {
-        let gate = self.scores.gate(slot);
-        match self.books.is_stale(gate, now) {
-            None => Err(Reason::NoReport),
-            Some(true) => Err(Reason::Stale),
-            Some(false) => Ok(gate),
-        }
-    }
-
     /// What the node would cost, from memory if such a node was asked about before, and whether it
     /// has soft taints.
     pub(crate) fn cost(
@@ -423,15 +406,49 @@ impl Ledger {
         now: Duration,
         budget: &mut Budget,
     ) -> Result<(Cost, bool), Reason> {
-        let gate = self.enter(slot, now)?;
+        let gate = self.sight(now).enter(slot)?;
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        if self.others_kept(name, pod).next().is_some() {
-            let choice = self.choose_within(name, pod, request, budget)?;
+        if self.sight(now).others_kept(name, pod).next().is_some() {
+            let choice = self.sight(now).choose_within(name, pod, request, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }
         let cost = self.scores.cost(class, slot, request, budget)?;
         Ok((cost, gate.is_tainted()))
+    }
+}
+
+impl Sight<'_> {
+    /// The cost of a node that holds memory for the pod already, as if it did not, and whether it has
+    /// soft taints.
+    fn cost_without(
+        &self,
+        name: &str,
+        pod: &PodFacts,
+        request: &Request,
+        budget: &mut Budget,
+    ) -> Option<(Cost, bool)> {
+        let gate = self.enter(self.scores.slot(name)?).ok()?;
+        let node = self.books.node(name)?;
+        let gone = |uid: &str| *uid == *pod.uid;
+        let view = self.view_without(name, node, pod, gone, budget).ok()?;
+        let choice = self.scores.fit_within(&view, request, budget).ok()?;
+        Some((choice.cost, gate.is_tainted()))
+    }
+
+    /// Is the node in a state to be asked at all?
+    pub(crate) fn check(&self, name: &str) -> Result<(), Reason> {
+        let slot = self.scores.slot(name).ok_or(Reason::NoReport)?;
+        self.enter(slot).map(drop)
+    }
+
+    fn enter(&self, slot: Slot) -> Result<Gate, Reason> {
+        let gate = self.scores.gate(slot);
+        match self.books.is_stale(gate, self.now) {
+            None => Err(Reason::NoReport),
+            Some(true) => Err(Reason::Stale),
+            Some(false) => Ok(gate),
+        }
     }
 
     /// The placement on one node, as [`Ledger::cost`] saw it.

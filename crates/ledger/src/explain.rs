@@ -6,6 +6,7 @@ use gpustow_api::PodFacts;
 use gpustow_api::intree::{self, Constraints};
 use gpustow_pack::{Choice, Mib, Refusal};
 
+use crate::sight::Sight;
 use crate::{Ledger, Reason};
 
 impl Ledger {
@@ -16,7 +17,45 @@ impl Ledger {
     /// The reason that filter would give. A pod whose request is unreadable fits nowhere; its own
     /// error says more than this one.
     pub fn explain(&self, pod: &PodFacts, node: &str, now: Duration) -> Result<Choice, Reason> {
-        self.check(node, now)?;
+        self.sight(now).explain(pod, node)
+    }
+
+    /// One sentence on what speaks for these charges (card index as in
+    /// [`crate::NodeView::cards`], MiB) on a node as it is now; the pod itself must not be in the
+    /// books. None if the node has no such cards or the request is unreadable.
+    #[must_use]
+    pub fn speaks_for(
+        &self,
+        pod: &PodFacts,
+        node: &str,
+        charges: &[(usize, Mib)],
+    ) -> Option<String> {
+        self.sight(Duration::ZERO).speaks_for(pod, node, charges)
+    }
+
+    /// Why a pod with these constraints may not go to the node, whatever is free there.
+    #[must_use]
+    pub fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
+        self.sight(Duration::ZERO).excluded(node, constraints)
+    }
+
+    /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
+    /// far as can be known; see [`intree`]. The pod itself must not be in the node's books.
+    #[must_use]
+    pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
+        self.sight(Duration::ZERO).refused_in_tree(node, pod)
+    }
+}
+
+impl Sight<'_> {
+    /// Where on one node the pod would go now, or why it would not. Card indices are those of
+    /// [`crate::NodeView::cards`]; of two nodes the one with the lower cost is preferred.
+    ///
+    /// # Errors
+    /// The reason that filter would give. A pod whose request is unreadable fits nowhere; its own
+    /// error says more than this one.
+    pub(crate) fn explain(&self, pod: &PodFacts, node: &str) -> Result<Choice, Reason> {
+        self.check(node)?;
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         self.choose(node, pod, request)
@@ -51,8 +90,7 @@ impl Ledger {
     /// One sentence on what speaks for these charges (card index as in
     /// [`crate::NodeView::cards`], MiB) on a node as it is now; the pod itself must not be in the
     /// books. None if the node has no such cards or the request is unreadable.
-    #[must_use]
-    pub fn speaks_for(
+    pub(crate) fn speaks_for(
         &self,
         pod: &PodFacts,
         node: &str,
@@ -66,8 +104,7 @@ impl Ledger {
     }
 
     /// Why a pod with these constraints may not go to the node, whatever is free there.
-    #[must_use]
-    pub fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
+    pub(crate) fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
         intree::refuses(self.books.node(node)?.facts()?, constraints)
     }
 
@@ -79,8 +116,7 @@ impl Ledger {
 
     /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
     /// far as can be known; see [`intree`]. The pod itself must not be in the node's books.
-    #[must_use]
-    pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
+    pub(crate) fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
         let excluded = self.excluded(node, &pod.constraints);
         let node = self.books.node(node)?;
         let facts = node.facts()?;

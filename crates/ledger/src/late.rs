@@ -14,6 +14,7 @@ use crate::books::Node;
 use crate::maps::HashSet;
 use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::Evidence;
+use crate::sight::Sight;
 
 impl Ledger {
     /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
@@ -48,7 +49,7 @@ impl Ledger {
     /// Has the node no report, or a stale one?
     #[must_use]
     pub fn lacks_report(&self, node: &str, now: Duration) -> bool {
-        self.check(node, now).is_err()
+        self.sight(now).check(node).is_err()
     }
 
     /// When the agent wrote the node's last report, in seconds since 1970, if that can be read.
@@ -88,10 +89,12 @@ impl Ledger {
         let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
         if ended {
             gone.extend(ended_on(node));
-            gone.extend(self.assumed_below(node, pod.priority));
+            gone.extend(self.sight(now).assumed_below(node, pod.priority));
         }
         let mut budget = self.budget();
-        let after = self.fits_after(name, node, pod, &gone, &mut budget);
+        let after = self
+            .sight(now)
+            .fits_after(name, node, pod, &gone, &mut budget);
         after.is_some_and(|view| view.is_some())
     }
 
@@ -104,16 +107,20 @@ impl Ledger {
         let mut budget = self.budget();
         let mut nodes = self.books.nodes().filter(|(name, _)| {
             may_be_unshown(name)
-                && self.evidence(pod, name, now) == Evidence::Unknown
-                && self.may_fit(name, pod, now)
+                && self.sight(now).evidence(pod, name) == Evidence::Unknown
+                && self.sight(now).may_fit(name, pod)
         });
         let node = nodes.find(|(name, _)| {
-            let choice = self.choose_within(name, pod, request, &mut budget);
+            let choice = self
+                .sight(now)
+                .choose_within(name, pod, request, &mut budget);
             choice.is_ok()
         });
         node.map(|(name, _)| name.clone())
     }
+}
 
+impl Sight<'_> {
     /// The pods of lower priority that are assumed on a node.
     fn assumed_below(&self, node: &Node, priority: i32) -> impl Iterator<Item = Arc<str>> {
         let lower = move |uid: &&Arc<str>| {

@@ -9,6 +9,7 @@ use gpustow_api::PodFacts;
 use crate::Ledger;
 use crate::books::Uid;
 use crate::maps::HashSet;
+use crate::sight::Sight;
 
 /// A pod that terminates is late when it should have been gone for so long: its kubelet and the watch take time, too.
 const LATE: i64 = 60;
@@ -19,7 +20,9 @@ impl Ledger {
     pub fn tell_time(&mut self, unix: i64) {
         self.unix = Some(unix);
     }
+}
 
+impl Sight<'_> {
     /// Is the pod being deleted, and about to leave what it holds?
     pub(crate) fn leaves(&self, pod: &PodFacts) -> bool {
         pod.deleting && !self.is_late(pod)

@@ -69,7 +69,9 @@ mod round;
 mod scattered;
 mod scores;
 mod shortage;
+mod sight;
 mod snapshot;
+mod wake;
 mod watch;
 
 use std::sync::atomic::AtomicU64;

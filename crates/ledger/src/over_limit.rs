@@ -120,7 +120,7 @@ impl Ledger {
             .over
             .runs
             .keys()
-            .filter(|name| self.check(name, now).is_ok());
+            .filter(|name| self.sight(now).check(name).is_ok());
         let nodes = nodes.filter_map(|name| self.books.named_node(name));
         let each = nodes.flat_map(|(name, node)| self.over_on(name, node));
         let mut all: Vec<OverLimit> = each.filter(|over| self.is_long(over, now)).collect();

@@ -28,6 +28,7 @@ use crate::budget::Budget;
 use crate::maps::HashMap;
 use crate::queue::{Cause, Earmark, Ended, Turn};
 use crate::round::{Offer, Round};
+use crate::sight::Sight;
 use plan::{Plan, missing};
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
@@ -120,15 +121,17 @@ impl Ledger {
         while let Some((uid, found)) = round.go_on(
             &mut budget,
             |uid| self.nodes_for(uid, after, unix, now),
-            |uid, name, budget| self.offer_of_node(uid, name, now, budget),
+            |uid, name, budget| self.sight(now).offer_of_node(uid, name, budget),
             Plan::is_better,
         ) {
             let plan = match found {
                 // It may be some looks old.
-                Offer::Plan(plan) => match self.offer_of_node(&uid, &plan.node, now, &mut budget) {
-                    Offer::Plan(plan) => plan,
-                    _ => continue,
-                },
+                Offer::Plan(plan) => {
+                    match self.sight(now).offer_of_node(&uid, &plan.node, &mut budget) {
+                        Offer::Plan(plan) => plan,
+                        _ => continue,
+                    }
+                }
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
                     if let Some(pod) = self.books.pod(&uid) {
@@ -177,7 +180,7 @@ impl Ledger {
         let mut budget = Budget::of_plan();
         let mut best: Option<Plan> = None;
         for (name, _) in self.books.nodes() {
-            if let Offer::Plan(plan) = self.place_on_node(pod, name, now, &mut budget)
+            if let Offer::Plan(plan) = self.sight(now).place_on_node(pod, name, &mut budget)
                 && best.as_ref().is_none_or(|best| plan.is_better(best))
             {
                 best = Some(plan);
@@ -213,7 +216,7 @@ impl Ledger {
         unix: i64,
         now: Duration,
     ) -> Option<Arc<PodFacts>> {
-        let pod = self.asleep(uid)?;
+        let pod = self.sight(now).asleep(uid)?;
         let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
         let long = unix.saturating_sub(pod.created) >= after && pod.nominated.is_none();
         let free = self.books.reservation(uid).is_none() && !self.books.is_unfenced(uid);
@@ -333,8 +336,10 @@ impl Ledger {
             let fits = || {
                 let request = pod.request.as_ref().ok().filter(|it| earmark.is_for(it))?;
                 let node = self.books.node(name)?;
-                self.check(name, now).ok()?;
-                self.admits(name, node, pod, request).then_some(())?;
+                self.sight(now).check(name).ok()?;
+                self.sight(now)
+                    .admits(name, node, pod, request)
+                    .then_some(())?;
                 let charges = node.charges(cards);
                 let good = |&(card, mib): &(usize, Mib)| {
                     let card = node.view().cards.get(card);
@@ -351,7 +356,7 @@ impl Ledger {
                 continue;
             };
             let charges = node.charges(cards);
-            let ends = self.ends(node, &charges);
+            let ends = self.sight(now).ends(node, &charges);
             let missing = missing(node, &charges);
             if missing == Mib::ZERO {
                 self.wait_for_pod(&uid, now);
@@ -379,7 +384,7 @@ impl Ledger {
                 Some(others.filter(|name| *name != here).cloned().collect())
             },
             |uid, name, budget| match self.books.pod(uid) {
-                Some(pod) => self.place_on_node(pod, name, now, budget),
+                Some(pod) => self.sight(now).place_on_node(pod, name, budget),
                 None => Offer::Nothing,
             },
             Plan::is_better,
@@ -389,7 +394,7 @@ impl Ledger {
             && let (Some(pod), Some(earmark)) =
                 (self.books.pod(&uid), self.queue.reservation_for(&uid))
             && *earmark.node() != plan.node
-            && let Offer::Plan(plan) = self.place_on_node(pod, &plan.node, now, &mut budget)
+            && let Offer::Plan(plan) = self.sight(now).place_on_node(pod, &plan.node, &mut budget)
             && plan.overtaken.is_empty()
             && plan.ends.len() < earmark.waits_for().len()
         {
@@ -450,7 +455,7 @@ fn cards_of(pod: &PodFacts) -> usize {
     claims.map(|claim| claim.gpus as usize).sum()
 }
 
-impl Ledger {
+impl Sight<'_> {
     /// Is this place of another free for the pod, which asks for the same, has one too, and whose turn is before?
     pub(crate) fn may_take_place(&self, pod: &PodFacts, other: &PodFacts) -> bool {
         let both = || {

@@ -11,6 +11,7 @@ use crate::beside::is_host_kept;
 use crate::books::Node;
 use crate::budget::Budget;
 use crate::maps::HashSet;
+use crate::sight::Sight;
 use crate::{Ledger, Reason};
 
 /// Pods to evict beyond those that kube-scheduler chose.
@@ -27,11 +28,7 @@ impl Ledger {
     /// those that [`Ledger::preempt`] may add.
     #[must_use]
     pub fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
-        let node = self.books.node(node);
-        let bound = node.into_iter().flat_map(|node| node.bound().keys());
-        let pods = bound.filter_map(|uid| self.books.pod(uid).cloned());
-        pods.filter(|pod| pod.priority < priority && !pod.deleting && pod.assignment.is_some())
-            .collect()
+        self.sight(Duration::ZERO).evictable(node, priority)
     }
 
     /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
@@ -50,8 +47,82 @@ impl Ledger {
         budget: &mut Budget,
         now: Duration,
     ) -> Option<Victims> {
+        self.sight(now)
+            .preempt(pod, name, victims, protected, budget)
+    }
+
+    /// Those of `victims`, the most precious first, who need not go beside `added`: without them the
+    /// pod fits, and CPU, host memory, GPU memory in sum and the number of pods, by which
+    /// kube-scheduler chose them, suffice, as far as that can be told within the budget.
+    #[must_use]
+    pub fn spared(
+        &self,
+        pod: &PodFacts,
+        name: &str,
+        victims: &[Arc<str>],
+        added: &[Arc<str>],
+        budget: &mut Budget,
+        now: Duration,
+    ) -> Vec<Arc<str>> {
+        let (Ok(request), Some(node)) = (&pod.request, self.books.node(name)) else {
+            return Vec::new();
+        };
+        let asked = asked_in_sum(request);
+        let pods = node.facts().and_then(|facts| facts.pods);
+        let mut does = |gone: &HashSet<Arc<str>>| {
+            let Some(Some(view)) = self.sight(now).fits_after(name, node, pod, gone, budget) else {
+                return false;
+            };
+            let left = left_in_sum(node, &view, |uid| !gone.contains(uid));
+            let leaving = gone.iter().filter(|uid| node.bound().contains_key(*uid));
+            let leaving = u64::try_from(leaving.count()).unwrap_or(u64::MAX);
+            request.cpu_milli <= view.cpu_free_milli
+                && request.ram <= view.ram_free
+                && asked <= left
+                && pods.is_none_or(|pods| node.count().saturating_sub(leaving) < pods)
+        };
+        let mut gone: HashSet<Arc<str>> = victims.iter().chain(added).cloned().collect();
+        let here = |uid: &&Arc<str>| node.bound().contains_key(*uid) && !added.contains(uid);
+        let mut spared = Vec::new();
+        for uid in victims.iter().filter(here) {
+            gone.swap_remove(uid);
+            if does(&gone) {
+                spared.push(uid.clone());
+            } else {
+                gone.insert(uid.clone());
+            }
+        }
+        spared
+    }
+}
+
+impl Sight<'_> {
+    /// The pods of lower priority that hold GPU memory on a node and are not leaving already:
+    /// those that [`Ledger::preempt`] may add.
+    pub(crate) fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
+        let node = self.books.node(node);
+        let bound = node.into_iter().flat_map(|node| node.bound().keys());
+        let pods = bound.filter_map(|uid| self.books.pod(uid).cloned());
+        pods.filter(|pod| pod.priority < priority && !pod.deleting && pod.assignment.is_some())
+            .collect()
+    }
+
+    /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
+    /// anyway. `None` if no eviction of pods of lower priority would do, or if that cannot be told within
+    /// the budget: nobody is to be evicted in vain.
+    ///
+    /// Pods that no disruption budget protects go first, then low priority, then the youngest;
+    /// whoever turns out not to be needed is spared.
+    pub(crate) fn preempt(
+        &self,
+        pod: &PodFacts,
+        name: &str,
+        victims: &[Arc<str>],
+        protected: &dyn Fn(&str) -> bool,
+        budget: &mut Budget,
+    ) -> Option<Victims> {
         let node = self.books.node(name)?;
-        self.check(name, now).ok()?;
+        self.check(name).ok()?;
         if self.books.is_unfenced(&pod.uid) {
             return None;
         }
@@ -100,49 +171,6 @@ impl Ledger {
             uids: needed().map(|pod| pod.uid.clone()).collect(),
             protected: i64::try_from(count).unwrap_or(i64::MAX),
         })
-    }
-
-    /// Those of `victims`, the most precious first, who need not go beside `added`: without them the
-    /// pod fits, and CPU, host memory, GPU memory in sum and the number of pods, by which
-    /// kube-scheduler chose them, suffice, as far as that can be told within the budget.
-    #[must_use]
-    pub fn spared(
-        &self,
-        pod: &PodFacts,
-        name: &str,
-        victims: &[Arc<str>],
-        added: &[Arc<str>],
-        budget: &mut Budget,
-    ) -> Vec<Arc<str>> {
-        let (Ok(request), Some(node)) = (&pod.request, self.books.node(name)) else {
-            return Vec::new();
-        };
-        let asked = asked_in_sum(request);
-        let pods = node.facts().and_then(|facts| facts.pods);
-        let mut does = |gone: &HashSet<Arc<str>>| {
-            let Some(Some(view)) = self.fits_after(name, node, pod, gone, budget) else {
-                return false;
-            };
-            let left = left_in_sum(node, &view, |uid| !gone.contains(uid));
-            let leaving = gone.iter().filter(|uid| node.bound().contains_key(*uid));
-            let leaving = u64::try_from(leaving.count()).unwrap_or(u64::MAX);
-            request.cpu_milli <= view.cpu_free_milli
-                && request.ram <= view.ram_free
-                && asked <= left
-                && pods.is_none_or(|pods| node.count().saturating_sub(leaving) < pods)
-        };
-        let mut gone: HashSet<Arc<str>> = victims.iter().chain(added).cloned().collect();
-        let here = |uid: &&Arc<str>| node.bound().contains_key(*uid) && !added.contains(uid);
-        let mut spared = Vec::new();
-        for uid in victims.iter().filter(here) {
-            gone.swap_remove(uid);
-            if does(&gone) {
-                spared.push(uid.clone());
-            } else {
-                gone.insert(uid.clone());
-            }
-        }
-        spared
     }
 
     /// The node for `pod` once these are gone, if the pod fits there then; none if that cannot be told

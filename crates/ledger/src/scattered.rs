@@ -15,6 +15,7 @@ mod planning;
 mod search;
 
 use std::cmp::Reverse;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,9 +27,12 @@ use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::queue::{Cause, Earmark, Ended, Evidence};
+use crate::sight::Sight;
 
 pub use moves::{Move, Moves};
+use moving::Step;
 pub(crate) use moving::Tries;
+use search::Chosen;
 pub(crate) use search::Seen;
 
 /// Kinds of waiting pods that one look thinks of.
@@ -118,27 +122,115 @@ impl Ledger {
         if !self.config.preempt_scattered {
             return Vec::new();
         }
-        self.search_scattered(now)
+        let mut seen = take(&mut self.scattered);
+        let looked = seen.search(&self.sight(now));
+        self.scattered = seen;
+        self.count_spent(looked.spent);
+        for uid in looked.unknown {
+            self.queue.ask_for_evidence(&uid, now);
+        }
+        for uid in looked.all_tried {
+            if let Some(pod) = self.books.pod(&uid) {
+                self.queue.all_tried(pod, Cause::Preempt, now);
+            }
+        }
+        looked.due
     }
 
     /// Chooses who is to end for one of the pods that [`Ledger::scattered`] named, and keeps the room. False if no other
     /// need or can end, or if the search goes on: the next look names the pod again.
     pub fn preempt_scattered(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
-        let Some((pod, plan, began)) = self.choose_scattered(uid, broken, now) else {
+        let (mut seen, mut spent) = (take(&mut self.scattered), 0);
+        let chosen = seen.choose(uid, broken, &self.sight(now), &mut spent);
+        self.scattered = seen;
+        self.count_spent(spent);
+        let Some(Chosen { pod, plan, began }) = chosen else {
             return false;
         };
         let Ok(request) = &pod.request else {
             return false;
         };
         let victims: Vec<Uid> = plan.victims.iter().map(|pod| pod.uid.clone()).collect();
-        let ending = self.leaving(&plan.node).into_iter();
-        let grace = self.grace(&ending.chain(victims.clone()).collect::<Vec<_>>());
+        let ending = self.sight(now).leaving(&plan.node).into_iter();
+        let grace = self
+            .sight(now)
+            .grace(&ending.chain(victims.clone()).collect::<Vec<_>>());
         let until = now + self.config.call_back_for + grace;
         let Plan { node, cards, .. } = plan;
         let earmark = Earmark::of_cards(&node, Cause::Preempt, request, cards, victims, until);
         self.queue.put(&pod.uid, earmark, &self.books);
         self.scattered.note_looked(&pod.uid, began);
         true
+    }
+
+    /// The pod for which it is to be decided now who moves, if there is one: the first in turn. To be called every second
+    /// or so.
+    pub fn due_to_move(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
+        let moving = |uid: &Uid| self.queue.is_defragmented_for(uid);
+        if !self.config.moves || self.queue.all_evictions().iter().any(moving) {
+            return None;
+        }
+        let (mut tries, mut spent) = (take(&mut self.moving), 0);
+        let due = tries.due(&self.sight(now), &mut spent);
+        self.moving = tries;
+        self.count_spent(spent);
+        due
+    }
+
+    /// Chooses who moves for the pod that [`Ledger::due_to_move`] named, `most` at most and no pod whose end would break
+    /// a disruption budget, and keeps the room for it and for their successors. False if there is no such plan, or if the
+    /// search goes on: the next look names the pod again.
+    pub fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
+        let mut tries = take(&mut self.moving);
+        let search = tries.take(uid, &self.sight(now));
+        let Some(search) = search else {
+            self.moving = tries;
+            return false;
+        };
+        let (pod, began, mut spent) = (search.pod.clone(), search.began(), 0);
+        let step = tries.go_on(search, broken, most, &self.sight(now), &mut spent);
+        self.moving = tries;
+        self.count_spent(spent);
+        match step {
+            Step::NotNow => {}
+            Step::Nothing => self.queue.all_tried(&pod, Cause::Defragment, now),
+            Step::Unknown => self.queue.ask_for_evidence(&pod.uid, now),
+            Step::Moves(plan) => return self.keep_moves(&pod, plan, began, now),
+        }
+        false
+    }
+
+    fn keep_moves(&mut self, pod: &Arc<PodFacts>, plan: Moves, began: u64, now: Duration) -> bool {
+        let Ok(request) = &pod.request else {
+            return false;
+        };
+        let victims: Vec<Uid> = plan.moves.iter().map(|it| it.pod.uid.clone()).collect();
+        let until = now + self.config.call_back_for + self.sight(now).grace(&victims);
+        let (node, cards) = (&plan.node, plan.cards);
+        let earmark = Earmark::of_cards(node, Cause::Defragment, request, cards, victims, until);
+        self.queue.put(&pod.uid, earmark, &self.books);
+        self.scattered.note_looked(&pod.uid, began);
+        // One may come when the one before it has gone.
+        let until = until + self.config.call_back_for;
+        for it in plan.moves {
+            let books = &self.books;
+            self.queue
+                .keep_successor(&it.pod, &pod.uid, &it.node, it.cards, until, books);
+        }
+        true
+    }
+
+    /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
+    /// a pod leaves or may be preempted for it.
+    #[must_use]
+    pub fn waits_for_pieces(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
+        self.sight(now).waits_for_pieces(pod)
+    }
+
+    /// What would give room to a pod that waits for pieces; none if nothing would.
+    #[must_use]
+    pub fn moves_for(&self, pod: &Arc<PodFacts>, now: Duration) -> Option<Moves> {
+        self.sight(now).moves_for(pod)
     }
 
     /// Who is to end now, and for whom.
@@ -157,7 +249,7 @@ impl Ledger {
         let pod = self.books.pod(uid)?.clone();
         let victims = match self.may_fit_elsewhere(&pod, now) {
             true => Vec::new(),
-            false => self.needed(&pod, earmark, now).unwrap_or_default(),
+            false => self.sight(now).needed(&pod, earmark).unwrap_or_default(),
         };
         Some(Preemption {
             node: earmark.node().clone(),
@@ -177,7 +269,7 @@ impl Ledger {
         };
         for (number, name) in self.queue.gained_since(looked) {
             budget.charge(1);
-            if budget.is_spent() || self.fits_now_on(name, pod, now, budget) {
+            if budget.is_spent() || self.sight(now).fits_now_on(name, pod, budget) {
                 break;
             }
             looked = number;
@@ -192,30 +284,10 @@ impl Ledger {
         let mut budget = Budget::of_look();
         let mut gained = self.queue.gained_since(looked).map(|(_, name)| name);
         let first = gained.by_ref().take(GAINS);
-        let mut fits = first.map(|name| self.fits_now_on(name, pod, now, &mut budget));
+        let mut fits = first.map(|name| self.sight(now).fits_now_on(name, pod, &mut budget));
         let fits = fits.any(|fits| fits) || gained.next().is_some();
         self.count_spent(budget.spent());
         fits
-    }
-
-    /// May others end for this pod at all?
-    fn may_preempt(&self, pod: &PodFacts, now: Duration) -> bool {
-        let waited = self.has_waited(pod, self.config.preempt_after);
-        pod.preempts && pod.waiting && !pod.in_line && waited && self.may_be_given_room(pod, now)
-    }
-
-    /// Is room that others make of use to the pod, and can it be kept?
-    fn may_be_given_room(&self, pod: &PodFacts, now: Duration) -> bool {
-        pod.node.is_none()
-            && !self.queue.pauses_evictions(pod, now)
-            && !pod.released
-            && !pod.gated
-            && !pod.deleting
-            && pod.nominated.is_none()
-            // Room for one of a group is of no use to it.
-            && pod.group.is_none()
-            && self.books.reservation(&pod.uid).is_none()
-            && !self.books.is_unfenced(&pod.uid)
     }
 
     /// What is kept for one pod goes on, or ends.
@@ -232,24 +304,41 @@ impl Ledger {
         let pod = self.books.pod(uid).cloned().filter(wants);
         let how = match pod {
             None => Ended::Gone,
-            Some(_) if self.check(earmark.node(), now).is_err() => Ended::Unfit,
-            Some(pod) if self.needed(&pod, earmark, now).is_none() => Ended::Late,
+            Some(_) if self.sight(now).check(earmark.node()).is_err() => Ended::Unfit,
+            Some(pod) if self.sight(now).needed(&pod, earmark).is_none() => Ended::Late,
             Some(_) => return,
         };
         self.queue.end(uid, how, &self.books);
     }
+}
+
+impl Sight<'_> {
+    /// May others end for this pod at all?
+    fn may_preempt(&self, pod: &PodFacts) -> bool {
+        let waited = self.has_waited(pod, self.config.preempt_after);
+        pod.preempts && pod.waiting && !pod.in_line && waited && self.may_be_given_room(pod)
+    }
+
+    /// Is room that others make of use to the pod, and can it be kept?
+    fn may_be_given_room(&self, pod: &PodFacts) -> bool {
+        pod.node.is_none()
+            && !self.queue.pauses_evictions(pod, self.now)
+            && !pod.released
+            && !pod.gated
+            && !pod.deleting
+            && pod.nominated.is_none()
+            // Room for one of a group is of no use to it.
+            && pod.group.is_none()
+            && self.books.reservation(&pod.uid).is_none()
+            && !self.books.is_unfenced(&pod.uid)
+    }
 
     /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all
     /// of them end, or if kube-scheduler refuses the node meanwhile.
-    fn needed(
-        &self,
-        pod: &PodFacts,
-        earmark: &Earmark,
-        now: Duration,
-    ) -> Option<Vec<Arc<PodFacts>>> {
+    fn needed(&self, pod: &PodFacts, earmark: &Earmark) -> Option<Vec<Arc<PodFacts>>> {
         let name = earmark.node();
-        let site = self.site(pod, name, now)?;
-        if self.evidence(pod, name, now) == Evidence::Rejected {
+        let site = self.site(pod, name)?;
+        if self.evidence(pod, name) == Evidence::Rejected {
             return None;
         }
         let cards: Vec<usize> = site
@@ -263,7 +352,7 @@ impl Ledger {
         let chosen = chosen.filter_map(|uid| self.books.pod(uid).cloned());
         let mut chosen: Vec<_> = chosen.filter(|pod| !pod.deleting).collect();
         chosen.sort_unstable_by_key(|pod| importance(pod));
-        let mut budget = Budget::of(&self.config);
+        let mut budget = Budget::of(self.config);
         let only = |card| cards.contains(&card);
         let (victims, _) = self.reprieve(&site, &chosen, &[], &only, &mut budget)?;
         Some(victims)
@@ -338,8 +427,8 @@ impl Ledger {
     }
 
     /// The node, if it may be thought of at all.
-    fn site<'a>(&'a self, pod: &'a PodFacts, name: &'a str, now: Duration) -> Option<Site<'a>> {
-        self.check(name, now).ok()?;
+    fn site<'a>(&'a self, pod: &'a PodFacts, name: &'a str) -> Option<Site<'a>> {
+        self.check(name).ok()?;
         let node = self.books.node(name).filter(|node| node.facts().is_some());
         Some(Site {
             pod,

@@ -15,6 +15,7 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::call_back::Borrower;
+use crate::sight::Sight;
 
 /// A card that is short.
 #[derive(Clone, Debug)]
@@ -73,14 +74,16 @@ impl Ledger {
             .books
             .named_node(name)
             .filter(|_| self.config.call_back);
-        let fresh = node.filter(|(name, node)| node.lends() && self.check(name, now).is_ok());
+        let fresh = node.filter(|(name, node)| node.lends() && self.sight(now).check(name).is_ok());
         let each = fresh.into_iter().flat_map(|(name, node)| {
             let cards = node.gpus().iter().enumerate();
-            cards.filter_map(move |(card, gpu)| self.shortage(name, node, card, gpu))
+            cards.filter_map(move |(card, gpu)| self.sight(now).shortage(name, node, card, gpu))
         });
         each.collect()
     }
+}
 
+impl Sight<'_> {
     fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;

@@ -2,16 +2,16 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, Request};
 
+use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::queue::{Cause, Earmark};
 use crate::round::Offer;
-use crate::{Ledger, Reason};
+use crate::sight::Sight;
 
 /// A place that could be kept: the fewer others lose theirs, the fewer have to end and the less has to come free, the
 /// better.
@@ -37,18 +37,17 @@ impl Plan {
     }
 }
 
-impl Ledger {
+impl Sight<'_> {
     /// What a node offers to a pod that has no reservation.
     pub(super) fn offer_of_node(
         &self,
         uid: &Uid,
         name: &Arc<str>,
-        now: Duration,
         budget: &mut Budget,
     ) -> Offer<Plan> {
-        match self.without_room_on(name, self.asleep(uid), now, budget) {
+        match self.without_room_on(name, self.asleep(uid), budget) {
             None => Offer::Fits,
-            Some(pod) => self.place_on_node(&pod, name, now, budget),
+            Some(pod) => self.place_on_node(&pod, name, budget),
         }
     }
 
@@ -57,13 +56,12 @@ impl Ledger {
         &self,
         pod: &PodFacts,
         name: &str,
-        now: Duration,
         budget: &mut Budget,
     ) -> Offer<Plan> {
         let mut plan = || {
             let request = pod.request.as_ref().ok()?;
             let (name, node) = self.books.named_node(name)?;
-            self.check(name, now).ok()?;
+            self.check(name).ok()?;
             self.admits(name, node, pod, request).then_some(())?;
             self.place_on(name, node, pod, request, budget)
         };

@@ -16,18 +16,18 @@
 //! text changes once for each call; if it changes again, the earlier calls count no more.
 //!
 //! After a restart the memory is empty, and the next call fills it. A pod whose evidence is too old, or which has none,
-//! is woken so that kube-scheduler asks again ([`crate::Ledger::ask_for_evidence`]).
+//! is woken so that kube-scheduler asks again ([`Queue::ask_for_evidence`]).
 
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use crate::Ledger;
-use crate::books::Uid;
+use crate::books::{Books, Uid};
 use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::Lift;
 use crate::scores::Slot;
+use crate::sight::Sight;
 
 /// For so long at most a call counts; for half of it at least.
 const AGE: Duration = Duration::from_secs(60);
@@ -179,36 +179,57 @@ impl Queue {
             }
         }
     }
-}
 
-impl Ledger {
-    /// A filter call named so many candidates for a pod, of which these are known, and the pod is refused.
+    /// A filter call named so many candidates for a pod, of which these are known, and the pod is refused. kube-scheduler
+    /// looks for `least_nodes` at least.
     pub(crate) fn note_offered(
         &mut self,
         pod: &PodFacts,
         nodes: NodeSet,
         candidates: usize,
+        least_nodes: usize,
+        books: &Books,
         now: Duration,
     ) {
-        let known = self.books.pod(&pod.uid);
+        let known = books.pod(&pod.uid);
         let nominated = known.is_some_and(|known| known.nominated.is_some());
         let scope = match candidates {
             1 if nominated || pod.nominated.is_some() => Scope::One,
-            few if few < self.config.least_nodes => Scope::All,
+            few if few < least_nodes => Scope::All,
             _ => Scope::Sample,
         };
-        let offered = self.queue.offered.entry(pod.uid.clone()).or_default();
+        let offered = self.offered.entry(pod.uid.clone()).or_default();
         offered.note(nodes, scope, now);
     }
 
+    /// Others could be disrupted for the pod where no recent call tells whether kube-scheduler would place it: has
+    /// kube-scheduler try the pod again, unless that was so lately. A gated pod is ungated for it.
+    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, now: Duration) {
+        let offered = self.offered.entry(uid.clone()).or_default();
+        if now < offered.wake_at {
+            return;
+        }
+        let pause = PAUSE.saturating_mul(1 << offered.wakes.min(8));
+        offered.wake_at = now + pause.min(LONGEST_PAUSE);
+        offered.wakes += 1;
+        match self.line.has(uid) {
+            true => self.line.let_through(uid, Lift::MayPreempt),
+            false => self.ask_again(uid),
+        }
+    }
+}
+
+impl Sight<'_> {
     /// What kube-scheduler said of this node for the pod.
-    pub(crate) fn evidence(&self, pod: &PodFacts, node: &str, now: Duration) -> Evidence {
+    pub(crate) fn evidence(&self, pod: &PodFacts, node: &str) -> Evidence {
         if self.is_short_in_sum(pod, node) {
             return Evidence::Short;
         }
         let offered = self.queue.offered.get(&pod.uid);
         let slot = offered.and_then(|offered| Some((offered, self.scores.slot(node)?)));
-        slot.map_or(Evidence::Unknown, |(offered, slot)| offered.of(slot, now))
+        slot.map_or(Evidence::Unknown, |(offered, slot)| {
+            offered.of(slot, self.now)
+        })
     }
 
     /// Does the node's sum not suffice for the pod?
@@ -222,27 +243,11 @@ impl Ledger {
     /// Did kube-scheduler offer this node for the pod lately, or can it not, so that others may be disrupted for it
     /// there? Not where
     /// something after this extender refused the pod.
-    pub(crate) fn was_offered(&self, pod: &PodFacts, node: &str, now: Duration) -> bool {
+    pub(crate) fn was_offered(&self, pod: &PodFacts, node: &str) -> bool {
         let tried = self.queue.tried(&pod.uid);
         let refused = tried.is_some_and(|tried| tried.has(node));
-        let evidence = self.evidence(pod, node, now);
+        let evidence = self.evidence(pod, node);
         !refused && matches!(evidence, Evidence::Offered | Evidence::Short)
-    }
-
-    /// Others could be disrupted for the pod where no recent call tells whether kube-scheduler would place it: has
-    /// kube-scheduler try the pod again, unless that was so lately. A gated pod is ungated for it.
-    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, now: Duration) {
-        let offered = self.queue.offered.entry(uid.clone()).or_default();
-        if now < offered.wake_at {
-            return;
-        }
-        let pause = PAUSE.saturating_mul(1 << offered.wakes.min(8));
-        offered.wake_at = now + pause.min(LONGEST_PAUSE);
-        offered.wakes += 1;
-        match self.queue.line.has(uid) {
-            true => self.queue.line.let_through(uid, Lift::MayPreempt),
-            false => self.queue.ask_again(uid),
-        }
     }
 }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::earmarks::Ended;
 use super::turn::Turn;
-use crate::Ledger;
+use super::wake::Waking;
 use crate::books::{Event, Uid, asks};
 use crate::maps::HashMap;
+use crate::sight::Sight;
 use preemptors::Preemptors;
 
 /// A pod whose gate is still there so long after it was let through is let through again.
@@ -136,7 +136,7 @@ impl Line {
         true
     }
 
-    pub(super) fn has(&self, uid: &str) -> bool {
+    pub(crate) fn has(&self, uid: &str) -> bool {
         self.turns.contains_key(uid)
     }
 
@@ -144,14 +144,19 @@ impl Line {
         self.order.is_empty()
     }
 
+    /// The pods that are queued, in the order of their turns.
+    pub(crate) fn uids(&self) -> impl Iterator<Item = &Uid> {
+        self.order.iter().map(Turn::uid)
+    }
+
     /// How many stand in line, and when the oldest of them was created.
-    pub(super) fn size(&self) -> (usize, Option<i64>) {
+    pub(crate) fn size(&self) -> (usize, Option<i64>) {
         let oldest = self.order.iter().map(Turn::created).min();
         (self.order.len(), oldest)
     }
 
     /// How many stand before the pod.
-    pub(super) fn before(&self, uid: &str) -> Option<usize> {
+    pub(crate) fn before(&self, uid: &str) -> Option<usize> {
         let turn = self.turns.get(uid)?;
         Some(self.order.range(..turn).count())
     }
@@ -205,7 +210,7 @@ impl Line {
     }
 
     /// Why it was let through without room.
-    pub(super) fn because(&self, uid: &str) -> Option<Lift> {
+    pub(crate) fn because(&self, uid: &str) -> Option<Lift> {
         Some(self.through.get(uid)?.1)
     }
 
@@ -226,6 +231,11 @@ impl Line {
         });
     }
 
+    /// What all looks for pods that may preempt have cost.
+    pub(crate) fn spent_on_preemptors(&self) -> u64 {
+        self.preemptors.spent()
+    }
+
     /// Are gates taken off in turn?
     pub(super) fn is_on(&self) -> bool {
         self.on
@@ -237,100 +247,19 @@ impl Line {
     }
 }
 
-impl Ledger {
-    /// How many pods stand in line, and when the oldest of them was created, in seconds since 1970.
-    #[must_use]
-    pub fn line(&self) -> (usize, Option<i64>) {
-        self.queue.line.size()
-    }
-
-    /// Does the pod stand in line?
-    #[must_use]
-    pub fn stands_in_line(&self, uid: &str) -> bool {
-        self.queue.line.has(uid)
-    }
-
-    /// How many stand in line before the pod; none if it does not stand there.
-    #[must_use]
-    pub fn before_in_line(&self, uid: &str) -> Option<usize> {
-        self.queue.line.before(uid)
-    }
-
-    /// Who stands in line, in the order of their turns.
-    pub fn standing_in_line(&self) -> impl Iterator<Item = &Uid> {
-        self.queue.line.order.iter().map(Turn::uid)
-    }
-
-    /// May the leader have reserved memory for another pod that this one does not get? It writes a condition on the other
-    /// pod, but for reservations of pods that have waited long.
-    fn may_be_reserved_from(&self, pod: &PodFacts) -> bool {
-        let waits_before = |other: &Arc<PodFacts>| {
-            let waits = asks(other) && other.node.is_none() && !other.deleting;
-            waits && other.uid != pod.uid && other.priority >= pod.priority
-        };
-        match self.config.keep {
-            Some(_) => self.books.pods().any(waits_before),
-            None => {
-                let mut marked = self.books.marked();
-                marked.any(|other| other.kept_on.is_some() && waits_before(other))
-            }
-        }
-    }
-
-    /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
-    /// Only the leader knows what is reserved: a pod that it may keep from that memory does not count.
-    #[must_use]
-    pub fn stalled_in_line(&self, now: Duration) -> Vec<Arc<PodFacts>> {
-        let line = &self.queue.line;
-        let fits = |turn: &&Turn| {
-            let pod = self.books.pod(turn.uid());
-            pod.is_some_and(|pod| self.may_fit_now(pod, now) && !self.may_be_reserved_from(pod))
-        };
-        let first = line.order.iter().take(LOOK_AT).filter(fits);
-        let leaving = line.leaving.keys().take(LOOK_AT);
-        let turns: BTreeSet<&Turn> = leaving.chain(first).collect();
-        let pods = turns
-            .into_iter()
-            .filter_map(|turn| self.books.pod(turn.uid()));
-        pods.cloned().collect()
-    }
-
-    /// Why the pod that [`Ledger::wake`] named is let out of the line.
-    #[must_use]
-    pub fn lifted_because(&self, uid: &str) -> Lift {
-        self.queue.line.because(uid).unwrap_or(Lift::Room)
-    }
-
-    /// Does a pod wait for room that a node could have, so that those who come now are to stand in line?
-    #[must_use]
-    pub fn wants_line(&self) -> bool {
-        self.queue.waiting.wants_room()
-    }
-
-    /// The gate of this pod, one of those that [`Ledger::wake`] named, could not be taken off: the room is another's,
-    /// and it is tried again after a pause.
-    pub fn lift_failed(&mut self, uid: &str) {
-        self.queue.waiting.lift_failed(uid);
-        self.queue.end_ungated(uid, Ended::Failed, &self.books);
-    }
-
+impl Waking<'_> {
     /// At most `limit` pods in all that are let through without room.
-    pub(super) fn let_through(
-        &mut self,
-        limit: usize,
-        now: Duration,
-        woken: &mut Vec<Arc<PodFacts>>,
-    ) {
-        self.queue.wakes.unfinished |= self.find_preemptors(now);
+    pub(super) fn let_through(&mut self, limit: usize, woken: &mut Vec<Arc<PodFacts>>) {
+        self.queue.wakes.unfinished |= self.find_preemptors();
         self.show_first();
         let mut free = STUCK.saturating_sub(self.queue.line.stuck());
         while free > 0
             && woken.len() < limit
-            && let Some((uid, why)) = self.queue.line.next_leaving(now)
+            && let Some((uid, why)) = self.queue.line.next_leaving(self.now)
         {
             free -= 1;
             if why == Lift::MayPreempt {
-                self.goes_out(&uid, now);
+                self.goes_out(&uid);
             }
             let waits =
                 |pod: &&Arc<PodFacts>| pod.in_line && self.books.reservation(&uid).is_none();
@@ -354,6 +283,40 @@ impl Ledger {
         let first: Vec<Uid> = first.take(free).cloned().collect();
         for uid in first {
             self.queue.line.let_through(&uid, Lift::Shown);
+        }
+    }
+}
+
+impl Sight<'_> {
+    /// Queued pods that the leader should have ungated: see [`crate::Ledger::stalled_in_line`].
+    pub(crate) fn stalled_in_line(&self) -> Vec<Arc<PodFacts>> {
+        let line = &self.queue.line;
+        let fits = |turn: &&Turn| {
+            let pod = self.books.pod(turn.uid());
+            pod.is_some_and(|pod| self.may_fit_now(pod) && !self.may_be_reserved_from(pod))
+        };
+        let first = line.order.iter().take(LOOK_AT).filter(fits);
+        let leaving = line.leaving.keys().take(LOOK_AT);
+        let turns: BTreeSet<&Turn> = leaving.chain(first).collect();
+        let pods = turns
+            .into_iter()
+            .filter_map(|turn| self.books.pod(turn.uid()));
+        pods.cloned().collect()
+    }
+
+    /// May the leader have reserved memory for another pod that this one does not get? It writes a condition on the other
+    /// pod, but for reservations of pods that have waited long.
+    fn may_be_reserved_from(&self, pod: &PodFacts) -> bool {
+        let waits_before = |other: &Arc<PodFacts>| {
+            let waits = asks(other) && other.node.is_none() && !other.deleting;
+            waits && other.uid != pod.uid && other.priority >= pod.priority
+        };
+        match self.config.keep {
+            Some(_) => self.books.pods().any(waits_before),
+            None => {
+                let mut marked = self.books.marked();
+                marked.any(|other| other.kept_on.is_some() && waits_before(other))
+            }
         }
     }
 

@@ -37,11 +37,13 @@ pub(crate) use evidence::{Evidence, NodeSet};
 pub use line::Lift;
 use line::{Line, is_in_line};
 use nominations::Nominations;
+pub(crate) use nominations::is_sample;
 use successors::Successor;
 pub(crate) use tried::Tried;
 pub(crate) use turn::Turn;
 use waiting::{Call, Waiting};
 use wake::Wakes;
+pub(crate) use wake::Waking;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -299,6 +301,21 @@ impl Queue {
     /// A pod that was to be woken could not be.
     pub(crate) fn wake_failed(&mut self, uid: &str) {
         self.waiting.take_back(uid);
+    }
+
+    /// The gate of a pod that was to be ungated could not be removed.
+    pub(crate) fn ungate_failed(&mut self, uid: &str) {
+        self.waiting.ungate_failed(uid);
+    }
+
+    /// Does a pod wait for room that a node could have?
+    pub(crate) fn wants_room(&self) -> bool {
+        self.waiting.wants_room()
+    }
+
+    /// The pods with our scheduling gate.
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
     }
 
     /// Did the last wake stop because of what it cost?

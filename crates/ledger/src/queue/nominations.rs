@@ -14,7 +14,6 @@ use gpustow_api::PodFacts;
 
 use super::Queue;
 use super::earmarks::{Earmark, Ended};
-use crate::Ledger;
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
@@ -27,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters, if that stops to look
 /// when `least` have passed them, or more (`minFeasibleNodesToFind`)?
-pub(super) fn is_sample(candidates: usize, least: usize, books: &Books) -> bool {
+pub(crate) fn is_sample(candidates: usize, least: usize, books: &Books) -> bool {
     let more = || {
         let mut nodes = books.nodes().filter(|(_, node)| node.status().is_some());
         nodes.nth(candidates).is_some()
@@ -123,39 +122,27 @@ impl Queue {
             self.unindex(&uid, &node);
         }
     }
-}
 
-impl Ledger {
-    /// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters?
-    #[must_use]
-    pub fn is_sample(&self, candidates: usize) -> bool {
-        is_sample(candidates, self.config.least_nodes, &self.books)
-    }
-
-    /// The node to nominate the pod to, one of those that [`Ledger::wake`] named, in the write that wakes it:
-    /// kube-scheduler showed other nodes when it was refused.
-    #[must_use]
-    pub fn nomination(&self, uid: &str) -> Option<Arc<str>> {
-        let node = self.queue.waiting.to_nominate(uid)?;
-        let pod = self.books.pod(uid)?;
+    /// The node to nominate a pod to in the write that wakes it: kube-scheduler showed other nodes when it was refused.
+    pub(crate) fn nomination(&self, uid: &str, books: &Books) -> Option<Arc<str>> {
+        let node = self.waiting.to_nominate(uid)?;
+        let pod = books.pod(uid)?;
         let elsewhere = |other: &Arc<str>| other != node;
         let by_scheduler = pod.nominated.as_ref().filter(|_| !pod.own_nomination);
         // What might come there is not needed where there is room.
-        let earmark = self.queue.earmark(uid).filter(|it| !it.is_awaited());
+        let earmark = self.earmark(uid).filter(|it| !it.is_awaited());
         let earmarked = earmark.map(Earmark::node);
         let is_free = !by_scheduler.is_some_and(elsewhere) && !earmarked.is_some_and(elsewhere);
         is_free.then(|| node.clone())
     }
 
-    /// Pods that the extender nominated to nodes whose room is promised to them no more: the nomination must end.
-    #[must_use]
-    pub fn void_nominations(&self) -> Vec<Arc<PodFacts>> {
-        let own = self.queue.nominations.pods.iter();
+    /// Pods that the extender nominated to nodes whose room is promised to them no more.
+    pub(crate) fn void_nominations(&self, books: &Books) -> Vec<Arc<PodFacts>> {
+        let own = self.nominations.pods.iter();
         let own = own.filter(|(_, known)| known.own);
-        let void = own.filter(|(uid, _)| {
-            !self.queue.waiting.is_promised(uid) && self.books.reservation(uid).is_none()
-        });
-        let pods = void.filter_map(|(uid, _)| self.books.pod(uid));
+        let void = own
+            .filter(|(uid, _)| !self.waiting.is_promised(uid) && books.reservation(uid).is_none());
+        let pods = void.filter_map(|(uid, _)| books.pod(uid));
         pods.filter(|pod| !pod.deleting).cloned().collect()
     }
 }

@@ -14,14 +14,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{NodeGpus, Request};
+use gpustow_pack::NodeGpus;
 
-use super::earmarks::Ended;
+use super::Queue;
 use super::kind::{Kind, KindId};
 use super::line::Lift;
 use super::waiting::FLUSH;
-use crate::Ledger;
-use crate::books::Uid;
+use crate::Config;
+use crate::books::{Books, Uid};
+use crate::borrowers::Asked;
+use crate::scores::Scores;
+use crate::sight::Sight;
 use offering::Offering;
 
 /// What one call may cost, in looks at a pod or a node.
@@ -46,105 +49,109 @@ struct Look {
     could: bool,
 }
 
-impl Ledger {
-    /// Number of pods that were refused, or lost their reservation, and still wait.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.queue.waiting()
+impl Queue {
+    /// Is the room of this node yet to be offered to somebody in line, before the pod?
+    pub(crate) fn is_for_line(&self, name: &str) -> bool {
+        let wakes = &self.wakes;
+        let offering = wakes.offering.as_ref();
+        // Kinds that are to be looked for after this one may want any node.
+        wakes.look.is_some()
+            || !self.waiting.is_noted()
+            || self.waiting.is_queued(name)
+            || offering.is_some_and(|offering| *offering.node == *name)
     }
 
-    /// What the waiting pods ask for, one entry per pod.
-    pub fn waiting_requests(&self) -> impl Iterator<Item = Arc<Request>> {
-        self.queue.requests()
+    /// Is the pod to be given only what no queued pod before it would take? That does not hold where
+    /// [`goes_first`](Queue::goes_first) says so.
+    pub(crate) fn is_behind_line(&self, pod: &PodFacts) -> bool {
+        self.line.is_on() && self.line.is_ahead_of(pod)
     }
+}
 
-    /// When the pod that has existed longest among those that wait was created, in seconds since
-    /// 1970.
-    #[must_use]
-    pub fn oldest_waiting(&self) -> Option<i64> {
-        self.queue.oldest()
+/// The queue, with what it must know to decide which pods are woken.
+pub(crate) struct Waking<'a> {
+    pub(super) queue: &'a mut Queue,
+    pub(super) books: &'a Books,
+    scores: &'a Scores,
+    pub(super) config: &'a Config,
+    asked: &'a Asked,
+    pub(super) now: Duration,
+    unix: Option<i64>,
+}
+
+impl<'a> Waking<'a> {
+    pub(crate) fn new(
+        queue: &'a mut Queue,
+        books: &'a Books,
+        scores: &'a Scores,
+        config: &'a Config,
+        asked: &'a Asked,
+        now: Duration,
+        unix: Option<i64>,
+    ) -> Self {
+        Self {
+            queue,
+            books,
+            scores,
+            config,
+            asked,
+            now,
+            unix,
+        }
     }
+}
 
-    /// Does this pod wait for room?
-    #[must_use]
-    pub fn is_waiting(&self, uid: &str) -> bool {
-        self.queue.is_waiting(uid)
-    }
-
-    /// Did the last [`Ledger::wake`] stop because of what it cost?
-    #[must_use]
-    pub fn wakes_on(&self) -> bool {
-        self.queue.wakes_on()
-    }
-
-    /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
-    pub fn wake_failed(&mut self, uid: &str) {
-        self.queue.wake_failed(uid);
-        self.queue.end_ungated(uid, Ended::Failed, &self.books);
+impl Waking<'_> {
+    pub(super) fn sight(&self) -> Sight<'_> {
+        Sight {
+            books: self.books,
+            scores: self.scores,
+            queue: self.queue,
+            config: self.config,
+            asked: self.asked,
+            now: self.now,
+            unix: self.unix,
+        }
     }
 
     /// The pods to wake now, at most `limit`; of those that stand in line, the gate is to be taken off instead. For room that appeared, those that would fit in it
     /// together, in the scheduler's order; and those that have waited since their last wake-up
     /// though they would fit.
-    pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
-        self.expire(now);
+    pub(crate) fn wake(&mut self, limit: usize) -> Vec<Arc<PodFacts>> {
         let seen = |uid: &str| self.books.pod(uid).is_some();
-        for uid in self.queue.waiting.forget_unseen(seen, now) {
+        for uid in self.queue.waiting.forget_unseen(seen, self.now) {
             self.queue.tried.swap_remove(&uid);
             self.queue.offered.swap_remove(&uid);
         }
         let mut woken = self.come_again(limit);
-        self.queue.line.tick(now);
-        self.offer(limit, WORK, now, &mut woken);
-        self.let_through(limit, now, &mut woken);
+        self.queue.line.tick(self.now);
+        self.offer(limit, WORK, &mut woken);
+        self.let_through(limit, &mut woken);
         woken
     }
 
     /// Before a pod is given room that did not stand in line, or has none kept: those in line are offered what
     /// came free since the last look. [`Ledger::wake`] names whom it is for.
-    pub(crate) fn look_at_line(&mut self, now: Duration) {
+    pub(crate) fn look_at_line(&mut self) {
         let mut lifted = Vec::new();
-        self.offer(AHEAD, WORK / 4, now, &mut lifted);
+        self.offer(AHEAD, WORK / 4, &mut lifted);
         let uids = lifted.iter().map(|pod| pod.uid.clone());
         self.queue.unfinished.extend(uids);
         self.queue.wakes.unfinished |= !lifted.is_empty();
     }
 
-    /// Is the room of this node yet to be offered to somebody in line, before the pod?
-    pub(crate) fn is_for_line(&self, name: &str) -> bool {
-        let wakes = &self.queue.wakes;
-        let offering = wakes.offering.as_ref();
-        // Kinds that are to be looked for after this one may want any node.
-        wakes.look.is_some()
-            || !self.queue.waiting.is_noted()
-            || self.queue.waiting.is_queued(name)
-            || offering.is_some_and(|offering| *offering.node == *name)
-    }
-
-    /// Is the pod to be given only what no queued pod before it would take? That does not hold where
-    /// [`goes_first`](super::Queue::goes_first) says so.
-    pub(crate) fn is_behind_line(&self, pod: &PodFacts) -> bool {
-        self.queue.line.is_on() && self.queue.line.is_ahead_of(pod)
-    }
-
-    fn offer(
-        &mut self,
-        limit: usize,
-        mut work: usize,
-        now: Duration,
-        woken: &mut Vec<Arc<PodFacts>>,
-    ) {
+    fn offer(&mut self, limit: usize, mut work: usize, woken: &mut Vec<Arc<PodFacts>>) {
         let interval = self.config.wake_again_after;
         let line = &mut self.queue.line;
-        let more_joined = self.queue.waiting.tick(now, interval, line);
+        let more_joined = self.queue.waiting.tick(self.now, interval, line);
         if self.queue.waiting.is_empty() {
             self.queue.wakes = Wakes::default();
         }
         while limit > woken.len() && self.queue.waiting.has_credit() {
             let before = woken.len();
-            self.look_everywhere(&mut work, now);
-            self.offer_room(limit, &mut work, now, woken);
-            if work == 0 || woken.len() == before || !self.look_on(now) {
+            self.look_everywhere(&mut work);
+            self.offer_room(limit, &mut work, woken);
+            if work == 0 || woken.len() == before || !self.look_on() {
                 break;
             }
         }
@@ -154,11 +161,11 @@ impl Ledger {
 
     /// What was found for pods in line may have gone to others before them: there may be more. False if nobody is
     /// left for whom to look.
-    fn look_on(&mut self, now: Duration) -> bool {
+    fn look_on(&mut self) -> bool {
         let mut any = false;
         for kind in std::mem::take(&mut self.queue.wakes.found) {
             let queue = &mut self.queue;
-            any |= queue.waiting.look_on(kind, &queue.line, now);
+            any |= queue.waiting.look_on(kind, &queue.line, self.now);
         }
         any
     }
@@ -171,30 +178,30 @@ impl Ledger {
         {
             let twice = |pod: &Arc<PodFacts>| pod.uid == uid;
             if self.queue.is_waiting(&uid) && !again.iter().any(twice) {
-                again.extend(self.asleep(&uid));
+                again.extend(self.sight().asleep(&uid));
             }
         }
         again
     }
 
     /// Finds room that was there before somebody waited for it, or that nobody came for.
-    fn look_everywhere(&mut self, work: &mut usize, now: Duration) {
+    fn look_everywhere(&mut self, work: &mut usize) {
         let interval = self.config.wake_again_after;
         // Half of it is for room that has just appeared.
         let rest = *work / 2;
         while *work > rest {
             if let Some(mut look) = self.queue.wakes.look.take() {
-                if !self.look(&mut look, work, rest, now) {
+                if !self.look(&mut look, work, rest) {
                     self.queue.wakes.look = Some(look);
                     return;
                 }
                 continue;
             }
-            let Some((uid, kind)) = self.queue.waiting.next_due(now, interval) else {
+            let Some((uid, kind)) = self.queue.waiting.next_due(self.now, interval) else {
                 return;
             };
             *work -= 1;
-            if let Some(kind) = kind.filter(|_| self.asleep(&uid).is_some()) {
+            if let Some(kind) = kind.filter(|_| self.sight().asleep(&uid).is_some()) {
                 let least = self.queue.waiting.kind(kind).map(Kind::least);
                 let roomy = self.books.with_room(least.unwrap_or_default());
                 self.queue.wakes.look = Some(Look {
@@ -210,37 +217,39 @@ impl Ledger {
     }
 
     /// True if there is nothing left to look at.
-    fn look(&mut self, look: &mut Look, work: &mut usize, rest: usize, now: Duration) -> bool {
-        let Some(pod) = self.asleep(&look.uid) else {
+    fn look(&mut self, look: &mut Look, work: &mut usize, rest: usize) -> bool {
+        let Some(pod) = self.sight().asleep(&look.uid) else {
             return true;
         };
-        let again = now + self.config.wake_again_after;
+        let again = self.now + self.config.wake_again_after;
         while *work > rest {
             if let Some(name) = look.all.pop() {
                 *work = work.saturating_sub(1 + price(&pod));
-                if self.could_hold(&name, &pod) {
+                if self.sight().could_hold(&name, &pod) {
                     look.could = true;
                     look.all.clear();
                 }
                 continue;
             }
             let Some(name) = look.nodes.pop() else {
-                let until = if look.found { again } else { now + FLUSH };
-                self.looked(look, until, now);
+                let until = if look.found { again } else { self.now + FLUSH };
+                self.looked(look, until);
                 return true;
             };
             *work -= 1;
             if self.queue.waiting.is_barred(&look.uid, &name) {
                 continue;
             }
-            if self.may_fit(&name, &pod, now)
-                && let Some(left) = self.unpromised(&name, now)
-                && self.fits_one_of(look.kind, &name, &left, &pod, work)
+            if self.sight().may_fit(&name, &pod)
+                && let Some(left) = self.sight().unpromised(&name)
+                && self
+                    .sight()
+                    .fits_one_of(look.kind, &name, &left, &pod, work)
             {
                 self.queue.waiting.room_on(&name);
                 if !self.queue.has_earmarks(&name) {
                     look.could = true;
-                    self.looked(look, again, now);
+                    self.looked(look, again);
                     return true;
                 }
                 look.found = true;
@@ -250,9 +259,9 @@ impl Ledger {
     }
 
     /// There is nothing left to look at. Whom no node could hold is let through the line.
-    fn looked(&mut self, look: &Look, until: Duration, now: Duration) {
+    fn looked(&mut self, look: &Look, until: Duration) {
         self.queue.waiting.looked(look.kind, until, look.could);
-        if until < now + FLUSH {
+        if until < self.now + FLUSH {
             self.queue.wakes.found.push(look.kind);
         }
         if !look.could
@@ -263,7 +272,9 @@ impl Ledger {
             }
         }
     }
+}
 
+impl Sight<'_> {
     /// Would this pod fit in what is left of the node's room, or another of its kind? Where a
     /// nomination keeps room, one of the kind may be the nominated one, or come before it.
     fn fits_one_of(
@@ -292,8 +303,8 @@ impl Ledger {
     }
 
     /// What can be said at little cost: false if filter, or kube-scheduler before it, would refuse.
-    pub(crate) fn may_fit(&self, name: &str, pod: &PodFacts, now: Duration) -> bool {
-        self.check(name, now).is_ok()
+    pub(crate) fn may_fit(&self, name: &str, pod: &PodFacts) -> bool {
+        self.check(name).is_ok()
             && self
                 .books
                 .node(name)

@@ -8,18 +8,17 @@
 //! and topology spread are not looked at, and disruption budgets where the plan is carried out ([`super::moving`]).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, NodeGpus};
 
 use super::Site;
 use super::planning::{Planning, Unit, sets_of_cards};
-use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::queue::Cards;
+use crate::sight::Sight;
 
 /// Sets of pods that are thought of for one set of cards, the least first.
 const SETS: usize = 4096;
@@ -84,7 +83,7 @@ struct Left<'a> {
     then: NodeGpus,
 }
 
-impl Ledger {
+impl Sight<'_> {
     /// The least that would have to leave these cards of a node, not more than `most`, and where it would go. None if the
     /// budget is spent: the unit of the planning says where the next look goes on.
     pub(super) fn moves_on(
@@ -93,7 +92,6 @@ impl Ledger {
         only: &[usize],
         planning: &mut Planning,
         most: Option<Mib>,
-        now: Duration,
         budget: &mut Budget,
     ) -> Option<Option<Moves>> {
         let mut may = self.movable(site, only);
@@ -114,7 +112,7 @@ impl Ledger {
             }
             let found = match budget.is_spent() {
                 true => None,
-                false => self.moves_of(site, only, &set, &may, now, budget),
+                false => self.moves_of(site, only, &set, &may, budget),
             };
             if let Some(found) = found {
                 return Some(Some(found));
@@ -135,7 +133,6 @@ impl Ledger {
         only: &[usize],
         set: &[usize],
         may: &[(Mib, Arc<PodFacts>)],
-        now: Duration,
         budget: &mut Budget,
     ) -> Option<Moves> {
         let pods: Vec<_> = set.iter().rev().map(|&index| &may[index].1).collect();
@@ -151,7 +148,7 @@ impl Ledger {
         };
         take(&mut left.then, &charges, site.pod);
         let mut taken = Vec::new();
-        self.find_places(&left, &pods, &mut taken, now, budget)
+        self.find_places(&left, &pods, &mut taken, budget)
             .then_some(())?;
         let moves = taken.into_iter().filter_map(|it| self.move_to(&it));
         Some(Moves {
@@ -202,7 +199,6 @@ impl Ledger {
         left: &Left<'_>,
         pods: &[&'a Arc<PodFacts>],
         taken: &mut Vec<Taken<'a>>,
-        now: Duration,
         budget: &mut Budget,
     ) -> bool {
         let Some((pod, others)) = pods.split_first() else {
@@ -210,7 +206,7 @@ impl Ledger {
         };
         budget.charge(self.books.nodes().len() / 8);
         let names = self.books.nodes().map(|(name, _)| name);
-        let roomy = names.filter(|name| self.may_fit(name, pod, now));
+        let roomy = names.filter(|name| self.may_fit(name, pod));
         let mut roomy: Vec<_> = roomy.collect();
         roomy.sort_unstable();
         let mut found = Vec::new();
@@ -219,7 +215,7 @@ impl Ledger {
             if budget.is_spent() {
                 return false;
             }
-            let places = self.places_on(left, name, pod, taken, now, budget);
+            let places = self.places_on(left, name, pod, taken, budget);
             destinations += usize::from(!places.is_empty());
             found.extend(places);
             if destinations == DESTINATIONS {
@@ -231,7 +227,7 @@ impl Ledger {
         });
         for (_, place) in found {
             taken.push(place);
-            if self.find_places(left, others, taken, now, budget) {
+            if self.find_places(left, others, taken, budget) {
                 return true;
             }
             taken.pop();
@@ -246,7 +242,6 @@ impl Ledger {
         name: &'a Arc<str>,
         pod: &'a Arc<PodFacts>,
         taken: &[Taken<'a>],
-        now: Duration,
         budget: &mut Budget,
     ) -> Vec<(gpustow_pack::Cost, Taken<'a>)> {
         let mut view = || {
@@ -254,7 +249,7 @@ impl Ledger {
             if pod.tied && **name != *left.name {
                 return None;
             }
-            let site = self.site(pod, name, now)?;
+            let site = self.site(pod, name)?;
             let node = site.node;
             let here = || taken.iter().filter(|it| *it.node == *name);
             let pods = node.facts().and_then(|facts| facts.pods);

@@ -1,17 +1,17 @@
 //! Does a pod wait for memory that is free in pieces? Asked of one node after the other, within what a look may cost.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
 use super::Site;
+use crate::Reason;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::preempt::asked_in_sum;
 use crate::queue::Evidence;
-use crate::{Ledger, Reason};
+use crate::sight::Sight;
 
 /// The question under way.
 #[derive(Debug)]
@@ -53,15 +53,13 @@ impl Asking {
     }
 }
 
-impl Ledger {
+impl Sight<'_> {
     /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
     /// a pod leaves or may be preempted for it.
-    #[must_use]
-    pub fn waits_for_pieces(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
+    pub(crate) fn waits_for_pieces(&self, pod: &Arc<PodFacts>) -> bool {
         let mut asking = Asking::new(pod.uid.clone(), 0, self.nodes_to_see(), true);
-        let mut budget = Budget::of(&self.config);
-        self.may_wait_for_pieces(pod)
-            && self.ask_on(pod, &mut asking, &mut budget, now) == Asked::Yes
+        let mut budget = Budget::of(self.config);
+        self.may_wait_for_pieces(pod) && self.ask_on(pod, &mut asking, &mut budget) == Asked::Yes
     }
 
     /// The names of all nodes. In which order they are looked at changes no answer.
@@ -84,11 +82,10 @@ impl Ledger {
         pod: &Arc<PodFacts>,
         asking: &mut Asking,
         budget: &mut Budget,
-        now: Duration,
     ) -> Asked {
         while let Some(name) = asking.nodes.pop() {
             let is_first = budget.is_whole();
-            let served = !budget.is_spent() && self.ask_of(pod, &name, asking, budget, now);
+            let served = !budget.is_spent() && self.ask_of(pod, &name, asking, budget);
             if served {
                 return Asked::No;
             }
@@ -109,7 +106,7 @@ impl Ledger {
         }
         asking.is_second = true;
         asking.nodes = self.nodes_to_see();
-        self.ask_on(pod, asking, budget, now)
+        self.ask_on(pod, asking, budget)
     }
 
     /// Adds what one node says. True if the pod is served there without any move. What is asked of every pod that waits
@@ -120,23 +117,22 @@ impl Ledger {
         name: &Arc<str>,
         asking: &mut Asking,
         budget: &mut Budget,
-        now: Duration,
     ) -> bool {
         budget.charge(1);
-        let Some(site) = self.site(pod, name, now) else {
+        let Some(site) = self.site(pod, name) else {
             return false;
         };
         budget.charge(site.node.bound().len() / 8);
-        let evidence = self.evidence(pod, name, now);
+        let evidence = self.evidence(pod, name);
         let is_refused = evidence == Evidence::Rejected;
         if asking.is_second {
             let is_open = !is_refused && self.refused_in_tree(name, pod).is_none();
-            return is_open && asking.patient && self.is_served(&site, evidence, budget, now);
+            return is_open && asking.patient && self.is_served(&site, evidence, budget);
         }
         if self.excluded(name, &pod.constraints).is_some() {
             return false;
         }
-        if !is_refused && self.may_fit(name, pod, now) {
+        if !is_refused && self.may_fit(name, pod) {
             let found = self.choose_within(name, pod, site.request, budget);
             // True, too, if that takes too long to tell.
             if !matches!(found, Err(reason) if reason != Reason::NotYet) && !budget.is_spent() {
@@ -154,13 +150,7 @@ impl Ledger {
     }
 
     /// Does room come without any move: do those who leave make it, or those who may be preempted?
-    fn is_served(
-        &self,
-        site: &Site<'_>,
-        evidence: Evidence,
-        budget: &mut Budget,
-        now: Duration,
-    ) -> bool {
+    fn is_served(&self, site: &Site<'_>, evidence: Evidence, budget: &mut Budget) -> bool {
         let leave = !site.leaving.is_empty();
         if leave && self.reprieve(site, &[], &[], &|_| true, budget).is_some() {
             return true;
@@ -169,7 +159,7 @@ impl Ledger {
         is_asked
             && site.pod.preempts
             && self
-                .preempt(site.pod, site.name, &[], &|_| false, budget, now)
+                .preempt(site.pod, site.name, &[], &|_| false, budget)
                 .is_some()
     }
 }

@@ -4,17 +4,16 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
 use super::{Move, Moves, Site};
-use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::queue::Evidence;
+use crate::sight::Sight;
 
 /// Sets of cards of one node among which a pod of several gets its own; of more, the policy's choice alone.
 const CHOICES: usize = 70;
@@ -105,15 +104,14 @@ impl Planning {
     }
 }
 
-impl Ledger {
+impl Sight<'_> {
     /// What would give room to a pod that waits for pieces; none if nothing would.
-    #[must_use]
-    pub fn moves_for(&self, pod: &Arc<PodFacts>, now: Duration) -> Option<Moves> {
-        if !self.waits_for_pieces(pod, now) {
+    pub(crate) fn moves_for(&self, pod: &Arc<PodFacts>) -> Option<Moves> {
+        if !self.waits_for_pieces(pod) {
             return None;
         }
         let mut planning = Planning::new(pod.uid.clone(), 0, self.nodes_to_see(), false);
-        self.plan_on(pod, &mut planning, &mut Budget::of_plan(), now);
+        self.plan_on(pod, &mut planning, &mut Budget::of_plan());
         planning.best
     }
 
@@ -123,11 +121,10 @@ impl Ledger {
         pod: &Arc<PodFacts>,
         planning: &mut Planning,
         budget: &mut Budget,
-        now: Duration,
     ) -> bool {
         let before = budget.is_whole().then(|| planning.progress());
         while let Some(name) = planning.nodes.pop() {
-            if !budget.is_spent() && self.plan_on_node(pod, &name, planning, budget, now) {
+            if !budget.is_spent() && self.plan_on_node(pod, &name, planning, budget) {
                 (planning.unit, planning.sets_left) = (None, None);
                 continue;
             }
@@ -143,9 +140,9 @@ impl Ledger {
     }
 
     /// Does a plan that took several looks hold still?
-    pub(super) fn is_plan_still(&self, pod: &Arc<PodFacts>, plan: &Moves, now: Duration) -> bool {
+    pub(super) fn is_plan_still(&self, pod: &Arc<PodFacts>, plan: &Moves) -> bool {
         let mut budget = Budget::all();
-        let Some(site) = self.site(pod, &plan.node, now) else {
+        let Some(site) = self.site(pod, &plan.node) else {
             return false;
         };
         let stays = |it: &Move| {
@@ -167,7 +164,7 @@ impl Ledger {
             let host = view.cpu_free_milli >= request.cpu_milli && view.ram_free >= request.ram;
             (free && host && charges.len() == it.cards.len()).then_some(())
         };
-        self.was_offered(pod, &plan.node, now)
+        self.was_offered(pod, &plan.node)
             && plan.moves.iter().all(stays)
             && self.fits_on(&site, &gone, &is_one, &mut budget).is_some()
             && plan
@@ -184,14 +181,13 @@ impl Ledger {
         name: &Arc<str>,
         planning: &mut Planning,
         budget: &mut Budget,
-        now: Duration,
     ) -> bool {
         budget.charge(1);
-        let Some(site) = self.site(pod, name, now) else {
+        let Some(site) = self.site(pod, name) else {
             return true;
         };
-        let is_offered = self.was_offered(pod, name, now);
-        let evidence = self.evidence(pod, name, now);
+        let is_offered = self.was_offered(pod, name);
+        let evidence = self.evidence(pod, name);
         let may = !planning.with_evidence
             || is_offered
             || evidence == Evidence::Unknown && !planning.unknown;
@@ -207,7 +203,7 @@ impl Ledger {
         }
         while let Some(only) = planning.next_cards() {
             let most = planning.best.as_ref().map(Moves::mib);
-            let found = self.moves_on(&site, &only, planning, most, now, budget);
+            let found = self.moves_on(&site, &only, planning, most, budget);
             if budget.is_spent() && found.is_none() {
                 planning.sets_left.get_or_insert_default().push(only);
                 return false;

@@ -4,7 +4,6 @@
 //! A *first* round over all nodes tells whether there is a plan at all: only then need disruption budgets be known. A
 //! *second* round, over the nodes that had one, takes the best by kube-scheduler's order.
 
-use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +11,12 @@ use gpustow_api::PodFacts;
 use gpustow_pack::Mib;
 
 use super::{Broken, KINDS, Plan, Site, importance};
+use crate::Reason;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::{Cause, Evidence, Turn};
-use crate::{Ledger, Reason};
+use crate::queue::{Evidence, Turn};
+use crate::sight::Sight;
 
 /// So long a pod must have waited without room and without a nomination: kube-scheduler had its chance.
 const CHANCE: Duration = Duration::from_secs(1);
@@ -114,38 +114,56 @@ impl Search {
     }
 }
 
-impl Ledger {
-    /// Goes on with the first rounds. The pods for which a plan exists, in turn.
-    pub(super) fn search_scattered(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
-        let mut seen = take(&mut self.scattered);
+/// What a look leaves to be done.
+#[derive(Default)]
+pub(super) struct Looked {
+    /// The pods for which a plan exists, in turn.
+    pub(super) due: Vec<Arc<PodFacts>>,
+    /// Those with a plan where kube-scheduler was not asked lately.
+    pub(super) unknown: Vec<Uid>,
+    /// Those for which nothing is left to be tried.
+    pub(super) all_tried: Vec<Uid>,
+    /// What it cost.
+    pub(super) spent: u64,
+}
+
+/// Whose room is chosen, where, and the clock of gains before all nodes were looked at.
+pub(super) struct Chosen {
+    pub(super) pod: Arc<PodFacts>,
+    pub(super) plan: Plan,
+    pub(super) began: u64,
+}
+
+impl Seen {
+    /// Goes on with the first rounds.
+    pub(super) fn search(&mut self, sight: &Sight<'_>) -> Looked {
+        let now = sight.now;
         let may = |uid: &Uid| {
-            let pod = self.books.pod(uid);
-            pod.is_some_and(|pod| self.may_preempt(pod, now))
-                && !self.queue.has_more_than_reservation(uid)
+            let pod = sight.books.pod(uid);
+            pod.is_some_and(|pod| sight.may_preempt(pod))
+                && !sight.queue.has_more_than_reservation(uid)
         };
-        seen.since.retain(|uid, _| may(uid));
+        self.since.retain(|uid, _| may(uid));
         let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
-        seen.second.retain(|uid, (_, at)| may(uid) && lasts(*at));
-        seen.first = seen.first.filter(|search| may(&search.uid));
+        self.second.retain(|uid, (_, at)| may(uid) && lasts(*at));
+        self.first = self.first.take().filter(|search| may(&search.uid));
+        let mut looked = Looked::default();
         let mut budget = Budget::of_look();
         let mut kinds = KINDS;
-        while let Some(mut search) = self.next_search(&mut seen, &mut kinds, now) {
-            match self.go_on(&mut search, &|_| Vec::new(), &mut budget, now) {
+        while let Some(mut search) = sight.next_search(self, &mut kinds) {
+            match sight.go_on(&mut search, &|_| Vec::new(), &mut budget) {
                 End::GoesOn => {
-                    seen.first = Some(search);
+                    self.first = Some(search);
                     break;
                 }
                 End::Fits => {
-                    seen.since.insert(search.uid, now);
+                    self.since.insert(search.uid, now);
                 }
                 End::Served => {}
-                End::Over if search.with_plans.is_empty() => {
-                    if search.unknown {
-                        self.ask_for_evidence(&search.uid, now);
-                    } else if let Some(pod) = self.books.pod(&search.uid) {
-                        self.queue.all_tried(pod, Cause::Preempt, now);
-                    }
-                }
+                End::Over if search.with_plans.is_empty() => match search.unknown {
+                    true => looked.unknown.push(search.uid),
+                    false => looked.all_tried.push(search.uid),
+                },
                 End::Over => {
                     let Search {
                         uid,
@@ -155,33 +173,76 @@ impl Ledger {
                         ..
                     } = search;
                     let second = Search::new(uid, with_plans, began, patient);
-                    seen.second.insert(second.uid.clone(), (second, now));
+                    self.second.insert(second.uid.clone(), (second, now));
                 }
             }
         }
-        self.count_spent(budget.spent());
-        let due = seen.second.keys().filter_map(|uid| self.asleep(uid));
-        let mut due: Vec<_> = due.collect();
-        due.sort_by_cached_key(|pod| Turn::of(pod));
-        self.scattered = seen;
-        due
+        looked.spent = budget.spent();
+        let due = self.second.keys().filter_map(|uid| sight.asleep(uid));
+        looked.due = due.collect();
+        looked.due.sort_by_cached_key(|pod| Turn::of(pod));
+        looked
     }
 
+    /// Goes on with the second round for a pod, and adds up what that costs.
+    pub(super) fn choose(
+        &mut self,
+        uid: &str,
+        broken: Broken<'_>,
+        sight: &Sight<'_>,
+        spent: &mut u64,
+    ) -> Option<Chosen> {
+        let now = sight.now;
+        let pod = sight.books.pod(uid)?.clone();
+        let (uid, (mut search, _)) = self.second.swap_remove_entry(uid)?;
+        if !sight.may_preempt(&pod) || sight.queue.has_more_than_reservation(&uid) {
+            return None;
+        }
+        let left = self.budget.take();
+        let left = left.filter(|(at, _)| *at == now).map(|(_, left)| left);
+        let mut budget = left.unwrap_or_else(Budget::of_look);
+        let before = budget.spent();
+        let end = sight.go_on(&mut search, broken, &mut budget);
+        *spent += budget.spent() - before;
+        self.budget = Some((now, budget));
+        match end {
+            End::Fits | End::Served => None,
+            End::GoesOn => {
+                self.second.insert(uid, (search, now));
+                None
+            }
+            End::Over => {
+                let (plan, began) = (search.best.take()?, search.began);
+                if !search.is_long {
+                    return Some(Chosen { pod, plan, began });
+                }
+                // The node may have changed since it was looked at.
+                let mut again = Search::new(uid, vec![plan.node.clone()], began, false);
+                let mut budget = Budget::of_look();
+                sight.go_on(&mut again, broken, &mut budget);
+                let plan = again.best?;
+                Some(Chosen { pod, plan, began })
+            }
+        }
+    }
+}
+
+impl Sight<'_> {
     /// The round that is under way, or one for the next kind that has waited for long enough.
-    fn next_search(&self, seen: &mut Seen, kinds: &mut usize, now: Duration) -> Option<Search> {
+    fn next_search(&self, seen: &mut Seen, kinds: &mut usize) -> Option<Search> {
         if let Some(search) = seen.first.take() {
             return Some(search);
         }
         let may = |uid: &str| {
             let pod = self.books.pod(uid);
-            pod.is_some_and(|pod| self.may_preempt(pod, now)) && self.asleep(uid).is_some()
+            pod.is_some_and(|pod| self.may_preempt(pod)) && self.asleep(uid).is_some()
         };
         while *kinds > 0 {
             *kinds -= 1;
             // At the last kind the look ends, and the next one begins with the first again.
             let uid = self.queue.without_more(&mut seen.after, 1, may).pop()?;
-            let since = *seen.since.entry(uid.clone()).or_insert(now);
-            let waited = now.saturating_sub(since);
+            let since = *seen.since.entry(uid.clone()).or_insert(self.now);
+            let waited = self.now.saturating_sub(since);
             if waited < CHANCE || seen.second.contains_key(&uid) {
                 continue;
             }
@@ -198,54 +259,8 @@ impl Ledger {
         None
     }
 
-    /// Goes on with the second round for a pod. At the end its plan, and the clock of gains before all nodes were looked at.
-    pub(super) fn choose_scattered(
-        &mut self,
-        uid: &str,
-        broken: Broken<'_>,
-        now: Duration,
-    ) -> Option<(Arc<PodFacts>, Plan, u64)> {
-        let pod = self.books.pod(uid)?.clone();
-        let (uid, (mut search, _)) = self.scattered.second.swap_remove_entry(uid)?;
-        if !self.may_preempt(&pod, now) || self.queue.has_more_than_reservation(&uid) {
-            return None;
-        }
-        let left = self.scattered.budget.take();
-        let left = left.filter(|(at, _)| *at == now).map(|(_, left)| left);
-        let mut budget = left.unwrap_or_else(Budget::of_look);
-        let before = budget.spent();
-        let end = self.go_on(&mut search, broken, &mut budget, now);
-        self.count_spent(budget.spent() - before);
-        self.scattered.budget = Some((now, budget));
-        match end {
-            End::Fits | End::Served => None,
-            End::GoesOn => {
-                self.scattered.second.insert(uid, (search, now));
-                None
-            }
-            End::Over => {
-                let plan = search.best.take()?;
-                let began = search.began;
-                if !search.is_long {
-                    return Some((pod, plan, began));
-                }
-                // The node may have changed since it was looked at.
-                let mut again = Search::new(uid, vec![plan.node.clone()], began, false);
-                let mut budget = Budget::of_look();
-                self.go_on(&mut again, broken, &mut budget, now);
-                again.best.map(|plan| (pod, plan, began))
-            }
-        }
-    }
-
     /// Looks at nodes until all are seen or the budget is spent.
-    fn go_on(
-        &self,
-        search: &mut Search,
-        broken: Broken<'_>,
-        budget: &mut Budget,
-        now: Duration,
-    ) -> End {
+    fn go_on(&self, search: &mut Search, broken: Broken<'_>, budget: &mut Budget) -> End {
         let Some(pod) = self.books.pod(&search.uid) else {
             return End::Served;
         };
@@ -253,7 +268,7 @@ impl Ledger {
             let is_first = budget.is_whole();
             let verdict = match budget.is_spent() {
                 true => Verdict::Spent,
-                false => self.verdict(pod, &name, search, broken, budget, now),
+                false => self.verdict(pod, &name, search, broken, budget),
             };
             match verdict {
                 Verdict::Nothing => {}
@@ -292,19 +307,18 @@ impl Ledger {
         search: &Search,
         broken: Broken<'_>,
         budget: &mut Budget,
-        now: Duration,
     ) -> Verdict {
         budget.charge(1);
-        let evidence = self.evidence(pod, name, now);
+        let evidence = self.evidence(pod, name);
         if evidence == Evidence::Rejected && !search.patient {
             return Verdict::Nothing;
         }
-        let Some(site) = self.site(pod, name, now) else {
+        let Some(site) = self.site(pod, name) else {
             return Verdict::Nothing;
         };
         let bound = site.node.bound();
         budget.charge(bound.len() / 8);
-        if self.may_fit(name, pod, now) && evidence != Evidence::Rejected {
+        if self.may_fit(name, pod) && evidence != Evidence::Rejected {
             match self.choose_within(name, pod, site.request, budget) {
                 Ok(_) => return Verdict::Fits,
                 Err(Reason::NotYet) => return Verdict::Spent,
@@ -330,16 +344,14 @@ impl Ledger {
             let mut pods = pods.filter(|pod| !pod.deleting);
             let helps = search.patient
                 && pods.any(|other| other.priority < pod.priority)
-                && self
-                    .preempt(pod, name, &[], &|_| false, budget, now)
-                    .is_some();
+                && self.preempt(pod, name, &[], &|_| false, budget).is_some();
             return match helps {
                 true => Verdict::Served,
                 false if budget.is_spent() => Verdict::Spent,
                 false => Verdict::Nothing,
             };
         }
-        let is_known = self.was_offered(pod, name, now);
+        let is_known = self.was_offered(pod, name);
         if !is_known && (evidence != Evidence::Unknown || search.unknown) {
             return Verdict::Nothing;
         }

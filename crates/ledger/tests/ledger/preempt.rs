@@ -118,8 +118,10 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
     // By the node's sum x is enough: 40 + 50 are free then, but on no card.
     let added = preempt(&ledger, 60, &["x"], &[]).expect("room");
     assert_eq!(added.uids, ["y".into()]);
-    let spared =
-        |pod: &PodFacts| ledger.spared(pod, "a", &["x".into()], &added.uids, &mut ledger.budget());
+    let spared = |pod: &PodFacts| {
+        let mut budget = ledger.budget();
+        ledger.spared(pod, "a", &["x".into()], &added.uids, &mut budget, at(0))
+    };
     let p = pod("p", 60);
     assert_eq!(spared(&p), ["x".into()]);
     // 100 fit on the card, and the sum has 100 without x; one more has no card.
@@ -155,6 +157,7 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
         &["x".into()],
         &added.uids,
         &mut ledger.budget(),
+        at(0),
     );
     assert!(kept.is_empty());
 }

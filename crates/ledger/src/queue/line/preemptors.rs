@@ -15,12 +15,14 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::{Lift, Turn};
+use crate::Reason;
 use crate::books::{Books, Event, Uid};
 use crate::budget::Budget;
 use crate::maps::HashMap;
 use crate::queue::changes::Changes;
 use crate::queue::kind::KindId;
-use crate::{Ledger, Reason};
+use crate::queue::wake::Waking;
+use crate::sight::Sight;
 
 /// So many pods are out at a time.
 const MOST: usize = 4;
@@ -95,6 +97,10 @@ impl Preemptors {
             Event::NodeGone(name) => self.changes.forget(name),
             _ => {}
         }
+    }
+
+    pub(super) fn spent(&self) -> u64 {
+        self.spent
     }
 
     fn changed(&mut self, node: &Arc<str>) {
@@ -177,38 +183,31 @@ enum Found {
     NotYet,
 }
 
-impl Ledger {
-    /// What all looks for queued pods that may preempt have cost so far: one for each pod or node looked at, and eight
-    /// for a fit of a pod of one container.
-    #[must_use]
-    pub fn spent_on_preemptors(&self) -> u64 {
-        self.queue.line.preemptors.spent
-    }
-
+impl Waking<'_> {
     /// A pod is about to be ungated because it may preempt.
-    pub(super) fn goes_out(&mut self, uid: &Uid, now: Duration) {
+    pub(super) fn goes_out(&mut self, uid: &Uid) {
         let kind = self.queue.waiting.kind_of(uid);
         if let Some(class) = kind.zip(self.books.pod(uid)) {
             let class = (class.0, class.1.priority);
-            self.queue.line.preemptors.goes_out(uid, class, now);
+            self.queue.line.preemptors.goes_out(uid, class, self.now);
         }
     }
 
     /// Ungates a few pods at their turn for which others would be evicted. True if the round goes on.
-    pub(super) fn find_preemptors(&mut self, now: Duration) -> bool {
+    pub(super) fn find_preemptors(&mut self) -> bool {
         let line = &mut self.queue.line;
         if !line.on || line.is_empty() {
             line.preemptors.rest();
             return false;
         }
-        let out = line.preemptors.out(&self.books, now);
+        let out = line.preemptors.out(self.books, self.now);
         let mut free = MOST.saturating_sub(out + line.leaving.len());
         let lowest = line.preemptors.bound.keys().next().copied();
         let Some(lowest) = lowest.filter(|_| free > 0) else {
             return false;
         };
         if line.preemptors.after.is_none() {
-            if now < line.preemptors.next_round {
+            if self.now < line.preemptors.next_round {
                 return false;
             }
             line.preemptors.round += 1;
@@ -217,12 +216,12 @@ impl Ledger {
         let mut goes_on = true;
         while free > 0 && !budget.is_spent() {
             let Some(turn) = self.next_preemptor(lowest) else {
-                self.end_round(now);
+                self.end_round();
                 goes_on = false;
                 break;
             };
             budget.charge(1);
-            match self.look_for(&turn, &mut budget, now) {
+            match self.look_for(&turn, &mut budget) {
                 Found::Node => {
                     free -= 1;
                     self.queue.line.let_through(turn.uid(), Lift::MayPreempt);
@@ -249,17 +248,17 @@ impl Ledger {
         Some(next)
     }
 
-    fn end_round(&mut self, now: Duration) {
+    fn end_round(&mut self) {
         let waiting = &self.queue.waiting;
         let preemptors = &mut self.queue.line.preemptors;
         preemptors.after = None;
-        preemptors.next_round = now + LOOK_EVERY;
+        preemptors.next_round = self.now + LOOK_EVERY;
         let classes = &mut preemptors.classes;
         classes.retain(|(kind, _), _| waiting.kind(*kind).is_some());
     }
 
     /// Looks at nodes for one queued pod, as far as the budget suffices.
-    fn look_for(&mut self, turn: &Turn, budget: &mut Budget, now: Duration) -> Found {
+    fn look_for(&mut self, turn: &Turn, budget: &mut Budget) -> Found {
         let uid = turn.uid();
         let line = &self.queue.line;
         let is_queued = line.turns.get(uid) == Some(turn) && !line.is_leaving(uid);
@@ -271,14 +270,14 @@ impl Ledger {
         };
         let class = (kind, pod.priority);
         let preemptors = &mut self.queue.line.preemptors;
-        let Some(known) = preemptors.take_nodes(class, &self.books, now) else {
+        let Some(known) = preemptors.take_nodes(class, self.books, self.now) else {
             return Found::Nothing;
         };
         let mut nodes = std::mem::take(&mut known.nodes);
         let mut found = Found::Nothing;
         while let Some(name) = nodes.last() {
             let is_first = budget.is_whole();
-            match self.evicts_on(name, &pod, budget, now) {
+            match self.sight().evicts_on(name, &pod, budget) {
                 // The next of the class looks here first.
                 Ok(true) => {
                     found = Found::Node;
@@ -301,16 +300,12 @@ impl Ledger {
         }
         found
     }
+}
 
+impl Sight<'_> {
     /// Does the pod not fit on the node, and would it if all pods of lower priority were gone? [`Reason::NotYet`] if that
     /// could not be told within the budget.
-    fn evicts_on(
-        &self,
-        name: &str,
-        pod: &PodFacts,
-        budget: &mut Budget,
-        now: Duration,
-    ) -> Result<bool, Reason> {
+    fn evicts_on(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> Result<bool, Reason> {
         if budget.is_spent() {
             return Err(Reason::NotYet);
         }
@@ -318,7 +313,7 @@ impl Ledger {
         let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
             return Ok(false);
         };
-        if self.check(name, now).is_err() || self.excluded(name, &pod.constraints).is_some() {
+        if self.check(name).is_err() || self.excluded(name, &pod.constraints).is_some() {
             return Ok(false);
         }
         budget.charge(node.bound().len());

@@ -135,7 +135,7 @@ impl Waiting {
     }
 
     /// The pod could not be let out of the line for what it was promised.
-    pub(in crate::queue) fn lift_failed(&mut self, uid: &str) {
+    pub(in crate::queue) fn ungate_failed(&mut self, uid: &str) {
         if !self.is_promised(uid) {
             return;
         }

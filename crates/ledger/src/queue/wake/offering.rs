@@ -7,11 +7,11 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_pack::{NodeGpus, Request};
 
-use super::price;
-use crate::Ledger;
+use super::{Waking, price};
 use crate::books::Uid;
 use crate::queue::kind::KindId;
 use crate::queue::turn::Turn;
+use crate::sight::Sight;
 
 /// A node whose room is being offered.
 #[derive(Debug)]
@@ -37,20 +37,19 @@ enum Answer {
     None,
 }
 
-impl Ledger {
+impl Waking<'_> {
     pub(super) fn offer_room(
         &mut self,
         limit: usize,
         work: &mut usize,
-        now: Duration,
         woken: &mut Vec<Arc<PodFacts>>,
     ) {
         while *work > 0 && woken.len() < limit && self.queue.waiting.has_credit() {
             let under_way = self.queue.wakes.offering.take();
-            let Some(mut offering) = under_way.or_else(|| self.next_offering(work, now)) else {
+            let Some(mut offering) = under_way.or_else(|| self.next_offering(work)) else {
                 return;
             };
-            if self.offer_of(&mut offering, limit, work, now, woken) {
+            if self.offer_of(&mut offering, limit, work, woken) {
                 self.queue.waiting.offers().done(&offering.node);
             } else {
                 self.queue.wakes.offering = Some(offering);
@@ -59,13 +58,13 @@ impl Ledger {
     }
 
     /// The node that gained room first, unless that helps nobody.
-    fn next_offering(&mut self, work: &mut usize, now: Duration) -> Option<Offering> {
+    fn next_offering(&mut self, work: &mut usize) -> Option<Offering> {
         while *work > 0 {
             let node = self.queue.waiting.offers().next()?;
             *work -= 1;
             let least = self.queue.waiting.least().unwrap_or_default();
             let room = |view: &NodeGpus| view.largest() >= least;
-            if let Some(left) = self.unpromised(&node, now).filter(room) {
+            if let Some(left) = self.sight().unpromised(&node).filter(room) {
                 let extra = self.queue.waiting.offers().extra(&node);
                 return Some(Offering {
                     node,
@@ -80,9 +79,131 @@ impl Ledger {
         None
     }
 
+    /// Offers a node's room in the order of turns. False if it has to stop before the end.
+    fn offer_of(
+        &mut self,
+        offering: &mut Offering,
+        limit: usize,
+        work: &mut usize,
+        woken: &mut Vec<Arc<PodFacts>>,
+    ) -> bool {
+        let interval = self.config.wake_again_after;
+        loop {
+            let least = self.queue.waiting.least().unwrap_or_default();
+            if offering.extra == 0 && offering.left.largest() < least {
+                return true;
+            }
+            if *work == 0 || woken.len() == limit || !self.queue.waiting.has_credit() {
+                return false;
+            }
+            *work -= 1;
+            let Some((turn, kind)) = self.next_turn(offering) else {
+                return true;
+            };
+            let next = match self.answer(offering, turn.uid(), work) {
+                Answer::Comes(pod) => {
+                    self.promise(&pod, &offering.node, interval);
+                    woken.push(pod);
+                    self.next_of(kind, &turn)
+                }
+                Answer::Passes => self.next_of(kind, &turn),
+                Answer::None => self.next_preferred(&offering.node, kind, &turn),
+            };
+            if let Some(next) = next {
+                offering.next.insert(next, kind);
+            }
+        }
+    }
+
+    /// Room is promised to a pod that is woken; for one that is let out of the line it is kept from everybody.
+    fn promise(&mut self, pod: &PodFacts, node: &Arc<str>, interval: Duration) {
+        let lasts = match pod.in_line {
+            true => self.config.lift_for,
+            false => interval,
+        };
+        let queue = &mut self.queue;
+        queue
+            .waiting
+            .promise(&pod.uid, node, self.now, interval, lasts);
+        if pod.in_line {
+            queue.earmark_for_ungated(pod, node, self.now + lasts, self.books);
+        }
+    }
+
+    /// The pod that stands after `turn` among its kind.
+    fn next_of(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
+        self.queue.waiting.kind(kind)?.after(turn).cloned()
+    }
+
+    fn next_turn(&self, offering: &mut Offering) -> Option<(Turn, KindId)> {
+        let head = self.queue.waiting.head_after(offering.after.as_ref());
+        let next = offering.next.first_key_value();
+        match (head, next) {
+            (Some((head, kind)), next) if next.is_none_or(|(next, _)| head < next) => {
+                let (head, kind) = (head.clone(), kind);
+                offering.after = Some(head.clone());
+                Some((head, kind))
+            }
+            _ => offering.next.pop_first(),
+        }
+    }
+
+    /// What one pod makes of the offer.
+    fn answer(&mut self, offering: &mut Offering, uid: &Uid, work: &mut usize) -> Answer {
+        let name = &offering.node;
+        if self.queue.waiting.is_spoken_for(uid, name) {
+            return Answer::Passes;
+        }
+        let Some(pod) = self.sight().asleep(uid) else {
+            return Answer::Passes;
+        };
+        let Ok(request) = &pod.request else {
+            return Answer::None;
+        };
+        let alone = offering.extra > 0;
+        if !(request.may_fit(&offering.left) || alone) || !self.sight().may_fit(name, &pod) {
+            return Answer::None;
+        }
+        *work = work.saturating_sub(price(&pod));
+        if self.sight().fits(name, &offering.left, &pod) {
+            if !pod.in_line {
+                self.sight().take(&mut offering.left, request);
+            }
+            Answer::Comes(pod)
+        } else if alone && self.fits_alone(name, &pod, request) {
+            offering.extra -= 1;
+            Answer::Comes(pod)
+        } else {
+            Answer::None
+        }
+    }
+
+    /// Would the pod fit if nobody else came for the room that is offered?
+    fn fits_alone(&mut self, name: &str, pod: &PodFacts, request: &Request) -> bool {
+        self.queue.waiting.set_extra(Some(&pod.uid));
+        let fits = self.sight().choose(name, pod, request).is_ok();
+        self.queue.waiting.set_extra(None);
+        fits
+    }
+
+    /// The next pod of a kind that room on the node is kept for, or from which none is kept since
+    /// its priority is higher: it may fit where one before it does not.
+    fn next_preferred(&self, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
+        if !self.queue.has_earmarks(node) {
+            return None;
+        }
+        let kept = self.queue.holders(node);
+        let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
+        let behind = turns.filter(|behind| *behind > turn);
+        let higher = self.queue.waiting.kind(kind)?.higher(turn);
+        behind.chain(higher).min().cloned()
+    }
+}
+
+impl Sight<'_> {
     /// A node's room less what is promised there; `None` if nobody may go there.
-    pub(super) fn unpromised(&self, name: &str, now: Duration) -> Option<NodeGpus> {
-        self.check(name, now).ok()?;
+    pub(super) fn unpromised(&self, name: &str) -> Option<NodeGpus> {
+        self.check(name).ok()?;
         let mut left = NodeGpus::clone(self.books.node(name)?.view());
         let promised = self.queue.waiting.promised_on(name).iter();
         // What is kept is looked at on its own.
@@ -106,130 +227,5 @@ impl Ledger {
         }
         left.cpu_free_milli = left.cpu_free_milli.saturating_sub(request.cpu_milli);
         left.ram_free = left.ram_free.minus(request.ram);
-    }
-
-    /// Offers a node's room in the order of turns. False if it has to stop before the end.
-    fn offer_of(
-        &mut self,
-        offering: &mut Offering,
-        limit: usize,
-        work: &mut usize,
-        now: Duration,
-        woken: &mut Vec<Arc<PodFacts>>,
-    ) -> bool {
-        let interval = self.config.wake_again_after;
-        loop {
-            let least = self.queue.waiting.least().unwrap_or_default();
-            if offering.extra == 0 && offering.left.largest() < least {
-                return true;
-            }
-            if *work == 0 || woken.len() == limit || !self.queue.waiting.has_credit() {
-                return false;
-            }
-            *work -= 1;
-            let Some((turn, kind)) = self.next_turn(offering) else {
-                return true;
-            };
-            let next = match self.answer(offering, turn.uid(), work, now) {
-                Answer::Comes(pod) => {
-                    self.promise(&pod, &offering.node, now, interval);
-                    woken.push(pod);
-                    self.next_of(kind, &turn)
-                }
-                Answer::Passes => self.next_of(kind, &turn),
-                Answer::None => self.next_preferred(&offering.node, kind, &turn),
-            };
-            if let Some(next) = next {
-                offering.next.insert(next, kind);
-            }
-        }
-    }
-
-    /// Room is promised to a pod that is woken; for one that is let out of the line it is kept from everybody.
-    fn promise(&mut self, pod: &PodFacts, node: &Arc<str>, now: Duration, interval: Duration) {
-        let lasts = match pod.in_line {
-            true => self.config.lift_for,
-            false => interval,
-        };
-        let queue = &mut self.queue;
-        queue.waiting.promise(&pod.uid, node, now, interval, lasts);
-        if pod.in_line {
-            queue.earmark_for_ungated(pod, node, now + lasts, &self.books);
-        }
-    }
-
-    /// The pod that stands after `turn` among its kind.
-    fn next_of(&self, kind: KindId, turn: &Turn) -> Option<Turn> {
-        self.queue.waiting.kind(kind)?.after(turn).cloned()
-    }
-
-    fn next_turn(&self, offering: &mut Offering) -> Option<(Turn, KindId)> {
-        let head = self.queue.waiting.head_after(offering.after.as_ref());
-        let next = offering.next.first_key_value();
-        match (head, next) {
-            (Some((head, kind)), next) if next.is_none_or(|(next, _)| head < next) => {
-                let (head, kind) = (head.clone(), kind);
-                offering.after = Some(head.clone());
-                Some((head, kind))
-            }
-            _ => offering.next.pop_first(),
-        }
-    }
-
-    /// What one pod makes of the offer.
-    fn answer(
-        &mut self,
-        offering: &mut Offering,
-        uid: &Uid,
-        work: &mut usize,
-        now: Duration,
-    ) -> Answer {
-        let name = &offering.node;
-        if self.queue.waiting.is_spoken_for(uid, name) {
-            return Answer::Passes;
-        }
-        let Some(pod) = self.asleep(uid) else {
-            return Answer::Passes;
-        };
-        let Ok(request) = &pod.request else {
-            return Answer::None;
-        };
-        let alone = offering.extra > 0;
-        if !(request.may_fit(&offering.left) || alone) || !self.may_fit(name, &pod, now) {
-            return Answer::None;
-        }
-        *work = work.saturating_sub(price(&pod));
-        if self.fits(name, &offering.left, &pod) {
-            if !pod.in_line {
-                self.take(&mut offering.left, request);
-            }
-            Answer::Comes(pod)
-        } else if alone && self.fits_alone(name, &pod, request) {
-            offering.extra -= 1;
-            Answer::Comes(pod)
-        } else {
-            Answer::None
-        }
-    }
-
-    /// Would the pod fit if nobody else came for the room that is offered?
-    fn fits_alone(&mut self, name: &str, pod: &PodFacts, request: &Request) -> bool {
-        self.queue.waiting.set_extra(Some(&pod.uid));
-        let fits = self.choose(name, pod, request).is_ok();
-        self.queue.waiting.set_extra(None);
-        fits
-    }
-
-    /// The next pod of a kind that room on the node is kept for, or from which none is kept since
-    /// its priority is higher: it may fit where one before it does not.
-    fn next_preferred(&self, node: &str, kind: KindId, turn: &Turn) -> Option<Turn> {
-        if !self.queue.has_earmarks(node) {
-            return None;
-        }
-        let kept = self.queue.holders(node);
-        let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
-        let behind = turns.filter(|behind| *behind > turn);
-        let higher = self.queue.waiting.kind(kind)?.higher(turn);
-        behind.chain(higher).min().cloned()
     }
 }

@@ -1,0 +1,146 @@
+//! Who waits and who is queued, and who of them is to be woken or ungated.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::Request;
+
+use crate::Ledger;
+use crate::books::Uid;
+use crate::queue::{Ended, Lift, Waking, is_sample};
+
+impl Ledger {
+    /// The queue, with what it must know to wake pods.
+    pub(crate) fn waking(&mut self, now: Duration) -> Waking<'_> {
+        let Self {
+            queue,
+            books,
+            scores,
+            config,
+            asked,
+            unix,
+            ..
+        } = self;
+        Waking::new(queue, books, scores, config, asked, now, *unix)
+    }
+
+    /// The pods to wake now, at most `limit`; of those that are queued, the gate is to be taken off instead. For room that
+    /// appeared, those that would fit in it together, in the scheduler's order; and those that have waited since their last
+    /// wake-up though they would fit.
+    pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
+        self.expire(now);
+        self.waking(now).wake(limit)
+    }
+
+    /// This pod, one of those that [`Ledger::wake`] named, could not be woken.
+    pub fn wake_failed(&mut self, uid: &str) {
+        self.queue.wake_failed(uid);
+        self.queue.end_ungated(uid, Ended::Failed, &self.books);
+    }
+
+    /// The gate of this pod, one of those that [`Ledger::wake`] named, could not be taken off: the room is another's,
+    /// and it is tried again after a pause.
+    pub fn lift_failed(&mut self, uid: &str) {
+        self.queue.ungate_failed(uid);
+        self.queue.end_ungated(uid, Ended::Failed, &self.books);
+    }
+
+    /// Did the last [`Ledger::wake`] stop because of what it cost?
+    #[must_use]
+    pub fn wakes_on(&self) -> bool {
+        self.queue.wakes_on()
+    }
+
+    /// Number of pods that were refused, or lost their reservation, and still wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queue.waiting()
+    }
+
+    /// What the waiting pods ask for, one entry per pod.
+    pub fn waiting_requests(&self) -> impl Iterator<Item = Arc<Request>> {
+        self.queue.requests()
+    }
+
+    /// When the pod that has existed longest among those that wait was created, in seconds since
+    /// 1970.
+    #[must_use]
+    pub fn oldest_waiting(&self) -> Option<i64> {
+        self.queue.oldest()
+    }
+
+    /// Does this pod wait for room?
+    #[must_use]
+    pub fn is_waiting(&self, uid: &str) -> bool {
+        self.queue.is_waiting(uid)
+    }
+
+    /// Does a pod wait for room that a node could have, so that those who come now are to stand in line?
+    #[must_use]
+    pub fn wants_line(&self) -> bool {
+        self.queue.wants_room()
+    }
+
+    /// The pods that are queued, in the order of their turns.
+    pub fn standing_in_line(&self) -> impl Iterator<Item = &Uid> {
+        self.queue.line().uids()
+    }
+
+    /// How many pods stand in line, and when the oldest of them was created, in seconds since 1970.
+    #[must_use]
+    pub fn line(&self) -> (usize, Option<i64>) {
+        self.queue.line().size()
+    }
+
+    /// Does the pod stand in line?
+    #[must_use]
+    pub fn stands_in_line(&self, uid: &str) -> bool {
+        self.queue.line().has(uid)
+    }
+
+    /// How many stand in line before the pod; none if it does not stand there.
+    #[must_use]
+    pub fn before_in_line(&self, uid: &str) -> Option<usize> {
+        self.queue.line().before(uid)
+    }
+
+    /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
+    /// Only the leader knows what is reserved: a pod that it may keep from that memory does not count.
+    #[must_use]
+    pub fn stalled_in_line(&self, now: Duration) -> Vec<Arc<PodFacts>> {
+        self.sight(now).stalled_in_line()
+    }
+
+    /// Why the pod that [`Ledger::wake`] named is let out of the line.
+    #[must_use]
+    pub fn lifted_because(&self, uid: &str) -> Lift {
+        self.queue.line().because(uid).unwrap_or(Lift::Room)
+    }
+
+    /// What all looks for queued pods that may preempt have cost so far: one for each pod or node looked at, and eight
+    /// for a fit of a pod of one container.
+    #[must_use]
+    pub fn spent_on_preemptors(&self) -> u64 {
+        self.queue.line().spent_on_preemptors()
+    }
+
+    /// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters?
+    #[must_use]
+    pub fn is_sample(&self, candidates: usize) -> bool {
+        is_sample(candidates, self.config.least_nodes, &self.books)
+    }
+
+    /// The node to nominate the pod to, one of those that [`Ledger::wake`] named, in the write that wakes it:
+    /// kube-scheduler showed other nodes when it was refused.
+    #[must_use]
+    pub fn nomination(&self, uid: &str) -> Option<Arc<str>> {
+        self.queue.nomination(uid, &self.books)
+    }
+
+    /// Pods that the extender nominated to nodes whose room is promised to them no more: the nomination must end.
+    #[must_use]
+    pub fn void_nominations(&self) -> Vec<Arc<PodFacts>> {
+        self.queue.void_nominations(&self.books)
+    }
+}
