@@ -1,11 +1,9 @@
 //! What the source tree promises: the decision depends on nothing, the ledger on no client, runtime or
-//! clock, each set of strings is spelled in one file, and the user's page knows every refusal.
+//! clock, and each set of strings is spelled in one file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
-
-use gpustow_pack::Refusal;
 
 /// The libraries that `package` and its dependencies are, at most `depth` steps away, as cargo
 /// resolves them.
@@ -199,18 +197,6 @@ fn kube_schedulers_fields_are_spelled_in_wire_alone() -> io::Result<()> {
         "NumPDBViolations",
     ];
     spelled_only_in("src/wire.rs", &fields)
-}
-
-#[test]
-fn every_refusal_is_explained_to_users() -> io::Result<()> {
-    let page = fs::read_to_string(root().join("docs/troubleshooting.md"))?;
-    for refusal in Refusal::ALL {
-        assert!(
-            page.contains(&format!("| {refusal} |")),
-            "{refusal:?} is missing or has changed"
-        );
-    }
-    Ok(())
 }
 
 /// Fails if a file of the product other than `home` has one of `words` in its code.
