@@ -1,0 +1,217 @@
+//! What keeps the pages short, listed and in plain words. CONTRIBUTING.md says what it is for.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, io};
+
+/// Words that a page for users has at most.
+const PAGE: usize = 900;
+/// Pages that may have more: evidence and reviews, and pages that are still to be split.
+const LONGER: [(&str, usize); 10] = [
+    ("docs/benchmarks.md", 2_000),
+    ("docs/configuration.md", 1_100),
+    ("docs/events.md", 2_800),
+    ("docs/metrics.md", 1_300),
+    ("docs/packing.md", 2_000),
+    ("docs/production.md", 1_700),
+    ("docs/queue.md", 1_300),
+    ("docs/reliability.md", 1_500),
+    ("docs/security-review.md", 1_400),
+    ("docs/simulator.md", 1_100),
+];
+/// Words of all Markdown together.
+const ALL: usize = 46_000;
+
+/// Old-fashioned or private words: say it in Kubernetes' or the field's.
+const WORDS: [&str; 15] = [
+    "nobody",
+    "somebody",
+    "anybody",
+    "whoever",
+    "whom",
+    "anew",
+    "bear",
+    "bears",
+    "mend",
+    "in vain",
+    "let be",
+    "of no avail",
+    "of yours",
+    "of gpustow's",
+    "so many",
+];
+/// Pages whose words are not held yet.
+const OLD_WORDS: [&str; 5] = [
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "docs/events.md",
+    "docs/metrics.md",
+    "docs/runbooks/",
+];
+/// Words of a sentence.
+const SENTENCE: usize = 30;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Name and text of each page that git knows or would add.
+fn pages() -> io::Result<Vec<(String, String)>> {
+    let mut git = Command::new("git");
+    let list = git.args(["ls-files", "-co", "--exclude-standard", "*.md"]);
+    let output = list.current_dir(root()).output()?;
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let names = names.lines().filter(|name| root().join(name).exists());
+    names
+        .map(|name| Ok((name.to_owned(), fs::read_to_string(root().join(name))?)))
+        .collect()
+}
+
+/// What has a letter or a digit, so that the bars of a table are none.
+fn words(text: &str) -> usize {
+    let words = text.split_whitespace();
+    words
+        .filter(|it| it.chars().any(char::is_alphanumeric))
+        .count()
+}
+
+/// Paragraphs, items and cells of tables, each in one line and without blocks of code.
+fn paragraphs(page: &str) -> Vec<String> {
+    let (mut all, mut open, mut fenced) = (Vec::new(), String::new(), false);
+    for line in page.lines() {
+        let text = line.trim();
+        let fence = text.starts_with("```");
+        fenced ^= fence;
+        let item = text.starts_with(['*', '-', '#', '>', '|'])
+            || text
+                .split_once(". ")
+                .is_some_and(|(number, _)| number.parse::<u8>().is_ok());
+        if fenced || fence || text.is_empty() || line.starts_with("    ") || item {
+            all.push(std::mem::take(&mut open));
+        }
+        if fenced || fence || line.starts_with("    ") {
+            continue;
+        }
+        if text.starts_with('|') {
+            all.extend(text.split(" | ").map(str::to_owned));
+        } else {
+            open += " ";
+            open += text;
+        }
+    }
+    all.push(open);
+    all
+}
+
+/// The text with a word for each span of code, and links by their text.
+fn spoken(paragraph: &str) -> String {
+    let parts = paragraph.split('`').enumerate();
+    let plain: String = parts
+        .map(|(nth, part)| if nth % 2 == 0 { part } else { "X" })
+        .collect();
+    let mut links = plain.split("](");
+    let first = links.next().unwrap_or_default().to_owned();
+    links.fold(first, |text, rest| {
+        text + rest.split_once(')').map_or(rest, |(_, behind)| behind)
+    })
+}
+
+#[test]
+fn pages_keep_to_their_words() -> io::Result<()> {
+    let mut all = 0;
+    for (name, page) in pages()? {
+        let count = words(&page);
+        all += count;
+        let longer = LONGER.iter().find(|(page, _)| *page == name);
+        let most = longer.map_or(PAGE, |(_, most)| *most);
+        if name.starts_with("docs/") {
+            assert!(
+                count <= most,
+                "{name} has {count} words, {most} at most: shorten or split it"
+            );
+        }
+    }
+    assert!(all <= ALL, "all Markdown has {all} words, {ALL} at most");
+    Ok(())
+}
+
+#[test]
+fn every_page_is_in_the_summary() -> io::Result<()> {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md"))?;
+    for (name, _) in pages()? {
+        let Some(page) = name.strip_prefix("docs/") else {
+            continue;
+        };
+        assert!(
+            page == "SUMMARY.md"
+                || page.starts_with("runbooks/")
+                || summary.contains(&format!("]({page})")),
+            "{name} is in no group of docs/SUMMARY.md"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn pages_use_plain_words_and_short_sentences() -> io::Result<()> {
+    let mut wrong = Vec::new();
+    for (name, page) in pages()? {
+        if OLD_WORDS.iter().any(|old| name.starts_with(old)) {
+            continue;
+        }
+        for paragraph in paragraphs(&page) {
+            let text = spoken(&paragraph);
+            let lower = format!(" {} ", text.to_lowercase());
+            let lower = lower.replace(['.', ',', ':', ';', '(', ')', '?'], " ");
+            let said = WORDS
+                .iter()
+                .filter(|word| lower.contains(&format!(" {word} ")));
+            wrong.extend(said.map(|word| format!("{name}: \"{word}\"")));
+            let mut text = text;
+            for end in [". ", "? ", ": ", "; "] {
+                text = text.replace(end, "\n");
+            }
+            let long = text.lines().filter(|sentence| words(sentence) > SENTENCE);
+            wrong.extend(long.map(|it| format!("{name}: {} words: {it}", words(it))));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// A span over a line's end is shown with a space in it.
+#[test]
+fn no_span_of_code_goes_over_a_lines_end() -> io::Result<()> {
+    for (name, page) in pages()? {
+        if OLD_WORDS.contains(&name.as_str()) {
+            continue;
+        }
+        let mut fenced = false;
+        for (line, number) in page.lines().zip(1..) {
+            let fence = line.trim_start().starts_with("```");
+            fenced ^= fence;
+            assert!(
+                fenced || fence || line.matches('`').count().is_multiple_of(2),
+                "{name}:{number}: a span of code goes on in the next line"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn readme_quotes_the_packing_that_was_measured() -> io::Result<()> {
+    let readme = fs::read_to_string(root().join("README.md"))?;
+    let packing = fs::read_to_string(root().join("docs/packing.md"))?;
+    let row = packing
+        .lines()
+        .find(|line| line.starts_with("| default | 95"));
+    let cells = row.map(|row| row.trim_matches(['|', ' ']).split('|').map(str::trim));
+    let tight = cells.and_then(Iterator::last).unwrap_or_default();
+    let tight = tight.trim_matches('*');
+    assert!(
+        tight.contains('±') && readme.contains(tight),
+        "README.md should quote {tight} %"
+    );
+    Ok(())
+}
