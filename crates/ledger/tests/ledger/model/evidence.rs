@@ -121,9 +121,13 @@ impl World {
         for key in disrupted.difference(&self.shown.disrupted) {
             let shown = self.shown.shown.get(key);
             let recent = shown.is_some_and(|shown| self.now <= *shown + RECENT);
-            // kube-scheduler shows no node whose sum does not suffice.
+            // kube-scheduler shows no node whose sum does not suffice, and a watch that is late may tell so still. A node
+            // without a fresh report is no such node.
             let pod = self.ledger.pod(&key.0);
-            let short = pod.is_some_and(|pod| self.ledger.is_behind(&pod, &key.1, self.now));
+            let short = pod.is_some_and(|pod| {
+                self.ledger.is_behind(&pod, &key.1, self.now)
+                    && !self.ledger.lacks_report(&key.1, self.now)
+            });
             require(recent || short, || {
                 format!("others are disrupted for {key:?}, shown at {shown:?}")
             })?;

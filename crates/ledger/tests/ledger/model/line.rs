@@ -30,7 +30,8 @@ impl World {
                 self.promised = self.now + self.config.wake_again_after;
             } else {
                 self.lowest = self.lowest.min(pod.priority);
-                self.let_out.insert(pod.uid.clone());
+                let until = self.now + self.config.lift_for;
+                self.let_out.insert(pod.uid.clone(), until);
             }
             self.woken.insert(pod.uid.clone());
             let same = |other: &PodFacts| {
@@ -83,8 +84,9 @@ impl World {
         })?;
         self.wake(64)?;
         let turn = |pod: &PodFacts| (-pod.priority, pod.created, pod.name.clone());
-        // Room that was kept for it is not taken back for those before it which did not fit then.
-        let chosen = chosen.filter(|_| !self.let_out.contains(&pod.uid));
+        // Room is kept for it since it was let out: it is not taken back for those before it which did not fit then.
+        let until = self.let_out.get(&pod.uid);
+        let chosen = chosen.filter(|_| until.is_none_or(|until| self.now > *until));
         let victims = [pod.uid.clone()];
         for first in self.untold().iter().filter(|it| turn(it) < turn(pod)) {
             let would_take = chosen.is_some_and(|name| {

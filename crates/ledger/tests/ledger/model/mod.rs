@@ -1,7 +1,6 @@
 //! Random interleavings of everything that can happen to the ledger, against a simulated API
 //! server that is the truth and a kube-scheduler that rejects nodes for reasons of its own.
-//! `GPUSTOW_HISTORIES` changes the number of histories, `GPUSTOW_SEED` chooses others,
-//! `GPUSTOW_PENDING=all`, or the name of one, makes the checks whose faults are not fixed yet.
+//! `GPUSTOW_HISTORIES` changes the number of histories, `GPUSTOW_SEED` chooses others.
 
 mod bystanders;
 mod checks;
@@ -98,8 +97,6 @@ fn number(variable: &str) -> Option<u64> {
 ///   time, and no pod of higher priority is kept away.
 /// * Preemption for fragmented memory and defragmentation: victims are of lower priority or may move, those of one pod are
 ///   on one node, and room is kept for a while only.
-///
-/// [`switches::PENDING`] names the checks whose faults are not fixed yet.
 #[test]
 fn no_history_breaks_an_invariant() {
     if let Some((seed, why)) = search() {

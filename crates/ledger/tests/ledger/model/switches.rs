@@ -1,25 +1,6 @@
 //! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
 
-use std::sync::LazyLock;
-
 use super::event::{Event, Random};
-
-/// Checks that find faults which are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Check {
-    /// A pod that was shown a window without the node that fits is placed in time.
-    Windows,
-}
-
-/// Those whose faults are not fixed yet. `GPUSTOW_PENDING` turns them on.
-pub(super) const PENDING: &[Check] = &[Check::Windows];
-
-/// Is this check made?
-pub(super) fn checks(check: Check) -> bool {
-    static ALL: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("GPUSTOW_PENDING").ok());
-    let wanted = |list: &String| list == "all" || list.contains(&format!("{check:?}"));
-    !PENDING.contains(&check) || ALL.as_ref().is_some_and(wanted)
-}
 
 /// What one history has turned on.
 #[derive(Clone, Copy, Debug, Default)]

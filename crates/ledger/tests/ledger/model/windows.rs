@@ -1,22 +1,25 @@
 //! kube-scheduler shows windows of the nodes: a pod that was refused on all of one is placed in time all the same.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
 use super::server::NODES;
-use super::switches::{Check, checks};
 use super::world::{World, require};
 use crate::build::ask;
 
-/// Seconds within which a pod is placed that fits somewhere: as many wake-ups as there are windows, with their pauses.
+/// Seconds for which a pod may fit somewhere without being placed: as many wake-ups as there are windows, with their pauses.
 const PLACED_WITHIN: u64 = 20;
+/// Seconds that are looked at: no pod that is placed is bound, and none is assumed for longer.
+const LASTS: u64 = 29;
 
 impl World {
-    /// All that are unbound are asked about in turn, and again when they are woken: a pod that fits then has been placed.
+    /// All that are unbound are asked about in turn, and again when they are woken: a pod that has fitted for long enough
+    /// has been placed. Where memory is reclaimed for one pod, another fits when that is given up.
     pub(super) fn check_windows(&mut self) -> Result<(), String> {
-        if self.switches.window.is_none() || !checks(Check::Windows) {
+        if self.switches.window.is_none() {
             return Ok(());
         }
         let mut ledger = self.rebuilt();
@@ -26,7 +29,8 @@ impl World {
         asleep.retain(|pod| !pod.in_line && pod.nominated.is_none());
         asleep.sort_by_key(|pod| (-pod.priority, pod.created, pod.name.clone()));
         let mut woken: Vec<Arc<str>> = asleep.iter().map(|pod| pod.uid.clone()).collect();
-        for second in 0..=PLACED_WITHIN {
+        let mut since: HashMap<Arc<str>, u64> = HashMap::new();
+        for second in 0..=LASTS {
             let now = begin + Duration::from_secs(second);
             for uid in woken {
                 let Some(pod) = asleep.iter().find(|pod| pod.uid == uid) else {
@@ -58,15 +62,20 @@ impl World {
                     ledger.apply_pod(pod.clone());
                 }
             }
-        }
-        for pod in &asleep {
-            if self.chosen.contains_key(&pod.uid) {
-                continue;
-            }
-            for name in NODES {
-                let fits = self.admits(pod, name) && self.fits_on(&ledger, pod, name);
-                require(!fits, || {
-                    format!("{} fits on {name}, and was not placed in time", pod.uid)
+            for pod in &asleep {
+                let fits =
+                    |name: &&&str| self.admits(pod, name) && self.fits_on(&ledger, pod, name);
+                let is_placed = self.chosen.contains_key(&pod.uid);
+                let Some(name) = NODES.iter().find(fits).filter(|_| !is_placed) else {
+                    since.remove(&pod.uid);
+                    continue;
+                };
+                let first = *since.entry(pod.uid.clone()).or_insert(second);
+                require(second < first + PLACED_WITHIN, || {
+                    format!(
+                        "{} fits on {name}, since second {first}, and was not placed in time",
+                        pod.uid
+                    )
                 })?;
             }
         }

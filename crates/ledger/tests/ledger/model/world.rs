@@ -47,8 +47,8 @@ pub(super) struct World {
     pub(super) promised: Duration,
     /// The lowest priority of those that were let out of the line.
     pub(super) lowest: i32,
-    /// Pods that were let out of the line, and had room kept for that.
-    pub(super) let_out: HashSet<Arc<str>>,
+    /// Until when room is kept for pods that were let out of the line.
+    pub(super) let_out: HashMap<Arc<str>, Duration>,
 }
 
 pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
@@ -96,7 +96,7 @@ impl World {
             woken: HashSet::new(),
             promised: Duration::ZERO,
             lowest: i32::MAX,
-            let_out: HashSet::new(),
+            let_out: HashMap::new(),
         };
         for (index, name) in NODES[..2].iter().enumerate() {
             world.server.set_node(name, true);
