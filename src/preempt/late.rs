@@ -184,9 +184,15 @@ pub(crate) async fn fits_without_victims(
         let own = nominated.as_ref() == Some(node);
         // Only for a while on one that kube-scheduler does not offer: it may have other reasons.
         let is_offered = offered.contains(node);
-        if is_offered && (fits(node, &[], false) || own && fits(node, leaving, false))
+        let fits_now = is_offered && fits(node, &[], false);
+        if fits_now
+            || is_offered && own && fits(node, leaving, false)
             || own && fits(node, leaving, true) && app.doubts.may_wait(pod, node)
         {
+            if !fits_now {
+                let now = app.ledger.now();
+                app.ledger.lock().expect_room(&pod.uid, node, now);
+            }
             app.ledger.wake.notify_one();
             return Ok(Some(node.clone()));
         }

@@ -356,7 +356,8 @@ impl Sight<'_> {
             && known.request.as_ref() == Ok(request)
             && !self.queue.has_more_than_reservation(&pod.uid)
             && !self.books.is_unfenced(&pod.uid)
-            && self.books.reservation(&pod.uid).is_none();
+            && self.books.reservation(&pod.uid).is_none()
+            && !self.expects_room(pod);
         may.then(|| request.clone())
     }
 

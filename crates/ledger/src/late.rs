@@ -10,13 +10,21 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use crate::Ledger;
-use crate::books::Node;
+use crate::books::{Node, Uid};
+use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::Evidence;
 use crate::sight::Sight;
 
 impl Ledger {
+    /// kube-scheduler asked for victims for the pod and got none, because the pod will fit on this node when earlier
+    /// victims are gone. kube-scheduler may end the nomination for that; nothing is disrupted for the pod elsewhere
+    /// meanwhile.
+    pub fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, now: Duration) {
+        self.queue.expect_room(uid, node, now);
+    }
+
     /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
     #[must_use]
     pub fn is_behind(&self, pod: &PodFacts, node: &str, now: Duration) -> bool {
@@ -38,12 +46,13 @@ impl Ledger {
         asked > free && asked > left_in_sum(node, view, |_| true)
     }
 
-    /// The node where others terminate, move or give memory back for a pod.
+    /// The node where others terminate, move or give memory back for a pod. After a restart the pod's condition says so.
     #[must_use]
     pub fn disrupted_on(&self, uid: &str) -> Option<Arc<str>> {
         let queue = &self.queue;
         let earmark = queue.eviction_for(uid).or_else(|| queue.reclaim_for(uid));
-        earmark.map(|it| it.node().clone())
+        let told = || self.books.pod(uid)?.kept_on.clone();
+        earmark.map(|it| it.node().clone()).or_else(told)
     }
 
     /// Has the node no report, or a stale one?
@@ -80,22 +89,7 @@ impl Ledger {
         ended: bool,
         now: Duration,
     ) -> bool {
-        let Some(node) = self.books.node(name) else {
-            return false;
-        };
-        if self.lacks_report(name, now) || self.books.is_unfenced(&pod.uid) {
-            return false;
-        }
-        let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
-        if ended {
-            gone.extend(ended_on(node));
-            gone.extend(self.sight(now).assumed_below(node, pod.priority));
-        }
-        let mut budget = self.budget();
-        let after = self
-            .sight(now)
-            .fits_after(name, node, pod, &gone, &mut budget);
-        after.is_some_and(|view| view.is_some())
+        self.sight(now).fits_without(pod, name, leaving, ended)
     }
 
     /// A node where the pod fits now, among those that kube-scheduler has not shown for it lately: it stops to look once
@@ -121,6 +115,32 @@ impl Ledger {
 }
 
 impl Sight<'_> {
+    fn fits_without(&self, pod: &PodFacts, name: &str, leaving: &[Uid], ended: bool) -> bool {
+        let Some(node) = self.books.node(name) else {
+            return false;
+        };
+        if self.check(name).is_err() || self.books.is_unfenced(&pod.uid) {
+            return false;
+        }
+        let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
+        if ended {
+            gone.extend(ended_on(node));
+            gone.extend(self.assumed_below(node, pod.priority));
+        }
+        let mut budget = Budget::of(self.config);
+        let after = self.fits_after(name, node, pod, &gone, &mut budget);
+        after.is_some_and(|view| view.is_some())
+    }
+
+    /// Will the pod fit where kube-scheduler had others evicted for it, when all of these are gone?
+    pub(crate) fn expects_room(&self, pod: &PodFacts) -> bool {
+        let node = self.queue.expected_on(&pod.uid, self.now);
+        node.is_some_and(|node| {
+            let leaving: Vec<Uid> = self.leaving(node).into_iter().collect();
+            self.fits_without(pod, node, &leaving, true)
+        })
+    }
+
     /// The pods of lower priority that are assumed on a node.
     fn assumed_below(&self, node: &Node, priority: i32) -> impl Iterator<Item = Arc<str>> {
         let lower = move |uid: &&Arc<str>| {

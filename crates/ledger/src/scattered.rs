@@ -331,6 +331,7 @@ impl Sight<'_> {
             && pod.group.is_none()
             && self.books.reservation(&pod.uid).is_none()
             && !self.books.is_unfenced(&pod.uid)
+            && !self.expects_room(pod)
     }
 
     /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all

@@ -7,6 +7,7 @@ mod backoff;
 mod changes;
 mod earmarks;
 mod evidence;
+mod expected;
 mod kind;
 mod line;
 mod nominations;
@@ -71,6 +72,7 @@ pub(crate) struct Queue {
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
     nominations: Nominations,
+    expected: expected::Expected,
 }
 
 impl Queue {

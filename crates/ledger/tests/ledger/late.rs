@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::Ledger;
+use gpustow_ledger::{Config, Ledger};
 
-use crate::build::{ask, at, bound, card, ledger, pod, report, used};
+use crate::build::{ask, at, bound, card, ledger, node, pod, report, used};
 
 fn fits_without(ledger: &Ledger, mib: u64, leaving: &[&str], ended: bool) -> bool {
     let leaving: Vec<Arc<str>> = leaving.iter().map(|uid| (*uid).into()).collect();
@@ -83,4 +83,67 @@ fn memory_of_an_assumed_pod_of_lower_priority_counts_until_the_caller_says_other
     assert!(fits_without(&ledger, 60, &[], true));
     // One of equal priority stays.
     assert!(!fits_without(&ledger, 61, &[], true));
+}
+
+/// A borrower on `a`, from which memory can be reclaimed for a pod of 40, and on `b` one that terminates.
+fn lent_beside_leaving() -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        call_back: true,
+        ..Config::default()
+    });
+    for (name, uid, used_mib) in [("a", "lent", 90), ("b", "leaves", 90)] {
+        ledger.apply_node(node(name));
+        let mut gpu = card(&format!("{name}-0"), 100);
+        gpu.pods = vec![used(uid, used_mib)];
+        ledger.apply_gpunode(name, report(&[gpu]), at(0));
+    }
+    ledger.apply_pod(bound("lent", "a", "a-0", 10));
+    let leaves = PodFacts {
+        deleting: true,
+        ..bound("leaves", "b", "b-0", 90)
+    };
+    ledger.apply_pod(leaves);
+    ledger.apply_pod(pod("p", 40));
+    ledger
+}
+
+fn reclaims(ledger: &mut Ledger, second: u64) -> usize {
+    ledger.filter(&ask(&pod("p", 40)), &["a"], at(second));
+    ledger.call_back(at(second));
+    ledger.call_backs(at(second)).len()
+}
+
+#[test]
+fn no_memory_is_reclaimed_elsewhere_while_victims_of_kube_scheduler_leave() {
+    assert_eq!(reclaims(&mut lent_beside_leaving(), 1), 1);
+    let mut ledger = lent_beside_leaving();
+    ledger.expect_room(&"p".into(), &"b".into(), at(1));
+    assert_eq!(reclaims(&mut ledger, 1), 0);
+    // The node's report may show their use for a while.
+    ledger.delete_pod("leaves");
+    assert_eq!(reclaims(&mut ledger, 59), 0);
+    // What has not come by then does not come.
+    ledger.expect_room(&"p".into(), &"b".into(), at(60));
+    assert_eq!(reclaims(&mut ledger, 61), 1);
+}
+
+#[test]
+fn memory_is_reclaimed_when_another_pod_took_what_victims_of_kube_scheduler_left() {
+    let mut ledger = lent_beside_leaving();
+    ledger.expect_room(&"p".into(), &"b".into(), at(1));
+    ledger.delete_pod("leaves");
+    ledger.apply_pod(bound("taker", "b", "b-0", 80));
+    assert_eq!(reclaims(&mut ledger, 2), 1);
+}
+
+#[test]
+fn node_where_others_were_disrupted_is_known_after_a_restart() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(pod("p", 60));
+    assert_eq!(ledger.disrupted_on("p"), None);
+    ledger.apply_pod(PodFacts {
+        kept_on: Some("a".into()),
+        ..pod("p", 60)
+    });
+    assert_eq!(ledger.disrupted_on("p").as_deref(), Some("a"));
 }
