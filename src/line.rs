@@ -165,7 +165,15 @@ pub(crate) async fn run(app: Arc<App>) {
             let pods = stalled.look(&app);
             if !pods.is_empty() && stalled.may_ungate(&app, &pods).await {
                 taken = Some(Instant::now());
-                tracing::warn!("the leader does not ungate a queued pod that fits: taking over");
+                let pods = pods
+                    .iter()
+                    .map(|pod| &*pod.name)
+                    .collect::<Vec<_>>()
+                    .join(",");
+                tracing::warn!(
+                    pods,
+                    "the leader does not ungate queued pods that fit: taking over"
+                );
                 if let Err(error) = app.epoch().await {
                     tracing::warn!(%error, "cannot take over");
                 }

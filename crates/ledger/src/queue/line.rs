@@ -293,7 +293,11 @@ impl Sight<'_> {
         let line = &self.queue.line;
         let fits = |turn: &&Turn| {
             let pod = self.books.pod(turn.uid());
-            pod.is_some_and(|pod| self.may_fit_now(pod) && !self.may_be_reserved_from(pod))
+            pod.is_some_and(|pod| {
+                self.may_fit_now(pod)
+                    && !self.may_be_reserved_from(pod)
+                    && !self.may_be_assumed_instead(pod)
+            })
         };
         let first = line.order.iter().take(LOOK_AT).filter(fits);
         let leaving = line.leaving.keys().take(LOOK_AT);
@@ -318,6 +322,20 @@ impl Sight<'_> {
                 marked.any(|other| other.kept_on.is_some() && waits_before(other))
             }
         }
+    }
+
+    /// May the leader have assumed another pod where this one fits? That is in its memory alone, and one member of a gang
+    /// after the other may be assumed for as long as the gang waits. kube-scheduler asks about a pod without a gate, so that
+    /// the extender that it calls leads.
+    fn may_be_assumed_instead(&self, pod: &PodFacts) -> bool {
+        let asked = |other: &&Arc<PodFacts>| {
+            let may = asks(other) && other.node.is_none() && !other.released && !other.deleting;
+            let called = self.queue.waiting.is_asker(&other.scheduler);
+            may && called && !other.gated && !other.in_line && other.uid != pod.uid
+        };
+        let mut others = self.books.pods().filter(asked);
+        let fits = |other: &Arc<PodFacts>| self.may_fit_now(other);
+        others.by_ref().take(LOOK_AT).any(fits) || others.next().is_some()
     }
 
     /// Could the node hold the pod if it were empty?

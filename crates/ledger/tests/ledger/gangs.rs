@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ledger, Outcome};
+use gpustow_ledger::{Config, Ledger, Outcome};
 
-use crate::build::{at, choose, free, ledger, pod};
+use crate::build::{at, card, choose, free, ledger, node, pod, report};
 
 /// One pod of a group, which wants a whole card.
 fn member(group: &str, number: usize) -> PodFacts {
@@ -78,4 +78,33 @@ fn a_member_that_is_refused_gives_back_what_its_own_group_reserved_and_no_more()
     assert!(choose(&mut ledger, &member("p", 2), &["n"], at(0)).is_empty());
     assert_eq!(free(&ledger, "n").iter().sum::<u64>(), 100);
     assert_eq!(ledger.reservations(), (2, 1));
+}
+
+#[test]
+fn queued_pod_is_not_stalled_while_the_leader_may_assume_a_gang_in_its_room() {
+    let mut standby = Ledger::new(Config {
+        line: true,
+        ..Config::default()
+    });
+    standby.apply_node(node("n"));
+    standby.apply_gpunode("n", report(&[card("n-0", 100)]), at(0));
+    standby.apply_pod(PodFacts {
+        in_line: true,
+        ..pod("queued", 100)
+    });
+    let stalled = |standby: &Ledger| standby.stalled_in_line(at(1)).len();
+    assert_eq!(stalled(&standby), 1);
+    standby.apply_pod(member("gang", 0));
+    assert_eq!(stalled(&standby), 0);
+    // One that is gated itself, or fits nowhere, is not assumed.
+    standby.apply_pod(PodFacts {
+        gated: true,
+        ..member("gang", 0)
+    });
+    assert_eq!(stalled(&standby), 1);
+    standby.apply_pod(PodFacts {
+        group: member("gang", 0).group,
+        ..pod("gang0", 101)
+    });
+    assert_eq!(stalled(&standby), 1);
 }
