@@ -109,3 +109,6 @@ fn cordons(annotations: &BTreeMap<String, String>) -> BTreeSet<Box<str>> {
     let listed = listed.flat_map(|list| list.split(',').map(str::trim));
     listed.filter(|it| !it.is_empty()).map(Box::from).collect()
 }
+
+#[cfg(test)]
+mod tests;

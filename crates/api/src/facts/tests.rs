@@ -1,5 +1,4 @@
-use gpustow_pack::{Bytes, Claim, ClaimKind};
-use k8s_openapi::api::core::v1::Node;
+use gpustow_pack::{Claim, ClaimKind};
 use serde_json::{Value, json};
 
 use super::*;
@@ -242,39 +241,6 @@ fn a_deleted_pod_is_waited_for_no_longer_than_ten_minutes() {
 }
 
 #[test]
-fn a_node_is_its_allocatable_and_its_soft_taints() {
-    let node = serde_json::from_value(json!({
-        "metadata": {"name": "n"},
-        "spec": {"unschedulable": true, "taints": [
-            {"key": "a", "value": "1", "effect": "PreferNoSchedule"},
-            {"key": "b", "effect": "NoSchedule"},
-        ]},
-        "status": {
-            "allocatable": {"cpu": "3920m", "memory": "2097151Ki", "pods": "110"},
-            "conditions": [
-                {"type": "DiskPressure", "status": "False", "lastHeartbeatTime": "1970-01-01T00:00:09Z"},
-                {"type": "Ready", "status": "True", "lastHeartbeatTime": "1970-01-01T00:01:00Z"},
-            ],
-        },
-    }));
-    let node: Node = node.unwrap();
-    assert_eq!(
-        NodeFacts::from_node(&node),
-        NodeFacts {
-            name: "n".into(),
-            cpu_milli: 3920,
-            ram: Bytes(2_097_151 << 10),
-            prefer_no_schedule: vec![("a".into(), "1".into())],
-            pods: Some(110),
-            cordoned: true,
-            heartbeat: Some(60),
-            ..NodeFacts::from_node(&node)
-        }
-    );
-    assert_eq!(NodeFacts::from_node(&Node::default()), NodeFacts::default());
-}
-
-#[test]
 fn soft_preferences_are_found_and_hard_ones_are_not_taken_for_them() {
     let soft = "preferredDuringSchedulingIgnoredDuringExecution";
     let term = json!([{"weight": 1, "podAffinityTerm": {"topologyKey": "z"}, "preference": {}}]);
@@ -499,19 +465,4 @@ fn nomination_is_the_extenders_if_its_last_wake_up_says_so() {
     assert!(!own("True", "RoomAppeared", Some("m")));
     assert!(!own("False", names::NOMINATED, Some("m")));
     assert!(!own("True", names::NOMINATED, None));
-}
-
-#[test]
-fn cordoned_gpus_are_listed_with_commas() {
-    for (list, expected) in [
-        ("GPU-b,GPU-a", vec!["GPU-a", "GPU-b"]),
-        (" GPU-a , ,GPU-a\n", vec!["GPU-a"]),
-        (",,", vec![]),
-        ("{\"GPU-a\": true}", vec!["{\"GPU-a\": true}"]),
-    ] {
-        let node = json!({"metadata": {"name": "n", "annotations": {names::CORDONED_GPUS: list}}});
-        let node = NodeFacts::from_node(&serde_json::from_value(node).unwrap());
-        let listed: Vec<&str> = node.cordoned_gpus.iter().map(|it| &**it).collect();
-        assert_eq!(listed, expected, "{list:?}");
-    }
 }
