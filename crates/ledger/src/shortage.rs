@@ -42,20 +42,15 @@ pub enum Harm {
 }
 
 impl Ledger {
-    /// The cards that are short now, where memory is called back at all.
+    /// The cards that are short now, by node and UUID: what [`Ledger::may_be_short`] and [`Ledger::shortages_on`] say together.
     #[must_use]
     pub fn shortages(&self, now: Duration) -> Vec<Shortage> {
-        if !self.config.call_back {
-            return Vec::new();
-        }
-        let nodes = self.books.short();
+        let nodes = self.may_be_short();
         self.count(nodes.len());
-        let each = nodes.iter().flat_map(|name| {
-            let mut of_node = self.shortages_on(name, now);
-            of_node.sort_by(|one, other| one.uuid.cmp(&other.uuid));
-            of_node
-        });
-        each.collect()
+        let each = nodes.iter().flat_map(|name| self.shortages_on(name, now));
+        let mut all: Vec<Shortage> = each.collect();
+        all.sort_by(|one, other| (&one.node, &one.uuid).cmp(&(&other.node, &other.uuid)));
+        all
     }
 
     /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
