@@ -56,7 +56,7 @@ pub(crate) async fn apply(
 }
 
 /// `flags` without that which forbids warnings, where the API server warns of every beta policy.
-fn heard<'a>(kustomization: &str, flags: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn heard<'a>(kustomization: &str, flags: &[&'a str]) -> Vec<&'a str> {
     let flags = flags.iter().copied();
     flags
         .filter(|flag| !(kustomization.ends_with("v1beta1") && *flag == "--warnings-as-errors"))

@@ -2,6 +2,7 @@
 //! on. One cluster serves all cases that can share it.
 
 mod admission_options;
+mod adopt;
 mod after_filter;
 mod agent;
 mod agent_capacity;

@@ -28,8 +28,7 @@ async fn what_helm_installs_runs_as_pods() -> Result<()> {
         let page = block("docs/page.md", "## In the cluster")?;
         let certificate = page.split("kubectl apply").next().context("no commands")?;
         site.types(certificate).await?;
-        site.types(&inline("docs/page.md", "helm upgrade")?)
-            .await?;
+        site.types(&inline("docs/page.md", "helm upgrade")?).await?;
         runs(site, TAGS[0]).await?;
         let before = serves(site).await?;
 

@@ -115,6 +115,17 @@ pub const MADE_FOR: &str = "gpustow.dev/version";
 /// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
 pub const GUARD_LABEL: &str = "gpustow.dev/guard";
 
+/// Label of a namespace: the GPU sharer whose requests are translated when pods are created there.
+pub const ADOPT_LABEL: &str = "gpustow.dev/adopt";
+/// Label of such a namespace: `MiB` if gpushare counts in MiB there, else it counts in GiB.
+pub const ADOPT_UNIT_LABEL: &str = "gpustow.dev/adopt-unit";
+/// Label of such a namespace: the MiB that each whole GPU must have at least.
+pub const ADOPT_MIB_LABEL: &str = "gpustow.dev/adopt-mib-per-gpu";
+/// Annotation of a translated pod: the sharer that its request was written for, and what the translation leaves out.
+pub const ADOPTED: &str = "gpustow.dev/adopted";
+/// The resource of Aliyun's gpushare.
+pub const GPUSHARE_MEM: &str = "aliyun.com/gpu-mem";
+
 /// Scheduling gate of queued pods: the extender removes it when their turn has come.
 pub const GATE: &str = "gpustow.dev/room";
 /// Label of a namespace: `off` there keeps its pods out of the queue.
@@ -128,8 +139,8 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 12] = [
-    GPU_COUNT, EXCLUSIVE, MEM_LIMIT, ENFORCE, ACT, MOVABLE, POLICY, MADE_FOR, ASSIGNMENT,
+pub const POD_KEYS: [&str; 13] = [
+    ADOPTED, GPU_COUNT, EXCLUSIVE, MEM_LIMIT, ENFORCE, ACT, MOVABLE, POLICY, MADE_FOR, ASSIGNMENT,
     CONFIRMED, EPOCH, FENCE,
 ];
 /// Those that the name of a container follows.

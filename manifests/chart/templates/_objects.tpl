@@ -16,6 +16,10 @@
 {{- $files = concat $files (list "overlays/webhook-self-signed/policy.yaml" "overlays/webhook-self-signed/rbac.yaml") }}
 {{- end }}
 {{- end }}
+{{- if .Values.adopt }}
+{{- $files = append $files "adopt/policy.yaml" }}
+{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/adopt-v1beta1/policies.yaml" }}{{- end }}
+{{- end }}
 {{- if .Values.guard }}
 {{- $files = append $files "guard/policy.yaml" }}
 {{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/guard-v1beta1/policies.yaml" }}{{- end }}
