@@ -262,7 +262,7 @@ async fn requests_that_cannot_be_translated_are_refused_and_others_pass() -> Res
         of("probe-volcano", grouped, &[("a", volcano.clone())])
             .map(|pod| (pod, "gpustow cannot translate a request of Volcano")),
         of("probe-gpushare", json!({}), &[("a", volcano)]).map(|pod| {
-            (pod, "volcano.sh/vgpu-memory]: gpustow translates no such request in a namespace with the label gpustow.dev/adopt: gpushare")
+            (pod, "]: gpustow translates no such request in a namespace with the label gpustow.dev/adopt: gpushare")
         }),
         of("unknown", json!({}), &[("a", gpushare.clone())])
             .map(|pod| (pod, "nvshare is no sharer whose requests gpustow translates")),

@@ -10,6 +10,8 @@ use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
+use crate::sharers::Promise;
+
 /// Annotation by which the kubelet names a static pod's cgroup.
 const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";
 
@@ -43,6 +45,8 @@ pub struct NodePod {
     pub limits: Vec<Mib>,
     /// Processes of it are to end.
     pub demand: Option<Demand>,
+    /// What another GPU sharer promised to it.
+    pub promise: Option<Promise>,
 }
 
 /// A container of a pod of this node.
@@ -78,6 +82,7 @@ impl NodePod {
         let (enforce, limits) = allowed.unwrap_or_default();
         Some(Self {
             demand: status.and_then(demand),
+            promise: Promise::of(pod),
             enforce,
             limits,
             requested: spec.map_or(Mib::ZERO, |spec| Mib(request::effective(spec, resource, 1))),

@@ -13,7 +13,7 @@ pub struct CardUse {
     /// Pod UID and container name to bytes, for pods with an assignment. The name is empty for a
     /// process whose container is not known yet.
     pub pods: BTreeMap<(Arc<str>, Arc<str>), u64>,
-    /// Pods without an assignment.
+    /// Pods without an assignment: what they use or, if that is more, what another sharer promised to them.
     pub other_pods: u64,
     /// Processes of no pod.
     pub host: u64,
@@ -44,6 +44,7 @@ impl CardUse {
         };
         let mut named = 0u64;
         let mut awake = BTreeSet::new();
+        let mut of_sharers: BTreeMap<Arc<str>, u64> = BTreeMap::new();
         for process in card.processes.iter().flatten() {
             let used = process.used.unwrap_or_default();
             is.measured &= process.used.is_some();
@@ -54,7 +55,13 @@ impl CardUse {
                 }
                 Who::Host => is.host = is.host.saturating_add(used),
                 Who::Pod(owner) => match pods.of_cgroup(&owner.pod).filter(|pod| holds(pod)) {
-                    None => is.other_pods = is.other_pods.saturating_add(used),
+                    None => {
+                        is.other_pods = is.other_pods.saturating_add(used);
+                        if let Some(pod) = pods.of_cgroup(&owner.pod) {
+                            let sum = of_sharers.entry(pod.facts.uid.clone()).or_default();
+                            *sum = sum.saturating_add(used);
+                        }
+                    }
                     Some(pod) => {
                         let name = owner.container.and_then(|id| pod.container(&id).cloned());
                         let uid = pod.facts.uid.clone();
@@ -85,14 +92,22 @@ impl CardUse {
             }
         }
         let used = card.memory.map_or(named, |memory| memory.used);
+        let unused = pods.iter().map(|pod| {
+            let total = card.memory.map_or(0, |memory| memory.total);
+            let promise = pod.promise.as_ref();
+            let bytes = promise.map_or(0, |it| it.on(&card.uuid, card.index, total));
+            bytes.saturating_sub(of_sharers.get(&pod.facts.uid).copied().unwrap_or_default())
+        });
+        let unused = unused.fold(0, u64::saturating_add);
+        is.other_pods = is.other_pods.saturating_add(unused);
         is.unattributed = used.saturating_sub(named);
         if !is.measured {
-            // What nobody measured may well be what these pods were promised.
+            // What was not measured may well be what these pods were promised.
             let promised = pods.iter().map(|pod| {
                 let bytes = pod.assigned(&card.uuid).bytes();
                 bytes.saturating_sub(is.pod(&pod.facts.uid))
             });
-            let promised = promised.fold(0, u64::saturating_add);
+            let promised = promised.fold(unused, u64::saturating_add);
             is.unattributed = is.unattributed.saturating_sub(promised);
         }
         is

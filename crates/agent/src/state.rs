@@ -17,6 +17,7 @@ use crate::history::History;
 use crate::limits::{self, Means};
 use crate::pods::NodePods;
 use crate::processes::Who;
+use crate::sharers;
 use crate::shares::CardUse;
 
 /// What an operator chose.
@@ -411,13 +412,18 @@ impl State {
             let over: Vec<String> = over.into_iter().collect();
             is("PodsWithinRequest", false, "OverRequest", &over.join(", "))
         };
-        let limits = self.limits.condition().map(|condition| Condition {
+        let others = self
+            .limits
+            .condition()
+            .into_iter()
+            .chain(sharers::condition(pods));
+        let others = others.map(|condition| Condition {
             message: shortened(&condition.message, 1024),
             ..condition
         });
         [ready, processes, within]
             .into_iter()
-            .chain(limits)
+            .chain(others)
             .collect()
     }
 

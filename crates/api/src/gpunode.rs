@@ -162,11 +162,12 @@ pub struct Gpu {
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["uid"]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodUse>,
-    /// What everybody else holds now: other pods, host processes, processes nobody could name; MiB.
+    /// What gpustow did not give out: memory of other pods, host processes and unnamed processes; MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "strangersMiB")]
     pub strangers_mib: u64,
-    /// The part of it that belongs to pods without an assignment, MiB.
+    /// The part of it that belongs to pods without an assignment: what they use, or what another GPU sharer promised
+    /// them, if that is more; MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
     #[serde(default, rename = "otherPodsMiB", skip_serializing_if = "is_zero")]
     pub other_pods_mib: u64,

@@ -15,6 +15,7 @@ use crate::policies::{asks, pod};
 /// What gpustow alone writes into a pod whose one container is called main.
 pub(crate) fn keys() -> Vec<String> {
     let users = [
+        names::ADOPTED,
         names::GPU_COUNT,
         names::GPU_COUNT_OF,
         names::EXCLUSIVE,

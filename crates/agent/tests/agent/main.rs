@@ -20,4 +20,5 @@ mod podresources;
 mod report;
 mod sampler;
 mod set_limits;
+mod sharers;
 mod support;
