@@ -15,7 +15,7 @@ const LONGER: [(&str, usize); 10] = [
     ("docs/packing.md", 2_000),
     ("docs/production.md", 1_700),
     ("docs/queue.md", 1_300),
-    ("docs/reliability.md", 1_500),
+    ("docs/reliability.md", 1_350),
     ("docs/security-review.md", 1_400),
     ("docs/simulator.md", 1_100),
 ];
