@@ -9,6 +9,7 @@ mod agent_capacity;
 mod agent_events;
 mod agent_token;
 mod attack;
+mod auto;
 mod bind_faults;
 mod call_back;
 mod chart;

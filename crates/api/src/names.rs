@@ -125,6 +125,11 @@ pub const ADOPT_MIB_LABEL: &str = "gpustow.dev/adopt-mib-per-gpu";
 pub const ADOPTED: &str = "gpustow.dev/adopted";
 /// The resource of Aliyun's gpushare.
 pub const GPUSHARE_MEM: &str = "aliyun.com/gpu-mem";
+/// Label of a namespace, `p95` or `p99`: its pods with the annotation [`GPU_MEM`]`: auto` get what their workload's
+/// history advises at that quantile.
+pub const AUTO_LABEL: &str = "gpustow.dev/auto";
+/// Annotation of a namespace: what such pods get without a history, in MiB of each GPU.
+pub const AUTO_DEFAULT: &str = "gpustow.dev/auto-default";
 
 /// Scheduling gate of queued pods: the extender removes it when their turn has come.
 pub const GATE: &str = "gpustow.dev/room";

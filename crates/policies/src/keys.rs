@@ -122,7 +122,11 @@ fn strange(annotations: &BTreeMap<String, String>) -> impl Iterator<Item = &str>
         let begins = |it: &&str| key.starts_with(*it);
         is_ours(key) && !names::POD_KEYS.contains(key) && !names::POD_KEYS_OF.iter().any(begins)
     };
-    annotations.keys().map(String::as_str).filter(is_strange)
+    // Where amounts are called so, a pod has its amount by an annotation.
+    let is_auto = |key: &str, value: &str| key == names::GPU_MEM && value.starts_with("auto");
+    let all = annotations.iter();
+    let all = all.filter(move |(key, value)| !is_auto(key, value));
+    all.map(|(key, _)| key.as_str()).filter(is_strange)
 }
 
 /// The user's word that `key` is nearly: what both begin with and what both end with is more than half of
