@@ -8,12 +8,12 @@ use gpustow_api::names;
 use kube::Client;
 use tokio::time::timeout;
 
-use crate::acts;
 use crate::admission;
 use crate::args::Args;
 use crate::bind::{BIND_TIMEOUT, Binds};
 use crate::call::Calls;
 use crate::config::Followed;
+use crate::disruptions;
 use crate::epoch::{self, Epoch, EpochError, Unfenced};
 use crate::events::Events;
 use crate::failure::{ErrorKind, Failure};
@@ -110,7 +110,7 @@ impl App {
                 app.metrics.takeovers.inc();
                 let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
                 app.ledger.lock().withhold(pods);
-                acts::resume(&app);
+                disruptions::resume(&app);
                 unfenced
                     .iter()
                     .for_each(|unfenced| app.events.unfenced(unfenced));

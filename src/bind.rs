@@ -8,6 +8,7 @@ use dashmap::DashSet;
 use gpustow_api::intree::Constraints;
 use gpustow_api::{Assignment, BadRequest, PodFacts, allowances, names};
 use gpustow_ledger::{BindRefusal, Outcome};
+use gpustow_serve::rate::Backoff;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -412,7 +413,7 @@ impl Attempt<'_> {
     /// Reads the pod back until its state is certain, however long that takes. With `fence`, an
     /// unbound pod is patched, so that the Binding that may still be under way fails.
     async fn settle(&self, fence: bool) -> Option<Arc<PodFacts>> {
-        let mut pause = Duration::from_millis(50);
+        let mut pauses = Backoff::new(Duration::from_millis(50), READ_TIMEOUT);
         loop {
             let seen = match self.read().await {
                 Ok(Some(pod)) if fence && pod.node.is_none() => self.fence(&pod).await,
@@ -422,8 +423,7 @@ impl Attempt<'_> {
                 Ok(seen) => return seen,
                 Err(error) => {
                     tracing::debug!(pod = %self.args.pod_name, %error, "cannot read the pod back");
-                    sleep(pause).await;
-                    pause = (pause * 2).min(READ_TIMEOUT);
+                    sleep(pauses.pause()).await;
                 }
             }
         }

@@ -164,10 +164,6 @@ fn set(app: &App, object: Option<Each<GpustowConfig>>) {
     let now = before.after(object);
     app.metrics
         .undecodable(RESOURCE, now.problem.is_some().into());
-    if now.problem.is_some() && now.problem != before.problem {
-        app.events
-            .config_unreadable(now.problem.as_deref().unwrap_or_default());
-    }
     if !before.known || now.spec != before.spec {
         tracing::info!(generation = now.generation, spec = ?now.spec, "follows the configuration");
         app.ledger

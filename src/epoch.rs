@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gpustow_api::{PodFacts, names};
+use gpustow_serve::rate::Backoff;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -128,7 +129,7 @@ struct Takeover {
     won: Option<(Tenure, bool, Fence)>,
     /// Not before this.
     again: Option<Instant>,
-    pause: Duration,
+    pauses: Option<Backoff>,
 }
 
 /// Where the tenure of now is to be told.
@@ -229,12 +230,13 @@ impl Epoch {
                 Ok(epoch)
             }
             Err(error) => {
-                takeover.pause = (takeover.pause * 2).clamp(PAUSE, MAX_PAUSE);
+                let first = Backoff::new(PAUSE, MAX_PAUSE);
+                let pause = takeover.pauses.get_or_insert(first).pause();
                 let asked = match &error {
                     EpochError::Ask(error) => error.retry_after(),
                     _ => Duration::ZERO,
                 };
-                takeover.again = Some(Instant::now() + takeover.pause.max(asked));
+                takeover.again = Some(Instant::now() + pause.max(asked));
                 Err(error)
             }
         }

@@ -1,7 +1,6 @@
 //! The gpustow extender: everything that scheduling does to the outside world. The decisions are
 //! made in `gpustow-ledger` and `gpustow-pack`.
 
-mod acts;
 mod admission;
 mod app;
 mod args;
@@ -12,11 +11,12 @@ mod call;
 mod certificate;
 mod config;
 mod decode;
+mod disruptions;
 mod epoch;
 mod events;
 mod failure;
 mod history;
-mod keep;
+mod leading;
 mod line;
 mod locked;
 mod metrics;
@@ -161,9 +161,7 @@ impl Extender {
             client,
             ledger,
             lists,
-            epoch,
             metrics,
-            events,
             policies,
             ..
         } = &*app;
@@ -171,7 +169,7 @@ impl Extender {
         let spawn = &app.panics;
         watch::spawn(client, resource, ledger, lists, metrics, &app.uses, spawn);
         spawn.spawn("config", config::follow(app.clone()));
-        spawn.spawn("warm", warm::run(ledger.clone(), epoch.clone()));
+        spawn.spawn("warm", warm::run(app.clone()));
         let mut expected = Expected::new(resource);
         if args.webhook.is_self_signed() {
             expected = expected.and(Expected::of_certificate(resource));
@@ -181,27 +179,14 @@ impl Extender {
             "policies",
             admission::run(client.clone(), expected, policies, listed),
         );
-        let (heard, news) = (ledger.clone(), events.clone());
-        spawn.spawn(
-            "silence",
-            silence::run(heard, epoch.clone(), news, app.config.clone()),
-        );
-        let waker = Waker {
-            app: app.clone(),
-            client: client.clone(),
-            identity: app.identity.clone(),
-            ledger: ledger.clone(),
-            lists: lists.clone(),
-            epoch: epoch.clone(),
-            metrics: metrics.clone(),
-        };
-        spawn.spawn("wake", waker.run());
+        spawn.spawn("silence", silence::run(app.clone()));
+        spawn.spawn("wake", Waker::run(app.clone()));
         spawn.spawn("line", line::run(app.clone()));
+        spawn.spawn("standby", line::stand_by(app.clone()));
         spawn.spawn("confirm", bind::confirm(app.clone()));
         spawn.spawn("resume", resume(app.clone()));
-        spawn.spawn("keep", keep::run(app.clone()));
-        spawn.spawn("marks", keep::marks::run(app.clone()));
-        spawn.spawn("acts", acts::run(app.clone()));
+        spawn.spawn("marks", disruptions::marks::run(app.clone()));
+        spawn.spawn("disruptions", disruptions::run(app.clone()));
         spawn.spawn("history", history::run(app.clone()));
         spawn.spawn("status", config::status::run(app.clone()));
     }

@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep};
 use crate::app::App;
 use crate::ask::{AskError, within};
 use crate::config::status::write_queueing;
+use crate::leading::while_leading;
 
 /// Between two looks at who waits.
 const LOOK: Duration = Duration::from_millis(250);
@@ -57,7 +58,7 @@ pub(crate) async fn lift(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why:
                 tracing::info!(
                     namespace = %pod.namespace, pod = %pod.name, why = why.label(), "let out of the line"
                 );
-                app.events.lifted(&pod, why);
+                app.events.ungated(&pod, why);
                 return;
             }
             Err(error) if error.status() == Some(404) => return,
@@ -69,7 +70,7 @@ pub(crate) async fn lift(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why:
                 namespace = %pod.namespace, pod = %pod.name, %error,
                 "cannot take the scheduling gate off; it is tried again"
             );
-            app.events.not_lifted(&pod, &error);
+            app.events.not_ungated(&pod, &error);
             app.ledger.lock().lift_failed(&pod.uid);
             return;
         }
@@ -145,44 +146,41 @@ impl Stalled {
     }
 }
 
-/// Keeps the flag and tells pods their places, for as long as the process runs.
+/// Keeps the flag and tells pods their positions, for as long as the process runs, while this replica leads.
 pub(crate) async fn run(app: Arc<App>) {
-    let mut flag = Flag::default();
-    let mut told = Told::default();
+    while_leading(app, LOOK, async |known: &mut (Flag, Told), app, epoch| {
+        let (flag, told) = known;
+        told.look(app);
+        flag.look(app, epoch).await;
+    })
+    .await;
+}
+
+/// Takes over from a leader that does not ungate a pod, for as long as the process runs, while this replica stands by.
+pub(crate) async fn stand_by(app: Arc<App>) {
     let mut stalled = Stalled::default();
     let mut taken: Option<Instant> = None;
     loop {
         sleep(LOOK).await;
-        if !app.lists.missing().is_empty() || app.is_draining() {
+        let ready = app.lists.missing().is_empty() && !app.is_draining();
+        let lately = taken.is_some_and(|taken| taken.elapsed() < TAKE_EVERY);
+        if !ready || lately || app.epoch.held().is_some() {
+            stalled = Stalled::default();
             continue;
         }
-        let Some(epoch) = app.epoch.held() else {
-            (flag, told) = (Flag::default(), Told::default());
-            if taken.is_some_and(|taken: Instant| taken.elapsed() < TAKE_EVERY) {
-                stalled = Stalled::default();
-                continue;
+        let pods = stalled.look(&app);
+        if !pods.is_empty() && stalled.may_ungate(&app, &pods).await {
+            taken = Some(Instant::now());
+            let names: Vec<&str> = pods.iter().map(|pod| &*pod.name).collect();
+            let pods = names.join(",");
+            tracing::warn!(
+                pods,
+                "the leader does not ungate queued pods that fit: taking over"
+            );
+            if let Err(error) = app.epoch().await {
+                tracing::warn!(%error, "cannot take over");
             }
-            let pods = stalled.look(&app);
-            if !pods.is_empty() && stalled.may_ungate(&app, &pods).await {
-                taken = Some(Instant::now());
-                let pods = pods
-                    .iter()
-                    .map(|pod| &*pod.name)
-                    .collect::<Vec<_>>()
-                    .join(",");
-                tracing::warn!(
-                    pods,
-                    "the leader does not ungate queued pods that fit: taking over"
-                );
-                if let Err(error) = app.epoch().await {
-                    tracing::warn!(%error, "cannot take over");
-                }
-            }
-            continue;
-        };
-        stalled = Stalled::default();
-        told.look(&app);
-        flag.look(&app, epoch).await;
+        }
     }
 }
 
@@ -268,7 +266,7 @@ impl Told {
             (new.take(TELL).collect::<Vec<_>>(), ledger.line().0)
         };
         for (before, pod) in new {
-            app.events.in_line(&pod, before, size);
+            app.events.queued(&pod, before, size);
             self.pods.insert(pod.uid.clone());
         }
     }

@@ -9,8 +9,7 @@ mod workloads;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpustow_api::act::Act;
-use gpustow_ledger::{Ended, Lift, NodeView, Reason};
+use gpustow_ledger::{self as ledger, Lift, NodeView, Reason};
 use gpustow_pack::Request;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
@@ -19,21 +18,15 @@ use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry,
 };
-use strum::{IntoStaticStr, VariantNames};
+use strum::{IntoStaticStr, VariantArray as _, VariantNames};
 
 use crate::bind::BindError;
+use crate::disruptions::{Action, Cause};
 use crate::failure::ErrorKind;
 use crate::history::Figure;
 use crate::line::RESULTS;
 
 use models::Models;
-
-/// How [`Metrics::acts`] calls a preemption.
-pub(crate) const PREEMPT: &str = "preempt";
-/// How it calls an eviction of a pod that moves.
-pub(crate) const MOVE: &str = "move";
-/// How it calls a mark on a node, or its end.
-pub(crate) const MARK: &str = "mark";
 
 /// kube-scheduler's verbs; as a string, the `verb` label.
 #[derive(Clone, Copy, Debug, IntoStaticStr, VariantNames)]
@@ -62,19 +55,12 @@ pub(crate) struct Metrics {
     /// Waiting pods told of room.
     pub(crate) woken: IntCounter,
     nominations: IntCounterVec,
-    /// What was done to have pods give memory back, by act and outcome.
-    pub(crate) acts: IntCounterVec,
+    disruptions: IntCounterVec,
     /// Gates taken off, by cause and result.
     lifts: IntCounterVec,
     /// New pods stand in line.
     pub(crate) line_on: IntGauge,
-    /// Places that are kept for pods that have waited for long.
-    pub(crate) places: IntGauge,
-    given_up: IntCounterVec,
-    /// Pods for which memory is called back now.
-    pub(crate) call_backs: IntGauge,
-    /// Cards that are short of what was lent.
-    pub(crate) short_gpus: IntGauge,
+    pressure: IntGauge,
     /// Epochs taken.
     pub(crate) takeovers: IntCounter,
     watch_events: GaugeVec,
@@ -89,6 +75,10 @@ pub(crate) struct Totals {
     pub(crate) reservations: (usize, usize),
     /// Reservations that ended without a bind.
     pub(crate) expirations: u64,
+    /// How many reservations there are of memory that is not free yet, by cause; none of them if this replica does not lead.
+    pub(crate) earmarks: Vec<(ledger::Cause, usize)>,
+    /// How many of them ended, by cause and how.
+    pub(crate) earmarks_ended: Vec<(ledger::Cause, ledger::Ended, u64)>,
     /// Pods that an earlier extender may still bind.
     pub(crate) unfenced: usize,
     /// What the pods that wait for room ask for.
@@ -101,6 +91,8 @@ pub(crate) struct Totals {
     pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
     /// What containers request, and what they should.
     pub(crate) figures: Arc<[Figure]>,
+    /// This replica leads.
+    pub(crate) leads: bool,
     /// Export each card too.
     pub(crate) per_gpu: bool,
 }
@@ -153,10 +145,10 @@ impl Metrics {
             "Nominations of pods that fit on a node that kube-scheduler had not shown, by result",
             &["result"],
         )?;
-        let acts = counters(
-            "gpustow_acts_total",
-            "What was done to have pods give memory back or end, by act and outcome",
-            &["act", "outcome"],
+        let disruptions = counters(
+            "gpustow_disruptions_total",
+            "Disruptions by cause, action and outcome",
+            &["cause", "action", "outcome"],
         )?;
         let lifts = counters(
             "gpustow_lifts_total",
@@ -164,22 +156,9 @@ impl Metrics {
             &["cause", "result"],
         )?;
         let line_on = IntGauge::new("gpustow_line_on", "1 if new pods stand in line")?;
-        let places = IntGauge::new(
-            "gpustow_places_kept",
-            "Pods that have waited for long and for which a place is kept",
-        )?;
-        let given_up = counters(
-            "gpustow_places_given_up_total",
-            "Places that were given up before their pods had them, by cause",
-            &["cause"],
-        )?;
-        let call_backs = IntGauge::new(
-            "gpustow_call_backs",
-            "Pods for which memory is called back now",
-        )?;
-        let short_gpus = IntGauge::new(
-            "gpustow_short_gpus",
-            "GPUs on which a pod could not use its whole request, or the headroom is not free, since others use more than theirs",
+        let pressure = IntGauge::new(
+            "gpustow_gpus_under_pressure",
+            "GPUs on which a pod cannot grow to its request, or the headroom is not free, because others use more than they requested",
         )?;
         let takeovers =
             IntCounter::new("gpustow_takeovers_total", "Epochs that this replica took")?;
@@ -204,27 +183,19 @@ impl Metrics {
             }
         }
         Reason::all().for_each(|reason| drop(refusals.with_label_values(&[reason.label()])));
-        for act in Act::VARIANTS {
-            for outcome in ["done", "refused", "failed"] {
-                acts.with_label_values(&[act, outcome]);
+        for (cause, actions) in Cause::VARIANTS.iter().map(|cause| (cause, cause.actions())) {
+            let cause: &str = cause.into();
+            for action in actions {
+                for outcome in ["done", "refused", "failed"] {
+                    disruptions.with_label_values(&[cause, action.into(), outcome]);
+                }
             }
-        }
-        for act in [PREEMPT, MARK] {
-            for outcome in ["done", "failed"] {
-                acts.with_label_values(&[act, outcome]);
-            }
-        }
-        for outcome in ["done", "refused", "failed"] {
-            acts.with_label_values(&[MOVE, outcome]);
         }
         for (why, result) in Lift::ALL.into_iter().zip(std::iter::repeat(RESULTS)) {
             result
                 .iter()
                 .for_each(|result| drop(lifts.with_label_values(&[why.label(), *result])));
         }
-        Ended::GIVEN_UP
-            .iter()
-            .for_each(|why| drop(given_up.with_label_values(&[why.label()])));
         for result in ["set", "ended", "failed"] {
             nominations.with_label_values(&[result]);
         }
@@ -239,13 +210,10 @@ impl Metrics {
         registry.register(Box::new(bind_seconds.clone()))?;
         registry.register(Box::new(woken.clone()))?;
         registry.register(Box::new(nominations.clone()))?;
-        registry.register(Box::new(acts.clone()))?;
+        registry.register(Box::new(disruptions.clone()))?;
         registry.register(Box::new(lifts.clone()))?;
         registry.register(Box::new(line_on.clone()))?;
-        registry.register(Box::new(places.clone()))?;
-        registry.register(Box::new(given_up.clone()))?;
-        registry.register(Box::new(call_backs.clone()))?;
-        registry.register(Box::new(short_gpus.clone()))?;
+        registry.register(Box::new(pressure.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
         registry.register(Box::new(watch_events.clone()))?;
         registry.register(Box::new(undecodable.clone()))?;
@@ -261,13 +229,10 @@ impl Metrics {
             bind_seconds,
             woken,
             nominations,
-            acts,
+            disruptions,
             lifts,
             line_on,
-            places,
-            given_up,
-            call_backs,
-            short_gpus,
+            pressure,
             takeovers,
             watch_events,
             undecodable,
@@ -285,6 +250,17 @@ impl Metrics {
         }
     }
 
+    /// A disruption was done, or was not.
+    pub(crate) fn disrupted(&self, cause: Cause, action: Action, outcome: &str) {
+        let labels = [cause.into(), action.into(), outcome];
+        self.disruptions.with_label_values(&labels).inc();
+    }
+
+    /// So many GPUs are under pressure now.
+    pub(crate) fn under_pressure(&self, count: usize) {
+        self.pressure.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
     /// A nomination was set or ended, or could not be.
     pub(crate) fn nominated(&self, result: &str) {
         self.nominations.with_label_values(&[result]).inc();
@@ -293,12 +269,6 @@ impl Metrics {
     /// A gate was taken off for this cause, or not.
     pub(crate) fn lifted(&self, why: Lift, result: &str) {
         self.lifts.with_label_values(&[why.label(), result]).inc();
-    }
-
-    /// So many places were given up for this cause so far.
-    pub(crate) fn given_up(&self, why: Ended, count: u64) {
-        let counter = self.given_up.with_label_values(&[why.label()]);
-        counter.inc_by(count.saturating_sub(counter.get()));
     }
 
     /// A watch delivered something.
@@ -322,6 +292,9 @@ impl Metrics {
     /// # Errors
     /// If a series cannot be made, which is a mistake in these files.
     pub(crate) fn gather(&self, totals: &Totals) -> Result<Vec<MetricFamily>, prometheus::Error> {
+        if !totals.leads {
+            self.under_pressure(0);
+        }
         let mut scrape = Scrape::default();
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         models.meet(&totals.nodes);

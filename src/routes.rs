@@ -375,18 +375,25 @@ async fn node_views(app: &App) -> Vec<NodeView> {
 async fn on_metrics(State(app): State<Arc<App>>) -> Response {
     let mut nodes = node_views(&app).await;
     gpustow_ledger::twice(&mut nodes);
+    let leads = app.leads().is_some();
     let totals = {
         let ledger = app.ledger.lock();
         Totals {
             nodes,
             reservations: ledger.reservations(),
             expirations: ledger.expirations(),
+            earmarks: ledger
+                .earmarks()
+                .map(|(cause, count)| (cause, if leads { count } else { 0 }))
+                .collect(),
+            earmarks_ended: ledger.earmarks_ended().collect(),
             unfenced: ledger.unfenced(),
             waiting: ledger.waiting_requests().collect(),
             oldest: ledger.oldest_waiting(),
             line: ledger.line(),
             policies: app.policies.all(),
             figures: app.uses.figures(),
+            leads,
             per_gpu: app.args.metrics_per_gpu,
         }
     };

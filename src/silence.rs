@@ -1,4 +1,4 @@
-//! Tells of agents that have fallen silent, by an Event on their node.
+//! Tells of agents that do not report, by an Event on their node.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -6,10 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::config::Followed;
-use crate::epoch::Epoch;
-use crate::events::Events;
-use crate::locked::Locked;
+use crate::app::App;
 
 /// Between two looks, at most; a short `scheduling.staleAfter` is looked at more often.
 const LOOK: Duration = Duration::from_secs(10);
@@ -19,13 +16,9 @@ const MOST: usize = 16;
 const AT_ONCE: usize = 256;
 
 /// Writes an Event on each node whose report goes stale, until the process ends. Only the replica that
-/// decides writes it, and only for reports that it saw go stale: an earlier one told of the others.
-pub(crate) async fn run(
-    ledger: Arc<Locked>,
-    epoch: Arc<Epoch>,
-    events: Arc<Events>,
-    config: Arc<Followed>,
-) {
+/// leads writes it, and only for reports that it saw go stale: an earlier one told of the others.
+pub(crate) async fn run(app: Arc<App>) {
+    let (ledger, config) = (&app.ledger, &app.config);
     let mut heard: HashSet<Arc<str>> = HashSet::new();
     config.known(LOOK).await;
     loop {
@@ -44,7 +37,7 @@ pub(crate) async fn run(
                 }
             }
         }
-        if epoch.held().is_none() {
+        if app.leads().is_none() {
             continue;
         }
         if silent.len() > MOST {
@@ -55,7 +48,7 @@ pub(crate) async fn run(
         }
         for node in silent.iter().take(MOST) {
             tracing::warn!(%node, "the agent has fallen silent");
-            events.silent(node, stale_after);
+            app.events.silent(node, stale_after);
         }
     }
 }

@@ -10,18 +10,15 @@ use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, names};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
+use kube::Api;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
 use crate::ask::{AskError, within};
-use crate::epoch::{Epoch, EpochError};
+use crate::epoch::EpochError;
 use crate::line;
-use crate::locked::Locked;
-use crate::metrics::Metrics;
-use crate::watch::Lists;
 
 /// Between two looks at the ledger, at least.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -36,45 +33,40 @@ const WIDTH: usize = 16;
 /// For one patch.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Whom the ledger wants woken is woken by it.
+/// Wakes the pods that the ledger wants woken.
 pub(crate) struct Waker {
-    pub(crate) app: Arc<App>,
-    pub(crate) client: Client,
-    pub(crate) identity: String,
-    pub(crate) ledger: Arc<Locked>,
-    pub(crate) lists: Arc<Lists>,
-    pub(crate) epoch: Arc<Epoch>,
-    pub(crate) metrics: Arc<Metrics>,
+    app: Arc<App>,
 }
 
 impl Waker {
     /// Wakes pods for as long as the process runs.
-    pub(crate) async fn run(self) {
-        let mut learnt = self.ledger.now();
+    pub(crate) async fn run(app: Arc<App>) {
+        let this = Self { app: app.clone() };
+        let mut learnt = app.ledger.now();
         let mut ended = HashMap::new();
         loop {
-            if self.ledger.now().saturating_sub(learnt) > LEARN_EVERY {
-                learnt = self.ledger.now();
-                self.ledger.lock().learn();
+            if app.ledger.now().saturating_sub(learnt) > LEARN_EVERY {
+                learnt = app.ledger.now();
+                app.ledger.lock().learn();
             }
             // Something happened, or reservations and pauses may have run out.
-            let _ = timeout(IDLE, self.ledger.wake.notified()).await;
-            let now = self.ledger.now();
-            match self.epoch.held() {
-                Some(epoch) if self.lists.missing().is_empty() => {
-                    let mut pods = self.ledger.lock().wake(AT_ONCE, now);
+            let _ = timeout(IDLE, app.ledger.wake.notified()).await;
+            let now = app.ledger.now();
+            match app.leads() {
+                Some(epoch) => {
+                    let mut pods = app.ledger.lock().wake(AT_ONCE, now);
                     let count = pods.len();
                     let lifts = pods.extract_if(.., |pod| pod.in_line).collect();
-                    self.lift_all(lifts, epoch).await;
+                    this.lift_all(lifts, epoch).await;
                     if !pods.is_empty() {
-                        self.wake_all(&pods, epoch).await;
+                        this.wake_all(&pods, epoch).await;
                     }
-                    self.end_nominations(&mut ended, epoch).await;
-                    if count == AT_ONCE || self.ledger.lock().wakes_on() {
-                        self.ledger.wake.notify_one();
+                    this.end_nominations(&mut ended, epoch).await;
+                    if count == AT_ONCE || app.ledger.lock().wakes_on() {
+                        app.ledger.wake.notify_one();
                     }
                 }
-                _ => self.ledger.lock().expire(now),
+                None => app.ledger.lock().expire(now),
             }
             sleep(PAUSE).await;
         }
@@ -83,14 +75,14 @@ impl Waker {
     /// Wakes those that `epoch` found room for. Where a successor decides by now, these are its last: kube-scheduler
     /// beside us may have put them to sleep on our word, and if it still leads, we decide again as soon as it asks.
     async fn wake_all(&self, pods: &[Arc<PodFacts>], epoch: u64) {
-        if let Err(EpochError::Ask(error)) = self.epoch.confirm(epoch).await {
+        if let Err(EpochError::Ask(error)) = self.app.epoch.confirm(epoch).await {
             tracing::debug!(%error, "cannot tell who decides: nobody is woken yet");
-            let mut ledger = self.ledger.lock();
+            let mut ledger = self.app.ledger.lock();
             pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
             return;
         }
         let patches: Vec<_> = {
-            let ledger = self.ledger.lock();
+            let ledger = self.app.ledger.lock();
             pods.iter()
                 .map(|pod| self.wake(pod, ledger.nomination(&pod.uid)))
                 .collect()
@@ -106,13 +98,13 @@ impl Waker {
         if pods.is_empty() {
             return;
         }
-        if self.epoch.confirm(epoch).await.is_err() {
-            let mut ledger = self.ledger.lock();
+        if self.app.epoch.confirm(epoch).await.is_err() {
+            let mut ledger = self.app.ledger.lock();
             pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
             return;
         }
         let lifts: Vec<_> = {
-            let ledger = self.ledger.lock();
+            let ledger = self.app.ledger.lock();
             let lift = |pod: Arc<PodFacts>| {
                 let why = ledger.lifted_because(&pod.uid);
                 line::lift(self.app.clone(), epoch, pod, why)
@@ -125,20 +117,20 @@ impl Waker {
 
     /// Ends the nominations that are of no use any more. `ended` are the copies of pods for which that was written.
     async fn end_nominations(&self, ended: &mut HashMap<Arc<str>, Arc<str>>, epoch: u64) {
-        let void = self.ledger.lock().void_nominations();
+        let void = self.app.ledger.lock().void_nominations();
         ended.retain(|uid, _| void.iter().any(|pod| pod.uid == *uid));
         let is_new = |pod: &Arc<PodFacts>| ended.get(&pod.uid) != Some(&pod.resource_version);
         let void: Vec<_> = void.into_iter().filter(is_new).collect();
-        if void.is_empty() || self.epoch.confirm(epoch).await.is_err() {
+        if void.is_empty() || self.app.epoch.confirm(epoch).await.is_err() {
             return;
         }
         for pod in void {
             match self.patch(&pod, None).await {
-                Ok(()) => self.metrics.nominated("ended"),
+                Ok(()) => self.app.metrics.nominated("ended"),
                 // It has changed, or is gone: the watch will tell.
                 Err(error) if matches!(error.status(), Some(404 | 409)) => {}
                 Err(error) => {
-                    self.metrics.nominated("failed");
+                    self.app.metrics.nominated("failed");
                     tracing::warn!(
                         namespace = %pod.namespace, pod = %pod.name, %error, "cannot end the nomination"
                     );
@@ -151,9 +143,9 @@ impl Waker {
     async fn wake(&self, pod: &PodFacts, node: Option<Arc<str>>) {
         match self.patch(pod, node.as_deref()).await {
             Ok(()) => {
-                self.metrics.woken.inc();
+                self.app.metrics.woken.inc();
                 if node.is_some() {
-                    self.metrics.nominated("set");
+                    self.app.metrics.nominated("set");
                 }
                 let node = node.as_deref().unwrap_or_default();
                 tracing::info!(
@@ -162,13 +154,13 @@ impl Waker {
             }
             // The pod has changed since: the ledger offers the room again.
             Err(error) if error.status() == Some(409) && node.is_some() => {
-                self.ledger.lock().wake_failed(&pod.uid);
+                self.app.ledger.lock().wake_failed(&pod.uid);
             }
             Err(error) if matches!(error.status(), Some(404 | 409)) => {}
             Err(error) => {
-                self.ledger.lock().wake_failed(&pod.uid);
+                self.app.ledger.lock().wake_failed(&pod.uid);
                 if node.is_some() {
-                    self.metrics.nominated("failed");
+                    self.app.metrics.nominated("failed");
                 }
                 tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot wake");
             }
@@ -177,8 +169,13 @@ impl Waker {
 
     /// Writes the condition that wakes the pod, and the extender's own nomination.
     async fn patch(&self, pod: &PodFacts, node: Option<&str>) -> Result<(), AskError> {
-        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
-        let patch = Patch::Strategic(status_patch(pod, node, &self.identity, Timestamp::now()));
+        let pods = Api::<Pod>::namespaced(self.app.client.clone(), &pod.namespace);
+        let patch = Patch::Strategic(status_patch(
+            pod,
+            node,
+            &self.app.identity,
+            Timestamp::now(),
+        ));
         let params = PatchParams::default();
         within(TIMEOUT, pods.patch_status(&pod.name, &params, &patch)).await?;
         Ok(())

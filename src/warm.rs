@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::epoch::Epoch;
-use crate::locked::Locked;
+use crate::app::App;
 
 /// Answers computed per slice. A slice takes about as long as one filter call, which bounds how long a
 /// call can be delayed.
@@ -15,10 +14,11 @@ const SLICE: usize = 256;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Keeps answers ready for as long as the process runs.
-pub(crate) async fn run(ledger: Arc<Locked>, epoch: Arc<Epoch>) {
+pub(crate) async fn run(app: Arc<App>) {
+    let ledger = &app.ledger;
     loop {
         ledger.warm.notified().await;
-        while epoch.held().is_some() && ledger.lock().warm(SLICE) {
+        while app.leads().is_some() && ledger.lock().warm(SLICE) {
             sleep(PAUSE).await;
         }
         sleep(PAUSE).await;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{GpuNode, NodeFacts, PodFacts, Shared};
+use gpustow_serve::rate::Backoff as Pauses;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -327,22 +328,25 @@ fn key<K: Resource>(object: &Each<K>) -> (Option<String>, Option<String>) {
 }
 
 /// Pauses of a watch that fails: short, so that waiting pods hear of room soon after an outage.
-#[derive(Default)]
-pub(crate) struct Retry {
-    failures: u32,
+pub(crate) struct Retry(Pauses);
+
+impl Default for Retry {
+    fn default() -> Self {
+        let [first, most] = [400, 3200].map(Duration::from_millis);
+        Self(Pauses::new(first, most))
+    }
 }
 
 impl Iterator for Retry {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        self.failures += 1;
-        Some(Duration::from_millis(200 << self.failures.min(4)))
+        Some(self.0.pause())
     }
 }
 
 impl Backoff for Retry {
     fn reset(&mut self) {
-        self.failures = 0;
+        *self = Self::default();
     }
 }

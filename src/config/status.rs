@@ -34,14 +34,21 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) async fn run(app: Arc<App>) {
     let mut permissions = Permissions::default();
     let mut changes = app.config.changes();
+    let mut told = None;
     loop {
         // A change of the object ends the pause, also one that came during the last look.
         let _ = timeout(LOOK, changes.changed()).await;
         sleep(SOON).await;
-        let Some(epoch) = app.epoch.held() else {
+        let Some(epoch) = app.leads() else {
+            told = None;
             continue;
         };
         let current = changes.borrow_and_update().clone();
+        if current.problem != told {
+            told.clone_from(&current.problem);
+            told.iter()
+                .for_each(|problem| app.events.config_unreadable(problem));
+        }
         permissions.look(&app, &current.spec).await;
         let Some(written) = &current.status else {
             continue;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, names};
+use gpustow_serve::rate::Backoff;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::{PartialObjectMeta, Request, Resource};
@@ -164,7 +165,7 @@ impl Fence {
     /// Tries until it is of no use to wait longer; the last error.
     async fn insist(&self, pod: &PodFacts, slots: &Semaphore) -> Option<FenceError> {
         let mut began = None;
-        let mut pause = PAUSE;
+        let mut pauses = Backoff::new(PAUSE, PATIENCE);
         for tries in 1.. {
             let slot = slots.acquire().await;
             let began = *began.get_or_insert_with(Instant::now);
@@ -174,22 +175,21 @@ impl Fence {
                 true => PATIENCE_IF_REFUSED,
                 false => PATIENCE,
             };
-            let wait = pause.max(error.retry_after());
+            let wait = pauses.pause().max(error.retry_after());
             if tries >= TRIES && began.elapsed() + wait > patience {
                 return Some(error);
             }
             sleep(wait).await;
-            pause *= 2;
         }
         None
     }
 
     /// Tries for as long as the epoch lasts; ends when no earlier one can bind the pod.
     pub(crate) async fn keep_trying(&self, unfenced: &Unfenced, lasts: impl Fn() -> bool) {
-        let mut pause = PATIENCE_IF_REFUSED;
+        let mut pauses = Backoff::new(PATIENCE_IF_REFUSED, Duration::from_secs(60));
         let mut after = unfenced.error.retry_after();
         loop {
-            sleep(pause.max(after)).await;
+            sleep(pauses.pause().max(after)).await;
             if !lasts() {
                 return;
             }
@@ -197,7 +197,6 @@ impl Fence {
                 Ok(()) => return,
                 Err(error) => after = error.retry_after(),
             }
-            pause = (pause * 2).min(Duration::from_secs(60));
         }
     }
 

@@ -6,7 +6,7 @@ use gpustow_ledger::{Mismatches, NodeView, Problem};
 use gpustow_pack::Mib;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::Scrape;
-use prometheus::IntCounter;
+use prometheus::{IntCounter, IntCounterVec, Opts};
 use strum::{IntoStaticStr, VariantNames};
 
 use super::Totals;
@@ -51,6 +51,25 @@ pub(super) fn cluster(
     )?;
     expirations.inc_by(totals.expirations);
     scrape.add(&expirations);
+    let earmarks = totals.earmarks.iter();
+    scrape.gauges(
+        "gpustow_earmarks",
+        "Reservations of GPU memory that is not free yet, by cause",
+        ["cause"],
+        earmarks.map(|(cause, count)| ([<&str>::from(cause)], *count as f64)),
+    )?;
+    let ended = IntCounterVec::new(
+        Opts::new(
+            "gpustow_earmarks_ended_total",
+            "Reservations of GPU memory that ended, by cause and outcome",
+        ),
+        &["cause", "outcome"],
+    )?;
+    for (cause, how, count) in &totals.earmarks_ended {
+        let labels = [<&str>::from(cause), how.into()];
+        ended.with_label_values(&labels).inc_by(*count);
+    }
+    scrape.add(&ended);
     scrape.gauges(
         "gpustow_unfenced_pods",
         "Pods that an earlier extender may still bind, because their status cannot be written",

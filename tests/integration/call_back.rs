@@ -110,18 +110,21 @@ async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Resul
     wait_refused(&case.client, &waits, CALLED, SOON).await?;
     let (reason, message) = says(&case, &greedy, names::GIVE_BACK, "True").await?;
     assert_eq!(reason, "Event");
-    for part in ["7500 MiB", "2000 MiB", "all of it", "waits", "6000 MiB"] {
+    for part in ["7500 MiB", "2000 MiB", "no limit", "waits", "6000 MiB"] {
         ensure!(message.contains(part), "{part} is missing: {message}");
     }
-    let told = event(&case.client, &greedy, "GpuMemoryCalledBack").await?;
+    let told = event(&case.client, &greedy, "GpuPodDisrupted").await?;
     ensure!(told.contains("7500 MiB"), "{told}");
     let (reason, kept) = says(&case, &waits, names::KEPT_CONDITION, "True").await?;
-    assert_eq!(reason, "CalledBack");
+    assert_eq!(reason, "Reclaiming");
     ensure!(
-        kept.contains(&format!("{}/greedy until 20", case.namespace)),
+        kept.contains(&format!(
+            "Reclaiming memory from {}/greedy.",
+            case.namespace
+        )),
         "{kept}"
     );
-    event(&case.client, &waits, "GpuMemoryKept").await?;
+    event(&case.client, &waits, "GpuMemoryReserved").await?;
     assert!(condition(&now(&case, &within).await?, names::GIVE_BACK).is_none());
 
     uses(&case, &node, &[(&greedy, 2000), (&within, 1000)]).await?;
@@ -129,7 +132,9 @@ async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Resul
     says(&case, &greedy, names::GIVE_BACK, "False").await?;
     says(&case, &waits, names::KEPT_CONDITION, "False").await?;
     let metrics = replica.extender.metrics().await?;
-    ensure!(metrics.contains("gpustow_acts_total{act=\"event\",outcome=\"done\"} 1"));
+    ensure!(metrics.contains(
+        "gpustow_disruptions_total{action=\"event\",cause=\"reclaim\",outcome=\"done\"} 1"
+    ));
     replica.settled(&case).await?;
     case.end().await
 }
@@ -151,21 +156,29 @@ async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> R
     for part in ["7000 MiB", "2000 MiB", "quiet", "4000 MiB"] {
         ensure!(message.contains(part), "{part} is missing: {message}");
     }
-    event(&case.client, &greedy, "GpuMemoryCalledBack").await?;
-    let told = event(&case.client, &quiet, "GpuMemoryShort").await?;
+    event(&case.client, &greedy, "GpuPodDisrupted").await?;
+    let told = event(&case.client, &quiet, "GpuMemoryReserved").await?;
     ensure!(
         told.contains(&format!("{}/greedy", case.namespace)),
         "{told}"
     );
     let metrics = replica.extender.metrics().await?;
-    ensure!(metrics.contains("gpustow_short_gpus 1\n"), "{metrics}");
+    ensure!(
+        metrics.contains("gpustow_gpus_under_pressure 1\n"),
+        "{metrics}"
+    );
     // Now both together fit beside each other, and greedy borrows still.
     uses(&case, &node, &[(&greedy, 5000), (&quiet, 500)]).await?;
     says(&case, &greedy, names::GIVE_BACK, "False").await?;
     assert!(condition(&now(&case, &quiet).await?, names::GIVE_BACK).is_none());
     let metrics = replica.extender.metrics().await?;
-    ensure!(metrics.contains("gpustow_acts_total{act=\"event\",outcome=\"done\"} 1\n"));
-    ensure!(metrics.contains("gpustow_short_gpus 0\n"), "{metrics}");
+    ensure!(metrics.contains(
+        "gpustow_disruptions_total{action=\"event\",cause=\"pressure\",outcome=\"done\"} 1\n"
+    ));
+    ensure!(
+        metrics.contains("gpustow_gpus_under_pressure 0\n"),
+        "{metrics}"
+    );
     case.end().await
 }
 
@@ -186,8 +199,8 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
     let all = [(&greedy, 5000), (&little, 1200), (&quiet, 500)];
     uses(&case, &node, &all).await?;
 
-    event(&case.client, &greedy, "GpuEvictionRefused").await?;
-    event(&case.client, &quiet, "GpuEvictionRefused").await?;
+    event(&case.client, &greedy, "GpuDisruptionRefused").await?;
+    event(&case.client, &quiet, "GpuDisruptionRefused").await?;
     assert!(!is_evicted(&case, &greedy).await?);
     assert!(condition(&now(&case, &little).await?, names::GIVE_BACK).is_none());
     budgets.delete("greedy", &DeleteParams::default()).await?;
@@ -195,7 +208,10 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
     uses(&case, &node, &[(&little, 1200), (&quiet, 500)]).await?;
     eventually(SOON, "nothing is short", async || {
         let metrics = replica.extender.metrics().await?;
-        ensure!(metrics.contains("gpustow_short_gpus 0\n"), "{metrics}");
+        ensure!(
+            metrics.contains("gpustow_gpus_under_pressure 0\n"),
+            "{metrics}"
+        );
         Ok(())
     })
     .await?;
@@ -234,13 +250,13 @@ async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_wh
         let asked = condition(&over, names::GIVE_BACK).context("no condition")?;
         let said = asked.message.clone().unwrap_or_default();
         ensure!(
-            asked.status == "True" && said.contains("for too long"),
+            asked.status == "True" && said.contains("Over its limit for more than 500 ms"),
             "{said}"
         );
         Ok(())
     })
     .await?;
-    event(&case.client, &over, "GpuMemoryCalledBack").await?;
+    event(&case.client, &over, "GpuPodDisrupted").await?;
     for pod in [&free, &within] {
         assert!(condition(&now(&case, pod).await?, names::GIVE_BACK).is_none());
     }
@@ -286,9 +302,9 @@ async fn an_eviction_that_a_budget_refuses_is_shown_and_tried_again() -> Result<
     uses(&case, &node, &[(&greedy, 8000)]).await?;
 
     let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
-    let refused = event(&case.client, &greedy, "GpuEvictionRefused").await?;
+    let refused = event(&case.client, &greedy, "GpuDisruptionRefused").await?;
     ensure!(refused.contains("disruption budget"), "{refused}");
-    event(&case.client, &waits, "GpuEvictionRefused").await?;
+    event(&case.client, &waits, "GpuDisruptionRefused").await?;
     assert!(!is_evicted(&case, &greedy).await?);
 
     budgets.delete("greedy", &DeleteParams::default()).await?;
@@ -327,7 +343,9 @@ async fn a_pods_owner_softens_what_is_done() -> Result<()> {
     eventually(SOON, "it is told, and nothing else", async || {
         let metrics = replica.extender.metrics().await?;
         let counted = |act: &str, count: u64| {
-            let series = format!("gpustow_acts_total{{act=\"{act}\",outcome=\"done\"}} {count}\n");
+            let series = format!(
+                "gpustow_disruptions_total{{action=\"{act}\",cause=\"reclaim\",outcome=\"done\"}} {count}\n"
+            );
             metrics.contains(&series)
         };
         ensure!(counted("event", 1) && counted("evict", 0), "{metrics}");
@@ -367,7 +385,7 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
         let greedy = now(&case, &greedy).await?;
         let asked = condition(&greedy, names::GIVE_BACK).context("no condition")?;
         let message = asked.message.clone().unwrap_or_default();
-        ensure!(message.contains("heir goes on"), "{message}");
+        ensure!(message.contains("heir continues"), "{message}");
         Ok(())
     })
     .await?;

@@ -144,7 +144,7 @@ async fn reclaim_evicts_no_pod_for_one_that_kube_scheduler_refuses() -> Result<(
         wait_refused(&case.client, &second, once.refusal(), SOON).await?;
 
         let later = case.pod("later").gpu_mem(6000).create(&case.client).await?;
-        let told = event(&case.client, &greedy, "GpuMemoryCalledBack").await?;
+        let told = event(&case.client, &greedy, "GpuPodDisrupted").await?;
         let whom = format!("{}/later", case.namespace);
         ensure!(told.contains(&whom), "{told}");
         wait_gone(&case.client, &greedy, SOON).await?;

@@ -1,17 +1,21 @@
 //! kube-scheduler sees what the extender's watches do not show yet: a late view evicts no second pod.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use axum::http::StatusCode;
-use gpustow_api::{kept, names};
+use gpustow_api::names;
+use gpustow_api::reserved::Reservation;
 use gpustow_testkit::builders::{delete, set_containers, set_running};
 use gpustow_testkit::{Action, Case, PodBuilder, Rule, eventually, wait_bound, wait_gone};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
+use crate::attack::account;
 use crate::fault_rig::{Replica, clear, now, turn};
 use crate::support::{SOON, bound};
 
@@ -233,9 +237,17 @@ async fn condition_is_ended_once_while_the_watch_is_late() -> Result<()> {
     let failing = writes(Action::Fail(StatusCode::INTERNAL_SERVER_ERROR));
     let kept = json!([{
         "type": names::KEPT_CONDITION, "status": "True", "reason": "Preempting",
-        "message": kept::message("n", "5 MiB"),
+        "message": "Reserved on node n",
     }]);
-    status(&case, &pod, json!({ "conditions": kept })).await?;
+    let reserved = Reservation::new("n", BTreeMap::new(), Timestamp::now()).encode();
+    let left = json!({
+        "metadata": { "annotations": { names::RESERVATION: reserved } },
+        "status": { "conditions": kept },
+    });
+    let former = account(turn.cluster, names::NAMESPACE, names::SCHEDULER).await?;
+    let former = Api::<Pod>::namespaced(former, &case.namespace);
+    let (params, left) = (PatchParams::default(), Patch::Merge(left));
+    former.patch_status("p", &params, &left).await?;
     failing.seen(1, SOON).await?;
     let late = delayed(&replica, PODS, DAY).await?;
     let leases = replica.proxy.rule(

@@ -129,8 +129,8 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
         Ok(pod)
     };
     line.push(eventually(SOON, "the policy gates a pod", by_policy).await?);
-    let place = event(&case.client, &line[0], "GpuMemoryInLine").await?;
-    ensure!(place.contains("1 of"), "{place}");
+    let place = event(&case.client, &line[0], "GpuPodQueued").await?;
+    ensure!(place.contains("position 1 of"), "{place}");
     let metrics = extender.metrics().await?;
     ensure!(metrics.contains("\ngpustow_line_pods 3\n"), "{metrics}");
     // By age, whoever bears a gate.
@@ -165,7 +165,7 @@ async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
     let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     let next = held(&case, "next").create(&case.client).await?;
     flag(&cluster, true).await?;
-    event(&case.client, &next, "GpuMemoryInLine").await?;
+    event(&case.client, &next, "GpuPodQueued").await?;
 
     first.process.kill9();
     delete(&case.client, &holder, 0).await?;
@@ -205,7 +205,7 @@ async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay()
     let held = held(&case, "held").create(&case.client).await?;
     let free = |pod: Option<&Pod>| pod.is_some_and(|pod| !is_held(pod));
     wait_condition(&case.client, &held, "is let go", SOON, free).await?;
-    event(&case.client, &held, "GpuMemoryLineLeft").await?;
+    event(&case.client, &held, "GpuPodUngated").await?;
     still_held(&case, &[&twice]).await?;
     flag(&cluster, false).await?;
     case.end().await
@@ -223,8 +223,8 @@ async fn whom_no_node_could_hold_is_let_out_and_told() -> Result<()> {
         .gpu_mem(2 * CARD)
         .create(&case.client)
         .await?;
-    let told = event(&case.client, &huge, "GpuMemoryLineLeft").await?;
-    ensure!(told.contains("no node could hold it"), "{told}");
+    let told = event(&case.client, &huge, "GpuPodUngated").await?;
+    ensure!(told.contains("does not fit on any node"), "{told}");
     let free = |pod: Option<&Pod>| pod.is_some_and(|pod| !is_held(pod));
     wait_condition(&case.client, &huge, "is let out", SOON, free).await?;
     case.end().await
@@ -239,15 +239,15 @@ async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
     case.node("n", &[CARD]).create(&case.client).await?;
     let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     let first = held(&case, "first").create(&case.client).await?;
-    event(&case.client, &first, "GpuMemoryInLine").await?;
+    event(&case.client, &first, "GpuPodQueued").await?;
 
     let urgent = held(&case, "urgent").priority_class("system-cluster-critical");
     let urgent = urgent.create(&case.client).await?;
 
     wait_bound(&case.client, &urgent, SOON).await?;
     wait_gone(&case.client, &holder, SOON).await?;
-    let told = event(&case.client, &urgent, "GpuMemoryLineLeft").await?;
-    ensure!(told.contains("may be evicted for it"), "{told}");
+    let told = event(&case.client, &urgent, "GpuPodUngated").await?;
+    ensure!(told.contains("can be preempted for it"), "{told}");
     still_held(&case, &[&first]).await?;
     case.end().await
 }
@@ -263,18 +263,18 @@ async fn the_first_in_line_are_shown_to_an_autoscaler() -> Result<()> {
     case.node("n", &[CARD]).create(&case.client).await?;
     let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     let first = held(&case, "first").create(&case.client).await?;
-    let told = event(&case.client, &first, "GpuMemoryLineLeft").await?;
-    ensure!(told.contains("an autoscaler is to see"), "{told}");
+    let told = event(&case.client, &first, "GpuPodUngated").await?;
+    ensure!(told.contains("autoscalers should see it"), "{told}");
     // What autoscalers look for.
     wait_refused(&case.client, &first, "Insufficient", SOON).await?;
     let second = held(&case, "second").create(&case.client).await?;
-    event(&case.client, &second, "GpuMemoryInLine").await?;
+    event(&case.client, &second, "GpuPodQueued").await?;
     still_held(&case, &[&second]).await?;
 
     delete(&case.client, &holder, 0).await?;
     wait_bound(&case.client, &first, SOON).await?;
     // The next one's turn to be seen.
-    event(&case.client, &second, "GpuMemoryLineLeft").await?;
+    event(&case.client, &second, "GpuPodUngated").await?;
     case.end().await
 }
 
@@ -419,7 +419,7 @@ async fn a_lift_that_arrives_after_a_takeover_gets_no_room_of_others() -> Result
     let is_lift = move |method: &Method, uri: &Uri| *method == Method::PATCH && uri.path() == path;
     let lift = frozen.proxy.rule(is_lift, Action::Hold);
     let first = held(&case, "first").create(&case.client).await?;
-    event(&case.client, &first, "GpuMemoryInLine").await?;
+    event(&case.client, &first, "GpuPodQueued").await?;
     delete(&case.client, &holder, 0).await?;
     lift.seen(1, SOON).await?;
     its_scheduler.process.kill9();

@@ -189,6 +189,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::CONFIRMED,
         names::EPOCH,
         names::FENCE,
+        names::RESERVATION,
         names::GPU_COUNT_LABEL,
         names::GPU_MEMORY_LABEL,
         names::GPU_MODEL_LABEL,

@@ -94,7 +94,8 @@ fn on_eviction(replica: &Replica, which: usize, action: Action) -> Rule {
 /// How many pods the replica moved.
 async fn moved(replica: &Replica) -> Result<String> {
     let metrics = replica.extender.metrics().await?;
-    let series = "gpustow_acts_total{act=\"move\",outcome=\"done\"} ";
+    let series =
+        "gpustow_disruptions_total{action=\"evict\",cause=\"defragment\",outcome=\"done\"} ";
     let count = metrics.lines().find_map(|line| line.strip_prefix(series));
     Ok(count.context("no such series")?.to_owned())
 }
@@ -131,14 +132,17 @@ async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> 
 
     // The smaller one.
     let gone = ends(&case, "y").await?;
-    let told = event(&case.client, &gone, "GpuMemoryMoved").await?;
+    let told = event(&case.client, &gone, "GpuPodDisrupted").await?;
     ensure!(
         told.contains(&format!("{}/waits", case.namespace)),
         "{told}"
     );
-    let told = event(&case.client, &waits, "GpuMemoryKept").await?;
+    let told = event(&case.client, &waits, "GpuMemoryReserved").await?;
     ensure!(
-        told.contains(&format!("after {}/y moved until 20", case.namespace)),
+        told.contains(&format!(
+            "Evicting {}/y, which can run elsewhere",
+            case.namespace
+        )),
         "{told}"
     );
     ensure!(holds(&now(&case, &waits).await?, names::KEPT_CONDITION));

@@ -31,7 +31,7 @@ async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result
     let large = case.pod("large").gpu_mem(3 * CARD);
     let large = large.annotation(names::GPU_COUNT, "3");
     let large = refused(&case.client, large, names::GPU_MEM).await?;
-    let told = event(&case.client, &large, "GpuPlaceKept").await?;
+    let told = event(&case.client, &large, "GpuMemoryReserved").await?;
     ensure!(
         told.contains("small-0") && told.contains("small-2"),
         "{told}"
@@ -44,7 +44,10 @@ async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result
         late.push(refused(&case.client, pod, KEPT).await?);
     }
     let metrics = rig.extender.metrics().await?;
-    ensure!(metrics.contains("\ngpustow_places_kept 1\n"), "{metrics}");
+    ensure!(
+        metrics.contains("\ngpustow_earmarks{cause=\"reserve\"} 1\n"),
+        "{metrics}"
+    );
     delete(&case.client, &small[2], 0).await?;
     wait_bound(&case.client, &large, SOON).await?;
     case.check().await?;
@@ -66,13 +69,13 @@ async fn an_extender_that_starts_anew_keeps_a_place_for_who_waits() -> Result<()
     let rig = Rig::start(&cluster, setup).await?;
     let case = Case::new(rig.cluster, "places-anew").await?;
     let [first, second, large] = reserved(&case).await?;
-    event(&case.client, &large, "GpuPlaceKept").await?;
+    event(&case.client, &large, "GpuMemoryReserved").await?;
 
     rig.extender.process.restart()?;
     rig.extender.wait_ready().await?;
     eventually(SOON, "a place is kept again", async || {
         let metrics = rig.extender.metrics().await?;
-        ensure!(metrics.contains("\ngpustow_places_kept 1\n"));
+        ensure!(metrics.contains("\ngpustow_earmarks{cause=\"reserve\"} 1\n"));
         Ok(())
     })
     .await?;
@@ -133,18 +136,18 @@ async fn autoscalers_are_told_to_let_a_node_be_while_a_place_is_kept_there() -> 
     let large = case.pod("large").gpu_mem(2 * CARD);
     let large = large.annotation(names::GPU_COUNT, "2");
     let large = refused(&case.client, large, names::GPU_MEM).await?;
-    let told = node_event(&case.client, &name, "GpuNodeMarkRefused").await?;
+    let told = node_event(&case.client, &name, "GpuMemoryReserved").await?;
     ensure!(told.contains("gpustow-disruptions"), "{told}");
 
     cluster.kubectl(&["apply", "-f", &right]).await?;
     marked(&case, [Some(who), Some("true"), Some("false")]).await?;
-    node_event(&case.client, &name, "GpuNodeKept").await?;
+    node_event(&case.client, &name, "GpuMemoryReserved").await?;
     for ends in [&first, &second] {
         delete(&case.client, ends, 0).await?;
     }
     wait_bound(&case.client, &large, SOON).await?;
     marked(&case, [None, None, Some("false")]).await?;
-    node_event(&case.client, &name, "GpuNodeReleased").await?;
+    node_event(&case.client, &name, "GpuReservationEnded").await?;
 
     // Whoever decides next unmarks what is not kept any more.
     let next = case.pod("next").gpu_mem(2 * CARD);
@@ -196,7 +199,7 @@ async fn reservation_goes_on_after_a_takeover_when_half_of_it_is_free() -> Resul
     let scheduler = killed.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "keeps").await?;
     let [first, second, large] = reserved(&case).await?;
-    event(&case.client, &large, "GpuPlaceKept").await?;
+    event(&case.client, &large, "GpuMemoryReserved").await?;
     delete(&case.client, &first, 0).await?;
     wait_gone(&case.client, &first, SOON).await?;
     scheduler.process.kill9();
@@ -239,7 +242,7 @@ async fn mark_that_arrives_after_a_takeover_is_taken_off() -> Result<()> {
     bound(&case.client, case.pod("small").gpu_mem(CARD)).await?;
     late.release();
     late.answered(1, SOON).await?;
-    node_event(&case.client, &case.node_name("n"), "GpuNodeReleased").await?;
+    node_event(&case.client, &case.node_name("n"), "GpuReservationEnded").await?;
     marked(&case, [None, None, None]).await?;
     frozen.extender.process.cont()?;
     successor.settled(&case).await?;

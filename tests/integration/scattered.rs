@@ -88,7 +88,7 @@ fn on_delete(replica: &Replica, which: usize, action: Action) -> Rule {
 /// How many pods the replica preempted.
 async fn preempted(replica: &Replica) -> Result<String> {
     let metrics = replica.extender.metrics().await?;
-    let series = "gpustow_acts_total{act=\"preempt\",outcome=\"done\"} ";
+    let series = "gpustow_disruptions_total{action=\"delete\",cause=\"preempt\",outcome=\"done\"} ";
     let count = metrics.lines().find_map(|line| line.strip_prefix(series));
     Ok(count.context("no such series")?.to_owned())
 }
@@ -142,14 +142,14 @@ async fn one_of_lower_priority_ends_and_the_pod_gets_its_card() -> Result<()> {
     assert_eq!(target.status, "True");
     assert_eq!(target.reason.as_deref(), Some(names::PREEMPTED));
     assert_eq!(victim.metadata.deletion_grace_period_seconds, Some(600));
-    let told = event(&case.client, &low, "GpuMemoryPreempted").await?;
+    let told = event(&case.client, &low, "GpuPodDisrupted").await?;
     ensure!(
         told.contains(&format!("{}/waits", case.namespace)),
         "{told}"
     );
-    let told = event(&case.client, &waits, "GpuMemoryKept").await?;
+    let told = event(&case.client, &waits, "GpuMemoryReserved").await?;
     ensure!(
-        told.contains(&format!("{}/low until 20", case.namespace)),
+        told.contains(&format!("Preempting {}/low.", case.namespace)),
         "{told}"
     );
     ensure!(holds(&now(&case, &waits).await?, names::KEPT_CONDITION));
@@ -293,7 +293,7 @@ async fn when_the_preemptor_is_deleted_half_way_the_next_victim_stays() -> Resul
         .gpu_mem(8000)
         .create(&case.client)
         .await?;
-    event(&case.client, &waits, "GpuMemoryKept").await?;
+    event(&case.client, &waits, "GpuMemoryReserved").await?;
     eventually(SOON, "one ends", async || {
         ensure!(staying(&case).await?.len() == 3);
         Ok(())

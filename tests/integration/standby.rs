@@ -69,7 +69,7 @@ async fn gate_that_a_policy_keeps_on_gives_the_standby_no_reason_to_take_over() 
     stick(&cluster, &case, &stuck).await?;
     case.node("n", &[CARD, CARD]).create(&case.client).await?;
     bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
-    let told = event(&case.client, &stuck, "GpuMemoryLineStuck").await?;
+    let told = event(&case.client, &stuck, "GpuPodQueued").await?;
     ensure!(told.contains("the gate stays"), "{told}");
 
     let standby = Replica::start(&cluster, "stands-by", &["queue: {mode: Always}"]).await?;

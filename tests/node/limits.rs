@@ -312,7 +312,7 @@ async fn what_uses_lent_memory_ends_for_who_waits_and_its_pod_stays() -> Result<
         // It fits beside what the other asked for, and not beside what that uses.
         let waits = node.pod("waits").gpu_mem(74_000);
         let waits = waits.create(&node.case.client).await?;
-        let kept = event(node, &waits, "GpuMemoryKept").await?;
+        let kept = event(node, &waits, "GpuMemoryReserved").await?;
         let kept = kept.message.context("no message")?;
         ensure!(kept.contains("/borrows"), "{kept}");
         let told = event(node, &pod, "GpuProcessEnded").await?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gpustow_api::reserved::Reservation;
 use gpustow_api::{Assignment, names};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
@@ -154,6 +155,19 @@ pub(crate) fn says<'p>(pod: &'p Value, of_type: &str) -> Option<&'p str> {
     conditions.find(|it| it["type"] == of_type && it["status"] == "True")?["message"].as_str()
 }
 
+/// The reason of the condition, if it is True.
+pub(crate) fn reason<'p>(pod: &'p Value, of_type: &str) -> Option<&'p str> {
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.find(|it| it["type"] == of_type && it["status"] == "True")?["reason"].as_str()
+}
+
+/// The node on which memory is reserved for the pod, as the annotation says.
+pub(crate) fn reserved_on(pod: &Value) -> Option<String> {
+    says(pod, names::KEPT_CONDITION)?;
+    let annotation = pod["metadata"]["annotations"][names::RESERVATION].as_str()?;
+    Some(Reservation::decode(annotation)?.node)
+}
+
 /// Whom the extender may delete: that very copy of a bound pod that says why, for a pod of higher priority for which room
 /// is kept on its node.
 pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) -> Option<String> {
@@ -163,12 +177,11 @@ pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) ->
             pod["metadata"]["name"]
         ));
     };
-    let on = format!("on node {node}:");
     let mut others = objects.all(Kind::Pod);
     let wanted = others.any(|other| {
         priority(other) > priority(pod)
             && !other["spec"]["nodeName"].is_string()
-            && says(other, names::KEPT_CONDITION).is_some_and(|text| text.starts_with(&on))
+            && reserved_on(other).as_deref() == Some(node)
     });
     let exact = precondition["uid"].is_string() && precondition["resourceVersion"].is_string();
     let marked = says(pod, names::DISRUPTION_TARGET).is_some();
@@ -182,17 +195,16 @@ pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) ->
 
 /// Is this a pod that may be moved, and says for what it is, while room is kept on its node for another?
 pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
-    let on = format!(
-        "on node {}:",
-        pod["spec"]["nodeName"].as_str().unwrap_or_default()
-    );
+    let node = pod["spec"]["nodeName"].as_str();
     let mut others = objects.all(Kind::Pod);
     let wanted = others.any(|other| {
         priority(other) >= priority(pod)
             && !other["spec"]["nodeName"].is_string()
-            && says(other, names::KEPT_CONDITION).is_some_and(|text| text.starts_with(&on))
+            && reserved_on(other)
+                .as_deref()
+                .is_some_and(|it| Some(it) == node)
     });
-    let marked = says(pod, names::DISRUPTION_TARGET).is_some_and(|text| text.contains("moves"));
+    let marked = reason(pod, names::DISRUPTION_TARGET) == Some(names::MOVED);
     wanted && marked && pod["metadata"]["annotations"][names::MOVABLE] == "true"
 }
 
@@ -291,8 +303,7 @@ pub(crate) fn is_fresh(objects: &Objects, node: &str, seconds: i64) -> bool {
 /// Is room kept on the node for another pod that comes before this one?
 pub(crate) fn is_kept(objects: &Objects, node: &str, pod: &Value) -> bool {
     objects.all(Kind::Pod).any(|other| {
-        let kept = says(other, names::KEPT_CONDITION)
-            .is_some_and(|text| text.starts_with(&format!("on node {node}:")));
+        let kept = reserved_on(other).as_deref() == Some(node);
         (nominated(other) == Some(node) || kept)
             && other["metadata"]["uid"] != pod["metadata"]["uid"]
             && priority(other) >= priority(pod)

@@ -133,7 +133,7 @@ fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
 /// Pods on the victim's node that finish for this one: those that are marked, and those that its condition names.
 fn victims(objects: &Objects, pod: &Value, victim: &Value) -> BTreeSet<String> {
     let text = says(pod, names::KEPT_CONDITION).unwrap_or_default();
-    let told: Vec<&str> = text.split([' ', ',']).collect();
+    let told: Vec<&str> = text.split([' ', ',', '.']).collect();
     let named = |it: &Value| told.contains(&&*format!("{NAMESPACE}/{}", name(it)));
     let marked = |it: &Value| says(it, names::DISRUPTION_TARGET).is_some();
     let here = objects.all(Kind::Pod);
@@ -155,7 +155,7 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
     let due = |objects: &Objects| {
         let text = back.filter(|_| check::borrows(objects, victim));
         text.is_some_and(|text| match named(objects, text) {
-            Some(pod) if !text.contains("waits for it") => {
+            Some(pod) if !text.contains("waits for this memory") => {
                 pod["spec"]["nodeName"] == *node && !ended(pod)
             }
             None if !text.contains(&format!(" {NAMESPACE}/")) => true,
@@ -188,7 +188,7 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
 /// The pod that waits for what this one holds or borrows, by what is said on it.
 fn beneficiary<'s>(server: &'s Server, victim: &Value) -> Option<&'s Copy> {
     let for_room = says(victim, names::DISRUPTION_TARGET);
-    let back = says(victim, names::GIVE_BACK).filter(|text| text.contains("waits for it"));
+    let back = says(victim, names::GIVE_BACK).filter(|text| text.contains("waits for this memory"));
     named(server, for_room.or(back)?)
 }
 

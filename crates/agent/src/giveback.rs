@@ -1,11 +1,12 @@
 //! Which processes end because the extender demands that their pod give GPU memory back. No I/O.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_pack::Mib;
+use gpustow_serve::rate::Window;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::cgroup::Owner;
@@ -57,8 +58,8 @@ pub struct GiveBack {
     rate: usize,
     /// By UID: the demand that was met, and the agent's age when it last was.
     met: HashMap<Arc<str>, (Timestamp, Duration)>,
-    /// The agent's ages when processes were ended.
-    ended: VecDeque<Duration>,
+    /// The processes that were ended.
+    ended: Window,
 }
 
 impl GiveBack {
@@ -68,7 +69,7 @@ impl GiveBack {
         Self {
             rate,
             met: HashMap::new(),
-            ended: VecDeque::new(),
+            ended: Window::new(MINUTE),
         }
     }
 
@@ -83,7 +84,6 @@ impl GiveBack {
         now: Now,
     ) -> Vec<Target> {
         self.met.retain(|uid, _| pods.get(uid).is_some());
-        self.ended.retain(|at| now.age.saturating_sub(*at) < MINUTE);
         let mut asked: Vec<&NodePod> = pods.iter().filter(|pod| !pod.facts.released).collect();
         asked.sort_by_key(|pod| pod.facts.uid.clone());
         let mut all = Vec::new();
@@ -104,12 +104,12 @@ impl GiveBack {
                 targets.extend(of_card);
             }
             // All of a demand at once, or later.
-            let room = self.rate.saturating_sub(self.ended.len());
+            let room = self.ended.left(self.rate, now.age);
             if targets.is_empty() || room == 0 || room < targets.len() && room < self.rate {
                 continue;
             }
             targets.truncate(room);
-            self.ended.extend(targets.iter().map(|_| now.age));
+            targets.iter().for_each(|_| self.ended.note((), now.age));
             self.met.insert(uid.clone(), (demand.since, now.age));
             all.extend(targets);
         }

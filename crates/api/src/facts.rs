@@ -23,7 +23,8 @@ use crate::assignment::{Assignment, BrokenAssignment};
 use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
 use crate::request::{BadRequest, request};
-use crate::{kept, limit, names};
+use crate::reserved::Reservation;
+use crate::{limit, names};
 use meta::{controller, gone_by, maker};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
@@ -112,7 +113,7 @@ pub struct PodFacts {
     pub limits: Arc<[Mib]>,
     /// Who sees to that.
     pub enforce: Enforce,
-    /// The node on which the extender that decided last kept room for it ([`kept`]).
+    /// The node on which the extender that decided last kept room for it ([`names::RESERVATION`]).
     pub kept_on: Option<Arc<str>>,
     /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
     /// refusal from one that was there before.
@@ -205,8 +206,9 @@ impl PodFacts {
             limits,
             enforce,
             kept_on: status.and_then(|status| {
-                let kept = holds(status, names::KEPT_CONDITION)?;
-                kept::node(kept.message.as_deref()?).map(Arc::from)
+                holds(status, names::KEPT_CONDITION)?;
+                let kept = Reservation::decode(annotation(names::RESERVATION)?)?;
+                Some(Arc::from(kept.node))
             }),
             refusal: status.and_then(refused).map_or(0, digest),
         })

@@ -9,13 +9,13 @@ pub mod facts;
 pub mod faults;
 pub mod gpunode;
 pub mod intree;
-pub mod kept;
 pub mod limit;
 mod links;
 pub mod names;
 pub mod owner;
 pub mod quantity;
 pub mod request;
+pub mod reserved;
 mod share;
 pub mod workload;
 

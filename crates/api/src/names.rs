@@ -69,10 +69,12 @@ pub const ROOM_CONDITION: &str = "gpustow.dev/RoomAppeared";
 /// nomination is the extender's, who also ends it.
 pub const NOMINATED: &str = "NodeNominated";
 
-/// Written by the extender: condition on a waiting pod for which room is kept, whose message says where.
+/// Written by the extender: condition on a waiting pod for which room is kept; its message is for people.
 pub const KEPT_CONDITION: &str = "gpustow.dev/RoomKept";
-/// Reason of the extender's Event on a pod for which it reserves GPUs as they become free.
-pub const PLACE_KEPT: &str = "GpuPlaceKept";
+/// Written by the extender beside that condition: where room is kept, and until when ([`Reservation`](crate::reserved)).
+pub const RESERVATION: &str = "gpustow.dev/reservation";
+/// Reason of the extender's Event on a pod for which it reserves memory.
+pub const MEMORY_RESERVED: &str = "GpuMemoryReserved";
 /// Written by the extender: condition on a pod that is to give memory back which it uses beyond its request.
 /// Its last transition says which demand this is; its reason, what is done about it.
 pub const GIVE_BACK: &str = "gpustow.dev/GiveBack";
@@ -144,9 +146,21 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 13] = [
-    ADOPTED, GPU_COUNT, EXCLUSIVE, MEM_LIMIT, ENFORCE, ACT, MOVABLE, POLICY, MADE_FOR, ASSIGNMENT,
-    CONFIRMED, EPOCH, FENCE,
+pub const POD_KEYS: [&str; 14] = [
+    ADOPTED,
+    GPU_COUNT,
+    EXCLUSIVE,
+    MEM_LIMIT,
+    ENFORCE,
+    ACT,
+    MOVABLE,
+    POLICY,
+    MADE_FOR,
+    ASSIGNMENT,
+    CONFIRMED,
+    EPOCH,
+    FENCE,
+    RESERVATION,
 ];
 /// Those that the name of a container follows.
 pub const POD_KEYS_OF: [&str; 5] = [GPU_COUNT_OF, MEM_LIMIT_OF, DEVICES_OF, MIB_OF, SHARE_OF];

@@ -117,7 +117,15 @@ fn an_environment_variable_means_one_thing() -> io::Result<()> {
 fn pack_and_ledger_read_no_clock_and_never_wait() -> io::Result<()> {
     for library in ["crates/pack/src", "crates/ledger/src"] {
         for (path, code) in code_below(&root().join(library))? {
-            for word in ["::now(", "async fn", "async move", ".await", "thread::"] {
+            for word in [
+                "::now(",
+                "async fn",
+                "async move",
+                ".await;",
+                ".await?",
+                ".await.",
+                "thread::",
+            ] {
                 assert!(
                     !code.contains(word),
                     "{} must not use {word}",

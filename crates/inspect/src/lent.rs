@@ -3,14 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use gpustow_api::{kept, names};
+use gpustow_api::names;
+use gpustow_api::reserved::Reservation;
 use gpustow_ledger::{CardView, ShareState};
 use gpustow_pack::Mib;
+use kube::ResourceExt as _;
 
 use crate::{Cluster, PodInfo, state};
 
 /// The pods for which room is kept, by node.
-pub struct Loans<'c>(BTreeMap<&'c str, Vec<(&'c PodInfo, &'c str)>>);
+pub struct Loans<'c>(BTreeMap<String, Vec<(&'c PodInfo, Reservation)>>);
 
 /// What of one card is lent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,12 +28,14 @@ pub struct Loan {
 impl<'c> Loans<'c> {
     /// What is kept in the whole cluster.
     pub fn of(cluster: &'c Cluster) -> Self {
-        let mut kept: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        let mut kept: BTreeMap<String, Vec<_>> = BTreeMap::new();
         for pod in cluster.pods.values().filter(|pod| pod.waits()) {
-            if let Some(message) = state::holds(&pod.object, names::KEPT_CONDITION)
-                && let Some(node) = kept::node(message)
-            {
-                kept.entry(node).or_default().push((pod, message));
+            let annotation = pod.object.annotations().get(names::RESERVATION);
+            let reserved = annotation.and_then(|text| Reservation::decode(text));
+            let holds = state::holds(&pod.object, names::KEPT_CONDITION).is_some();
+            if let Some(reserved) = reserved.filter(|_| holds) {
+                let of_node = kept.entry(reserved.node.clone()).or_default();
+                of_node.push((pod, reserved));
             }
         }
         Self(kept)
@@ -54,11 +58,9 @@ impl<'c> Loans<'c> {
         };
         let asked = borrowers.iter().filter(|(pod, _)| was_asked(&pod.uid));
         let kept = self.0.get(node).into_iter().flatten();
-        let here = kept.filter(|(_, message)| message.contains(&card.uuid));
-        let kept_for = here.map(|(pod, message)| match kept::until(message) {
-            Some(until) => format!("{} until {until}", pod.full_name()),
-            None => pod.full_name(),
-        });
+        let here = kept.filter(|(_, reserved)| reserved.gpus.contains_key(&*card.uuid));
+        let kept_for =
+            here.map(|(pod, reserved)| format!("{} until {}", pod.full_name(), reserved.until));
         Loan {
             lent: borrowers.iter().map(|(_, lent)| *lent).sum(),
             kept_for: kept_for.collect(),

@@ -262,9 +262,9 @@ async fn leases(client: &Client) -> kube::Result<Vec<Lease>> {
     Ok(leases)
 }
 
-/// The Events about places that are kept for pods.
+/// The Events about memory that is reserved for pods.
 async fn kept_places(client: &Client) -> Result<Vec<Event>, Error> {
-    let fields = format!("reason={}", names::PLACE_KEPT);
+    let fields = format!("reason={}", names::MEMORY_RESERVED);
     list_by(
         Api::all(client.clone()),
         ListParams::default().fields(&fields),
@@ -288,7 +288,7 @@ fn said_of_places(events: Vec<Event>) -> BTreeMap<String, (Timestamp, String)> {
             continue;
         };
         let is_news = said.get(&uid).is_none_or(|(before, _)| *before <= time);
-        if is_news && event.reason.as_deref() == Some(names::PLACE_KEPT) {
+        if is_news && event.reason.as_deref() == Some(names::MEMORY_RESERVED) {
             said.insert(uid, (time, note));
         }
     }

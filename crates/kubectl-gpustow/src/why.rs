@@ -239,13 +239,14 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         why.verdict = Verdict::Waiting;
         why.nearest = nearest(cluster, &trial, facts);
         why.fewest_to_finish = fewest_to_finish(cluster, facts);
-        why.reserved = reserved(cluster, facts);
         why.summary = verdict(&views, &trial);
         if let Some(advice) = advice(&trial, facts, cluster.resource()) {
             why.summary += &format!(" {advice}");
         }
         if let Some(kept) = state::holds(pod, names::KEPT_CONDITION) {
-            why.summary += &format!(" Room is kept for it {kept}.");
+            why.summary += &format!(" {kept}");
+        } else {
+            why.reserved = reserved(cluster, facts);
         }
     }
     if let Some(before) = cluster.ledger.before_in_line(&facts.uid) {
@@ -334,7 +335,7 @@ fn held_by(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Option<String> {
 fn reserved(cluster: &Cluster, facts: &PodFacts) -> Option<Reserved> {
     let (written, note) = cluster.kept_places.get(&*facts.uid)?;
     Some(Reserved {
-        event: names::PLACE_KEPT,
+        event: names::MEMORY_RESERVED,
         age_seconds: u64::try_from(cluster.wall.as_second() - written.as_second()).unwrap_or(0),
         note: note.clone(),
     })

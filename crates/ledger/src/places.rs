@@ -194,7 +194,7 @@ impl Ledger {
     /// How many reservations have ended like this.
     #[must_use]
     pub fn given_up(&self, how: Ended) -> u64 {
-        self.queue.reservations_ended(how)
+        self.queue.count_ended(Cause::Reserve, how)
     }
 
     /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.

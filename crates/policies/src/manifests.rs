@@ -439,6 +439,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("EXCLUSIVE", names::EXCLUSIVE),
         ("EXTENDER", names::EXTENDER),
         ("FENCE", names::FENCE),
+        ("RESERVATION", names::RESERVATION),
         ("GATE", names::GATE),
         ("GPU_COUNT_LABEL", names::GPU_COUNT_LABEL),
         ("GPU_MEMORY_LABEL", names::GPU_MEMORY_LABEL),

@@ -4,6 +4,7 @@
 mod daemon;
 mod door;
 mod exposition;
+pub mod rate;
 mod server;
 mod tls;
 

@@ -174,7 +174,7 @@ async fn each_key_is_its_writers_whoever_tries_and_by_whatever_door() -> Result<
         Create | Update => FORBIDDEN,
         Binding | LegacyBinding if key == names::CONFIRMED => ours(),
         Binding | LegacyBinding => Taken,
-        Status if [names::EPOCH, names::FENCE].contains(&key) => Taken,
+        Status if [names::EPOCH, names::FENCE, names::RESERVATION].contains(&key) => Taken,
         // By gpustow-annotations or gpustow-extender.
         Status => Refused(" write"),
     };

@@ -1,4 +1,7 @@
+use std::collections::BTreeMap;
+
 use gpustow_pack::{Claim, ClaimKind};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
@@ -91,26 +94,30 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
 }
 
 #[test]
-fn what_was_asked_back_and_kept_is_read_from_true_conditions_alone() {
-    let facts = |status: &str| {
+fn disruptions_and_reservations_are_read_from_true_conditions_reasons_and_annotations_alone() {
+    let reserved = Reservation::new("n", BTreeMap::new(), Timestamp::UNIX_EPOCH).encode();
+    let facts = |status: &str, annotation: &str| {
         facts(json!({
-            "metadata": {"uid": "u"},
+            "metadata": {"uid": "u", "annotations": {names::RESERVATION: annotation}},
             "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]},
             "status": {"conditions": [
                 {"type": names::GIVE_BACK, "status": status, "reason": "Evict"},
                 {"type": "DisruptionTarget", "status": status, "reason": names::PREEMPTED},
-                {"type": names::KEPT_CONDITION, "status": status, "message": kept::message("n", "x")},
+                {"type": names::KEPT_CONDITION, "status": status, "message": "on node m: x"},
             ]},
         }))
     };
-    let held = facts("True");
+    let held = facts("True", &reserved);
     assert_eq!(held.asked_back, Some(Act::Evict));
     assert!(held.preempted);
     assert_eq!((held.kept_on.as_deref(), held.grace), (Some("n"), 7));
-    let ended = facts("False");
+    let ended = facts("False", &reserved);
     assert_eq!(ended.asked_back, None);
     assert!(!ended.preempted);
     assert_eq!(ended.kept_on, None);
+    for unreadable in ["", "on node n: x"] {
+        assert_eq!(facts("True", unreadable).kept_on, None);
+    }
 }
 
 #[test]

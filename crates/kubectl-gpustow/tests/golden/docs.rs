@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{faults, names};
 use gpustow_ledger::Reason;
 use kubectl_gpustow::Screen;
@@ -49,14 +49,14 @@ fn is_reason(text: &str) -> bool {
 #[test]
 fn every_event_is_explained() -> Result<()> {
     let page = events()?;
-    let mut found = BTreeSet::from([names::PLACE_KEPT.to_owned()]);
-    for path in ["src/events.rs", "crates/agent/src/notices.rs"] {
-        found.extend(
-            literals(&read(path)?)
-                .into_iter()
-                .filter(|text| is_reason(text)),
-        );
-    }
+    let mut found: BTreeSet<String> = literals(&read("crates/agent/src/notices.rs")?)
+        .into_iter()
+        .filter(|text| is_reason(text))
+        .collect();
+    let extender = read("src/events.rs")?;
+    let kinds = extender.split_once("enum Kind {").context("no Kind")?.1;
+    let kinds = kinds.lines().map(str::trim).take_while(|line| *line != "}");
+    found.extend(kinds.filter_map(|line| Some(format!("Gpu{}", line.strip_suffix(',')?))));
     ensure!(
         found.contains("GpuAssigned") && found.contains("NoGpuProcess"),
         "{found:?}"

@@ -435,8 +435,8 @@ async fn why_says_that_room_is_kept_and_who_is_to_give_it_back() -> Result<()> {
         &json!({ "pods": [{ "uid": "greedy", "usedMiB": 24000 }] }),
     );
     let mut waits = waiting("waits", ROOM);
-    let kept = json!({ "type": "gpustow.dev/RoomKept", "status": "True", "reason": "CalledBack",
-        "message": "on node n: 2048 MiB of GPU GPU-n are called back from ops/greedy" });
+    let kept = json!({ "type": "gpustow.dev/RoomKept", "status": "True", "reason": "Reclaiming",
+        "message": "Reserved 2048 MiB of GPU GPU-n on node n until 2026-11-21T10:00:40Z. Reclaiming memory from ops/greedy." });
     let mut greedy = waiting("greedy", "");
     greedy["metadata"]["annotations"] = json!({ "gpustow.dev/assignment":
         r#"{"version":1,"gpus":[{"uuid":"GPU-n","mib":2048}],"containers":{"main":["GPU-n"]}}"# });
@@ -453,8 +453,7 @@ async fn why_says_that_room_is_kept_and_who_is_to_give_it_back() -> Result<()> {
     let (answer, said) = files.ask("why ops/waits").await?;
     ensure!(answer == Answer::No, "{said}");
     let words = |said: &str| said.split_whitespace().collect::<Vec<_>>().join(" ");
-    let kept =
-        "Room is kept for it on node n: 2048 MiB of GPU GPU-n are called back from ops/greedy.";
+    let kept = "Reserved 2048 MiB of GPU GPU-n on node n until 2026-11-21T10:00:40Z. Reclaiming memory from ops/greedy.";
     ensure!(words(&said).contains(kept), "{said}");
     let (_, said) = files.ask("why ops/greedy").await?;
     ensure!(

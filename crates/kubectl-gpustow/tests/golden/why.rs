@@ -97,25 +97,25 @@ async fn a_place_that_the_extender_keeps_is_quoted_from_its_event() -> Result<()
     objects.extend([
         event(
             "asks",
-            "GpuPlaceKept",
+            "GpuMemoryReserved",
             "2026-11-21T09:40:00.000000Z",
             "on node two",
         ),
         event(
             "asks",
-            "GpuPlaceKept",
+            "GpuMemoryReserved",
             "2026-11-21T09:57:00.000000Z",
             "on node four",
         ),
         event(
             "asks",
-            "GpuMemoryKept",
+            "GpuPodQueued",
             "2026-11-21T09:58:00.000000Z",
             "something else",
         ),
         event(
             "other",
-            "GpuPlaceKept",
+            "GpuMemoryReserved",
             "2026-11-21T09:59:00.000000Z",
             "another pod",
         ),
@@ -123,7 +123,7 @@ async fn a_place_that_the_extender_keeps_is_quoted_from_its_event() -> Result<()
     let notes = json!({ "gpustow.dev/gpu-count": "2" });
     let (words, said) = why(objects, asks(48_000, &notes)).await?;
     ensure!(
-        words.contains("Event GpuPlaceKept, 3m ago: on node four"),
+        words.contains("Event GpuMemoryReserved, 3m ago: on node four"),
         "{said}"
     );
     for other in ["on node two", "something else", "another pod"] {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, Request};
+use strum::{IntoStaticStr, VariantArray};
 
 use super::Queue;
 use crate::books::{Books, Uid};
@@ -30,9 +31,10 @@ pub(crate) struct Earmark {
     until: Duration,
 }
 
-/// Why room is earmarked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Cause {
+/// Why room is earmarked; as a string, the value of metric labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
+pub enum Cause {
     /// kube-scheduler nominated the pod there. It may ask for the pod before the watch shows that the victim is gone, take the
     /// refusal for the end of the preemption and clear the nomination: this outlives that for a while.
     Nominated,
@@ -66,8 +68,9 @@ enum Want {
     Cards { request: Arc<Request>, cards: Cards },
 }
 
-/// How an earmark ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// How an earmark ends; as a string, the value of metric labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Ended {
     /// The pod has its memory, there or elsewhere.
     Taken,
@@ -92,22 +95,6 @@ pub enum Ended {
 impl Ended {
     /// The ways in which a reservation is given up.
     pub const GIVEN_UP: [Self; 4] = [Self::Better, Self::Late, Self::Unfit, Self::Overtaken];
-
-    /// The value of metric labels.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Taken => "taken",
-            Self::Gone => "gone",
-            Self::Replaced => "replaced",
-            Self::Needless => "needless",
-            Self::Failed => "failed",
-            Self::Better => "better",
-            Self::Late => "late",
-            Self::Unfit => "unfit",
-            Self::Overtaken => "overtaken",
-        }
-    }
 }
 
 impl Earmark {
@@ -307,9 +294,15 @@ impl Queue {
         Some(earmark)
     }
 
-    /// How many reservations ended like this.
-    pub(crate) fn reservations_ended(&self, how: Ended) -> u64 {
-        let count = self.ended.get(&(Cause::Reserve, how));
+    /// How many earmarks there are for this cause.
+    pub(crate) fn count_earmarks(&self, cause: Cause) -> usize {
+        let of_cause = self.earmarks.values().filter(|it| it.cause == cause);
+        of_cause.count()
+    }
+
+    /// How many earmarks for this cause ended like this.
+    pub(crate) fn count_ended(&self, cause: Cause, how: Ended) -> u64 {
+        let count = self.ended.get(&(cause, how));
         count.copied().unwrap_or_default()
     }
 

@@ -11,70 +11,84 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Map, Value, json};
-use tokio::time::sleep;
+use tokio::time::Instant;
 
+use super::{Action, Cause, TIMEOUT};
 use crate::app::App;
 use crate::ask::{AskError, within};
-use crate::metrics::MARK;
+use crate::events::Kind;
+use crate::leading::while_leading;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(5);
-/// The same if no node is to be marked: only marks of an earlier extender are taken off.
+/// The same if no node must be marked: only marks of an earlier leader are removed.
 const RARE: Duration = Duration::from_secs(60);
-/// After one at which a node could not be written.
+/// After a look at which a node could not be written.
 const PAUSE: Duration = Duration::from_secs(15);
-/// For an answer of the API server.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Marks and unmarks nodes for as long as the process runs. Without `reserve.markNodes` it only unmarks.
+/// Marks and unmarks nodes for as long as the process runs, while this replica leads. Without `reserve.markNodes` it only
+/// unmarks.
 pub(crate) async fn run(app: Arc<App>) {
+    while_leading(app, LOOK, async |next: &mut Option<Instant>, app, epoch| {
+        if next.is_none_or(|next| next <= Instant::now()) {
+            *next = look(app, epoch).await.map(|pause| Instant::now() + pause);
+        }
+    })
+    .await;
+}
+
+/// One look at all nodes; the pause after it, if it is longer than usual.
+async fn look(app: &App, epoch: u64) -> Option<Duration> {
     let nodes: Api<Node> = Api::all(app.client.clone());
     let labelled = ListParams::default().labels(names::KEPT_LABEL).match_any();
-    let mut pause = LOOK;
-    loop {
-        sleep(pause).await;
-        pause = LOOK;
-        let Some(epoch) = app.epoch.held() else {
-            continue;
-        };
-        if !app.lists.missing().is_empty() || app.is_draining() {
-            continue;
+    let marked: BTreeSet<Arc<str>> = match within(TIMEOUT, nodes.list_metadata(&labelled)).await {
+        Ok(list) => list.iter().map(|node| node.name_any().into()).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "cannot see which nodes are marked for autoscalers");
+            return None;
         }
-        let marked: BTreeSet<Arc<str>> = match within(TIMEOUT, nodes.list_metadata(&labelled)).await
-        {
-            Ok(list) => list.iter().map(|node| node.name_any().into()).collect(),
+    };
+    let marks = app.config.spec().reserve.mark_nodes;
+    let mut pause = (!marks).then_some(RARE);
+    let places = match marks {
+        true => app.ledger.lock().places(),
+        false => Vec::new(),
+    };
+    let kept: BTreeSet<Arc<str>> = places.into_iter().map(|place| place.node).collect();
+    for node in kept.symmetric_difference(&marked) {
+        let keeps = kept.contains(node);
+        let (kind, note) = match keeps {
+            true => (
+                Kind::MemoryReserved,
+                "Reserved for a pod that has waited long. Autoscalers are told not to remove this node.",
+            ),
+            false => (
+                Kind::ReservationEnded,
+                "The reservation ended. Autoscalers may remove this node.",
+            ),
+        };
+        let outcome = match change(app, epoch, &nodes, node, keeps).await {
+            Ok(false) => continue,
+            Ok(true) => {
+                tracing::info!(%node, keeps, "told autoscalers whether GPUs are reserved there");
+                app.events.tell(kind, node, note.to_owned());
+                "done"
+            }
             Err(error) => {
-                tracing::warn!(%error, "cannot see which nodes are marked for autoscalers");
-                continue;
+                tracing::warn!(%node, %error, "cannot tell autoscalers whether GPUs are reserved there");
+                let note = format!(
+                    "Cannot tell autoscalers whether GPUs are reserved on this node: {error}. Retrying. If the ClusterRole \
+                     gpustow-disruptions is missing, apply it."
+                );
+                app.events.warn(kind, node, note);
+                pause = Some(pause.map_or(PAUSE, |pause| pause.max(PAUSE)));
+                "failed"
             }
         };
-        let marks = app.config.spec().reserve.mark_nodes;
-        let between = if marks { LOOK } else { RARE };
-        let places = match marks {
-            true => app.ledger.lock().places(),
-            false => Vec::new(),
-        };
-        let kept: BTreeSet<Arc<str>> = places.into_iter().map(|place| place.node).collect();
-        pause = between;
-        for node in kept.symmetric_difference(&marked) {
-            let keeps = kept.contains(node);
-            let outcome = match change(&app, epoch, &nodes, node, keeps).await {
-                Ok(false) => continue,
-                Ok(true) => {
-                    tracing::info!(%node, keeps, "told autoscalers whether a place is kept there");
-                    app.events.marked(node, keeps);
-                    "done"
-                }
-                Err(error) => {
-                    tracing::warn!(%node, %error, "cannot tell autoscalers whether a place is kept there");
-                    app.events.not_marked(node, &error);
-                    pause = PAUSE.max(between);
-                    "failed"
-                }
-            };
-            app.metrics.acts.with_label_values(&[MARK, outcome]).inc();
-        }
+        app.metrics
+            .disrupted(Cause::Reserve, Action::MarkNode, outcome);
     }
+    pause
 }
 
 /// Marks a node, or takes what was written off again. False if there is nothing to write, or somebody else decides.

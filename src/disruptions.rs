@@ -1,0 +1,346 @@
+//! Disrupts pods for others: reclaims memory that pods use beyond their requests, preempts or evicts pods for those that
+//! fragmented memory keeps waiting, and says for which pods memory is reserved. What is on, and how hard, says the
+//! GpustowConfig.
+//!
+//! Which pods is the ledger's answer. Each disruption is fenced like a bind: it rests on copies of pods that came before a
+//! look at the Lease, and names the copy that it is about. A new leader first writes into every pod that was asked, so that
+//! what its predecessor still has under way fails. The victim has a condition, and so has the waiting pod, beside an
+//! annotation: the next leader goes on from those.
+
+mod conditions;
+mod demand;
+pub(crate) mod marks;
+mod perform;
+mod resume;
+mod say;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::{PodFacts, names};
+use gpustow_serve::rate::{Backoff, Window};
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::{Instant, sleep};
+
+use crate::app::App;
+use crate::budgets::{broken, budgets};
+use crate::events::Kind;
+use crate::leading::while_leading;
+use conditions::{Ended, Says, is_settled, reservation};
+pub(crate) use demand::{Action, Cause};
+use demand::{Demands, Reserved, under_pressure};
+pub(crate) use resume::resume;
+
+/// Between two parts of a look: filter has its turn.
+const TURN: Duration = Duration::from_millis(1);
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+/// For one request.
+const TIMEOUT: Duration = Duration::from_secs(3);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+type Uid = Arc<str>;
+
+/// Disrupts pods for as long as the process runs, while this replica leads.
+pub(crate) async fn run(app: Arc<App>) {
+    while_leading(
+        app,
+        LOOK,
+        async |known: &mut Option<Disruptions>, app, epoch| {
+            let known = known.get_or_insert_with(|| Disruptions::new(app.clone()));
+            known.look(epoch).await;
+        },
+    )
+    .await;
+}
+
+/// What one leadership has done.
+struct Disruptions {
+    app: Arc<App>,
+    /// Every pod that a predecessor asked was written since this epoch began.
+    fenced: Option<u64>,
+    /// What waiting pods were told of their reservations.
+    told: HashMap<Uid, Told>,
+    /// Victims whose conditions this leadership wrote.
+    marked: HashSet<Uid>,
+    /// Pods whose eviction or deletion was taken.
+    disrupted: HashSet<Uid>,
+    /// Disruptions that were refused: when they are tried again, and the pauses after that.
+    refused: HashMap<Uid, (Instant, Backoff)>,
+    ended: Ended,
+    /// By node, in the last minute.
+    lately: Window<Arc<str>>,
+    /// Evictions against fragmentation in the last hour.
+    defragmented: Window,
+}
+
+/// What a waiting pod was told.
+struct Told {
+    node: Arc<str>,
+    cards: Vec<Box<str>>,
+    victims: BTreeSet<Uid>,
+}
+
+impl Disruptions {
+    fn new(app: Arc<App>) -> Self {
+        Self {
+            app,
+            fenced: None,
+            told: HashMap::new(),
+            marked: HashSet::new(),
+            disrupted: HashSet::new(),
+            refused: HashMap::new(),
+            ended: Ended::default(),
+            lately: Window::new(MINUTE),
+            defragmented: Window::new(HOUR),
+        }
+    }
+
+    /// How many pods may still be evicted this hour to bring memory together.
+    fn evictions_left(&mut self) -> usize {
+        let most = self.app.config.spec().defragment.evictions_per_hour;
+        self.defragmented.left(most as usize, self.app.ledger.now())
+    }
+
+    async fn look(&mut self, epoch: u64) {
+        let may_evict = self.evictions_left() > 0;
+        let app = self.app.clone();
+        let ledger = &app.ledger;
+        {
+            let (now, unix) = (ledger.now(), Timestamp::now().as_second());
+            let mut ledger = ledger.lock();
+            ledger.tell_time(unix);
+            ledger.call_back(now);
+        }
+        sleep(TURN).await;
+        let unix = Timestamp::now().as_second();
+        ledger.lock().keep_places(ledger.now(), unix);
+        sleep(TURN).await;
+        let due = ledger.lock().scattered(ledger.now());
+        sleep(TURN).await;
+        let to_move = may_evict.then(|| ledger.lock().due_to_move(ledger.now()));
+        let to_move = to_move.flatten();
+        sleep(TURN).await;
+        let short = under_pressure(&app).await;
+        app.metrics.under_pressure(short.len());
+        let (mut demands, marked) = {
+            let (now, ledger) = (ledger.now(), ledger.lock());
+            let marked: Vec<_> = ledger.marked().cloned().collect();
+            (Demands::of(&app, &ledger, short.clone(), now), marked)
+        };
+        self.tell_of_places(&demands);
+        let none = demands.is_empty() && due.is_empty() && to_move.is_none();
+        // It begins after every copy that this look rests on.
+        if none && marked.is_empty() || app.epoch.confirm(epoch).await.is_err() {
+            return;
+        }
+        if self.fenced != Some(epoch) {
+            if self.fence(&marked).await {
+                // What these writes moved is looked at again.
+                self.fenced = Some(epoch);
+            }
+            return;
+        }
+        if self.choose(&due, to_move.as_deref()).await {
+            demands = Demands::of(&app, &ledger.lock(), short, ledger.now());
+            if app.epoch.confirm(epoch).await.is_err() {
+                return;
+            }
+        }
+        self.end(&marked, &demands).await;
+        let mut waits = HashSet::new();
+        for reserved in &demands.reserved {
+            if reserved.cause != Cause::Reserve && !self.announce(reserved).await {
+                waits.insert(reserved.pod.uid.clone());
+            }
+        }
+        for demand in &demands.all {
+            let whom = demand.whom.pod().map(|pod| &pod.uid);
+            if whom.is_some_and(|uid| waits.contains(uid)) || self.perform(epoch, demand).await {
+                continue;
+            }
+            // What it rests on has changed: the other victims of the same pod wait for the next look.
+            waits.extend(whom.cloned());
+        }
+    }
+
+    /// Has the ledger choose pods that are evicted for these, and for that one. False if there are none to choose.
+    async fn choose(&mut self, due: &[Arc<PodFacts>], to_move: Option<&PodFacts>) -> bool {
+        if due.is_empty() && to_move.is_none() {
+            return false;
+        }
+        let budgets = match budgets(&self.app).await {
+            Ok(budgets) => budgets,
+            Err(error) => {
+                tracing::warn!(error = %error.text, "no pod is evicted for pods that fragmented memory keeps waiting");
+                return false;
+            }
+        };
+        let now = self.app.ledger.now();
+        let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
+        for pod in due {
+            let mut ledger = self.app.ledger.lock();
+            ledger.preempt_scattered(&pod.uid, &broken, now);
+        }
+        if let Some(pod) = to_move {
+            let most = self.evictions_left();
+            let mut ledger = self.app.ledger.lock();
+            ledger.move_for(&pod.uid, &broken, most, now);
+        }
+        true
+    }
+
+    /// Makes every disruption of a predecessor fail that is still under way. False if that must be tried again.
+    async fn fence(&self, marked: &[Arc<PodFacts>]) -> bool {
+        let mark = format!(
+            "Asked by an earlier leader. {} continues since {}.",
+            self.app.identity,
+            Timestamp::now()
+        );
+        let asked = marked.iter().filter(|pod| pod.asked_back.is_some());
+        let asked = asked.map(|pod| (pod, names::GIVE_BACK));
+        let preempted = marked.iter().filter(|pod| pod.preempted);
+        let preempted = preempted.map(|pod| (pod, names::DISRUPTION_TARGET));
+        let all = asked.chain(preempted);
+        for (pod, of_type) in all.filter(|(pod, _)| !pod.deleting) {
+            let says = Says::message(of_type, &mark);
+            if let Err(error) = self.write(pod, None, says).await
+                && !is_settled(&error)
+            {
+                tracing::warn!(
+                    namespace = %pod.namespace, pod = %pod.name, %error,
+                    "cannot fence a pod that an earlier leader asked to give memory back or to finish: no pod is disrupted meanwhile"
+                );
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends the conditions whose time is over.
+    async fn end(&mut self, marked: &[Arc<PodFacts>], demands: &Demands) {
+        self.ended.retain(|uid| {
+            let holds = demands.reserved_for(uid).is_some() || demands.terminates(uid);
+            !(holds || demands.reclaims_from(uid))
+        });
+        for pod in marked.iter().filter(|pod| !pod.deleting) {
+            if pod.asked_back.is_some() && !demands.reclaims_from(&pod.uid) {
+                let text = "No memory is reclaimed.";
+                self.end_condition(pod, names::GIVE_BACK, "GivenBack", text)
+                    .await;
+                self.refused.remove(&pod.uid);
+                self.marked.remove(&pod.uid);
+            }
+            if pod.preempted && !demands.terminates(&pod.uid) {
+                let (of_type, reason) = (names::DISRUPTION_TARGET, names::PREEMPTED);
+                let text = "No pod needs its GPU memory now.";
+                self.end_condition(pod, of_type, reason, text).await;
+                self.refused.remove(&pod.uid);
+                self.marked.remove(&pod.uid);
+            }
+            // A write would move its resourceVersion under its bind.
+            let binds = || self.app.ledger.lock().reserved_because(&pod.uid).is_some();
+            let ends = pod.kept_on.is_some() && demands.reserved_for(&pod.uid).is_none();
+            if ends && !binds() {
+                let (of_type, text) = (names::KEPT_CONDITION, "No memory is reserved.");
+                self.end_condition(pod, of_type, "Ended", text).await;
+            }
+        }
+        let ledger = self.app.ledger.lock();
+        self.disrupted.retain(|uid| ledger.pod(uid).is_some());
+        self.marked.retain(|uid| ledger.pod(uid).is_some());
+    }
+
+    /// Says on the pod what is reserved for it, and where, before any pod is disrupted for it. False if the pod has changed.
+    async fn announce(&mut self, reserved: &Reserved) -> bool {
+        let pod = &reserved.pod;
+        if !self.is_news(reserved) {
+            return true;
+        }
+        let left = reserved.until.saturating_sub(self.app.ledger.now());
+        let annotation = reservation(reserved, Timestamp::now() + left);
+        let text = say::reserved(reserved, &annotation.until, self.give_up_after());
+        let reason = match reserved.cause {
+            Cause::Preempt => "Preempting",
+            Cause::Defragment => "Defragmenting",
+            _ => "Reclaiming",
+        };
+        let says = Says::condition(names::KEPT_CONDITION, "True", reason, &text);
+        let says = says.reserved(Some(&annotation));
+        match self.write(pod, Some(&pod.resource_version), says).await {
+            Ok(_) => {
+                self.app.events.tell(Kind::MemoryReserved, pod, text);
+                self.note(reserved);
+                true
+            }
+            Err(error) => {
+                if !is_settled(&error) {
+                    tracing::warn!(
+                        namespace = %pod.namespace, pod = %pod.name, %error,
+                        "cannot say on a pod what is reserved for it: no pod is disrupted for it"
+                    );
+                }
+                false
+            }
+        }
+    }
+
+    /// Was the pod not told of this yet? A victim less is no news; and if there is none any more, there is nothing to wait for.
+    fn is_news(&self, reserved: &Reserved) -> bool {
+        let Some(told) = self.told.get(&reserved.pod.uid) else {
+            return reserved.cause != Cause::Reclaim || !reserved.victims.is_empty();
+        };
+        let cards = reserved.cards.iter().map(|(uuid, _)| uuid);
+        let known = |pod: &Arc<PodFacts>| told.victims.contains(&pod.uid);
+        told.node != reserved.node
+            || !cards.eq(&told.cards)
+            || reserved.cause != Cause::Reserve && !reserved.victims.iter().all(known)
+    }
+
+    fn note(&mut self, reserved: &Reserved) {
+        let told = Told {
+            node: reserved.node.clone(),
+            cards: reserved
+                .cards
+                .iter()
+                .map(|(uuid, _)| uuid.clone())
+                .collect(),
+            victims: reserved.victims.iter().map(|it| it.uid.clone()).collect(),
+        };
+        self.told.insert(reserved.pod.uid.clone(), told);
+    }
+
+    /// Tells pods that have waited long what is reserved for them, and all pods which reservation ended before they had it.
+    fn tell_of_places(&mut self, demands: &Demands) {
+        for place in &demands.reserved {
+            if place.cause == Cause::Reserve && self.is_news(place) {
+                let text = say::reserved(place, "", self.give_up_after());
+                tracing::info!(
+                    namespace = %place.pod.namespace, pod = %place.pod.name, node = %place.node,
+                    victims = place.victims.len(), "reserves GPUs for a pod that has waited long"
+                );
+                self.app.events.tell(Kind::MemoryReserved, &place.pod, text);
+                self.note(place);
+            }
+        }
+        let stays = |uid: &Uid| demands.reserved.iter().any(|it| it.pod.uid == *uid);
+        let ended = self.told.extract_if(|uid, _| !stays(uid));
+        let ledger = self.app.ledger.lock();
+        for (uid, told) in ended {
+            let pod = ledger.pod(&uid).filter(|pod| !pod.deleting);
+            let waits = pod.filter(|pod| pod.node.is_none());
+            if let Some(pod) = waits
+                && ledger.reserved_because(&uid).is_none()
+            {
+                let text = say::ended(&told.node);
+                self.app.events.tell(Kind::ReservationEnded, &pod, text);
+            }
+        }
+    }
+
+    fn give_up_after(&self) -> Duration {
+        self.app.config.spec().reserve.give_up_after.into()
+    }
+}

@@ -1,0 +1,140 @@
+//! Conditions of pods, by which the API server, kubelets, agents and the next leader know what is done to them and why.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use gpustow_api::reserved::Reservation;
+use gpustow_api::{PodFacts, names};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::demand::Reserved;
+use super::{Disruptions, TIMEOUT, Uid};
+use crate::ask::{AskError, within};
+
+/// A condition that stands after this time is ended again.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// What one write says.
+pub(super) struct Says {
+    condition: Value,
+    /// The annotation of the reservation, or null to remove it.
+    reservation: Option<Value>,
+}
+
+impl Says {
+    pub(super) fn condition(of_type: &str, status: &str, reason: &str, message: &str) -> Self {
+        Self {
+            condition: json!({
+                "type": of_type, "status": status, "reason": reason, "message": message,
+                "lastTransitionTime": Timestamp::now().to_string(),
+            }),
+            reservation: None,
+        }
+    }
+
+    /// Another message in a condition that stays as it is.
+    pub(super) fn message(of_type: &str, message: &str) -> Self {
+        Self {
+            condition: json!({"type": of_type, "message": message}),
+            reservation: None,
+        }
+    }
+
+    /// Beside the annotation that says so to the next leader.
+    pub(super) fn reserved(self, reservation: Option<&Reservation>) -> Self {
+        let value = reservation.map_or(Value::Null, |it| it.encode().into());
+        Self {
+            reservation: Some(value),
+            ..self
+        }
+    }
+}
+
+/// What the annotation says.
+pub(super) fn reservation(it: &Reserved, until: Timestamp) -> Reservation {
+    let gpus = it.cards.iter().map(|(uuid, mib)| (uuid.to_string(), mib.0));
+    Reservation::new(&it.node, gpus.collect(), until)
+}
+
+/// Has the pod changed or gone meanwhile, so that the write is about nothing?
+pub(super) fn is_settled(error: &AskError) -> bool {
+    matches!(error.status(), Some(404 | 409))
+}
+
+/// Conditions that were ended: the watch may show them as they were for a while, and each is ended once. By pod and type,
+/// the resourceVersion that the write gave, and when.
+#[derive(Default)]
+pub(super) struct Ended(HashMap<(Uid, &'static str), (String, Instant)>);
+
+impl Ended {
+    /// Forgets what is old, and pods whose condition is about to hold again.
+    pub(super) fn retain(&mut self, stays: impl Fn(&str) -> bool) {
+        let young = |at: &Instant| at.elapsed() < AGAIN;
+        self.0.retain(|(uid, _), (_, at)| young(at) && stays(uid));
+    }
+
+    /// Does this copy of the pod not show the end yet that was written?
+    fn is_late(&self, pod: &PodFacts, of_type: &'static str) -> bool {
+        let written = self.0.get(&(pod.uid.clone(), of_type));
+        written.is_some_and(|(version, _)| **version != *pod.resource_version)
+    }
+}
+
+impl Disruptions {
+    pub(super) fn pods(&self, pod: &PodFacts) -> Api<Pod> {
+        Api::namespaced(self.app.client.clone(), &pod.namespace)
+    }
+
+    /// Writes into the pod, into this copy of it if that is given; the resourceVersion after that.
+    pub(super) async fn write(
+        &self,
+        pod: &PodFacts,
+        version: Option<&str>,
+        says: Says,
+    ) -> Result<String, AskError> {
+        let mut patch = json!({
+            "metadata": {"uid": &*pod.uid, "resourceVersion": version},
+            "status": {"conditions": [says.condition]},
+        });
+        if let Some(reservation) = says.reservation {
+            patch["metadata"]["annotations"] = json!({names::RESERVATION: reservation});
+        }
+        let (pods, params) = (self.pods(pod), PatchParams::default());
+        let patch = Patch::Strategic(patch);
+        let patched = pods.patch_status(&pod.name, &params, &patch);
+        let now = within(TIMEOUT, patched).await?;
+        Ok(now.metadata.resource_version.unwrap_or_default())
+    }
+
+    /// Ends a condition of the pod, unless that was written and is on its way. The next look tries again what failed.
+    pub(super) async fn end_condition(
+        &mut self,
+        pod: &PodFacts,
+        of_type: &'static str,
+        reason: &str,
+        message: &str,
+    ) {
+        if self.ended.is_late(pod, of_type) {
+            return;
+        }
+        let mut says = Says::condition(of_type, "False", reason, message);
+        if of_type == names::KEPT_CONDITION {
+            says = says.reserved(None);
+        }
+        match self.write(pod, None, says).await {
+            Ok(version) => {
+                let key = (pod.uid.clone(), of_type);
+                self.ended.0.insert(key, (version, Instant::now()));
+            }
+            Err(error) if is_settled(&error) => {}
+            Err(error) => tracing::warn!(
+                namespace = %pod.namespace, pod = %pod.name, %error, "cannot end a condition"
+            ),
+        }
+    }
+}

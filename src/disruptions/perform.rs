@@ -1,0 +1,219 @@
+//! Performs one demand: marks the victim, confirms that this replica leads, looks again, acts, counts and tells.
+
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_serve::rate::Backoff;
+use k8s_openapi::api::policy::v1::Eviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
+use kube::api::{DeleteParams, ObjectMeta, PostParams};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::conditions::{Says, is_settled};
+use super::demand::{Action, Cause, Demand, Demands};
+use super::{Disruptions, TIMEOUT, say};
+use crate::ask::{AskError, within};
+use crate::events::Kind;
+
+/// Before what was refused is tried again; twice as long after each refusal, up to [`MAX_PAUSE`].
+const PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+impl Disruptions {
+    /// Performs one demand as far as that can be done now. False if what it rests on has changed.
+    pub(super) async fn perform(&mut self, epoch: u64, demand: &Demand) -> bool {
+        let uid = &demand.victim.uid;
+        let pauses = self.refused.get(uid);
+        let pauses = pauses.is_some_and(|(until, _)| *until > Instant::now());
+        let is_marked = demand.is_marked();
+        let done = is_marked && !demand.terminates() && self.marked.contains(uid);
+        if pauses || done || self.disrupted.contains(uid) || !self.is_wanted(demand) {
+            return true;
+        }
+        if !is_marked && !self.may_disrupt(demand) {
+            return demand.whom.pod().is_none();
+        }
+        if demand.cause == Cause::Defragment && self.evictions_left() == 0 {
+            return false;
+        }
+        match self.carry_out(epoch, demand).await {
+            Ok(true) => {
+                if !is_marked || demand.terminates() {
+                    self.done(demand);
+                }
+                true
+            }
+            Ok(false) => false,
+            // It has changed, or is gone: the next look knows it.
+            Err(error) if is_settled(&error) => false,
+            Err(error) => {
+                self.failed(demand, &error);
+                true
+            }
+        }
+    }
+
+    /// Do the limits of all disruptions together allow this one? Then it counts.
+    fn may_disrupt(&mut self, demand: &Demand) -> bool {
+        let limits = self.app.config.spec().disruptions.clone();
+        let (now, node) = (self.app.ledger.now(), &demand.node);
+        let [all, here] = [limits.per_minute, limits.per_node_per_minute].map(|it| it as usize);
+        let may = self.lately.left(all, now) > 0 && self.lately.left_of(node, here, now) > 0;
+        if may {
+            self.lately.note(node.clone(), now);
+        } else {
+            tracing::warn!(
+                %node, namespace = %demand.victim.namespace, pod = %demand.victim.name,
+                "more disruptions than spec.disruptions of the GpustowConfig allows: this one waits"
+            );
+        }
+        may
+    }
+
+    /// Is this still demanded? The look that said so may be some requests old.
+    fn is_wanted(&self, demand: &Demand) -> bool {
+        let now = self.app.ledger.now();
+        let ledger = self.app.ledger.lock();
+        let uid = &demand.victim.uid;
+        match (demand.cause, demand.whom.pod()) {
+            (Cause::Preempt | Cause::Defragment, Some(whom)) => {
+                let of_it = ledger.preemption(&whom.uid, now);
+                of_it.is_some_and(|it| {
+                    it.node == demand.node && it.victims.iter().any(|pod| pod.uid == *uid)
+                })
+            }
+            _ => {
+                let short = ledger.shortages_on(&demand.node, now);
+                Demands::of(&self.app, &ledger, short, now).reclaims_from(uid)
+            }
+        }
+    }
+
+    /// False if this replica leads no more, or the victim need not be disrupted any more.
+    async fn carry_out(&mut self, epoch: u64, demand: &Demand) -> Result<bool, AskError> {
+        let (victim, of_type) = (&demand.victim, demand.condition());
+        let text = say::why(
+            demand,
+            self.app.config.spec().reclaim.over_limit_after.into(),
+        );
+        let mut version = victim.resource_version.to_string();
+        if !demand.is_marked() {
+            for (nth, reason) in demand.reasons().iter().enumerate() {
+                // By the second the victim's agent, or the next leader, would act.
+                if nth > 0 && self.app.epoch.confirm(epoch).await.is_err() {
+                    return Ok(false);
+                }
+                let says = Says::condition(of_type, "True", reason, &text);
+                version = self.write(victim, Some(&version), says).await?;
+            }
+        } else if !self.marked.contains(&victim.uid) {
+            // Instead of what the fence wrote.
+            let says = Says::message(of_type, &text);
+            version = self.write(victim, Some(&version), says).await?;
+        }
+        self.marked.insert(victim.uid.clone());
+        if !demand.terminates() {
+            return Ok(true);
+        }
+        if self.app.epoch.confirm(epoch).await.is_err() || !self.is_wanted(demand) {
+            return Ok(false);
+        }
+        self.terminate(demand, version).await.map(|()| true)
+    }
+
+    /// Evicts or deletes this very copy of the victim.
+    async fn terminate(&self, demand: &Demand, version: String) -> Result<(), AskError> {
+        let victim: &PodFacts = &demand.victim;
+        let pods = self.pods(victim);
+        if demand.action == Action::Delete {
+            let params = DeleteParams {
+                preconditions: Some(kube::api::Preconditions {
+                    resource_version: Some(version),
+                    uid: Some(victim.uid.to_string()),
+                }),
+                ..DeleteParams::default()
+            };
+            let deleted = pods.delete(&victim.name, &params);
+            return within(TIMEOUT, deleted).await.map(drop);
+        }
+        // kube's own request misspells the preconditions, and the API server drops what it does not know.
+        let eviction = Eviction {
+            metadata: ObjectMeta {
+                name: Some(victim.name.to_string()),
+                ..ObjectMeta::default()
+            },
+            delete_options: Some(DeleteOptions {
+                preconditions: Some(Preconditions {
+                    resource_version: Some(version),
+                    uid: Some(victim.uid.to_string()),
+                }),
+                ..DeleteOptions::default()
+            }),
+        };
+        let params = PostParams::default();
+        let post =
+            pods.create_subresource::<_, Value>("eviction", &victim.name, &params, &eviction);
+        within(TIMEOUT, post).await.map(drop)
+    }
+
+    /// Counts what was done, and tells whom it concerns.
+    fn done(&mut self, demand: &Demand) {
+        let Demand {
+            victim,
+            cause,
+            action,
+            node,
+            ..
+        } = demand;
+        self.refused.remove(&victim.uid);
+        if demand.terminates() {
+            self.disrupted.insert(victim.uid.clone());
+        }
+        if *cause == Cause::Defragment {
+            self.defragmented.note((), self.app.ledger.now());
+        }
+        self.app.metrics.disrupted(*cause, *action, "done");
+        let why = say::why(
+            demand,
+            self.app.config.spec().reclaim.over_limit_after.into(),
+        );
+        tracing::warn!(
+            namespace = %victim.namespace, pod = %victim.name, %node, cause = <&str>::from(cause),
+            action = <&str>::from(action), why, "disrupted a pod"
+        );
+        let events = &self.app.events;
+        let note = format!("{why} {}", say::then(*action));
+        events.warn(Kind::PodDisrupted, victim, note);
+        if let (Cause::Pressure, Some(whom)) = (cause, demand.whom.pod()) {
+            let note = say::pressure(demand);
+            events.tell(Kind::MemoryReserved, whom, note);
+        }
+    }
+
+    /// The API server refused or failed: it is tried again after a pause.
+    fn failed(&mut self, demand: &Demand, error: &AskError) {
+        let Demand {
+            victim,
+            cause,
+            action,
+            ..
+        } = demand;
+        let by_budget = *action == Action::Evict && error.status() == Some(429);
+        let outcome = if by_budget { "refused" } else { "failed" };
+        self.app.metrics.disrupted(*cause, *action, outcome);
+        tracing::warn!(
+            namespace = %victim.namespace, pod = %victim.name, %error, cause = <&str>::from(cause),
+            action = <&str>::from(action), "cannot disrupt a pod, and tries again"
+        );
+        let first = (Instant::now(), Backoff::new(PAUSE, MAX_PAUSE));
+        let (until, backoff) = self.refused.entry(victim.uid.clone()).or_insert(first);
+        let pause = backoff.pause().max(error.retry_after().min(MAX_PAUSE));
+        *until = Instant::now() + pause;
+        let note = say::refused(demand, error);
+        for pod in [Some(victim), demand.whom.pod()].into_iter().flatten() {
+            let events = &self.app.events;
+            events.warn(Kind::DisruptionRefused, pod, note.clone());
+        }
+    }
+}

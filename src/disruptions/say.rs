@@ -1,0 +1,234 @@
+//! What people read about a disruption, and about memory that is reserved for a pod.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::{PodFacts, names};
+use gpustow_pack::Mib;
+
+use super::demand::{Action, Cause, Demand, Reserved, Whom, name};
+use crate::ask::AskError;
+
+/// Pods that are named of those that must finish for a pod that has waited long.
+const NAMES: usize = 3;
+
+/// What is reserved for a pod on which node, until when, and who makes the memory free.
+pub(super) fn reserved(it: &Reserved, until: &str, give_up_after: Duration) -> String {
+    let gpus = match &it.cards[..] {
+        [(uuid, mib)] => format!("{mib} of GPU {uuid}"),
+        cards => format!("{} GPUs", cards.len()),
+    };
+    let names = names_of(&it.victims, usize::MAX);
+    let how = match it.cause {
+        Cause::Reserve => {
+            return format!(
+                "Reserved {gpus} on node {} for this pod, which has waited long. {}. If none finishes within {}, the extender \
+                 tries other GPUs.",
+                it.node,
+                finish(&it.victims),
+                period(give_up_after)
+            );
+        }
+        _ if it.victims.is_empty() => "Pods there terminate already".to_owned(),
+        Cause::Defragment => format!("Evicting {names}, which can run elsewhere"),
+        Cause::Preempt => format!("Preempting {names}"),
+        Cause::Reclaim | Cause::Pressure | Cause::OverLimit => {
+            format!("Reclaiming memory from {names}")
+        }
+    };
+    format!("Reserved {gpus} on node {} until {until}. {how}.", it.node)
+}
+
+fn finish(pods: &[Arc<PodFacts>]) -> String {
+    match pods {
+        [] => "The memory is about to become free".to_owned(),
+        [pod] => format!("Waiting for pod {} to finish", name(pod)),
+        pods => format!(
+            "Waiting for {} pods to finish: {}",
+            pods.len(),
+            names_of(pods, NAMES)
+        ),
+    }
+}
+
+fn names_of(pods: &[Arc<PodFacts>], most: usize) -> String {
+    let (first, more) = pods.split_at(pods.len().min(most));
+    let mut names: Vec<String> = first.iter().map(|pod| name(pod)).collect();
+    names.sort_unstable();
+    names.dedup();
+    let names = names.join(", ");
+    match more.len() {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
+}
+
+/// What a reservation came to that the pod could not use.
+pub(super) fn ended(node: &str) -> String {
+    format!(
+        "The reservation on node {node} ended before the pod could use it. The extender tries other GPUs."
+    )
+}
+
+/// Why the victim is disrupted.
+pub(super) fn why(demand: &Demand, over_limit_after: Duration) -> String {
+    let Demand {
+        victim, node, whom, ..
+    } = demand;
+    let whom_named = whom.pod().map(|pod| name(pod)).unwrap_or_default();
+    match demand.cause {
+        Cause::Preempt => {
+            let priority = whom.pod().map_or(0, |pod| pod.priority);
+            format!(
+                "Preempted by {whom_named} (priority {priority} over {}): free memory on node {node} is fragmented across GPUs.",
+                victim.priority
+            )
+        }
+        Cause::Defragment => format!(
+            "Evicted from node {node} for {whom_named}, which waits for memory that is fragmented. The pod allows this \
+             ({}), and memory on another node is reserved for its replacement.",
+            names::MOVABLE
+        ),
+        _ => format!(
+            "{}. {} Free everything above the request.",
+            uses(demand),
+            need(whom, &whom_named, over_limit_after)
+        ),
+    }
+}
+
+/// What the victim uses, requested and may use of each GPU.
+fn uses(demand: &Demand) -> String {
+    let cards = demand.cards.iter().map(|card| {
+        let limit = match demand.victim.limit_on(&card.uuid) {
+            Some(Mib(u64::MAX)) => "no limit".to_owned(),
+            limit => format!("limit {}", limit.unwrap_or(card.held)),
+        };
+        format!(
+            "Uses {} on GPU {}, requested {}, {limit}",
+            card.used, card.uuid, card.held
+        )
+    });
+    cards.collect::<Vec<_>>().join("; ")
+}
+
+fn need(whom: &Whom, named: &str, over_limit_after: Duration) -> String {
+    let requests = |pod: &PodFacts| match &pod.request {
+        Ok(request) => request.hardest().map_or(Mib::ZERO, |claim| claim.mib),
+        Err(_) => Mib::ZERO,
+    };
+    match whom {
+        Whom::Pod(pod) if pod.node.is_some() => format!(
+            "Pod {named} requested {} there and cannot use all of it.",
+            requests(pod)
+        ),
+        Whom::Pod(pod) => format!(
+            "Pod {named} requests {} and waits for this memory.",
+            requests(pod)
+        ),
+        Whom::Headroom(mib) => format!("Less memory is free than the headroom of {mib}."),
+        Whom::Limit => format!("Over its limit for more than {}.", period(over_limit_after)),
+    }
+}
+
+/// What the pod is told that could not grow to its request.
+pub(super) fn pressure(demand: &Demand) -> String {
+    let gpus = demand.cards.iter().map(|card| format!("GPU {}", card.uuid));
+    format!(
+        "Reclaiming memory that this pod requested on {} from {}, which uses more than its request.",
+        gpus.collect::<Vec<_>>().join(" and "),
+        name(&demand.victim)
+    )
+}
+
+/// What follows.
+pub(super) fn then(action: Action) -> &'static str {
+    match action {
+        Action::KillProcess => "Its agent ends its GPU processes until it is within its request.",
+        Action::Evict => "The pod was evicted.",
+        Action::Delete => "The pod was deleted.",
+        Action::Event | Action::MarkNode => "Nothing else is done.",
+    }
+}
+
+/// What the API server did not allow.
+pub(super) fn refused(demand: &Demand, error: &AskError) -> String {
+    let what = match demand.action {
+        Action::Evict => "evict",
+        Action::Delete => "delete",
+        Action::Event | Action::KillProcess | Action::MarkNode => "reclaim memory from",
+    };
+    let whom = match &demand.whom {
+        Whom::Pod(pod) => format!("for {}", name(pod)),
+        Whom::Headroom(mib) => format!("for the headroom of {mib}"),
+        Whom::Limit => "over its limit".to_owned(),
+    };
+    let hint = match error.status() {
+        Some(403) => " If the ClusterRole gpustow-disruptions is missing, apply it.",
+        _ => "",
+    };
+    format!(
+        "Cannot {what} {} {whom}: {error}. Retrying.{hint}",
+        name(&demand.victim)
+    )
+}
+
+/// `4 h`, `90 min`, `45 s` or `500 ms`.
+fn period(lasts: Duration) -> String {
+    let seconds = lasts.as_secs();
+    if seconds == 0 {
+        return format!("{} ms", lasts.as_millis());
+    }
+    [(3600, "h"), (60, "min")]
+        .into_iter()
+        .find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit))
+        .map_or_else(
+            || format!("{seconds} s"),
+            |(unit, name)| format!("{} {name}", seconds / unit),
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str) -> Arc<PodFacts> {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "namespace": "team", "name": name, "uid": name },
+        }))
+        .unwrap();
+        Arc::new(PodFacts::from_pod(&pod, names::GPU_MEM).unwrap())
+    }
+
+    #[test]
+    fn reservation_of_a_pod_that_waited_long_names_a_few_pods() {
+        let place = |cards: usize, pods: usize, lasts| {
+            let it = Reserved {
+                pod: pod("p"),
+                cause: Cause::Reserve,
+                node: "gpu-node-3".into(),
+                until: Duration::ZERO,
+                cards: (0..cards)
+                    .map(|card| (format!("GPU-{card}").into(), Mib(81_920)))
+                    .collect(),
+                victims: (0..pods).map(|nth| pod(&format!("pod-{nth}"))).collect(),
+            };
+            reserved(&it, "", Duration::from_secs(lasts))
+        };
+        assert_eq!(
+            place(8, 45, 4 * 3600),
+            "Reserved 8 GPUs on node gpu-node-3 for this pod, which has waited long. Waiting for 45 pods to finish: \
+             team/pod-0, team/pod-1, team/pod-2 and 42 more. If none finishes within 4 h, the extender tries other GPUs."
+        );
+        let one = place(1, 1, 90);
+        assert!(one.contains("Reserved 81920 MiB of GPU GPU-0 on"), "{one}");
+        assert!(
+            one.contains("Waiting for pod team/pod-0 to finish."),
+            "{one}"
+        );
+        assert!(one.contains("within 90 s"), "{one}");
+    }
+}
