@@ -98,7 +98,7 @@ fn diverse(search_steps: u64) -> (Ledger, Vec<String>) {
     for (index, name) in names.iter().enumerate() {
         let mut report = gpunode(index, CARDS);
         for gpu in &mut report.gpus {
-            gpu.strangers_mib = rng.random_range(0..60_000);
+            gpu.unmanaged_mib = rng.random_range(0..60_000);
         }
         ledger.apply_gpunode(name, report, NOW);
     }

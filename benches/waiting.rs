@@ -90,7 +90,7 @@ fn report(ledger: &mut Ledger, node: usize, cards: usize, free: u64, now: Durati
     let card = |card| Gpu {
         uuid: format!("GPU-{node}-{card}"),
         total_mib: CARD,
-        strangers_mib: CARD - free,
+        unmanaged_mib: CARD - free,
         healthy: true,
         ..Gpu::default()
     };

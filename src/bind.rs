@@ -244,7 +244,7 @@ impl Attempt<'_> {
     fn unbound_again(&self, pod: &PodFacts, asked: u64) {
         tracing::warn!(
             namespace = %pod.namespace, pod = %pod.name,
-            "a bound pod is not bound any more: the API server was restored; reading all anew"
+            "a bound pod is not bound any more: the API server was restored; reading everything again"
         );
         let now = self.app.ledger.now();
         self.app.ledger.lock().read_back(pod.clone(), asked, now);

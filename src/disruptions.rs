@@ -200,7 +200,7 @@ impl Disruptions {
             Timestamp::now()
         );
         let asked = marked.iter().filter(|pod| pod.asked_back.is_some());
-        let asked = asked.map(|pod| (pod, names::GIVE_BACK));
+        let asked = asked.map(|pod| (pod, names::RECLAIM_CONDITION));
         let preempted = marked.iter().filter(|pod| pod.preempted);
         let preempted = preempted.map(|pod| (pod, names::DISRUPTION_TARGET));
         let all = asked.chain(preempted);
@@ -228,7 +228,7 @@ impl Disruptions {
         for pod in marked.iter().filter(|pod| !pod.deleting) {
             if pod.asked_back.is_some() && !demands.reclaims_from(&pod.uid) {
                 let text = "No memory is reclaimed.";
-                self.end_condition(pod, names::GIVE_BACK, "GivenBack", text)
+                self.end_condition(pod, names::RECLAIM_CONDITION, "GivenBack", text)
                     .await;
                 self.refused.remove(&pod.uid);
                 self.marked.remove(&pod.uid);
@@ -244,7 +244,7 @@ impl Disruptions {
             let binds = || self.app.ledger.lock().reserved_because(&pod.uid).is_some();
             let ends = pod.kept_on.is_some() && demands.reserved_for(&pod.uid).is_none();
             if ends && !binds() {
-                let (of_type, text) = (names::KEPT_CONDITION, "No memory is reserved.");
+                let (of_type, text) = (names::RESERVED_CONDITION, "No memory is reserved.");
                 self.end_condition(pod, of_type, "Ended", text).await;
             }
         }
@@ -267,7 +267,7 @@ impl Disruptions {
             Cause::Defragment => "Defragmenting",
             _ => "Reclaiming",
         };
-        let says = Says::condition(names::KEPT_CONDITION, "True", reason, &text);
+        let says = Says::condition(names::RESERVED_CONDITION, "True", reason, &text);
         let says = says.reserved(Some(&annotation));
         match self.write(pod, Some(&pod.resource_version), says).await {
             Ok(_) => {

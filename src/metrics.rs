@@ -138,7 +138,7 @@ impl Metrics {
         ))?;
         let woken = IntCounter::new(
             "gpustow_wakeups_total",
-            "Waiting pods told that room appeared",
+            "Wake-ups of waiting pods because memory became available",
         )?;
         let nominations = counters(
             "gpustow_nominations_total",
@@ -151,11 +151,11 @@ impl Metrics {
             &["cause", "action", "outcome"],
         )?;
         let lifts = counters(
-            "gpustow_lifts_total",
-            "Pods let out of the line, by cause and result",
+            "gpustow_ungated_pods_total",
+            "Pods removed from the queue, by cause and result",
             &["cause", "result"],
         )?;
-        let line_on = IntGauge::new("gpustow_line_on", "1 if new pods stand in line")?;
+        let line_on = IntGauge::new("gpustow_queue_on", "1 if new pods are queued")?;
         let pressure = IntGauge::new(
             "gpustow_gpus_under_pressure",
             "GPUs on which a pod cannot grow to its request, or the headroom is not free, because others use more than they requested",

@@ -106,7 +106,7 @@ pub(crate) async fn preempt(
     }
     tracing::info!(
         namespace = %pod.namespace, pod = %pod.name, candidates, nodes = answer.len(),
-        "asked whom to evict"
+        "asked which pods to evict"
     );
     Ok(ExtenderPreemptionResult {
         node_name_to_meta_victims: answer,

@@ -76,7 +76,7 @@ impl Waker {
     /// beside us may have put them to sleep on our word, and if it still leads, we decide again as soon as it asks.
     async fn wake_all(&self, pods: &[Arc<PodFacts>], epoch: u64) {
         if let Err(EpochError::Ask(error)) = self.app.epoch.confirm(epoch).await {
-            tracing::debug!(%error, "cannot tell who decides: nobody is woken yet");
+            tracing::debug!(%error, "cannot tell which replica leads: no pod is woken yet");
             let mut ledger = self.app.ledger.lock();
             pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
             return;
@@ -187,9 +187,9 @@ impl Waker {
 fn status_patch(pod: &PodFacts, node: Option<&str>, identity: &str, now: Timestamp) -> Value {
     let mut metadata = json!({"uid": &*pod.uid});
     let mut status = json!({"conditions": [{
-        "type": names::ROOM_CONDITION,
+        "type": names::AVAILABLE_CONDITION,
         "status": "True",
-        "reason": node.map_or("RoomAppeared", |_| names::NOMINATED),
+        "reason": node.map_or("MemoryAvailable", |_| names::NOMINATED),
         // Must differ from the last wake-up's, or nothing is written and nobody wakes.
         "message": format!("GPU memory became free ({identity} at {now})"),
         "lastTransitionTime": now.to_string(),
@@ -211,7 +211,7 @@ mod tests {
         let pod = from_value(json!({
             "metadata": {"namespace": "n", "name": "p", "uid": "u", "resourceVersion": "7"},
             "status": {"nominatedNodeName": nominated, "conditions": [
-                {"type": names::ROOM_CONDITION, "status": "True", "reason": reason},
+                {"type": names::AVAILABLE_CONDITION, "status": "True", "reason": reason},
             ]},
         }));
         PodFacts::from_pod(&pod.unwrap(), names::GPU_MEM).unwrap()
@@ -235,9 +235,9 @@ mod tests {
 
     #[test]
     fn wake_up_sets_and_ends_the_extenders_nomination_alone() {
-        let (free, by_scheduler) = (pod(None, ""), pod(Some("m"), "RoomAppeared"));
+        let (free, by_scheduler) = (pod(None, ""), pod(Some("m"), "MemoryAvailable"));
         let own = pod(Some("m"), names::NOMINATED);
-        let left = (json!("untouched"), json!("RoomAppeared"), Value::Null);
+        let left = (json!("untouched"), json!("MemoryAvailable"), Value::Null);
         assert_eq!(patch(&free, None), left);
         assert_eq!(patch(&by_scheduler, None), left);
         let set = (json!("n"), json!(names::NOMINATED), json!("7"));
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(patch(&own, Some("n")), set);
         assert_eq!(
             patch(&own, None),
-            (Value::Null, json!("RoomAppeared"), json!("7"))
+            (Value::Null, json!("MemoryAvailable"), json!("7"))
         );
     }
 }

@@ -309,7 +309,7 @@ impl Broken {
                 namespace = namespace.as_deref(),
                 name = name.as_deref(),
                 error = remains.error,
-                "cannot read this object: it takes its node out of use until it is written anew"
+                "cannot read this object: it takes its node out of use until it is written again"
             );
             self.0.insert(key(object));
         } else if !self.0.is_empty() {

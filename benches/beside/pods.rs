@@ -57,7 +57,7 @@ pub(crate) fn borrower() -> PodFacts {
     let mut pod = pod("low", LOW, 1, 1);
     let notes = &mut pod["metadata"]["annotations"];
     notes[names::MEM_LIMIT] = "max".into();
-    notes[names::MOVABLE] = "true".into();
+    notes[names::EVICTABLE] = "true".into();
     pod["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": true,
     }]);

@@ -90,7 +90,7 @@ impl World {
             });
             let mut report = gpunode(node, CARDS);
             for (card, gpu) in report.gpus.iter_mut().enumerate() {
-                gpu.strangers_mib = UNMANAGED;
+                gpu.unmanaged_mib = UNMANAGED;
                 gpu.pods = [(&stays, STAYS), (&low, LOW + BORROWED)]
                     .map(|(pod, used)| use_of(pod, node, card, used))
                     .into();

@@ -123,7 +123,7 @@ impl Disruptions {
             return;
         }
         let mut says = Says::condition(of_type, "False", reason, message);
-        if of_type == names::KEPT_CONDITION {
+        if of_type == names::RESERVED_CONDITION {
             says = says.reserved(None);
         }
         match self.write(pod, None, says).await {

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::act::Act;
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, config, names};
 use gpustow_ledger::{Borrower, CallBack, Harm, Ledger, OverLimit, Preemption, Shortage};
 use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantArray};
@@ -49,8 +48,8 @@ impl Cause {
     }
 }
 
-/// What is done to a pod or a node; as a string, the `action` label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+/// What is done to a pod or a node, the mildest first; as a string, the `action` label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Action {
     /// The pod is told.
@@ -65,12 +64,12 @@ pub(crate) enum Action {
     MarkNode,
 }
 
-impl From<Act> for Action {
-    fn from(act: Act) -> Self {
-        match act {
-            Act::Event => Self::Event,
-            Act::KillProcess => Self::KillProcess,
-            Act::Evict => Self::Evict,
+impl From<config::Action> for Action {
+    fn from(action: config::Action) -> Self {
+        match action {
+            config::Action::Off | config::Action::Event => Self::Event,
+            config::Action::KillProcess => Self::KillProcess,
+            config::Action::Evict => Self::Evict,
         }
     }
 }
@@ -155,26 +154,24 @@ impl Demand {
     pub(super) fn condition(&self) -> &'static str {
         match self.cause {
             Cause::Preempt | Cause::Defragment => names::DISRUPTION_TARGET,
-            _ => names::GIVE_BACK,
+            _ => names::RECLAIM_CONDITION,
         }
     }
 
     /// Does the victim have a condition that says so?
     pub(super) fn is_marked(&self) -> bool {
-        let asked = |act: Act| self.victim.asked_back.is_some_and(|done| done >= act);
-        match (self.condition(), self.action) {
-            (names::DISRUPTION_TARGET, _) => self.victim.preempted,
-            (_, Action::Event) => asked(Act::Event),
-            (_, Action::KillProcess) => asked(Act::KillProcess),
-            _ => asked(Act::Evict),
+        if self.condition() == names::DISRUPTION_TARGET {
+            return self.victim.preempted;
         }
+        let asked = self.victim.asked_back;
+        asked.is_some_and(|done| Action::from(done) >= self.action)
     }
 
     /// The reasons of that condition, in the order in which they are written.
     pub(super) fn reasons(&self) -> &'static [&'static str] {
         match (self.cause, self.action) {
             (Cause::Preempt, _) => &[names::PREEMPTED],
-            (Cause::Defragment, _) => &[names::MOVED],
+            (Cause::Defragment, _) => &[names::DEFRAGMENTED],
             (_, Action::KillProcess) => &["Event", "KillProcess"],
             (_, Action::Evict) => &["Event", "Evict"],
             _ => &["Event"],

@@ -40,7 +40,9 @@ pub(crate) async fn run(app: Arc<App>) {
 /// One look at all nodes; the pause after it, if it is longer than usual.
 async fn look(app: &App, epoch: u64) -> Option<Duration> {
     let nodes: Api<Node> = Api::all(app.client.clone());
-    let labelled = ListParams::default().labels(names::KEPT_LABEL).match_any();
+    let labelled = ListParams::default()
+        .labels(names::RESERVED_LABEL)
+        .match_any();
     let marked: BTreeSet<Arc<str>> = match within(TIMEOUT, nodes.list_metadata(&labelled)).await {
         Ok(list) => list.iter().map(|node| node.name_any().into()).collect(),
         Err(error) => {
@@ -128,7 +130,7 @@ async fn change(
 /// before stays as it is, now and later: the label names the autoscalers whose annotation is ours.
 fn patch(node: &ObjectMeta, keeps: bool) -> Option<Value> {
     let labels = node.labels.as_ref();
-    let ours = labels.and_then(|labels| labels.get(names::KEPT_LABEL));
+    let ours = labels.and_then(|labels| labels.get(names::RESERVED_LABEL));
     let has = |key| {
         node.annotations
             .as_ref()
@@ -157,7 +159,7 @@ fn patch(node: &ObjectMeta, keeps: bool) -> Option<Value> {
     };
     Some(json!({ "metadata": {
         "resourceVersion": node.resource_version,
-        "labels": { names::KEPT_LABEL: label },
+        "labels": { names::RESERVED_LABEL: label },
         "annotations": annotations,
     } }))
 }

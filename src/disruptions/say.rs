@@ -87,7 +87,7 @@ pub(super) fn why(demand: &Demand, over_limit_after: Duration) -> String {
         Cause::Defragment => format!(
             "Evicted from node {node} for {whom_named}, which waits for memory that is fragmented. The pod allows this \
              ({}), and memory on another node is reserved for its replacement.",
-            names::MOVABLE
+            names::EVICTABLE
         ),
         _ => format!(
             "{}. {} Free everything above the request.",

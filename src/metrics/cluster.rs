@@ -40,14 +40,14 @@ pub(super) fn cluster(
 ) -> Result<(), prometheus::Error> {
     let (waiting, binding) = totals.reservations;
     scrape.gauges(
-        "gpustow_reservations",
-        "Pods between filter and bound",
+        "gpustow_assumed_pods",
+        "Pods between filter and bind, whose memory is assumed",
         NO_LABELS,
         [(NO_LABELS, (waiting + binding) as f64)],
     )?;
     let expirations = IntCounter::new(
-        "gpustow_reservation_expirations_total",
-        "Reservations that ended because no bind came in time",
+        "gpustow_assumed_pods_expired_total",
+        "Assumed pods whose bind did not come in time",
     )?;
     expirations.inc_by(totals.expirations);
     scrape.add(&expirations);
@@ -78,13 +78,13 @@ pub(super) fn cluster(
     )?;
     let (in_line, oldest) = totals.line;
     scrape.gauges(
-        "gpustow_line_pods",
-        "Pods that stand in line, with gpustow's scheduling gate on them",
+        "gpustow_queued_pods",
+        "Queued pods, which have gpustow's scheduling gate",
         NO_LABELS,
         [(NO_LABELS, in_line as f64)],
     )?;
     scrape.gauges(
-        "gpustow_line_oldest_timestamp_seconds",
+        "gpustow_queue_oldest_timestamp_seconds",
         "When the oldest of these pods was created; absent if there is none",
         NO_LABELS,
         oldest.map(|created| (NO_LABELS, created as f64)),
@@ -161,7 +161,7 @@ fn memory(
                 Mib::ZERO
             };
             let sum = sums.entry(model).or_default();
-            let amounts = [card.capacity, card.held, free, card.strangers];
+            let amounts = [card.capacity, card.held, free, card.unmanaged];
             sum.iter_mut()
                 .zip(amounts)
                 .for_each(|(sum, amount)| *sum = *sum + amount);
@@ -186,8 +186,8 @@ fn memory(
     for (index, (what, help)) in [
         ("capacity", "GPU memory that pods may hold"),
         ("requested", "GPU memory promised to pods"),
-        ("room", "GPU memory that new pods may take"),
-        ("unattributed", "GPU memory used outside of gpustow's pods"),
+        ("available", "GPU memory that new pods can take"),
+        ("unmanaged", "GPU memory used outside of gpustow's pods"),
     ]
     .into_iter()
     .enumerate()
@@ -221,7 +221,7 @@ fn per_gpu(
     let series = [
         ("capacity", "GPU memory that pods may hold on this GPU"),
         ("requested", "GPU memory promised to pods on this GPU"),
-        ("room", "GPU memory that new pods may take on this GPU"),
+        ("available", "GPU memory that new pods can take on this GPU"),
     ];
     for (index, (what, help)) in series.into_iter().enumerate() {
         let values = cards.iter().map(|(node, card, number, amounts)| {

@@ -206,7 +206,7 @@ pub(super) fn demand(
     };
     scrape.gauges(
         "gpustow_pending_pods",
-        "Pods refused for want of room, or in line for it",
+        "Pods that wait for GPU memory, queued ones included",
         ["reason"],
         of(0),
     )?;
@@ -269,7 +269,7 @@ mod tests {
             capacity: Mib(capacity),
             held: Mib(capacity - free),
             free: Mib(free),
-            strangers: Mib::ZERO,
+            unmanaged: Mib::ZERO,
             healthy,
             cordoned: false,
             limit: Mib::ZERO,

@@ -63,7 +63,7 @@ mod tests {
             capacity: Mib::ZERO,
             held: Mib::ZERO,
             free: Mib::ZERO,
-            strangers: Mib::ZERO,
+            unmanaged: Mib::ZERO,
             healthy: true,
             cordoned: false,
             limit: Mib::ZERO,

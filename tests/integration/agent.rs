@@ -337,7 +337,7 @@ async fn a_pod_is_placed_on_what_the_agent_reports_and_confirmed_there() -> Resu
     let report = node.card("the pod's memory", uses).await?;
     let status = report.status.context("no status")?;
     assert_eq!(
-        (status.gpus[0].strangers_mib, status.gpus[0].host_mib),
+        (status.gpus[0].unmanaged_mib, status.gpus[0].host_mib),
         (100, 100)
     );
     assert_eq!(status.conditions[2].reason, "OverRequest");
@@ -437,7 +437,7 @@ async fn a_strangers_process_that_ends_binds_a_waiting_pod() -> Result<()> {
     let mut took = Vec::new();
     for round in 0..rounds()? {
         node.runs(&[(9, 40_000, "0::/user.slice".to_owned())])?;
-        node.card("the stranger", |gpu| gpu.strangers_mib == 40_000)
+        node.card("the stranger", |gpu| gpu.unmanaged_mib == 40_000)
             .await?;
         let pod = case.pod(&format!("p{round}")).gpu_mem(60_000);
         let pod = refused(&case.client, pod, "any one GPU").await?;

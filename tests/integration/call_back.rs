@@ -20,7 +20,7 @@ use crate::fault_rig::{Replica, clear, now, turn};
 use crate::support::{SOON, event};
 
 const CARD: u64 = 9000;
-const CALLED: &str = "lent GPU memory is being called back";
+const CALLED: &str = "GPU memory used above requests is being reclaimed";
 
 /// The node's agent reports what these pods use of its card.
 async fn uses(case: &Case, node: &GpuNodeBuilder, pods: &[(&Pod, u64)]) -> Result<()> {
@@ -108,14 +108,14 @@ async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Resul
 
     let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
     wait_refused(&case.client, &waits, CALLED, SOON).await?;
-    let (reason, message) = says(&case, &greedy, names::GIVE_BACK, "True").await?;
+    let (reason, message) = says(&case, &greedy, names::RECLAIM_CONDITION, "True").await?;
     assert_eq!(reason, "Event");
     for part in ["7500 MiB", "2000 MiB", "no limit", "waits", "6000 MiB"] {
         ensure!(message.contains(part), "{part} is missing: {message}");
     }
     let told = event(&case.client, &greedy, "GpuPodDisrupted").await?;
     ensure!(told.contains("7500 MiB"), "{told}");
-    let (reason, kept) = says(&case, &waits, names::KEPT_CONDITION, "True").await?;
+    let (reason, kept) = says(&case, &waits, names::RESERVED_CONDITION, "True").await?;
     assert_eq!(reason, "Reclaiming");
     ensure!(
         kept.contains(&format!(
@@ -125,12 +125,12 @@ async fn what_is_lent_is_asked_back_and_the_pod_is_bound_when_it_came() -> Resul
         "{kept}"
     );
     event(&case.client, &waits, "GpuMemoryReserved").await?;
-    assert!(condition(&now(&case, &within).await?, names::GIVE_BACK).is_none());
+    assert!(condition(&now(&case, &within).await?, names::RECLAIM_CONDITION).is_none());
 
     uses(&case, &node, &[(&greedy, 2000), (&within, 1000)]).await?;
     wait_bound(&case.client, &waits, SOON).await?;
-    says(&case, &greedy, names::GIVE_BACK, "False").await?;
-    says(&case, &waits, names::KEPT_CONDITION, "False").await?;
+    says(&case, &greedy, names::RECLAIM_CONDITION, "False").await?;
+    says(&case, &waits, names::RESERVED_CONDITION, "False").await?;
     let metrics = replica.extender.metrics().await?;
     ensure!(metrics.contains(
         "gpustow_disruptions_total{action=\"event\",cause=\"reclaim\",outcome=\"done\"} 1"
@@ -151,7 +151,7 @@ async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> R
     let quiet = borrower(&case, "quiet", 4000).await?;
     uses(&case, &node, &[(&greedy, 7000), (&quiet, 500)]).await?;
 
-    let (reason, message) = says(&case, &greedy, names::GIVE_BACK, "True").await?;
+    let (reason, message) = says(&case, &greedy, names::RECLAIM_CONDITION, "True").await?;
     assert_eq!(reason, "Event");
     for part in ["7000 MiB", "2000 MiB", "quiet", "4000 MiB"] {
         ensure!(message.contains(part), "{part} is missing: {message}");
@@ -169,8 +169,8 @@ async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> R
     );
     // Now both together fit beside each other, and greedy borrows still.
     uses(&case, &node, &[(&greedy, 5000), (&quiet, 500)]).await?;
-    says(&case, &greedy, names::GIVE_BACK, "False").await?;
-    assert!(condition(&now(&case, &quiet).await?, names::GIVE_BACK).is_none());
+    says(&case, &greedy, names::RECLAIM_CONDITION, "False").await?;
+    assert!(condition(&now(&case, &quiet).await?, names::RECLAIM_CONDITION).is_none());
     let metrics = replica.extender.metrics().await?;
     ensure!(metrics.contains(
         "gpustow_disruptions_total{action=\"event\",cause=\"pressure\",outcome=\"done\"} 1\n"
@@ -202,7 +202,7 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
     event(&case.client, &greedy, "GpuDisruptionRefused").await?;
     event(&case.client, &quiet, "GpuDisruptionRefused").await?;
     assert!(!is_evicted(&case, &greedy).await?);
-    assert!(condition(&now(&case, &little).await?, names::GIVE_BACK).is_none());
+    assert!(condition(&now(&case, &little).await?, names::RECLAIM_CONDITION).is_none());
     budgets.delete("greedy", &DeleteParams::default()).await?;
     wait_gone(&case.client, &greedy, SOON).await?;
     uses(&case, &node, &[(&little, 1200), (&quiet, 500)]).await?;
@@ -217,7 +217,7 @@ async fn who_takes_a_neighbours_room_is_evicted_as_its_budget_allows_and_nobody_
     .await?;
     for pod in [&little, &quiet] {
         assert!(!is_evicted(&case, pod).await?);
-        assert!(condition(&now(&case, pod).await?, names::GIVE_BACK).is_none());
+        assert!(condition(&now(&case, pod).await?, names::RECLAIM_CONDITION).is_none());
     }
     case.end().await
 }
@@ -247,7 +247,7 @@ async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_wh
         let all = [(&over, 2021), (&free, 2021), (&within, 2020)];
         uses(&case, &node, &all).await?;
         let over = now(&case, &over).await?;
-        let asked = condition(&over, names::GIVE_BACK).context("no condition")?;
+        let asked = condition(&over, names::RECLAIM_CONDITION).context("no condition")?;
         let said = asked.message.clone().unwrap_or_default();
         ensure!(
             asked.status == "True" && said.contains("Over its limit for more than 500 ms"),
@@ -258,7 +258,7 @@ async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_wh
     .await?;
     event(&case.client, &over, "GpuPodDisrupted").await?;
     for pod in [&free, &within] {
-        assert!(condition(&now(&case, pod).await?, names::GIVE_BACK).is_none());
+        assert!(condition(&now(&case, pod).await?, names::RECLAIM_CONDITION).is_none());
     }
     uses(
         &case,
@@ -266,7 +266,7 @@ async fn who_stays_over_its_limit_is_asked_where_nobody_else_wants_it_and_not_wh
         &[(&over, 2000), (&free, 2021), (&within, 2020)],
     )
     .await?;
-    says(&case, &over, names::GIVE_BACK, "False").await?;
+    says(&case, &over, names::RECLAIM_CONDITION, "False").await?;
     case.end().await
 }
 
@@ -283,8 +283,8 @@ async fn nobody_is_touched_unless_the_operator_wants_it() -> Result<()> {
     let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
     wait_refused(&case.client, &waits, "not enough free memory", SOON).await?;
     event(&case.client, &waits, "GpuMemoryUnavailable").await?;
-    assert!(condition(&now(&case, &greedy).await?, names::GIVE_BACK).is_none());
-    assert!(condition(&now(&case, &waits).await?, names::KEPT_CONDITION).is_none());
+    assert!(condition(&now(&case, &greedy).await?, names::RECLAIM_CONDITION).is_none());
+    assert!(condition(&now(&case, &waits).await?, names::RESERVED_CONDITION).is_none());
     case.end().await
 }
 
@@ -324,21 +324,24 @@ async fn a_pods_owner_softens_what_is_done() -> Result<()> {
     let case = Case::new(turn.cluster, "soft").await?;
     let node = case.node("n", &[CARD]);
     node.create(&case.client).await?;
-    let wrong = case.pod("wrong").gpu_mem(1).annotation(names::ACT, "shoot");
+    let wrong = case
+        .pod("wrong")
+        .gpu_mem(1)
+        .annotation(names::RECLAIM_ACTION, "shoot");
     let refused = wrong.create(&case.client).await.err();
     let refused = format!("{:#}", refused.context("taken")?);
     ensure!(
-        refused.contains("is none of event, kill-process, evict"),
+        refused.contains("is none of Event, KillProcess, Evict"),
         "{refused}"
     );
     let soft = case
         .pod("soft")
         .gpu_mem(2000)
-        .annotation(names::ACT, "event");
+        .annotation(names::RECLAIM_ACTION, "Event");
     let soft = wait_bound(&case.client, &soft.create(&case.client).await?, SOON).await?;
     uses(&case, &node, &[(&soft, 8000)]).await?;
     let waits = case.pod("waits").gpu_mem(6000).create(&case.client).await?;
-    let (reason, _) = says(&case, &soft, names::GIVE_BACK, "True").await?;
+    let (reason, _) = says(&case, &soft, names::RECLAIM_CONDITION, "True").await?;
     assert_eq!(reason, "Event");
     eventually(SOON, "it is told, and nothing else", async || {
         let metrics = replica.extender.metrics().await?;
@@ -383,7 +386,7 @@ async fn an_eviction_that_arrives_after_a_takeover_fails() -> Result<()> {
     successor.place(&small, &case.node_name("n")).await?;
     eventually(SOON, "the successor wrote into the victim", async || {
         let greedy = now(&case, &greedy).await?;
-        let asked = condition(&greedy, names::GIVE_BACK).context("no condition")?;
+        let asked = condition(&greedy, names::RECLAIM_CONDITION).context("no condition")?;
         let message = asked.message.clone().unwrap_or_default();
         ensure!(message.contains("heir continues"), "{message}");
         Ok(())
@@ -438,7 +441,7 @@ async fn a_successor_goes_on_between_two_victims_and_evicts_nobody_else() -> Res
     uses(&case, &node, &[(&spared, 1100)]).await?;
     wait_bound(&case.client, &waits, SOON).await?;
     assert!(!is_evicted(&case, &spared).await?);
-    assert!(condition(&now(&case, &spared).await?, names::GIVE_BACK).is_none());
+    assert!(condition(&now(&case, &spared).await?, names::RECLAIM_CONDITION).is_none());
     successor.settled(&case).await?;
     case.end().await
 }

@@ -122,7 +122,7 @@ async fn the_notes_say_which_switches_are_on_and_what_they_may_do() -> Result<()
             &["--set=config.defragment.evictionsPerHour=10"],
             "EVICTS at most 10 pods an hour",
         ),
-        (&["--set=config.reserve.after=2m"], "have waited for 2m"),
+        (&["--set=config.reserve.after=2m"], "have waited 2m"),
         (&["--set=config.queue.mode=Auto"], "queue.mode=Auto"),
         (
             &["--set=agent.killProcesses=true"],

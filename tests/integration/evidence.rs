@@ -113,7 +113,7 @@ async fn preempt_ends_no_pod_on_a_node_that_kube_scheduler_refuses() -> Result<(
         let gone: Vec<_> = gone.collect();
         ensure!(gone.len() == 1 && gone[0].starts_with("low-"), "{gone:?}");
         let second = case.pods().get("second").await?;
-        assert!(condition(&second, names::KEPT_CONDITION).is_none());
+        assert!(condition(&second, names::RESERVED_CONDITION).is_none());
         nothing_is_left(&replica, &case).await?;
         case.end().await?;
     }
@@ -151,7 +151,7 @@ async fn reclaim_evicts_no_pod_for_one_that_kube_scheduler_refuses() -> Result<(
         node.report(&case.client).await?;
         wait_bound(&case.client, &later, SOON).await?;
         let second = case.pods().get("second").await?;
-        assert!(condition(&second, names::KEPT_CONDITION).is_none());
+        assert!(condition(&second, names::RESERVED_CONDITION).is_none());
         nothing_is_left(&replica, &case).await?;
         case.end().await?;
     }

@@ -201,7 +201,7 @@ impl Replica {
             let metrics = self.extender.metrics().await?;
             let counts = metrics
                 .lines()
-                .filter(|line| line.starts_with("gpustow_reservations "));
+                .filter(|line| line.starts_with("gpustow_assumed_pods "));
             let left: Vec<_> = counts.filter(|line| !line.ends_with(" 0")).collect();
             ensure!(left.is_empty(), "{left:?}");
             Ok(())

@@ -29,7 +29,7 @@ fn full() -> GpuNodeStatus {
                 peak_mib: 6,
             }],
         }],
-        strangers_mib: 7,
+        unmanaged_mib: 7,
         ..Gpu::default()
     };
     GpuNodeStatus {
@@ -90,7 +90,7 @@ async fn a_report_is_stored_as_written_and_each_field_has_bounds() -> Result<()>
         ("/gpus/0/reservedMiB", json!(143_772)),
         ("/gpus/0/healthy", json!("yes")),
         ("/gpus/1/reason", json!(&long)),
-        ("/gpus/0/strangersMiB", json!(-1)),
+        ("/gpus/0/unmanagedMiB", json!(-1)),
         ("/gpus/0/pods/0/uid", json!("")),
         ("/gpus/0/pods/0/usedMiB", json!(-1)),
         ("/conditions/0/type", json!("")),

@@ -236,7 +236,7 @@ async fn condition_is_ended_once_while_the_watch_is_late() -> Result<()> {
     };
     let failing = writes(Action::Fail(StatusCode::INTERNAL_SERVER_ERROR));
     let kept = json!([{
-        "type": names::KEPT_CONDITION, "status": "True", "reason": "Preempting",
+        "type": names::RESERVED_CONDITION, "status": "True", "reason": "Preempting",
         "message": "Reserved on node n",
     }]);
     let reserved = Reservation::new("n", BTreeMap::new(), Timestamp::now()).encode();

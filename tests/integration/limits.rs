@@ -227,7 +227,7 @@ async fn what_was_written_into_containers_stays_what_the_annotations_say() -> Re
         json!({ names::EXCLUSIVE: "true" }),
     ] {
         let said = patched(&client, change.clone()).await?;
-        ensure!(said.contains("create the pod anew"), "{change}: {said}");
+        ensure!(said.contains("create the pod again"), "{change}: {said}");
     }
     let said = patched(&client, json!({ names::POLICY: "tight" })).await?;
     ensure!(said.is_empty(), "{said}");

@@ -132,7 +132,7 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
     let place = event(&case.client, &line[0], "GpuPodQueued").await?;
     ensure!(place.contains("position 1 of"), "{place}");
     let metrics = extender.metrics().await?;
-    ensure!(metrics.contains("\ngpustow_line_pods 3\n"), "{metrics}");
+    ensure!(metrics.contains("\ngpustow_queued_pods 3\n"), "{metrics}");
     // By age, whoever bears a gate.
     let mut order = vec![older];
     order.extend(line);
@@ -149,7 +149,7 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
     }
     flag(&cluster, false).await?;
     let metrics = extender.metrics().await?;
-    let lifts = "gpustow_lifts_total{cause=\"room\",result=\"done\"} 3\n";
+    let lifts = "gpustow_ungated_pods_total{cause=\"room\",result=\"done\"} 3\n";
     ensure!(metrics.contains(lifts), "{metrics}");
     case.end().await
 }

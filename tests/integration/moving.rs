@@ -27,7 +27,7 @@ const LATE: Duration = Duration::from_secs(90);
 
 /// A pod that its controller makes anew, and that may be moved.
 pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
-    let pod = pod.gpu_mem(mib).annotation(names::MOVABLE, "true");
+    let pod = pod.gpu_mem(mib).annotation(names::EVICTABLE, "true");
     let mut pod = slow(pod, 600).build();
     pod.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "apps/v1".into(),
@@ -145,10 +145,10 @@ async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> 
         )),
         "{told}"
     );
-    ensure!(holds(&now(&case, &waits).await?, names::KEPT_CONDITION));
+    ensure!(holds(&now(&case, &waits).await?, names::RESERVED_CONDITION));
     // It is too large for what is kept of neither.
     let late = case.pod("late").gpu_mem(4000).create(&case.client).await?;
-    wait_refused(&case.client, &late, "kept", SOON).await?;
+    wait_refused(&case.client, &late, "reserved", SOON).await?;
 
     succeeded(&case, &gone, "y2", 3000, "a").await?;
     let waits = wait_bound(&case.client, &waits, SOON).await?;

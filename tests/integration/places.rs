@@ -11,7 +11,7 @@ use crate::fault_rig::{Replica, turn};
 use crate::support::{Rig, SOON, Setup, bound, event, node_event, refused, repository};
 
 const CARD: u64 = 8192;
-const KEPT: &str = "free GPU memory is kept for a pod that has waited for long";
+const KEPT: &str = "free GPU memory is reserved for a pod that has waited longer";
 
 #[tokio::test]
 async fn a_pod_of_all_cards_is_bound_once_those_before_it_have_ended() -> Result<()> {
@@ -93,7 +93,7 @@ async fn marks(case: &Case) -> Result<[Option<String>; 3]> {
     let node = node.get(&case.node_name("n")).await?;
     let [(_, ca), (_, karpenter)] = names::SPARE_NODE;
     Ok([
-        node.labels().get(names::KEPT_LABEL).cloned(),
+        node.labels().get(names::RESERVED_LABEL).cloned(),
         node.annotations().get(ca).cloned(),
         node.annotations().get(karpenter).cloned(),
     ])
@@ -169,7 +169,7 @@ async fn marks_are_removed_without_mark_nodes() -> Result<()> {
     let rig = Rig::start(&cluster, Setup::default()).await?;
     let case = Case::new(rig.cluster, "left").await?;
     let [(_, ca), (who, karpenter)] = names::SPARE_NODE;
-    let node = case.node("n", &[CARD]).label(names::KEPT_LABEL, who);
+    let node = case.node("n", &[CARD]).label(names::RESERVED_LABEL, who);
     let node = node.with_node(|node| {
         let marks = [ca, karpenter].map(|key| (key.to_owned(), "true".to_owned()));
         node.metadata.annotations = Some(marks.into());

@@ -303,7 +303,7 @@ async fn what_would_go_around_the_assignment_is_refused() -> Result<()> {
     for (spec, expected) in [
         (
             json!({"schedulerName": "other", "containers": [asks("a", "1")]}),
-            "spec.schedulerName: other is not extended by gpustow: write gpustow-scheduler",
+            "spec.schedulerName: other does not use gpustow: write gpustow-scheduler",
         ),
         (
             spec(privileged),
@@ -345,7 +345,7 @@ async fn before_1_36_a_pod_is_told_the_lines_to_write() -> Result<()> {
     for (spec, expected) in [
         (
             json!({"containers": [asks("a", "1")]}),
-            "spec.schedulerName: default-scheduler is not extended by gpustow: \
+            "spec.schedulerName: default-scheduler does not use gpustow: \
              write gpustow-scheduler",
         ),
         (

@@ -28,7 +28,7 @@ async fn pod_is_placed_where_the_only_node_that_fits_is_outside_of_the_sample() 
             true => node,
             false => node.with_status(|status| {
                 for gpu in &mut status.gpus {
-                    gpu.strangers_mib = CARD / 2;
+                    gpu.unmanaged_mib = CARD / 2;
                 }
             }),
         }

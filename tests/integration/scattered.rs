@@ -98,7 +98,11 @@ pub(crate) async fn nothing_is_left(replica: &Replica, case: &Case) -> Result<()
     replica.settled(case).await?;
     eventually(SOON, "no room is kept, and nobody is to end", async || {
         for pod in case.pods().list(&ListParams::default()).await? {
-            ensure!(!holds(&pod, names::KEPT_CONDITION), "{}", pod.name_any());
+            ensure!(
+                !holds(&pod, names::RESERVED_CONDITION),
+                "{}",
+                pod.name_any()
+            );
             ensure!(!holds(&pod, names::DISRUPTION_TARGET), "{}", pod.name_any());
         }
         Ok(())
@@ -152,7 +156,7 @@ async fn one_of_lower_priority_ends_and_the_pod_gets_its_card() -> Result<()> {
         told.contains(&format!("Preempting {}/low.", case.namespace)),
         "{told}"
     );
-    ensure!(holds(&now(&case, &waits).await?, names::KEPT_CONDITION));
+    ensure!(holds(&now(&case, &waits).await?, names::RESERVED_CONDITION));
     // While it ends, the room is nobody's of the same priority.
     let late = high(&case, "late").gpu_mem(4000);
     let late = bound(&case, late).await?;
@@ -196,7 +200,7 @@ async fn nobody_ends_unless_the_operator_wants_it_nor_for_who_may_not_preempt() 
         .create(&case.client)
         .await?;
     wait_bound(&case.client, &may, SOON).await?;
-    assert!(condition(&now(&case, &equal).await?, names::KEPT_CONDITION).is_none());
+    assert!(condition(&now(&case, &equal).await?, names::RESERVED_CONDITION).is_none());
     nothing_is_left(&replica, &case).await?;
     case.end().await
 }
@@ -411,7 +415,10 @@ async fn room_that_another_filter_keeps_the_pod_from_is_given_up() -> Result<()>
         wait_gone(&case.client, pod, SOON).await?;
     }
     eventually(SOON, "no room is kept", async || {
-        ensure!(!holds(&now(&case, &waits).await?, names::KEPT_CONDITION));
+        ensure!(!holds(
+            &now(&case, &waits).await?,
+            names::RESERVED_CONDITION
+        ));
         Ok(())
     })
     .await?;

@@ -170,7 +170,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     let large = case.pod("large").gpu_mem(2 * CARD);
     let large = large.annotation(names::GPU_COUNT, "2");
     let large = large.create(client).await?;
-    let kept = format!("--selector={}", names::KEPT_LABEL);
+    let kept = format!("--selector={}", names::RESERVED_LABEL);
     let marked = ["get", "nodes", &kept, "--output=name"];
     eventually(SOON, "the node is marked", async || {
         let marked = site.cluster.kubectl(&marked).await?;

@@ -30,7 +30,7 @@ async fn a_container_sees_its_card_and_what_it_uses_is_its_pods() -> Result<()> 
         let uid = pod.uid().context("a pod without UID")?;
         node.card("the pod's memory", |gpu| {
             let of_pod = gpu.pods.iter().map(|share| (&share.uid, share.used_mib));
-            of_pod.eq([(&uid, 5000)]) && gpu.strangers_mib == 0
+            of_pod.eq([(&uid, 5000)]) && gpu.unmanaged_mib == 0
         })
         .await?;
         let labels = [

@@ -327,7 +327,7 @@ async fn what_uses_lent_memory_ends_for_who_waits_and_its_pod_stays() -> Result<
             let pod = node.case.pods().get("borrows").await?;
             let conditions = pod.status.and_then(|status| status.conditions);
             let mut all = conditions.into_iter().flatten();
-            let asked = all.find(|it| it.type_ == names::GIVE_BACK);
+            let asked = all.find(|it| it.type_ == names::RECLAIM_CONDITION);
             let asked = asked.context("it was asked")?;
             ensure!(asked.status == "False", "{asked:?}");
             Ok(())

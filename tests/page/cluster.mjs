@@ -67,7 +67,7 @@ export function cluster(nodes, gpus) {
       const sick = next(30) === 0;
       cards.push({
         uuid, index, model, totalMiB: total, reservedMiB: 512, healthy: !sick, pods: uses,
-        strangersMiB: next(15) === 0 ? Math.min(left, 4096) : 0,
+        unmanagedMiB: next(15) === 0 ? Math.min(left, 4096) : 0,
         ...(sick ? { reason: "XID 79: fallen off the bus" } : {}),
       });
     }

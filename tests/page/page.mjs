@@ -135,7 +135,7 @@ const cases = {
     const names = () => page.locator("section.node").evaluateAll((all) => all.map((it) => it.dataset.name));
     assert.deepEqual((await names()).slice(-3), ["gpu-8", "gpu-9", "gpu-10"]);
     await page.getByLabel("Sort").selectOption("room");
-    const rooms = await page.locator("section.node .sub").evaluateAll((all) => all.map((it) => parseFloat(it.textContent.split("room ")[1])));
+    const rooms = await page.locator("section.node .sub").evaluateAll((all) => all.map((it) => parseFloat(it.textContent.split("available ")[1])));
     assert.deepEqual(rooms, [...rooms].sort((a, b) => b - a));
     assert.ok(page.url().endsWith("?sort=room"), page.url());
     await page.reload();
@@ -168,7 +168,7 @@ const cases = {
   async "the line is told by size and age"() {
     const made = cluster(6, true);
     const standing = made.items.filter(({ metadata }) => metadata.name.startsWith("waiting-"));
-    for (const pod of standing) pod.spec.schedulingGates = [{ name: "gpustow.dev/room" }];
+    for (const pod of standing) pod.spec.schedulingGates = [{ name: "gpustow.dev/queued" }];
     const { url } = await serve(made);
     const { page, wrong, context } = await open(url);
     const stats = await page.locator("#stats").textContent();

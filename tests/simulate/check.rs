@@ -163,7 +163,7 @@ pub(crate) fn reason<'p>(pod: &'p Value, of_type: &str) -> Option<&'p str> {
 
 /// The node on which memory is reserved for the pod, as the annotation says.
 pub(crate) fn reserved_on(pod: &Value) -> Option<String> {
-    says(pod, names::KEPT_CONDITION)?;
+    says(pod, names::RESERVED_CONDITION)?;
     let annotation = pod["metadata"]["annotations"][names::RESERVATION].as_str()?;
     Some(Reservation::decode(annotation)?.node)
 }
@@ -204,8 +204,8 @@ pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
                 .as_deref()
                 .is_some_and(|it| Some(it) == node)
     });
-    let marked = reason(pod, names::DISRUPTION_TARGET) == Some(names::MOVED);
-    wanted && marked && pod["metadata"]["annotations"][names::MOVABLE] == "true"
+    let marked = reason(pod, names::DISRUPTION_TARGET) == Some(names::DEFRAGMENTED);
+    wanted && marked && pod["metadata"]["annotations"][names::EVICTABLE] == "true"
 }
 
 /// The cards of a node, by UUID.
@@ -230,7 +230,7 @@ pub(crate) fn cards_with(
                 size: mib("totalMiB") - mib("reservedMiB"),
                 held: 0,
                 lent: 0,
-                strangers: mib("strangersMiB"),
+                strangers: mib("unmanagedMiB"),
                 healthy: gpu["healthy"] == true && gpu["missing"] != true,
             };
             (gpu["uuid"].as_str().unwrap_or_default().to_owned(), card)
@@ -397,7 +397,7 @@ pub(crate) fn books<'a>(
         let value: f64 = value.parse().ok()?;
         let name = series.split('{').next()?;
         let wanted = match name {
-            "gpustow_reservations" | "gpustow_unfenced_pods" => 0.0,
+            "gpustow_assumed_pods" | "gpustow_unfenced_pods" => 0.0,
             "gpustow_extender_gpu_memory_requested_bytes" => {
                 let (_, uuid) = series.split_once("gpu_uuid=\"")?;
                 let held = holds.get(uuid.split('"').next()?);

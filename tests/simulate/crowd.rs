@@ -38,7 +38,7 @@ impl Crowd {
                     "summary": { "gpus": 1, "healthy": 1, "models": "Simulated", "capacityMiB": CARD, "usedMiB": CARD },
                     "gpus": [{
                         "uuid": format!("GPU-{name}-0"), "index": 0, "model": "Simulated", "totalMiB": CARD,
-                        "healthy": true, "strangersMiB": CARD, "hostMiB": CARD,
+                        "healthy": true, "unmanagedMiB": CARD, "hostMiB": CARD,
                     }],
                 },
             });

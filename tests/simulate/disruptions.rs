@@ -132,7 +132,7 @@ fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
 
 /// Pods on the victim's node that finish for this one: those that are marked, and those that its condition names.
 fn victims(objects: &Objects, pod: &Value, victim: &Value) -> BTreeSet<String> {
-    let text = says(pod, names::KEPT_CONDITION).unwrap_or_default();
+    let text = says(pod, names::RESERVED_CONDITION).unwrap_or_default();
     let told: Vec<&str> = text.split([' ', ',', '.']).collect();
     let named = |it: &Value| told.contains(&&*format!("{NAMESPACE}/{}", name(it)));
     let marked = |it: &Value| says(it, names::DISRUPTION_TARGET).is_some();
@@ -146,7 +146,7 @@ fn victims(objects: &Objects, pod: &Value, victim: &Value) -> BTreeSet<String> {
 pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<String> {
     let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
     let for_room = says(victim, names::DISRUPTION_TARGET).unwrap_or_default();
-    let back = says(victim, names::GIVE_BACK);
+    let back = says(victim, names::RECLAIM_CONDITION);
     let helps = |objects: &Objects| {
         let pod = named(objects, for_room).filter(|pod| waits(pod));
         pod.is_some_and(|pod| gains(objects, pod, node, &victims(objects, pod, victim)))
@@ -188,7 +188,8 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
 /// The pod that waits for what this one holds or borrows, by what is said on it.
 fn beneficiary<'s>(server: &'s Server, victim: &Value) -> Option<&'s Copy> {
     let for_room = says(victim, names::DISRUPTION_TARGET);
-    let back = says(victim, names::GIVE_BACK).filter(|text| text.contains("waits for this memory"));
+    let back = says(victim, names::RECLAIM_CONDITION)
+        .filter(|text| text.contains("waits for this memory"));
     named(server, for_room.or(back)?)
 }
 

@@ -91,7 +91,7 @@ impl World {
         }
         if self.on.defragment && members == 1 && self.random.random_bool(0.4) {
             let owner = format!("maker-of-p{}", self.pods + 1);
-            pod["metadata"]["annotations"][names::MOVABLE] = json!("true");
+            pod["metadata"]["annotations"][names::EVICTABLE] = json!("true");
             pod["metadata"]["ownerReferences"] = json!([{
                 "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true,
             }]);
@@ -165,7 +165,7 @@ impl World {
     pub(crate) fn give_up(&mut self) {
         let kept = {
             let server = locked(&self.server);
-            let kept = |pod: &&Copy| check::says(pod, names::KEPT_CONDITION).is_some();
+            let kept = |pod: &&Copy| check::says(pod, names::RESERVED_CONDITION).is_some();
             let mut all = server.all(Kind::Pod).filter(kept);
             all.find(|pod| waits(pod)).map(|pod| name(pod))
         };

@@ -273,7 +273,7 @@ impl Agent {
                 }
                 Ok(None) => tracing::info!(pid = target.pid, "not ended: gone, or another process"),
                 Err(error) => {
-                    tracing::warn!(%error, pid = target.pid, "cannot end a process that uses lent GPU memory: has the agent CAP_KILL?");
+                    tracing::warn!(%error, pid = target.pid, "cannot end a process that uses memory above its request: has the agent CAP_KILL?");
                     let note = target.not_ended(&error);
                     notices.push(Notice::Warn {
                         uid: target.uid,

@@ -18,11 +18,11 @@ use crate::devices::Source;
 use crate::limits::Means;
 use crate::state::{MAX_CARD, Settings};
 
-/// Tells gpustow what NVML shows of this node's GPUs.
+/// Reports to gpustow what NVML shows of this node's GPUs.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpustow-agent", version)]
 pub struct Args {
-    /// Name of this node
+    /// Report as this node
     #[arg(
         help_heading = "Node",
         long,
@@ -31,11 +31,11 @@ pub struct Args {
     )]
     pub node_name: Option<String>,
 
-    /// Where the cards are: nvml, or fake:FILE for cards that a file describes
+    /// Read GPUs from nvml, or from fake:FILE, a file that describes simulated GPUs
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_DEVICES", default_value = "nvml", value_parser = Source::parse)]
     pub devices: Source,
 
-    /// Directories in which libnvidia-ml.so.1 is looked for before the system's own
+    /// Look for libnvidia-ml.so.1 in these folders before the system's own
     #[arg(
         help_heading = "GPUs and their driver",
         long,
@@ -45,7 +45,7 @@ pub struct Args {
     )]
     pub nvml_path: Vec<PathBuf>,
 
-    /// The host's /proc
+    /// Read the host's processes from this folder
     #[arg(
         help_heading = "Node",
         long,
@@ -54,7 +54,7 @@ pub struct Args {
     )]
     pub proc: PathBuf,
 
-    /// The host's cgroup file system, by whose directories the driver names limits
+    /// Read the host's cgroup file system from this folder, whose directories the driver uses to name limits
     #[arg(
         help_heading = "Node",
         long,
@@ -63,17 +63,17 @@ pub struct Args {
     )]
     pub cgroup: PathBuf,
 
-    /// This node's NVIDIA container toolkit is 1.20.1 or later and gives devices by CDI, so that it sets the
-    /// limits of containers
+    /// Rely on this node's NVIDIA container toolkit to set the limits of containers. It must be 1.20.1 or later and give
+    /// devices by CDI
     #[arg(help_heading = "Limits", long, env = "GPUSTOW_TOOLKIT_LIMITS")]
     pub toolkit_limits: bool,
 
-    /// Set the limits of containers itself, where the toolkit does not, and have those of containers that run
-    /// follow their pod's annotation; needs a privileged container, and --cgroup to be writable
+    /// Set the limits of containers if the toolkit does not, and apply changes of a pod's annotation to running containers.
+    /// Needs a privileged container and a writable --cgroup
     #[arg(help_heading = "Limits", long, env = "GPUSTOW_SET_LIMITS")]
     pub set_limits: bool,
 
-    /// The kubelet's PodResources socket, which tells of pods that hold nvidia.com/gpu
+    /// Read which pods hold nvidia.com/gpu from the kubelet's PodResources socket
     #[arg(
         help_heading = "Node",
         long,
@@ -82,32 +82,31 @@ pub struct Args {
     )]
     pub pod_resources: PathBuf,
 
-    /// Seconds between two looks at memory and processes
+    /// Read memory and processes at this interval, in seconds
     #[arg(help_heading = "Reports", long, env = "GPUSTOW_PERIOD", default_value = "1", value_parser = seconds)]
     pub period: Duration,
 
-    /// Seconds between two looks at what hardly changes
+    /// Read static GPU properties at this interval, in seconds
     #[arg(help_heading = "Reports", long, env = "GPUSTOW_REFRESH", default_value = "30", value_parser = seconds)]
     pub refresh: Duration,
 
-    /// Seconds between two reports when nothing changes; the extender's --stale-after is three of
-    /// these
+    /// Report at this interval, in seconds, if nothing changes. scheduling.staleAfter of the GpustowConfig is three of these
     #[arg(help_heading = "Reports", long, env = "GPUSTOW_HEARTBEAT", default_value_t = Seconds(HEARTBEAT))]
     pub heartbeat: Seconds,
 
-    /// MiB of foreign memory whose coming or going is reported at once
+    /// Report immediately when unmanaged memory changes by this many MiB
     #[arg(help_heading = "Reports", long, env = "GPUSTOW_THRESHOLD_MIB", default_value = "256", value_parser = value_parser!(u64).map(Mib))]
     pub threshold_mib: Mib,
 
-    /// MiB per card that no pod may hold
+    /// Keep this many MiB of each GPU free of pods
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_HEADROOM_MIB", default_value = "0", value_parser = value_parser!(u64).range(0..=MAX_CARD.0).map(Mib))]
     pub headroom_mib: Mib,
 
-    /// Size in MiB to assume for a GPU that shares the host's memory and reports none of its own
+    /// Assume this size in MiB for a GPU that shares the host's memory and reports no size
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_UNIFIED_MEMORY_MIB", value_parser = value_parser!(u64).range(1..=MAX_CARD.0).map(Mib))]
     pub unified_memory_mib: Option<Mib>,
 
-    /// XIDs that are an application's fault and do not condemn a card
+    /// Ignore these XIDs, which applications cause, when the health of a GPU is judged
     #[arg(
         help_heading = "GPU health",
         long,
@@ -117,11 +116,11 @@ pub struct Args {
     )]
     pub application_xids: Vec<u64>,
 
-    /// Seconds that a card which failed takes no pods
+    /// Place no pods on a failed GPU for this many seconds
     #[arg(help_heading = "GPU health", long, env = "GPUSTOW_PROBATION", default_value = "600", value_parser = seconds)]
     pub probation: Duration,
 
-    /// Seconds before the node's capacity shrinks when there is less
+    /// Wait this many seconds before the node's capacity shrinks
     #[arg(help_heading = "GPU health", long, env = "GPUSTOW_SHRINK_AFTER", default_value = "60", value_parser = seconds)]
     pub shrink_after: Duration,
 
@@ -129,8 +128,8 @@ pub struct Args {
     #[arg(help_heading = "Reports", long, env = "GPUSTOW_SILENT_AFTER", default_value = "60", value_parser = seconds)]
     pub silent_after: Duration,
 
-    /// End processes of a pod that the extender demands GPU memory back from, while it uses more than it asked
-    /// for; needs CAP_KILL
+    /// End processes of pods from which the extender reclaims GPU memory, while they use more than they requested. Needs
+    /// CAP_KILL
     #[arg(
         help_heading = "Ending processes",
         long,
@@ -138,15 +137,15 @@ pub struct Args {
     )]
     pub kill_processes: bool,
 
-    /// Seconds that such a process has to end by itself
+    /// Give such a process this many seconds to exit by itself
     #[arg(help_heading = "Ending processes", long, env = "GPUSTOW_KILL_GRACE", default_value = "10", value_parser = seconds)]
     pub kill_grace: Duration,
 
-    /// The most such processes in a minute
+    /// End at most this many processes per minute
     #[arg(help_heading = "Ending processes", long, env = "GPUSTOW_KILL_RATE", default_value = "6", value_parser = value_parser!(u32).range(1..=1000))]
     pub kill_rate: u32,
 
-    /// Extended resource that pods ask for, in MiB
+    /// Read this extended resource of pods, in MiB
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,
 
@@ -154,7 +153,7 @@ pub struct Args {
     #[command(flatten)]
     pub daemon: DaemonArgs,
 
-    /// Address for /healthz, /readyz and /metrics
+    /// Serve /healthz, /readyz and /metrics at this address
     #[arg(
         help_heading = "Metrics and health",
         long,
@@ -167,11 +166,11 @@ pub struct Args {
     #[command(flatten)]
     pub serving: MetricsArgs,
 
-    /// Print what is seen, and end; needs no cluster
+    /// Print one report and exit. Needs no cluster
     #[arg(help_heading = "One look", long)]
     pub once: bool,
 
-    /// How --once prints
+    /// Print the report of --once in this form
     #[arg(
         help_heading = "One look",
         long,

@@ -44,8 +44,8 @@ impl Target {
     #[must_use]
     pub fn not_ended(&self, error: &std::io::Error) -> String {
         format!(
-            "Process {} of this pod is to end, which uses lent GPU memory, and the node's agent may not end it: {error}. \
-             Give the agent CAP_KILL (manifests/overlays/kill-processes)",
+            "The agent lacks the permission to kill process {}, which uses memory above the request: {error}. Give the agent \
+             CAP_KILL (manifests/overlays/kill-processes)",
             self.pid
         )
     }
@@ -161,8 +161,8 @@ fn over(
         }
         over = over.saturating_sub(bytes);
         let note = format!(
-            "Ended process {pid} of container {container}, which used {} of GPU {uuid}: the pod used {} there, asked for \
-             {assigned} and may use {} while nobody needs it. {}",
+            "Ended process {pid} of container {container}, which used {} of GPU {uuid}: the pod used {} there, requested \
+             {assigned} and can use {} if no other pod needs it. {}",
             mib(bytes),
             mib(used),
             pod.allowed(uuid),

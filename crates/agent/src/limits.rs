@@ -235,7 +235,7 @@ impl Seen {
             );
             ("False", "LimitMissing", message)
         } else if self.doubted {
-            let message = "A container ran without its limit, and none has been seen to have one since: mend the \
+            let message = "A container ran without its limit, and none has been seen to have one since: correct the \
                            container toolkit, or see this agent's log where it sets limits, then restart this agent.";
             ("False", "NotSeenSince", message.to_owned())
         } else if !self.unread.is_empty() {

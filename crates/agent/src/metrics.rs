@@ -93,7 +93,7 @@ impl Metrics {
         )?;
         let killed = IntCounter::new(
             "gpustow_killed_processes_total",
-            "Processes that were told to end because their pod is to give GPU memory back",
+            "Processes ended to reclaim GPU memory",
         )?;
         let xids = IntCounterVec::new(
             Opts::new(
@@ -215,9 +215,9 @@ impl Metrics {
                 |seen| seen.used_bytes as f64,
             ),
             (
-                "gpustow_gpu_memory_unattributed_bytes",
-                "What is in use by other pods, by the host and by nobody who could be named",
-                |seen| bytes(Mib(seen.gpu.strangers_mib)),
+                "gpustow_gpu_memory_unmanaged_bytes",
+                "GPU memory used by processes that are not gpustow pods, or unknown",
+                |seen| bytes(Mib(seen.gpu.unmanaged_mib)),
             ),
             (
                 "gpustow_gpu_healthy",

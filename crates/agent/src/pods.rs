@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use gpustow_api::act::Act;
+use gpustow_api::config::Action;
 use gpustow_api::limit::{self, Enforce};
 use gpustow_api::{PodFacts, names, request};
 use gpustow_pack::Mib;
@@ -154,10 +154,10 @@ impl NodePod {
 
 fn demand(status: &PodStatus) -> Option<Demand> {
     let mut all = status.conditions.iter().flatten();
-    let it = all.find(|it| it.type_ == names::GIVE_BACK && it.status == "True")?;
+    let it = all.find(|it| it.type_ == names::RECLAIM_CONDITION && it.status == "True")?;
     let since = it.last_transition_time.as_ref()?.0;
     let message = it.message.clone().unwrap_or_default();
-    let kills = Act::of_reason(it.reason.as_deref()?) == Act::KillProcess;
+    let kills = Action::of_pod(it.reason.as_deref()?) == Action::KillProcess;
     kills.then_some(Demand { since, message })
 }
 

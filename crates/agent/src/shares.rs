@@ -18,7 +18,7 @@ pub struct CardUse {
     /// Processes of no pod.
     pub host: u64,
     /// In use by nobody who could be named.
-    pub unattributed: u64,
+    pub unmanaged: u64,
     /// UIDs of pods none of whose processes has done anything on the card since the last look.
     pub idle: BTreeSet<Arc<str>>,
     /// UIDs of pods with a client of MPS among their processes.
@@ -100,7 +100,7 @@ impl CardUse {
         });
         let unused = unused.fold(0, u64::saturating_add);
         is.other_pods = is.other_pods.saturating_add(unused);
-        is.unattributed = used.saturating_sub(named);
+        is.unmanaged = used.saturating_sub(named);
         if !is.measured {
             // What was not measured may well be what these pods were promised.
             let promised = pods.iter().map(|pod| {
@@ -108,7 +108,7 @@ impl CardUse {
                 bytes.saturating_sub(is.pod(&pod.facts.uid))
             });
             let promised = promised.fold(unused, u64::saturating_add);
-            is.unattributed = is.unattributed.saturating_sub(promised);
+            is.unmanaged = is.unmanaged.saturating_sub(promised);
         }
         is
     }

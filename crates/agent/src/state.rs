@@ -57,7 +57,7 @@ struct Tracked {
     when: Duration,
     /// The last answer of the driver showed it.
     there: bool,
-    unattributed_before: u64,
+    unmanaged_before: u64,
 }
 
 /// Everything that the agent knows of its cards.
@@ -100,7 +100,7 @@ impl State {
                         there: !seen.gpu.missing,
                         seen,
                         when: now.age,
-                        unattributed_before: 0,
+                        unmanaged_before: 0,
                     },
                 );
             }
@@ -236,8 +236,8 @@ impl State {
         let foreign = used.other_pods.saturating_add(used.host);
         // A process that starts or ends shows in one figure before the other.
         let lasting = before
-            .map_or(0, |known| known.unattributed_before)
-            .min(used.unattributed);
+            .map_or(0, |known| known.unmanaged_before)
+            .min(used.unmanaged);
         let mut shares: BTreeMap<Arc<str>, u64> = BTreeMap::new();
         for ((uid, _), bytes) in &used.pods {
             let sum = shares.entry(uid.clone()).or_default();
@@ -271,7 +271,7 @@ impl State {
                     }
                 })
                 .collect(),
-            strangers_mib: ceil(foreign.saturating_add(lasting)).0,
+            unmanaged_mib: ceil(foreign.saturating_add(lasting)).0,
             other_pods_mib: ceil(used.other_pods).0,
             host_mib: ceil(used.host).0,
             utilization: card.utilization.map(|percent| percent.min(100)),
@@ -284,7 +284,7 @@ impl State {
             memory_limit: Some(<&str>::from(self.limits.support(card)).to_owned()),
             place: Some(Box::new(card.place.clone())),
         };
-        let unattributed_before = used.unattributed;
+        let unmanaged_before = used.unmanaged;
         let used_bytes = card.memory.map_or(foreign, |memory| memory.used);
         let seen = Seen {
             gpu,
@@ -297,7 +297,7 @@ impl State {
                 seen,
                 when: now.age,
                 there: true,
-                unattributed_before,
+                unmanaged_before,
             },
         );
     }
@@ -436,7 +436,7 @@ impl State {
                 let assigned = pod.map(|pod| pod.assigned(&gpu.uuid)).unwrap_or_default();
                 Mib(share.used_mib).minus(assigned)
             });
-            excess.chain([Mib(gpu.strangers_mib)]).sum::<Mib>()
+            excess.chain([Mib(gpu.unmanaged_mib)]).sum::<Mib>()
         };
         let same_users = |old: &Gpu, new: &Gpu| {
             old.pods

@@ -9,8 +9,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use strum::{EnumString, IntoStaticStr};
 
-use crate::act::Act;
 use crate::gpunode::STALE_AFTER;
 use crate::limit::Enforce;
 
@@ -148,7 +148,7 @@ pub struct Reclaim {
     /// How long a pod waits, since it was created, before memory is reclaimed for it.
     #[schemars(extend("x-kubernetes-validations" = at_least("0s")))]
     pub after: GoDuration,
-    /// Whether the annotation gpustow.dev/act of a pod may choose a milder action for that pod.
+    /// Whether the annotation gpustow.dev/reclaim-action of a pod may choose a milder action for that pod.
     pub pods_may_soften: bool,
     /// How long a pod may use more than its limit before it must give memory back.
     #[schemars(extend("x-kubernetes-validations" = at_least("0s")))]
@@ -159,8 +159,25 @@ pub struct Reclaim {
     pub timeout: GoDuration,
 }
 
-/// What is done to a pod whose borrowed memory another pod has requested.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// What is done to a pod whose borrowed memory another pod has requested, the mildest first. The same word stands in the
+/// annotation ([`RECLAIM_ACTION`](crate::names::RECLAIM_ACTION)) and in the reason of the condition
+/// ([`RECLAIM_CONDITION`](crate::names::RECLAIM_CONDITION)).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    EnumString,
+    IntoStaticStr,
+)]
 pub enum Action {
     /// Nothing.
     #[default]
@@ -174,15 +191,19 @@ pub enum Action {
 }
 
 impl Action {
-    /// What is done at most, if anything is.
+    /// Those that are done to pods.
+    pub const OF_PODS: [Self; 3] = [Self::Event, Self::KillProcess, Self::Evict];
+
+    /// The word for it.
     #[must_use]
-    pub fn act(self) -> Option<Act> {
-        match self {
-            Self::Off => None,
-            Self::Event => Some(Act::Event),
-            Self::KillProcess => Some(Act::KillProcess),
-            Self::Evict => Some(Act::Evict),
-        }
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+
+    /// What a pod's annotation or condition says. Of a word that this version does not know only the mildest is certain.
+    #[must_use]
+    pub fn of_pod(word: &str) -> Self {
+        word.parse::<Self>().unwrap_or_default().max(Self::Event)
     }
 }
 
@@ -227,7 +248,7 @@ pub struct Reserve {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Defragment {
-    /// How many pods, of those that allow it with the annotation gpustow.dev/movable, are evicted per hour at most for
+    /// How many pods, of those that allow it with the annotation gpustow.dev/evictable, are evicted per hour at most for
     /// pods that wait for fragmented memory. 0 evicts none.
     #[schemars(range(min = 0, max = 10_000))]
     pub evictions_per_hour: u32,

@@ -18,8 +18,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use crate::act::Act;
 use crate::assignment::{Assignment, BrokenAssignment};
+use crate::config::Action;
 use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
 use crate::request::{BadRequest, request};
@@ -97,15 +97,15 @@ pub struct PodFacts {
     /// Seconds that it may take to end.
     pub grace: u32,
     /// What was done to have it give memory back that it uses beyond its request, as long as it has not
-    /// ([`names::GIVE_BACK`]).
-    pub asked_back: Option<Act>,
-    /// The extender has chosen it to end or to move for another ([`names::PREEMPTED`], [`names::MOVED`]).
+    /// ([`names::RECLAIM_CONDITION`]).
+    pub asked_back: Option<Action>,
+    /// The extender has chosen it to end or to move for another ([`names::PREEMPTED`], [`names::DEFRAGMENTED`]).
     pub preempted: bool,
     /// What its owner lets be done for that at most.
-    pub act: Option<Act>,
+    pub action: Option<Action>,
     /// UID of the controller that made it, if it asks for GPU memory: what failed for one of its pods fails for the next.
     pub controller: Option<Arc<str>>,
-    /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::MOVABLE`]).
+    /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::EVICTABLE`]).
     pub movable: Option<Arc<str>>,
     /// A PersistentVolumeClaim or ResourceClaim that the next pod will use, too, may tie it to its node.
     pub tied: bool,
@@ -188,25 +188,24 @@ impl PodFacts {
             waiting: status.is_some_and(is_waiting),
             grace: spec.map_or(0, grace),
             asked_back: status.and_then(|status| {
-                let asked = holds(status, names::GIVE_BACK)?;
-                Some(Act::of_reason(asked.reason.as_deref().unwrap_or_default()))
+                let asked = holds(status, names::RECLAIM_CONDITION)?;
+                Some(Action::of_pod(asked.reason.as_deref().unwrap_or_default()))
             }),
             preempted: status.is_some_and(|status| {
                 let target = holds(status, names::DISRUPTION_TARGET);
                 let reason = target.and_then(|it| it.reason.as_deref());
-                reason.is_some_and(|it| it == names::PREEMPTED || it == names::MOVED)
+                reason.is_some_and(|it| it == names::PREEMPTED || it == names::DEFRAGMENTED)
             }),
-            // Of a word that nobody knows only the softest is certain.
-            act: annotation(names::ACT).map(|word| word.parse().unwrap_or_default()),
+            action: annotation(names::RECLAIM_ACTION).map(|word| Action::of_pod(word)),
             controller: controller(meta).filter(|_| asks),
-            movable: annotation(names::MOVABLE)
+            movable: annotation(names::EVICTABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
             tied: asks && spec.is_some_and(is_tied),
             limits,
             enforce,
             kept_on: status.and_then(|status| {
-                holds(status, names::KEPT_CONDITION)?;
+                holds(status, names::RESERVED_CONDITION)?;
                 let kept = Reservation::decode(annotation(names::RESERVATION)?)?;
                 Some(Arc::from(kept.node))
             }),

@@ -164,8 +164,8 @@ pub struct Gpu {
     pub pods: Vec<PodUse>,
     /// What gpustow did not give out: memory of other pods, host processes and unnamed processes; MiB.
     #[schemars(range(min = 0, max = 16_777_216))]
-    #[serde(default, rename = "strangersMiB")]
-    pub strangers_mib: u64,
+    #[serde(default, rename = "unmanagedMiB")]
+    pub unmanaged_mib: u64,
     /// The part of it that belongs to pods without an assignment: what they use, or what another GPU sharer promised
     /// them, if that is more; MiB.
     #[schemars(range(min = 0, max = 16_777_216))]

@@ -1,7 +1,6 @@
 //! gpustow's contract with the cluster: every name, the custom resource, what a Pod asks for and
 //! how an assignment is written down. No I/O.
 
-pub mod act;
 mod allowance;
 pub mod assignment;
 pub mod config;

@@ -66,15 +66,14 @@ impl Support {
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Holds => "limits hold",
-            Self::Mig => "the driver limits no MIG instance but by its size",
+            Self::Mig => "a MIG instance is limited only by its size",
             Self::UnifiedMemory => "it shares the host's memory",
-            Self::Driver => "its driver cannot: 615 is the first that can",
+            Self::Driver => "limits need driver 615 or later",
             Self::Cgroup => {
                 "its node has cgroup v1, or its agent does not see the node's (--cgroup)"
             }
             Self::Toolkit => {
-                "neither its node's container toolkit sets limits, as far as anybody says (--toolkit-limits), nor its \
-                 agent (--set-limits)"
+                "nothing sets limits on this node: start its agent with --toolkit-limits or --set-limits"
             }
             Self::Missing => "a container runs there without its limit",
         }
@@ -137,7 +136,7 @@ fn in_mib(text: &str) -> Option<u64> {
 /// annotation (see the agent's --set-limits).
 ///
 /// # Errors
-/// The annotation or field that is wrong, and the mend.
+/// The annotation or field that is wrong, and the fix.
 pub(crate) fn of_driver(
     notes: &Notes,
     asking: &[Asking<'_>],
@@ -164,7 +163,7 @@ pub(crate) fn of_driver(
             return Err(BadRequest {
                 field: format!("{}.env", it.path),
                 problem: format!(
-                    "{} must be {} and {} 0, or the driver holds no limit: create the pod anew where gpustow's \
+                    "{} must be {} and {} 0, or the driver holds no limit: create the pod again, so that gpustow's \
                      admission writes them, or write them yourself",
                     names::MEMORY_LIMIT,
                     limit.0,
@@ -199,7 +198,7 @@ fn of_container(
     let asked = it.mib.0.saturating_mul(gpus);
     let low = |field: String, mib: u64| {
         let problem = format!(
-            "{mib} MiB over {gpus} GPUs leave less than the {} of each that a limit must leave for CUDA: write at \
+            "{mib} MiB over {gpus} GPUs is below the minimum of {} on each: write at \
              least {}",
             FLOOR.0,
             FLOOR.0 * gpus
@@ -217,7 +216,7 @@ fn of_container(
         Err(BadRequest { field, problem })
     };
     if exclusive {
-        return bad("whole GPUs have no other limit than their size: remove it".to_owned());
+        return bad("exclusive pods cannot set a limit: remove it".to_owned());
     }
     if text == "max" {
         return Ok(WHOLE);

@@ -28,10 +28,10 @@ pub const MEM_LIMIT_OF: &str = "gpu-mem-limit.gpustow.dev/";
 /// Set by users, or by admission where the administrator has a default: who sees to it that containers keep
 /// their limit.
 pub const ENFORCE: &str = "gpustow.dev/enforce";
-/// Set by users: what may be done at most to have the pod give memory back.
-pub const ACT: &str = "gpustow.dev/act";
-/// Set by users: the pod may be evicted to join up free memory, since its controller makes it anew.
-pub const MOVABLE: &str = "gpustow.dev/movable";
+/// Set by users: the hardest action by which memory is reclaimed from the pod.
+pub const RECLAIM_ACTION: &str = "gpustow.dev/reclaim-action";
+/// Set by users: the pod may be evicted against fragmentation, because its controller makes a replacement.
+pub const EVICTABLE: &str = "gpustow.dev/evictable";
 /// Set by users: the packing policy for this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
@@ -63,28 +63,28 @@ pub const FENCE: &str = "gpustow.dev/fence";
 pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
 
 /// Written by the extender: condition whose change wakes a waiting pod.
-pub const ROOM_CONDITION: &str = "gpustow.dev/RoomAppeared";
+pub const AVAILABLE_CONDITION: &str = "gpustow.dev/MemoryAvailable";
 
 /// Its reason where the same write nominates the pod to a node that kube-scheduler did not show the extender: the
 /// nomination is the extender's, who also ends it.
 pub const NOMINATED: &str = "NodeNominated";
 
-/// Written by the extender: condition on a waiting pod for which room is kept; its message is for people.
-pub const KEPT_CONDITION: &str = "gpustow.dev/RoomKept";
-/// Written by the extender beside that condition: where room is kept, and until when ([`Reservation`](crate::reserved)).
+/// Written by the extender: condition on a waiting pod for which memory is reserved; its message is for people.
+pub const RESERVED_CONDITION: &str = "gpustow.dev/MemoryReserved";
+/// Written by the extender beside that condition: what is reserved, on which node and until when ([`Reservation`](crate::reserved)).
 pub const RESERVATION: &str = "gpustow.dev/reservation";
 /// Reason of the extender's Event on a pod for which it reserves memory.
 pub const MEMORY_RESERVED: &str = "GpuMemoryReserved";
-/// Written by the extender: condition on a pod that is to give memory back which it uses beyond its request.
-/// Its last transition says which demand this is; its reason, what is done about it.
-pub const GIVE_BACK: &str = "gpustow.dev/GiveBack";
-/// Kubernetes' own condition on a pod that is to end for others' sake.
+/// Written by the extender: condition on a pod from which memory is reclaimed that it uses beyond its request.
+/// Its last transition says which demand this is; its reason, which action follows.
+pub const RECLAIM_CONDITION: &str = "gpustow.dev/Reclaiming";
+/// Kubernetes' own condition on a pod that must terminate for others.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
-/// Its reason where the extender preempts the pod for one that free memory is too scattered for.
+/// Its reason if the extender preempts the pod for one that waits for fragmented memory.
 pub const PREEMPTED: &str = "PreemptionByGpustow";
 
-/// Its reason where the extender moves the pod for one that waits for memory which is free in pieces.
-pub const MOVED: &str = "MovedByGpustow";
+/// Its reason if the extender evicts the pod for one that waits for fragmented memory.
+pub const DEFRAGMENTED: &str = "DefragmentationByGpustow";
 
 /// Label that the admission policy sets on pods that ask for GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
@@ -99,9 +99,9 @@ pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 /// Node annotation set by administrators: comma list of UUIDs of GPUs that take no new pods.
 pub const CORDONED_GPUS: &str = "gpustow.dev/cordoned-gpus";
 
-/// Node label written by the extender while a place is kept there: the autoscalers that it told so, joined by `_`.
-pub const KEPT_LABEL: &str = "gpustow.dev/kept";
-/// Autoscalers, and the node annotation by whose `"true"` each lets a node be.
+/// Node label written by the extender while GPUs are reserved there: the autoscalers that it told so, joined by `_`.
+pub const RESERVED_LABEL: &str = "gpustow.dev/reserved";
+/// Autoscalers, and the node annotation by whose `"true"` each keeps a node.
 pub const SPARE_NODE: [(&str, &str); 2] = [
     (
         "cluster-autoscaler",
@@ -134,7 +134,7 @@ pub const AUTO_LABEL: &str = "gpustow.dev/auto";
 pub const AUTO_DEFAULT: &str = "gpustow.dev/auto-default";
 
 /// Scheduling gate of queued pods: the extender removes it when their turn has come.
-pub const GATE: &str = "gpustow.dev/room";
+pub const GATE: &str = "gpustow.dev/queued";
 /// Label of a namespace: `off` there keeps its pods out of the queue.
 pub const QUEUE_LABEL: &str = "gpustow.dev/queue";
 
@@ -152,8 +152,8 @@ pub const POD_KEYS: [&str; 14] = [
     EXCLUSIVE,
     MEM_LIMIT,
     ENFORCE,
-    ACT,
-    MOVABLE,
+    RECLAIM_ACTION,
+    EVICTABLE,
     POLICY,
     MADE_FOR,
     ASSIGNMENT,

@@ -30,7 +30,7 @@ pub const MAX_CONTAINER_NAME: usize = 63 - "container.".len();
 pub struct BadRequest {
     /// The path of the field in the Pod.
     pub field: String,
-    /// What is wrong, and the mend.
+    /// What is wrong, and the fix.
     pub problem: String,
 }
 
@@ -55,7 +55,7 @@ pub struct BadRequest {
 /// ```
 ///
 /// # Errors
-/// [`BadRequest`] says which field cannot be honoured, and the mend.
+/// [`BadRequest`] says which field cannot be honoured, and the fix.
 pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), BadRequest> {
     let Some(spec) = &pod.spec else {
         return Ok(Default::default());
@@ -211,12 +211,12 @@ fn limit<'a>(container: &'a Container, resource: &str) -> Option<&'a Quantity> {
 fn split(mib: u64, gpus: u32, path: &str, resource: &str) -> Result<u64, BadRequest> {
     let gpus = u64::from(gpus);
     let problem = if mib / gpus > MAX_MIB_PER_GPU {
-        let mend = if mib.is_multiple_of(1 << 20) {
+        let fix = if mib.is_multiple_of(1 << 20) {
             format!("the unit is MiB already, write {}", mib >> 20)
         } else {
             format!("write at most {}", gpus * MAX_MIB_PER_GPU)
         };
-        format!("no GPU has {} MiB: {mend}", mib / gpus)
+        format!("no GPU has {} MiB: {fix}", mib / gpus)
     } else if mib.is_multiple_of(gpus) {
         return Ok(mib / gpus);
     } else {

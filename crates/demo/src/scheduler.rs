@@ -353,6 +353,6 @@ fn room(pod: Option<&Value>) -> Option<&Value> {
     let conditions = pod?.pointer("/status/conditions")?.as_array()?;
     let mut conditions = conditions.iter();
     conditions
-        .find(|condition| condition["type"] == names::ROOM_CONDITION)?
+        .find(|condition| condition["type"] == names::AVAILABLE_CONDITION)?
         .get("message")
 }

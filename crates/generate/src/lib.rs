@@ -72,7 +72,10 @@ fn stats(board: &mut Board) {
     let stats = stat("Oldest waiting", text, "s", &oldest, Some(3600.0));
     number(board, see(stats, &["GpustowPodsWaitLong"]));
     let text = "GPU memory that new pods may take, on GPUs that take pods.";
-    number(board, stat("Room", text, "bytes", &memory("room"), None));
+    number(
+        board,
+        stat("Available", text, "bytes", &memory("available"), None),
+    );
     let text =
         "Share of the GPU memory that is promised to pods, on all nodes of the chosen models.";
     number(
@@ -115,7 +118,7 @@ fn cards(board: &mut Board) {
     let requested = format!("gpustow:gpu_memory_requested:bytes{GPU}");
     let by_card = |metric: &str| format!("max by (gpu_uuid) ({metric}{GPU})");
     let used = by_card("gpustow_gpu_memory_used_bytes");
-    let room = by_card("gpustow:gpu_memory_room:bytes");
+    let room = by_card("gpustow:gpu_memory_available:bytes");
     let healthy = by_card("gpustow_gpu_healthy");
     let pods = format!(
         "count by (gpu_uuid) (count by (gpu_uuid, namespace, pod) (gpustow_pod_gpu_memory_requested_bytes{GPU}))"
@@ -140,7 +143,7 @@ fn cards(board: &mut Board) {
         ("model", "Model"),
         ("Value #A", "Requested"),
         ("Value #B", "In use"),
-        ("Value #C", "Room"),
+        ("Value #C", "Available"),
         ("Value #D", "Pods"),
         ("Value #E", "Health"),
         ("gpu_uuid", "UUID"),
@@ -179,7 +182,7 @@ fn cards(board: &mut Board) {
     table["fieldConfig"]["overrides"] = json!([
         gauge("Requested", "blue"),
         gauge("In use", "green"),
-        gauge("Room", "text"),
+        gauge("Available", "text"),
         column("Node", &[("links", link)]),
         // Names, not bytes.
         column(
@@ -233,19 +236,19 @@ fn cards(board: &mut Board) {
 fn waste(board: &mut Board) {
     let requested = format!("sum(gpustow_pod_gpu_memory_requested_bytes{POD})");
     let used = format!("sum(gpustow_pod_gpu_memory_used_bytes{POD})");
-    let strangers = format!("sum(gpustow_gpu_memory_unattributed_bytes{CARD})");
+    let unmanaged = format!("sum(gpustow_gpu_memory_unmanaged_bytes{CARD})");
     let use_of = panel(
         "timeseries",
         "Requested, in use, others",
-        "Others: memory of processes that are no gpustow pod's.",
+        "Unmanaged: memory of processes that are no gpustow pod's.",
         "bytes",
         &[
             (&requested, "requested"),
             (&used, "in use"),
-            (&strangers, "others"),
+            (&unmanaged, "unmanaged"),
         ],
     );
-    let alerts = ["GpustowStrangerMemory", "GpustowPodOverRequest"];
+    let alerts = ["GpustowUnmanagedMemory", "GpustowPodOverRequest"];
     board.add((12, 8), see(use_of, &alerts));
     let idle = format!(
         "topk(10, sum by (namespace, pod) (gpustow_pod_gpu_memory_requested_bytes{POD}) - sum by (namespace, pod) (gpustow_pod_gpu_memory_used_bytes{POD}))"
@@ -273,10 +276,10 @@ fn waste(board: &mut Board) {
     board.add((12, 8), teams);
     let mut room = panel(
         "heatmap",
-        "Room per GPU",
+        "Available memory per GPU",
         "How many GPUs have how much room: many with little is fragmentation.",
         "bytes",
-        &[(&format!("gpustow:gpu_memory_room:bytes{GPU}"), "")],
+        &[(&format!("gpustow:gpu_memory_available:bytes{GPU}"), "")],
     );
     room["options"] = json!({ "calculate": true, "yAxis": { "unit": "bytes" } });
     board.add((12, 8), room);

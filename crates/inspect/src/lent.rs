@@ -32,7 +32,7 @@ impl<'c> Loans<'c> {
         for pod in cluster.pods.values().filter(|pod| pod.waits()) {
             let annotation = pod.object.annotations().get(names::RESERVATION);
             let reserved = annotation.and_then(|text| Reservation::decode(text));
-            let holds = state::holds(&pod.object, names::KEPT_CONDITION).is_some();
+            let holds = state::holds(&pod.object, names::RESERVED_CONDITION).is_some();
             if let Some(reserved) = reserved.filter(|_| holds) {
                 let of_node = kept.entry(reserved.node.clone()).or_default();
                 of_node.push((pod, reserved));

@@ -282,9 +282,9 @@ mod tests {
                 Some("not look at: 3 node(s) didn't match pod anti-affinity rules"),
             ),
             (
-                "0/4 nodes are available: 1 not enough free memory on any one GPU, 3 free GPU memory is kept for a pod that has waited for long.",
+                "0/4 nodes are available: 1 not enough free memory on any one GPU, 3 free GPU memory is reserved for a pod that has waited longer.",
                 Some(
-                    "asked last: free GPU memory is kept for a pod that has waited for long (3 nodes)",
+                    "asked last: free GPU memory is reserved for a pod that has waited longer (3 nodes)",
                 ),
             ),
             (

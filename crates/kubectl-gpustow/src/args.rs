@@ -118,7 +118,7 @@ pub(crate) struct AnswerFormat {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Nodes with GPUs: room, largest piece, whole cards left
+    /// Nodes with GPUs: available memory, largest piece, whole GPUs left
     #[command(
         after_help = "Examples:\n  kubectl gpustow nodes --sort-by -largest\n  kubectl gpustow nodes -o wide"
     )]
@@ -128,7 +128,7 @@ pub(crate) enum Command {
     },
     /// GPUs: who holds how much, what is left
     #[command(
-        after_help = "Examples:\n  kubectl gpustow gpus --sort-by -room\n  kubectl gpustow gpus gpu-node-1 -o wide"
+        after_help = "Examples:\n  kubectl gpustow gpus --sort-by -available\n  kubectl gpustow gpus gpu-node-1 -o wide"
     )]
     Gpus {
         /// Only this node's
@@ -175,9 +175,9 @@ pub(crate) enum Command {
         after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p99\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
     )]
     Advise(AdviseArgs),
-    /// Place every pod anew: other policies, more or fewer nodes
+    /// Place every pod again: other policies, more or fewer nodes
     ///
-    /// Every pod that asks for GPU memory is placed anew, in the order in which kube-scheduler would take
+    /// Every pod that asks for GPU memory is placed again, in the order in which kube-scheduler would take
     /// them (priority, then age): what would fit, what would wait, how many nodes could go without making
     /// more pods wait. Nothing is written to the cluster. Node selectors, required node affinity, taints,
     /// CPU and host memory count; affinity between pods, topology spread, volumes, quotas and preemption
@@ -189,8 +189,8 @@ pub(crate) enum Command {
     /// What moving pods would gain. Exit code 1 if it would not do for all that wait
     ///
     /// For the first pod of each kind that waits though enough GPU memory is free, in pieces: which pods would
-    /// have to move, and where to. Only those move that bear the annotation gpustow.dev/movable and have a
-    /// controller that makes them anew; the fewest MiB move, each to a place that is free now. Each plan is as if
+    /// have to move, and where to. Only those move that have the annotation gpustow.dev/evictable and have a
+    /// controller that makes replacements; the fewest MiB move, each to a place that is free now. Each plan is as if
     /// it were alone. Nothing is written to the cluster. Node selectors, required node affinity, taints, CPU and
     /// host memory count; affinity between pods, topology spread, volumes, quotas and disruption budgets do not.
     #[command(
@@ -257,8 +257,8 @@ pub(crate) struct TopArgs {
 pub(crate) enum TopSort {
     /// By node and index.
     Node,
-    /// Most room first.
-    Room,
+    /// Most available memory first.
+    Available,
     /// Most live use first.
     Used,
     /// Most requested and unused first.

@@ -1,4 +1,4 @@
-//! `check`: drift between assignments, GPUs, agents and the scheduler's configuration, and the mend.
+//! `check`: drift between assignments, GPUs, agents and the scheduler's configuration, and the fix.
 
 mod cards;
 mod configuration;
@@ -35,10 +35,10 @@ enum Level {
 #[derive(Debug)]
 pub(crate) struct Finding {
     level: Level,
-    /// Those with the same problem and the same mend, by name.
+    /// Those with the same problem and the same fix, by name.
     objects: Vec<String>,
     problem: String,
-    mend: String,
+    fix: String,
 }
 
 impl Finding {
@@ -51,7 +51,7 @@ impl Finding {
     }
 }
 
-/// By level, problem and mend: the objects.
+/// By level, problem and fix: the objects.
 #[derive(Default)]
 struct Findings(BTreeMap<(Level, String, String), Vec<String>>);
 
@@ -61,9 +61,9 @@ impl Findings {
         level: Level,
         object: impl Into<String>,
         problem: impl Into<String>,
-        mend: impl Into<String>,
+        fix: impl Into<String>,
     ) {
-        let key = (level, problem.into(), mend.into());
+        let key = (level, problem.into(), fix.into());
         self.0.entry(key).or_default().push(object.into());
     }
 }
@@ -91,13 +91,13 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
     configuration::look(cluster, &mut findings);
     policies(cluster, &mut findings);
     let rows = findings.0.into_iter();
-    let rows = rows.map(|((level, problem, mend), mut objects)| {
+    let rows = rows.map(|((level, problem, fix), mut objects)| {
         objects.sort();
         Finding {
             level,
             objects,
             problem,
-            mend,
+            fix,
         }
     });
     let mut rows: Vec<_> = rows.collect();
@@ -115,7 +115,7 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
             column("PROBLEM", "problem", Always, |row| {
                 Value::Text(row.problem.clone())
             }),
-            column("FIX", "mend", Always, |row| Value::Text(row.mend.clone())),
+            column("FIX", "fix", Always, |row| Value::Text(row.fix.clone())),
             column("OBJECTS", "objects", Wide, |row| {
                 Value::Names(row.objects.clone())
             }),

@@ -29,7 +29,7 @@ pub(crate) struct NodeRow {
     whole: u64,
     requested: Mib,
     used: Mib,
-    strangers: Mib,
+    unmanaged: Mib,
     state: Value,
     age: Option<u64>,
     driver: Option<String>,
@@ -72,7 +72,7 @@ fn node_row(cluster: &Cluster, view: &NodeView) -> NodeRow {
         whole: cards.iter().filter(|card| is_whole(view, card)).count() as u64,
         requested: cards.iter().map(|card| card.held).sum(),
         used: cards.iter().map(used).sum(),
-        strangers: cards.iter().map(|card| card.strangers).sum(),
+        unmanaged: cards.iter().map(|card| card.unmanaged).sum(),
         state,
         age,
         driver: report.and_then(|report| report.driver.clone()),
@@ -101,7 +101,7 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
         whole: rows.iter().map(|row| row.whole).sum(),
         requested: sum(|row| row.requested),
         used: sum(|row| row.used),
-        strangers: sum(|row| row.strangers),
+        unmanaged: sum(|row| row.unmanaged),
         state: match not_ready {
             0 => Value::Good("ready".to_owned()),
             _ => Value::Bad(format!("{not_ready} not ready")),
@@ -117,7 +117,9 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
                 Value::Names(row.models.clone())
             }),
             column("GPUS", "gpus", Always, |row| Value::Count(row.gpus)),
-            column("ROOM", "roomBytes", Always, |row| Value::Memory(row.room)),
+            column("AVAILABLE", "availableBytes", Always, |row| {
+                Value::Memory(row.room)
+            }),
             column("LARGEST", "largestBytes", Always, |row| {
                 Value::Memory(row.largest)
             }),
@@ -126,8 +128,8 @@ pub(crate) fn nodes(cluster: &Cluster) -> Listing<NodeRow> {
                 Value::Memory(row.requested)
             }),
             column("USED", "usedBytes", Always, |row| Value::Memory(row.used)),
-            column("OTHERS", "strangersBytes", Always, |row| {
-                Value::Memory(row.strangers)
+            column("UNMANAGED", "unmanagedBytes", Always, |row| {
+                Value::Memory(row.unmanaged)
             }),
             column("STATE", "state", Always, |row| row.state.clone()),
             column("AGENT-AGE", "agentAgeSeconds", Wide, |row| {
@@ -200,7 +202,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             column("", "", Terminal, |row| {
                 Value::Bar(
                     row.card.held,
-                    used(&row.card) + row.card.strangers,
+                    used(&row.card) + row.card.unmanaged,
                     row.card.free,
                 )
             }),
@@ -210,10 +212,12 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             column("USED", "usedBytes", Always, |row| {
                 Value::Memory(used(&row.card))
             }),
-            column("OTHERS", "strangersBytes", Always, |row| {
-                Value::Memory(row.card.strangers)
+            column("UNMANAGED", "unmanagedBytes", Always, |row| {
+                Value::Memory(row.card.unmanaged)
             }),
-            column("ROOM", "roomBytes", Always, |row| Value::Memory(row.room)),
+            column("AVAILABLE", "availableBytes", Always, |row| {
+                Value::Memory(row.room)
+            }),
             column("HEALTH", "health", Always, |row| match &row.refuses {
                 None => Value::Good("healthy".to_owned()),
                 Some(why) => Value::Bad(why.clone()),

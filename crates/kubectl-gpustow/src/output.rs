@@ -384,8 +384,10 @@ fn narrow<R>(
         let sum: usize = widths.iter().sum();
         (sum + 2 * widths.len().saturating_sub(1)).saturating_sub(limit)
     };
-    let optional: [fn(&&Column<R>) -> bool; 2] =
-        [|it| it.shown == Shown::Terminal, |it| it.head == "OTHERS"];
+    let optional: [fn(&&Column<R>) -> bool; 2] = [
+        |it| it.shown == Shown::Terminal,
+        |it| it.head == "UNMANAGED",
+    ];
     for is_optional in optional {
         let at = columns.iter().position(is_optional);
         if let Some(at) = at.filter(|_| over(widths) > 0) {

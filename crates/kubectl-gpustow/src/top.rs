@@ -133,8 +133,8 @@ impl View {
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('s') => {
                 self.sort = match self.sort {
-                    TopSort::Node => TopSort::Room,
-                    TopSort::Room => TopSort::Used,
+                    TopSort::Node => TopSort::Available,
+                    TopSort::Available => TopSort::Used,
                     TopSort::Used => TopSort::Idle,
                     TopSort::Idle => TopSort::Node,
                 };
@@ -163,7 +163,7 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
             model: card.model.clone(),
             held: card.held,
             used: used(card),
-            others: card.strangers,
+            others: card.unmanaged,
             room: room(node, card),
             free: card.free,
             pods: printable(&owner::grouped(cluster, card).join(", ")),
@@ -172,7 +172,7 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
         .collect();
     let sum = |of: fn(&Row) -> Mib| memory(rows.iter().map(of).sum());
     let headline = format!(
-        "{} nodes, {} GPUs: {} requested, {} used, {} by others, {} room; {} pods wait",
+        "{} nodes, {} GPUs: {} requested, {} used, {} unmanaged, {} available; {} pods wait",
         views.len(),
         rows.len(),
         sum(|row| row.held),
@@ -191,7 +191,7 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
     let down = |amount: Mib| std::cmp::Reverse(amount);
     match view.sort {
         TopSort::Node => {}
-        TopSort::Room => rows.sort_by_key(|row| down(row.room)),
+        TopSort::Available => rows.sort_by_key(|row| down(row.room)),
         TopSort::Used => rows.sort_by_key(|row| down(row.used)),
         TopSort::Idle => rows.sort_by_key(|row| down(row.held.minus(row.used))),
     }
@@ -227,10 +227,10 @@ fn others(bar: usize, text: &str) -> String {
 }
 
 fn heads(&(node, model, bar): &(usize, usize, usize)) -> String {
-    let others = others(bar, "OTHERS");
+    let others = others(bar, "UNMANAGED");
     format!(
         "{:node$}  GPU  {:model$}  {:bar$}  {:>9}  {:>7}{others}  {:>7}  PODS",
-        "NODE", "MODEL", "", "REQUESTED", "USED", "ROOM"
+        "NODE", "MODEL", "", "REQUESTED", "USED", "AVAILABLE"
     )
 }
 
@@ -363,7 +363,7 @@ mod tests {
     async fn eighty_columns_have_room_pods_and_what_takes_none() -> Result<()> {
         let view = all_by_node();
         let screen = drawn_on(80, 24, &picture(&cluster().await?, &view), &view)?;
-        assert!(screen.contains("ROOM  PODS"), "{screen}");
+        assert!(screen.contains("AVAILABLE  PODS"), "{screen}");
         let has = |gpu: &str, text: &str| {
             let mut lines = screen.lines();
             lines.any(|line| line.contains(gpu) && line.contains(text))
@@ -400,7 +400,7 @@ mod tests {
         press(&mut view, KeyCode::Enter);
         let camera = drawn(&picture(&cluster, &view), &view)?;
         assert!(
-            camera.contains("1-1 of 1  by room  filter: camera"),
+            camera.contains("1-1 of 1  by available  filter: camera"),
             "{camera}"
         );
         assert!(camera.contains("#######=............"), "{camera}");

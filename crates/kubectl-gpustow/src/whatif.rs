@@ -55,7 +55,7 @@ pub(crate) async fn run(
     let mut begins = || {
         begun += 1;
         if is_watched {
-            eprint!("\r\x1b[Kplacing everything anew, {begun} of at most {replays}");
+            eprint!("\r\x1b[Kplacing everything again, {begun} of at most {replays}");
         }
     };
     let mut scenarios = vec![cluster.as_it_is()];

@@ -98,7 +98,7 @@ struct LocationGpu {
     #[serde(rename = "requestedBytes", serialize_with = "bytes")]
     requested: Mib,
     /// Room on the card once the pod is there.
-    #[serde(rename = "roomBytes", serialize_with = "bytes")]
+    #[serde(rename = "availableBytes", serialize_with = "bytes")]
     room: Mib,
 }
 
@@ -243,7 +243,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         if let Some(advice) = advice(&trial, facts, cluster.resource()) {
             why.summary += &format!(" {advice}");
         }
-        if let Some(kept) = state::holds(pod, names::KEPT_CONDITION) {
+        if let Some(kept) = state::holds(pod, names::RESERVED_CONDITION) {
             why.summary += &format!(" {kept}");
         } else {
             why.reserved = reserved(cluster, facts);
@@ -253,8 +253,8 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         let (size, _) = cluster.ledger.line();
         why.verdict = Verdict::Gated;
         why.summary = format!(
-            "It stands in gpustow's line, {} of {size}: its scheduling gate is taken off when its turn has come and \
-             there is room. {}",
+            "Queued at position {} of {size}: the extender removes its scheduling gate when it is its turn and memory is \
+             free. {}",
             before + 1,
             why.summary
         );
@@ -385,7 +385,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
         Some(Ok(assignment)) => assignment,
         Some(Err(broken)) => {
             why.verdict = Verdict::Invalid;
-            why.summary = format!("It is on {node}, and nobody can tell on which GPU: {broken}.");
+            why.summary = format!("It is on {node}, on an unknown GPU: {broken}.");
             return why;
         }
         None => {
@@ -434,7 +434,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
         ),
         _ => format!("It is on {node}, which would not take it now."),
     };
-    if let Some(asked) = state::holds(&pod.object, names::GIVE_BACK) {
+    if let Some(asked) = state::holds(&pod.object, names::RECLAIM_CONDITION) {
         why.summary += &format!(" {asked}.");
     }
     let index = |uuid: &str| {

@@ -198,6 +198,6 @@ pub(crate) fn beyond_capacity(node: &Node, card: usize) -> Mib {
     };
     let used = gpu.pods.iter();
     let excess = used.map(|used| Mib(used.used_mib).minus(held(&used.uid)));
-    let taken = node.held(&gpu.uuid, |_| true) + Mib(gpu.strangers_mib) + excess.sum();
+    let taken = node.held(&gpu.uuid, |_| true) + Mib(gpu.unmanaged_mib) + excess.sum();
     taken.minus(gpu.capacity(Mib(status.headroom_mib)))
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_api::act::Act;
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::STALE_AFTER;
 use gpustow_api::intree::LEAST_NODES;
 use gpustow_pack::PolicyKind;
@@ -31,7 +31,7 @@ pub struct Config {
     /// How long a pod waits, since it was created, before memory is called back for it.
     pub reclaim_after: Duration,
     /// What is done at most to have a pod give memory back.
-    pub action: Act,
+    pub action: Action,
     /// Owners may soften that for their pods.
     pub owners_soften: bool,
     /// How long memory that is called back is waited for, beyond the time that its users have to end.
@@ -75,7 +75,7 @@ impl Default for Config {
             claim_ttl: Duration::from_secs(5),
             call_back: false,
             reclaim_after: Duration::ZERO,
-            action: Act::default(),
+            action: Action::Event,
             owners_soften: true,
             call_back_for: Duration::from_secs(60),
             over_limit_for: Duration::from_secs(60),
@@ -98,8 +98,8 @@ impl Default for Config {
 impl Config {
     /// What may be done to have this pod give memory back.
     #[must_use]
-    pub fn action_on(&self, pod: &PodFacts) -> Act {
-        let own = pod.act.filter(|_| self.owners_soften);
+    pub fn action_on(&self, pod: &PodFacts) -> Action {
+        let own = pod.action.filter(|_| self.owners_soften);
         own.map_or(self.action, |own| own.min(self.action))
     }
 }

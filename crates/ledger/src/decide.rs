@@ -94,19 +94,19 @@ impl Reason {
         match self {
             Self::Fit(refusal) => refusal.text(),
             Self::NoReport => "no GPU report from a gpustow agent",
-            Self::Stale => "the GPU report is stale: the gpustow agent is silent",
-            Self::Nominated => "free GPU memory is kept for a pod that preempts here",
-            Self::Kept => "free GPU memory is kept for a pod that has waited for long",
-            Self::CalledBack => "lent GPU memory is being called back",
+            Self::Stale => "the GPU report is stale: the gpustow agent does not report",
+            Self::Nominated => "free GPU memory is reserved for a pod that preempts here",
+            Self::Kept => "free GPU memory is reserved for a pod that has waited longer",
+            Self::CalledBack => "GPU memory used above requests is being reclaimed",
             Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
             Self::Gone => "the pod has been deleted",
-            Self::NotYet => "not looked at yet: the search for many containers or GPUs goes on",
+            Self::NotYet => "not evaluated yet: search in progress",
             Self::Unfenced => {
-                "the API server refuses to write this pod's status, see its Events: an earlier \
-                 Binding of it may still arrive"
+                "a previous extender may still bind this pod, and its status cannot be written: see \
+                 its Events"
             }
-            Self::InLine => "pods before this one in gpustow's line are offered the room first",
-            Self::Cordoned => "an administrator has cordoned the GPUs that it would fit on",
+            Self::InLine => "pods ahead in the queue go first",
+            Self::Cordoned => "the GPUs that it fits on are cordoned",
         }
     }
 
@@ -124,13 +124,13 @@ impl Reason {
             Self::NoReport => "no_report",
             Self::Stale => "stale",
             Self::Nominated => "nominated",
-            Self::Kept => "kept",
-            Self::CalledBack => "called_back",
+            Self::Kept => "reserved",
+            Self::CalledBack => "reclaimed",
             Self::BindUnderWay => "bind_under_way",
             Self::Gone => "gone",
             Self::NotYet => "not_yet",
             Self::Unfenced => "unfenced",
-            Self::InLine => "in_line",
+            Self::InLine => "queued",
             Self::Cordoned => "gpu_cordoned",
         }
     }

@@ -98,7 +98,7 @@ impl Sight<'_> {
         // What pods use that are gone is about to come.
         let there = gpu.pods.iter().filter(|used| here(&used.uid).is_some());
         let used: Mib = there.map(|used| Mib(used.used_mib)).sum();
-        let free = gpu.capacity(Mib::ZERO).minus(used + Mib(gpu.strangers_mib));
+        let free = gpu.capacity(Mib::ZERO).minus(used + Mib(gpu.unmanaged_mib));
         let left = |uid: &str, held: Mib| {
             let is_its = |used: &&PodUse| *used.uid == *uid;
             let its = gpu.pods.iter().filter(is_its);

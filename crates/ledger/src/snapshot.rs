@@ -63,7 +63,7 @@ pub struct CardView {
     /// What a new pod may take, live use counted.
     pub free: Mib,
     /// What processes outside our pods use.
-    pub strangers: Mib,
+    pub unmanaged: Mib,
     /// False while it takes no new pods.
     pub healthy: bool,
     /// That is because an administrator cordoned it ([`gpustow_api::names::CORDONED_GPUS`]).
@@ -243,7 +243,7 @@ impl Ledger {
                     capacity: card.capacity,
                     held: node.held(&gpu.uuid, |_| true),
                     free: card.free,
-                    strangers: Mib(gpu.strangers_mib),
+                    unmanaged: Mib(gpu.unmanaged_mib),
                     healthy: card.usable,
                     cordoned: node.cordons(gpu),
                     limit: card.limit,

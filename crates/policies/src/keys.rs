@@ -10,14 +10,14 @@ use gpustow_api::{BadRequest, names};
 /// What is wrong with the annotations of a pod that asks for `resource`, as the policies refuse it.
 ///
 /// # Errors
-/// [`BadRequest`] names the first key that is none of gpustow's, and the mend.
+/// [`BadRequest`] names the first key that is none of gpustow's, and the fix.
 pub fn known(annotations: &BTreeMap<String, String>, resource: &str) -> Result<(), BadRequest> {
     if is_ahead(annotations) {
         return Ok(());
     }
     let near = strange(annotations).find_map(|key| {
         let known = nearly(key)?;
-        let mend = match (key == resource, key.strip_prefix(names::GROUP)) {
+        let fix = match (key == resource, key.strip_prefix(names::GROUP)) {
             (true, _) => {
                 "this is no annotation: write it into resources.limits of a container".to_owned()
             }
@@ -32,16 +32,15 @@ pub fn known(annotations: &BTreeMap<String, String>, resource: &str) -> Result<(
                 names::GROUP
             ),
         };
-        Some((key, mend))
+        Some((key, fix))
     });
     let unknown = || {
         let key = strange(annotations).next()?;
-        let mend = format!(
-            "version {VERSION} of gpustow knows no such annotation: remove it, or write into {} which \
-             later version does",
+        let fix = format!(
+            "unknown annotation (gpustow {VERSION}): remove it, or set {} to the release that added it",
             names::MADE_FOR
         );
-        Some((key, mend))
+        Some((key, fix))
     };
     match near.or_else(unknown) {
         None => Ok(()),
@@ -88,8 +87,8 @@ pub(crate) fn of_users() -> [&'static str; 8] {
         names::MADE_FOR,
         names::MEM_LIMIT,
         names::ENFORCE,
-        names::ACT,
-        names::MOVABLE,
+        names::RECLAIM_ACTION,
+        names::EVICTABLE,
     ];
     keys.map(word)
 }

@@ -7,7 +7,6 @@ use kube::CustomResourceExt as _;
 use strum::VariantNames as _;
 use thiserror::Error;
 
-use gpustow_api::act::Act;
 use gpustow_api::limit::Enforce;
 use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, config, limit, names, request};
 
@@ -317,7 +316,7 @@ const SHARED: [(&str, &str); 30] = [
     // What users say by annotations, as far as a request changes it.
     (
         "CHANGED",
-        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{ACT}}", "{{MOVABLE}}"] +
+        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{RECLAIM_ACTION}}", "{{EVICTABLE}}"] +
         variables.wishing.map(c, "{{GPU_COUNT_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{MEM_LIMIT_OF}}" + string(c.is.name)))
         .filter(key, variables.before[?key] != variables.after[?key])"#,
@@ -394,7 +393,7 @@ fn filled(template: &str, resource: &str) -> String {
     let user_keys = format!("{:?}", keys::of_users());
     let user_keys_of = format!("{:?}", keys::of_containers());
     let enforces = format!("{:?}", Enforce::VARIANTS);
-    let acts = format!("{:?}", Act::VARIANTS);
+    let reclaim_actions = format!("{:?}", config::Action::OF_PODS.map(config::Action::word));
     let floor = limit::FLOOR.0.to_string();
     let ordinal = admission::ordinal(admission::VERSION)
         .unwrap_or(0)
@@ -470,18 +469,18 @@ fn filled(template: &str, resource: &str) -> String {
         ("MEMORY_LIMIT", names::MEMORY_LIMIT),
         ("MEMORY_REQUEST", names::MEMORY_REQUEST),
         ("POLICY", names::POLICY),
-        ("KEPT_LABEL", names::KEPT_LABEL),
+        ("RESERVED_LABEL", names::RESERVED_LABEL),
         ("SPARE_NODE", &spare_node),
         ("QUEUE", names::QUEUE),
         ("QUEUE_LABEL", names::QUEUE_LABEL),
         ("MADE_FOR", names::MADE_FOR),
-        ("ROOM_CONDITION", names::ROOM_CONDITION),
-        ("KEPT_CONDITION", names::KEPT_CONDITION),
-        ("GIVE_BACK", names::GIVE_BACK),
+        ("AVAILABLE_CONDITION", names::AVAILABLE_CONDITION),
+        ("RESERVED_CONDITION", names::RESERVED_CONDITION),
+        ("RECLAIM_CONDITION", names::RECLAIM_CONDITION),
         ("PREEMPTED", names::PREEMPTED),
-        ("ACT", names::ACT),
-        ("ACTS", &acts),
-        ("MOVABLE", names::MOVABLE),
+        ("RECLAIM_ACTION", names::RECLAIM_ACTION),
+        ("RECLAIM_ACTIONS", &reclaim_actions),
+        ("EVICTABLE", names::EVICTABLE),
         ("SCHEDULER", names::SCHEDULER),
         ("SHARE_OF", names::SHARE_OF),
         ("VERSION", admission::VERSION),

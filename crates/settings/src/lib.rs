@@ -3,7 +3,7 @@
 
 mod rights;
 
-use gpustow_api::config::{GpustowConfigSpec, QueueMode};
+use gpustow_api::config::{Action, GpustowConfigSpec, QueueMode};
 use gpustow_ledger::Config;
 
 pub use rights::{Feature, Right, rights};
@@ -30,9 +30,9 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         slow_reservation_ttl: fixed.slow_reservation_ttl,
         wake_again_after: fixed.wake_again_after,
         claim_ttl: fixed.claim_ttl,
-        call_back: reclaim.action.act().is_some(),
+        call_back: reclaim.action != Action::Off,
         reclaim_after: reclaim.after.into(),
-        action: reclaim.action.act().unwrap_or_default(),
+        action: reclaim.action,
         owners_soften: reclaim.pods_may_soften,
         call_back_for: reclaim.timeout.into(),
         over_limit_for: reclaim.over_limit_after.into(),

@@ -1,7 +1,6 @@
 //! The permissions that features need beyond the base installation, and which manifests give them.
 
-use gpustow_api::act::Act;
-use gpustow_api::config::{GpustowConfigSpec, QueueMode};
+use gpustow_api::config::{Action, GpustowConfigSpec, QueueMode};
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
 
 /// A feature that the administrator can turn on or off. The order is that of the object's fields.
@@ -46,7 +45,7 @@ impl Feature {
     pub fn is_on(self, spec: &GpustowConfigSpec) -> bool {
         match self {
             Self::Queue => spec.queue.mode != QueueMode::Off,
-            Self::Reclaim => spec.reclaim.action.act().is_some(),
+            Self::Reclaim => spec.reclaim.action != Action::Off,
             Self::Preempt => spec.preempt.fragmented,
             Self::Reserve => spec.reserve.after.0.is_some(),
             Self::Defragment => spec.defragment.evictions_per_hour > 0,
@@ -58,7 +57,7 @@ impl Feature {
     pub fn needs(self, spec: &GpustowConfigSpec) -> Option<Right> {
         let right = match self {
             Self::Queue => Right::UNGATE,
-            Self::Reclaim if spec.reclaim.action.act() != Some(Act::Evict) => return None,
+            Self::Reclaim if spec.reclaim.action != Action::Evict => return None,
             Self::Reclaim | Self::Defragment => Right::EVICT,
             Self::Preempt => Right::DELETE,
             Self::Reserve if !spec.reserve.mark_nodes => return None,

@@ -267,7 +267,7 @@ impl Stowed {
             preempted: false,
             // Which pods come is drawn: their numbers say nothing of what they ask for.
             movable: (id % 100 < self.movable).then(|| self.names[0].clone()),
-            act: None,
+            action: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),
             tied: false,

@@ -89,9 +89,9 @@ async fn a_fallen_extender_writes_what_it_is_there_for_and_nothing_else() -> Res
             status("waits", note(names::EPOCH, "7"), Taken),
             status("waits", note(names::FENCE, "x"), Taken),
             status("waits", note(names::RESERVATION, "x"), Taken),
-            status("waits", condition(names::ROOM_CONDITION), Taken),
-            status("waits", condition(names::KEPT_CONDITION), Taken),
-            status("bound", condition(names::GIVE_BACK), Taken),
+            status("waits", condition(names::AVAILABLE_CONDITION), Taken),
+            status("waits", condition(names::RESERVED_CONDITION), Taken),
+            status("bound", condition(names::RECLAIM_CONDITION), Taken),
             status("waits", note(names::ASSIGNMENT, "x"), Refused(NOT_OURS)),
             status("bound", note(names::ASSIGNMENT, "x"), Refused(NOT_OURS)),
             status(

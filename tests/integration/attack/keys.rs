@@ -22,8 +22,8 @@ pub(crate) fn keys() -> Vec<String> {
         names::MEM_LIMIT,
         names::MEM_LIMIT_OF,
         names::ENFORCE,
-        names::ACT,
-        names::MOVABLE,
+        names::RECLAIM_ACTION,
+        names::EVICTABLE,
         names::POLICY,
         names::MADE_FOR,
     ];
@@ -264,7 +264,7 @@ async fn what_gpustow_goes_by_elsewhere_is_no_tenants_to_write() -> Result<()> {
     }
     let capacity = json!({ "status": { "capacity": { names::GPU_MEM: "9" } } });
     no("PATCH", format!("{node}/status"), capacity);
-    let condition = json!({ "type": names::ROOM_CONDITION, "status": "True" });
+    let condition = json!({ "type": names::AVAILABLE_CONDITION, "status": "True" });
     let condition = json!({ "status": { "conditions": [condition] } });
     no("PATCH", pods(&case, "/waits/status"), condition);
     let gpunodes = format!("/apis/{}/{}/gpunodes", names::GROUP, names::VERSION);

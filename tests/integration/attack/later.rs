@@ -52,7 +52,7 @@ async fn a_tenant_does_not_change_its_mind_behind_the_books() -> Result<()> {
         )
     };
     let fixed = || Refused("the pod is bound to its GPUs already: leave it as it was");
-    let written = || Refused("leave it as it was, or create the pod anew");
+    let written = || Refused("leave it as it was, or create the pod again");
     let of_extender = || Refused("only gpustow's extender may write it");
     let of_main = format!("{}main", names::GPU_COUNT_OF);
     let of_other = format!("{}other", names::GPU_COUNT_OF);

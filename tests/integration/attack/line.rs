@@ -259,7 +259,12 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         ),
     ];
     run("the extender", &extender, rows).await?;
-    let role = "--clusterrole=gpustow-queue-ungater";
+    let ungater = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "ungater"},
+        "rules": [{"apiGroups": ["gpustow.dev"], "resources": ["queues"], "verbs": ["ungate"]}],
+    });
+    cluster.apply(&ungater.to_string()).await?;
+    let role = "--clusterrole=ungater";
     let namespace = format!("--namespace={}", case.namespace);
     let user = format!("--serviceaccount={}:edit", case.namespace);
     cluster

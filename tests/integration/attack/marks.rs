@@ -37,7 +37,7 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
         (
             "ours",
             noted(
-                &[(names::KEPT_LABEL, who)],
+                &[(names::RESERVED_LABEL, who)],
                 &[(ca, "true"), (karpenter, "true")],
             ),
         ),
@@ -51,7 +51,7 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
         let marks: serde_json::Map<_, _> = marks
             .map(|(key, value)| ((*key).to_owned(), value.clone()))
             .collect();
-        json!({ "metadata": { "annotations": marks, "labels": { names::KEPT_LABEL: name } } })
+        json!({ "metadata": { "annotations": marks, "labels": { names::RESERVED_LABEL: name } } })
     };
     let yes = || json!("true");
     let both_names = format!("{ca_name}_{who}");
@@ -60,13 +60,13 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
         (
             "label another's annotations",
             "theirs",
-            label(names::KEPT_LABEL, json!(who)),
+            label(names::RESERVED_LABEL, json!(who)),
             Refused(STRAY),
         ),
         (
             "label what is not there",
             "plain",
-            label(names::KEPT_LABEL, json!(who)),
+            label(names::RESERVED_LABEL, json!(who)),
             Refused(STRAY),
         ),
         (
@@ -96,7 +96,7 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
         (
             "unlabel alone",
             "ours",
-            label(names::KEPT_LABEL, Value::Null),
+            label(names::RESERVED_LABEL, Value::Null),
             Refused(STRAY),
         ),
         (
@@ -108,7 +108,7 @@ async fn a_fallen_extender_marks_nodes_and_changes_nothing_else_of_them() -> Res
         (
             "label more than it marked",
             "ours",
-            label(names::KEPT_LABEL, json!(both_names)),
+            label(names::RESERVED_LABEL, json!(both_names)),
             Refused(STRAY),
         ),
         (

@@ -12,7 +12,7 @@ use crate::install::install;
 use crate::policies::asks;
 use crate::support::{ACCOUNT, SYSTEM};
 
-const NONE_BUT: &str = "the extender deletes no pod but one that is bound";
+const NONE_BUT: &str = "the extender deletes only pods that are bound";
 
 #[tokio::test]
 async fn a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy() -> Result<()> {

@@ -202,7 +202,7 @@ async fn a_tenant_gets_no_more_of_gpustow_than_it_asks_for() -> Result<()> {
             "a long scheduler",
             none(),
             json!({ "schedulerName": "s".repeat(60_000), "containers": [asks("a", "1")] }),
-            Refused("is not extended by gpustow: write gpustow-scheduler"),
+            Refused("does not use gpustow: write gpustow-scheduler"),
         )?,
         create(
             &case,

@@ -8,7 +8,7 @@ use gpustow_agent::giveback::{GiveBack, Target};
 use gpustow_agent::kill;
 use gpustow_agent::pods::NodePods;
 use gpustow_agent::processes::Processes;
-use gpustow_api::act::Act;
+use gpustow_api::config::Action;
 use gpustow_api::names;
 use gpustow_machine::{Gpu, Kind, Process};
 use k8s_openapi::api::core::v1::Pod;
@@ -22,7 +22,7 @@ use crate::support::{
 fn asked(status: &str, reason: &str, second: u64) -> Pod {
     let mut pod = serde_json::to_value(pod(&[("GPU-0", 4096)])).unwrap();
     pod["status"]["conditions"] = json!([{
-        "type": names::GIVE_BACK, "status": status, "reason": reason,
+        "type": names::RECLAIM_CONDITION, "status": status, "reason": reason,
         "message": "Pod team/q is promised the memory.",
         "lastTransitionTime": at(second).wall.to_string(),
     }]);
@@ -30,7 +30,7 @@ fn asked(status: &str, reason: &str, second: u64) -> Pod {
 }
 
 fn demand(second: u64) -> NodePods {
-    pods(&[asked("True", Act::KillProcess.reason(), second)])
+    pods(&[asked("True", Action::KillProcess.word(), second)])
 }
 
 /// What ends of these processes of the card at this second.
@@ -126,10 +126,10 @@ fn nobody_ends_without_a_demand_or_for_one_that_is_old() {
     let mut give_back = GiveBack::new(6);
     for (pod, second) in [
         (pod(&[("GPU-0", 4096)]), 1),
-        (asked("False", Act::KillProcess.reason(), 0), 1),
-        (asked("True", Act::Evict.reason(), 0), 1),
-        (asked("True", Act::Event.reason(), 0), 1),
-        (asked("True", Act::KillProcess.reason(), 0), 700),
+        (asked("False", Action::KillProcess.word(), 0), 1),
+        (asked("True", Action::Evict.word(), 0), 1),
+        (asked("True", Action::Event.word(), 0), 1),
+        (asked("True", Action::KillProcess.word(), 0), 700),
     ] {
         let targets = ended(&mut give_back, &pods(&[pod]), second, &over());
         assert_eq!(pids(&targets), NOBODY);

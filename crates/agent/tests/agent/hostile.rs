@@ -34,7 +34,7 @@ fn is_survived(host: &Host) {
             take(&mut state, reading, &pods, at(second), |_| Who::Host);
             let status = status_of(&state, &pods);
             for gpu in &status.gpus {
-                let mib = [gpu.total_mib, gpu.reserved_mib, gpu.strangers_mib];
+                let mib = [gpu.total_mib, gpu.reserved_mib, gpu.unmanaged_mib];
                 assert!(mib.iter().all(|mib| *mib <= MAX_MIB), "{gpu:?}");
                 assert!(gpu.reserved_mib <= gpu.total_mib, "{gpu:?}");
             }

@@ -293,7 +293,7 @@ fn what_a_whole_container_uses_counts_instead_of_the_processes_that_can_be_seen(
     node.look();
     assert_eq!(used(&node), (1400, 8192), "the driver does");
     let gpu = &node.state.status(&node.pods).gpus[0];
-    assert_eq!(gpu.strangers_mib, 0, "what nobody else uses");
+    assert_eq!(gpu.unmanaged_mib, 0, "what nobody else uses");
     for broken in [
         "nvidia/0000:10:00.0/vidmem x\n",
         "nvidia/0000:10:00.0/vidmem\n",

@@ -53,12 +53,12 @@ fn each_mib_has_one_user() {
     );
     assert_eq!((gpu.other_pods_mib, gpu.host_mib), (30, 4));
     assert_eq!(
-        gpu.strangers_mib, 34,
+        gpu.unmanaged_mib, 34,
         "what nobody owns may be a process that is starting"
     );
     host.sample(&mut state, &pods, at(1));
     assert_eq!(
-        status_of(&state, &pods).gpus[0].strangers_mib,
+        status_of(&state, &pods).gpus[0].unmanaged_mib,
         34 + (2000 - 1234)
     );
     let seen = state.cards().next().unwrap();
@@ -100,7 +100,7 @@ fn what_the_driver_does_not_measure_is_first_the_pods_own() {
     host.sample(&mut state, &pods, at(0));
     host.sample(&mut state, &pods, at(1));
     let status = status_of(&state, &pods);
-    assert_eq!(status.gpus[0].strangers_mib, 5000 - 4096);
+    assert_eq!(status.gpus[0].unmanaged_mib, 5000 - 4096);
     assert_eq!(status.conditions[1].reason, "NotMeasured");
 }
 
@@ -114,7 +114,7 @@ fn processes_that_cannot_be_seen_are_strangers_and_told() {
     host.sample(&mut state, &none, at(0));
     host.sample(&mut state, &none, at(1));
     let status = status_of(&state, &none);
-    assert_eq!(status.gpus[0].strangers_mib, 700);
+    assert_eq!(status.gpus[0].unmanaged_mib, 700);
     assert_eq!(status.conditions[1].reason, "HostProcessesHidden");
 }
 
@@ -174,11 +174,11 @@ fn a_pod_that_is_gone_and_still_runs_is_a_stranger_at_the_next_look() {
     let (mut state, holder, none) = (state(), pods(&[pod(&[("GPU-0", 1000)])]), pods(&[]));
     host.sample(&mut state, &holder, at(0));
     let before = status_of(&state, &holder);
-    assert_eq!(before.gpus[0].strangers_mib, 0);
+    assert_eq!(before.gpus[0].unmanaged_mib, 0);
     host.sample(&mut state, &none, at(1));
     let after = status_of(&state, &none);
     assert_eq!(
-        (after.gpus[0].strangers_mib, after.gpus[0].pods.len()),
+        (after.gpus[0].unmanaged_mib, after.gpus[0].pods.len()),
         (900, 0)
     );
     assert!(state.is_news(&before, &after, &none));
@@ -255,7 +255,7 @@ fn nothing_that_a_driver_says_is_refused_by_the_api_server() {
     let status = status_of(&state, &none);
     assert_eq!(status.gpus.len(), 1, "no UUID twice, none that is none");
     let gpu = &status.gpus[0];
-    let mib = [gpu.total_mib, gpu.reserved_mib, gpu.strangers_mib];
+    let mib = [gpu.total_mib, gpu.reserved_mib, gpu.unmanaged_mib];
     assert!(mib.iter().all(|mib| *mib <= 16_777_216), "{mib:?}");
     assert!(gpu.reserved_mib <= gpu.total_mib && gpu.model.len() <= 128);
     assert!(gpu.utilization.is_none_or(|percent| percent <= 100));

@@ -40,7 +40,7 @@ fn taken(pod: &Pod, used: u64) -> (GpuNodeStatus, [u64; 2]) {
     let mut state = state();
     host.sample(&mut state, &pods, at(0));
     let status = status_of(&state, &pods);
-    let taken = [0, 1].map(|index: usize| status.gpus[index].strangers_mib);
+    let taken = [0, 1].map(|index: usize| status.gpus[index].unmanaged_mib);
     (status, taken)
 }
 

@@ -7,7 +7,7 @@ use crate::names;
 
 /// Did the extender nominate the pod, by its last wake-up? kube-scheduler may have nominated it elsewhere since.
 pub(super) fn is_own(status: &PodStatus) -> bool {
-    let woken = holds(status, names::ROOM_CONDITION);
+    let woken = holds(status, names::AVAILABLE_CONDITION);
     let reason = woken.and_then(|woken| woken.reason.as_deref());
     status.nominated_node_name.is_some() && reason == Some(names::NOMINATED)
 }

@@ -82,7 +82,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             asked_back: None,
             preempted: false,
             movable: None,
-            act: None,
+            action: None,
             limits: Arc::from([]),
             enforce: Enforce::default(),
             tied: false,
@@ -101,14 +101,14 @@ fn disruptions_and_reservations_are_read_from_true_conditions_reasons_and_annota
             "metadata": {"uid": "u", "annotations": {names::RESERVATION: annotation}},
             "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]},
             "status": {"conditions": [
-                {"type": names::GIVE_BACK, "status": status, "reason": "Evict"},
+                {"type": names::RECLAIM_CONDITION, "status": status, "reason": "Evict"},
                 {"type": "DisruptionTarget", "status": status, "reason": names::PREEMPTED},
-                {"type": names::KEPT_CONDITION, "status": status, "message": "on node m: x"},
+                {"type": names::RESERVED_CONDITION, "status": status, "message": "on node m: x"},
             ]},
         }))
     };
     let held = facts("True", &reserved);
-    assert_eq!(held.asked_back, Some(Act::Evict));
+    assert_eq!(held.asked_back, Some(Action::Evict));
     assert!(held.preempted);
     assert_eq!((held.kept_on.as_deref(), held.grace), (Some("n"), 7));
     let ended = facts("False", &reserved);
@@ -409,20 +409,20 @@ fn what_may_be_used_and_done_is_read_from_annotations() {
         }))
     };
     let plain = facts(json!({}));
-    assert_eq!((plain.limit_on("GPU-a"), plain.act), (None, None));
-    let burst = facts(json!({names::MEM_LIMIT: "9000", names::ACT: "kill-process"}));
+    assert_eq!((plain.limit_on("GPU-a"), plain.action), (None, None));
+    let burst = facts(json!({names::MEM_LIMIT: "9000", names::RECLAIM_ACTION: "KillProcess"}));
     assert_eq!(burst.limit_on("GPU-a"), Some(Mib(9000)));
-    assert_eq!(burst.act, Some(Act::KillProcess));
-    let unknown = facts(json!({names::MEM_LIMIT: "max", names::ACT: "shoot"}));
+    assert_eq!(burst.action, Some(Action::KillProcess));
+    let unknown = facts(json!({names::MEM_LIMIT: "max", names::RECLAIM_ACTION: "shoot"}));
     assert_eq!(unknown.limit_on("GPU-a"), Some(limit::WHOLE));
-    assert_eq!(unknown.act, Some(Act::Event));
+    assert_eq!(unknown.action, Some(Action::Event));
 }
 
 #[test]
 fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
     let of = |mark: &str, api: &str, kind: &str, controller: bool| {
         facts(json!({ "metadata": {
-            "uid": "u", "annotations": { names::MOVABLE: mark },
+            "uid": "u", "annotations": { names::EVICTABLE: mark },
             "ownerReferences": [{
                 "apiVersion": api, "kind": kind, "name": "o", "uid": "o", "controller": controller,
             }],
@@ -464,12 +464,12 @@ fn nomination_is_the_extenders_if_its_last_wake_up_says_so() {
     let own = |status: &str, reason: &str, node: Option<&str>| {
         let pod = facts(json!({"metadata": {"uid": "u"}, "status": {
             "nominatedNodeName": node,
-            "conditions": [{"type": names::ROOM_CONDITION, "status": status, "reason": reason}],
+            "conditions": [{"type": names::AVAILABLE_CONDITION, "status": status, "reason": reason}],
         }}));
         pod.own_nomination
     };
     assert!(own("True", names::NOMINATED, Some("m")));
-    assert!(!own("True", "RoomAppeared", Some("m")));
+    assert!(!own("True", "MemoryAvailable", Some("m")));
     assert!(!own("False", names::NOMINATED, Some("m")));
     assert!(!own("True", names::NOMINATED, None));
 }

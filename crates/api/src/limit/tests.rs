@@ -92,7 +92,7 @@ fn a_limit_that_cannot_be_is_refused_with_the_mend() {
         ),
         (
             json!({ names::EXCLUSIVE: "true", names::MEM_LIMIT: "max" }),
-            "whole GPUs have no other limit than their size: remove it",
+            "exclusive pods cannot set a limit: remove it",
         ),
         (
             json!({ names::ENFORCE: "on" }),
@@ -100,12 +100,12 @@ fn a_limit_that_cannot_be_is_refused_with_the_mend() {
         ),
         (
             json!({ names::ENFORCE: "driver", names::GPU_COUNT: "16" }),
-            "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: 8192 MiB over 16 GPUs leave less than the 1024 of \
-             each that a limit must leave for CUDA: write at least 16384",
+            "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: 8192 MiB over 16 GPUs is below the minimum of 1024 on \
+             each: write at least 16384",
         ),
         (
             json!({ names::GPU_COUNT: "16", names::MEM_LIMIT: "8192" }),
-            "[gpustow.dev/gpu-mem-limit]: 8192 MiB over 16 GPUs leave less than the 1024",
+            "[gpustow.dev/gpu-mem-limit]: 8192 MiB over 16 GPUs is below the minimum of 1024",
         ),
     ] {
         let problem = limits(&pod(&annotations, 8192, 4096, &json!([]))).unwrap_err();

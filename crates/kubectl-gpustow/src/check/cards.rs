@@ -23,14 +23,14 @@ pub(super) fn look(cluster: &Cluster, view: &NodeView, card: &CardView, findings
     } else if !gpu.healthy && state::unread(cluster, &view.name).is_none() {
         failed(cluster, gpu, view, card, findings);
     }
-    if card.strangers > Mib(2048) {
+    if card.unmanaged > Mib(2048) {
         findings.add(
             Level::Warning,
             object(),
             format!(
                 "GPU {}: {} used by processes that belong to no gpustow pod",
                 card.index,
-                memory(card.strangers)
+                memory(card.unmanaged)
             ),
             "nvidia-smi on the node names them",
         );
@@ -161,7 +161,7 @@ fn failed(cluster: &Cluster, gpu: &Gpu, view: &NodeView, card: &CardView, findin
     let passed = time
         .zip(written)
         .filter(|(time, written)| written - time.as_second() > STILL);
-    let (problem, mend) = match passed {
+    let (problem, fix) = match passed {
         Some((time, _)) => {
             let again = time.saturating_add(probation(cluster, &view.name));
             let clock = |time: Timestamp| time.strftime("%H:%M UTC").to_string();
@@ -183,7 +183,7 @@ fn failed(cluster: &Cluster, gpu: &Gpu, view: &NodeView, card: &CardView, findin
         Level::Warning,
         format!("node/{}", view.name),
         format!("GPU {} takes no pods: {reason}{problem}", card.index),
-        mend,
+        fix,
     );
 }
 

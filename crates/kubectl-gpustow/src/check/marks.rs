@@ -11,7 +11,7 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
     }
     for (name, node) in &cluster.nodes {
         let labels = node.metadata.labels.as_ref();
-        let Some(label) = labels.and_then(|labels| labels.get(names::KEPT_LABEL)) else {
+        let Some(label) = labels.and_then(|labels| labels.get(names::RESERVED_LABEL)) else {
             continue;
         };
         let ours = names::SPARE_NODE
@@ -24,7 +24,7 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
             "autoscalers never remove this node: an extender marked it, and no extender runs any more",
             format!(
                 "kubectl annotate node {name}{keys} && kubectl label node {name} {}-",
-                names::KEPT_LABEL
+                names::RESERVED_LABEL
             ),
         );
     }

@@ -108,8 +108,8 @@ fn extender(cluster: &Cluster, findings: &mut Findings) {
         }
     };
     if let Some(problem) = problem.filter(|_| patient) {
-        let mend = "does kube-scheduler call an extender? `kubectl describe pod` of one that waits says what it got";
-        findings.add(Level::Error, "extender", problem, mend);
+        let fix = "does kube-scheduler call an extender? `kubectl describe pod` of one that waits says what it got";
+        findings.add(Level::Error, "extender", problem, fix);
     }
 }
 
@@ -130,7 +130,7 @@ fn features(cluster: &Cluster, findings: &mut Findings) {
     };
     let conditions = status.map_or(&[][..], |status| &status.conditions);
     for condition in conditions.iter().filter(|it| it.status == "False") {
-        let (problem, mend) = match condition.reason.as_str() {
+        let (problem, fix) = match condition.reason.as_str() {
             config::PERMISSION_MISSING if condition.type_ != config::WORKING => {
                 let Some(right) = Right::of_feature(&condition.type_, cluster.spec()) else {
                     continue;
@@ -146,18 +146,18 @@ fn features(cluster: &Cluster, findings: &mut Findings) {
             ),
             _ => continue,
         };
-        findings.add(Level::Error, object.clone(), problem, mend);
+        findings.add(Level::Error, object.clone(), problem, fix);
     }
 }
 
 fn scheduler(cluster: &Cluster, findings: &mut Findings) {
     let object = format!("deployment/{}", names::SCHEDULER);
     if let Some(problem) = state::leaderless(cluster) {
-        let mend = format!(
+        let fix = format!(
             "kubectl logs -n {} -c {SCHEDULER} {object}",
             names::NAMESPACE
         );
-        findings.add(Level::Error, object.clone(), problem, mend);
+        findings.add(Level::Error, object.clone(), problem, fix);
     }
     let Some(wanted) = cluster.system.minor else {
         return;
@@ -203,8 +203,8 @@ fn agents(cluster: &Cluster, findings: &mut Findings) {
     if !cluster.reports.is_empty() {
         return;
     }
-    let mend = if cluster.system.pods_with(AGENT).is_empty() && dumb.is_empty() {
-        "no node bears a label for which the agents look: install NVIDIA's GPU feature discovery, or \
+    let fix = if cluster.system.pods_with(AGENT).is_empty() && dumb.is_empty() {
+        "no node has a label that the agents look for: install NVIDIA's GPU feature discovery, or \
          kubectl label node NODE nvidia.com/gpu.present=true"
             .to_owned()
     } else {
@@ -218,7 +218,7 @@ fn agents(cluster: &Cluster, findings: &mut Findings) {
         Level::Error,
         format!("daemonset/{}", names::AGENT),
         "no agent has ever reported a GPU: no GpuNode exists, so no pod gets GPU memory",
-        mend,
+        fix,
     );
 }
 

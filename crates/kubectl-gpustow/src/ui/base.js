@@ -46,15 +46,15 @@ export function isBad(data) {
 function loan(gpu) {
   const lent = gpu.lent ? ` Lent ${memory(gpu.lent)}` : "";
   const from = gpu.calledFrom.length ? `, called back from ${gpu.calledFrom.join(", ")}` : "";
-  const kept = gpu.keptFor.length ? ` Room is kept for ${gpu.keptFor.join(", ")}.` : "";
+  const kept = gpu.keptFor.length ? ` Reserved for ${gpu.keptFor.join(", ")}.` : "";
   return `${lent}${from}${lent && "."}${kept}`;
 }
 
 export function describe(gpu) {
   const pods = gpu.pods.map(([name, held]) => `${name} ${memory(held)}`).join(", ");
-  const strangers = gpu.strangers ? `, outside gpustow pods ${memory(gpu.strangers)}` : "";
+  const unmanaged = gpu.unmanaged ? `, outside gpustow pods ${memory(gpu.unmanaged)}` : "";
   const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";
   return `GPU ${gpu.gpu}, ${gpu.model}: ${memory(gpu.held)} of ${memory(gpu.capacity)} requested, ` +
-    `${memory(gpu.used)} in use, room ${memory(gpu.room)}${strangers}${sick}. ${pods || "No pods"}. ` +
+    `${memory(gpu.used)} in use, available ${memory(gpu.room)}${unmanaged}${sick}. ${pods || "No pods"}. ` +
     `Memory limits: ${gpu.noLimit ?? "hold"}.${loan(gpu)}`;
 }

@@ -24,18 +24,18 @@ function bar(gpu) {
     segment.title = `${name}: ${memory(held)} requested` + (used === null ? "" : `, ${memory(used)} in use`);
     requests.append(segment);
   }
-  if (gpu.strangers) {
-    const strangers = make("span", "strangers");
-    strangers.style.width = percent(gpu.strangers, gpu.total);
-    strangers.title = `processes outside gpustow pods: ${memory(gpu.strangers)}`;
-    requests.append(strangers);
+  if (gpu.unmanaged) {
+    const unmanaged = make("span", "unmanaged");
+    unmanaged.style.width = percent(gpu.unmanaged, gpu.total);
+    unmanaged.title = `processes outside gpustow pods: ${memory(gpu.unmanaged)}`;
+    requests.append(unmanaged);
   }
   const reserved = make("span", "reserved");
   reserved.style.width = percent(gpu.total - gpu.capacity, gpu.total);
   reserved.title = `reserved by driver and headroom: ${memory(gpu.total - gpu.capacity)}`;
   requests.append(reserved);
   const use = make("div", "use");
-  for (const [kind, amount] of [["live", gpu.used], ["strangers", gpu.strangers]]) {
+  for (const [kind, amount] of [["live", gpu.used], ["unmanaged", gpu.unmanaged]]) {
     const part = make("span", kind);
     part.style.width = percent(amount, gpu.total);
     use.append(part);
@@ -99,7 +99,7 @@ function fill(node) {
   const { name, data, element } = node;
   const head = make("div");
   const room = data.gpus.reduce((sum, gpu) => sum + gpu.room, 0);
-  head.append(make("h2", "", name), make("span", "sub", `${data.gpus.length} GPUs, room ${memory(room)}`));
+  head.append(make("h2", "", name), make("span", "sub", `${data.gpus.length} GPUs, available ${memory(room)}`));
   if (data.state) head.append(make("span", "note", `⚠ ${data.state}`));
   const list = make("div");
   for (const gpu of data.gpus) {
@@ -108,7 +108,7 @@ function fill(node) {
     label.title = gpu.model;
     // A cause of the whole node stands once, beside its name.
     const cause = gpu.sick === data.state ? "no new pods" : gpu.sick;
-    const state = gpu.sick ? make("span", "num note", `⚠ ${cause}`) : make("span", "num", `room ${memory(gpu.room)}`);
+    const state = gpu.sick ? make("span", "num note", `⚠ ${cause}`) : make("span", "num", `available ${memory(gpu.room)}`);
     state.title = gpu.sick || "";
     line.append(label, bar(gpu), state);
     list.append(line);
@@ -232,18 +232,18 @@ function stats() {
       sum.piece = Math.max(sum.piece, gpu.room);
       sum.held += gpu.held;
       sum.used += gpu.used;
-      sum.others += gpu.strangers;
+      sum.others += gpu.unmanaged;
       sum.capacity += gpu.capacity;
     }
   }
   const share = (part) => `${Math.round((100 * part) / Math.max(1, sum.capacity))} %`;
   const entries = [
-    ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Room", memory(sum.room)],
+    ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Available", memory(sum.room)],
     ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Problems", sum.bad],
   ];
   const line = rest.waiting.filter((it) => it.inLine);
   if (line.length) entries.splice(1, 0, ["In line, oldest", `${line.length}, ${age(Date.now() / 1000 - line[0].created)}`]);
-  if (sum.others) entries.splice(-1, 0, ["Others", memory(sum.others)]);
+  if (sum.others) entries.splice(-1, 0, ["Unmanaged", memory(sum.others)]);
   $("stats").replaceChildren(...entries.map(([name, value]) => {
     const entry = make("div");
     entry.append(make("dt", "", name), make("dd", "", String(value)));

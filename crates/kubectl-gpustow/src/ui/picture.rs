@@ -43,7 +43,7 @@ impl Picture {
                 let owner = gpustow_api::owner::of(&pod.object).pop();
                 let in_line = cluster.ledger.stands_in_line(&pod.facts.uid);
                 let reason = match in_line {
-                    true => "stands in gpustow's line".to_owned(),
+                    true => "queued".to_owned(),
                     false => state::plainly(pod.scheduler_said()),
                 };
                 json!({
@@ -105,7 +105,7 @@ fn node(cluster: &Cluster, loans: &Loans<'_>, view: &NodeView) -> Value {
             json!({
                 "gpu": card.index, "model": card.model, "total": card.total.0,
                 "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
-                "room": room(view, card).0, "strangers": card.strangers.0, "pods": pods,
+                "room": room(view, card).0, "unmanaged": card.unmanaged.0, "pods": pods,
                 "sick": state::refuses(cluster, view, card),
                 "noLimit": state::no_limit(cluster, view, card),
                 "lent": loan.lent.0, "calledFrom": loan.called_from, "keptFor": loan.kept_for,

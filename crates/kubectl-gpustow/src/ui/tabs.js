@@ -33,13 +33,13 @@ export const nothing = (text) => make("p", "nothing", text);
 export function drawTable(chosen, whenNone) {
   const rows = chosen.flatMap(({ name, data }) => data.gpus.map((gpu) => [
     name, gpu.gpu, gpu.model, gpu.sick || data.state || "ready", memory(gpu.held), memory(gpu.used),
-    memory(gpu.room), memory(gpu.strangers), gpu.pods.map(([pod, held]) => `${pod} ${memory(held)}`).join(", "),
+    memory(gpu.room), memory(gpu.unmanaged), gpu.pods.map(([pod, held]) => `${pod} ${memory(held)}`).join(", "),
   ]));
   if (!rows.length) return $("table").replaceChildren(whenNone());
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   page = Math.min(page, pages - 1);
   const heads = [["Node", "name"], ["GPU", "num"], ["Model", "name"], ["State"], ["Requested", "num"], ["In use", "num"],
-    ["Room", "num"], ["Others", "num"], ["Pods", "pods"]];
+    ["Available", "num"], ["Unmanaged", "num"], ["Pods", "pods"]];
   const parts = [table(`GPUs, page ${page + 1} of ${pages}`, heads, rows.slice(page * PAGE, (page + 1) * PAGE))];
   for (const [text, step] of pages > 1 ? [["Previous page", -1], ["Next page", 1]] : []) {
     const button = make("button", "", text);

@@ -385,7 +385,7 @@ fn copy(like: &Member, number: usize) -> Member {
     }
     for gpu in &mut copy.status.gpus {
         gpu.uuid = format!("{name}-{}", gpu.index);
-        gpu.strangers_mib = 0;
+        gpu.unmanaged_mib = 0;
         gpu.healthy = true;
     }
     copy.others.retain(|pod| {

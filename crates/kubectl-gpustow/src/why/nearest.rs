@@ -103,7 +103,7 @@ pub(super) struct Near {
     pub(super) gpu: u32,
     pub(super) gpu_uuid: String,
     pub(super) model: String,
-    #[serde(rename = "roomBytes", serialize_with = "super::bytes")]
+    #[serde(rename = "availableBytes", serialize_with = "super::bytes")]
     pub(super) room: Mib,
     #[serde(rename = "lacksBytes", serialize_with = "super::bytes")]
     pub(super) lacks: Mib,

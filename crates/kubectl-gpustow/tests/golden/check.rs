@@ -91,7 +91,7 @@ async fn a_node_whose_driver_is_not_loaded_is_one_finding_with_its_own_fix() -> 
             .await?;
         let (_, rows) = files.check().await?;
         ensure!(rows.len() == 1 && row["object"] == "node/n", "{rows:#?}");
-        ensure!(!row["mend"].to_string().contains("replace"), "{row:#?}");
+        ensure!(!row["fix"].to_string().contains("replace"), "{row:#?}");
         let (_, nodes) = files.ask("nodes").await?;
         ensure!(nodes.contains(state), "{nodes}");
         let (_, gpus) = files.ask("gpus").await?;

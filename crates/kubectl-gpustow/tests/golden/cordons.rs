@@ -9,17 +9,13 @@ use crate::incidents::{Files, healthy, waiting};
 async fn a_cordoned_gpu_is_shown_as_such() -> Result<()> {
     let mut objects = healthy().to_vec();
     objects[0]["metadata"]["annotations"] = json!({ "gpustow.dev/cordoned-gpus": "GPU-n,GPU-m" });
-    let said =
-        "0/1 nodes are available: 1 an administrator has cordoned the GPUs that it would fit on.";
+    let said = "0/1 nodes are available: 1 the GPUs that it fits on are cordoned.";
     objects.push(waiting("p", said));
     let files = Files::new("cordoned", &objects)?;
     for (command, text) in [
         ("gpus", "cordoned"),
         ("nodes", "1 cordoned"),
-        (
-            "why -n ops p",
-            "an administrator has cordoned the GPUs that it would fit on",
-        ),
+        ("why -n ops p", "the GPUs that it fits on are cordoned"),
     ] {
         let (_, printed) = files.ask(command).await?;
         ensure!(printed.contains(text), "{command}:\n{printed}");

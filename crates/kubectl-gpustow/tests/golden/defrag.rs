@@ -15,7 +15,7 @@ fn holder(name: &str, node: &str, mib: u64, movable: &str) -> Value {
     });
     let mut pod = waiting(name, "");
     pod["metadata"]["annotations"] = json!({
-        "gpustow.dev/assignment": assignment.to_string(), "gpustow.dev/movable": movable,
+        "gpustow.dev/assignment": assignment.to_string(), "gpustow.dev/evictable": movable,
     });
     pod["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": true,

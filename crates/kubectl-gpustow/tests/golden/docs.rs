@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::{faults, names};
+use gpustow_api::faults;
 use gpustow_ledger::Reason;
 use kubectl_gpustow::Screen;
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
 use kubectl_gpustow::{Answer, Screen};
@@ -17,7 +18,11 @@ pub(crate) struct Files(PathBuf);
 
 impl Files {
     pub(crate) fn new(name: &str, objects: &[Value]) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("gpustow-{name}-{}", std::process::id()));
+        // Tests beside this one may have files of the same name.
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let nth = COUNT.fetch_add(1, Ordering::Relaxed);
+        let own = format!("gpustow-{name}-{}-{nth}", std::process::id());
+        let folder = std::env::temp_dir().join(own);
         std::fs::create_dir_all(&folder)?;
         let list = json!({ "kind": "List", "items": objects });
         std::fs::write(folder.join("list.json"), list.to_string())?;
@@ -39,7 +44,7 @@ impl Files {
     }
 
     /// The one row of `check` whose problem has this text.
-    pub(crate) async fn finds(&self, level: &str, problem: &str, mend: &str) -> Result<Value> {
+    pub(crate) async fn finds(&self, level: &str, problem: &str, fix: &str) -> Result<Value> {
         let (answer, rows) = self.check().await?;
         let has = |row: &&Value, key: &str, text: &str| {
             row[key].as_str().is_some_and(|value| value.contains(text))
@@ -52,7 +57,7 @@ impl Files {
             found.next().is_none(),
             "{problem:?} more than once in {rows:#?}"
         );
-        ensure!(has(&row, "mend", mend) && row["level"] == level, "{row:#?}");
+        ensure!(has(&row, "fix", fix) && row["level"] == level, "{row:#?}");
         ensure!(
             answer
                 == if level == "info" {
@@ -299,7 +304,7 @@ async fn an_agent_is_not_reporting_by_the_configured_time() -> Result<()> {
 
 #[tokio::test]
 async fn a_card_is_found_with_what_helps_it() -> Result<()> {
-    for (name, gpu, level, problem, mend) in [
+    for (name, gpu, level, problem, fix) in [
         (
             "failing",
             json!({ "healthy": false, "reason": "NVML's error 15", "failed": NOW }),
@@ -325,7 +330,7 @@ async fn a_card_is_found_with_what_helps_it() -> Result<()> {
     ] {
         let [n, _] = healthy();
         let files = Files::new(name, &[n, report("n", NOW, &gpu)])?;
-        files.finds(level, problem, mend).await?;
+        files.finds(level, problem, fix).await?;
     }
     // One that gpustow gave away as well.
     let [n, _] = healthy();
@@ -435,14 +440,14 @@ async fn why_says_that_room_is_kept_and_who_is_to_give_it_back() -> Result<()> {
         &json!({ "pods": [{ "uid": "greedy", "usedMiB": 24000 }] }),
     );
     let mut waits = waiting("waits", ROOM);
-    let kept = json!({ "type": "gpustow.dev/RoomKept", "status": "True", "reason": "Reclaiming",
+    let kept = json!({ "type": "gpustow.dev/MemoryReserved", "status": "True", "reason": "Reclaiming",
         "message": "Reserved 2048 MiB of GPU GPU-n on node n until 2026-11-21T10:00:40Z. Reclaiming memory from ops/greedy." });
     let mut greedy = waiting("greedy", "");
     greedy["metadata"]["annotations"] = json!({ "gpustow.dev/assignment":
         r#"{"version":1,"gpus":[{"uuid":"GPU-n","mib":2048}],"containers":{"main":["GPU-n"]}}"# });
     greedy["spec"]["nodeName"] = json!("n");
     greedy["status"] = json!({ "phase": "Running", "conditions": [
-        { "type": "gpustow.dev/GiveBack", "status": "True", "reason": "Event",
+        { "type": "gpustow.dev/Reclaiming", "status": "True", "reason": "Event",
           "message": "Uses 24000 MiB of GPU GPU-n, asked for 2048 MiB" }] });
     waits["status"]["conditions"]
         .as_array_mut()

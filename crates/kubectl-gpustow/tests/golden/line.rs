@@ -9,7 +9,7 @@ use crate::incidents::{Files, config, healthy, part, waiting};
 /// Stands in line, for ten minutes.
 fn standing(name: &str, mib: &str) -> Value {
     let mut pod = waiting(name, "");
-    pod["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/room" }]);
+    pod["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/queued" }]);
     pod["spec"]["containers"][0]["resources"]["limits"]["gpustow.dev/gpu-mem"] = json!(mib);
     pod["status"]["conditions"][0]["reason"] = json!("SchedulingGated");
     pod
@@ -30,7 +30,7 @@ async fn why_says_the_place_in_line_and_what_is_waited_for() -> Result<()> {
         let (answer, said) = files.ask(&format!("why ops/{pod}")).await?;
         let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
         ensure!(answer == Answer::No && words.contains("Gated"), "{said}");
-        let line = format!("It stands in gpustow's line, {place}: its scheduling gate");
+        let line = format!("Queued at position {place}: the extender removes its scheduling gate");
         ensure!(words.contains(&line), "{said}");
         ensure!(words.contains("It fits on none of 1 GPU node"), "{said}");
     }
@@ -80,7 +80,7 @@ async fn gates_that_no_extender_removes_are_one_finding() -> Result<()> {
     let mut objects = healthy().to_vec();
     for number in 0..30 {
         let mut gated = waiting(&format!("gated-{number:02}"), "");
-        gated["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/room" }]);
+        gated["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/queued" }]);
         objects.push(gated);
     }
     let problem = "no extender runs in gpustow-system";

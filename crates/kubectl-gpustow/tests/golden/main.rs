@@ -115,7 +115,12 @@ async fn lists_can_be_narrowed_and_ordered() -> Result<()> {
         Answer::Yes,
     )
     .await?;
-    golden("nodes-by-room.txt", "nodes --sort-by -room", Answer::Yes).await?;
+    golden(
+        "nodes-by-available.txt",
+        "nodes --sort-by -available",
+        Answer::Yes,
+    )
+    .await?;
     golden("gpus-by-used.txt", "gpus --sort-by usedBytes", Answer::Yes).await?;
     golden("report-by-label.txt", "report --by team", Answer::Yes).await?;
     golden("pods-none.txt", "pods -n nobody", Answer::Yes).await
@@ -156,7 +161,7 @@ async fn why_never_says_fits_of_a_pod_that_the_cluster_will_not_place() -> Resul
         (
             "ops/silent",
             Answer::No,
-            ["the gpustow agent is silent", "Waiting"],
+            ["the gpustow agent does not report", "Waiting"],
         ),
         (
             "ops/silent",

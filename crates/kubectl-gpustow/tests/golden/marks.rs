@@ -16,7 +16,7 @@ async fn check_finds_marks_that_no_extender_takes_off() -> Result<()> {
         .unwrap_or_default()
         .to_owned();
     let [_, (who, key)] = names::SPARE_NODE;
-    node["metadata"]["labels"][names::KEPT_LABEL] = json!(who);
+    node["metadata"]["labels"][names::RESERVED_LABEL] = json!(who);
     let problem = "autoscalers never remove this node";
     for found in [true, false] {
         let mut objects = objects.clone();

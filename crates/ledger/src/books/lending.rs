@@ -15,7 +15,7 @@ fn parts(mib: Mib, capacity: Mib) -> u8 {
 /// Of a card of which pods may hold so much. `held` says what a pod holds of it, of one that counts. A pod is likely to
 /// use as much as it did at most of late.
 pub(super) fn lending(gpu: &Gpu, capacity: Mib, held: impl Fn(&str) -> Option<Mib>) -> Lending {
-    let (mut used, mut lent) = (Mib(gpu.strangers_mib), Mib::ZERO);
+    let (mut used, mut lent) = (Mib(gpu.unmanaged_mib), Mib::ZERO);
     for pod in &gpu.pods {
         if let Some(held) = held(&pod.uid) {
             let most = Mib(pod.high_mib.unwrap_or(0).max(pod.used_mib));
@@ -56,7 +56,7 @@ impl Node {
             its.map(|used| Mib(used.used_mib)).sum::<Mib>()
         };
         let all: Mib = gpu.pods.iter().map(|used| Mib(used.used_mib)).sum();
-        let free = gpu.capacity(Mib::ZERO).minus(all + Mib(gpu.strangers_mib));
+        let free = gpu.capacity(Mib::ZERO).minus(all + Mib(gpu.unmanaged_mib));
         let headroom = Mib(self.status().map_or(0, |status| status.headroom_mib));
         let mut bound = self.bound().iter();
         free < headroom || bound.any(|(uid, hold)| hold.on(&gpu.uuid).minus(used(uid)) > free)

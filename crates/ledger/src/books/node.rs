@@ -439,7 +439,7 @@ impl Node {
                 true => excess.sum::<Mib>().minus(lent.sum()),
                 false => excess.sum(),
             };
-            let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.strangers_mib) + excess;
+            let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.unmanaged_mib) + excess;
             let taken = taken + self.elsewhere.on(&gpu.uuid);
             let whole = self.holds().any(|(uid, hold)| {
                 hold.exclusive && counts(uid) && hold.charges.on(&gpu.uuid) > Mib::ZERO

@@ -1,7 +1,7 @@
 //! Which borrowers give memory back, where, and what a look for them costs.
 
 use gpustow_api::PodFacts;
-use gpustow_api::act::Act;
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::PodUse;
 use gpustow_ledger::{Config, Ledger};
 
@@ -46,14 +46,14 @@ fn the_pod_that_may_be_evicted_is_asked_before_one_whose_owner_softens_that() {
     let of = |softens| {
         let mut ledger = Ledger::new(Config {
             call_back: true,
-            action: Act::Evict,
+            action: Action::Evict,
             owners_soften: softens,
             ..Config::default()
         });
         ledger.apply_node(node("a"));
         uses(&mut ledger, "a", &[&on_card], 0);
         ledger.apply_pod(PodFacts {
-            act: Some(Act::Event),
+            action: Some(Action::Event),
             ..bound("soft", "a", "a-0", 10)
         });
         ledger.apply_pod(bound("hard", "a", "a-0", 10));

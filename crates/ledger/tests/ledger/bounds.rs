@@ -22,7 +22,7 @@ fn strangers_refuse_at_filter_and_never_at_bind() {
     let first = pod("first", 60);
     choose(&mut ledger, &first, &["a"], at(0));
     let strangers = Gpu {
-        strangers_mib: 70,
+        unmanaged_mib: 70,
         ..card("a-0", 100)
     };
     ledger.apply_gpunode("a", report(&[strangers]), at(1));

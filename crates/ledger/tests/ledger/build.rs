@@ -63,7 +63,7 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         asked_back: None,
         preempted: false,
         movable: None,
-        act: None,
+        action: None,
         tied: false,
         limits: Arc::from([]),
         enforce: Enforce::default(),

@@ -25,7 +25,7 @@ fn ledger(call_back: bool) -> Ledger {
     let gpus = uses.into_iter().enumerate().map(|(index, used)| {
         let mut gpu = card(&format!("a-{index}"), 160);
         gpu.pods = vec![used];
-        gpu.strangers_mib = [0, 15, 15][index];
+        gpu.unmanaged_mib = [0, 15, 15][index];
         gpu
     });
     ledger.apply_gpunode("a", report(&gpus.collect::<Vec<_>>()), at(0));

@@ -1,7 +1,7 @@
 //! Memory that pods use beyond their requests is called back for those who have a right to it.
 
 use gpustow_api::PodFacts;
-use gpustow_api::act::Act;
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, PROCESSES_READABLE, PodUse};
 use gpustow_ledger::{Config, Ledger, Reason};
 
@@ -324,7 +324,7 @@ fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
     ledger.apply_pod(bound("one", "a", "a-0", 10));
     ledger.apply_pod(bound("two", "b", "b-0", 10));
     ledger.apply_pod(PodFacts {
-        asked_back: Some(Act::Event),
+        asked_back: Some(Action::Event),
         ..bound("three", "b", "b-0", 10)
     });
     ledger.apply_pod(PodFacts {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_api::act::Act;
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::limit::{Enforce, Support};
 use gpustow_ledger::{Config, Ledger};
@@ -174,7 +174,7 @@ fn a_limit_that_is_raised_ends_it_and_a_successor_goes_on_at_once() {
     assert_eq!(over(&ledger, 60), None);
 
     let asked = PodFacts {
-        asked_back: Some(Act::Event),
+        asked_back: Some(Action::Event),
         ..may_use(50)
     };
     let mut ledger = with(asked);
@@ -219,7 +219,7 @@ fn lasts(ledger: &mut Ledger, uid: &str, controller: &str, from: u64) -> u64 {
         second += 20;
     }
     let asked = PodFacts {
-        asked_back: Some(Act::Evict),
+        asked_back: Some(Action::Evict),
         ..pod
     };
     ledger.apply_pod(asked.clone());

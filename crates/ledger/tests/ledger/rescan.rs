@@ -49,7 +49,7 @@ fn cards(random: &mut Random, node: &str) -> Vec<Gpu> {
         healthy: random.below(12) > 0,
         memory_limit: [None, Some("Driver".into()), Some("Holds".into())][random.below(3) as usize]
             .clone(),
-        strangers_mib: [0, 0, 0, 15][random.below(4) as usize],
+        unmanaged_mib: [0, 0, 0, 15][random.below(4) as usize],
         ..card(
             &format!("{node}-{index}"),
             [80, 100][random.below(2) as usize],

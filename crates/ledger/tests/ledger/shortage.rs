@@ -1,7 +1,7 @@
 //! Cards on which a pod could not grow to its request, because others use more than theirs.
 
 use gpustow_api::PodFacts;
-use gpustow_api::act::Act;
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, Gpu, PROCESSES_READABLE, PodUse};
 use gpustow_ledger::{Config, Harm, Ledger};
 
@@ -118,7 +118,7 @@ fn whoever_was_asked_goes_on_being_asked_and_nobody_beside_it() {
     ledger.apply_pod(bound("quiet", "a", "a-0", 40));
     assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["one"])]);
     let asked = PodFacts {
-        asked_back: Some(Act::Event),
+        asked_back: Some(Action::Event),
         ..bound("two", "a", "a-0", 10)
     };
     ledger.apply_pod(asked.clone());
@@ -233,7 +233,7 @@ fn a_pod_that_was_asked_without_result_shields_no_other() {
     ledger.call_back(at(0));
     assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["soft"])]);
     ledger.apply_pod(PodFacts {
-        asked_back: Some(Act::Event),
+        asked_back: Some(Action::Event),
         ..bound("soft", "a", "a-0", 10)
     });
     for (second, victim) in [(1, "soft"), (60, "soft"), (61, "hard"), (62, "hard")] {

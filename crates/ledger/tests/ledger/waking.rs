@@ -47,7 +47,7 @@ impl World {
     /// Strangers hold so much on the node's card: no event of Kubernetes tells of a change.
     fn strangers(&mut self, name: &str, mib: u64) {
         let mut gpu = card(&format!("{name}-0"), 100);
-        gpu.strangers_mib = mib;
+        gpu.unmanaged_mib = mib;
         self.ledger.apply_gpunode(name, report(&[gpu]), self.now);
     }
 

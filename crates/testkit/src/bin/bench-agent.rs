@@ -374,7 +374,7 @@ async fn wake_ups(args: &Args, case: &Case, host: &mut Host) -> Result<Vec<f64>>
         host.stranger(STRANGER)?;
         eventually(SOON, "the stranger is reported", async || {
             let status = reports.get(NODE).await?.status.unwrap_or_default();
-            let strangers = |gpu: &gpustow_api::gpunode::Gpu| gpu.strangers_mib >= STRANGER;
+            let strangers = |gpu: &gpustow_api::gpunode::Gpu| gpu.unmanaged_mib >= STRANGER;
             ensure!(status.gpus.iter().all(strangers), "not yet");
             Ok(())
         })

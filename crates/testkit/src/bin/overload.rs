@@ -359,7 +359,7 @@ impl World {
                 let mut status = node.status.clone();
                 status.heartbeat = Some(Timestamp::now().to_string());
                 for gpu in &mut status.gpus {
-                    gpu.strangers_mib = written as u64 % 2 * 128;
+                    gpu.unmanaged_mib = written as u64 % 2 * 128;
                 }
                 let status = Patch::Merge(json!({ "status": status }));
                 let params = PatchParams::default();

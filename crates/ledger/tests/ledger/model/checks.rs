@@ -171,7 +171,7 @@ impl World {
             let excess: u64 = excess
                 .map(|used| used.used_mib.saturating_sub(charged(&used.uid)))
                 .sum();
-            let taken = card.held.0 + gpu.strangers_mib + excess;
+            let taken = card.held.0 + gpu.unmanaged_mib + excess;
             let free = if whole {
                 0
             } else {

@@ -185,7 +185,7 @@ impl World {
         let ends = self.ledger.preemptions(self.now);
         let asked = |uid: &str| {
             let is_one = victims.iter().any(|(_, victim)| *victim.pod.uid == *uid);
-            is_one.then_some(gpustow_api::act::Act::Event)
+            is_one.then_some(gpustow_api::config::Action::Event)
         };
         let kept = |uid: &str| {
             let back = backs.iter().map(|it| (&it.pod, &it.node));

@@ -217,7 +217,7 @@ impl Server {
             ..card(&a, 10)
         };
         let strangers = Gpu {
-            strangers_mib: 4,
+            unmanaged_mib: 4,
             ..card(&a, 10)
         };
         let on_node = self

@@ -94,7 +94,7 @@ impl World {
             return 0;
         }
         let used: u64 = there.iter().map(|it| it.used).sum();
-        let free = gpu.total_mib.saturating_sub(used + gpu.strangers_mib);
+        let free = gpu.total_mib.saturating_sub(used + gpu.unmanaged_mib);
         let grow = there.iter().filter(|it| !it.pod.deleting);
         let grow = grow.map(|it| it.held.saturating_sub(it.used)).max();
         let lent = there.iter().map(There::excess).sum();

@@ -99,7 +99,7 @@ async fn create(
 /// Waits until new pods stand in no line.
 async fn idle(extender: &Extender) -> Result<()> {
     eventually(SETTLED, "the line is idle", async || {
-        let on = sum_of(&extender.metrics().await?, "gpustow_line_on");
+        let on = sum_of(&extender.metrics().await?, "gpustow_queue_on");
         ensure!(on == 0.0, "it is on");
         Ok(())
     })
@@ -107,7 +107,7 @@ async fn idle(extender: &Extender) -> Result<()> {
 }
 
 async fn lifts(extender: &Extender) -> Result<f64> {
-    let series = r#"gpustow_lifts_total{cause="room",result="done"}"#;
+    let series = r#"gpustow_ungated_pods_total{cause="room",result="done"}"#;
     Ok(sum_of(&extender.metrics().await?, series))
 }
 

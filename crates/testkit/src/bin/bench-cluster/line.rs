@@ -192,14 +192,14 @@ async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) 
     if first == 1 {
         whole(case, "waits-first").create(&case.client).await?;
         eventually(SETTLED, "the line is up", async || {
-            ensure!(metric("gpustow_line_on").await? > 0.0, "it is not");
+            ensure!(metric("gpustow_queue_on").await? > 0.0, "it is not");
             Ok(())
         })
         .await?;
     } else if way.line == Some("auto") {
         // It may be up for those that were created a moment ago.
         eventually(SETTLED, "the line is down", async || {
-            ensure!(metric("gpustow_line_on").await? == 0.0, "it is up");
+            ensure!(metric("gpustow_queue_on").await? == 0.0, "it is up");
             Ok(())
         })
         .await?;
@@ -218,7 +218,7 @@ async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) 
     let waiting = case.pods().list(&selected).await?.items;
     let held = waiting.iter().filter(|pod| is_held(pod)).count();
     eventually(SETTLED, "all are in line", async || {
-        let standing = metric("gpustow_line_pods").await? as usize;
+        let standing = metric("gpustow_queued_pods").await? as usize;
         ensure!(standing == held, "{standing} of {held} are");
         Ok(())
     })
@@ -284,7 +284,7 @@ async fn run(
     let waits = paced(args, case, &mut bound, &make).await?;
     let lifts = async || match &extender {
         Some(extender) => {
-            let lifts = r#"gpustow_lifts_total{cause="room",result="done"}"#;
+            let lifts = r#"gpustow_ungated_pods_total{cause="room",result="done"}"#;
             anyhow::Ok(sum_of(&extender.metrics().await?, lifts))
         }
         None => Ok(0.0),

@@ -151,7 +151,7 @@ fn of_some_kind(pod: PodBuilder, dice: &mut fastrand::Rng) -> Pod {
     }
     let movable = dice.u8(..4) == 0;
     if movable {
-        pod = pod.annotation(names::MOVABLE, "true");
+        pod = pod.annotation(names::EVICTABLE, "true");
     }
     let mut pod = pod.build();
     pod.metadata.owner_references = movable.then(|| {
