@@ -33,6 +33,6 @@ async fn a_node_whose_agent_falls_silent_has_an_event() -> Result<()> {
     // A report that nobody repeats.
     case.node("n", &[8192]).create(&case.client).await?;
     let note = node_event(&case.client, &case.node_name("n"), "GpuAgentSilent").await?;
-    ensure!(note.contains("has said nothing for 6 s"), "{note}");
+    ensure!(note.contains("has not reported for 6 s"), "{note}");
     case.end().await
 }

@@ -5,7 +5,7 @@ set -eu
 
 # The release before this one, or, as long as there is none, a commit whose formats in the cluster every
 # later build must get along with.
-commit=8a73bf4ac119a9942f8d946edc2430bd931f1e0e
+commit=bcbd900aac7d74d209049194d65b0ed8f2baf6e9
 
 here=$(cd "$(dirname "$0")" && pwd)
 target=${CARGO_TARGET_DIR:-$here/../../target}
