@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::disruptions::waits;
 use crate::preempt::{nominated, priority};
 use crate::scheduler::uid;
-use crate::server::{Copy, Kind, Objects};
+use crate::server::{Copy, Kind, Objects, Server};
 
 /// MiB of every card.
 pub(crate) const CARD: u64 = 80_000;
@@ -380,31 +380,38 @@ pub(crate) fn starving(objects: &Objects, places: bool) -> Vec<String> {
     fits.collect()
 }
 
-/// What an extender's metrics say otherwise than the server.
+/// What an extender's metrics say otherwise than the server. Of a pod that kube-scheduler assumes the server does not say
+/// which GPUs are reserved for it.
 pub(crate) fn books<'a>(
-    objects: &Objects,
+    server: &Server,
     metrics: &'a str,
 ) -> impl Iterator<Item = String> + use<'a> {
-    let holds = objects.all(Kind::Node).flat_map(|node| {
+    let mut holds: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let mut assumed = 0;
+    for node in server.all(Kind::Node) {
         let node = node["metadata"]["name"].as_str().unwrap_or_default();
-        cards(objects, node)
-    });
-    let holds: BTreeMap<String, f64> = holds
-        .map(|(uuid, card)| (uuid, card.held as f64 * 1024.0 * 1024.0))
-        .collect();
+        assumed += server.assumed_on(node).count();
+        let more: u64 = server.assumed_on(node).map(|pod| asks(pod).0).sum();
+        let cards = cards(server, node).into_iter();
+        holds.extend(cards.map(|(uuid, card)| (uuid, (card.held, card.held + more))));
+    }
     metrics.lines().filter_map(move |line| {
         let (series, value) = line.rsplit_once(' ')?;
         let value: f64 = value.parse().ok()?;
         let name = series.split('{').next()?;
-        let wanted = match name {
-            "gpustow_assumed_pods" | "gpustow_unfenced_pods" => 0.0,
+        let (least, most) = match name {
+            "gpustow_unfenced_pods" => (0.0, 0.0),
+            "gpustow_assumed_pods" => (0.0, assumed as f64),
             "gpustow_extender_gpu_memory_requested_bytes" => {
                 let (_, uuid) = series.split_once("gpu_uuid=\"")?;
                 let held = holds.get(uuid.split('"').next()?);
-                held.copied().unwrap_or_default()
+                let (least, most) = held.copied().unwrap_or_default();
+                let bytes = |mib: u64| mib as f64 * 1024.0 * 1024.0;
+                (bytes(least), bytes(most))
             }
             _ => return None,
         };
-        (value != wanted).then(|| format!("says {line}, and it is {wanted}"))
+        let right = least <= value && value <= most;
+        (!right).then(|| format!("says {line}, and it is {least} to {most}"))
     })
 }

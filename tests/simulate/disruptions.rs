@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::check::{self, Card, asks, ended, gated_by_others, group, rejects, says};
 use crate::net::{Link, NAMESPACE};
+use crate::preempt::priority;
 use crate::scheduler::{asked, name, uid};
 use crate::server::{Copy, Kind, Objects, Server};
 
@@ -47,6 +48,8 @@ pub(crate) struct Disruptions {
     shown: BTreeMap<(String, String), Instant>,
     /// By the UID of the pod that it was done for.
     done: BTreeMap<String, Done>,
+    /// Where kube-scheduler assumes pods to be, by UID.
+    assumed: BTreeMap<String, String>,
 }
 
 impl Disruptions {
@@ -55,6 +58,14 @@ impl Disruptions {
         for node in nodes {
             let key = (uid.to_owned(), node.clone());
             self.shown.insert(key, Instant::now());
+        }
+    }
+
+    /// kube-scheduler assumes the pod to be on this node, or on none any more.
+    pub(crate) fn assume(&mut self, uid: &str, node: Option<&str>) {
+        match node {
+            Some(node) => drop(self.assumed.insert(uid.to_owned(), node.to_owned())),
+            None => drop(self.assumed.remove(uid)),
         }
     }
 
@@ -194,6 +205,16 @@ fn beneficiary<'s>(server: &'s Server, victim: &Value) -> Option<&'s Copy> {
 }
 
 impl Server {
+    /// Pods that kube-scheduler assumes to be on the node and that are not bound yet.
+    pub(crate) fn assumed_on(&self, node: &str) -> impl Iterator<Item = &Copy> {
+        let unbound = |pod: &&Copy| !pod["spec"]["nodeName"].is_string();
+        let here = move |pod: &&Copy| {
+            let assumed = self.disruptions.assumed.get(&uid(pod));
+            assumed.is_some_and(|it| it == node)
+        };
+        self.all(Kind::Pod).filter(unbound).filter(here)
+    }
+
     /// The extender has disrupted this pod.
     pub(crate) fn disrupted(&mut self, victim: &Value) {
         let Some(pod) = beneficiary(self, victim).cloned() else {
@@ -237,6 +258,9 @@ impl Server {
                 let age = done.since.elapsed();
                 // What the others of a group are assumed to hold, the server does not tell.
                 let mut may = age > APART || group(pod).is_some() || rejects(pod, &done.node);
+                // Another that may take the room is assumed to have it.
+                let takes = |it: &Copy| uid(it) != uid(pod) && priority(it) >= priority(pod);
+                may |= self.assumed_on(&done.node).any(takes);
                 // Of a nomination that is cleared another replica knows nothing.
                 may |= matches!((done.by, by), (By::Scheduler(a), By::Scheduler(b)) if a != b);
                 if !may && views(self, age).all(sufficed) {

@@ -14,7 +14,7 @@ use crate::net::{Mode, Odds, locked};
 use crate::preempt::priority;
 use crate::scheduler::uid;
 use crate::server::Kind;
-use crate::world::{World, key};
+use crate::world::{Replica, World, key};
 
 pub(crate) const PRIORITY: i64 = 3000;
 /// MiB of a pod that fits where anything does.
@@ -25,6 +25,8 @@ const PLACED: Duration = Duration::from_secs(20);
 const REFENCED: Duration = Duration::from_secs(100);
 /// The same for one that others finish for.
 const HELPED: Duration = Duration::from_secs(150);
+/// After so long an extender that is asked alone leads again.
+const RETAKEN: Duration = Duration::from_secs(70);
 /// For so long no status is written.
 const MUTE: Duration = Duration::from_secs(90);
 /// Pods that no node could hold, beside one that can be helped: more than any feature looks at.
@@ -33,6 +35,11 @@ const STEP: Duration = Duration::from_secs(1);
 
 impl World {
     pub(crate) async fn probe(&mut self) -> Result<()> {
+        // Until lately both were asked, and one takes the Lease back once a minute at most.
+        let began = Instant::now();
+        while !self.is_settled() && began.elapsed() < RETAKEN {
+            self.pass(STEP).await?;
+        }
         if self.on.crowd > 0 {
             self.probe_windows().await?;
         }
@@ -111,10 +118,22 @@ impl World {
         leases.next().map(|lease| lease["spec"].clone())
     }
 
+    /// Has a node room on which no other pod is assumed to be?
     fn has_room(&self, mib: u64) -> bool {
         let cards = self.cards();
-        let mut cards = cards.iter().flat_map(|(_, cards)| cards);
+        let open = |node: &str| locked(&self.server).assumed_on(node).next().is_none();
+        let cards = cards.iter().filter(|(node, _)| open(node));
+        let mut cards = cards.flat_map(|(_, cards)| cards);
         cards.any(|(_, card)| card.healthy && card.free() >= mib)
+    }
+
+    /// Does the replica whose kube-scheduler leads hold the Lease?
+    pub(crate) fn is_settled(&self) -> bool {
+        let leader = self.replicas.iter().position(Replica::leads);
+        let holder = self.term().map(|term| term["holderIdentity"].clone());
+        holder
+            .zip(leader)
+            .is_some_and(|(holder, leader)| holder == format!("replica-{leader}"))
     }
 
     /// A pod fits on a node that kube-scheduler does not show at first: it is placed there, and no other is evicted for it.

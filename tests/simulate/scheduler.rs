@@ -277,8 +277,9 @@ impl Scheduler {
     }
 
     fn put(&self, pod: &Value, place: Place) {
-        let mut cache = locked(&self.cache);
         let uid = uid(pod);
+        locked(&self.server).disruptions.assume(&uid, None);
+        let mut cache = locked(&self.cache);
         cache.assumed.remove(&uid);
         if let Some(entry) = cache.places.get_mut(&uid) {
             *entry = (place, entry.1 + 1);
@@ -348,6 +349,8 @@ impl Scheduler {
         };
         let node = node.as_str().unwrap_or_default().to_owned();
         {
+            let mut server = locked(&self.server);
+            server.disruptions.assume(&uid(&pod), Some(&node));
             let mut cache = locked(&self.cache);
             cache.assumed.insert(uid(&pod), node.clone());
             if let Some(entry) = cache.places.get_mut(&uid(&pod)) {

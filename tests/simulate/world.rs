@@ -31,6 +31,8 @@ use crate::switches::{QUEUES, Switches};
 const STEP: Duration = Duration::from_secs(3);
 /// When strangers leave after the last trouble, in half of the worlds.
 const QUIET: Duration = Duration::from_secs(60);
+/// A call that was begun before the last trouble has been answered after this.
+const ANSWERED: Duration = Duration::from_secs(15);
 /// How many seconds things go wrong.
 const TROUBLE: std::ops::Range<u64> = 60..300;
 /// A pod that fits is bound so long after the last trouble: messages that are 90 seconds late have arrived, and who
@@ -119,6 +121,7 @@ impl World {
         world.calm().await;
         let calm = Instant::now();
         let mut strangers = world.on.strangers_leave;
+        let mut settled = false;
         loop {
             // Nothing happens any more of which kube-scheduler hears: who has room then is to be woken.
             if strangers && calm.elapsed() > QUIET {
@@ -130,6 +133,10 @@ impl World {
             world.give_up_groups();
             sleep(STEP).await;
             world.check()?;
+            // What was sent to the other replica before has been answered.
+            let leads = world.is_settled() || calm.elapsed() < ANSWERED;
+            ensure!(leads || !settled, "a replica takes over that is not asked");
+            settled |= world.is_settled() && calm.elapsed() >= ANSWERED;
             let mut wrong = starving(
                 &locked(&world.server),
                 world.on.reserve || world.on.defragment,
