@@ -108,10 +108,12 @@ impl Doubts {
         doubt.map(|doubt| doubt.nodes.clone()).unwrap_or_default()
     }
 
-    /// The node that the pod was nominated to until lately, and when it still was.
+    /// The node that the pod was nominated to until lately, and when it still was. Preempt may have let the pod wait for it
+    /// though filter was not called meanwhile.
     fn nominated(&self, pod: &PodFacts) -> Option<(Arc<str>, Instant)> {
         let inner = self.lock();
-        let nominated = inner.pods.get(&pod.uid)?.nominated.clone();
+        let doubt = inner.pods.get(&pod.uid)?;
+        let nominated = doubt.nominated.clone().or_else(|| doubt.waits.clone());
         nominated.filter(|(_, at)| at.elapsed() < PATIENCE)
     }
 
@@ -248,4 +250,28 @@ async fn look_up_report(app: &App, node: &str) -> Result<(), AskError> {
         ledger.apply_gpunode(node, status, now);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pod_that_waits_for_its_node_is_remembered_without_a_filter_call() {
+        let (doubts, node): (_, Arc<str>) = (Doubts::default(), "n".into());
+        let pod = Pod::default();
+        let pod = Pod {
+            metadata: kube::api::ObjectMeta {
+                uid: Some("u".to_owned()),
+                ..pod.metadata
+            },
+            ..pod
+        };
+        let pod = PodFacts::from_pod(&pod, gpustow_api::names::GPU_MEM).expect("it has a uid");
+        assert!(doubts.nominated(&pod).is_none());
+        assert!(doubts.may_wait(&pod, &node));
+        assert_eq!(doubts.nominated(&pod).map(|(node, _)| node), Some(node));
+        doubts.placed(&pod);
+        assert!(doubts.nominated(&pod).is_none());
+    }
 }

@@ -189,6 +189,6 @@ async fn it_listens_on_this_machine_alone() -> Result<()> {
     .await
     .err();
     let error = error.context("it serves everybody")?.to_string();
-    assert!(error.contains("give a loopback address"), "{error}");
+    assert!(error.contains("use a loopback address"), "{error}");
     Ok(())
 }
