@@ -59,7 +59,7 @@ impl Sight<'_> {
         Ok(kept.then_some(view))
     }
 
-    /// Takes what is kept for others out of a view of the node, as in [`Ledger::beside_kept`]. False if
+    /// Takes what is kept for others out of a view of the node, as in `beside_kept` of the ledger. False if
     /// nothing is.
     pub(crate) fn take_kept(
         &self,

@@ -40,11 +40,11 @@ pub enum Cause {
     Nominated,
     /// The pod was ungated for the room, and its filter call is awaited.
     Ungated,
-    /// Others use the room beyond their requests and were asked to give it back ([`crate::call_back`]).
+    /// Others use the room beyond their requests and were asked to give it back.
     Reclaim,
-    /// The pod has waited long, and what comes free of these GPUs is for it ([`crate::places`]).
+    /// The pod has waited long, and what comes free of these GPUs is for it.
     Reserve,
-    /// Pods of lower priority were chosen to be evicted for it ([`crate::scattered`]).
+    /// Pods of lower priority were chosen to be evicted for it.
     Preempt,
     /// Others are evicted for it whose replacements have room elsewhere.
     Defragment,

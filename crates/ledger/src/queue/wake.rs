@@ -131,7 +131,7 @@ impl Waking<'_> {
     }
 
     /// Before a pod is given room that did not stand in line, or has none kept: those in line are offered what
-    /// came free since the last look. [`Ledger::wake`] names whom it is for.
+    /// came free since the last look. `wake` names whom it is for.
     pub(crate) fn look_at_line(&mut self) {
         let mut lifted = Vec::new();
         self.offer(AHEAD, WORK / 4, &mut lifted);
