@@ -9,35 +9,63 @@ use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::queue::{Cause, Earmark};
+use crate::queue::{Cause, Earmark, Holder};
 use crate::sight::Sight;
 
+/// A pod for which room is earmarked, made or not.
+#[derive(Clone, Copy)]
+pub(crate) struct Other<'a> {
+    pod: &'a PodFacts,
+    /// None if only a nomination earmarks it.
+    earmark: Option<&'a Earmark>,
+}
+
+impl<'a> Other<'a> {
+    /// What is earmarked, if it is for this cause.
+    fn earmark_if(&self, is_it: impl Fn(Cause) -> bool) -> Option<&'a Earmark> {
+        self.earmark.filter(|it| is_it(it.cause()))
+    }
+
+    fn reclaim(&self) -> Option<&'a Earmark> {
+        self.earmark_if(|cause| cause == Cause::Reclaim)
+    }
+}
+
 impl Sight<'_> {
-    /// Pods without a reservation for which room is kept on a node, and that the pod must make way for.
+    /// Pods that are not assumed, for which room is earmarked on a node, and that the pod must make way for.
     pub(crate) fn others_kept<'s>(
         &'s self,
         name: &'s str,
         pod: &'s PodFacts,
-    ) -> impl Iterator<Item = &'s PodFacts> {
+    ) -> impl Iterator<Item = Other<'s>> {
         // Of room that is offered to several ungated pods, the first that asks has its part.
         let shares = self.queue.is_offered(&pod.uid, name);
-        let uids = self.queue.holders(name);
-        uids.filter(|uid| **uid != pod.uid && self.books.reservation(uid).is_none())
-            .filter(|uid| !self.queue.is_successor(uid, pod))
-            .filter(move |uid| !shares || !self.queue.is_ungated_for_room(uid))
-            .filter_map(|uid| self.queue.keeper(uid, self.books))
-            .filter(|other| other.priority >= pod.priority && !other.gated && !other.deleting)
-            .filter(|other| !self.may_take_place(pod, other))
+        let counts = move |holder: &&Holder| match holder {
+            Holder::Pod(uid) => *uid != pod.uid && self.books.reservation(uid).is_none(),
+            Holder::Replacement(_) => !self.queue.is_replaced_by(holder, pod),
+        };
+        let others = self
+            .queue
+            .holders(name)
+            .filter(counts)
+            .filter_map(|holder| {
+                let earmark = self.queue.earmark_of(holder);
+                let pod = self.queue.pod_of(holder, self.books)?;
+                Some(Other { pod, earmark })
+            });
+        others
+            .filter(move |it| !shares || it.earmark_if(|cause| cause == Cause::Ungated).is_none())
+            .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
+            .filter(|it| !self.may_take_place(pod, it.pod))
     }
 
     /// Why the room there is not for the pod.
     pub(crate) fn kept_because(&self, name: &str, pod: &PodFacts) -> Reason {
         let others = || self.others_kept(name, pod);
-        let called_back = |other: &PodFacts| self.queue.reclaim_for(&other.uid).is_some();
-        let waits = |other: &PodFacts| self.queue.reservation_for(&other.uid).is_some();
+        let reserves = |cause| cause == Cause::Reserve;
         match () {
-            () if others().all(called_back) => Reason::CalledBack,
-            () if others().any(waits) => Reason::Kept,
+            () if others().all(|it| it.reclaim().is_some()) => Reason::CalledBack,
+            () if others().any(|it| it.earmark_if(reserves).is_some()) => Reason::Kept,
             () => Reason::Nominated,
         }
     }
@@ -74,12 +102,11 @@ impl Sight<'_> {
         if kept.is_empty() {
             return Ok(false);
         }
-        kept.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, &pod.uid));
+        kept.sort_unstable_by_key(|it| (Reverse(it.pod.priority), it.pod.created, &it.pod.uid));
         // A pod that is to end for one of them is leaving, if not yet to be seen; one that should be gone by now is not.
-        let evicted_for = |pod: &&PodFacts| self.queue.eviction_for(&pod.uid);
         let ending: HashSet<&Uid> = kept
             .iter()
-            .filter_map(evicted_for)
+            .filter_map(|it| it.earmark_if(Cause::evicts))
             .flat_map(Earmark::waits_for)
             .collect();
         let leaving = |uid: &str| {
@@ -91,10 +118,8 @@ impl Sight<'_> {
                 })
         };
         let called = |uuid: &str| {
-            let mut reclaimed = kept
-                .iter()
-                .filter_map(|pod| self.queue.reclaim_for(&pod.uid));
-            reclaimed.any(|it| it.has(uuid))
+            let mut reclaims = kept.iter().filter_map(Other::reclaim);
+            reclaims.any(|it| it.has(uuid))
         };
         budget.charge_view(node);
         let mut later = node.view_without_loans(|uid| !leaving(uid) && !gone(uid), called);
@@ -107,11 +132,10 @@ impl Sight<'_> {
             .map(|card| node.held(node.uuid(card), |uid| leaving(uid) && !gone(uid)))
             .collect();
         for other in &kept {
-            let Ok(request) = &other.request else {
+            let Ok(request) = &other.pod.request else {
                 continue;
             };
-            let earmark = self.queue.earmark(&other.uid);
-            let charges = match earmark.filter(|it| !it.cards().is_empty()) {
+            let charges = match other.earmark.filter(|it| !it.cards().is_empty()) {
                 Some(earmark) => {
                     if earmark.cause() == Cause::Reclaim {
                         for (card, gpu) in node.gpus().iter().enumerate() {

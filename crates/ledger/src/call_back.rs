@@ -409,9 +409,7 @@ impl Sight<'_> {
         if !node.lends() || self.check(name).is_err() {
             return None;
         }
-        let called = self.queue.holders(name);
-        let called = called.filter_map(|uid| self.queue.reclaim_for(uid));
-        let called: Vec<&Earmark> = called.collect();
+        let called: Vec<&Earmark> = self.queue.reclaims_on(name).collect();
         let is_free = |uuid: &str| {
             !called.iter().any(|it| it.has(uuid))
                 && !self.queue.avoids_card(&pod.uid, Cause::Reclaim, uuid)

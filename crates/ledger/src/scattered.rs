@@ -118,7 +118,7 @@ impl Ledger {
             self.look_at_gains(&uid, now, &mut budget);
         }
         self.count_spent(budget.spent());
-        self.queue.end_needless_successors(&self.books);
+        self.queue.end_needless_replacements(&self.books);
         if !self.config.preempt_scattered {
             return Vec::new();
         }
@@ -178,7 +178,7 @@ impl Ledger {
     }
 
     /// Chooses who moves for the pod that [`Ledger::due_to_move`] named, `most` at most and no pod whose end would break
-    /// a disruption budget, and keeps the room for it and for their successors. False if there is no such plan, or if the
+    /// a disruption budget, and keeps the room for it and for their replacements. False if there is no such plan, or if the
     /// search goes on: the next look names the pod again.
     pub fn move_for(&mut self, uid: &str, broken: Broken<'_>, most: usize, now: Duration) -> bool {
         let mut tries = take(&mut self.moving);
@@ -212,10 +212,19 @@ impl Ledger {
         self.scattered.note_looked(&pod.uid, began);
         // One may come when the one before it has gone.
         let until = until + self.config.call_back_for;
-        for it in plan.moves {
-            let books = &self.books;
-            self.queue
-                .keep_successor(&it.pod, &pod.uid, &it.node, it.cards, until, books);
+        for Move {
+            pod: of,
+            node,
+            cards,
+            ..
+        } in plan.moves
+        {
+            let Ok(request) = &of.request else {
+                continue;
+            };
+            let cause = Cause::Replacement;
+            let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
+            self.queue.put_replacement(&of, &pod.uid, earmark);
         }
         true
     }

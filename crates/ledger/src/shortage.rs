@@ -13,7 +13,7 @@ use gpustow_api::gpunode::{Gpu, PodUse};
 use gpustow_pack::Mib;
 
 use crate::Ledger;
-use crate::books::{Node, Uid};
+use crate::books::Node;
 use crate::call_back::Borrower;
 use crate::sight::Sight;
 
@@ -82,13 +82,9 @@ impl Sight<'_> {
     fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
-        let mut kept = self.queue.holders(name);
-        let is_called = |uid: &Uid| {
-            let reclaimed = self.queue.reclaim_for(uid);
-            reclaimed.is_some_and(|it| it.has(&gpu.uuid))
-        };
+        let mut reclaims = self.queue.reclaims_on(name);
         // Of a card that takes nobody the figures may be old.
-        if !gpu.healthy || gpu.missing || kept.any(is_called) {
+        if !gpu.healthy || gpu.missing || reclaims.any(|it| it.has(&gpu.uuid)) {
             return None;
         }
         let here = |uid: &str| {

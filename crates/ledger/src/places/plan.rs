@@ -9,7 +9,7 @@ use gpustow_pack::{Mib, Request};
 use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
-use crate::queue::{Cause, Earmark};
+use crate::queue::{Cause, Holder};
 use crate::round::Offer;
 use crate::sight::Sight;
 
@@ -98,13 +98,19 @@ impl Sight<'_> {
         }
         // What others wait for there, and whether the pod may take that from them.
         let mut taken: Vec<(&str, Option<&Uid>)> = Vec::new();
-        for uid in self.queue.holders(name).filter(|uid| **uid != pod.uid) {
+        let mine = Holder::Pod(pod.uid.clone());
+        for holder in self.queue.holders(name).filter(|it| **it != mine) {
             // Which cards those get that kube-scheduler preempts for is not known.
-            let earmark = self.queue.earmark(uid).map(Earmark::cards);
-            let cards = earmark.filter(|cards| !cards.is_empty())?;
-            let other = self.books.pod(uid);
-            let lower = other.is_some_and(|other| other.priority < pod.priority);
-            let loses = (lower && self.queue.reservation_for(uid).is_some()).then_some(uid);
+            let earmark = self.queue.earmark_of(holder)?;
+            let cards = Some(earmark.cards()).filter(|cards| !cards.is_empty())?;
+            let loses = match holder {
+                Holder::Pod(uid) if earmark.cause() == Cause::Reserve => {
+                    let other = self.books.pod(uid);
+                    let lower = other.is_some_and(|other| other.priority < pod.priority);
+                    lower.then_some(uid)
+                }
+                _ => None,
+            };
             taken.extend(cards.iter().map(|(card, _)| (&**card, loses)));
         }
         let mut view = node.view().clone();

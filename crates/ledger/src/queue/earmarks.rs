@@ -20,6 +20,14 @@ use crate::maps::HashMap;
 /// Memory of GPUs, by UUID.
 pub(crate) type Cards = Vec<(Box<str>, Mib)>;
 
+/// Whose room it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Holder {
+    Pod(Uid),
+    /// The pod that the controller of this one makes when it is evicted.
+    Replacement(Uid),
+}
+
 /// Room that is earmarked for a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Earmark {
@@ -54,7 +62,7 @@ pub enum Cause {
 
 impl Cause {
     /// Are other pods evicted for it?
-    pub(super) fn evicts(self) -> bool {
+    pub(crate) fn evicts(self) -> bool {
         matches!(self, Self::Preempt | Self::Defragment)
     }
 }
@@ -183,9 +191,31 @@ impl Queue {
         self.holders.contains_key(node)
     }
 
-    /// The pods for which room is earmarked on a node.
-    pub(crate) fn holders(&self, node: &str) -> impl Iterator<Item = &Uid> {
+    /// Those for which room is earmarked on a node.
+    pub(crate) fn holders(&self, node: &str) -> impl Iterator<Item = &Holder> {
         self.holders.get(node).into_iter().flatten()
+    }
+
+    /// The same without replacements.
+    pub(super) fn pods_with_earmarks(&self, node: &str) -> impl Iterator<Item = &Uid> {
+        self.holders(node).filter_map(|holder| match holder {
+            Holder::Pod(uid) => Some(uid),
+            Holder::Replacement(_) => None,
+        })
+    }
+
+    /// What is earmarked for one of these; none if only a nomination is.
+    pub(crate) fn earmark_of(&self, holder: &Holder) -> Option<&Earmark> {
+        match holder {
+            Holder::Pod(uid) => self.earmark(uid),
+            Holder::Replacement(of) => Some(&self.replacements.get(of)?.earmark),
+        }
+    }
+
+    /// What is reclaimed for others on a node.
+    pub(crate) fn reclaims_on(&self, node: &str) -> impl Iterator<Item = &Earmark> {
+        let all = self.holders(node).filter_map(|it| self.earmark_of(it));
+        all.filter(|it| it.cause == Cause::Reclaim)
     }
 
     /// What is earmarked for a pod, unless only a nomination is.
@@ -258,8 +288,7 @@ impl Queue {
     /// Earmarks room for a pod, instead of what was earmarked for it.
     pub(crate) fn put(&mut self, uid: &Uid, earmark: Earmark, books: &Books) {
         self.end(uid, Ended::Replaced, books);
-        let pods = self.holders.entry(earmark.node.clone()).or_default();
-        pods.insert(uid.clone());
+        self.index(Holder::Pod(uid.clone()), &earmark.node);
         self.earmarks.insert(uid.clone(), earmark);
     }
 
@@ -273,7 +302,7 @@ impl Queue {
             self.back_off(uid, known.map(|pod| &**pod), &earmark);
         }
         if known.is_none_or(|known| known.nominated.as_ref() != Some(&earmark.node)) {
-            self.unindex(uid, &earmark.node);
+            self.unindex(&Holder::Pod(uid.into()), &earmark.node);
         }
     }
 
@@ -289,9 +318,12 @@ impl Queue {
     /// Counts the end. The index of nodes is the caller's.
     fn remove(&mut self, uid: &str, how: Ended) -> Option<Earmark> {
         let earmark = self.earmarks.swap_remove(uid)?;
-        self.successors.swap_remove(uid);
-        *self.ended.entry((earmark.cause, how)).or_default() += 1;
+        self.count_end(&earmark, how);
         Some(earmark)
+    }
+
+    pub(super) fn count_end(&mut self, earmark: &Earmark, how: Ended) {
+        *self.ended.entry((earmark.cause, how)).or_default() += 1;
     }
 
     /// How many earmarks there are for this cause.
@@ -381,6 +413,11 @@ impl Queue {
         late.sort_by_key(|uid| self.earmarks.get(uid).map(|it| it.cause));
         late.iter()
             .for_each(|uid| self.end(uid, Ended::Late, books));
+        let replacements = self.replacements.iter();
+        let late = replacements.filter(|(_, it)| it.earmark.until <= now);
+        let late: Vec<Uid> = late.map(|(of, _)| of.clone()).collect();
+        late.iter()
+            .for_each(|of| self.end_replacement(of, Ended::Late));
     }
 
     /// Keeps the index of nominations. Those that hold room no more, or hold less of it because
@@ -405,7 +442,7 @@ impl Queue {
             return;
         };
         if let Some(node) = from {
-            self.unindex(uid, &node);
+            self.unindex(&Holder::Pod(uid.clone()), &node);
         }
         // kube-scheduler's preemption makes room for it: nothing need be reclaimed, and no other pod be evicted.
         let preempts = new.is_some_and(|pod| pod.nominated.is_some() && !pod.own_nomination);
@@ -422,7 +459,7 @@ impl Queue {
             self.remove(uid, how);
         }
         if let Some(node) = to {
-            self.holders.entry(node).or_default().insert(uid.clone());
+            self.index(Holder::Pod(uid.clone()), &node);
         }
     }
 
@@ -446,10 +483,15 @@ impl Queue {
         nominated.or_else(earmarked)
     }
 
-    pub(super) fn unindex(&mut self, uid: &str, node: &str) {
-        if let Some(pods) = self.holders.get_mut(node) {
-            pods.swap_remove(uid);
-            if pods.is_empty() {
+    pub(super) fn index(&mut self, holder: Holder, node: &Arc<str>) {
+        let holders = self.holders.entry(node.clone()).or_default();
+        holders.insert(holder);
+    }
+
+    pub(super) fn unindex(&mut self, holder: &Holder, node: &str) {
+        if let Some(holders) = self.holders.get_mut(node) {
+            holders.swap_remove(holder);
+            if holders.is_empty() {
                 self.holders.swap_remove(node);
             }
             self.gains.note(&node.into());

@@ -12,7 +12,7 @@ mod kind;
 mod line;
 mod nominations;
 mod offers;
-mod successors;
+mod replacements;
 mod tried;
 mod turn;
 mod waiting;
@@ -31,7 +31,7 @@ use backoff::Backoffs;
 pub(crate) use backoff::{Controller, controller};
 use changes::Changes;
 use earmarks::Counts;
-pub(crate) use earmarks::{Cards, Earmark};
+pub(crate) use earmarks::{Cards, Earmark, Holder};
 pub use earmarks::{Cause, Ended};
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
@@ -39,7 +39,7 @@ pub use line::Lift;
 use line::{Line, is_in_line};
 use nominations::Nominations;
 pub(crate) use nominations::is_sample;
-use successors::Successor;
+use replacements::Replacement;
 pub(crate) use tried::Tried;
 pub(crate) use turn::Turn;
 use waiting::{Call, Waiting};
@@ -53,14 +53,14 @@ pub(crate) struct Queue {
     tried: HashMap<Uid, Tried>,
     /// Nodes that kube-scheduler offered to pods that wait.
     offered: HashMap<Uid, Offered>,
-    /// Unbound pods by the node where room is earmarked for them: nominated there, or in `earmarks`.
-    holders: HashMap<Arc<str>, HashSet<Uid>>,
+    /// By node, for whom room is earmarked there, by a nomination, in `earmarks` or in `replacements`.
+    holders: HashMap<Arc<str>, HashSet<Holder>>,
     earmarks: HashMap<Uid, Earmark>,
     ended: Counts,
     /// When what had lasted long enough was ended last: pauses begin then.
     now: Duration,
-    /// Of pods that move, by the names under which room is earmarked for them in place of UIDs.
-    successors: HashMap<Uid, Successor>,
+    /// By the UID of the pod that is evicted.
+    replacements: HashMap<Uid, Replacement>,
     backoffs: Backoffs,
     /// The pod whose place was last compared with others.
     compared: Option<Uid>,
@@ -111,7 +111,7 @@ impl Queue {
                 {
                     self.text_changed(uid);
                 }
-                self.successor_came(old.as_deref(), new.as_deref(), books);
+                self.replacement_came(old.as_deref(), new.as_deref());
                 self.pod_changed(uid, new.as_deref(), books);
             }
             Event::Node { name, gained } => {

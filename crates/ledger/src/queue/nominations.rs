@@ -13,7 +13,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use super::earmarks::{Earmark, Ended};
+use super::earmarks::{Earmark, Ended, Holder};
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
@@ -119,7 +119,7 @@ impl Queue {
     pub(crate) fn end_nominations(&mut self, books: &Books, now: Duration) {
         for (uid, node) in self.nominations.tick(books, now) {
             self.end(&uid, Ended::Late, books);
-            self.unindex(&uid, &node);
+            self.unindex(&Holder::Pod(uid), &node);
         }
     }
 

@@ -293,7 +293,7 @@ impl Sight<'_> {
         fits(pod)
             || self.queue.has_earmarks(name) && {
                 let highest = waiting.kind(kind).and_then(Kind::highest);
-                let kept = self.queue.holders(name);
+                let kept = self.queue.pods_with_earmarks(name);
                 let kept = kept.filter(|uid| waiting.turn(kind, uid).is_some());
                 let others = highest.into_iter().chain(kept);
                 let others = others.filter(|uid| **uid != pod.uid);

@@ -43,7 +43,7 @@ pub struct Move {
     pub pod: Arc<PodFacts>,
     /// What it holds now, of cards of the node that the plan is about.
     pub from: Cards,
-    /// Where its successor would go.
+    /// Where its replacement would go.
     pub node: Arc<str>,
     /// The cards that that would get.
     pub cards: Cards,
@@ -235,7 +235,7 @@ impl Sight<'_> {
         false
     }
 
-    /// Where on one node a successor of the pod would fit beside what is taken already.
+    /// Where on one node a replacement of the pod would fit beside what is taken already.
     fn places_on<'a>(
         &'a self,
         left: &Left<'_>,

@@ -1,5 +1,5 @@
 //! Has pods move for one that waits for memory which is free in pieces ([`super::moves`]): room is kept for it and for the
-//! successor of each, until they have come or the time is over. One pod is moved for at a time.
+//! replacement of each, until they have come or the time is over. One pod is moved for at a time.
 
 use std::sync::Arc;
 use std::time::Duration;

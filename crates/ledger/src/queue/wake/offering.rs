@@ -192,7 +192,7 @@ impl Waking<'_> {
         if !self.queue.has_earmarks(node) {
             return None;
         }
-        let kept = self.queue.holders(node);
+        let kept = self.queue.pods_with_earmarks(node);
         let turns = kept.filter_map(|uid| self.queue.waiting.turn(kind, uid));
         let behind = turns.filter(|behind| *behind > turn);
         let higher = self.queue.waiting.kind(kind)?.higher(turn);

@@ -1,0 +1,106 @@
+//! Room for the pod that comes instead of one that is evicted to defragment memory: whichever pod of the same controller
+//! requests the same gets it.
+
+use gpustow_api::PodFacts;
+
+use super::Queue;
+use super::earmarks::{Earmark, Ended, Holder};
+use crate::books::{Books, Uid};
+
+/// A pod that is still to be made.
+#[derive(Clone, Debug)]
+pub(super) struct Replacement {
+    /// The pod that is evicted, as its replacement will be when it waits.
+    like: PodFacts,
+    /// The pod for which that one is evicted.
+    beneficiary: Uid,
+    pub(super) earmark: Earmark,
+}
+
+impl Replacement {
+    fn is(&self, pod: &PodFacts) -> bool {
+        let asks = (pod.request.as_ref(), self.like.request.as_ref());
+        let same = matches!(asks, (Ok(one), Ok(other)) if one == other);
+        // A pod of another namespace may name the same owner.
+        let same =
+            same && pod.namespace == self.like.namespace && pod.priority == self.like.priority;
+        same && pod.movable.is_some() && pod.movable == self.like.movable
+    }
+}
+
+impl Queue {
+    /// The pod for which room is earmarked, made or not.
+    pub(crate) fn pod_of<'a>(&'a self, holder: &Holder, books: &'a Books) -> Option<&'a PodFacts> {
+        match holder {
+            Holder::Pod(uid) => books.pod(uid).map(|pod| &**pod),
+            Holder::Replacement(of) => self.replacements.get(of).map(|it| &it.like),
+        }
+    }
+
+    /// Is the room for a replacement, which that pod is or could be?
+    pub(crate) fn is_replaced_by(&self, holder: &Holder, pod: &PodFacts) -> bool {
+        match holder {
+            Holder::Pod(_) => false,
+            Holder::Replacement(of) => self.replacements.get(of).is_some_and(|it| it.is(pod)),
+        }
+    }
+
+    /// Earmarks room for the replacement of a pod that is evicted for another.
+    pub(crate) fn put_replacement(&mut self, of: &PodFacts, beneficiary: &Uid, earmark: Earmark) {
+        self.end_replacement(&of.uid, Ended::Replaced);
+        let like = PodFacts {
+            node: None,
+            assignment: None,
+            deleting: false,
+            gone_by: None,
+            preempted: false,
+            ..of.clone()
+        };
+        self.index(Holder::Replacement(of.uid.clone()), earmark.node());
+        let beneficiary = beneficiary.clone();
+        let replacement = Replacement {
+            like,
+            beneficiary,
+            earmark,
+        };
+        self.replacements.insert(of.uid.clone(), replacement);
+    }
+
+    pub(super) fn end_replacement(&mut self, of: &Uid, how: Ended) {
+        if let Some(Replacement { earmark, .. }) = self.replacements.swap_remove(of) {
+            self.count_end(&earmark, how);
+            self.unindex(&Holder::Replacement(of.clone()), earmark.node());
+        }
+    }
+
+    /// Ends what is earmarked for replacements of pods that stay after all: nothing is earmarked for their beneficiaries.
+    pub(crate) fn end_needless_replacements(&mut self, books: &Books) {
+        let stays = |of: &str| books.pod(of).is_some_and(|pod| !pod.deleting);
+        let needless = self.replacements.iter();
+        let needless = needless
+            .filter(|(of, it)| stays(of) && !self.is_defragmented_for(&it.beneficiary))
+            .map(|(of, _)| of.clone());
+        let needless: Vec<Uid> = needless.collect();
+        needless
+            .iter()
+            .for_each(|of| self.end_replacement(of, Ended::Needless));
+    }
+
+    /// A pod has been bound: was room earmarked for it as a replacement?
+    pub(super) fn replacement_came(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        let came = new.filter(|_| old.is_none_or(|old| old.node.is_none()));
+        let Some((pod, node)) = came.and_then(|pod| Some((pod, pod.node.as_ref()?))) else {
+            return;
+        };
+        let mine = self.replacements.iter().filter(|(_, it)| it.is(pod));
+        let mine = mine.map(|(of, it)| {
+            let assigned = pod.assignment.iter().flatten();
+            let others = assigned.flat_map(|it| &it.charges);
+            let others = others.filter(|(card, _)| !it.earmark.has(card));
+            (it.earmark.node() != node, others.count(), of.clone())
+        });
+        if let Some((.., of)) = mine.min() {
+            self.end_replacement(&of, Ended::Taken);
+        }
+    }
+}
