@@ -232,7 +232,7 @@ async fn lead_if_none_does(app: Arc<App>) {
         sleep(RETRY).await;
         let pods_wait = || {
             let ledger = app.ledger.lock();
-            ledger.waiting() > 0 || ledger.line().0 > 0
+            ledger.waiting() > 0 || ledger.queued().pods > 0
         };
         let may_lead = app.epoch.held().is_none() && !app.is_draining();
         let may_lead = may_lead && app.lists.missing().is_empty() && pods_wait();

@@ -263,7 +263,7 @@ impl Told {
             let standing = ledger.standing_in_line().enumerate();
             let new = standing.filter(|(_, uid)| !self.pods.contains(*uid));
             let new = new.filter_map(|(before, uid)| Some((before, ledger.pod(uid)?)));
-            (new.take(TELL).collect::<Vec<_>>(), ledger.line().0)
+            (new.take(TELL).collect::<Vec<_>>(), ledger.queued().pods)
         };
         for (before, pod) in new {
             app.events.queued(&pod, before, size);

@@ -9,7 +9,7 @@ mod workloads;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpustow_ledger::{self as ledger, Lift, NodeView, Reason};
+use gpustow_ledger::{self as ledger, Assumed, Lift, NodeView, Queued, Reason};
 use gpustow_pack::Request;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
@@ -72,7 +72,7 @@ pub(crate) struct Totals {
     /// Every node with GPUs.
     pub(crate) nodes: Vec<NodeView>,
     /// Reservations without and with a bind under way.
-    pub(crate) reservations: (usize, usize),
+    pub(crate) assumed: Assumed,
     /// Reservations that ended without a bind.
     pub(crate) expirations: u64,
     /// How many reservations there are of memory that is not free yet, by cause; none of them if this replica does not lead.
@@ -86,7 +86,7 @@ pub(crate) struct Totals {
     /// When the oldest of them was created, in seconds since 1970.
     pub(crate) oldest: Option<i64>,
     /// How many pods stand in line, and when the oldest of them was created.
-    pub(crate) line: (usize, Option<i64>),
+    pub(crate) queued: Queued,
     /// The admission policies that were read, and what is wrong with each, if anything.
     pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
     /// What containers request, and what they should.

@@ -287,7 +287,7 @@ async fn scores(
     names: &[&str],
 ) -> Result<Vec<i64>, Failure> {
     let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name);
-    let asks = |pod: &PodFacts| pod.request.as_ref().is_ok_and(|r| !r.is_empty());
+    let asks = |pod: &PodFacts| pod.requests_memory();
     let Some(pod) = pod.filter(asks) else {
         return Ok(vec![0; names.len()]);
     };
@@ -380,7 +380,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
         let ledger = app.ledger.lock();
         Totals {
             nodes,
-            reservations: ledger.reservations(),
+            assumed: ledger.assumed(),
             expirations: ledger.expirations(),
             earmarks: ledger
                 .earmarks()
@@ -390,7 +390,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
             unfenced: ledger.unfenced(),
             waiting: ledger.waiting_requests().collect(),
             oldest: ledger.oldest_waiting(),
-            line: ledger.line(),
+            queued: ledger.queued(),
             policies: app.policies.all(),
             figures: app.uses.figures(),
             leads,

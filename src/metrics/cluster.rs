@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpustow_ledger::{Mismatches, NodeView, Problem};
+use gpustow_ledger::{Assumed, Mismatches, NodeView, Problem, Queued};
 use gpustow_pack::Mib;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::Scrape;
@@ -38,7 +38,7 @@ pub(super) fn cluster(
     totals: &Totals,
     models: &Models,
 ) -> Result<(), prometheus::Error> {
-    let (waiting, binding) = totals.reservations;
+    let Assumed { waiting, binding } = totals.assumed;
     scrape.gauges(
         "gpustow_assumed_pods",
         "Pods between filter and bind, whose memory is assumed",
@@ -76,7 +76,10 @@ pub(super) fn cluster(
         NO_LABELS,
         [(NO_LABELS, totals.unfenced as f64)],
     )?;
-    let (in_line, oldest) = totals.line;
+    let Queued {
+        pods: in_line,
+        oldest,
+    } = totals.queued;
     scrape.gauges(
         "gpustow_queued_pods",
         "Queued pods, which have gpustow's scheduling gate",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use gpustow_ledger::{CardView, NodeView};
-use gpustow_pack::{Card, Lending, Mib, ModelId, Question, Refusal, Request, refusal};
+use gpustow_pack::{Card, Claim, Lending, Mib, ModelId, Question, Refusal, Request, refusal};
 use gpustow_serve::Scrape;
 use strum::{IntoStaticStr, VariantNames};
 
@@ -179,10 +179,7 @@ fn emptied(cards: &[Card]) -> impl Iterator<Item = (&Card, Mib)> {
 }
 
 fn asked(request: &Request) -> Mib {
-    let claims = request.claims.iter();
-    claims
-        .map(|claim| Mib(claim.mib.0.saturating_mul(claim.gpus.into())))
-        .sum()
+    request.claims.iter().map(Claim::in_sum).sum()
 }
 
 /// Pods that wait and pods that would fit, at this scrape.
@@ -256,7 +253,7 @@ fn placeable(
 #[cfg(test)]
 mod tests {
     use gpustow_ledger::Mismatches;
-    use gpustow_pack::{Claim, ClaimKind};
+    use gpustow_pack::ClaimKind;
 
     use super::*;
 
@@ -287,11 +284,7 @@ mod tests {
 
     fn asks(gpus: u32, mib: u64, exclusive: bool) -> Request {
         Request {
-            claims: vec![Claim {
-                kind: ClaimKind::Main,
-                gpus,
-                mib: Mib(mib),
-            }],
+            claims: vec![Claim::new(ClaimKind::Main, gpus, Mib(mib))],
             exclusive,
             ..Request::default()
         }
@@ -332,10 +325,8 @@ mod tests {
             (1, 50, Why::Fragmented),
             (1, 20, Why::Policy),
         ] {
-            let request = Request {
-                limits: vec![Mib(mib)],
-                ..asks(gpus, mib, false)
-            };
+            let mut request = asks(gpus, mib, false);
+            request.claims[0].driver_limit = Mib(mib);
             assert_eq!(supply.why(&request), reason, "{request:?}");
         }
     }

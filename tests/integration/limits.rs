@@ -95,7 +95,8 @@ async fn containers_that_the_driver_limits_get_the_literals_of_its_hook() -> Res
     let mut stored = made.clone();
     stored.metadata.resource_version = Some("1".to_owned());
     let (request, _) = request(&stored, names::GPU_MEM)?;
-    let limits: Vec<u64> = request.limits.iter().map(|limit| limit.0).collect();
+    let limits = request.claims.iter().map(|claim| claim.driver_limit.0);
+    let limits: Vec<u64> = limits.collect();
     assert_eq!(limits, [4096, 1024, 2048, 3000, 0]);
     for enforce in ["watch", "none"] {
         let mut other = said.clone();

@@ -100,10 +100,7 @@ impl NodePod {
     /// True if it asks for GPU memory.
     #[must_use]
     pub fn asks(&self) -> bool {
-        self.facts
-            .request
-            .as_ref()
-            .is_ok_and(|request| !request.claims.is_empty())
+        self.facts.requests_memory()
     }
 
     /// What it may use of a card.

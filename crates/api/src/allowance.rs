@@ -22,9 +22,9 @@ pub fn allowances(
     total: impl Fn(&str) -> Option<Mib>,
 ) -> BTreeMap<String, String> {
     let mut told = BTreeMap::new();
-    for (index, (claim, name)) in request.claims.iter().zip(containers).enumerate() {
-        let limit = request.limits.get(index).copied();
-        if let Some(limit) = limit.filter(|limit| *limit > Mib::ZERO) {
+    for (claim, name) in request.claims.iter().zip(containers) {
+        let limit = claim.driver_limit;
+        if limit > Mib::ZERO {
             let mib = limit.minus(CONTEXT);
             told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
             let share =
@@ -68,11 +68,7 @@ mod tests {
     use super::*;
 
     fn told(mib: u64, exclusive: bool, cards: &[(&str, u64, u64)]) -> Vec<(String, String)> {
-        let claim = Claim {
-            kind: ClaimKind::Main,
-            gpus: cards.len() as u32,
-            mib: Mib(mib),
-        };
+        let claim = Claim::new(ClaimKind::Main, cards.len() as u32, Mib(mib));
         let request = Request {
             claims: vec![claim],
             exclusive,
@@ -134,15 +130,11 @@ mod tests {
 
     #[test]
     fn of_a_limit_that_the_driver_holds_the_share_is_of_the_limit_less_a_context() {
-        let claims = [8192, 4096].map(|mib| Claim {
-            kind: ClaimKind::Main,
-            gpus: 1,
-            mib: Mib(mib),
-        });
+        let mut claims = [8192, 4096].map(|mib| Claim::new(ClaimKind::Main, 1, Mib(mib)));
+        claims[0].driver_limit = Mib(16_384);
         let names: [Box<str>; 2] = ["burst".into(), "rest".into()];
         let request = Request {
             claims: claims.to_vec(),
-            limits: vec![Mib(16_384), Mib::ZERO],
             ..Request::default()
         };
         let assignment = Assignment {

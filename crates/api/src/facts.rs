@@ -3,8 +3,10 @@
 mod meta;
 mod node;
 mod nominated;
+mod phase;
 
 pub use node::NodeFacts;
+pub use phase::Phase;
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

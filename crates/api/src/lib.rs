@@ -21,7 +21,7 @@ pub mod workload;
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};
 pub use config::GpustowConfig;
-pub use facts::{NodeFacts, PodFacts};
+pub use facts::{NodeFacts, Phase, PodFacts};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use request::{BadRequest, request};
 pub use share::Shared;

@@ -151,7 +151,7 @@ pub(crate) fn of_driver(
         .map(|it| of_container(notes, it, exclusive, driver, resource))
         .collect::<Result<Vec<Mib>, BadRequest>>()?;
     if !driver {
-        return Ok(Vec::new());
+        return Ok(vec![Mib::ZERO; asking.len()]);
     }
     let limits = limits.into_iter().map(|limit| match limit {
         WHOLE => Mib::ZERO,
@@ -172,10 +172,7 @@ pub(crate) fn of_driver(
             });
         }
     }
-    Ok(match limits.iter().any(|limit| *limit > Mib::ZERO) {
-        true => limits,
-        false => Vec::new(),
-    })
+    Ok(limits)
 }
 
 /// Does NVIDIA's hook find this limit there? It takes the first of several.

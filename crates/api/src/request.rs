@@ -99,11 +99,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
         let own = format!("{}{name}", names::GPU_COUNT_OF);
         let gpus = annotation(annotations, &own, gpu_count)?.unwrap_or(gpus);
         let mib = Mib(split(*mib, gpus, path, resource)?);
-        request.claims.push(Claim {
-            kind: *kind,
-            gpus,
-            mib,
-        });
+        request.claims.push(Claim::new(*kind, gpus, mib));
         limited.push(Asking {
             path,
             name,
@@ -115,7 +111,11 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     // A pod that is only planned says nothing in its containers yet.
     let bound = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
     let waits = pod.metadata.resource_version.is_some() && !bound;
-    request.limits = limit::of_driver(annotations, &limited, request.exclusive, waits, resource)?;
+    let exclusive = request.exclusive;
+    let limits = limit::of_driver(annotations, &limited, exclusive, waits, resource)?;
+    for (claim, limit) in request.claims.iter_mut().zip(limits) {
+        claim.driver_limit = limit;
+    }
     request.bursts = !request.exclusive && limit::bursts(annotations, &limited);
     let gpus = request.claims.iter().map(|claim| claim.gpus);
     let names = asking.iter().map(|(_, _, name, ..)| *name);

@@ -67,11 +67,7 @@ impl Sums {
     fn of(pod: &PodFacts) -> Self {
         let request = pod.request.as_deref().ok();
         request.map_or(Self::default(), |request| {
-            let claims = request.claims.iter();
-            let mib = claims
-                .map(|claim| claim.mib.0 * u64::from(claim.gpus))
-                .sum();
-            Self([request.cpu_milli, request.ram.0, mib])
+            Self([request.cpu_milli, request.ram.0, request.in_sum().0])
         })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpustow_inspect::{Cluster, PodInfo, Scope};
 use gpustow_ledger::{Move, Moves, NodeView};
-use gpustow_pack::Mib;
+use gpustow_pack::{Claim, Mib};
 
 use crate::Answer;
 use crate::output::Shown::{Always, Table, Wide};
@@ -90,7 +90,7 @@ fn kinds(waiting: Vec<&PodInfo>) -> Vec<(&PodInfo, u64)> {
 
 fn rows_of(pod: &PodInfo, alike: u64, plan: Option<Moves>, views: &[NodeView]) -> Vec<Row> {
     let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
-    let asks = claims.map(|claim| Mib(claim.mib.0.saturating_mul(claim.gpus.into())));
+    let asks = claims.map(Claim::in_sum);
     let row = |gets, moves| Row {
         waits: pod.full_name(),
         alike,

@@ -380,10 +380,7 @@ fn pod_rows(cluster: &Cluster, pod: &PodInfo) -> Vec<PodRow> {
     };
     let claims = facts.containers.iter().zip(&request.claims).enumerate();
     claims
-        .map(|(index, (container, claim))| {
-            let asked = Mib(claim.mib.0.saturating_mul(claim.gpus.into()));
-            row(container, Some(asked), index == 0)
-        })
+        .map(|(index, (container, claim))| row(container, Some(claim.in_sum()), index == 0))
         .collect()
 }
 

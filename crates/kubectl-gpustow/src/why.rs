@@ -141,23 +141,21 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
 fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     let request = facts.request.as_ref().ok();
     let claims = request.iter().flat_map(|request| &request.claims);
-    let asks =
-        facts
-            .containers
-            .iter()
-            .zip(claims)
-            .enumerate()
-            .map(|(index, (container, claim))| {
-                let gpus = match claim.gpus {
-                    1 => String::new(),
-                    gpus => format!(" on each of {gpus} GPUs"),
-                };
-                let limit = match request.and_then(|it| it.limits.get(index)) {
-                    None | Some(&Mib::ZERO) => String::new(),
-                    Some(limit) => format!(", held by the driver to {}", memory(*limit)),
-                };
-                format!("{container}: {}{gpus}{limit}", memory(claim.mib))
-            });
+    let asks = facts
+        .containers
+        .iter()
+        .zip(claims)
+        .map(|(container, claim)| {
+            let gpus = match claim.gpus {
+                1 => String::new(),
+                gpus => format!(" on each of {gpus} GPUs"),
+            };
+            let limit = match claim.driver_limit {
+                Mib::ZERO => String::new(),
+                limit => format!(", held by the driver to {}", memory(limit)),
+            };
+            format!("{container}: {}{gpus}{limit}", memory(claim.mib))
+        });
     let mut asks: Vec<String> = asks.collect();
     if let Some(request) = request {
         if request.exclusive {
@@ -250,7 +248,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         }
     }
     if let Some(before) = cluster.ledger.before_in_line(&facts.uid) {
-        let (size, _) = cluster.ledger.line();
+        let size = cluster.ledger.queued().pods;
         why.verdict = Verdict::Gated;
         why.summary = format!(
             "Queued at position {} of {size}: the extender removes its scheduling gate when it is its turn and memory is \

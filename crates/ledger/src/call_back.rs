@@ -225,7 +225,7 @@ impl Ledger {
                 .request
                 .as_ref()
                 .is_ok_and(|request| earmark.is_for(request));
-            same && may_hold(pod) && self.books.reservation(uid).is_none()
+            same && pod.may_be_placed() && self.books.reservation(uid).is_none()
         };
         let Some(pod) = pod.filter(wants) else {
             self.queue.end(uid, Ended::Gone, &self.books);
@@ -350,7 +350,7 @@ impl Sight<'_> {
         let known = self.books.pod(&pod.uid)?;
         let may = self.config.call_back
             && self.has_waited(pod, self.config.reclaim_after)
-            && may_hold(known)
+            && known.may_be_placed()
             && known.nominated.is_none()
             && pod.nominated.is_none()
             && known.request.as_ref() == Ok(request)
@@ -477,11 +477,6 @@ impl Sight<'_> {
         };
         charges.into_iter().map(missing).collect()
     }
-}
-
-/// May room be kept for this pod at all?
-fn may_hold(pod: &PodFacts) -> bool {
-    pod.node.is_none() && !pod.released && !pod.gated && !pod.deleting
 }
 
 /// The node, with this card alone.

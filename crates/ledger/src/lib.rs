@@ -89,10 +89,10 @@ pub use decide::{Ask, Filtered, Reason};
 pub use over_limit::OverLimit;
 pub use places::Place;
 pub use preempt::Victims;
-pub use queue::{Cause, Ended, Lift};
+pub use queue::{Cause, Ended, Lift, Queued};
 pub use scattered::{Broken, Move, Moves, Preemption};
 pub use shortage::{Harm, Shortage};
-pub use snapshot::{CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
+pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
 
 /// The ledger: the books, and what follows from them. See the crate's documentation.
 #[derive(Debug, Default)]

@@ -325,10 +325,7 @@ impl Ledger {
                 continue;
             };
             let (name, cards) = (earmark.node(), earmark.cards());
-            let pod = self
-                .books
-                .pod(&uid)
-                .filter(|pod| pod.node.is_none() && !pod.deleting && !pod.gated && !pod.released);
+            let pod = self.books.pod(&uid).filter(|pod| pod.may_be_placed());
             let Some(pod) = pod else {
                 self.queue.end(&uid, Ended::Gone, &self.books);
                 continue;

@@ -307,8 +307,7 @@ impl Ledger {
         let wants = |pod: &Arc<PodFacts>| {
             let request = pod.request.as_ref();
             let same = request.is_ok_and(|request| earmark.is_for(request));
-            let may = pod.node.is_none() && !pod.released && !pod.gated && !pod.deleting;
-            same && may && self.books.reservation(uid).is_none()
+            same && pod.may_be_placed() && self.books.reservation(uid).is_none()
         };
         let pod = self.books.pod(uid).cloned().filter(wants);
         let how = match pod {
@@ -330,11 +329,8 @@ impl Sight<'_> {
 
     /// Is room that others make of use to the pod, and can it be kept?
     fn may_be_given_room(&self, pod: &PodFacts) -> bool {
-        pod.node.is_none()
+        pod.may_be_placed()
             && !self.queue.pauses_evictions(pod, self.now)
-            && !pod.released
-            && !pod.gated
-            && !pod.deleting
             && pod.nominated.is_none()
             // Room for one of a group is of no use to it.
             && pod.group.is_none()

@@ -104,6 +104,15 @@ pub enum ShareState {
     Withheld,
 }
 
+/// Pods that are assumed: they hold memory between filter and the end of their bind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Assumed {
+    /// So many wait for their bind.
+    pub waiting: usize,
+    /// The bind of so many is under way.
+    pub binding: usize,
+}
+
 /// Something that the ledger had to work around.
 #[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
@@ -281,11 +290,7 @@ impl Ledger {
                         error: broken.to_string(),
                     });
                 }
-                None if facts
-                    .request
-                    .as_ref()
-                    .is_ok_and(|request| !request.is_empty()) =>
-                {
+                None if facts.requests_memory() => {
                     problems.push(Problem::Unassigned { pod: pod() });
                 }
                 _ => {}
@@ -364,12 +369,15 @@ impl Ledger {
         self.books.marked()
     }
 
-    /// Reservations that have not ended: (waiting for a bind, bind under way).
+    /// How many pods are assumed.
     #[must_use]
-    pub fn reservations(&self) -> (usize, usize) {
+    pub fn assumed(&self) -> Assumed {
         let held = self.books.reservations();
         let (binding, waiting): (Vec<_>, Vec<_>) = held.partition(|held| held.is_binding());
-        (waiting.len(), binding.len())
+        Assumed {
+            waiting: waiting.len(),
+            binding: binding.len(),
+        }
     }
 
     /// Reservations that ended because no bind came in time, since the start.

@@ -8,7 +8,7 @@ use gpustow_pack::Request;
 
 use crate::Ledger;
 use crate::books::Uid;
-use crate::queue::{Ended, Lift, Waking, is_sample};
+use crate::queue::{Ended, Lift, Queued, Waking, is_sample};
 
 impl Ledger {
     /// The queue, with what it must know to wake pods.
@@ -87,10 +87,10 @@ impl Ledger {
         self.queue.line().uids()
     }
 
-    /// How many pods stand in line, and when the oldest of them was created, in seconds since 1970.
+    /// The queue in sum.
     #[must_use]
-    pub fn line(&self) -> (usize, Option<i64>) {
-        self.queue.line().size()
+    pub fn queued(&self) -> Queued {
+        self.queue.line().queued()
     }
 
     /// Does the pod stand in line?

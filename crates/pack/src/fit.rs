@@ -108,7 +108,7 @@ impl std::error::Error for Refusal {}
 ///     ..NodeGpus::default()
 /// };
 /// let asks = |mib| Request {
-///     claims: vec![Claim { kind: ClaimKind::Main, gpus: 1, mib: Mib(mib) }],
+///     claims: vec![Claim::new(ClaimKind::Main, 1, Mib(mib))],
 ///     ..Request::default()
 /// };
 /// let choice = fit(&node, &asks(8_000), &Binpack)?;

@@ -22,6 +22,27 @@ pub struct Claim {
     pub gpus: u32,
     /// MiB on each of them; for an exclusive request, the least capacity of each.
     pub mib: Mib,
+    /// MiB of each of them to which the driver must hold it; zero if it need not.
+    pub driver_limit: Mib,
+}
+
+impl Claim {
+    /// One that the driver need not hold to anything.
+    #[must_use]
+    pub const fn new(kind: ClaimKind, gpus: u32, mib: Mib) -> Self {
+        Self {
+            kind,
+            gpus,
+            mib,
+            driver_limit: Mib::ZERO,
+        }
+    }
+
+    /// MiB on all of its cards together.
+    #[must_use]
+    pub fn in_sum(&self) -> Mib {
+        Mib(self.mib.0.saturating_mul(self.gpus.into()))
+    }
 }
 
 /// A pod's wish: the containers that ask for GPU memory, init containers first, both in the order
@@ -32,9 +53,6 @@ pub struct Request {
     pub claims: Vec<Claim>,
     /// Whole cards: nobody else on them, and all of each is charged.
     pub exclusive: bool,
-    /// For each claim the MiB of each card to which the driver must hold it, zero if it need not; empty if
-    /// it need hold none of them.
-    pub limits: Vec<Mib>,
     /// A container may use more of a card than is promised to it, while that is free.
     pub bursts: bool,
     /// The policy that the pod names, if any.
@@ -56,7 +74,8 @@ impl Request {
     /// containers'. Zero if it need hold none.
     #[must_use]
     pub fn limit(&self) -> Mib {
-        self.limits.iter().copied().max().unwrap_or_default()
+        let limits = self.claims.iter().map(|claim| claim.driver_limit);
+        limits.max().unwrap_or_default()
     }
 
     /// How much stands against these cards where nothing else does: for who may use more than is promised, what
@@ -125,8 +144,7 @@ impl Request {
     /// asked for.
     #[must_use]
     pub fn in_sum(&self) -> Mib {
-        let all = |claim: &Claim| Mib(claim.mib.0.saturating_mul(claim.gpus.into()));
-        at_once(self.claims.iter().map(|claim| (claim.kind, all(claim))))
+        at_once(self.claims.iter().map(|claim| (claim.kind, claim.in_sum())))
     }
 }
 

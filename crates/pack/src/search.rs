@@ -101,10 +101,10 @@ impl<'a> Search<'a> {
         let claims = &request.claims;
         let mut lasting = vec![Mib::ZERO; order.len() + 1];
         for (at, &claim) in order.iter().enumerate().rev() {
-            let Claim { kind, gpus, mib } = claims[claim];
+            let Claim { kind, .. } = claims[claim];
             let own = match kind {
                 ClaimKind::Init => Mib::ZERO,
-                _ => Mib(mib.0.saturating_mul(u64::from(gpus))),
+                _ => claims[claim].in_sum(),
             };
             lasting[at] = lasting[at + 1] + own;
         }

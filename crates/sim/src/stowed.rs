@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
-use gpustow_api::limit::Enforce;
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
@@ -194,11 +193,11 @@ impl Stowed {
         }
         let exclusive = self.exclusive && job.whole();
         let request = || {
-            let claim = Claim {
-                kind: ClaimKind::Main,
-                gpus: u32::try_from(job.gpus).unwrap_or(u32::MAX),
-                mib: Mib(job.units),
-            };
+            let claim = Claim::new(
+                ClaimKind::Main,
+                u32::try_from(job.gpus).unwrap_or(u32::MAX),
+                Mib(job.units),
+            );
             Arc::new(Request {
                 claims: if job.gpus > 0 {
                     vec![claim]
@@ -208,7 +207,6 @@ impl Stowed {
                 exclusive,
                 bursts: self.bursts,
                 policy: None,
-                limits: Vec::new(),
                 cpu_milli: job.cpu,
                 ram: Mib(job.ram).into(),
             })
@@ -231,17 +229,7 @@ impl Stowed {
             None => seconds(self.now),
         };
         PodFacts {
-            uid,
-            namespace: "replay".into(),
-            name: format!("{id:08}").into(),
-            resource_version: "1".into(),
             created,
-            started: i64::MAX,
-            node: None,
-            scheduler: "gpustow-scheduler".into(),
-            priority: 0,
-            nominated: None,
-            own_nomination: false,
             request: Ok(self.request(job)),
             containers: if job.gpus > 0 {
                 self.containers.clone()
@@ -249,30 +237,9 @@ impl Stowed {
                 Arc::from([])
             },
             models: self.models(job),
-            constraints: Arc::default(),
-            group: None,
-            labels: Arc::default(),
-            assignment: None,
-            epoch: None,
-            deleting: false,
-            gone_by: None,
-            controller: None,
-            gated: false,
-            in_line: false,
-            preempts: true,
-            released: false,
-            waiting: false,
-            grace: 0,
-            asked_back: None,
-            preempted: false,
             // Which pods come is drawn: their numbers say nothing of what they ask for.
             movable: (id % 100 < self.movable).then(|| self.names[0].clone()),
-            action: None,
-            limits: Arc::from([]),
-            enforce: Enforce::default(),
-            tied: false,
-            kept_on: None,
-            refusal: 0,
+            ..PodFacts::new("replay", &format!("{id:08}"), &uid)
         }
     }
 }

@@ -131,11 +131,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
             containers: vec![("c".repeat(53).into(), uuids)],
             exclusive: Some(false),
         };
-        let claim = Claim {
-            kind: ClaimKind::Main,
-            gpus,
-            mib: Mib(u64::MAX),
-        };
+        let claim = Claim::new(ClaimKind::Main, gpus, Mib(u64::MAX));
         let request = Request {
             claims: vec![claim],
             ..Request::default()

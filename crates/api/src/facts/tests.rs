@@ -35,11 +35,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
         },
     }));
-    let claims = vec![Claim {
-        kind: ClaimKind::Main,
-        gpus: 1,
-        mib: Mib(5),
-    }];
+    let claims = vec![Claim::new(ClaimKind::Main, 1, Mib(5))];
     let assignment = Assignment {
         charges: vec![("GPU-a".into(), Mib(5))],
         containers: vec![],
@@ -48,46 +44,24 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
     assert_eq!(
         facts,
         PodFacts {
-            uid: "u".into(),
-            namespace: "ns".into(),
-            name: "p".into(),
             resource_version: "7".into(),
             created: 60,
             started: 90,
             node: Some("n".into()),
-            scheduler: "gpustow-scheduler".into(),
             priority: 3,
             nominated: Some("m".into()),
-            own_nomination: false,
             request: Ok(Arc::new(Request {
                 claims,
                 ..Request::default()
             })),
             containers: Arc::from(["c".into()]),
-            models: Arc::from([]),
-            constraints: Arc::default(),
-            group: None,
-            labels: Arc::default(),
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
-            deleting: false,
-            gone_by: None,
-            controller: None,
             gated: true,
-            in_line: false,
-            preempts: true,
-            released: false,
             waiting: true,
             grace: 30,
-            asked_back: None,
-            preempted: false,
-            movable: None,
-            action: None,
-            limits: Arc::from([]),
-            enforce: Enforce::default(),
-            tied: false,
-            kept_on: None,
             refusal: facts.refusal,
+            ..PodFacts::new("ns", "p", "u")
         }
     );
     assert_ne!(facts.refusal, 0);

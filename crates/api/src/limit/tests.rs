@@ -17,45 +17,45 @@ fn pod(annotations: &Value, a: u64, b: u64, env: &Value) -> Pod {
     .unwrap()
 }
 
-fn limits(pod: &Pod) -> Result<Vec<u64>, String> {
+fn limits(pod: &Pod) -> Result<[u64; 2], String> {
     let (request, _) = request(pod, names::GPU_MEM).map_err(|bad| bad.to_string())?;
-    Ok(request.limits.iter().map(|limit| limit.0).collect())
+    Ok([0, 1].map(|index| request.claims[index].driver_limit.0))
 }
 
 #[test]
 fn the_driver_holds_what_annotations_say_or_else_the_request() {
     let own = "gpu-mem-limit.gpustow.dev/b";
     for (annotations, expected) in [
-        (json!({}), &[][..]),
+        (json!({}), [0, 0]),
         (
             json!({ names::ENFORCE: "watch", names::MEM_LIMIT: "9000" }),
-            &[],
+            [0, 0],
         ),
-        (json!({ names::ENFORCE: "none" }), &[]),
-        (json!({ names::ENFORCE: "driver" }), &[8192, 4096]),
+        (json!({ names::ENFORCE: "none" }), [0, 0]),
+        (json!({ names::ENFORCE: "driver" }), [8192, 4096]),
         (
             json!({ names::ENFORCE: "driver", names::MEM_LIMIT: "9000" }),
-            &[9000, 9000],
+            [9000, 9000],
         ),
         (
             json!({ names::ENFORCE: "driver", names::MEM_LIMIT: "9000", own: "max" }),
-            &[9000, 0],
+            [9000, 0],
         ),
         (
             json!({ names::ENFORCE: "driver", names::MEM_LIMIT: "max" }),
-            &[],
+            [0, 0],
         ),
         (
             json!({ names::ENFORCE: "driver", names::GPU_COUNT: "2", own: "6000" }),
-            &[4096, 3000],
+            [4096, 3000],
         ),
         (
             json!({ names::ENFORCE: "driver", names::EXCLUSIVE: "true" }),
-            &[],
+            [0, 0],
         ),
     ] {
         let pod = pod(&annotations, 8192, 4096, &json!([]));
-        assert_eq!(limits(&pod).as_deref(), Ok(expected), "{annotations}");
+        assert_eq!(limits(&pod), Ok(expected), "{annotations}");
     }
 }
 
@@ -139,7 +139,7 @@ fn a_pod_that_was_made_bears_what_the_hook_reads() {
         ),
     ] {
         let mut pod = pod(&json!({ names::ENFORCE: "driver" }), 8192, 8192, &env);
-        assert_eq!(limits(&pod).as_deref(), Ok(&[8192, 8192][..]), "planned");
+        assert_eq!(limits(&pod), Ok([8192, 8192]), "planned");
         pod.metadata.resource_version = Some("1".to_owned());
         let made = limits(&pod);
         assert_eq!(made.is_ok(), holds, "{env}: {made:?}");

@@ -18,11 +18,7 @@ fn read(pod: &Pod) -> Result<(Request, Vec<Box<str>>), String> {
 }
 
 fn main(gpus: u32, mib: u64) -> Claim {
-    Claim {
-        kind: ClaimKind::Main,
-        gpus,
-        mib: Mib(mib),
-    }
+    Claim::new(ClaimKind::Main, gpus, Mib(mib))
 }
 
 #[test]
@@ -40,16 +36,8 @@ fn every_kind_of_container_makes_a_claim_in_the_order_of_the_pod() {
     );
     let (request, names) = read(&pod).unwrap();
     let claims = [
-        Claim {
-            kind: ClaimKind::Init,
-            gpus: 1,
-            mib: Mib(8192),
-        },
-        Claim {
-            kind: ClaimKind::Sidecar,
-            gpus: 1,
-            mib: Mib(16),
-        },
+        Claim::new(ClaimKind::Init, 1, Mib(8192)),
+        Claim::new(ClaimKind::Sidecar, 1, Mib(16)),
         main(1, 1024),
     ];
     assert_eq!(request.claims, claims);

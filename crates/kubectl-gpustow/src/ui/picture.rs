@@ -9,6 +9,7 @@ use gpustow_inspect::{
     state::{self, room},
 };
 use gpustow_ledger::NodeView;
+use gpustow_pack::{Claim, Mib};
 use serde_json::{Value, json};
 
 use crate::lists::{groups, used};
@@ -39,7 +40,7 @@ impl Picture {
             .into_iter()
             .map(|pod| {
                 let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
-                let mib = claims.map(|claim| claim.mib.0.saturating_mul(claim.gpus.into()));
+                let mib: Mib = claims.map(Claim::in_sum).sum();
                 let owner = gpustow_api::owner::of(&pod.object).pop();
                 let in_line = cluster.ledger.stands_in_line(&pod.facts.uid);
                 let reason = match in_line {
@@ -48,7 +49,7 @@ impl Picture {
                 };
                 json!({
                     "pod": pod.full_name(),
-                    "mib": mib.fold(0, u64::saturating_add),
+                    "mib": mib.0,
                     "created": pod.facts.created,
                     "said": pod.scheduler_said(),
                     "reason": reason,

@@ -54,7 +54,7 @@ pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Opt
         counts.max().unwrap_or(0)
     };
     if largest.mib > most {
-        let total = largest.mib.0.saturating_mul(u64::from(largest.gpus));
+        let total = largest.in_sum().0;
         let gpus = total.div_ceil(most.0.max(1));
         let of = match largest.gpus {
             1 => String::new(),

@@ -26,13 +26,12 @@ pub(super) struct Known {
 
 /// True if the pod asks for GPU memory and has not released it.
 pub(crate) fn asks(pod: &PodFacts) -> bool {
-    let request = pod.request.as_ref();
-    !pod.released && request.is_ok_and(|request| !request.is_empty())
+    !pod.released && pod.requests_memory()
 }
 
 /// True if kube-scheduler may ask for the pod and bind it, now or once it is let out of the line.
 pub(crate) fn may_come(pod: &PodFacts) -> bool {
-    pod.node.is_none() && !pod.gated && !pod.deleting && asks(pod)
+    pod.may_be_placed() && pod.requests_memory()
 }
 
 /// Is it asked to give memory back or to end, or is room kept for it?

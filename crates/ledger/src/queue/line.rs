@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Phase, PodFacts};
 
 use super::turn::Turn;
 use super::wake::Waking;
@@ -71,6 +71,15 @@ impl Lift {
     }
 }
 
+/// The queue in sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queued {
+    /// So many pods are queued.
+    pub pods: usize,
+    /// The first of them was created then, in seconds since 1970.
+    pub oldest: Option<i64>,
+}
+
 /// The pods that bear our gate and nobody else's.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
@@ -90,7 +99,7 @@ pub(crate) struct Line {
 /// Does the pod stand in line, or is it to be let out of it?
 pub(super) fn is_in_line(pod: &PodFacts) -> bool {
     let asks = !pod.request.as_ref().is_ok_and(|request| request.is_empty());
-    pod.in_line && asks && pod.node.is_none() && !pod.gated && !pod.deleting && !pod.released
+    asks && !pod.deleting && pod.phase() == Phase::Queued
 }
 
 impl Line {
@@ -149,10 +158,11 @@ impl Line {
         self.order.iter().map(Turn::uid)
     }
 
-    /// How many stand in line, and when the oldest of them was created.
-    pub(crate) fn size(&self) -> (usize, Option<i64>) {
-        let oldest = self.order.iter().map(Turn::created).min();
-        (self.order.len(), oldest)
+    pub(crate) fn queued(&self) -> Queued {
+        Queued {
+            pods: self.order.len(),
+            oldest: self.order.iter().map(Turn::created).min(),
+        }
     }
 
     /// How many stand before the pod.

@@ -35,7 +35,7 @@ pub(crate) use earmarks::{Cards, Earmark, Holder};
 pub use earmarks::{Cause, Ended};
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
-pub use line::Lift;
+pub use line::{Lift, Queued};
 use line::{Line, is_in_line};
 use nominations::Nominations;
 pub(crate) use nominations::is_sample;

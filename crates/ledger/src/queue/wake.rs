@@ -330,7 +330,7 @@ impl Sight<'_> {
     pub(crate) fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let facts = self.books.pod(uid)?;
         let free = !facts.in_line || self.queue.line.is_on() && !self.queue.line.is_leaving(uid);
-        let able = facts.node.is_none() && !facts.gated && !facts.deleting && free;
+        let able = facts.may_be_placed() && free;
         (able && self.queue.waiting.is_asker(&facts.scheduler)).then(|| facts.clone())
     }
 }

@@ -59,21 +59,14 @@ impl Sight<'_> {
     pub(crate) fn waits_for_pieces(&self, pod: &Arc<PodFacts>) -> bool {
         let mut asking = Asking::new(pod.uid.clone(), 0, self.nodes_to_see(), true);
         let mut budget = Budget::of(self.config);
-        self.may_wait_for_pieces(pod) && self.ask_on(pod, &mut asking, &mut budget) == Asked::Yes
+        pod.may_be_placed()
+            && pod.requests_memory()
+            && self.ask_on(pod, &mut asking, &mut budget) == Asked::Yes
     }
 
     /// The names of all nodes. In which order they are looked at changes no answer.
     pub(super) fn nodes_to_see(&self) -> Vec<Arc<str>> {
         self.books.nodes().map(|(name, _)| name.clone()).collect()
-    }
-
-    fn may_wait_for_pieces(&self, pod: &PodFacts) -> bool {
-        let is_free = pod.node.is_none() && !pod.released && !pod.deleting && !pod.gated;
-        is_free
-            && pod
-                .request
-                .as_ref()
-                .is_ok_and(|request| !request.is_empty())
     }
 
     /// Goes on with the question whether the pod waits for pieces.

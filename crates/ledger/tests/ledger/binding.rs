@@ -3,7 +3,7 @@
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
 
-use crate::build::{ask, at, bound, choose, free, ledger, pod};
+use crate::build::{ask, assumed, at, bound, choose, free, ledger, pod};
 
 #[test]
 fn an_unknown_outcome_holds_its_memory_beyond_every_deadline() {
@@ -13,10 +13,7 @@ fn an_unknown_outcome_holds_its_memory_beyond_every_deadline() {
     assert!(ledger.begin_bind(&p, "a", at(0)).is_ok());
     ledger.expire(at(10_000));
     assert!(ledger.is_binding("p"));
-    assert_eq!(
-        (free(&ledger, "a"), ledger.reservations()),
-        (vec![40], (0, 1))
-    );
+    assert_eq!((free(&ledger, "a"), assumed(&ledger)), (vec![40], (0, 1)));
     assert_eq!(choose(&mut ledger, &p, &["a", "b"], at(1)), ["a"]);
     let refused = ledger.filter(&ask(&p), &["b"], at(1)).refused;
     assert_eq!(refused, [("b", Reason::BindUnderWay)]);
@@ -36,10 +33,7 @@ fn a_second_bind_keeps_the_memory_of_the_first() {
         (vec![40], true)
     );
     ledger.end_bind(&p, Outcome::Failed, at(0));
-    assert_eq!(
-        (free(&ledger, "a"), ledger.reservations()),
-        (vec![100], (0, 0))
-    );
+    assert_eq!((free(&ledger, "a"), assumed(&ledger)), (vec![100], (0, 0)));
 }
 
 #[test]
@@ -60,15 +54,9 @@ fn a_bound_pod_is_held_whoever_says_so_first() {
         ledger.end_bind(&p, Outcome::Bound, at(0));
         // A copy from before the bind arrives late.
         ledger.apply_pod(p.clone());
-        assert_eq!(
-            (free(&ledger, "a"), ledger.reservations()),
-            (vec![40], (0, 0))
-        );
+        assert_eq!((free(&ledger, "a"), assumed(&ledger)), (vec![40], (0, 0)));
         assert_eq!(choose(&mut ledger, &p, &["a"], at(1)), ["a"]);
-        assert_eq!(
-            (free(&ledger, "a"), ledger.reservations()),
-            (vec![40], (0, 0))
-        );
+        assert_eq!((free(&ledger, "a"), assumed(&ledger)), (vec![40], (0, 0)));
         let again = ledger.begin_bind(&p, "a", at(1));
         assert_eq!(again, Err(BindRefusal::Bound("a".into())));
         ledger.delete_pod("p");

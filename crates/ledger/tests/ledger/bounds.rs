@@ -6,7 +6,7 @@ use gpustow_ledger::{BindRefusal, Outcome, Problem, Reason};
 use gpustow_pack::Refusal;
 
 use crate::build::{
-    ask, at, bound, card, choose, exclusive, free, ledger, node, pod, report, used,
+    ask, assumed, at, bound, card, choose, exclusive, free, ledger, node, pod, report, used,
 };
 
 const NO_ROOM: Reason = Reason::Fit(Refusal::NoRoom);
@@ -81,7 +81,7 @@ fn the_hard_bound_is_checked_again_at_bind() {
         reason: NO_ROOM,
     };
     assert_eq!(ledger.begin_bind(&pod, "a", at(1)), Err(refusal));
-    assert_eq!(ledger.reservations(), (0, 0));
+    assert_eq!(assumed(&ledger), (0, 0));
 }
 
 #[test]

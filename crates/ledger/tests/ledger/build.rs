@@ -20,55 +20,17 @@ pub(crate) fn pod(uid: &str, mib: u64) -> PodFacts {
 
 /// An unbound pod with a container per (GPUs, MiB on each).
 pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
-    let claim = |&(gpus, mib): &(u32, u64)| Claim {
-        kind: ClaimKind::Main,
-        gpus,
-        mib: Mib(mib),
-    };
+    let claim = |&(gpus, mib): &(u32, u64)| Claim::new(ClaimKind::Main, gpus, Mib(mib));
     let containers: Arc<[Box<str>]> = (0..claims.len())
         .map(|index| format!("c{index}").into())
         .collect();
     PodFacts {
-        uid: uid.into(),
-        namespace: "default".into(),
-        name: uid.into(),
-        resource_version: "1".into(),
-        created: 0,
-        started: i64::MAX,
-        node: None,
-        scheduler: "gpustow-scheduler".into(),
-        priority: 0,
-        nominated: None,
-        own_nomination: false,
         request: Ok(Arc::new(Request {
             claims: claims.iter().map(claim).collect(),
             ..Request::default()
         })),
         containers,
-        models: Arc::from([]),
-        constraints: Arc::default(),
-        group: None,
-        labels: Arc::default(),
-        assignment: None,
-        epoch: None,
-        deleting: false,
-        gone_by: None,
-        controller: None,
-        gated: false,
-        in_line: false,
-        preempts: true,
-        released: false,
-        waiting: false,
-        grace: 0,
-        asked_back: None,
-        preempted: false,
-        movable: None,
-        action: None,
-        tied: false,
-        limits: Arc::from([]),
-        enforce: Enforce::default(),
-        kept_on: None,
-        refusal: 0,
+        ..PodFacts::new("default", uid, uid)
     }
 }
 
@@ -89,10 +51,11 @@ pub(crate) fn exclusive(pod: PodFacts) -> PodFacts {
 /// The same pod, which the driver must hold to what it asks for.
 pub(crate) fn limited(pod: PodFacts) -> PodFacts {
     let held = |request: Arc<Request>| {
-        Arc::new(Request {
-            limits: request.claims.iter().map(|claim| claim.mib).collect(),
-            ..(*request).clone()
-        })
+        let mut request = (*request).clone();
+        for claim in &mut request.claims {
+            claim.driver_limit = claim.mib;
+        }
+        Arc::new(request)
     };
     PodFacts {
         request: pod.request.map(held),
@@ -180,6 +143,12 @@ pub(crate) fn choose<'a>(
     now: Duration,
 ) -> Vec<&'a str> {
     ledger.filter(&ask(pod), nodes, now).nodes
+}
+
+/// How many pods wait for their bind, and the binds of how many are under way.
+pub(crate) fn assumed(ledger: &Ledger) -> (usize, usize) {
+    let assumed = ledger.assumed();
+    (assumed.waiting, assumed.binding)
 }
 
 /// What is free on the cards of a node.

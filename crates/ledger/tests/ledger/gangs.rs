@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Outcome};
 
-use crate::build::{at, card, choose, free, ledger, node, pod, report};
+use crate::build::{assumed, at, card, choose, free, ledger, node, pod, report};
 
 /// One pod of a group, which wants a whole card.
 fn member(group: &str, number: usize) -> PodFacts {
@@ -77,7 +77,7 @@ fn a_member_that_is_refused_gives_back_what_its_own_group_reserved_and_no_more()
     );
     assert!(choose(&mut ledger, &member("p", 2), &["n"], at(0)).is_empty());
     assert_eq!(free(&ledger, "n").iter().sum::<u64>(), 100);
-    assert_eq!(ledger.reservations(), (2, 1));
+    assert_eq!(assumed(&ledger), (2, 1));
 }
 
 #[test]

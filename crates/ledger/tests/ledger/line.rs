@@ -268,7 +268,7 @@ fn other_peoples_gates_are_awaited() {
     };
     ledger.apply_pod(twice.clone());
     assert_eq!(lifted(&mut ledger, at(1)), []);
-    assert_eq!(ledger.line().0, 0);
+    assert_eq!(ledger.queued().pods, 0);
     ledger.apply_pod(PodFacts {
         gated: false,
         ..twice

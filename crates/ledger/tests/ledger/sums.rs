@@ -140,11 +140,7 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
 /// Where it is enough for the pod, kube-scheduler preempts nobody: gpustow's own preemption has to.
 #[test]
 fn gpu_memory_in_sum_is_what_pods_ask_for() {
-    let claim = |kind, gpus, mib| Claim {
-        kind,
-        gpus,
-        mib: Mib(mib),
-    };
+    let claim = |kind, gpus, mib| Claim::new(kind, gpus, Mib(mib));
     // An init container ends before the main container starts: 80 of the 120 that are free.
     let one_after_the_other = vec![claim(ClaimKind::Init, 1, 80), claim(ClaimKind::Main, 1, 80)];
     assert_eq!(ends_for(one_after_the_other).len(), 1);

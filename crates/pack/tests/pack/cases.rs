@@ -23,19 +23,11 @@ fn node(cards: &[(u64, u64)]) -> NodeGpus {
 }
 
 fn main(gpus: u32, mib: u64) -> Claim {
-    Claim {
-        kind: ClaimKind::Main,
-        gpus,
-        mib: Mib(mib),
-    }
+    Claim::new(ClaimKind::Main, gpus, Mib(mib))
 }
 
 fn init(mib: u64) -> Claim {
-    Claim {
-        kind: ClaimKind::Init,
-        gpus: 1,
-        mib: Mib(mib),
-    }
+    Claim::new(ClaimKind::Init, 1, Mib(mib))
 }
 
 fn pod(claims: &[Claim]) -> Request {

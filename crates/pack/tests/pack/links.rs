@@ -30,11 +30,7 @@ pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
 }
 
 pub(crate) fn pod(claims: &[(u32, u64)]) -> Request {
-    let claim = |&(gpus, mib): &(u32, u64)| Claim {
-        kind: ClaimKind::Main,
-        gpus,
-        mib: Mib(mib),
-    };
+    let claim = |&(gpus, mib): &(u32, u64)| Claim::new(ClaimKind::Main, gpus, Mib(mib));
     Request {
         claims: claims.iter().map(claim).collect(),
         ..Request::default()

@@ -220,7 +220,11 @@ fn placement(node: &NodeGpus, request: &Request, cards: &Assignment) -> Option<P
             return None;
         }
         // The driver would not start a container with a limit that it cannot hold.
-        if request.limits.iter().any(|limit| *limit > card.limit) {
+        if request
+            .claims
+            .iter()
+            .any(|claim| claim.driver_limit > card.limit)
+        {
             return None;
         }
         charges.push((

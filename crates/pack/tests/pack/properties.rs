@@ -70,11 +70,8 @@ fn linked() -> impl Strategy<Value = NodeGpus> {
 
 fn request() -> impl Strategy<Value = Request> {
     let kind = select(vec![ClaimKind::Main, ClaimKind::Init, ClaimKind::Sidecar]);
-    let claim = (kind, 1..=3_u32, 1..=10_u64).prop_map(|(kind, gpus, mib)| Claim {
-        kind,
-        gpus,
-        mib: Mib(mib),
-    });
+    let claim = (kind, 1..=3_u32, 1..=10_u64)
+        .prop_map(|(kind, gpus, mib)| Claim::new(kind, gpus, Mib(mib)));
     let limits = prop_oneof![3 => Just(Vec::new()), 2 => vec(0..=12_u64, 3)];
     (
         vec(claim, 1..=3),
@@ -84,9 +81,10 @@ fn request() -> impl Strategy<Value = Request> {
     )
         .prop_map(|(mut claims, exclusive, limits, bursts)| {
             claims.sort_by_key(|claim| claim.kind == ClaimKind::Main);
-            let limits = limits.into_iter().zip(&claims).map(|(limit, _)| Mib(limit));
+            for (claim, limit) in claims.iter_mut().zip(limits) {
+                claim.driver_limit = Mib(limit);
+            }
             Request {
-                limits: limits.collect(),
                 claims,
                 exclusive,
                 bursts,

@@ -24,11 +24,7 @@ fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
 
 fn pod(gpus: u32, mib: u64, cpu_milli: u64) -> Request {
     let kind = ClaimKind::Main;
-    let claims = vec![Claim {
-        kind,
-        gpus,
-        mib: Mib(mib),
-    }];
+    let claims = vec![Claim::new(kind, gpus, Mib(mib))];
     Request {
         claims,
         cpu_milli,

@@ -9,7 +9,7 @@ use gpustow_ledger::{Ledger, NodeView, Victims};
 
 use super::server::NODES;
 use super::world::{World, require};
-use crate::build::{ask, asking, at, exclusive, limited};
+use crate::build::{ask, asking, assumed, at, exclusive, limited};
 
 impl World {
     /// Every share in the books: (pod, node, card, MiB).
@@ -136,8 +136,8 @@ impl World {
     /// lists, and by definition.
     fn check_rebuilt(&mut self) -> Result<Ledger, String> {
         self.ledger.expire(self.now);
-        require(self.ledger.reservations() == (0, 0), || {
-            format!("{:?} reservations are left", self.ledger.reservations())
+        require(assumed(&self.ledger) == (0, 0), || {
+            format!("{:?} reservations are left", assumed(&self.ledger))
         })?;
         let rebuilt = self.rebuilt();
         let (ours, theirs) = (self.ledger.snapshot(self.now), rebuilt.snapshot(self.now));

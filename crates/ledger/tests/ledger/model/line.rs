@@ -79,7 +79,7 @@ impl World {
         self.woken.insert(pod.uid.clone());
         let in_line = |(_, reason): &(&str, Reason)| *reason == Reason::InLine;
         let waits = refused.iter().any(in_line);
-        require(!waits || self.ledger.line().0 > 0, || {
+        require(!waits || self.ledger.queued().pods > 0, || {
             format!("nobody stands in line before {}", pod.uid)
         })?;
         self.wake(64)?;
@@ -131,7 +131,7 @@ impl World {
             self.server.write(index, |pod| pod.in_line = false);
         }
         self.deliver_pods(usize::MAX);
-        require(self.ledger.line().0 == 0, || {
+        require(self.ledger.queued().pods == 0, || {
             "somebody stands in a line that is closed".into()
         })?;
         self.now += self.config.lift_for;
