@@ -16,6 +16,7 @@ use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
+use crate::means::Means;
 use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
@@ -60,33 +61,30 @@ pub(crate) struct Seen {
     spent: u64,
 }
 
-/// Where memory could be called back for a pod.
-#[derive(Debug)]
-struct Plan {
-    /// What kube-scheduler said of the node.
-    offered: bool,
-    /// An earlier extender began there.
-    continues: bool,
-    node: Arc<str>,
-    cards: Vec<(Box<str>, Mib)>,
-    victims: Vec<Uid>,
+/// Has pods give back what they use beyond their requests.
+pub(crate) struct Reclaim;
+
+/// A plan where nothing may be done yet comes last. Then the one with fewer victims is taken, then the one that asks for
+/// less.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    /// kube-scheduler is not known to have offered the node.
+    is_unknown: bool,
+    /// No earlier extender began there.
+    is_new: bool,
+    victims: usize,
     missing: Mib,
     cost: Cost,
 }
 
-impl Plan {
-    /// A plan where nothing may be done yet comes last. Then the one with fewer victims is taken, then the one that
-    /// asks for less.
-    fn order(&self) -> (bool, bool, usize, Mib, Cost, &str) {
-        let (victims, missing) = (self.victims.len(), self.missing);
-        let (offered, continues) = (self.offered, self.continues);
-        (
-            !offered, !continues, victims, missing, self.cost, &self.node,
-        )
-    }
+type Plan = crate::means::Plan<Rank>;
 
-    fn is_better(&self, other: &Self) -> bool {
-        self.order() < other.order()
+impl Means for Reclaim {
+    type Rank = Rank;
+    const CAUSE: Cause = Cause::Reclaim;
+
+    fn lasts(sight: &Sight<'_>, plan: &Plan) -> Duration {
+        sight.config.call_back_for + sight.grace(&plan.waits_for)
     }
 }
 
@@ -131,7 +129,6 @@ impl Ledger {
                 Some(nodes.map(|(name, _)| name.clone()).collect())
             },
             |uid, name, budget| self.sight(now).offer_of_borrowers(uid, name, budget),
-            Plan::is_better,
         ) {
             let found = match found {
                 // It may be some looks old.
@@ -142,7 +139,7 @@ impl Ledger {
                 found => found,
             };
             match found {
-                Offer::Plan(plan) if plan.offered => self.begin_call_back(&uid, plan, now),
+                Offer::Plan(plan) if !plan.rank.is_unknown => self.begin_call_back(&uid, plan, now),
                 Offer::Plan(_) => self.queue.ask_for_evidence(&uid, now),
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
@@ -158,19 +155,9 @@ impl Ledger {
     }
 
     fn begin_call_back(&mut self, uid: &Uid, plan: Plan, now: Duration) {
-        let pod = self.books.pod(uid);
-        let Some(request) = pod.and_then(|pod| pod.request.clone().ok()) else {
-            return;
-        };
-        let until = now + self.config.call_back_for + self.sight(now).grace(&plan.victims);
-        let Plan {
-            node,
-            cards,
-            victims,
-            ..
-        } = plan;
-        let earmark = Earmark::of_cards(&node, Cause::Reclaim, &request, cards, victims, until);
-        self.queue.put(uid, earmark, &self.books);
+        if let Some(pod) = self.books.pod(uid).cloned() {
+            self.pursue::<Reclaim>(&pod, plan, now);
+        }
     }
 
     /// What is called back now, and from whom.
@@ -201,10 +188,7 @@ impl Ledger {
                 return false;
             }
             let plan = self.sight(now).plan(pod, &request, name, &mut budget);
-            let is_better = |plan: &Plan| best.as_ref().is_none_or(|best| plan.is_better(best));
-            if let Some(plan) = plan.filter(is_better) {
-                best = Some(plan);
-            }
+            best = best.into_iter().chain(plan).min();
         }
         let Some(plan) = best else {
             return false;
@@ -285,12 +269,9 @@ impl Sight<'_> {
                 Evidence::Unknown => continues,
                 Evidence::Rejected => return None,
             };
-            let plan = self.plan(&pod, request, name, budget)?;
-            Some(Plan {
-                offered,
-                continues,
-                ..plan
-            })
+            let mut plan = self.plan(&pod, request, name, budget)?;
+            (plan.rank.is_unknown, plan.rank.is_new) = (!offered, !continues);
+            Some(plan)
         };
         plan().map_or(Offer::Nothing, Offer::Plan)
     }
@@ -433,17 +414,23 @@ impl Sight<'_> {
             let cards: Vec<(Box<str>, Mib)> = cards.collect();
             let missing = self.missing(pod, name, node, &cards, &[], budget)?;
             let victims = self.choose_borrowers(node, &missing, &[], false)?;
-            (!victims.is_empty()).then(|| Plan {
-                offered: true,
-                continues: false,
-                node: name.clone(),
-                cards,
-                victims,
+            let rank = Rank {
+                is_unknown: false,
+                is_new: true,
+                victims: victims.len(),
                 missing: missing.iter().map(|(_, mib)| *mib).sum(),
                 cost: choice.cost,
+            };
+            (!victims.is_empty()).then(|| Plan {
+                rank,
+                node: name.clone(),
+                cards,
+                waits_for: victims,
+                overtakes: Vec::new(),
             })
         });
-        plans.reduce(|best, plan| if plan.is_better(&best) { plan } else { best })
+        // Of GPUs that are alike the first is taken.
+        plans.reduce(|best, plan| if plan.rank < best.rank { plan } else { best })
     }
 
     /// What is missing of these cards for the pod to have what it is to get of them. None if one of them

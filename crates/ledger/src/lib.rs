@@ -62,6 +62,7 @@ mod explain;
 mod late;
 mod leaving;
 mod maps;
+mod means;
 mod over_limit;
 mod places;
 mod preempt;

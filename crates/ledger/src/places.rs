@@ -26,10 +26,10 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::{Cause, Earmark, Ended, Turn};
+use crate::queue::{Cause, Ended, Turn};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
-use plan::{Plan, missing};
+use plan::{Plan, Reserve, missing};
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
 const FREE_FOR: Duration = Duration::from_secs(60);
@@ -122,7 +122,6 @@ impl Ledger {
             &mut budget,
             |uid| self.nodes_for(uid, after, unix, now),
             |uid, name, budget| self.sight(now).offer_of_node(uid, name, budget),
-            Plan::is_better,
         ) {
             let plan = match found {
                 // It may be some looks old.
@@ -180,14 +179,12 @@ impl Ledger {
         let mut budget = Budget::of_plan();
         let mut best: Option<Plan> = None;
         for (name, _) in self.books.nodes() {
-            if let Offer::Plan(plan) = self.sight(now).place_on_node(pod, name, &mut budget)
-                && best.as_ref().is_none_or(|best| plan.is_better(best))
-            {
-                best = Some(plan);
+            if let Offer::Plan(plan) = self.sight(now).place_on_node(pod, name, &mut budget) {
+                best = best.into_iter().chain([plan]).min();
             }
         }
         let plan = best?;
-        let pods = plan.ends.iter().filter_map(|uid| self.books.pod(uid));
+        let pods = plan.waits_for.iter().filter_map(|uid| self.books.pod(uid));
         Some((plan.node, pods.cloned().collect()))
     }
 
@@ -384,7 +381,6 @@ impl Ledger {
                 Some(pod) => self.sight(now).place_on_node(pod, name, budget),
                 None => Offer::Nothing,
             },
-            Plan::is_better,
         );
         self.placing.compared = round;
         if let Some((uid, Offer::Plan(plan))) = found
@@ -392,8 +388,8 @@ impl Ledger {
                 (self.books.pod(&uid), self.queue.reservation_for(&uid))
             && *earmark.node() != plan.node
             && let Offer::Plan(plan) = self.sight(now).place_on_node(pod, &plan.node, &mut budget)
-            && plan.overtaken.is_empty()
-            && plan.ends.len() < earmark.waits_for().len()
+            && plan.overtakes.is_empty()
+            && plan.waits_for.len() < earmark.waits_for().len()
         {
             self.queue.end(&uid, Ended::Better, &self.books);
             self.keep_place(&uid, plan, now);
@@ -402,19 +398,9 @@ impl Ledger {
     }
 
     fn keep_place(&mut self, uid: &Uid, plan: Plan, now: Duration) {
-        let pod = self.books.pod(uid);
-        let Some(request) = pod.and_then(|pod| pod.request.clone().ok()) else {
-            return;
-        };
-        for other in &plan.overtaken {
-            self.queue.end(other, Ended::Overtaken, &self.books);
+        if let Some(pod) = self.books.pod(uid).cloned() {
+            self.pursue::<Reserve>(&pod, plan, now);
         }
-        let until = now + self.config.keep_for;
-        let Plan {
-            node, cards, ends, ..
-        } = plan;
-        let earmark = Earmark::of_cards(&node, Cause::Reserve, &request, cards, ends, until);
-        self.queue.put(uid, earmark, &self.books);
     }
 }
 

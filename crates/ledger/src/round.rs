@@ -19,7 +19,7 @@ pub(crate) enum Offer<P> {
     Fits,
 }
 
-/// What all nodes together offer: the best plan.
+/// What all nodes together offer: the least plan.
 pub(crate) type Found<P> = (Uid, Offer<P>);
 
 /// A round that is under way.
@@ -48,7 +48,7 @@ impl<P> Default for Round<P> {
     }
 }
 
-impl<P> Round<P> {
+impl<P: Ord> Round<P> {
     /// A round for these pods, in this order.
     pub(crate) fn of(mut pods: Vec<Uid>) -> Self {
         pods.reverse();
@@ -70,7 +70,6 @@ impl<P> Round<P> {
         budget: &mut Budget,
         mut nodes: impl FnMut(&Uid) -> Option<Vec<Arc<str>>>,
         mut look: impl FnMut(&Uid, &Arc<str>, &mut Budget) -> Offer<P>,
-        is_better: impl Fn(&P, &P) -> bool,
     ) -> Option<Found<P>> {
         loop {
             let mut search = match self.current.take() {
@@ -96,11 +95,7 @@ impl<P> Round<P> {
                 match look(&search.uid, name, budget) {
                     Offer::Fits => return Some((search.uid, Offer::Fits)),
                     Offer::Plan(plan) => {
-                        if search
-                            .best
-                            .as_ref()
-                            .is_none_or(|best| is_better(&plan, best))
-                        {
+                        if search.best.as_ref().is_none_or(|best| plan < *best) {
                             search.best = Some(plan);
                         }
                     }

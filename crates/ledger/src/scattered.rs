@@ -26,6 +26,7 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
+use crate::means::{self, Means};
 use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::sight::Sight;
 
@@ -59,35 +60,65 @@ pub struct Preemption {
     pub moves: bool,
 }
 
-/// Who would have to end, and where.
-#[derive(Clone, Debug)]
-struct Plan {
-    node: Arc<str>,
-    cards: Vec<(Box<str>, Mib)>,
-    victims: Vec<Arc<PodFacts>>,
+/// Evicts pods of lower priority.
+pub(crate) struct Preempt;
+
+/// kube-scheduler's order: fewest broken budgets, lowest highest priority, smallest sum of priorities, fewest pods, the
+/// most important of them started latest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
     broken: usize,
+    highest: Option<i32>,
+    weights: i128,
+    victims: usize,
+    started: Reverse<Option<i64>>,
 }
 
-impl Plan {
-    /// kube-scheduler's order: fewest broken budgets, lowest highest priority, smallest sum of priorities, fewest
-    /// pods, the most important of them started latest; then by name.
-    fn order(&self) -> impl Ord + '_ {
-        let priorities = || self.victims.iter().map(|pod| pod.priority);
+impl Rank {
+    fn of(victims: &[Arc<PodFacts>], broken: usize) -> Self {
+        let priorities = || victims.iter().map(|pod| pod.priority);
         let highest = priorities().max();
         let weights = priorities().map(|priority| i128::from(priority) - i128::from(i32::MIN));
-        let tops = self
-            .victims
-            .iter()
-            .filter(|pod| Some(pod.priority) == highest);
-        (
-            self.broken,
+        let tops = victims.iter().filter(|pod| Some(pod.priority) == highest);
+        Self {
+            broken,
             highest,
-            weights.sum::<i128>(),
-            self.victims.len(),
-            Reverse(tops.map(|pod| pod.started).min()),
-            &*self.node,
-            &self.cards,
-        )
+            weights: weights.sum(),
+            victims: victims.len(),
+            started: Reverse(tops.map(|pod| pod.started).min()),
+        }
+    }
+}
+
+type Plan = means::Plan<Rank>;
+
+impl Means for Preempt {
+    type Rank = Rank;
+    const CAUSE: Cause = Cause::Preempt;
+
+    fn lasts(sight: &Sight<'_>, plan: &Plan) -> Duration {
+        let leaving = sight.leaving(&plan.node).into_iter();
+        let all: Vec<Uid> = leaving.chain(plan.waits_for.iter().cloned()).collect();
+        sight.config.call_back_for + sight.grace(&all)
+    }
+}
+
+/// Evicts pods whose replacements have room elsewhere.
+pub(crate) struct Defragment;
+
+/// What is evicted: the fewest MiB, then the fewest pods.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moved {
+    mib: Mib,
+    pods: usize,
+}
+
+impl Means for Defragment {
+    type Rank = Moved;
+    const CAUSE: Cause = Cause::Defragment;
+
+    fn lasts(sight: &Sight<'_>, plan: &means::Plan<Self::Rank>) -> Duration {
+        sight.config.call_back_for + sight.grace(&plan.waits_for)
     }
 }
 
@@ -147,18 +178,7 @@ impl Ledger {
         let Some(Chosen { pod, plan, began }) = chosen else {
             return false;
         };
-        let Ok(request) = &pod.request else {
-            return false;
-        };
-        let victims: Vec<Uid> = plan.victims.iter().map(|pod| pod.uid.clone()).collect();
-        let ending = self.sight(now).leaving(&plan.node).into_iter();
-        let grace = self
-            .sight(now)
-            .grace(&ending.chain(victims.clone()).collect::<Vec<_>>());
-        let until = now + self.config.call_back_for + grace;
-        let Plan { node, cards, .. } = plan;
-        let earmark = Earmark::of_cards(&node, Cause::Preempt, request, cards, victims, until);
-        self.queue.put(&pod.uid, earmark, &self.books);
+        self.pursue::<Preempt>(&pod, plan, now);
         self.scattered.note_looked(&pod.uid, began);
         true
     }
@@ -195,29 +215,35 @@ impl Ledger {
             Step::NotNow => {}
             Step::Nothing => self.queue.all_tried(&pod, Cause::Defragment, now),
             Step::Unknown => self.queue.ask_for_evidence(&pod.uid, now),
-            Step::Moves(plan) => return self.keep_moves(&pod, plan, began, now),
+            Step::Moves(moves) => {
+                self.keep_moves(&pod, moves, began, now);
+                return true;
+            }
         }
         false
     }
 
-    fn keep_moves(&mut self, pod: &Arc<PodFacts>, plan: Moves, began: u64, now: Duration) -> bool {
-        let Ok(request) = &pod.request else {
-            return false;
+    fn keep_moves(&mut self, pod: &PodFacts, moves: Moves, began: u64, now: Duration) {
+        let plan = means::Plan {
+            rank: Moved {
+                mib: moves.mib(),
+                pods: moves.moves.len(),
+            },
+            node: moves.node,
+            cards: moves.cards,
+            waits_for: moves.moves.iter().map(|it| it.pod.uid.clone()).collect(),
+            overtakes: Vec::new(),
         };
-        let victims: Vec<Uid> = plan.moves.iter().map(|it| it.pod.uid.clone()).collect();
-        let until = now + self.config.call_back_for + self.sight(now).grace(&victims);
-        let (node, cards) = (&plan.node, plan.cards);
-        let earmark = Earmark::of_cards(node, Cause::Defragment, request, cards, victims, until);
-        self.queue.put(&pod.uid, earmark, &self.books);
-        self.scattered.note_looked(&pod.uid, began);
         // One may come when the one before it has gone.
-        let until = until + self.config.call_back_for;
+        let until = now + Defragment::lasts(&self.sight(now), &plan) + self.config.call_back_for;
+        self.pursue::<Defragment>(pod, plan, now);
+        self.scattered.note_looked(&pod.uid, began);
         for Move {
             pod: of,
             node,
             cards,
             ..
-        } in plan.moves
+        } in moves.moves
         {
             let Ok(request) = &of.request else {
                 continue;
@@ -226,7 +252,6 @@ impl Ledger {
             let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
             self.queue.put_replacement(&of, &pod.uid, earmark);
         }
-        true
     }
 
     /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
@@ -374,10 +399,11 @@ impl Sight<'_> {
         let charges = choice.placement.charges.iter();
         let cards = charges.map(|&(card, mib)| (site.node.uuid(card).into(), mib));
         Some(Plan {
+            rank: Rank::of(&victims, broken),
             node: self.books.named_node(site.name)?.0.clone(),
             cards: cards.collect(),
-            victims,
-            broken,
+            waits_for: victims.iter().map(|pod| pod.uid.clone()).collect(),
+            overtakes: Vec::new(),
         })
     }
 

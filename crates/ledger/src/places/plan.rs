@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_pack::{Mib, Request};
@@ -9,31 +10,30 @@ use gpustow_pack::{Mib, Request};
 use crate::Reason;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::means::Means;
 use crate::queue::{Cause, Holder};
 use crate::round::Offer;
 use crate::sight::Sight;
 
-/// A place that could be kept: the fewer others lose theirs, the fewer have to end and the less has to come free, the
-/// better.
-#[derive(Debug)]
-pub(super) struct Plan {
-    /// Pods of lower priority that lose theirs.
-    pub(super) overtaken: Vec<Uid>,
-    /// Those who have to end.
-    pub(super) ends: Vec<Uid>,
+/// Reserves what comes free for a pod that has waited long.
+pub(crate) struct Reserve;
+
+/// The fewer others lose theirs, the fewer have to finish and the less has to come free, the better.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    overtakes: usize,
+    waits_for: usize,
     missing: Mib,
-    pub(super) node: Arc<str>,
-    pub(super) cards: Vec<(Box<str>, Mib)>,
 }
 
-impl Plan {
-    fn order(&self) -> (usize, usize, Mib, &str) {
-        let overtaken = self.overtaken.len();
-        (overtaken, self.ends.len(), self.missing, &self.node)
-    }
+pub(super) type Plan = crate::means::Plan<Rank>;
 
-    pub(super) fn is_better(&self, other: &Self) -> bool {
-        self.order() < other.order()
+impl Means for Reserve {
+    type Rank = Rank;
+    const CAUSE: Cause = Cause::Reserve;
+
+    fn lasts(sight: &Sight<'_>, _: &Plan) -> Duration {
+        sight.config.keep_for
     }
 }
 
@@ -149,16 +149,22 @@ impl Sight<'_> {
                     let cards: Vec<(Box<str>, Mib)> = cards.collect();
                     let is_its = |uuid: &str| cards.iter().any(|(card, _)| **card == *uuid);
                     let overtaken = taken.iter().filter(|(uuid, _)| is_its(uuid));
-                    let mut overtaken: Vec<Uid> =
+                    let mut overtakes: Vec<Uid> =
                         overtaken.filter_map(|(_, loses)| loses.cloned()).collect();
-                    overtaken.sort_unstable();
-                    overtaken.dedup();
-                    return Some(Plan {
-                        overtaken,
-                        ends: self.ends(node, &charges),
+                    overtakes.sort_unstable();
+                    overtakes.dedup();
+                    let waits_for = self.ends(node, &charges);
+                    let rank = Rank {
+                        overtakes: overtakes.len(),
+                        waits_for: waits_for.len(),
                         missing: missing(node, &charges),
+                    };
+                    return Some(Plan {
+                        rank,
                         node: name.clone(),
                         cards,
+                        waits_for,
+                        overtakes,
                     });
                 }
                 Err(Reason::NotYet) => return None,

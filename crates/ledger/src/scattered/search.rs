@@ -279,7 +279,7 @@ impl Sight<'_> {
                     search.with_plans.push(name.clone());
                     let began = pod.kept_on.as_ref() == Some(&name);
                     let best = &mut search.best;
-                    if best.as_ref().is_none_or(|best| plan.order() < best.order()) {
+                    if best.as_ref().is_none_or(|best| plan < *best) {
                         *best = Some(plan);
                     }
                     if began {
@@ -356,9 +356,7 @@ impl Sight<'_> {
             return Verdict::Nothing;
         }
         let plans = self.plans_on(&site, broken, budget);
-        let best = plans
-            .into_iter()
-            .min_by(|one, other| one.order().cmp(&other.order()));
+        let best = plans.into_iter().min();
         match best {
             _ if budget.is_spent() => Verdict::Spent,
             Some(plan) if is_known => Verdict::Plan(plan),
