@@ -89,7 +89,7 @@ impl Ledger {
         if let Some(bound) = known.and_then(|known| known.node.as_ref()) {
             return Err(BindRefusal::Bound(bound.to_string()));
         }
-        if let Some(reason) = self.sight(now).excluded(node, &pod.constraints) {
+        if let Some(reason) = self.books.excluded(node, &pod.constraints) {
             self.release(uid);
             let node = node.to_owned();
             return Err(BindRefusal::Excluded { node, reason });

@@ -259,7 +259,7 @@ impl Sight<'_> {
             return Offer::Fits;
         };
         let mut plan = || {
-            if self.refused_in_tree(name, &pod).is_some() {
+            if self.books.refused_in_tree(name, &pod).is_some() {
                 return None;
             }
             let request = pod.request.as_ref().ok()?;

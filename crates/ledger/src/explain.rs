@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_api::intree::{self, Constraints};
+use gpustow_api::intree::Constraints;
 use gpustow_pack::{Choice, Mib, Refusal};
 
 use crate::sight::Sight;
@@ -17,7 +17,12 @@ impl Ledger {
     /// The reason that filter would give. A pod whose request is unreadable fits nowhere; its own
     /// error says more than this one.
     pub fn explain(&self, pod: &PodFacts, node: &str, now: Duration) -> Result<Choice, Reason> {
-        self.sight(now).explain(pod, node)
+        let sight = self.sight(now);
+        sight.check(node)?;
+        let request = pod.request.as_ref();
+        let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
+        let choice = sight.choose(node, pod, request);
+        choice.map_err(|reason| sight.told(pod, node, reason))
     }
 
     /// One sentence on what speaks for these charges (card index as in
@@ -30,38 +35,27 @@ impl Ledger {
         node: &str,
         charges: &[(usize, Mib)],
     ) -> Option<String> {
-        self.sight(Duration::ZERO).speaks_for(pod, node, charges)
+        let request = pod.request.as_ref().ok()?;
+        let view = self.books.node(node)?.view();
+        let sentence = self.scores.because(view, request, charges);
+        Some(sentence).filter(|sentence| !sentence.is_empty())
     }
 
     /// Why a pod with these constraints may not go to the node, whatever is free there.
     #[must_use]
     pub fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
-        self.sight(Duration::ZERO).excluded(node, constraints)
+        self.books.excluded(node, constraints)
     }
 
     /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
-    /// far as can be known; see [`intree`]. The pod itself must not be in the node's books.
+    /// far as can be known; see [`gpustow_api::intree`]. The pod itself must not be in the node's books.
     #[must_use]
     pub fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
-        self.sight(Duration::ZERO).refused_in_tree(node, pod)
+        self.books.refused_in_tree(node, pod)
     }
 }
 
 impl Sight<'_> {
-    /// Where on one node the pod would go now, or why it would not. Card indices are those of
-    /// [`crate::NodeView::cards`]; of two nodes the one with the lower cost is preferred.
-    ///
-    /// # Errors
-    /// The reason that filter would give. A pod whose request is unreadable fits nowhere; its own
-    /// error says more than this one.
-    pub(crate) fn explain(&self, pod: &PodFacts, node: &str) -> Result<Choice, Reason> {
-        self.check(node)?;
-        let request = pod.request.as_ref();
-        let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        self.choose(node, pod, request)
-            .map_err(|reason| self.told(pod, node, reason))
-    }
-
     /// What people are told where the node does not take the pod for this reason.
     pub(crate) fn told(&self, pod: &PodFacts, name: &str, reason: Reason) -> Reason {
         match reason {
@@ -85,52 +79,5 @@ impl Sight<'_> {
             card.usable = gpu.healthy;
         }
         self.scores.fit(&view, request).is_ok()
-    }
-
-    /// One sentence on what speaks for these charges (card index as in
-    /// [`crate::NodeView::cards`], MiB) on a node as it is now; the pod itself must not be in the
-    /// books. None if the node has no such cards or the request is unreadable.
-    pub(crate) fn speaks_for(
-        &self,
-        pod: &PodFacts,
-        node: &str,
-        charges: &[(usize, Mib)],
-    ) -> Option<String> {
-        let request = pod.request.as_ref().ok()?;
-        let sentence = self
-            .scores
-            .because(self.books.node(node)?.view(), request, charges);
-        Some(sentence).filter(|sentence| !sentence.is_empty())
-    }
-
-    /// Why a pod with these constraints may not go to the node, whatever is free there.
-    pub(crate) fn excluded(&self, node: &str, constraints: &Constraints) -> Option<&'static str> {
-        intree::refuses(self.books.node(node)?.facts()?, constraints)
-    }
-
-    /// May a pod with these constraints go to the node? Not if there is no Node of the name: its report may be left over.
-    pub(crate) fn is_open(&self, node: &str, constraints: &Constraints) -> bool {
-        let facts = self.books.node(node).and_then(|node| node.facts());
-        facts.is_some_and(|facts| intree::refuses(facts, constraints).is_none())
-    }
-
-    /// Why kube-scheduler's own filters refuse the node for the pod before they ask the extender, as
-    /// far as can be known; see [`intree`]. The pod itself must not be in the node's books.
-    pub(crate) fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
-        let excluded = self.excluded(node, &pod.constraints);
-        let node = self.books.node(node)?;
-        let facts = node.facts()?;
-        let request = pod.request.as_ref().ok()?;
-        if excluded.is_some() {
-            excluded
-        } else if request.cpu_milli > node.view().cpu_free_milli {
-            Some("not enough CPU")
-        } else if request.ram > node.view().ram_free {
-            Some("not enough memory of the host")
-        } else if facts.pods.is_some_and(|pods| node.count() >= pods) {
-            Some("as many pods as the node takes")
-        } else {
-            None
-        }
     }
 }

@@ -28,7 +28,7 @@ impl Ledger {
     /// those that [`Ledger::preempt`] may add.
     #[must_use]
     pub fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
-        self.sight(Duration::ZERO).evictable(node, priority)
+        self.books.evictable(node, priority)
     }
 
     /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
@@ -97,16 +97,6 @@ impl Ledger {
 }
 
 impl Sight<'_> {
-    /// The pods of lower priority that hold GPU memory on a node and are not leaving already:
-    /// those that [`Ledger::preempt`] may add.
-    pub(crate) fn evictable(&self, node: &str, priority: i32) -> Vec<Arc<PodFacts>> {
-        let node = self.books.node(node);
-        let bound = node.into_iter().flat_map(|node| node.bound().keys());
-        let pods = bound.filter_map(|uid| self.books.pod(uid).cloned());
-        pods.filter(|pod| pod.priority < priority && !pod.deleting && pod.assignment.is_some())
-            .collect()
-    }
-
     /// Whom to evict beside `victims` so that the pod fits on the node: nobody if it then fits
     /// anyway. `None` if no eviction of pods of lower priority would do, or if that cannot be told within
     /// the budget: nobody is to be evicted in vain.
@@ -135,7 +125,7 @@ impl Sight<'_> {
         if fits(&gone)? {
             return Some(Victims::default());
         }
-        let mut others = self.evictable(name, pod.priority);
+        let mut others = self.books.evictable(name, pod.priority);
         others.retain(|pod| !gone.contains(&pod.uid));
         others.sort_unstable_by_key(|pod| {
             (

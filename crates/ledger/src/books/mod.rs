@@ -8,6 +8,7 @@ mod change;
 mod gate;
 mod gone;
 mod index;
+mod intree;
 mod lending;
 mod models;
 mod node;

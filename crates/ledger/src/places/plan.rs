@@ -79,7 +79,7 @@ impl Sight<'_> {
         let enough = node
             .facts()
             .is_none_or(|facts| facts.cpu_milli >= request.cpu_milli && facts.ram >= request.ram);
-        enough && self.is_open(name, &pod.constraints)
+        enough && self.books.is_open(name, &pod.constraints)
     }
 
     /// The cards of this node that are to be kept for the pod: those with the fewest pods on them.

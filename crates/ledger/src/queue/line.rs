@@ -357,7 +357,7 @@ impl Sight<'_> {
             .facts()
             .is_none_or(|facts| facts.cpu_milli >= request.cpu_milli && facts.ram >= request.ram);
         enough
-            && self.excluded(name, &pod.constraints).is_none()
+            && self.books.excluded(name, &pod.constraints).is_none()
             && self.scores.fit(&node.view_of(|_| false), request).is_ok()
     }
 }

@@ -310,7 +310,7 @@ impl Sight<'_> {
                 .node(name)
                 .zip(pod.request.as_ref().ok())
                 .is_some_and(|(node, request)| request.may_fit(node.view()))
-            && self.refused_in_tree(name, pod).is_none()
+            && self.books.refused_in_tree(name, pod).is_none()
     }
 
     /// Would the pod fit in what is left of the node's room?

@@ -254,7 +254,7 @@ impl Sight<'_> {
             let here = || taken.iter().filter(|it| *it.node == *name);
             let pods = node.facts().and_then(|facts| facts.pods);
             let more = node.count() + here().count() as u64;
-            let refused = self.refused_in_tree(name, pod).is_some();
+            let refused = self.books.refused_in_tree(name, pod).is_some();
             if refused || pods.is_some_and(|pods| more >= pods) {
                 return None;
             }

@@ -119,10 +119,10 @@ impl Sight<'_> {
         let evidence = self.evidence(pod, name);
         let is_refused = evidence == Evidence::Rejected;
         if asking.is_second {
-            let is_open = !is_refused && self.refused_in_tree(name, pod).is_none();
+            let is_open = !is_refused && self.books.refused_in_tree(name, pod).is_none();
             return is_open && asking.patient && self.is_served(&site, evidence, budget);
         }
-        if self.excluded(name, &pod.constraints).is_some() {
+        if self.books.excluded(name, &pod.constraints).is_some() {
             return false;
         }
         if !is_refused && self.may_fit(name, pod) {

@@ -195,7 +195,7 @@ impl Sight<'_> {
         // Where a pod leaves and makes the room, no other moves.
         let comes =
             !site.leaving.is_empty() && self.reprieve(&site, &[], &[], &|_| true, budget).is_some();
-        if !may || failed || comes || self.refused_in_tree(name, pod).is_some() {
+        if !may || failed || comes || self.books.refused_in_tree(name, pod).is_some() {
             return true;
         }
         if planning.sets_left.is_none() {

@@ -325,7 +325,7 @@ impl Sight<'_> {
                 Err(_) => {}
             }
         }
-        if self.refused_in_tree(name, pod).is_some() || self.queue.avoids_node(pod, name) {
+        if self.books.refused_in_tree(name, pod).is_some() || self.queue.avoids_node(pod, name) {
             return Verdict::Nothing;
         }
         let may_come = !site.leaving.is_empty() && evidence != Evidence::Rejected;
@@ -367,7 +367,7 @@ impl Sight<'_> {
 
     /// Who could end on one node: for each of its cards, or for all of them where the pod asks for several.
     fn plans_on(&self, site: &Site<'_>, broken: Broken<'_>, budget: &mut Budget) -> Vec<Plan> {
-        let mut lower = self.evictable(site.name, site.pod.priority);
+        let mut lower = self.books.evictable(site.name, site.pod.priority);
         budget.charge(lower.len());
         if lower.is_empty() {
             return Vec::new();

@@ -313,7 +313,7 @@ impl Sight<'_> {
         let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
             return Ok(false);
         };
-        if self.check(name).is_err() || self.excluded(name, &pod.constraints).is_some() {
+        if self.check(name).is_err() || self.books.excluded(name, &pod.constraints).is_some() {
             return Ok(false);
         }
         budget.charge(node.bound().len());
