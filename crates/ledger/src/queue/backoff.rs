@@ -10,7 +10,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use super::earmarks::{Cause, Earmark};
+use super::earmark::{Cause, Earmark};
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
 

@@ -2,7 +2,7 @@
 //!
 //! They stand in the queue of all that wait ([`super::waiting`]), and what would wake others takes the gate off
 //! theirs: room is offered in the order of turns, and the room that a pod is let out for is kept for it until
-//! its filter call or a deadline ([`super::earmarks::Cause::Ungated`]). Here is who stands in line at all, and who is let
+//! its filter call or a deadline ([`super::earmark::Cause::Ungated`]). Here is who stands in line at all, and who is let
 //! through without room: whoever would wait in vain, and a few that may preempt.
 
 mod preemptors;

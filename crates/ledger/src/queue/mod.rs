@@ -5,6 +5,7 @@
 
 mod backoff;
 mod changes;
+mod earmark;
 mod earmarks;
 mod evidence;
 mod expected;
@@ -30,9 +31,9 @@ use crate::maps::{HashMap, HashSet};
 use backoff::Backoffs;
 pub(crate) use backoff::{Controller, controller};
 use changes::Changes;
+pub(crate) use earmark::{Cards, Earmark, Holder};
+pub use earmark::{Cause, Ended};
 use earmarks::Counts;
-pub(crate) use earmarks::{Cards, Earmark, Holder};
-pub use earmarks::{Cause, Ended};
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
 pub use line::{Lift, Queued};

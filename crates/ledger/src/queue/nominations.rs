@@ -13,7 +13,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use super::earmarks::{Earmark, Ended, Holder};
+use super::earmark::{Earmark, Ended, Holder};
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 

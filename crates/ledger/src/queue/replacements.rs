@@ -4,7 +4,7 @@
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use super::earmarks::{Earmark, Ended, Holder};
+use super::earmark::{Earmark, Ended, Holder};
 use crate::books::{Books, Uid};
 
 /// A pod that is still to be made.
