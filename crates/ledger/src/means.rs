@@ -1,4 +1,4 @@
-//! The means by which room is made for a pod that waits: [`Reclaim`], [`Reserve`], [`Preempt`] and [`Defragment`].
+//! The means by which room is made for a pod that waits: reclaim, reserve, preempt and defragment.
 //!
 //! Each looks for plans in its own way and compares them by a rank of its own. A plan is of one kind, is compared in one
 //! written order, and is pursued in one way: an earmark.
