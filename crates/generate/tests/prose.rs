@@ -40,13 +40,6 @@ const WORDS: [&str; 15] = [
     "of gpustow's",
     "so many",
 ];
-/// Pages whose words are not held yet.
-const OLD_WORDS: [&str; 4] = [
-    "ARCHITECTURE.md",
-    "docs/events.md",
-    "docs/metrics.md",
-    "docs/runbooks/",
-];
 /// Words of a sentence.
 const SENTENCE: usize = 30;
 
@@ -155,9 +148,6 @@ fn every_page_is_in_the_summary() -> io::Result<()> {
 fn pages_use_plain_words_and_short_sentences() -> io::Result<()> {
     let mut wrong = Vec::new();
     for (name, page) in pages()? {
-        if OLD_WORDS.iter().any(|old| name.starts_with(old)) {
-            continue;
-        }
         for paragraph in paragraphs(&page) {
             let text = spoken(&paragraph);
             let lower = format!(" {} ", text.to_lowercase());
@@ -182,9 +172,6 @@ fn pages_use_plain_words_and_short_sentences() -> io::Result<()> {
 #[test]
 fn no_span_of_code_goes_over_a_lines_end() -> io::Result<()> {
     for (name, page) in pages()? {
-        if OLD_WORDS.contains(&name.as_str()) {
-            continue;
-        }
         let mut fenced = false;
         for (line, number) in page.lines().zip(1..) {
             let fence = line.trim_start().starts_with("```");
