@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use dashmap::DashSet;
 use gpustow_api::intree::Constraints;
-use gpustow_api::{Assignment, BadRequest, PodFacts, allowances, names};
+use gpustow_api::{Assignment, BadRequest, PodFacts, PodObject, allowances, names};
 use gpustow_ledger::{BindRefusal, Outcome};
 use gpustow_serve::rate::Backoff;
-use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Binding, ObjectReference};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
@@ -198,7 +198,7 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    fn pods(&self) -> Api<Pod> {
+    fn pods(&self) -> Api<PodObject> {
         Api::namespaced(self.app.client.clone(), &self.args.pod_namespace)
     }
 
@@ -344,7 +344,7 @@ impl Attempt<'_> {
     async fn may_go_there(&self) -> Result<(), BindError> {
         let pods = self.pods();
         let pod = within(READ_TIMEOUT, pods.get_opt(&self.args.pod_name)).await?;
-        let spec = pod.and_then(|pod| pod.spec).ok_or(BindError::Gone)?;
+        let spec = pod.and_then(|pod| pod.pod.spec).ok_or(BindError::Gone)?;
         let (node, constraints) = (self.args.node.clone(), Constraints::of(&spec));
         match self.app.ledger.lock().excluded(&node, &constraints) {
             Some(reason) => Err(BindRefusal::Excluded { node, reason }.into()),
@@ -445,13 +445,13 @@ async fn read(
     name: &str,
     uid: &str,
 ) -> Result<Option<Arc<PodFacts>>, AskError> {
-    let pods = Api::<Each<Pod>>::namespaced(app.client.clone(), namespace);
+    let pods = Api::<Each<PodObject>>::namespaced(app.client.clone(), namespace);
     let pod = within(READ_TIMEOUT, pods.get_opt(name)).await?;
     Ok(pod.and_then(|pod| facts(app, &pod, uid)))
 }
 
 /// Another pod under the same name is none of ours.
-fn facts(app: &App, pod: &Each<Pod>, uid: &str) -> Option<Arc<PodFacts>> {
+fn facts(app: &App, pod: &Each<PodObject>, uid: &str) -> Option<Arc<PodFacts>> {
     let facts = pod.facts(&app.args.resource_name);
     facts.filter(|facts| *facts.uid == *uid).map(Arc::new)
 }

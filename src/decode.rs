@@ -5,14 +5,13 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 
 use futures::stream::{BoxStream, StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ObjectMeta};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource};
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 use serde_json::Value;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, PodObject};
 
 /// An object, or what is left of it.
 #[derive(Clone, Debug)]
@@ -44,11 +43,11 @@ impl<K> Each<K> {
     }
 }
 
-impl Each<Pod> {
-    /// As [`PodFacts::from_pod`]; of a broken pod what it holds.
+impl Each<PodObject> {
+    /// As [`PodObject::facts`]; of a broken pod what it holds.
     pub(crate) fn facts(&self, resource: &str) -> Option<PodFacts> {
         match self {
-            Self::Whole(pod) => PodFacts::from_pod(pod, resource),
+            Self::Whole(pod) => pod.facts(resource),
             Self::Broken(remains) => {
                 PodFacts::from_remains(&remains.meta, &remains.value, &remains.error, resource)
             }

@@ -128,7 +128,7 @@ impl Disruptions {
         let (mut demands, marked) = {
             let (now, ledger) = (ledger.now(), ledger.lock());
             let marked: Vec<_> = ledger.marked().cloned().collect();
-            (Demands::of(&app, &ledger, short.clone(), now), marked)
+            (Demands::of(&ledger, short.clone(), now), marked)
         };
         self.tell_of_places(&demands);
         let none = demands.is_empty() && due.is_empty() && to_move.is_none();
@@ -144,7 +144,7 @@ impl Disruptions {
             return;
         }
         if self.choose(&due, to_move.as_deref()).await {
-            demands = Demands::of(&app, &ledger.lock(), short, ledger.now());
+            demands = Demands::of(&ledger.lock(), short, ledger.now());
             if app.epoch.confirm(epoch).await.is_err() {
                 return;
             }

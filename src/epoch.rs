@@ -15,10 +15,9 @@ mod fence;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, PodObject, names};
 use gpustow_serve::rate::Backoff;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
@@ -462,11 +461,11 @@ fn left_cleanly(lease: &Lease) -> bool {
 
 /// Writes an annotation through `pods/status`.
 pub(crate) async fn annotate(
-    pods: &Api<Pod>,
+    pods: &Api<PodObject>,
     pod: &PodFacts,
     key: &str,
     value: &str,
-) -> Result<Pod, kube::Error> {
+) -> Result<PodObject, kube::Error> {
     let patch = json!({"metadata": {"uid": &*pod.uid, "annotations": {key: value}}});
     pods.patch_status(&pod.name, &PatchParams::default(), &Patch::Merge(patch))
         .await

@@ -21,6 +21,7 @@ mod line;
 mod locked;
 mod metrics;
 mod panics;
+mod pod_groups;
 mod preempt;
 mod routes;
 mod silence;
@@ -168,6 +169,8 @@ impl Extender {
         let resource = &args.resource_name;
         let spawn = &app.panics;
         watch::spawn(client, resource, ledger, lists, metrics, &app.uses, spawn);
+        let (groups, known) = (client.clone(), ledger.clone());
+        spawn.spawn("pod groups", pod_groups::follow(groups, known));
         spawn.spawn("config", config::follow(app.clone()));
         spawn.spawn("warm", warm::run(app.clone()));
         let mut expected = Expected::new(resource);

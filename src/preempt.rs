@@ -34,7 +34,9 @@ pub(crate) async fn preempt(
             "kube-scheduler sends whole pods: set nodeCacheCapable: true",
         ));
     }
-    let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name)
+    let pod = args
+        .pod
+        .facts(&app.args.resource_name)
         .ok_or_else(|| Failure::new(ErrorKind::Decode, "the pod has no UID"))?;
     let request = pod.request.as_ref();
     let request = request.map_err(|bad| Failure::of_pod(bad.to_string()))?;

@@ -107,14 +107,14 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
         Ok(names) => names,
         Err(error) => return failed(error),
     };
-    let Some(pod) = PodFacts::from_pod(&args.pod, &app.args.resource_name) else {
+    let Some(pod) = args.pod.facts(&app.args.resource_name) else {
         return failed(Failure::new(
             ErrorKind::Decode,
             "gpustow: the pod has no UID",
         ));
     };
     let mut answer = ExtenderFilterResult::default();
-    let text;
+    let (text, shortfall);
     match &pod.request {
         Ok(request) if request.is_empty() => answer.node_names = Some(names),
         Ok(_) => {
@@ -122,10 +122,12 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
                 return failed(error);
             }
             let verdict = decide(&app, &args, &pod, &names);
+            shortfall = verdict.shortfall.map(|it| it.to_string());
             if verdict.nodes.is_empty() {
                 let refused = verdict.refused.iter();
+                let text = |reason: Reason| shortfall.as_deref().unwrap_or(reason.text());
                 answer.failed_and_unresolvable_nodes = refused
-                    .map(|(name, reason)| (*name, reason.text()))
+                    .map(|(name, reason)| (*name, text(*reason)))
                     .collect();
             }
             answer.node_names = Some(verdict.nodes);
@@ -286,7 +288,7 @@ async fn scores(
     args: &ExtenderArgs<'_>,
     names: &[&str],
 ) -> Result<Vec<i64>, Failure> {
-    let pod = PodFacts::from_pod(&args.pod, &app.args.resource_name);
+    let pod = args.pod.facts(&app.args.resource_name);
     let asks = |pod: &PodFacts| pod.requests_memory();
     let Some(pod) = pod.filter(asks) else {
         return Ok(vec![0; names.len()]);

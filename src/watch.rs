@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, NodeFacts, PodFacts, Shared};
+use gpustow_api::{GpuNode, NodeFacts, PodFacts, PodObject, Shared};
 use gpustow_serve::rate::Backoff as Pauses;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource};
@@ -126,7 +126,7 @@ pub(crate) fn spawn(
     let resource = resource.to_owned();
     let mut shared = Shared::default();
     let known = uses.clone();
-    let facts = move |pod: Each<Pod>| {
+    let facts = move |pod: Each<PodObject>| {
         let mut facts = pod.facts(&resource)?;
         shared.share(&mut facts);
         if let Each::Whole(pod) = &pod {
@@ -200,7 +200,7 @@ pub(crate) fn spawn(
 
 /// A watch ends after a minute at most and goes on from where it was: of a connection that died
 /// without a word we hear before reports are stale.
-fn config() -> watcher::Config {
+pub(crate) fn config() -> watcher::Config {
     watcher::Config::default().timeout(gpustow_serve::WATCH_SECONDS)
 }
 

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::api::core::v1::Pod;
+use gpustow_api::PodObject;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Text<'de> {
 #[derive(Debug, Default)]
 pub struct ExtenderArgs<'a> {
     /// The pod to place.
-    pub pod: Pod,
+    pub pod: PodObject,
     /// The candidate nodes; `None` for `null`.
     pub node_names: Option<Vec<Text<'a>>>,
     /// Full node objects were sent: the scheduler's `nodeCacheCapable` is off.
@@ -59,7 +59,7 @@ impl<'de> Deserialize<'de> for ExtenderArgs<'de> {
                 while let Some(key) = map.next_key::<Text<'de>>()? {
                     match &*key.0 {
                         key if key.eq_ignore_ascii_case("Pod") => {
-                            pod = map.next_value::<Option<Pod>>()?;
+                            pod = map.next_value::<Option<PodObject>>()?;
                         }
                         key if key.eq_ignore_ascii_case("NodeNames") => {
                             args.node_names = map.next_value()?;
@@ -154,7 +154,7 @@ pub struct ExtenderBindingResult {
 #[derive(Debug, Default)]
 pub struct ExtenderPreemptionArgs {
     /// The pod that preempts.
-    pub pod: Pod,
+    pub pod: PodObject,
     /// Candidate nodes and the victims there.
     pub victims: BTreeMap<String, MetaVictims>,
     /// Full victims were sent: the scheduler's `nodeCacheCapable` is off.
@@ -174,7 +174,7 @@ impl<'de> Deserialize<'de> for ExtenderPreemptionArgs {
                 let mut pod = None;
                 while let Some(key) = map.next_key::<String>()? {
                     if key.eq_ignore_ascii_case("Pod") {
-                        pod = map.next_value::<Option<Pod>>()?;
+                        pod = map.next_value::<Option<PodObject>>()?;
                     } else if key.eq_ignore_ascii_case("NodeNameToMetaVictims") {
                         args.victims = map.next_value::<Option<_>>()?.unwrap_or_default();
                     } else if key.eq_ignore_ascii_case("NodeNameToVictims") {

@@ -196,15 +196,14 @@ pub(super) struct Demands {
 
 impl Demands {
     /// As the ledger sees it now, with these GPUs under pressure.
-    pub(super) fn of(app: &App, ledger: &Ledger, short: Vec<Shortage>, now: Duration) -> Self {
-        let config = gpustow_settings::ledger(&app.config.spec());
+    pub(super) fn of(ledger: &Ledger, short: Vec<Shortage>, now: Duration) -> Self {
         let mut demands = Self::default();
         let mut reclaim = |cause, node: &Arc<str>, whom: Whom, borrowers: Vec<Borrower>| {
             for borrower in borrowers {
                 demands.add(Demand {
                     victim: borrower.pod.clone(),
                     cause,
-                    action: config.action_on(&borrower.pod).into(),
+                    action: ledger.action_on(&borrower.pod).into(),
                     node: node.clone(),
                     whom: whom.clone(),
                     cards: vec![borrower],

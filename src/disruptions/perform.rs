@@ -85,7 +85,7 @@ impl Disruptions {
             }
             _ => {
                 let short = ledger.shortages_on(&demand.node, now);
-                Demands::of(&self.app, &ledger, short, now).reclaims_from(uid)
+                Demands::of(&ledger, short, now).reclaims_from(uid)
             }
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, PodObject, names};
 use gpustow_serve::rate::Backoff;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -115,7 +115,7 @@ impl Fence {
     /// # Errors
     /// If the pods cannot be listed. What was fenced stays so.
     pub(crate) async fn run(&mut self) -> Result<Vec<Unfenced>, AskError> {
-        let pods = Api::<Each<Pod>>::all(self.client.clone());
+        let pods = Api::<Each<PodObject>>::all(self.client.clone());
         let mut page = ListParams::default().fields("spec.nodeName=").limit(PAGE);
         let mut unfenced = Vec::new();
         loop {
@@ -146,7 +146,7 @@ impl Fence {
 
     /// The pod, if an earlier epoch may have a Binding for this very copy of it. The API server binds
     /// none that is gated or being deleted; no pod becomes gated, and none is deleted no more.
-    fn target(&self, pod: &Each<Pod>) -> Option<Arc<PodFacts>> {
+    fn target(&self, pod: &Each<PodObject>) -> Option<Arc<PodFacts>> {
         let facts = pod.facts(&self.resource)?;
         let asks = facts.request.as_ref().map_or(true, |r| !r.is_empty());
         let annotations = pod.meta().annotations.iter().flatten();

@@ -23,6 +23,7 @@ mod evidence;
 mod fault_rig;
 mod faults;
 mod fence;
+mod gangs;
 mod gpunodes;
 mod helm;
 mod history;

@@ -37,6 +37,9 @@ installed, upgraded, removed by Helm|helm::helm_installs_upgrades_rolls_back_and
 the same by Helm 3|helm3::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
 upgraded from an earlier chart|helm::an_earlier_chart_is_upgraded_while_pods_run_and_wait
 the same by Helm 3|helm3::an_earlier_chart_is_upgraded_while_pods_run_and_wait
+a gang that does not fit holds nothing|gangs::single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit|1.37
+a gang is bound as a whole|gangs::gang_is_bound_once_all_of_it_fits|1.37
+a recreated group is another|gangs::group_created_again_under_its_name_is_bound|1.37
 schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
 LIST
 

@@ -24,6 +24,8 @@ use crate::assignment::{Assignment, BrokenAssignment};
 use crate::config::Action;
 use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
+use crate::pod::pod_group;
+use crate::podgroup::Group;
 use crate::request::{BadRequest, request};
 use crate::reserved::Reservation;
 use crate::{limit, names};
@@ -71,8 +73,8 @@ pub struct PodFacts {
     pub models: Arc<[Box<str>]>,
     /// What keeps it off nodes; nothing is kept for a pod that asks for no GPU memory.
     pub constraints: Arc<Constraints>,
-    /// The group of pods of which all are scheduled or none, with its namespace.
-    pub group: Option<Arc<str>>,
+    /// The group of pods with which it is scheduled.
+    pub group: Option<Group>,
     /// Its labels, in order of their keys, by which disruption budgets find it; none are kept for a
     /// pod that has no assignment.
     pub labels: Arc<[Label]>,
@@ -176,7 +178,7 @@ impl PodFacts {
                 containers.into()
             },
             models: spec.map_or_else(|| NO_CONTAINERS.clone(), models),
-            group: group(pod),
+            group: Group::of_labels(meta),
             constraints: constraints.map_or_else(|| NO_CONSTRAINTS.clone(), Arc::new),
             labels: labels.collect(),
             assignment: assignment.map(|text| Assignment::decode(text).map(Arc::new)),
@@ -257,6 +259,7 @@ impl PodFacts {
             let name = Some(name).filter(|name| !name.is_empty());
             name.map(Arc::from)
         });
+        facts.join(pod_group(&pod["spec"]["schedulingGroup"]));
         facts.deleting = !pod["metadata"]["deletionTimestamp"].is_null();
         if pod["spec"].to_string().contains(resource) {
             facts.request = Err(BadRequest {
@@ -365,14 +368,6 @@ fn models(spec: &PodSpec) -> Arc<[Box<str>]> {
         (None, None) => return NO_CONTAINERS.clone(),
     };
     models.into_iter().collect()
-}
-
-fn group(pod: &Pod) -> Option<Arc<str>> {
-    let labels = pod.metadata.labels.as_ref()?;
-    let mut names = names::POD_GROUP_LABELS.iter();
-    let name = names.find_map(|key| labels.get(*key))?;
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    Some(format!("{namespace}/{name}").into())
 }
 
 fn shared(request: Request) -> Arc<Request> {

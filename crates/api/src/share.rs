@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gpustow_pack::Request;
 
 use crate::intree::{Constraints, Label};
-use crate::{Assignment, NodeFacts, PodFacts};
+use crate::{Assignment, Group, NodeFacts, PodFacts};
 
 /// What nobody uses any more is looked for after so many new values, or as many as there are.
 const SWEEP: usize = 1024;
@@ -28,10 +28,11 @@ impl Shared {
     /// Replaces what another pod has too by that pod's copy.
     pub fn share(&mut self, pod: &mut PodFacts) {
         self.texts.share(&mut pod.namespace);
-        let texts = [&mut pod.node, &mut pod.nominated, &mut pod.group];
-        for text in texts.into_iter().flatten() {
+        let group = pod.group.as_mut().map(Group::name_mut);
+        for text in [&mut pod.node, &mut pod.nominated].into_iter().flatten() {
             self.texts.share(text);
         }
+        group.into_iter().for_each(|name| self.texts.share(name));
         self.lists.share(&mut pod.containers);
         self.lists.share(&mut pod.models);
         if let Ok(request) = &mut pod.request {

@@ -56,6 +56,8 @@ impl Sight<'_> {
         others
             .filter(move |it| !shares || it.earmark_if(|cause| cause == Cause::Ungated).is_none())
             .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
+            // Room for one pod of a gang is for any of them: they are placed together.
+            .filter(|it| !self.is_of_gang(pod, it.pod))
             .filter(|it| !self.may_take_place(pod, it.pod))
     }
 

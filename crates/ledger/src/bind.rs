@@ -114,10 +114,14 @@ impl Ledger {
                 self.reserve(pod, node, &request, &choice, deadline);
             }
         }
-        self.books.begin_bind(uid, node).map_err(|reason| {
+        let begun = self.books.begin_bind(uid, node).map_err(|reason| {
             self.release(uid);
             refusal(reason)
-        })
+        });
+        if begun.is_ok() {
+            self.gang_binds(pod, now);
+        }
+        begun
     }
 
     /// Ends what [`Ledger::begin_bind`] began. `pod` is the pod as it was sent.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::PodUse;
 use gpustow_pack::Mib;
 
@@ -84,7 +85,26 @@ impl Ledger {
     }
 }
 
+impl Ledger {
+    /// What may be done to have this pod give memory back.
+    #[must_use]
+    pub fn action_on(&self, pod: &PodFacts) -> Action {
+        self.sight(Duration::ZERO).action_on(pod)
+    }
+}
+
 impl Sight<'_> {
+    /// What may be done to have this pod give memory back. A pod whose group is disrupted as a whole is told so, and no
+    /// more.
+    fn action_on(&self, pod: &PodFacts) -> Action {
+        let own = pod.action.filter(|_| self.config.owners_soften);
+        let action = own.map_or(self.config.action, |own| own.min(self.config.action));
+        match self.books.is_disrupted_alone(pod) {
+            true => action,
+            false => action.min(Action::Event),
+        }
+    }
+
     /// Who is to give back what is missing: no more pods than it takes, in the written order: those who were
     /// asked or are ending already, then low priority, then those whose owners do not soften what is done, then the pod
     /// that borrows most, then the one that has been idle longest. Those who were asked without result come last. None
@@ -121,7 +141,7 @@ impl Sight<'_> {
         let was_asked = |uid: &Uid, pod: &PodFacts| {
             pod.deleting || pod.asked_back.is_some() || asked.contains(uid)
         };
-        let is_soft = |pod: &PodFacts| self.config.action_on(pod) < self.config.action;
+        let is_soft = |pod: &PodFacts| self.action_on(pod) < self.config.action;
         let ordered = lent.into_iter().filter_map(|(uid, of_each)| {
             let pod = self.books.pod(uid)?;
             let counts = (!only_asked || asked.contains(uid)) && !self.is_late(pod);

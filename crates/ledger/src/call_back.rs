@@ -10,7 +10,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Group, PodFacts};
 use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 
 use crate::books::{Node, Uid};
@@ -335,6 +335,8 @@ impl Sight<'_> {
             && known.nominated.is_none()
             && pod.nominated.is_none()
             && known.request.as_ref() == Ok(request)
+            // Room for one pod of a gang is of no use to it.
+            && !self.books.gang(pod).is_some_and(Group::is_in_tree)
             && !self.queue.has_more_than_reservation(&pod.uid)
             && !self.books.is_unfenced(&pod.uid)
             && self.books.reservation(&pod.uid).is_none()

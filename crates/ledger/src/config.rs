@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::STALE_AFTER;
 use gpustow_api::intree::LEAST_NODES;
@@ -92,14 +91,5 @@ impl Default for Config {
             least_nodes: LEAST_NODES,
             search_steps: 100_000,
         }
-    }
-}
-
-impl Config {
-    /// What may be done to have this pod give memory back.
-    #[must_use]
-    pub fn action_on(&self, pod: &PodFacts) -> Action {
-        let own = pod.action.filter(|_| self.owners_soften);
-        own.map_or(self.action, |own| own.min(self.action))
     }
 }

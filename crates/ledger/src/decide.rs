@@ -6,13 +6,14 @@ use gpustow_api::PodFacts;
 use gpustow_api::facts::Taints;
 use gpustow_pack::{Choice, Cost, Refusal, Request};
 
-use crate::Ledger;
 use crate::beside::is_host_kept;
 use crate::books::{Gate, Node, Reservation};
 use crate::budget::Budget;
+use crate::gangs::Shortfall;
 use crate::queue::NodeSet;
 use crate::scores::{ClassId, Slot};
 use crate::sight::Sight;
+use crate::{Ledger, Reason};
 
 /// One pod's question of where to go, for [`Ledger::filter`].
 #[derive(Clone, Copy)]
@@ -40,102 +41,6 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// Why a node is refused. The texts are constant; see [`Refusal`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// Nothing fits there.
-    Fit(Refusal),
-    /// No agent reports GPUs for it.
-    NoReport,
-    /// Its agent has been silent for too long.
-    Stale,
-    /// The room is kept for a pod that preempts there.
-    Nominated,
-    /// What comes free is kept for a pod that has waited longer.
-    Kept,
-    /// Others use the room beyond their requests, and were asked to give it back.
-    CalledBack,
-    /// An earlier bind of this pod has an unknown outcome that is being looked up.
-    BindUnderWay,
-    /// The pod has been deleted, and kube-scheduler does not know yet.
-    Gone,
-    /// The call had spent its steps before it came to this node: the pod will be asked for again.
-    NotYet,
-    /// An earlier extender's Binding of this pod may still arrive.
-    Unfenced,
-    /// The room is first offered to pods in line before this one.
-    InLine,
-    /// It would fit if an administrator had not cordoned GPUs there.
-    Cordoned,
-}
-
-impl Reason {
-    /// Every reason.
-    pub fn all() -> impl Iterator<Item = Self> {
-        let own = [
-            Self::NoReport,
-            Self::Stale,
-            Self::Nominated,
-            Self::Kept,
-            Self::CalledBack,
-            Self::BindUnderWay,
-            Self::Gone,
-            Self::NotYet,
-            Self::Unfenced,
-            Self::InLine,
-            Self::Cordoned,
-        ];
-        Refusal::ALL.into_iter().map(Self::Fit).chain(own)
-    }
-
-    /// The text for users.
-    #[must_use]
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Fit(refusal) => refusal.text(),
-            Self::NoReport => "no GPU report from a gpustow agent",
-            Self::Stale => "the GPU report is stale: the gpustow agent does not report",
-            Self::Nominated => "free GPU memory is reserved for a pod that preempts here",
-            Self::Kept => "free GPU memory is reserved for a pod that has waited longer",
-            Self::CalledBack => "GPU memory used above requests is being reclaimed",
-            Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
-            Self::Gone => "the pod has been deleted",
-            Self::NotYet => "not evaluated yet: search in progress",
-            Self::Unfenced => {
-                "a previous extender may still bind this pod, and its status cannot be written: see \
-                 its Events"
-            }
-            Self::InLine => "pods ahead in the queue go first",
-            Self::Cordoned => "the GPUs that it fits on are cordoned",
-        }
-    }
-
-    /// The value of metric and log labels.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Fit(Refusal::TooFewCards) => "too_few_gpus",
-            Self::Fit(Refusal::TooLarge) => "too_large",
-            Self::Fit(Refusal::NoLimit) => "no_limit",
-            Self::Fit(Refusal::Unhealthy) => "unhealthy",
-            Self::Fit(Refusal::NoWholeCard) => "no_whole_gpu",
-            Self::Fit(Refusal::NoRoom) => "no_room",
-            Self::Fit(Refusal::TooComplex) => "too_complex",
-            Self::NoReport => "no_report",
-            Self::Stale => "stale",
-            Self::Nominated => "nominated",
-            Self::Kept => "reserved",
-            Self::CalledBack => "reclaimed",
-            Self::BindUnderWay => "bind_under_way",
-            Self::Gone => "gone",
-            Self::NotYet => "not_yet",
-            Self::Unfenced => "unfenced",
-            Self::InLine => "queued",
-            Self::Cordoned => "gpu_cordoned",
-        }
-    }
-}
-
 /// The answer to a filter call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filtered<'a> {
@@ -144,12 +49,14 @@ pub struct Filtered<'a> {
     pub nodes: Vec<&'a str>,
     /// The nodes that would not, and why, in no order. Feasible nodes that were not chosen are in neither list.
     pub refused: Vec<(&'a str, Reason)>,
+    /// Too few of the pod's group fit with it.
+    pub shortfall: Option<Shortfall>,
 }
 
-fn refuse_all<'a>(names: &[&'a str], reason: Reason) -> Filtered<'a> {
+pub(crate) fn refuse_all<'a>(names: &[&'a str], reason: Reason) -> Filtered<'a> {
     Filtered {
-        nodes: Vec::new(),
         refused: names.iter().map(|name| (*name, reason)).collect(),
+        ..Filtered::default()
     }
 }
 
@@ -185,7 +92,7 @@ impl Ledger {
             return match only {
                 Some(name) => Filtered {
                     nodes: vec![name],
-                    refused: Vec::new(),
+                    ..Filtered::default()
                 },
                 None => refuse_all(candidates, Reason::BindUnderWay),
             };
@@ -203,9 +110,14 @@ impl Ledger {
         {
             self.waking(now).look_at_line();
         }
+        self.begin_member(ask.pod, now);
         // It was asked for before, and no bind came.
         let change = self.books.give_up(uid);
         self.follow(change);
+        let seat = match self.seat(ask, candidates, now) {
+            Ok(seat) => seat,
+            Err(shortfall) => return self.refuse_gang(ask.pod, candidates, shortfall, now),
+        };
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
         let class = self.scores.class(&request);
@@ -213,6 +125,9 @@ impl Ledger {
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
         let mut take = |name: &'a str, cost, averse: bool| {
+            if seat.as_ref().is_some_and(|seat| !seat.is_on(name)) {
+                return;
+            }
             let tried = tried.is_some_and(|tried| tried.has(name));
             let key = (tried, averse, cost, name);
             match feasible.first_mut() {
@@ -298,19 +213,23 @@ impl Ledger {
                 *reason = self.sight(now).told(ask.pod, name, *reason);
             }
             return Filtered {
-                nodes: Vec::new(),
                 refused,
+                ..Filtered::default()
             };
         };
         refused.retain(|(_, reason)| *reason != Reason::NotYet);
         if all_tried {
             self.queue.try_again(uid, candidates);
         }
-        match self.sight(now).choose(best, ask.pod, &request) {
+        let choice = match seat {
+            Some(seat) => Ok(seat.into_choice()),
+            None => self.sight(now).choose(best, ask.pod, &request),
+        };
+        match choice {
             Ok(choice) => {
                 let ttl = match ask.slow {
                     true => self.config.slow_reservation_ttl,
-                    false => self.config.reservation_ttl,
+                    false => self.hold_gang(ask.pod, now),
                 };
                 self.reserve(ask.pod, best, &request, &choice, now + ttl);
             }
@@ -323,22 +242,28 @@ impl Ledger {
         Filtered {
             nodes: feasible.into_iter().map(|(.., name)| name).collect(),
             refused,
+            shortfall: None,
         }
     }
 
-    fn note_offered(&mut self, pod: &PodFacts, offered: NodeSet, candidates: usize, now: Duration) {
+    pub(crate) fn note_offered(
+        &mut self,
+        pod: &PodFacts,
+        offered: NodeSet,
+        candidates: usize,
+        now: Duration,
+    ) {
         let least = self.config.least_nodes;
         self.queue
             .note_offered(pod, offered, candidates, least, &self.books, now);
     }
 
     /// The pod was refused just now on all of these nodes.
-    fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
+    pub(crate) fn wait_refused(&mut self, pod: &PodFacts, candidates: &[&str], now: Duration) {
         let claimed_until = now + self.config.claim_ttl;
         self.queue
             .earmark_for_nominated(pod, &self.books, claimed_until);
-        let change = self.books.release_group(pod);
-        self.follow(change);
+        self.member_refused(pod);
         self.queue
             .refused(pod, candidates, &self.books, &self.config, now);
     }
@@ -484,7 +409,7 @@ impl Sight<'_> {
     }
 
     /// Does the node have soft taints that the pod does not tolerate?
-    fn is_averse(&self, name: &str, tolerates: &dyn Fn(&Taints) -> bool) -> bool {
+    pub(crate) fn is_averse(&self, name: &str, tolerates: &dyn Fn(&Taints) -> bool) -> bool {
         let facts = self.books.node(name).and_then(Node::facts);
         facts.is_some_and(|facts| {
             let taints = &facts.prefer_no_schedule;

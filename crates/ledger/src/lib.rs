@@ -59,6 +59,7 @@ mod configure;
 mod decide;
 mod earmarked;
 mod explain;
+mod gangs;
 mod late;
 mod leaving;
 mod maps;
@@ -67,6 +68,7 @@ mod over_limit;
 mod places;
 mod preempt;
 mod queue;
+mod reason;
 mod round;
 mod scattered;
 mod scores;
@@ -86,11 +88,13 @@ pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
 pub use call_back::{Borrower, CallBack};
 pub use config::Config;
-pub use decide::{Ask, Filtered, Reason};
+pub use decide::{Ask, Filtered};
+pub use gangs::Shortfall;
 pub use over_limit::OverLimit;
 pub use places::Place;
 pub use preempt::Victims;
 pub use queue::{Cause, Ended, Lift, Queued};
+pub use reason::Reason;
 pub use scattered::{Broken, Move, Moves, Preemption};
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
@@ -108,6 +112,7 @@ pub struct Ledger {
     asked: borrowers::Asked,
     scattered: scattered::Seen,
     moving: scattered::Tries,
+    gangs: gangs::Cycles,
     /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
     unix: Option<i64>,
     /// See [`Ledger::work`].
@@ -129,6 +134,7 @@ impl Ledger {
             asked: borrowers::Asked::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
+            gangs: gangs::Cycles::default(),
             unix: None,
             work: AtomicU64::default(),
         }

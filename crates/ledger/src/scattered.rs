@@ -357,8 +357,8 @@ impl Sight<'_> {
         pod.may_be_placed()
             && !self.queue.pauses_evictions(pod, self.now)
             && pod.nominated.is_none()
-            // Room for one of a group is of no use to it.
-            && pod.group.is_none()
+            // Room for one pod of a gang is of no use to it.
+            && self.books.gang(pod).is_none()
             && self.books.reservation(&pod.uid).is_none()
             && !self.books.is_unfenced(&pod.uid)
             && !self.expects_room(pod)

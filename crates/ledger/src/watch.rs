@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{NodeFacts, PodFacts};
+use gpustow_api::{Group, NodeFacts, PodFacts, PodGroupFacts};
 use gpustow_pack::{PolicyKind, Request};
 
 use crate::Ledger;
@@ -79,6 +79,29 @@ impl Ledger {
         }
         let change = self.books.listed();
         self.follow(change);
+    }
+
+    /// A PodGroup as a watch shows it.
+    pub fn apply_pod_group(&mut self, facts: PodGroupFacts) {
+        let change = self.books.apply_pod_group(facts);
+        self.follow(change);
+    }
+
+    /// A PodGroup is gone.
+    pub fn delete_pod_group(&mut self, group: &Group) {
+        let change = self.books.delete_pod_group(group);
+        self.follow(change);
+    }
+
+    /// The whole list of PodGroups.
+    pub fn reset_pod_groups(&mut self, pod_groups: Vec<PodGroupFacts>) {
+        let listed = pod_groups.iter().map(|facts| facts.group.clone()).collect();
+        for group in self.books.pod_groups_beside(&listed) {
+            self.delete_pod_group(&group);
+        }
+        for facts in pod_groups {
+            self.apply_pod_group(facts);
+        }
     }
 
     /// A node as a watch shows it.

@@ -42,6 +42,11 @@ pub(crate) fn beta_policies(minor: u32) -> Vec<String> {
     flags.iter().map(ToString::to_string).collect()
 }
 
+/// The feature of Kubernetes by which it schedules groups of pods, where it is not on by itself.
+pub(crate) fn pod_groups(minor: u32) -> Option<&'static str> {
+    (minor == 37).then_some("GenericWorkload=true")
+}
+
 /// Flags of kube-apiserver about who may do what: where kubelets run the pods, as in a cluster in use.
 /// TaintNodesByCondition would leave every node tainted, for want of node lifecycle; elsewhere
 /// ServiceAccount would hold pods back until the controller made the account.

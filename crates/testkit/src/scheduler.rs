@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde_yaml::Value;
 
+use crate::binaries::pod_groups;
 use crate::control_plane::ControlPlane;
 use crate::net::{free_port, get};
 use crate::process::Process;
@@ -83,21 +84,20 @@ impl Scheduler {
         let config = config.with("clientConnection.kubeconfig", kubeconfig.as_str())?;
         let file = cluster.dir().join(format!("scheduler-{port}.yaml"));
         std::fs::write(&file, serde_yaml::to_string(&config.0)?)?;
-        let process = cluster.run(
-            "kube-scheduler",
-            vec![
-                format!("--config={}", file.display()),
-                format!("--authentication-kubeconfig={kubeconfig}"),
-                format!("--authorization-kubeconfig={kubeconfig}"),
-                "--bind-address=127.0.0.1".to_owned(),
-                format!("--secure-port={port}"),
-                format!(
-                    "--cert-dir={}",
-                    cluster.dir().join(format!("scheduler-{port}")).display()
-                ),
-                "--v=2".to_owned(),
-            ],
-        )?;
+        let mut args = vec![
+            format!("--config={}", file.display()),
+            format!("--authentication-kubeconfig={kubeconfig}"),
+            format!("--authorization-kubeconfig={kubeconfig}"),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--secure-port={port}"),
+            format!(
+                "--cert-dir={}",
+                cluster.dir().join(format!("scheduler-{port}")).display()
+            ),
+            "--v=2".to_owned(),
+        ];
+        args.extend(pod_groups(cluster.minor()).map(|it| format!("--feature-gates={it}")));
+        let process = cluster.run("kube-scheduler", args)?;
         let scheduler = Scheduler {
             process,
             url: format!("https://127.0.0.1:{port}"),

@@ -43,6 +43,7 @@ impl Books {
         let bound = self.node(node).into_iter();
         let bound = bound.flat_map(|node| node.bound().keys());
         let pods = bound.filter_map(|uid| self.pod(uid).cloned());
+        let pods = pods.filter(|pod| self.is_disrupted_alone(pod));
         pods.filter(|pod| pod.priority < priority && !pod.deleting && pod.assignment.is_some())
             .collect()
     }

@@ -7,6 +7,7 @@
 mod change;
 mod gate;
 mod gone;
+mod groups;
 mod index;
 mod intree;
 mod lending;
@@ -28,6 +29,7 @@ use gpustow_pack::{Mib, NodeGpus};
 pub(crate) use change::{Change, Event};
 pub(crate) use gate::Gate;
 use gone::Gone;
+use groups::Groups;
 use index::Index;
 pub(crate) use models::Models;
 pub(crate) use node::{Node, Share, Uid};
@@ -45,6 +47,7 @@ pub(crate) struct Books {
     index: Index,
     reporters: Reporters,
     pods: HashMap<Uid, Known>,
+    groups: Groups,
     /// Those with a condition that the extender wrote.
     marked: BTreeSet<Uid>,
     gone: Gone,

@@ -107,6 +107,7 @@ impl Books {
         };
         self.fenced_by(&pod, change);
         let old = self.pods.insert(uid.clone(), known).map(|old| old.facts);
+        self.groups.follow(&uid, old.as_deref(), Some(&pod));
         match is_marked(&pod) {
             true => self.marked.insert(uid.clone()),
             false => self.marked.remove(&uid),
@@ -141,6 +142,7 @@ impl Books {
         let mut change = Change::default();
         let when = self.tick();
         let old = self.pods.swap_remove(uid).map(|known| known.facts);
+        self.groups.follow(&uid.into(), old.as_deref(), None);
         self.marked.remove(uid);
         let asks = |pod: &Arc<PodFacts>| !pod.request.as_ref().is_ok_and(|r| r.is_empty());
         if old.as_ref().is_none_or(asks) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{Assignment, PodFacts};
+use gpustow_api::{Assignment, Group, PodFacts};
 use gpustow_pack::{Placement, Refusal, Request};
 
 use super::node::Hold;
@@ -22,7 +22,7 @@ pub(crate) struct Reservation {
     /// What kube-scheduler had said of the pod when it asked ([`PodFacts::refusal`]).
     refusal: u64,
     /// The pod's group.
-    group: Option<Arc<str>>,
+    group: Option<Group>,
     /// When it ends if no bind has begun.
     deadline: Duration,
     /// Bindings that were sent or are about to be and whose outcome is not known; while there are
@@ -213,21 +213,30 @@ impl Books {
         change
     }
 
-    /// A pod was refused: the others of its group will not be scheduled without it. What they have
-    /// reserved would only keep other groups out, and those would keep out this one.
-    pub(crate) fn release_group(&mut self, pod: &PodFacts) -> Change {
-        let mut change = Change::default();
-        if pod.group.is_none() {
-            return change;
-        }
+    /// The members of a group that hold memory and are not being bound.
+    pub(crate) fn assumed_of(&self, group: &Group) -> Vec<Uid> {
         let held = self.reservations.iter();
-        let same = held.filter(|(_, held)| !held.is_binding() && held.group == pod.group);
-        let same: Vec<Uid> = same.map(|(uid, _)| uid.clone()).collect();
-        for uid in same {
+        let same =
+            held.filter(|(_, held)| !held.is_binding() && held.group.as_ref() == Some(group));
+        same.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// The group as a whole is not scheduled now. What its members have reserved would only keep other
+    /// groups out, and those would keep out this one.
+    pub(crate) fn release_group(&mut self, group: &Group) -> Change {
+        let mut change = Change::default();
+        for uid in self.assumed_of(group) {
             self.drop_reservation(&uid, &mut change);
             change.note(Event::Released(uid));
         }
         change
+    }
+
+    /// The reservation lasts until then at least.
+    pub(crate) fn hold_until(&mut self, uid: &str, deadline: Duration) {
+        if let Some(held) = self.reservations.get_mut(uid) {
+            held.deadline = held.deadline.max(deadline);
+        }
     }
 
     /// Ends reservations whose bind never came.

@@ -9,6 +9,7 @@ mod earmark;
 mod earmarks;
 mod evidence;
 mod expected;
+mod gangs;
 mod kind;
 mod line;
 mod nominations;
@@ -74,6 +75,7 @@ pub(crate) struct Queue {
     unfinished: Vec<Uid>,
     nominations: Nominations,
     expected: expected::Expected,
+    gangs: gangs::Gangs,
 }
 
 impl Queue {

@@ -179,7 +179,8 @@ impl Sight<'_> {
         };
         let may = |pod: &Arc<PodFacts>| {
             let ends = pod.deleting || pod.released;
-            let one = pod.movable.is_some() && pod.group.is_none() && pod.request.is_ok();
+            let alone = self.books.is_disrupted_alone(pod);
+            let one = pod.movable.is_some() && alone && pod.request.is_ok();
             one && !ends && pod.priority <= site.pod.priority
         };
         let bound = site.node.bound().keys();

@@ -25,6 +25,7 @@ mod moving;
 mod nominated;
 mod over_limit;
 mod places;
+mod pod_groups;
 mod preempt;
 mod preemptors;
 mod reports;

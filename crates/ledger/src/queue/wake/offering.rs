@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Group, PodFacts};
 use gpustow_pack::{NodeGpus, Request};
 
 use super::{Waking, price};
@@ -33,6 +33,8 @@ enum Answer {
     Comes(Arc<PodFacts>),
     /// The offer is not for this pod, but may be for others of its kind.
     Passes,
+    /// Its gang fits, and all of these are ungated, each for the room on its node.
+    Together(Vec<(Arc<PodFacts>, Arc<str>)>),
     /// Nor is it for others.
     None,
 }
@@ -93,7 +95,7 @@ impl Waking<'_> {
             if offering.extra == 0 && offering.left.largest() < least {
                 return true;
             }
-            if *work == 0 || woken.len() == limit || !self.queue.waiting.has_credit() {
+            if *work == 0 || woken.len() >= limit || !self.queue.waiting.has_credit() {
                 return false;
             }
             *work -= 1;
@@ -104,6 +106,13 @@ impl Waking<'_> {
                 Answer::Comes(pod) => {
                     self.promise(&pod, &offering.node, interval);
                     woken.push(pod);
+                    self.next_of(kind, &turn)
+                }
+                Answer::Together(pods) => {
+                    for (pod, node) in pods {
+                        self.promise(&pod, &node, interval);
+                        woken.push(pod);
+                    }
                     self.next_of(kind, &turn)
                 }
                 Answer::Passes => self.next_of(kind, &turn),
@@ -166,16 +175,45 @@ impl Waking<'_> {
         }
         *work = work.saturating_sub(price(&pod));
         if self.sight().fits(name, &offering.left, &pod) {
+            if let Some(answer) = self.answer_of_gang(&pod, work) {
+                return answer;
+            }
             if !pod.in_line {
                 self.sight().take(&mut offering.left, request);
             }
             Answer::Comes(pod)
-        } else if alone && self.fits_alone(name, &pod, request) {
+        } else if alone
+            && !self.books.gang(&pod).is_some_and(Group::is_in_tree)
+            && self.fits_alone(name, &pod, request)
+        {
             offering.extra -= 1;
             Answer::Comes(pod)
         } else {
             Answer::None
         }
+    }
+
+    /// What the pod's gang makes of the offer, if it is of one: a cycle tries all of its pods, so that one is woken.
+    fn answer_of_gang(&mut self, pod: &Arc<PodFacts>, work: &mut usize) -> Option<Answer> {
+        let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
+        let moment = (self.books.copies(), self.queue.gains());
+        if !self.queue.gangs.is_to_be_asked(gang, moment, self.now) {
+            return Some(Answer::Passes);
+        }
+        let seats = self.sight().seats_of_gang(pod)?;
+        *work = work.saturating_sub(price(pod) * self.books.members(gang).count());
+        let Ok(seats) = seats else {
+            self.queue.gangs.does_not_fit(gang, moment);
+            return Some(Answer::Passes);
+        };
+        let until = self.now + self.config.wake_again_after;
+        self.queue.gangs.is_woken(gang, until);
+        let gated = seats.into_nodes().filter_map(|(uid, node)| {
+            let pod = self.sight().asleep(&uid).filter(|pod| pod.in_line)?;
+            Some((pod, node))
+        });
+        let gated: Vec<_> = gated.collect();
+        (!gated.is_empty()).then_some(Answer::Together(gated))
     }
 
     /// Would the pod fit if nobody else came for the room that is offered?

@@ -1,0 +1,97 @@
+//! Groups of pods that are scheduled together: what their PodGroups say, and who is in them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
+
+use super::{Books, Change, Uid};
+use crate::maps::{HashMap, HashSet};
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    described: HashMap<Group, Arc<PodGroupFacts>>,
+    members: HashMap<Group, BTreeSet<Uid>>,
+}
+
+impl Groups {
+    /// A pod has come, changed or gone.
+    pub(super) fn follow(&mut self, uid: &Uid, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        let group = |pod: Option<&PodFacts>| pod.and_then(|pod| pod.group.clone());
+        let (old, new) = (group(old), group(new));
+        if old == new {
+            return;
+        }
+        if let Some(old) = old
+            && let Some(members) = self.members.get_mut(&old)
+        {
+            members.remove(uid);
+            if members.is_empty() {
+                self.members.swap_remove(&old);
+            }
+        }
+        if let Some(new) = new {
+            self.members.entry(new).or_default().insert(uid.clone());
+        }
+    }
+}
+
+impl Books {
+    /// A PodGroup as a watch shows it.
+    pub(crate) fn apply_pod_group(&mut self, facts: PodGroupFacts) -> Change {
+        let group = facts.group.clone();
+        let uid = facts.uid.clone();
+        let old = self.groups.described.insert(group.clone(), facts.into());
+        match old {
+            // Another group of the same name: nothing is held for the earlier one.
+            Some(old) if old.uid != uid => self.release_group(&group),
+            _ => Change::default(),
+        }
+    }
+
+    /// A PodGroup is gone.
+    pub(crate) fn delete_pod_group(&mut self, group: &Group) -> Change {
+        match self.groups.described.swap_remove(group) {
+            Some(_) => self.release_group(group),
+            None => Change::default(),
+        }
+    }
+
+    /// The PodGroups that a list lacks.
+    pub(crate) fn pod_groups_beside(&self, listed: &HashSet<Group>) -> Vec<Group> {
+        let known = self.groups.described.keys();
+        known
+            .filter(|group| !listed.contains(*group))
+            .cloned()
+            .collect()
+    }
+
+    /// What the PodGroup of this group says, if there is one.
+    pub(crate) fn pod_group(&self, group: &Group) -> Option<&Arc<PodGroupFacts>> {
+        self.groups.described.get(group)
+    }
+
+    /// The group with which the pod is scheduled or not at all.
+    pub(crate) fn gang<'p>(&self, pod: &'p PodFacts) -> Option<&'p Group> {
+        let group = pod.group.as_ref()?;
+        let policy = self.pod_group(group).map(|facts| facts.policy);
+        (policy != Some(GroupPolicy::Basic)).then_some(group)
+    }
+
+    /// May the pod be disrupted without the rest of its group?
+    pub(crate) fn is_disrupted_alone(&self, pod: &PodFacts) -> bool {
+        pod.group.as_ref().is_none_or(|group| {
+            let facts = self.pod_group(group);
+            facts.is_some_and(|facts| facts.disrupted_singly)
+        })
+    }
+
+    /// The pods of a group that have not ended, those that request no GPU memory among them.
+    pub(crate) fn members(&self, group: &Group) -> impl Iterator<Item = &Arc<PodFacts>> {
+        let members = self.groups.members.get(group).into_iter().flatten();
+        members
+            .filter_map(|uid| self.pod(uid))
+            .filter(|pod| !pod.released)
+    }
+}

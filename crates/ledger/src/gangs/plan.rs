@@ -1,0 +1,423 @@
+//! Places for the pods of a gang at the same time.
+//!
+//! A depth-first search over the pods, those that want most first. Each tries its nodes, the best first, with the GPUs that
+//! the policy would choose; then other GPUs there; then it is left out. Of equal pods the later goes to no node before that
+//! of the earlier. What the search may cost is bounded: on small nodes it is exhaustive.
+
+use std::cmp::Reverse;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Choice, NodeGpus, Request};
+
+use crate::Budget;
+use crate::books::Uid;
+use crate::maps::{HashMap, HashSet};
+use crate::sight::Sight;
+
+/// Fits that one plan may try.
+const FITS: usize = 4096;
+/// Sets of GPUs of one node that are tried for one pod.
+const SETS: usize = 32;
+/// Nodes that are tried for each of equal pods, beside one for each pod of the gang.
+const NODES: usize = 64;
+
+/// Where a pod of a gang is to go.
+#[derive(Clone, Debug)]
+pub(crate) struct Seat {
+    pub(super) node: Arc<str>,
+    choice: Choice,
+}
+
+impl Seat {
+    pub(crate) fn is_on(&self, node: &str) -> bool {
+        *self.node == *node
+    }
+
+    pub(crate) fn into_choice(self) -> Choice {
+        self.choice
+    }
+}
+
+/// Where as many as possible are to go.
+#[derive(Debug, Default)]
+pub(crate) struct Seats {
+    pub(super) seats: HashMap<Uid, Seat>,
+    pub(super) count: usize,
+}
+
+impl Seats {
+    /// The pods, and their nodes.
+    pub(crate) fn into_nodes(self) -> impl Iterator<Item = (Uid, Arc<str>)> {
+        self.seats.into_iter().map(|(uid, seat)| (uid, seat.node))
+    }
+}
+
+/// A pod that wants a seat.
+pub(crate) struct Member<'p> {
+    pod: &'p PodFacts,
+    /// The nodes that kube-scheduler has offered, best first; none if it may be any.
+    among: Option<Vec<Arc<str>>>,
+}
+
+impl<'p> Member<'p> {
+    pub(crate) fn among(pod: &'p PodFacts, nodes: Vec<Arc<str>>) -> Self {
+        Self {
+            pod,
+            among: Some(nodes),
+        }
+    }
+
+    pub(crate) fn anywhere(pod: &'p PodFacts) -> Self {
+        Self { pod, among: None }
+    }
+}
+
+/// Pods that cannot be told apart, and the nodes for them.
+struct Kind<'p> {
+    pod: &'p PodFacts,
+    request: &'p Arc<Request>,
+    /// kube-scheduler has not offered all of the cluster.
+    is_narrow: bool,
+    nodes: Vec<usize>,
+}
+
+/// A node as the search has it.
+struct Site<'s> {
+    name: &'s Arc<str>,
+    view: NodeGpus,
+    /// Pods that it takes still.
+    pods: u64,
+    /// CPU and memory of the host are known.
+    is_known: bool,
+}
+
+/// For each pod its node and place there.
+type Found = Vec<Option<(usize, Choice)>>;
+
+struct Search<'s, 'p> {
+    sight: &'s Sight<'s>,
+    sites: Vec<Site<'s>>,
+    kinds: Vec<Kind<'p>>,
+    /// The kind of each pod, in the order of the search.
+    order: Vec<usize>,
+    taken: Found,
+    best: Found,
+    best_count: usize,
+    wanted: usize,
+    seen: HashSet<u64>,
+    fits: usize,
+}
+
+impl Sight<'_> {
+    /// Seats for at least `wanted` of the members, for more of them if that is easy to find. The first is the one that
+    /// kube-scheduler asks about.
+    pub(crate) fn seats(&self, members: Vec<Member<'_>>, wanted: usize) -> Seats {
+        let Some(asking) = members.first().map(|member| member.pod) else {
+            return Seats::default();
+        };
+        let most = NODES + members.len();
+        let mut sites = Sites {
+            sight: self,
+            asking,
+            index: HashMap::default(),
+            all: Vec::new(),
+        };
+        let mut kinds: Vec<Kind<'_>> = Vec::new();
+        let mut pods = Vec::new();
+        for Member { pod, among } in members {
+            let Ok(request) = &pod.request else {
+                continue;
+            };
+            let is_same = |kind: &Kind<'_>| {
+                !kind.is_narrow
+                    && kind.request == request
+                    && kind.pod.constraints == pod.constraints
+            };
+            let known = kinds.iter().position(is_same).filter(|_| among.is_none());
+            let kind = known.unwrap_or_else(|| {
+                let roomy = self.roomy(pod, request, most);
+                let is_narrow = |among: &Vec<Arc<str>>| roomy.iter().any(|it| !among.contains(it));
+                kinds.push(Kind {
+                    pod,
+                    request,
+                    is_narrow: among.as_ref().is_some_and(is_narrow),
+                    nodes: sites.of(among.as_ref().unwrap_or(&roomy), most),
+                });
+                kinds.len() - 1
+            });
+            pods.push((kind, &pod.uid));
+        }
+        pods.sort_by_key(|(kind, _)| {
+            let claims = &kinds[*kind].request.claims;
+            let gpus = claims.iter().map(|claim| claim.gpus).max();
+            let mib = claims.iter().map(|claim| claim.mib).max();
+            (Reverse(gpus), Reverse(mib), *kind)
+        });
+        let mut search = Search {
+            sight: self,
+            sites: sites.all,
+            order: pods.iter().map(|(kind, _)| *kind).collect(),
+            kinds,
+            taken: vec![None; pods.len()],
+            best: vec![None; pods.len()],
+            best_count: 0,
+            wanted,
+            seen: HashSet::default(),
+            fits: 0,
+        };
+        search.place(0, 0);
+        let found = pods.into_iter().zip(search.best);
+        let seats = found.filter_map(|((_, uid), seat)| {
+            let (site, choice) = seat?;
+            let node = search.sites[site].name.clone();
+            Some((uid.clone(), Seat { node, choice }))
+        });
+        Seats {
+            seats: seats.collect(),
+            count: search.best_count,
+        }
+    }
+
+    /// Nodes of the cluster that have room for such a pod, at most so many, best first.
+    fn roomy(&self, pod: &PodFacts, request: &Request, most: usize) -> Vec<Arc<str>> {
+        let least = request.hardest().map(|claim| claim.mib).unwrap_or_default();
+        let names = self.books.with_room(least);
+        let found = names
+            .filter(|name| self.may_fit(name, pod))
+            .filter_map(|name| {
+                let choice = self
+                    .scores
+                    .fit(self.books.node(name)?.view(), request)
+                    .ok()?;
+                let is_kept = self.queue.goes_first(pod, name);
+                Some((!is_kept, choice.cost, name))
+            });
+        let mut found: Vec<_> = found.take(most).collect();
+        found.sort_unstable();
+        found.into_iter().map(|(.., name)| name.clone()).collect()
+    }
+
+    /// Is the room of this seat free still?
+    pub(crate) fn is_free(&self, seat: &Seat, pod: &PodFacts) -> bool {
+        let node = self.books.node(&seat.node);
+        node.zip(pod.request.as_ref().ok())
+            .is_some_and(|(node, request)| {
+                let mut charges = seat.choice.placement.charges.iter();
+                let room = |card: usize| request.room(node.view().cards.get(card)?);
+                self.may_fit(&seat.node, pod)
+                    && charges.all(|&(card, mib)| room(card).is_some_and(|room| mib <= room))
+            })
+    }
+
+    /// Does the pod fit on one of these nodes?
+    pub(crate) fn fits_among(&self, pod: &PodFacts, names: &[&str]) -> bool {
+        let Ok(request) = &pod.request else {
+            return false;
+        };
+        let mut names = names.iter();
+        names.any(|name| self.may_fit(name, pod) && self.choose(name, pod, request).is_ok())
+    }
+}
+
+/// Nodes that the search may use.
+struct Sites<'s> {
+    sight: &'s Sight<'s>,
+    asking: &'s PodFacts,
+    index: HashMap<&'s str, usize>,
+    all: Vec<Site<'s>>,
+}
+
+impl<'s> Sites<'s> {
+    fn of(&mut self, names: &[Arc<str>], most: usize) -> Vec<usize> {
+        let names = names.iter().take(most);
+        names.filter_map(|name| self.site(name)).collect()
+    }
+
+    fn site(&mut self, name: &str) -> Option<usize> {
+        if let Some(known) = self.index.get(name) {
+            return Some(*known);
+        }
+        let sight = self.sight;
+        let (name, node) = sight.books.named_node(name)?;
+        let mut budget = Budget::all();
+        let beside = sight.beside_kept(name, node, self.asking, |_| false, &mut budget);
+        let facts = node.facts();
+        let pods = facts.and_then(|facts| facts.pods);
+        self.all.push(Site {
+            name,
+            view: beside.ok()?.unwrap_or_else(|| node.view().clone()),
+            pods: pods.map_or(u64::MAX, |pods| pods.saturating_sub(node.count())),
+            is_known: facts.is_some(),
+        });
+        self.index.insert(name, self.all.len() - 1);
+        Some(self.all.len() - 1)
+    }
+}
+
+impl Site<'_> {
+    /// What can be said at little cost: false if the pod does not fit.
+    fn may_fit(&self, request: &Request) -> bool {
+        let view = &self.view;
+        let host = view.cpu_free_milli >= request.cpu_milli && view.ram_free >= request.ram;
+        self.pods > 0 && (host || !self.is_known) && request.may_fit(view)
+    }
+
+    fn take(&mut self, request: &Request, choice: &Choice) {
+        for &(card, mib) in &choice.placement.charges {
+            self.view.cards[card].free = self.view.cards[card].free.minus(mib);
+        }
+        self.view.cpu_free_milli = self.view.cpu_free_milli.saturating_sub(request.cpu_milli);
+        self.view.ram_free = self.view.ram_free.minus(request.ram);
+        self.pods = self.pods.saturating_sub(1);
+    }
+}
+
+impl Search<'_, '_> {
+    /// Places the pods from this one on.
+    fn place(&mut self, at: usize, placed: usize) {
+        if placed > self.best_count {
+            self.best_count = placed;
+            self.best.clone_from(&self.taken);
+        }
+        if self.is_done() || placed + self.order.len() - at <= self.best_count || !self.is_new(at) {
+            return;
+        }
+        let before = at
+            .checked_sub(1)
+            .filter(|it| self.order[*it] == self.order[at]);
+        let first = match before.map(|before| &self.taken[before]) {
+            None => 0,
+            Some(Some((site, _))) => {
+                let nodes = &self.kinds[self.order[at]].nodes;
+                nodes.iter().position(|it| it == site).unwrap_or(0)
+            }
+            // One that is equal to this one was left out.
+            Some(None) => usize::MAX,
+        };
+        for others in [false, true] {
+            let nodes = self.kinds[self.order[at]].nodes.len();
+            for position in first..nodes {
+                let site = self.kinds[self.order[at]].nodes[position];
+                let choices = match others {
+                    false => self.choice(at, site).into_iter().collect(),
+                    true => self.other_choices(at, site),
+                };
+                for choice in choices {
+                    self.take(at, site, choice, placed);
+                    if self.is_done() {
+                        return;
+                    }
+                }
+            }
+        }
+        self.place(at + 1, placed);
+    }
+
+    fn take(&mut self, at: usize, site: usize, choice: Choice, placed: usize) {
+        let request = self.kinds[self.order[at]].request;
+        let (view, pods) = (self.sites[site].view.clone(), self.sites[site].pods);
+        self.sites[site].take(request, &choice);
+        self.taken[at] = Some((site, choice));
+        self.place(at + 1, placed + 1);
+        self.taken[at] = None;
+        (self.sites[site].view, self.sites[site].pods) = (view, pods);
+    }
+
+    /// Are all placed, or enough and no more is to be spent?
+    fn is_done(&self) -> bool {
+        let most = if self.best_count < self.wanted {
+            FITS
+        } else {
+            FITS / 8
+        };
+        self.best_count == self.order.len() || self.fits >= most
+    }
+
+    /// Has the search not been here before, with the same free in all nodes?
+    fn is_new(&mut self, at: usize) -> bool {
+        let mut hasher = DefaultHasher::new();
+        let site = at
+            .checked_sub(1)
+            .and_then(|before| self.taken[before].as_ref());
+        (at, site.map(|(site, _)| *site)).hash(&mut hasher);
+        for (index, site) in self.sites.iter().enumerate() {
+            let free = site.view.cards.iter().map(|card| card.free);
+            (index, site.pods).hash(&mut hasher);
+            free.for_each(|free| free.hash(&mut hasher));
+        }
+        self.seen.insert(hasher.finish())
+    }
+
+    /// Where the policy puts the pod on a node.
+    fn choice(&mut self, at: usize, site: usize) -> Option<Choice> {
+        let request = self.kinds[self.order[at]].request;
+        let site = &self.sites[site];
+        site.may_fit(request).then_some(())?;
+        self.fits += 1;
+        self.sight.scores.fit(&site.view, request).ok()
+    }
+
+    /// Other GPUs for it there, of those that cannot be told apart the first.
+    fn other_choices(&mut self, at: usize, site: usize) -> Vec<Choice> {
+        let Some(first) = self.choice(at, site) else {
+            return Vec::new();
+        };
+        let request = self.kinds[self.order[at]].request;
+        let view = &self.sites[site].view;
+        let usable: Vec<usize> = (0..view.cards.len())
+            .filter(|&card| request.room(&view.cards[card]).is_some())
+            .collect();
+        let mut sets = Vec::new();
+        subsets(
+            view,
+            &usable,
+            first.placement.charges.len(),
+            &mut Vec::new(),
+            &mut sets,
+        );
+        let mut found = Vec::new();
+        for set in sets {
+            let mut view = view.clone();
+            for (card, state) in view.cards.iter_mut().enumerate() {
+                state.usable &= set.contains(&card);
+            }
+            self.fits += 1;
+            if request.may_fit(&view)
+                && let Ok(choice) = self.sight.scores.fit(&view, request)
+                && choice.placement != first.placement
+            {
+                found.push(choice);
+            }
+        }
+        found.sort_by_key(|choice| choice.cost);
+        found
+    }
+}
+
+/// Sets of so many of these cards, of those that are alike the first, until there are [`SETS`].
+fn subsets(
+    view: &NodeGpus,
+    cards: &[usize],
+    size: usize,
+    chosen: &mut Vec<usize>,
+    found: &mut Vec<Vec<usize>>,
+) {
+    if chosen.len() == size {
+        found.push(chosen.clone());
+        return;
+    }
+    for (at, &card) in cards.iter().enumerate() {
+        let is_alike = |before: &usize| view.cards[*before] == view.cards[card];
+        if found.len() >= SETS || cards.len() - at < size - chosen.len() {
+            return;
+        }
+        if cards[..at].iter().any(is_alike) {
+            continue;
+        }
+        chosen.push(card);
+        subsets(view, &cards[at + 1..], size, chosen, found);
+        chosen.pop();
+    }
+}

@@ -1,0 +1,344 @@
+//! Gangs of Kubernetes' own PodGroups: all of a gang gets its room, or nobody is kept from any.
+
+use std::time::Duration;
+
+use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
+use gpustow_ledger::{Ask, Config, Filtered, Ledger, Outcome};
+use gpustow_pack::PolicyKind;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use crate::build::{asking, assumed, at, card, choose, free, ledger, node, pod, report};
+
+fn group(name: &str) -> Group {
+    Group::in_tree("default", name)
+}
+
+fn pod_group(name: &str, uid: &str, policy: GroupPolicy) -> PodGroupFacts {
+    PodGroupFacts {
+        group: group(name),
+        uid: uid.into(),
+        policy,
+        disrupted_singly: false,
+    }
+}
+
+/// A pod that is in this group.
+fn in_group(name: &str, pod: PodFacts) -> PodFacts {
+    PodFacts {
+        group: Some(group(name)),
+        ..pod
+    }
+}
+
+/// Tells the ledger of a gang of so many, and of its pods.
+fn gang(ledger: &mut Ledger, name: &str, min_count: usize, pods: Vec<PodFacts>) -> Vec<PodFacts> {
+    ledger.apply_pod_group(pod_group(name, name, GroupPolicy::Gang(min_count)));
+    let pods = pods.into_iter().map(|pod| in_group(name, pod));
+    let pods: Vec<PodFacts> = pods.collect();
+    pods.iter().for_each(|pod| ledger.apply_pod(pod.clone()));
+    pods
+}
+
+fn equal(name: &str, count: usize, mib: u64) -> Vec<PodFacts> {
+    let pods = (0..count).map(|index| pod(&format!("{name}{index}"), mib));
+    pods.collect()
+}
+
+fn filter<'a>(
+    ledger: &mut Ledger,
+    pod: &PodFacts,
+    nodes: &[&'a str],
+    now: Duration,
+) -> Filtered<'a> {
+    ledger.filter(&Ask::of(pod), nodes, now)
+}
+
+fn bind(ledger: &mut Ledger, pod: &PodFacts, node: &str, now: Duration) {
+    let begun = ledger.begin_bind(pod, node, now);
+    assert!(begun.is_ok(), "{begun:?}");
+    ledger.end_bind(pod, Outcome::Bound, now);
+}
+
+#[test]
+fn gang_that_does_not_fit_is_refused_at_its_first_pod_and_holds_nothing() {
+    let mut ledger = ledger(&[("n", &[15_000, 15_000])]);
+    let pods = gang(&mut ledger, "g", 3, equal("g", 3, 10_000));
+    for second in 0..3 {
+        let answer = filter(&mut ledger, &pods[0], &["n"], at(second));
+        let shortfall = answer.shortfall.map(|it| it.to_string());
+        assert_eq!(shortfall.as_deref(), Some("group default/g: 2 of 3 fit"));
+        assert!(answer.nodes.is_empty());
+        assert_eq!(assumed(&ledger), (0, 0));
+    }
+    assert_eq!(
+        choose(&mut ledger, &pod("lone", 10_000), &["n"], at(3)),
+        ["n"]
+    );
+}
+
+#[test]
+fn gang_holds_its_room_until_its_binds_and_extra_pods_are_placed_like_others() {
+    let mut ledger = ledger(&[("n", &[100, 100]), ("m", &[100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 4, 100));
+    for pod in &pods[..3] {
+        assert_eq!(choose(&mut ledger, pod, &["m", "n"], at(0)).len(), 1);
+    }
+    // The fourth does not fit, and three others are enough.
+    assert!(choose(&mut ledger, &pods[3], &["m", "n"], at(0)).is_empty());
+    assert_eq!(assumed(&ledger).0, 3);
+    assert!(choose(&mut ledger, &pod("lone", 100), &["m", "n"], at(1)).is_empty());
+    for pod in &pods[..3] {
+        let node = ledger.pod(&pod.uid).and_then(|pod| pod.node.clone());
+        assert!(node.is_none());
+    }
+    let nodes = ["m", "n", "n"];
+    let at_once = Duration::from_millis(1500);
+    let mut left: Vec<&PodFacts> = pods[..3].iter().collect();
+    for node in nodes {
+        let fits = left
+            .iter()
+            .position(|pod| ledger.begin_bind(pod, node, at_once).is_ok());
+        let pod = left.remove(fits.expect("one of them is assumed there"));
+        ledger.end_bind(pod, Outcome::Bound, at_once);
+    }
+    assert_eq!(assumed(&ledger), (0, 0));
+}
+
+#[test]
+fn gang_whose_binds_do_not_come_holds_its_room_for_seconds() {
+    let mut ledger = ledger(&[("n", &[100, 100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 2, 100));
+    for pod in &pods {
+        assert_eq!(choose(&mut ledger, pod, &["n"], at(0)), ["n"]);
+    }
+    assert!(choose(&mut ledger, &pod("lone", 100), &["n"], at(1)).is_empty());
+    assert_eq!(choose(&mut ledger, &pod("lone", 100), &["n"], at(4)), ["n"]);
+}
+
+#[test]
+fn cycle_starts_without_what_the_gang_held_before() {
+    let mut ledger = ledger(&[("n", &[100, 100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 2, 100));
+    assert_eq!(choose(&mut ledger, &pods[0], &["n"], at(0)), ["n"]);
+    assert_eq!(choose(&mut ledger, &pods[1], &["n"], at(0)), ["n"]);
+    // kube-scheduler's own filters refuse the second from now on.
+    assert_eq!(choose(&mut ledger, &pods[0], &["n"], at(1)), ["n"]);
+    assert_eq!(assumed(&ledger), (1, 0));
+    assert_eq!(free(&ledger, "n").iter().sum::<u64>(), 100);
+}
+
+#[test]
+fn bind_that_begins_keeps_the_gang_together_while_a_pod_joins_it() {
+    let mut ledger = ledger(&[("n", &[100, 100, 100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 2, 100));
+    for pod in &pods {
+        assert_eq!(choose(&mut ledger, pod, &["n"], at(0)), ["n"]);
+    }
+    let late = in_group("g", pod("late", 100));
+    ledger.apply_pod(late.clone());
+    bind(&mut ledger, &pods[0], "n", at(0));
+    assert_eq!(choose(&mut ledger, &late, &["n"], at(0)), ["n"]);
+    // The pod that joined has not been bound in time.
+    assert_eq!(choose(&mut ledger, &pod("lone", 100), &["n"], at(9)), ["n"]);
+    assert!(choose(&mut ledger, &pod("next", 100), &["n"], at(9)).is_empty());
+    bind(&mut ledger, &pods[1], "n", at(9));
+}
+
+#[test]
+fn pods_without_gpu_memory_and_bound_ones_count_and_basic_groups_are_no_gangs() {
+    let mut ledger = ledger(&[("n", &[100, 100])]);
+    let mut pods = equal("g", 3, 100);
+    pods.push(PodFacts::new("default", "driver", "driver"));
+    let pods = gang(&mut ledger, "g", 4, pods);
+    let refused = filter(&mut ledger, &pods[0], &["n"], at(0)).shortfall;
+    assert_eq!(refused.map(|it| (it.fit, it.of)), Some((3, 4)));
+    // Two of the GPU pods and the other one are enough.
+    ledger.apply_pod_group(pod_group("g", "g", GroupPolicy::Gang(3)));
+    assert_eq!(choose(&mut ledger, &pods[0], &["n"], at(1)), ["n"]);
+    assert_eq!(choose(&mut ledger, &pods[1], &["n"], at(1)), ["n"]);
+    assert!(choose(&mut ledger, &pods[2], &["n"], at(1)).is_empty());
+    pods[..2]
+        .iter()
+        .for_each(|pod| bind(&mut ledger, pod, "n", at(1)));
+    ledger.delete_pod("g1");
+    // Two are there, and one more is wanted.
+    ledger.apply_pod_group(pod_group("g", "g", GroupPolicy::Gang(3)));
+    assert_eq!(choose(&mut ledger, &pods[2], &["n"], at(2)), ["n"]);
+    ledger.delete_pod("g2");
+    ledger.apply_pod_group(pod_group("b", "b", GroupPolicy::Basic));
+    let basic: Vec<_> = equal("b", 2, 100)
+        .into_iter()
+        .map(|pod| in_group("b", pod))
+        .collect();
+    basic.iter().for_each(|pod| ledger.apply_pod(pod.clone()));
+    assert_eq!(choose(&mut ledger, &basic[0], &["n"], at(3)), ["n"]);
+    assert!(choose(&mut ledger, &basic[1], &["n"], at(3)).is_empty());
+    assert_eq!(assumed(&ledger).0, 1);
+}
+
+#[test]
+fn group_that_is_created_again_or_deleted_holds_nothing_of_the_earlier_one() {
+    let mut ledger = ledger(&[("n", &[100, 100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 2, 100));
+    let ask_all = |ledger: &mut Ledger, now| {
+        for pod in &pods {
+            assert_eq!(choose(ledger, pod, &["n"], now), ["n"]);
+        }
+        assert_eq!(assumed(ledger).0, 2);
+    };
+    ask_all(&mut ledger, at(0));
+    ledger.apply_pod_group(pod_group("g", "another", GroupPolicy::Gang(2)));
+    assert_eq!(assumed(&ledger).0, 0);
+    ask_all(&mut ledger, at(0));
+    ledger.delete_pod_group(&group("g"));
+    assert_eq!(assumed(&ledger).0, 0);
+    ask_all(&mut ledger, at(0));
+    ledger.reset_pod_groups(vec![pod_group("g", "third", GroupPolicy::Gang(2))]);
+    ledger.reset_pod_groups(Vec::new());
+    assert_eq!(assumed(&ledger).0, 0);
+}
+
+#[test]
+fn placement_with_some_of_the_nodes_is_not_taken_for_the_cluster() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100, 100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 2, 100));
+    // In the first placement one of the two fits, in the second both do.
+    assert_eq!(choose(&mut ledger, &pods[0], &["a"], at(0)), ["a"]);
+    assert!(choose(&mut ledger, &pods[1], &["a"], at(0)).is_empty());
+    assert_eq!(assumed(&ledger), (0, 0));
+    for pod in &pods {
+        assert_eq!(choose(&mut ledger, pod, &["b"], at(0)), ["b"]);
+    }
+    pods.iter()
+        .for_each(|pod| bind(&mut ledger, pod, "b", at(0)));
+}
+
+#[test]
+fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
+    let mut ledger = Ledger::new(Config {
+        line: true,
+        ..Config::default()
+    });
+    ledger.apply_node(node("n"));
+    ledger.apply_gpunode("n", report(&[card("n-0", 100), card("n-1", 100)]), at(0));
+    ledger.apply_pod(crate::build::bound("holds", "n", "n-0", 100));
+    let queued = |pod: PodFacts| PodFacts {
+        in_line: true,
+        ..pod
+    };
+    gang(
+        &mut ledger,
+        "g",
+        2,
+        equal("g", 2, 100).into_iter().map(queued).collect(),
+    );
+    for second in 1..20 {
+        assert!(ledger.wake(64, at(second)).is_empty());
+        assert!(ledger.stalled_in_line(at(second)).is_empty());
+    }
+    ledger.delete_pod("holds");
+    let woken = ledger.wake(64, at(20));
+    assert_eq!(woken.len(), 2);
+    // The room of both is kept from others.
+    assert!(choose(&mut ledger, &pod("lone", 100), &["n"], at(20)).is_empty());
+}
+
+#[test]
+fn one_pod_of_a_gang_is_woken_when_all_of_it_fits() {
+    let mut ledger = ledger(&[("n", &[100, 100])]);
+    ledger.apply_pod(crate::build::bound("holds", "n", "n-0", 100));
+    let waits = |pod: PodFacts| PodFacts {
+        waiting: true,
+        ..pod
+    };
+    let pods = gang(
+        &mut ledger,
+        "g",
+        2,
+        equal("g", 2, 100).into_iter().map(waits).collect(),
+    );
+    assert!(choose(&mut ledger, &pods[0], &["n"], at(0)).is_empty());
+    for second in 1..20 {
+        assert!(ledger.wake(64, at(second)).is_empty());
+    }
+    ledger.delete_pod("holds");
+    assert_eq!(ledger.wake(64, at(20)).len(), 1);
+}
+
+/// Can so many of these be placed at the same time? Every way is tried.
+fn most(free: &mut Vec<Vec<u64>>, pods: &[(u32, u64)]) -> usize {
+    let Some((&(gpus, mib), rest)) = pods.split_first() else {
+        return 0;
+    };
+    let mut best = most(free, rest);
+    for node in 0..free.len() {
+        for set in 0..1_u32 << free[node].len() {
+            let cards: Vec<usize> = (0..free[node].len())
+                .filter(|card| set >> card & 1 == 1)
+                .collect();
+            let fits = cards.iter().all(|&card| free[node][card] >= mib);
+            if set.count_ones() == gpus && fits {
+                cards.iter().for_each(|&card| free[node][card] -= mib);
+                best = best.max(1 + most(free, rest));
+                cards.iter().for_each(|&card| free[node][card] += mib);
+            }
+        }
+    }
+    best
+}
+
+/// In whatever order kube-scheduler asks, a gang is placed if any way of placing it exists, and not begun otherwise.
+#[test]
+fn gang_is_placed_where_an_exhaustive_search_places_it() {
+    let (mut placed, mut refused) = (0, 0);
+    for seed in 0..2000 {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let mut some = |most: usize, up_to: u64| -> Vec<u64> {
+            let count = random.random_range(1..=most);
+            (0..count).map(|_| random.random_range(1..=up_to)).collect()
+        };
+        let nodes: Vec<Vec<u64>> = some(3, 1).iter().map(|_| some(3, 6)).collect();
+        let sizes = some(4, 4);
+        let pods: Vec<(u32, u64)> = sizes
+            .into_iter()
+            .map(|mib| (1 + u32::from(some(1, 3)[0] == 3), mib))
+            .collect();
+        let names = ["n0", "n1", "n2"];
+        let mut ledger = Ledger::new(Config {
+            policy: match seed % 2 {
+                0 => PolicyKind::Binpack,
+                _ => PolicyKind::Tight,
+            },
+            ..Config::default()
+        });
+        for (name, cards) in names.iter().zip(&nodes) {
+            let cards = cards.iter().enumerate();
+            let cards = cards.map(|(index, mib)| card(&format!("{name}-{index}"), *mib));
+            ledger.apply_node(node(name));
+            ledger.apply_gpunode(name, report(&cards.collect::<Vec<_>>()), at(0));
+        }
+        let count = pods.len();
+        let members = pods.iter().enumerate();
+        let members = members.map(|(index, claim)| asking(&format!("g{index}"), &[*claim]));
+        let members = gang(&mut ledger, "g", count, members.collect());
+        let fit = most(&mut nodes.clone(), &pods);
+        for member in &members {
+            let answer = filter(&mut ledger, member, &names[..nodes.len()], at(0));
+            if fit == count {
+                assert_eq!(
+                    answer.nodes.len(),
+                    1,
+                    "{seed}: {nodes:?} {pods:?} {answer:?}"
+                );
+                continue;
+            }
+            let shortfall = answer.shortfall.map(|it| (it.fit, it.of));
+            assert_eq!(shortfall, Some((fit, count)), "{seed}: {nodes:?} {pods:?}");
+            assert_eq!(assumed(&ledger), (0, 0));
+        }
+        placed += usize::from(fit == count);
+        refused += usize::from(fit < count);
+    }
+    assert!(placed > 300 && refused > 300, "{placed} {refused}");
+}

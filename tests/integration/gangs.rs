@@ -1,0 +1,207 @@
+//! Gangs of Kubernetes' own PodGroups, which kube-scheduler schedules from 1.37 on.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use axum::http::Request;
+use gpustow_testkit::builders::delete;
+use gpustow_testkit::{Case, ControlPlane, Options, PodBuilder, eventually, wait_bound, wait_gone};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+
+use crate::support::{Rig, SOON, Setup};
+
+const GROUPS: &str = "/apis/scheduling.k8s.io/v1beta1";
+
+/// A cluster with gangs, an extender and a scheduler. None where Kubernetes has no gangs: the API server serves no PodGroups.
+async fn cluster() -> Result<Option<ControlPlane>> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let request = Request::get(format!("{GROUPS}/podgroups")).body(Vec::new())?;
+    let served = cluster.admin()?.request::<Value>(request).await;
+    assert_eq!(served.is_ok(), cluster.minor() >= 37, "{served:?}");
+    Ok(served.is_ok().then_some(cluster))
+}
+
+async fn post(case: &Case, path: &str, object: &Value) -> Result<Value> {
+    let request = Request::post(path)
+        .header("content-type", "application/json")
+        .body(serde_json::to_vec(object)?)?;
+    Ok(case.client.request(request).await?)
+}
+
+/// Creates a PodGroup with this policy.
+async fn group(case: &Case, name: &str, policy: Value) -> Result<Value> {
+    let path = format!("{GROUPS}/namespaces/{}/podgroups", case.namespace);
+    let group = json!({
+        "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup",
+        "metadata": {"name": name, "namespace": case.namespace},
+        "spec": {"schedulingPolicy": policy},
+    });
+    post(case, &path, &group).await
+}
+
+/// Creates a pod of that group.
+async fn member(case: &Case, group: &str, pod: PodBuilder) -> Result<Pod> {
+    let mut pod = serde_json::to_value(pod.build())?;
+    pod["spec"]["schedulingGroup"] = json!({"podGroupName": group});
+    let path = format!("/api/v1/namespaces/{}/pods", case.namespace);
+    Ok(serde_json::from_value(post(case, &path, &pod).await?)?)
+}
+
+/// Creates a gang of as many pods, all of which must be bound.
+async fn gang(case: &Case, name: &str, count: usize, mib: u64) -> Result<Vec<Pod>> {
+    group(case, name, json!({"gang": {"minCount": count}})).await?;
+    let mut pods = Vec::new();
+    for index in 0..count {
+        let pod = case.pod(&format!("{name}-{index}")).gpu_mem(mib);
+        pods.push(member(case, name, pod).await?);
+    }
+    Ok(pods)
+}
+
+/// Waits until kube-scheduler has refused the pod in these words.
+async fn refused(case: &Case, pod: &Pod, text: &str) -> Result<()> {
+    eventually(SOON, text, async || {
+        let pod = case.pods().get(&pod.name_any()).await?;
+        let conditions = pod.status.and_then(|status| status.conditions);
+        let mut conditions = conditions.into_iter().flatten();
+        let why = conditions.find(|it| it.type_ == "PodScheduled" && it.status == "False");
+        let why = why.and_then(|why| why.message).unwrap_or_default();
+        ensure!(why.contains(text), "{why}");
+        Ok(())
+    })
+    .await
+}
+
+async fn is_bound(case: &Case, pod: &Pod) -> Result<bool> {
+    let pod = case.pods().get(&pod.name_any()).await?;
+    Ok(pod.spec.context("no spec")?.node_name.is_some())
+}
+
+/// A PodGroup has a finalizer that the controller manager removes, which does not run here.
+async fn delete_group(case: &Case, name: &str) -> Result<()> {
+    let path = format!("{GROUPS}/namespaces/{}/podgroups/{name}", case.namespace);
+    let patch = Request::patch(&path)
+        .header("content-type", "application/merge-patch+json")
+        .body(br#"{"metadata":{"finalizers":null}}"#.to_vec())?;
+    case.client
+        .request::<Value>(Request::delete(&path).body(Vec::new())?)
+        .await?;
+    case.client.request::<Value>(patch).await?;
+    eventually(SOON, "the PodGroup is gone", async || {
+        let gone = case
+            .client
+            .request::<Value>(Request::get(&path).body(Vec::new())?)
+            .await;
+        ensure!(gone.is_err(), "{gone:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit() -> Result<()> {
+    let Some(cluster) = cluster().await? else {
+        return Ok(());
+    };
+    let rig = Rig::start(&cluster, Setup::default()).await?;
+    let case = Case::new(&cluster, "gang").await?;
+    case.node("n", &[15_000, 15_000])
+        .create(&case.client)
+        .await?;
+    let pods = gang(&case, "big", 3, 10_000).await?;
+    refused(
+        &case,
+        &pods[0],
+        &format!("group {}/big: 2 of 3 fit", case.namespace),
+    )
+    .await?;
+    let mut singles = Vec::new();
+    for name in ["first", "second"] {
+        let began = Instant::now();
+        let single = case.pod(name).gpu_mem(10_000).create(&case.client).await?;
+        singles.push(wait_bound(&case.client, &single, SOON).await?);
+        println!("{name}: created -> bound {:?}", began.elapsed());
+    }
+    for single in &singles {
+        delete(&case.client, single, 0).await?;
+        wait_gone(&case.client, single, SOON).await?;
+    }
+    // With a GPU more all of the gang fits.
+    case.node("m", &[15_000]).create(&case.client).await?;
+    for pod in &pods {
+        wait_bound(&case.client, pod, SOON).await?;
+    }
+    rig.end(case).await
+}
+
+#[tokio::test]
+async fn gang_is_bound_once_all_of_it_fits() -> Result<()> {
+    let Some(cluster) = cluster().await? else {
+        return Ok(());
+    };
+    let rig = Rig::start(&cluster, Setup::default()).await?;
+    let case = Case::new(&cluster, "gang").await?;
+    case.node("n", &[15_000, 15_000])
+        .create(&case.client)
+        .await?;
+    // Two gangs of which one fits at a time, and one pod that is there before its PodGroup.
+    let early = member(&case, "late", case.pod("early").gpu_mem(1_000)).await?;
+    let first = gang(&case, "a", 2, 10_000).await?;
+    let second = gang(&case, "b", 2, 10_000).await?;
+    let both = [&first, &second];
+    let winner = eventually(SOON, "one gang is bound", async || {
+        for (index, gang) in both.iter().enumerate() {
+            if is_bound(&case, &gang[0]).await? && is_bound(&case, &gang[1]).await? {
+                return Ok(index);
+            }
+        }
+        anyhow::bail!("none is")
+    })
+    .await?;
+    for pod in both[1 - winner] {
+        assert!(!is_bound(&case, pod).await?, "{} is bound", pod.name_any());
+    }
+    group(&case, "late", json!({"gang": {"minCount": 1}})).await?;
+    wait_bound(&case.client, &early, SOON).await?;
+    for pod in both[winner] {
+        delete(&case.client, pod, 0).await?;
+    }
+    for pod in both[1 - winner] {
+        wait_bound(&case.client, pod, SOON).await?;
+    }
+    rig.end(case).await
+}
+
+#[tokio::test]
+async fn group_created_again_under_its_name_is_bound() -> Result<()> {
+    let Some(cluster) = cluster().await? else {
+        return Ok(());
+    };
+    let rig = Rig::start(&cluster, Setup::default()).await?;
+    let case = Case::new(&cluster, "gang").await?;
+    case.node("n", &[15_000, 15_000])
+        .create(&case.client)
+        .await?;
+    let pods = gang(&case, "g", 3, 10_000).await?;
+    refused(&case, &pods[0], "2 of 3 fit").await?;
+    for pod in &pods {
+        delete(&case.client, pod, 0).await?;
+        wait_gone(&case.client, pod, SOON).await?;
+    }
+    delete_group(&case, "g").await?;
+    for pod in gang(&case, "g", 2, 10_000).await? {
+        wait_bound(&case.client, &pod, SOON).await?;
+    }
+    // One pod more than the gang needs waits for room alone.
+    let more = member(&case, "g", case.pod("more").gpu_mem(10_000)).await?;
+    refused(&case, &more, "not enough free memory").await?;
+    let single = case
+        .pod("single")
+        .gpu_mem(5_000)
+        .create(&case.client)
+        .await?;
+    wait_bound(&case.client, &single, SOON).await?;
+    rig.end(case).await
+}
