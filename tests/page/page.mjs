@@ -134,13 +134,13 @@ const cases = {
     const { page, wrong, context } = await open(url);
     const names = () => page.locator("section.node").evaluateAll((all) => all.map((it) => it.dataset.name));
     assert.deepEqual((await names()).slice(-3), ["gpu-8", "gpu-9", "gpu-10"]);
-    await page.getByLabel("Sort").selectOption("room");
-    const rooms = await page.locator("section.node .sub").evaluateAll((all) => all.map((it) => parseFloat(it.textContent.split("available ")[1])));
-    assert.deepEqual(rooms, [...rooms].sort((a, b) => b - a));
-    assert.ok(page.url().endsWith("?sort=room"), page.url());
+    await page.getByLabel("Sort").selectOption("available");
+    const available = await page.locator("section.node .sub").evaluateAll((all) => all.map((it) => parseFloat(it.textContent.split("available ")[1])));
+    assert.deepEqual(available, [...available].sort((a, b) => b - a));
+    assert.ok(page.url().endsWith("?sort=available"), page.url());
     await page.reload();
     await page.waitForSelector("section.node");
-    assert.equal(await page.getByLabel("Sort").inputValue(), "room");
+    assert.equal(await page.getByLabel("Sort").inputValue(), "available");
     await page.getByLabel("Sort").selectOption("bad");
     assert.equal((await names())[0] !== "gpu-0", true);
     assert.deepEqual(wrong, []);
@@ -165,16 +165,16 @@ const cases = {
     await context.close();
   },
 
-  async "the line is told by size and age"() {
+  async "the queue is told by size and age"() {
     const made = cluster(6, true);
-    const standing = made.items.filter(({ metadata }) => metadata.name.startsWith("waiting-"));
-    for (const pod of standing) pod.spec.schedulingGates = [{ name: "gpustow.dev/queued" }];
+    const queued = made.items.filter(({ metadata }) => metadata.name.startsWith("waiting-"));
+    for (const pod of queued) pod.spec.schedulingGates = [{ name: "gpustow.dev/queued" }];
     const { url } = await serve(made);
     const { page, wrong, context } = await open(url);
     const stats = await page.locator("#stats").textContent();
-    assert.match(stats, /Waiting52In line, oldest12, 23 min/);
+    assert.match(stats, /Waiting52Queued, oldest12, 23 min/);
     await page.keyboard.press("3");
-    assert.equal(await page.locator("#waiting tbody tr").filter({ hasText: "stands in gpustow's line" }).count(), 12);
+    assert.equal(await page.locator("#waiting tbody tr").filter({ hasText: "queued" }).count(), 12);
     assert.deepEqual(wrong, []);
     await context.close();
   },

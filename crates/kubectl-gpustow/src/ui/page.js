@@ -73,8 +73,8 @@ const sum = (data, of) => data.gpus.reduce((sum, gpu) => sum + of(gpu), 0);
 const share = (data) => sum(data, (gpu) => gpu.held) / Math.max(1, sum(data, (gpu) => gpu.capacity));
 const SORTS = {
   name: () => 0,
-  room: (data) => -sum(data, (gpu) => gpu.room),
-  piece: (data) => -Math.max(0, ...data.gpus.map((gpu) => gpu.room)),
+  available: (data) => -sum(data, (gpu) => gpu.available),
+  piece: (data) => -Math.max(0, ...data.gpus.map((gpu) => gpu.available)),
   full: (data) => -share(data),
   bad: (data) => (isBad(data) ? 0 : 1),
 };
@@ -98,8 +98,8 @@ function arrange() {
 function fill(node) {
   const { name, data, element } = node;
   const head = make("div");
-  const room = data.gpus.reduce((sum, gpu) => sum + gpu.room, 0);
-  head.append(make("h2", "", name), make("span", "sub", `${data.gpus.length} GPUs, available ${memory(room)}`));
+  const available = data.gpus.reduce((sum, gpu) => sum + gpu.available, 0);
+  head.append(make("h2", "", name), make("span", "sub", `${data.gpus.length} GPUs, available ${memory(available)}`));
   if (data.state) head.append(make("span", "note", `⚠ ${data.state}`));
   const list = make("div");
   for (const gpu of data.gpus) {
@@ -108,7 +108,7 @@ function fill(node) {
     label.title = gpu.model;
     // A cause of the whole node stands once, beside its name.
     const cause = gpu.sick === data.state ? "no new pods" : gpu.sick;
-    const state = gpu.sick ? make("span", "num note", `⚠ ${cause}`) : make("span", "num", `available ${memory(gpu.room)}`);
+    const state = gpu.sick ? make("span", "num note", `⚠ ${cause}`) : make("span", "num", `available ${memory(gpu.available)}`);
     state.title = gpu.sick || "";
     line.append(label, bar(gpu), state);
     list.append(line);
@@ -117,7 +117,7 @@ function fill(node) {
   node.filled = true;
 }
 
-const hasRoom = (data) => data.gpus.some((gpu) => gpu.room > 0);
+const hasMemory = (data) => data.gpus.some((gpu) => gpu.available > 0);
 
 const wanted = () => $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
 
@@ -128,7 +128,7 @@ function searched(node) {
 
 function chosen(node, words) {
   return words.every((word) => searched(node).includes(word)) &&
-    (!$("bad").checked || isBad(node.data)) && (!$("free").checked || hasRoom(node.data));
+    (!$("bad").checked || isBad(node.data)) && (!$("free").checked || hasMemory(node.data));
 }
 
 function filter() {
@@ -223,13 +223,13 @@ function receive(update) {
 }
 
 function stats() {
-  const sum = { gpus: 0, room: 0, held: 0, used: 0, others: 0, capacity: 0, bad: 0, piece: 0 };
+  const sum = { gpus: 0, available: 0, held: 0, used: 0, others: 0, capacity: 0, bad: 0, piece: 0 };
   for (const { data } of nodes.values()) {
     sum.bad += isBad(data) ? 1 : 0;
     for (const gpu of data.gpus) {
       sum.gpus += 1;
-      sum.room += gpu.room;
-      sum.piece = Math.max(sum.piece, gpu.room);
+      sum.available += gpu.available;
+      sum.piece = Math.max(sum.piece, gpu.available);
       sum.held += gpu.held;
       sum.used += gpu.used;
       sum.others += gpu.unmanaged;
@@ -238,11 +238,11 @@ function stats() {
   }
   const share = (part) => `${Math.round((100 * part) / Math.max(1, sum.capacity))} %`;
   const entries = [
-    ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Available", memory(sum.room)],
+    ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Available", memory(sum.available)],
     ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Problems", sum.bad],
   ];
   const line = rest.waiting.filter((it) => it.inLine);
-  if (line.length) entries.splice(1, 0, ["In line, oldest", `${line.length}, ${age(Date.now() / 1000 - line[0].created)}`]);
+  if (line.length) entries.splice(1, 0, ["Queued, oldest", `${line.length}, ${age(Date.now() / 1000 - line[0].created)}`]);
   if (sum.others) entries.splice(-1, 0, ["Unmanaged", memory(sum.others)]);
   $("stats").replaceChildren(...entries.map(([name, value]) => {
     const entry = make("div");

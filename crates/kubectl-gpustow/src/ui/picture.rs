@@ -106,7 +106,7 @@ fn node(cluster: &Cluster, loans: &Loans<'_>, view: &NodeView) -> Value {
             json!({
                 "gpu": card.index, "model": card.model, "total": card.total.0,
                 "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
-                "room": room(view, card).0, "unmanaged": card.unmanaged.0, "pods": pods,
+                "available": room(view, card).0, "unmanaged": card.unmanaged.0, "pods": pods,
                 "sick": state::refuses(cluster, view, card),
                 "noLimit": state::no_limit(cluster, view, card),
                 "lent": loan.lent.0, "calledFrom": loan.called_from, "keptFor": loan.kept_for,
