@@ -73,7 +73,7 @@ impl App {
             metrics: Metrics::new().context("cannot set up the metrics")?.into(),
             lists: Arc::default(),
             policies: Arc::default(),
-            webhook: Arc::default(),
+            webhook: Arc::new(AtomicBool::new(args.webhook.webhook_listen.is_none())),
             draining: AtomicBool::new(false),
             doubts: Doubts::default(),
             uses: Arc::default(),

@@ -76,7 +76,6 @@ struct Webhook {
 pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
     let args = &app.args.webhook;
     let Some(address) = args.webhook_listen else {
-        ready.store(true, Ordering::Release);
         return Ok(());
     };
     let tls = args.webhook_tls.as_deref().map(Tls::of).transpose()?;
