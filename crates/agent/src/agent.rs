@@ -2,7 +2,7 @@
 //! confirmations and Events go out.
 
 use std::collections::{HashSet, VecDeque};
-use std::hash::{BuildHasher as _, RandomState};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -308,7 +308,7 @@ impl Agent {
             self.state.reported();
             self.shared.metrics.published(now);
             self.shared.ready.store(true, Ordering::Release);
-            self.heartbeat = Instant::now() + about(self.args.heartbeat.0);
+            self.heartbeat = Instant::now() + about(self.args.heartbeat.0, &self.cluster.node);
             self.published = Some(status.clone());
         }
         let wanted = labels(&status);
@@ -412,11 +412,12 @@ impl Agent {
     }
 }
 
-/// As long within a tenth, so that not all agents report at once; by the standard library's random numbers.
-fn about(time: Duration) -> Duration {
-    let draw = RandomState::new().hash_one(());
+/// As long within a tenth, by the node's name, so that not all agents report at once.
+fn about(time: Duration, node: &str) -> Duration {
+    let mut draw = DefaultHasher::new();
+    node.hash(&mut draw);
     let tenth = time / 10;
-    let share = u32::try_from(draw % 1001).unwrap_or(0);
+    let share = u32::try_from(draw.finish() % 1001).unwrap_or(0);
     time - tenth + tenth * 2 * share / 1000
 }
 

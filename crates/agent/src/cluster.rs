@@ -123,7 +123,7 @@ fn label_value(text: &str) -> Option<String> {
 pub struct Cluster {
     /// For the watches.
     pub client: Client,
-    node: String,
+    pub(crate) node: String,
     recorder: Recorder,
 }
 
