@@ -1,66 +1,83 @@
-//! A simulated cluster in the terminal: the real extender over real HTTP and the real agents on
-//! simulated cards, with a simulated API server, scheduler and kubelets around them, and pods that
-//! come and go. The same pods go through one such cluster per policy at the same time; one of them
-//! is shown.
+//! A simulated cluster: the real extender and the real agents on simulated GPUs, with a simulated API server, scheduler
+//! and kubelets around them, and pods that come and go. The same pods go through one such cluster per policy, and
+//! through clusters where NVIDIA's device plugin hands out GPUs. Time is virtual, so a seed gives the same table each
+//! time; `--live` runs it on real time, in the terminal.
 
+mod animation;
 mod api_server;
+mod device_plugin;
+mod live;
 mod picture;
 mod report;
 mod scheduler;
 mod screen;
 mod store;
+mod tally;
 mod view;
 mod workload;
 mod world;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use clap::Parser;
 use gpustow_pack::PolicyKind;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
-use tokio::time::interval;
 
+use device_plugin::{Cluster, Sharing};
+use picture::Frame;
 use report::{Row, over_seeds, summary};
-use screen::Screen;
-use workload::Workload;
+use workload::{SPAN, Workload};
 use world::{Clock, World};
 
-/// Watch pods being packed onto the GPUs of a simulated cluster.
+/// Simulated seconds per second of the paused clock, by which extender and agents go. It is slow enough that their
+/// pauses do not show.
+const VIRTUAL: f64 = 60.0;
+/// Before each look of the scheduler: longer than any pause of the extender between an event and its answer.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Compare gpustow's packing with whole GPUs and time-slicing on a simulated cluster.
 ///
-/// The extender is the real one and is called over HTTP, and so are the nodes' agents, on cards out
-/// of files; API server, scheduler and kubelets are simulated. Twelve hours pass; every policy gets
-/// the same pods, one of them is shown.
+/// Twelve hours pass in seconds. The extender and the nodes' agents are the real ones; API server, scheduler, kubelets
+/// and GPUs are simulated. Each row of the table gets the same pods, and the same seed gives the same table.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "demo", version)]
 pub struct Args {
-    /// What nodes and pods are drawn from: the same seed, the same workload
+    /// Draw nodes and pods from this seed
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
 
-    /// Runs with so many seeds from that one on, one after another, and compares the policies over all
+    /// Run this many seeds, from --seed on, and compare the policies over all of them
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub seeds: u16,
 
-    /// Nodes: 8 GPUs of 80 GiB, 4 of 24 GiB, 2 of 48 and 2 of 16 GiB, in turn
+    /// Set the number of nodes: 8 GPUs of 80 GiB, 4 of 24 GiB, 2 of 48 and 2 of 16 GiB, in turn
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=30))]
     pub nodes: u16,
 
-    /// Pods that come within the twelve hours; the fewer, the longer each runs
+    /// Set the number of pods that arrive within the twelve hours; with fewer pods, each runs longer
     #[arg(long, default_value_t = 420, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub pods: u32,
 
-    /// Simulated minutes per second
-    #[arg(long, default_value = "30", value_parser = speed)]
-    pub speed: f64,
-
-    /// The policy to show; the others run beside it and are in the summary
+    /// Compare this policy with the others; --live shows it
     #[arg(long, default_value_t, value_parser = PolicyKind::from_str)]
     pub policy: PolicyKind,
+
+    /// Watch it in the terminal, on real time
+    #[arg(long, conflicts_with = "seeds")]
+    pub live: bool,
+
+    /// Let this many simulated minutes pass per second
+    #[arg(long, default_value = "30", value_parser = speed, requires = "live")]
+    pub speed: f64,
+
+    /// Write an animated picture (SVG) of the policy beside whole GPUs
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "live"])]
+    pub picture: Option<PathBuf>,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -70,95 +87,90 @@ fn speed(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs the demo: 0 if all went well, 1 if a card was over-committed or a pod was lost, 130 if
-/// somebody stopped it.
+impl Args {
+    fn workload(&self, seed: u64) -> Result<Workload> {
+        let pods = usize::try_from(self.pods)?;
+        Ok(Workload::new(seed, self.nodes.into(), pods))
+    }
+
+    /// Every policy, the one that is compared first.
+    fn policies(&self) -> Vec<PolicyKind> {
+        let mut policies = PolicyKind::ALL.to_vec();
+        policies.sort_by_key(|policy| *policy != self.policy);
+        policies
+    }
+}
+
+/// Runs the demo: 0 if all went well, 1 if a GPU was over-committed or a pod was lost, 130 if
+/// the user stopped it.
 ///
 /// # Errors
 /// If something does not start, or the terminal cannot be drawn on.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
-    let code = runtime.block_on(play(args));
-    // Extenders and watches run for ever.
-    runtime.shutdown_background();
-    code
-}
-
-async fn play(args: &Args) -> Result<ExitCode> {
+    if args.live {
+        return live::run(args);
+    }
     let mut all = Vec::new();
-    for run in 0..u64::from(args.seeds) {
-        let args = Args {
-            seed: args.seed.wrapping_add(run),
-            ..args.clone()
-        };
-        let (rows, complete) = once(&args).await?;
-        if rows.iter().any(|row| !row.is_sound()) {
-            return Ok(ExitCode::FAILURE);
+    for number in 0..args.seeds {
+        let seed = args.seed.wrapping_add(number.into());
+        let workload = Arc::new(args.workload(seed)?);
+        let (rows, frames) = simulate(args, &workload)?;
+        if let Some(file) = &args.picture {
+            let whole = animation::frames(&mut Cluster::new(Sharing::Whole, &workload));
+            let picture = animation::svg(&frames, &whole);
+            std::fs::write(file, picture).with_context(|| file.display().to_string())?;
         }
-        if !complete {
-            return Ok(ExitCode::from(130));
+        if args.seeds == 1 {
+            print!("{}", summary(args, workload.gpus, SPAN, &rows));
+        } else {
+            eprintln!("{} of {} seeds", number + 1, args.seeds);
+        }
+        if let Some(broken) = report::broken(&rows) {
+            eprintln!("seed {seed}: {broken}");
+            return Ok(ExitCode::FAILURE);
         }
         all.push(rows);
     }
-    if all.len() > 1 {
+    if args.seeds > 1 {
         print!("{}", over_seeds(&all));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// One run: what every policy came to, and whether nobody stopped it.
-async fn once(args: &Args) -> Result<(Vec<Row>, bool)> {
-    let pods = usize::try_from(args.pods)?;
-    let workload = Arc::new(Workload::new(args.seed, args.nodes.into(), pods));
-    let folder = tempfile::Builder::new().prefix("gpustow-demo-").tempdir();
-    let folder = folder.context("cannot make a folder for the cards")?;
-    let mut policies = PolicyKind::ALL.to_vec();
-    policies.sort_by_key(|policy| *policy != args.policy);
-    let mut worlds = Vec::new();
-    let mut schedulers = Vec::new();
-    for policy in policies {
-        let world = Arc::new(World::new(policy, workload.clone(), folder.path())?);
-        schedulers.push((world.clone(), world.start().await?));
-        worlds.push(world);
+/// Runs every policy on paused time, each on a thread of its own: a row for each and for the device plugin, and what
+/// the first policy's cluster looked like.
+fn simulate(args: &Args, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
+    let (mut rows, mut frames) = (Vec::new(), Vec::new());
+    thread::scope(|scope| {
+        let runs = args.policies().into_iter();
+        let runs = runs.map(|policy| scope.spawn(move || one(policy, workload.clone())));
+        for run in runs.collect::<Vec<_>>() {
+            let (row, seen) = run.join().map_err(|_| anyhow!("a cluster panicked"))??;
+            rows.push(row);
+            if frames.is_empty() {
+                frames = seen;
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    for sharing in Sharing::ALL {
+        let mut cluster = Cluster::new(sharing, workload);
+        cluster.live(SPAN);
+        rows.push(Row::of_device_plugin(&cluster, SPAN));
     }
-    let clock = Clock {
-        start: Instant::now(),
-        speed: args.speed * 60.0,
-    };
-    let mut lives = JoinSet::new();
-    for (world, scheduler) in schedulers {
-        lives.spawn(async move { world.live(scheduler, clock).await });
-    }
-    let complete = watch(&worlds, clock, &mut lives).await?;
-    lives.shutdown().await;
-    let rows: Vec<Row> = worlds
-        .iter()
-        .map(|world| Row::of(world, clock.now()))
-        .collect();
-    print!("{}", summary(args, workload.gpus, clock.now(), &rows));
-    Ok((rows, complete))
+    Ok((rows, frames))
 }
 
-/// Shows the first world until all have lived (true) or somebody wants to stop (false).
-async fn watch(
-    worlds: &[Arc<World>],
-    clock: Clock,
-    lives: &mut JoinSet<Result<()>>,
-) -> Result<bool> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut screen = Screen::open(worlds)?;
-    let mut tick = interval(Duration::from_millis(100));
-    loop {
-        tokio::select! {
-            ended = lives.join_next() => match ended {
-                Some(ended) => ended??,
-                None => return Ok(true),
-            },
-            _ = tick.tick() => if screen.show(worlds, clock)? {
-                return Ok(false);
-            },
-            _ = terminate.recv() => return Ok(false),
-            _ = interrupt.recv() => return Ok(false),
-        }
-    }
+fn one(policy: PolicyKind, workload: Arc<Workload>) -> Result<(Row, Vec<Frame>)> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let world = World::new(policy, workload)?;
+        let scheduler = world.start(LOOK).await?;
+        world.live(scheduler, Clock::new(VIRTUAL)).await?;
+        Ok((Row::of(&world, SPAN), world.frames()))
+    })
 }

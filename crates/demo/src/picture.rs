@@ -2,6 +2,7 @@
 //! extender believes plays no part.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use gpustow_api::{Assignment, GpuNode, names};
 use serde::Deserialize as _;
@@ -44,6 +45,13 @@ pub(crate) struct Picture {
     pub(crate) lost: usize,
 }
 
+/// What a cluster looked like at a virtual time.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    pub(crate) at: Duration,
+    pub(crate) picture: Picture,
+}
+
 impl Picture {
     /// Looks at every GpuNode and pod.
     pub(crate) fn of(store: &Store) -> Self {
@@ -68,18 +76,17 @@ impl Picture {
             picture.nodes.push(NodePicture { name, cards });
         }
         let mut pods = store.list("pods").1;
-        pods.sort_by(|a, b| text(a, "/metadata/uid").cmp(text(b, "/metadata/uid")));
+        pods.sort_by_cached_key(|pod| text(pod, ["metadata", "uid"]).to_owned());
         for pod in &pods {
-            let name = text(pod, "/metadata/name").to_owned();
-            let node = text(pod, "/spec/nodeName");
+            let name = text(pod, ["metadata", "name"]).to_owned();
+            let node = text(pod, ["spec", "nodeName"]);
             if node.is_empty() {
                 picture.waiting.push(name);
                 continue;
             }
             picture.running += 1;
-            let annotations = pod.pointer("/metadata/annotations");
-            let written = annotations.and_then(|all| all.get(names::ASSIGNMENT)?.as_str());
-            let assignment = written.and_then(|text| Assignment::decode(text).ok());
+            let written = text(pod, ["metadata", "annotations", names::ASSIGNMENT]);
+            let assignment = Assignment::decode(written).ok();
             let charges = assignment.map(|assignment| assignment.charges);
             let on_node = |nodes: &[NodePicture], place: &(usize, usize)| {
                 nodes.get(place.0).is_some_and(|it| it.name == node)
@@ -123,9 +130,8 @@ impl Picture {
     }
 }
 
-fn text<'a>(object: &'a Value, path: &str) -> &'a str {
-    object
-        .pointer(path)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+/// The text at that path, or an empty one. Unlike a JSON pointer, the path is not parsed: this runs at every change.
+fn text<'a, const N: usize>(object: &'a Value, path: [&str; N]) -> &'a str {
+    let found = path.iter().try_fold(object, |it, field| it.get(field));
+    found.and_then(Value::as_str).unwrap_or_default()
 }

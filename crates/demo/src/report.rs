@@ -1,54 +1,34 @@
-//! Figures in words: a row per policy, and the summary.
+//! Figures in words: a row per way to share GPUs, and what they come to.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use gpustow_pack::PolicyKind;
-
-use super::Args;
-use super::picture::Picture;
-use super::workload::RAMP;
-use super::world::{Tally, World};
 use gpustow_sim::report::Mean;
 
-/// Minutes, or points, that are no difference.
-const LEVEL: f64 = 0.05;
+use super::Args;
+use super::device_plugin::{Cluster, Sharing};
+use super::picture::Picture;
+use super::tally::Tally;
+use super::workload::RAMP;
+use super::world::World;
 
-/// What one policy has come to.
+/// What one way to share the GPUs has come to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
-    pub(crate) policy: PolicyKind,
+    /// Its name.
+    pub(crate) way: String,
     pub(crate) tally: Tally,
     pub(crate) running: usize,
     pub(crate) waiting: usize,
-    /// Share of all GPU memory that is promised now, 0 to 1.
+    /// Share of all GPU memory that running pods requested, 0 to 1.
     pub(crate) allocated: f64,
     pub(crate) mean_wait: Duration,
-    pub(crate) filter: Quantiles,
-    pub(crate) bind: Quantiles,
+    /// Pods whose program found its GPU full.
+    pub(crate) failed: usize,
 }
 
-/// Median and 99th percentile.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Quantiles(Duration, Duration);
-
-impl Quantiles {
-    fn of(mut times: Vec<Duration>) -> Self {
-        times.sort_unstable();
-        let at = |hundredths: usize| {
-            let last = times.len().saturating_sub(1);
-            times
-                .get(last * hundredths / 100)
-                .copied()
-                .unwrap_or_default()
-        };
-        Self(at(50), at(99))
-    }
-
-    fn text(self) -> String {
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        format!("{:.2} / {:.2} ms", ms(self.0), ms(self.1))
-    }
+fn ours(policy: PolicyKind) -> String {
+    format!("gpustow {policy}")
 }
 
 impl Row {
@@ -57,30 +37,57 @@ impl Row {
         let picture = Picture::of(&world.store);
         let mut tally = world.tally().clone();
         tally.broken += picture.over_committed() + picture.lost;
-        let (filter, bind) = {
-            let latencies = world
-                .latencies
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            (latencies.filter.clone(), latencies.bind.clone())
-        };
         Self {
-            policy: world.policy,
+            way: ours(world.policy),
             running: picture.running,
             waiting: picture.waiting.len(),
             allocated: picture.allocated(),
             mean_wait: tally.mean_wait(now),
-            filter: Quantiles::of(filter),
-            bind: Quantiles::of(bind),
+            failed: 0,
             tally,
         }
     }
 
-    /// No card was over-committed and every pod is accounted for.
-    pub(crate) fn is_sound(&self) -> bool {
+    /// Looks at a cluster of the device plugin, which has lived up to `now`.
+    pub(crate) fn of_device_plugin(cluster: &Cluster<'_>, now: Duration) -> Self {
+        Self {
+            way: cluster.sharing.name().to_owned(),
+            running: cluster.running(),
+            waiting: cluster.tally.waiting(),
+            allocated: cluster.allocated(),
+            mean_wait: cluster.tally.mean_wait(now),
+            failed: cluster.failed(),
+            tally: cluster.tally.clone(),
+        }
+    }
+
+    /// No GPU was over-committed and every pod is accounted for.
+    fn is_sound(&self) -> bool {
         let tally = &self.tally;
         tally.broken == 0 && tally.arrived == tally.finished + self.running + self.waiting
     }
+
+    fn at_once(&self) -> f64 {
+        self.tally.mean_running().unwrap_or(0.0)
+    }
+
+    fn wait(&self) -> f64 {
+        self.mean_wait.as_secs_f64() / 60.0
+    }
+
+    fn share(&self) -> f64 {
+        100.0 * self.tally.mean_allocated().unwrap_or(0.0)
+    }
+}
+
+/// What went wrong, if anything did.
+pub(crate) fn broken(rows: &[Row]) -> Option<String> {
+    let row = rows.iter().find(|row| !row.is_sound())?;
+    Some(format!(
+        "{} is broken: {} times a GPU was over-committed or a pod was lost, or the counts of pods do not add up. \
+         Please report this.",
+        row.way, row.tally.broken
+    ))
 }
 
 /// Hours and minutes.
@@ -89,198 +96,198 @@ pub(crate) fn clock(time: Duration) -> String {
     format!("{:02}:{:02}", minutes / 60, minutes % 60)
 }
 
-/// A heading and a line per policy, with as many columns as `width` has room for; the first is the one that
-/// is shown.
+/// A heading and a line per row, with as many columns as `width` has room for.
 pub(crate) fn table(rows: &[Row], width: usize) -> Vec<String> {
-    let heading = [
-        "policy",
-        "allocated",
-        "waiting",
-        "mean wait",
-        "filter p50 / p99",
-        "bind p50 / p99",
-    ];
-    let line = |cells: [&str; 6]| {
-        let [policy, others @ ..] = cells;
-        let mut line = format!("{policy:10}");
-        for (cell, column) in others.into_iter().zip([10, 8, 11, 19, 19]) {
+    let line = |way: &str, cells: [String; 6]| {
+        let mut line = format!("{way:17}");
+        for (cell, column) in cells.into_iter().zip([9, 10, 9, 9, 12, 11]) {
             if line.len() + column <= width {
                 line += &format!("{cell:>column$}");
             }
         }
         line
     };
-    let mut lines = vec![line(heading)];
+    let heading = [
+        "at once",
+        "finished",
+        "running",
+        "waiting",
+        "mean wait",
+        "allocated",
+    ];
+    let mut lines = vec![line("", heading.map(str::to_owned))];
     for row in rows {
-        let mean = row.tally.mean_allocated();
-        let mean = mean.map_or("-".to_owned(), |mean| format!("{:.1} %", mean * 100.0));
-        lines.push(line([
-            row.policy.name(),
-            &mean,
-            &row.waiting.to_string(),
-            &format!("{:.1} min", row.mean_wait.as_secs_f64() / 60.0),
-            &row.filter.text(),
-            &row.bind.text(),
-        ]));
+        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        let tally = &row.tally;
+        let cells = [
+            or_dash(tally.mean_running().map(|mean| format!("{mean:.1}"))),
+            tally.finished.to_string(),
+            row.running.to_string(),
+            row.waiting.to_string(),
+            format!("{:.1} min", row.wait()),
+            or_dash(
+                tally
+                    .mean_allocated()
+                    .map(|mean| format!("{:.1} %", 100.0 * mean)),
+            ),
+        ];
+        lines.push(line(&row.way, cells));
     }
     lines
 }
 
-/// How the default policy compares with one of the others: minutes that it waits longer, and points of
-/// GPU memory that it allocates more.
+/// What stays on the terminal after one run.
+pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> String {
+    let Args {
+        seed, nodes, pods, ..
+    } = args;
+    let mut lines = vec![format!(
+        "{} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n",
+        clock(now)
+    )];
+    lines.extend(table(rows, usize::MAX));
+    lines.push(format!(
+        "\nat once: pods that run, mean from {} on. running and waiting: at the end. mean wait: simulated time until\n\
+         a pod starts. allocated: GPU memory that running pods requested, mean from {0} on.",
+        clock(RAMP)
+    ));
+    for row in rows.iter().filter(|row| row.failed > 0) {
+        lines.push(format!(
+            "{} gives a GPU to 4 pods and counts no memory: {} pods found theirs full, failed and started again.",
+            row.way, row.failed
+        ));
+    }
+    if rows.iter().all(Row::is_sound) {
+        lines.push("No GPU was over-committed, no pod was lost.".to_owned());
+    }
+    lines.extend(factor(&[rows.to_vec()]));
+    lines.join("\n") + "\n"
+}
+
+/// The row of that name in each run.
+fn each<'a>(all: &'a [Vec<Row>], way: &'a str) -> impl Iterator<Item = &'a Row> {
+    all.iter()
+        .filter_map(move |rows| rows.iter().find(|row| row.way == way))
+}
+
+/// How many times as many pods run with the first row's policy as with whole GPUs.
+fn factor(all: &[Vec<Row>]) -> Option<String> {
+    let way = &all.first()?.first()?.way;
+    let pairs = each(all, way).zip(each(all, Sharing::Whole.name()));
+    let at_once: Vec<(f64, f64)> = pairs
+        .map(|(row, whole)| (row.at_once(), whole.at_once()))
+        .collect();
+    if at_once.iter().any(|(_, whole)| *whole <= 0.0) {
+        return None;
+    }
+    let factors: Vec<f64> = at_once.iter().map(|(ours, whole)| ours / whole).collect();
+    let factor = Mean::of(&factors);
+    Some(match at_once.as_slice() {
+        [(ours, whole)] => format!(
+            "{way} runs {:.1} times as many pods at once as whole GPUs: {ours:.1} and {whole:.1}.",
+            factor.mean
+        ),
+        runs => format!(
+            "{way} runs {:.2} ± {:.2} times as many pods at once as whole GPUs, over {} seeds.",
+            factor.mean,
+            factor.ci95,
+            runs.len()
+        ),
+    })
+}
+
+/// How the first policy compares with another, seed by seed: minutes that its pods wait longer, and points of GPU memory
+/// that it allocates more.
 struct Against {
-    other: PolicyKind,
+    other: String,
     wait: Mean,
     allocated: Mean,
 }
 
-fn wait(row: &Row) -> f64 {
-    row.mean_wait.as_secs_f64() / 60.0
-}
-
-fn share(row: &Row) -> f64 {
-    100.0 * row.tally.mean_allocated().unwrap_or(0.0)
-}
-
-/// The default policy against every other, run by run.
-fn against_others(all: &[Vec<Row>]) -> Vec<Against> {
-    let others = PolicyKind::ALL.into_iter();
-    let others = others.filter(|policy| *policy != PolicyKind::default());
-    let minus = |other: PolicyKind, of: fn(&Row) -> f64| {
-        let of_run = |rows: &Vec<Row>, policy| {
-            let row = rows.iter().find(|row| row.policy == policy);
-            row.map(of)
+impl Against {
+    fn of(all: &[Vec<Row>], first: &str, other: &str) -> Self {
+        let minus = |of: fn(&Row) -> f64| {
+            let both = each(all, first).zip(each(all, other));
+            let both = both.map(|(first, other)| of(first) - of(other));
+            Mean::of(&both.collect::<Vec<_>>())
         };
-        let both = all
-            .iter()
-            .filter_map(|rows| Some(of_run(rows, PolicyKind::default())? - of_run(rows, other)?));
-        Mean::of(&both.collect::<Vec<_>>())
-    };
-    let against = |other| Against {
-        other,
-        wait: minus(other, wait),
-        allocated: minus(other, share),
-    };
-    others.map(against).collect()
+        Self {
+            other: other.to_owned(),
+            wait: minus(Row::wait),
+            allocated: minus(Row::share),
+        }
+    }
+
+    /// The differences that exceed the spread of the seeds, if any does.
+    fn verdict(&self) -> Option<String> {
+        let exceeds = |mean: Mean| mean.mean.abs() > mean.ci95;
+        let mut found = Vec::new();
+        if exceeds(self.wait) {
+            let longer = if self.wait.mean > 0.0 {
+                "longer"
+            } else {
+                "less"
+            };
+            found.push(format!("waits {:.1} min {longer}", self.wait.mean.abs()));
+        }
+        if exceeds(self.allocated) {
+            let more = if self.allocated.mean > 0.0 {
+                "more"
+            } else {
+                "less"
+            };
+            found.push(format!(
+                "allocates {:.1} points {more}",
+                self.allocated.mean.abs()
+            ));
+        }
+        (!found.is_empty()).then(|| format!("than {} it {}", self.other, found.join(" and ")))
+    }
 }
 
-/// Where the default policy is behind another by more than the 95 % interval, and why; a line.
-fn verdict(others: &[Against]) -> String {
-    let ours = PolicyKind::default();
-    let behind = others.iter().filter_map(|against| {
-        let Against {
-            other,
-            wait,
-            allocated,
-        } = against;
-        let mut how = Vec::new();
-        if wait.mean - wait.ci95 > LEVEL {
-            how.push(format!("waits {:.1} min longer", wait.mean));
-        }
-        if allocated.mean + allocated.ci95 < -LEVEL {
-            how.push(format!("allocates {:.1} points less", -allocated.mean));
-        }
-        (!how.is_empty()).then(|| format!("than {other} it {}", how.join(" and ")))
-    });
-    let behind: Vec<String> = behind.collect();
-    match behind.is_empty() {
-        true => format!("{ours}: no other policy waits less or allocates more."),
+/// Where the first policy differs from the others by more than the spread of the seeds.
+fn verdict(first: &str, others: &[Against], seeds: usize) -> String {
+    let found: Vec<String> = others.iter().filter_map(Against::verdict).collect();
+    match found.is_empty() {
+        true => format!(
+            "{first}: no difference from another policy exceeds the spread of {seeds} seeds."
+        ),
         false => format!(
-            "{ours} is not first: {}. It judges by the pods seen so far what is worth keeping free; on few cards \
-             of different sizes the tightest card does as well or better (docs/packing.md).",
-            behind.join(", ")
+            "{first}, beyond the spread of {seeds} seeds: {}.",
+            found.join("; ")
         ),
     }
 }
 
-/// Runs with several seeds: means with their 95 % intervals, and how the first policy, which is shown,
-/// compares with each other one, seed by seed.
+/// Runs with several seeds: means with their 95 % intervals, a verdict where they allow one, and the factor.
 pub(crate) fn over_seeds(all: &[Vec<Row>]) -> String {
-    let policies = all.first().map_or(0, Vec::len);
-    let values = |at: usize, of: fn(&Row) -> f64| -> Vec<f64> {
-        let rows = all.iter().filter_map(|rows| rows.get(at));
-        rows.map(of).collect()
+    let Some(rows) = all.first() else {
+        return String::new();
     };
-    let mut text = format!(
-        "\n{} seeds; the differences are seed by seed\n{:12}{:>18}{:>20}{:>22}{:>22}\n",
-        all.len(),
-        "policy",
-        "allocated, %",
-        "mean wait, min",
-        "allocated: shown −",
-        "wait: shown −"
-    );
-    for at in 0..policies {
-        let name = all.first().and_then(|rows| rows.get(at));
-        let name = name.map_or("", |row| row.policy.name());
-        let minus = |of: fn(&Row) -> f64| {
-            let both = values(0, of).into_iter().zip(values(at, of));
-            Mean::of(&both.map(|(shown, other)| shown - other).collect::<Vec<_>>())
+    let mut lines = vec![
+        format!("{} seeds, mean ± half of the 95 % interval\n", all.len()),
+        format!(
+            "{:17}{:>18}{:>20}{:>20}",
+            "", "at once", "mean wait, min", "allocated, %"
+        ),
+    ];
+    for Row { way, .. } in rows {
+        let cell = |of: fn(&Row) -> f64| {
+            let mean = Mean::of(&each(all, way).map(of).collect::<Vec<_>>());
+            format!("{:.2} ± {:.2}", mean.mean, mean.ci95)
         };
-        let cell = |mean: Mean| format!("{:.2} ± {:.2}", mean.mean, mean.ci95);
-        let signed = |mean: Mean| match at {
-            0 => String::new(),
-            _ => format!("{:+.2} ± {:.2}", mean.mean, mean.ci95),
-        };
-        text += &format!(
-            "{name:12}{:>18}{:>20}{:>22}{:>22}\n",
-            cell(Mean::of(&values(at, share))),
-            cell(Mean::of(&values(at, wait))),
-            signed(minus(share)),
-            signed(minus(wait)),
-        );
+        let (at_once, wait, share) = (cell(Row::at_once), cell(Row::wait), cell(Row::share));
+        lines.push(format!("{way:17}{at_once:>18}{wait:>20}{share:>20}"));
     }
-    text + &verdict(&against_others(all)) + "\n"
-}
-
-/// What stays on the terminal.
-pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> String {
-    let mut lines = Vec::new();
-    let mut say = |line: String| lines.push(line);
-    let Args {
-        seed, nodes, pods, ..
-    } = args;
-    let passed = clock(now);
-    say(format!(
-        "gpustow demo: {passed} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n"
-    ));
-    table(rows, usize::MAX).into_iter().for_each(&mut say);
-    say(format!(
-        "\nallocated: GPU memory promised to pods, mean from {} on. waiting: at the end. Waits are in\n\
-         simulated time; filter and bind are real, over HTTP. One run on few nodes says little about a\n\
-         policy: --seeds 10 compares them with their spread, docs/packing.md on recorded workloads.\n",
-        clock(RAMP)
-    ));
-    for row in rows {
-        let Row {
-            policy,
-            running,
-            waiting,
-            tally,
-            ..
-        } = row;
-        let Tally {
-            arrived, finished, ..
-        } = tally;
-        say(format!(
-            "{policy}: {arrived} pods arrived, {finished} finished, {running} running, {waiting} waiting"
-        ));
+    if let Some(first) = rows.first() {
+        let policies = PolicyKind::ALL.map(ours);
+        let others = policies.iter().filter(|way| **way != first.way);
+        let others: Vec<Against> = others
+            .map(|other| Against::of(all, &first.way, other))
+            .collect();
+        lines.push(format!("\n{}", verdict(&first.way, &others, all.len())));
     }
-    if args.seeds == 1 {
-        say(verdict(&against_others(&[rows.to_vec()])));
-    }
-    if rows.iter().all(Row::is_sound) {
-        say("No card was over-committed, no pod was lost.".to_owned());
-    } else {
-        for row in rows.iter().filter(|row| !row.is_sound()) {
-            let broken = row.tally.broken;
-            say(format!(
-                "BROKEN under {}: over-committed cards or lost pods were seen {broken} times, or the \
-                 pods above do not add up. Please report this.",
-                row.policy
-            ));
-        }
-    }
+    lines.extend(factor(all));
     lines.join("\n") + "\n"
 }
 
@@ -288,25 +295,31 @@ pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> 
 mod tests {
     use super::*;
 
-    fn against(other: PolicyKind, waits: &[f64], shares: &[f64]) -> Against {
+    fn against(waits: &[f64], shares: &[f64]) -> Against {
         Against {
-            other,
+            other: "gpustow binpack".to_owned(),
             wait: Mean::of(waits),
             allocated: Mean::of(shares),
         }
     }
 
     #[test]
-    fn it_says_where_the_default_policy_is_behind() {
-        let level = against(PolicyKind::FirstFit, &[-2.0, -1.0, 0.0], &[1.0, -1.0, 0.0]);
-        let ahead = against(PolicyKind::Spread, &[-2.0, -1.9, -2.1], &[4.0, 4.1, 3.9]);
-        let text = verdict(&[level, ahead]);
-        assert_eq!(text, "tight: no other policy waits less or allocates more.");
-        let slow = against(PolicyKind::Binpack, &[2.0, 2.1, 1.9], &[-1.0, 1.0, 0.0]);
-        let text = verdict(&[slow]);
-        assert!(text.contains("not first: than binpack it waits 2.0 min longer."));
-        let less = against(PolicyKind::Binpack, &[0.0], &[-0.3]);
-        let text = verdict(&[less]);
-        assert!(text.contains("not first: than binpack it allocates 0.3 points less."));
+    fn verdict_names_only_what_exceeds_the_spread() {
+        let level = against(&[-2.0, -1.0, 2.0], &[1.0, -1.0, 0.5]);
+        assert_eq!(
+            verdict("gpustow tight", &[level], 3),
+            "gpustow tight: no difference from another policy exceeds the spread of 3 seeds."
+        );
+        let slow = against(&[2.0, 2.1, 1.9], &[-1.0, 1.0, 0.0]);
+        assert_eq!(
+            verdict("gpustow tight", &[slow], 3),
+            "gpustow tight, beyond the spread of 3 seeds: than gpustow binpack it waits 2.0 min longer."
+        );
+        let better = against(&[0.0, 0.1, -0.1], &[3.9, 4.0, 4.1]);
+        let text = verdict("gpustow tight", &[better], 3);
+        assert!(
+            text.ends_with("than gpustow binpack it allocates 4.0 points more."),
+            "{text}"
+        );
     }
 }

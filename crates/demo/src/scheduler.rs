@@ -1,11 +1,11 @@
 //! As much of kube-scheduler as the demo needs: a queue by priority and age, the node-sum check,
-//! and the calls of an extender over HTTP. A refused pod sleeps until room is announced on it. It
+//! and the calls of an extender. A refused pod sleeps until room is announced on it. It
 //! schedules one pod at a time and waits for the bind, where kube-scheduler goes on to the next.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use axum::http::Request;
@@ -22,14 +22,6 @@ use super::workload::prefers;
 
 /// Before a pod is tried again whose bind failed, or an extender that answered with an error.
 const BACKOFF: Duration = Duration::from_millis(50);
-
-/// How long the extender took to answer, as kube-scheduler sees it.
-#[derive(Debug, Default)]
-pub(crate) struct Latencies {
-    pub(crate) filter: Vec<Duration>,
-    pub(crate) bind: Vec<Duration>,
-}
-
 /// kube-scheduler's side of the extender protocol.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
@@ -107,7 +99,6 @@ struct PodInfo {
 pub(crate) struct Scheduler {
     store: Arc<Store>,
     extender: Client,
-    latencies: Arc<Mutex<Latencies>>,
     nodes: Vec<NodeInfo>,
     /// By UID, all that exist.
     pods: BTreeMap<String, PodInfo>,
@@ -116,6 +107,9 @@ pub(crate) struct Scheduler {
     /// UID, and whether the sums of the nodes refused it rather than the extender.
     asleep: BTreeMap<String, bool>,
     seen: u64,
+    /// Before each look, so that the extender has seen what the scheduler sees. On paused time all is still by then, and
+    /// so a run repeats.
+    look: Duration,
 }
 
 impl Scheduler {
@@ -123,11 +117,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// If a node cannot be read.
-    pub(crate) fn new(
-        store: Arc<Store>,
-        extender: Client,
-        latencies: Arc<Mutex<Latencies>>,
-    ) -> Result<Self> {
+    pub(crate) fn new(store: Arc<Store>, extender: Client, look: Duration) -> Result<Self> {
         let (seen, nodes) = store.list("nodes");
         let nodes = nodes.into_iter().map(|object| {
             let node = Node::deserialize(&*object).context("a node")?;
@@ -145,11 +135,11 @@ impl Scheduler {
             nodes: nodes.collect::<Result<_>>()?,
             store,
             extender,
-            latencies,
             pods: BTreeMap::new(),
             queue: BTreeSet::new(),
             asleep: BTreeMap::new(),
             seen,
+            look,
         })
     }
 
@@ -160,6 +150,7 @@ impl Scheduler {
     pub(crate) async fn run(mut self) -> Result<()> {
         let mut changed = self.store.subscribe();
         loop {
+            sleep(self.look).await;
             changed.borrow_and_update();
             self.observe()?;
             match self.queue.pop_first() {
@@ -256,9 +247,7 @@ impl Scheduler {
             nodes: None,
             node_names: &candidates,
         };
-        let began = Instant::now();
         let filtered: Filtered = self.post("/filter", &call).await?;
-        self.took(began, |latencies| &mut latencies.filter);
         let nodes = filtered.node_names.unwrap_or_default();
         if !filtered.error.is_empty() {
             sleep(BACKOFF).await;
@@ -279,9 +268,7 @@ impl Scheduler {
             "PodUID": uid,
             "Node": node,
         });
-        let began = Instant::now();
         let bound: Bound = self.post("/bind", &binding).await?;
-        self.took(began, |latencies| &mut latencies.bind);
         if !bound.error.is_empty() {
             sleep(BACKOFF).await;
             self.wake(uid);
@@ -327,16 +314,9 @@ impl Scheduler {
         let _ = self.store.patch_status(key_of("pods", pod), &patch, true);
     }
 
-    fn took(&self, began: Instant, of: impl FnOnce(&mut Latencies) -> &mut Vec<Duration>) {
-        let mut latencies = self
-            .latencies
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        of(&mut latencies).push(began.elapsed());
-    }
-
     async fn post<T: DeserializeOwned>(&self, verb: &str, body: &impl Serialize) -> Result<T> {
         let request = Request::post(verb)
+            .header("Host", "localhost")
             .header("Content-Type", "application/json")
             .body(serde_json::to_vec(body)?)?;
         let answer = self.extender.request(request).await;

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::{Timestamp, Unit};
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Changes that a watch can start from; older ones are forgotten.
 const LOG: usize = 20_000;
@@ -53,6 +54,8 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Store {
     state: Mutex<State>,
+    /// The time of day, to the second, at which it began on the runtime's clock: ages follow that clock.
+    began: (Timestamp, Instant),
     version: watch::Sender<u64>,
 }
 
@@ -94,8 +97,11 @@ impl Preconditions {
 
 impl Store {
     pub(crate) fn new() -> Self {
+        let now = Timestamp::now();
+        let now = now.round(Unit::Second).unwrap_or(now);
         Self {
             state: Mutex::default(),
+            began: (now, Instant::now()),
             version: watch::Sender::new(0),
         }
     }
@@ -121,7 +127,8 @@ impl Store {
             return Err(refused(StatusCode::CONFLICT, message));
         }
         let uid = format!("00000000-0000-4000-8000-{:012x}", state.version + 1);
-        let created = Timestamp::now().to_string();
+        let (day, began) = self.began;
+        let created = (day + began.elapsed()).to_string();
         let given = json!({"metadata": {"uid": uid, "creationTimestamp": created}});
         merge(&mut object, &given, false);
         Ok(self.write(&mut state, key, None, object))

@@ -62,8 +62,8 @@ fn header(scene: &Scene, width: usize) -> Vec<Line<'static>> {
         return Vec::new();
     };
     let title = format!(
-        "gpustow  {}  {} of {} h  {:.1} % allocated",
-        row.policy,
+        "{}  {} of {} h  {:.1} % allocated",
+        row.way,
         clock(scene.now),
         clock(SPAN),
         row.allocated * 100.0

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use gpustow_api::names;
-use gpustow_machine::{Gpu, Machine};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
@@ -63,14 +62,14 @@ struct Kind {
     share: u32,
     /// GiB per card, both ends included.
     gib: (u64, u64),
-    gpus: u64,
+    gpus: usize,
     exclusive: bool,
     /// States a preference among nodes, so that /prioritize decides.
     prefers: bool,
     priority: i32,
 }
 
-const fn kind(name: &'static str, share: u32, gib: (u64, u64), gpus: u64) -> Kind {
+const fn kind(name: &'static str, share: u32, gib: (u64, u64), gpus: usize) -> Kind {
     Kind {
         name,
         share,
@@ -107,15 +106,27 @@ pub(crate) struct Arrival {
     pub(crate) at: Duration,
     /// From bound to gone.
     pub(crate) runs_for: Duration,
+    /// GPUs that it needs, and MiB of each.
+    pub(crate) gpus: usize,
+    pub(crate) mib: u64,
+    pub(crate) priority: i32,
     /// The Pod as a user writes it.
     pub(crate) pod: Value,
+}
+
+/// A node to schedule on.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Host {
+    /// The Node as its kubelet writes it.
+    pub(crate) node: Value,
+    /// Model and MiB of each.
+    pub(crate) gpus: &'static [(&'static str, u64)],
 }
 
 /// Nodes and pods.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Workload {
-    /// Nodes, and what a driver would say of their cards.
-    pub(crate) nodes: Vec<(Value, Machine)>,
+    pub(crate) nodes: Vec<Host>,
     /// In the order in which they come.
     pub(crate) pods: Vec<Arrival>,
     /// Cards of all nodes.
@@ -170,7 +181,7 @@ fn arrival(random: &mut StdRng, number: usize, at: Duration) -> (Arrival, f64) {
     });
     let kind = kind.unwrap_or(&KINDS[0]);
     let gib = random.random_range(kind.gib.0..=kind.gib.1);
-    let mib = gib * 1024 * kind.gpus;
+    let mib = gib * 1024 * kind.gpus as u64;
     let name = format!("{}-{number:03}", kind.name);
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -206,13 +217,16 @@ fn arrival(random: &mut StdRng, number: usize, at: Duration) -> (Arrival, f64) {
         at,
         // Exponential, without its tails.
         runs_for: Duration::from_secs_f64((-(1.0 - unit).ln()).clamp(0.1, 3.0)),
+        gpus: kind.gpus,
+        mib: gib * 1024,
+        priority: kind.priority,
         pod,
     };
     let held = if kind.exclusive { 81_920 } else { mib };
     (arrival, held as f64)
 }
 
-fn node(number: usize, Hardware { cores, gib, cards }: Hardware) -> (Value, Machine) {
+fn node(number: usize, Hardware { cores, gib, cards }: Hardware) -> Host {
     let zone = if number.is_multiple_of(2) { "a" } else { "b" };
     let node = json!({
         "apiVersion": "v1", "kind": "Node",
@@ -221,18 +235,7 @@ fn node(number: usize, Hardware { cores, gib, cards }: Hardware) -> (Value, Mach
             "cpu": cores.to_string(), "memory": format!("{gib}Gi"), "pods": "110",
         }},
     });
-    let gpus = cards.iter().zip(0..);
-    let gpus = gpus.map(|(&(model, total_mib), index): (_, u32)| Gpu {
-        uuid: format!("GPU-{number}-{index}"),
-        name: model.to_owned(),
-        total_mib,
-        ..Gpu::default()
-    });
-    let machine = Machine {
-        gpus: gpus.collect(),
-        ..Machine::default()
-    };
-    (node, machine)
+    Host { node, gpus: cards }
 }
 
 /// True if the pod prefers the zone that the node is in.

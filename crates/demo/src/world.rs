@@ -3,86 +3,61 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::future::pending;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use axum::http::Request;
 use clap::Parser as _;
+use gpustow::Extender;
+use gpustow_agent::Work;
+use gpustow_agent::devices::{Card, Memory, Reading};
+use gpustow_agent::sampler::Sampler;
 use gpustow_api::{config, names};
 use gpustow_pack::PolicyKind;
-use kube::{Client, Config};
+use kube::Client;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
 use super::api_server::router;
-use super::picture::Picture;
-use super::scheduler::{Latencies, Scheduler};
+use super::picture::{Frame, Picture};
+use super::scheduler::Scheduler;
 use super::store::{Change, Key, Refused, Store};
-use super::workload::{NAMESPACE, RAMP, SPAN, Workload};
+use super::tally::Tally;
+use super::workload::{Host, NAMESPACE, SPAN, Workload};
 
+/// Virtual time between two looks that [`World::frames`] keeps.
+pub(crate) const FRAME: Duration = Duration::from_secs(15 * 60);
+/// How often an agent looks at its GPUs.
+const SAMPLE: Duration = Duration::from_secs(5);
 /// Bound on the start of the agents, and on the extender's.
 const START: Duration = Duration::from_secs(20);
 
-/// Virtual time: runs `speed` times as fast as real time.
+/// Virtual time: runs `speed` times as fast as the runtime's clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
-    pub(crate) start: Instant,
-    pub(crate) speed: f64,
+    start: Instant,
+    speed: f64,
 }
 
 impl Clock {
+    /// One that starts now.
+    pub(crate) fn new(speed: f64) -> Self {
+        Self {
+            start: Instant::now(),
+            speed,
+        }
+    }
+
     /// Virtual time since the start, at most [`SPAN`].
     pub(crate) fn now(&self) -> Duration {
         self.start.elapsed().mul_f64(self.speed).min(SPAN)
     }
 
-    fn real(&self, at: Duration) -> tokio::time::Instant {
-        (self.start + at.div_f64(self.speed)).into()
-    }
-}
-
-/// What is counted. Every pod that arrived is waiting, running or finished.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) arrived: usize,
-    pub(crate) finished: usize,
-    /// Cards found over-committed, and bound pods found without cards, over all looks.
-    pub(crate) broken: usize,
-    /// Virtual time that the pods waited which are bound.
-    waited: Duration,
-    /// When those came that wait.
-    waiting: HashMap<String, Duration>,
-    /// Σ allocated share × virtual seconds, and the seconds, since the ramp.
-    allocated: (f64, f64),
-    /// Virtual time up to which that is summed.
-    until: Duration,
-}
-
-impl Tally {
-    /// Mean virtual time from arrival to bind, those that still wait at `now` included.
-    pub(crate) fn mean_wait(&self, now: Duration) -> Duration {
-        let still = self.waiting.values().map(|at| now.saturating_sub(*at));
-        let all = self.waited + still.sum::<Duration>();
-        all.div_f64(self.arrived.max(1) as f64)
-    }
-
-    /// Mean share of the cluster's GPU memory that pods held since the ramp, 0 to 1; none before
-    /// it is over.
-    pub(crate) fn mean_allocated(&self) -> Option<f64> {
-        let (sum, seconds) = self.allocated;
-        (seconds > 0.0).then(|| sum / seconds)
-    }
-
-    fn pass(&mut self, now: Duration, allocated: f64) {
-        let passed = now.saturating_sub(self.until.max(RAMP)).as_secs_f64();
-        self.allocated.0 += allocated * passed;
-        self.allocated.1 += passed;
-        self.until = now;
+    fn real(&self, at: Duration) -> Instant {
+        self.start + at.div_f64(self.speed)
     }
 }
 
@@ -90,64 +65,76 @@ impl Tally {
 pub(crate) struct World {
     pub(crate) policy: PolicyKind,
     pub(crate) store: Arc<Store>,
-    pub(crate) latencies: Arc<Mutex<Latencies>>,
     tally: Mutex<Tally>,
+    frames: Mutex<Vec<Frame>>,
     workload: Arc<Workload>,
-    folder: PathBuf,
 }
 
 impl World {
-    /// The nodes, and no pods yet. Its files are below `folder`.
+    /// The nodes, and no pods yet.
     ///
     /// # Errors
     /// If two nodes have one name, which is a mistake in the workload.
-    pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>, folder: &Path) -> Result<Self> {
+    pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>) -> Result<Self> {
         let store = Store::new();
         let config = json!({
             "apiVersion": format!("{}/{}", names::GROUP, names::VERSION), "kind": "GpustowConfig",
             "metadata": {"name": config::NAME},
-            "spec": {"scheduling": {"policy": policy.name()}},
+            // A pod that is preempted does not come back here.
+            "spec": {"scheduling": {"policy": policy.name()}, "preempt": {"fragmented": false}},
         });
         store.create("gpustowconfigs", config).map_err(error)?;
-        for (node, _) in &workload.nodes {
+        for Host { node, .. } in &workload.nodes {
             store.create("nodes", node.clone()).map_err(error)?;
         }
         Ok(Self {
             policy,
             store: Arc::new(store),
-            latencies: Arc::default(),
             tally: Mutex::default(),
+            frames: Mutex::default(),
             workload,
-            folder: folder.to_owned(),
         })
-    }
-
-    /// A file with which kubectl's plugins can look at the cluster once it is started.
-    pub(crate) fn kubeconfig(&self) -> PathBuf {
-        self.folder.join(format!("{}.kubeconfig", self.policy))
     }
 
     pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the API server, the agents with their cards in files, and the extender, and returns
-    /// when all are ready: a scheduler to run.
+    /// What it has looked like, every [`FRAME`].
+    pub(crate) fn frames(&self) -> Vec<Frame> {
+        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        frames.clone()
+    }
+
+    /// Lets kubectl's plugins look at the cluster by the kubeconfig that it writes to `file`.
+    ///
+    /// # Errors
+    /// If this machine gives no port or takes no file.
+    pub(crate) async fn open(&self, file: &Path) -> Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let server = format!("http://{}", listener.local_addr()?);
+        tokio::spawn(axum::serve(listener, router(self.store.clone())).into_future());
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "demo",
+            "clusters": [{"name": "demo", "cluster": {"server": server}}],
+            "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
+            "users": [{"name": "demo", "user": {}}],
+        });
+        std::fs::write(file, kubeconfig.to_string())?;
+        Ok(())
+    }
+
+    /// Starts the agents and the extender, and returns when all are ready: a scheduler to run, which waits for `look`
+    /// before each look at the cluster.
     ///
     /// # Errors
     /// If they do not start.
-    pub(crate) async fn start(&self) -> Result<Scheduler> {
-        let (api, api_address) = listen().await?;
-        tokio::spawn(axum::serve(api, router(self.store.clone())).into_future());
-        std::fs::write(self.kubeconfig(), kubeconfig(api_address).to_string())?;
-        let api = client(api_address)?;
-        self.start_agents(&api).await?;
-        let (verbs, address) = listen().await?;
-        let (health, health_address) = listen().await?;
-        let args = gpustow::Args::try_parse_from(["gpustow"])?;
-        // If it ends, the scheduler's next call fails.
-        tokio::spawn(gpustow::serve(args, api, verbs, health, pending()));
-        let health = client(health_address)?;
+    pub(crate) async fn start(&self, look: Duration) -> Result<Scheduler> {
+        let api = || Client::new(router(self.store.clone()), "default");
+        self.start_agents(api).await?;
+        let extender = Extender::new(gpustow::Args::try_parse_from(["gpustow"])?, api())?;
+        extender.start();
+        let health = Client::new(extender.health(), "default");
         let ready = async {
             while health
                 .request_text(Request::get("/readyz").body(Vec::new())?)
@@ -160,27 +147,31 @@ impl World {
         };
         let ready = timeout(START, ready).await;
         ready.context("the extender does not become ready")??;
-        Scheduler::new(self.store.clone(), client(address)?, self.latencies.clone())
+        let extender = Client::new(extender.scheduler(), "default");
+        Scheduler::new(self.store.clone(), extender, look)
     }
 
     /// An agent per node; returns when each has reported and its node has that capacity.
-    async fn start_agents(&self, api: &Client) -> Result<()> {
-        for (node, machine) in &self.workload.nodes {
+    async fn start_agents(&self, api: impl Fn() -> Client) -> Result<()> {
+        for Host { node, gpus } in &self.workload.nodes {
             let name = node["metadata"]["name"].as_str().context("no name")?;
-            let file = self.folder.join(format!("{}-{name}.yaml", self.policy));
-            machine.write(&file)?;
             let args = gpustow_agent::Args::try_parse_from([
                 "gpustow-agent",
                 &format!("--node-name={name}"),
-                &format!("--devices=fake:{}", file.display()),
-                &format!(
-                    "--pod-resources={}",
-                    self.folder.join("no-kubelet").display()
-                ),
+                "--pod-resources=/nowhere",
+                "--cgroup=/nowhere",
             ])?;
-            let (health, _) = listen().await?;
-            let agent = gpustow_agent::serve(args, api.clone(), health, pending());
-            tokio::spawn(agent);
+            let work = Work::new(args, api(), name)?;
+            let sampler = Arc::new(Sampler::default());
+            let (samples, reading) = (sampler.clone(), reading(name, gpus));
+            tokio::spawn(async move {
+                let mut due = interval(SAMPLE);
+                loop {
+                    due.tick().await;
+                    samples.put(Ok(reading.clone()), Duration::ZERO);
+                }
+            });
+            tokio::spawn(async move { work.run(&sampler).await });
         }
         let mut changed = self.store.subscribe();
         let reported = async {
@@ -225,16 +216,15 @@ impl World {
         let mut departures = BinaryHeap::new();
         let mut changed = self.store.subscribe();
         let mut seen = *changed.borrow_and_update();
-        let mut allocated = 0.0;
+        let (mut allocated, mut running) = (0.0, 0);
+        let mut frame = FRAME;
         loop {
             let now = clock.now();
             let mut moved = false;
-            self.tally().pass(now, allocated);
+            self.tally().pass(now, allocated, running);
             while let Some(pod) = arrivals.next_if(|pod| pod.at <= now) {
                 self.store.create("pods", pod.pod.clone()).map_err(error)?;
-                let mut tally = self.tally();
-                tally.arrived += 1;
-                tally.waiting.insert(pod.name.clone(), now);
+                self.tally().arrive(&pod.name, now);
             }
             while departures.peek().is_some_and(|Reverse((at, _))| *at <= now) {
                 if let Some(Reverse((_, name))) = departures.pop() {
@@ -257,15 +247,19 @@ impl World {
                 self.store
                     .patch_status(key(name), &running, false)
                     .map_err(error)?;
-                let mut tally = self.tally();
+                self.tally().start(name, now);
                 moved = true;
-                let came = tally.waiting.remove(*name).unwrap_or(now);
-                tally.waited += now.saturating_sub(came);
             }
             if moved {
                 let picture = Picture::of(&self.store);
-                allocated = picture.allocated();
+                (allocated, running) = (picture.allocated(), picture.running);
                 self.tally().broken += picture.over_committed() + picture.lost;
+            }
+            if now >= frame {
+                frame += FRAME;
+                let picture = Picture::of(&self.store);
+                let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
+                frames.push(Frame { at: now, picture });
             }
             if now >= SPAN {
                 return Ok(());
@@ -275,7 +269,7 @@ impl World {
             let next = arrival
                 .into_iter()
                 .chain(departure)
-                .fold(SPAN, Duration::min);
+                .fold(SPAN.min(frame), Duration::min);
             tokio::select! {
                 () = sleep_until(clock.real(next)) => {}
                 _ = changed.changed() => {}
@@ -298,25 +292,23 @@ fn key(pod: &str) -> Key {
     ("pods".to_owned(), NAMESPACE.to_owned(), pod.to_owned())
 }
 
-async fn listen() -> Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    Ok((listener, address))
-}
-
-fn client(server: SocketAddr) -> Result<Client> {
-    let mut config = Config::new(format!("http://{server}").parse()?);
-    config.default_retry = false;
-    Ok(Client::try_from(config)?)
-}
-
-fn kubeconfig(server: SocketAddr) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "demo",
-        "clusters": [{"name": "demo", "cluster": {"server": format!("http://{server}")}}],
-        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
-        "users": [{"name": "demo", "user": {}}],
-    })
+/// What the driver of such a node says while no program runs.
+fn reading(node: &str, gpus: &[(&str, u64)]) -> Reading {
+    let cards = gpus.iter().zip(0..).map(|(&(model, mib), index)| Card {
+        uuid: format!("GPU-{node}-{index}"),
+        index,
+        model: model.to_owned(),
+        memory: Some(Memory {
+            total: mib << 20,
+            ..Memory::default()
+        }),
+        processes: Some(Vec::new()),
+        ..Card::default()
+    });
+    Reading {
+        cards: cards.collect(),
+        ..Reading::default()
+    }
 }
 
 fn error(refused: Refused) -> anyhow::Error {

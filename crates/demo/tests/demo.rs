@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use kubectl_gpustow::{Args, Screen, run};
 use nix::sys::signal::{Signal, kill};
@@ -15,44 +15,98 @@ fn demo(args: &[&str]) -> Command {
     command
 }
 
-/// The numbers of a line.
-fn numbers(line: &str) -> Vec<usize> {
-    let words = line.split(|c: char| !c.is_ascii_digit());
-    words.filter_map(|word| word.parse().ok()).collect()
+/// What it prints with these arguments.
+fn printed(args: &[&str]) -> Result<String> {
+    let output = demo(args).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(output.status.success(), "{text}{:?}", output.stderr);
+    Ok(text)
+}
+
+/// The counts of a row of the table: finished, running, waiting.
+fn counts(text: &str, way: &str) -> Result<[usize; 3]> {
+    let row = text.lines().find_map(|line| line.strip_prefix(way));
+    let row = row.with_context(|| format!("no row {way}: {text}"))?;
+    let mut cells = row.split_whitespace().skip(1);
+    let mut next = || {
+        anyhow::Ok(
+            cells
+                .next()
+                .context("a column is missing")?
+                .parse::<usize>()?,
+        )
+    };
+    Ok([next()?, next()?, next()?])
 }
 
 #[test]
-fn every_pod_is_accounted_for_under_every_policy() -> Result<()> {
-    let output = demo(&["--nodes=2", "--pods=60", "--speed=120"]).output()?;
-    let text = String::from_utf8(output.stdout)?;
-    assert!(output.status.success(), "{text}{:?}", output.stderr);
-    let sums: Vec<_> = text
-        .lines()
-        .filter(|line| line.contains("pods arrived"))
-        .map(numbers)
-        .collect();
-    assert_eq!(sums.len(), gpustow_pack::PolicyKind::ALL.len(), "{text}");
-    for sum in sums {
-        let [arrived, finished, running, waiting] = sum[..] else {
-            panic!("{text}");
-        };
-        assert_eq!(arrived, 60, "{text}");
-        assert_eq!(arrived, finished + running + waiting, "{text}");
+fn every_pod_is_accounted_for_in_every_row() -> Result<()> {
+    let text = printed(&["--nodes=2", "--pods=60"])?;
+    let policies = gpustow_pack::PolicyKind::ALL.map(|policy| format!("gpustow {policy} "));
+    let plugins = ["time-slicing", "whole GPUs"].map(str::to_owned);
+    for way in policies.iter().chain(&plugins) {
+        let [finished, running, waiting] = counts(&text, way)?;
+        assert_eq!(finished + running + waiting, 60, "{text}");
         assert!(finished > 0, "{text}");
     }
-    assert!(text.contains("No card was over-committed, no pod was lost."));
-    // It says where the default policy is behind another.
-    let verdict = ["tight is not first:", "tight: no other policy"];
-    let lines = text
-        .lines()
-        .filter(|line| verdict.iter().any(|v| line.starts_with(v)));
-    assert_eq!(lines.count(), 1, "{text}");
+    assert!(text.contains("No GPU was over-committed, no pod was lost."));
+    Ok(())
+}
+
+#[test]
+fn a_seed_gives_the_same_table_each_time() -> Result<()> {
+    let args = ["--nodes=3", "--pods=150", "--seed=7"];
+    let first = printed(&args)?;
+    assert_eq!(first, printed(&args)?);
+    assert_ne!(first, printed(&["--nodes=3", "--pods=150", "--seed=8"])?);
+    Ok(())
+}
+
+#[test]
+fn the_last_line_is_the_factor_of_pods_that_run() -> Result<()> {
+    let text = printed(&["--nodes=2", "--pods=60"])?;
+    let last = text.lines().last().context("nothing")?;
+    let factor = last
+        .strip_prefix("gpustow tight runs ")
+        .context(text.clone())?;
+    let (factor, _) = factor
+        .split_once(" times as many pods")
+        .context(text.clone())?;
+    assert!(factor.parse::<f64>()? > 1.0, "{text}");
+    Ok(())
+}
+
+#[test]
+fn only_several_seeds_give_a_verdict() -> Result<()> {
+    let text = printed(&["--nodes=1", "--pods=40", "--seeds=3"])?;
+    assert_eq!(text.matches("the spread of 3 seeds").count(), 1, "{text}");
+    let last = text.lines().last().context("nothing")?;
+    assert!(last.ends_with("over 3 seeds."), "{text}");
+    assert!(!printed(&["--nodes=1", "--pods=40"])?.contains("spread of"));
+    Ok(())
+}
+
+#[test]
+fn the_picture_shows_both_clusters_at_each_time() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("demo.svg");
+    printed(&[
+        "--nodes=1",
+        "--pods=40",
+        "--picture",
+        file.to_str().context("path")?,
+    ])?;
+    let picture = std::fs::read_to_string(file)?;
+    assert_eq!(picture.matches("<g class=\"f\"").count(), 48);
+    assert_eq!(picture.matches("whole GPUs: ").count(), 48);
+    assert_eq!(picture.matches("gpustow: ").count(), 48);
+    assert!(picture.trim_end().ends_with("</svg>"));
     Ok(())
 }
 
 #[tokio::test]
 async fn what_runs_on_a_cluster_runs_on_the_demos() -> Result<()> {
-    let mut child = demo(&["--nodes=2", "--pods=50", "--speed=30"])
+    let mut child = demo(&["--live", "--nodes=2", "--pods=50", "--speed=30"])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
@@ -76,7 +130,7 @@ async fn what_runs_on_a_cluster_runs_on_the_demos() -> Result<()> {
 
 #[test]
 fn an_interrupted_demo_sums_up_what_it_has() -> Result<()> {
-    let mut child = demo(&["--nodes=1", "--pods=50", "--speed=1"])
+    let mut child = demo(&["--live", "--nodes=1", "--pods=50", "--speed=1"])
         .stdout(Stdio::piped())
         .spawn()?;
     let mut stdout = BufReader::new(child.stdout.take().context("no stdout")?);
@@ -85,13 +139,13 @@ fn an_interrupted_demo_sums_up_what_it_has() -> Result<()> {
     kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
     stdout.read_to_string(&mut text)?;
     assert_eq!(child.wait()?.code(), Some(130), "{text}");
-    assert!(text.contains("pods arrived"), "{text}");
+    assert!(text.contains("waiting: at the end"), "{text}");
     Ok(())
 }
 
 #[test]
 fn a_speed_that_is_none_is_refused() -> Result<()> {
-    let output = demo(&["--speed=0"]).output()?;
+    let output = demo(&["--live", "--speed=0"]).output()?;
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr)?.contains("from 0.01"));
     Ok(())
