@@ -20,13 +20,19 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## Watch pods being packed on a simulated cluster (ARGS=--help for options)
-	$(RUN) --release --package gpustow-demo --bin demo -- $(ARGS)
+demo: ## Compare gpustow with whole GPUs on a simulated cluster (ARGS=--live: watch it in the terminal; ARGS=--help for options)
+	$(CARGO) build --locked --workspace --bin demo
+	@target/debug/demo $(ARGS)
+
+.PHONY: demo-picture
+demo-picture: ## Write the animated picture of the demo for the README
+	$(CARGO) build --locked --workspace --bin demo
+	target/debug/demo --picture docs/images/demo.svg
 
 .PHONY: cluster
 cluster: control-plane ## Start a real control plane with simulated GPU nodes, until Ctrl-C
-	$(CARGO) build --locked --package gpustow --package gpustow-agent --package kubectl-gpustow --bins
-	$(RUN) --package gpustow-testkit --bin cluster -- $(ARGS)
+	$(CARGO) build --locked --workspace --bin gpustow --bin gpustow-agent --bin kubectl-gpustow --bin cluster
+	@target/debug/cluster $(ARGS)
 
 # Cases that need programs of others which take long to build, or an earlier build of ours: `make ci` runs them too.
 BESIDE := previous:: observability:: dashboard::a_pod_counts dashboard::every_query
