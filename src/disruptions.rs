@@ -78,6 +78,7 @@ struct Disruptions {
 
 /// What a waiting pod was told.
 struct Told {
+    cause: Cause,
     node: Arc<str>,
     cards: Vec<Box<str>>,
     victims: BTreeSet<Uid>,
@@ -294,13 +295,15 @@ impl Disruptions {
         };
         let cards = reserved.cards.iter().map(|(uuid, _)| uuid);
         let known = |pod: &Arc<PodFacts>| told.victims.contains(&pod.uid);
-        told.node != reserved.node
+        told.cause != reserved.cause
+            || told.node != reserved.node
             || !cards.eq(&told.cards)
             || reserved.cause != Cause::Reserve && !reserved.victims.iter().all(known)
     }
 
     fn note(&mut self, reserved: &Reserved) {
         let told = Told {
+            cause: reserved.cause,
             node: reserved.node.clone(),
             cards: reserved
                 .cards

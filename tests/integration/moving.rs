@@ -13,7 +13,8 @@ use gpustow_testkit::{
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, PostParams};
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::{Replica, Turn, now, turn};
@@ -121,6 +122,38 @@ async fn succeeded(case: &Case, gone: &Pod, name: &str, mib: u64, node: &str) ->
     let on = successor.spec.and_then(|spec| spec.node_name);
     assert_eq!(on.as_deref(), Some(&*case.node_name(node)));
     delete(&case.client, gone, 0).await
+}
+
+/// What a pod was told of its reservation is not what it is told before pods are evicted for it.
+#[tokio::test]
+async fn defragment_says_on_a_pod_with_a_reservation_what_is_reserved_before_it_evicts()
+-> Result<()> {
+    let turn = turn().await?;
+    let features = [MOVES, "reserve: {after: 1s}"];
+    let (replica, _scheduler, case) = rig(&turn, "reserved-first", &features).await?;
+    let waits = case.pod("waits").gpu_mem(8000);
+    let waits = waits.create(&case.client).await?;
+    let gone = eventually(SOON, "a pod is evicted", async || {
+        let pods = case.pods().list(&ListParams::default()).await?;
+        let mut pods = pods.items.into_iter();
+        let gone = pods.find(|pod| pod.metadata.deletion_timestamp.is_some());
+        gone.context("none is evicted")
+    })
+    .await?;
+    let told = now(&case, &waits).await?;
+    let reserved = condition(&told, names::RESERVED_CONDITION).context("it has no condition")?;
+    assert_eq!(reserved.reason.as_deref(), Some("Defragmenting"));
+    let reservation = told.annotations().get(names::RESERVATION);
+    let node = gone.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    let node = node.context("the victim has no node")?;
+    ensure!(
+        reservation.is_some_and(|it| it.contains(&node)),
+        "{reservation:?} does not name {node}"
+    );
+    delete(&case.client, &waits, 0).await?;
+    delete(&case.client, &gone, 0).await?;
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
 }
 
 #[tokio::test]
