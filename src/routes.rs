@@ -220,8 +220,11 @@ fn refusal(
     sample: Option<usize>,
 ) -> String {
     let lasts = |reason: &Reason| {
-        use Refusal::{NoLimit, TooFewCards, TooLarge};
-        matches!(reason, Reason::Fit(TooLarge | TooFewCards | NoLimit))
+        use Refusal::{NoLimit, TooFewCards, TooLarge, Unselected};
+        matches!(
+            reason,
+            Reason::Fit(TooLarge | TooFewCards | Unselected | NoLimit)
+        )
     };
     let lasts = !counts.is_empty() && counts.keys().all(lasts);
     let mut counts: Vec<_> = counts.iter().collect();

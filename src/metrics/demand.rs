@@ -149,6 +149,8 @@ impl Supply {
         let Ok(refusal) = refusal(request, self.most_cards, answer);
         match refusal {
             Refusal::TooFewCards | Refusal::TooLarge => Why::TooLarge,
+            // Of rules this does not know.
+            Refusal::Unselected | Refusal::Neighbours => Why::Policy,
             Refusal::NoLimit => Why::NoLimit,
             Refusal::Unhealthy if !self.fresh.has(request) => Why::Stale,
             Refusal::Unhealthy => Why::Unhealthy,

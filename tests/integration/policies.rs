@@ -231,6 +231,8 @@ async fn good_requests_pass() -> Result<()> {
         json!({names::GPU_COUNT: "64", "gpu-count.gpustow.dev/b": "1"}),
         json!({names::EXCLUSIVE: "true", names::POLICY: "first-fit"}),
         json!({names::EXCLUSIVE: "false", names::POLICY: "spread"}),
+        json!({names::GPU_MODELS: "*A100*, NVIDIA H100", names::NOT_GPU_MODELS: "*", names::GPU_AFFINITY: "a.b_c-d"}),
+        json!({names::GPU_UUIDS: " GPU-1 ,MIG-2/0 ", names::NOT_GPU_UUIDS: "GPU-1", names::GPU_ANTI_AFFINITY: "0"}),
     ] {
         let pod = pod(annotations, two())?;
         assert!(request(&pod, names::GPU_MEM).is_ok());
@@ -258,6 +260,18 @@ async fn bad_requests_are_refused_in_the_extenders_words() -> Result<()> {
         (json!({"gpu-count.gpustow.dev/a": "two"}), one("1")),
         (json!({"gpu-count.gpustow.dev/b": "1"}), one("1")),
         (json!({names::EXCLUSIVE: "yes"}), one("1")),
+        (json!({names::GPU_MODELS: ""}), one("1")),
+        (json!({names::GPU_MODELS: "A100,,H100"}), one("1")),
+        (json!({names::NOT_GPU_MODELS: " "}), one("1")),
+        (json!({names::NOT_GPU_MODELS: "-A100"}), one("1")),
+        (json!({names::GPU_MODELS: "A".repeat(1025)}), one("1")),
+        (json!({names::GPU_UUIDS: "*"}), one("1")),
+        (json!({names::GPU_UUIDS: "GPU-1 GPU-2"}), one("1")),
+        (json!({names::NOT_GPU_UUIDS: "GPU-1,"}), one("1")),
+        (json!({names::GPU_AFFINITY: "a/b"}), one("1")),
+        (json!({names::GPU_AFFINITY: ""}), one("1")),
+        (json!({names::GPU_ANTI_AFFINITY: "a".repeat(64)}), one("1")),
+        (json!({names::GPU_ANTI_AFFINITY: "a-"}), one("1")),
         (json!({names::POLICY: "best"}), one("1")),
         (
             json!({}),

@@ -32,6 +32,18 @@ pub const ENFORCE: &str = "gpustow.dev/enforce";
 pub const RECLAIM_ACTION: &str = "gpustow.dev/reclaim-action";
 /// Set by users: the pod may be evicted against fragmentation, because its controller makes a replacement.
 pub const EVICTABLE: &str = "gpustow.dev/evictable";
+/// Set by users: comma list of patterns of models, of which each GPU of the pod has one.
+pub const GPU_MODELS: &str = "gpustow.dev/gpu-models";
+/// Set by users: comma list of patterns of models that no GPU of the pod has.
+pub const NOT_GPU_MODELS: &str = "gpustow.dev/not-gpu-models";
+/// Set by users: comma list of UUIDs of the GPUs that the pod may get.
+pub const GPU_UUIDS: &str = "gpustow.dev/gpu-uuids";
+/// Set by users: comma list of UUIDs of the GPUs that the pod does not get.
+pub const NOT_GPU_UUIDS: &str = "gpustow.dev/not-gpu-uuids";
+/// Set by users: pods of the namespace with the same value share their GPUs.
+pub const GPU_AFFINITY: &str = "gpustow.dev/gpu-affinity";
+/// Set by users: pods of the namespace with the same value share no GPU.
+pub const GPU_ANTI_AFFINITY: &str = "gpustow.dev/gpu-anti-affinity";
 /// Set by users: the packing policy for this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
@@ -146,7 +158,7 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 14] = [
+pub const POD_KEYS: [&str; 20] = [
     ADOPTED,
     GPU_COUNT,
     EXCLUSIVE,
@@ -154,6 +166,12 @@ pub const POD_KEYS: [&str; 14] = [
     ENFORCE,
     RECLAIM_ACTION,
     EVICTABLE,
+    GPU_MODELS,
+    NOT_GPU_MODELS,
+    GPU_UUIDS,
+    NOT_GPU_UUIDS,
+    GPU_AFFINITY,
+    GPU_ANTI_AFFINITY,
     POLICY,
     MADE_FOR,
     ASSIGNMENT,

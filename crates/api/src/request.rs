@@ -1,8 +1,10 @@
 //! `&Pod` → [`Request`]: what the containers ask for and what the annotations say about it. It
 //! does not know nodes, cards, or whether anything is free.
 
+mod rules;
 mod sum;
 
+pub use rules::MAX_LIST;
 pub use sum::effective;
 
 use std::collections::BTreeMap;
@@ -80,6 +82,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     let gpus = annotation(annotations, names::GPU_COUNT, gpu_count)?.unwrap_or(1);
     request.exclusive = annotation(annotations, names::EXCLUSIVE, flag)?.unwrap_or(false);
     request.policy = annotation(annotations, names::POLICY, policy)?;
+    request.rules = rules::of(annotations, pod.metadata.namespace.as_deref())?;
     for key in annotations.keys() {
         let of = [names::GPU_COUNT_OF, names::MEM_LIMIT_OF];
         if let Some(container) = of.iter().find_map(|of| key.strip_prefix(of))

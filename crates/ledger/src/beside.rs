@@ -147,7 +147,14 @@ impl Sight<'_> {
                     }
                     node.charges(earmark.cards())
                 }
-                None => match self.scores.fit_within(&later, request, budget) {
+                None => match self.fit_on(
+                    name,
+                    node,
+                    &later,
+                    other.pod,
+                    |uid| leaving(uid) || gone(uid),
+                    budget,
+                ) {
                     Ok(choice) => choice.placement.charges,
                     Err(Reason::NotYet) => return Err(Reason::NotYet),
                     Err(_) => continue,

@@ -410,7 +410,7 @@ impl Sight<'_> {
             false => vec![view],
         };
         let plans = views.iter().filter_map(|view| {
-            let choice = self.scores.fit_within(view, request, budget).ok()?;
+            let choice = self.fit_on(name, node, view, pod, |_| false, budget).ok()?;
             let charges = choice.placement.charges.iter();
             let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
             let cards: Vec<(Box<str>, Mib)> = cards.collect();

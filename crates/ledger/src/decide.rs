@@ -196,6 +196,7 @@ impl Ledger {
                     matches!(
                         why,
                         Reason::Fit(Refusal::NoRoom)
+                            | Reason::Fit(Refusal::Neighbours)
                             | Reason::CalledBack
                             | Reason::Nominated
                             | Reason::Kept
@@ -288,8 +289,7 @@ impl Ledger {
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {
-                self.sight(now)
-                    .cost_without(name, pod, &request, &mut budget)?
+                self.sight(now).cost_without(name, pod, &mut budget)?
             } else {
                 let slot = self.scores.slot(name)?;
                 self.cost(slot, name, pod, class, now, &mut budget).ok()?
@@ -334,7 +334,8 @@ impl Ledger {
         let gate = self.sight(now).enter(slot)?;
         let request = pod.request.as_ref();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
-        if self.sight(now).others_kept(name, pod).next().is_some() {
+        let is_ruled = request.rules.is_some();
+        if is_ruled || self.sight(now).others_kept(name, pod).next().is_some() {
             let choice = self.sight(now).choose_within(name, pod, request, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }
@@ -350,14 +351,13 @@ impl Sight<'_> {
         &self,
         name: &str,
         pod: &PodFacts,
-        request: &Request,
         budget: &mut Budget,
     ) -> Option<(Cost, bool)> {
         let gate = self.enter(self.scores.slot(name)?).ok()?;
         let node = self.books.node(name)?;
         let gone = |uid: &str| *uid == *pod.uid;
         let view = self.view_without(name, node, pod, gone, budget).ok()?;
-        let choice = self.scores.fit_within(&view, request, budget).ok()?;
+        let choice = self.fit_on(name, node, &view, pod, gone, budget).ok()?;
         Some((choice.cost, gate.is_tainted()))
     }
 
@@ -395,12 +395,12 @@ impl Sight<'_> {
         budget: &mut Budget,
     ) -> Result<Choice, Reason> {
         let node = self.books.node(name).ok_or(Reason::NoReport)?;
-        let choice = self.scores.fit_within(node.view(), request, budget)?;
+        let choice = self.fit_on(name, node, node.view(), pod, |_| false, budget)?;
         match self.beside_kept(name, node, pod, |_| false, budget)? {
             Some(view) if is_host_kept(&view, node.view(), request) => {
                 Err(self.kept_because(name, pod))
             }
-            Some(view) => match self.scores.fit_within(&view, request, budget) {
+            Some(view) => match self.fit_on(name, node, &view, pod, |_| false, budget) {
                 Err(Reason::Fit(_)) => Err(self.kept_because(name, pod)),
                 found => found,
             },

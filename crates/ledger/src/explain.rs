@@ -6,6 +6,7 @@ use gpustow_api::PodFacts;
 use gpustow_api::intree::Constraints;
 use gpustow_pack::{Choice, Mib, Refusal};
 
+use crate::budget::Budget;
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
 
@@ -68,7 +69,7 @@ impl Sight<'_> {
 
     /// Would the pod fit if no GPU of the node were cordoned?
     fn ends_with_uncordon(&self, pod: &PodFacts, name: &str) -> bool {
-        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+        let Some(node) = self.books.node(name) else {
             return false;
         };
         if !node.gpus().iter().any(|gpu| node.cordons(gpu)) {
@@ -78,6 +79,7 @@ impl Sight<'_> {
         for (card, gpu) in view.cards.iter_mut().zip(node.gpus()) {
             card.usable = gpu.healthy;
         }
-        self.scores.fit(&view, request).is_ok()
+        let all = &mut Budget::all();
+        self.fit_on(name, node, &view, pod, |_| false, all).is_ok()
     }
 }

@@ -185,7 +185,7 @@ impl Sight<'_> {
             }
             None => node.view_of(|uid| !gone(uid)),
         };
-        match self.scores.fit_within(&view, request, budget) {
+        match self.fit_on(name, node, &view, pod, gone, budget) {
             Ok(_) => Some(Some(view)),
             Err(Reason::NotYet) => None,
             Err(_) => Some(None),

@@ -82,7 +82,9 @@ impl Reason {
         match self {
             Self::Fit(Refusal::TooFewCards) => "too_few_gpus",
             Self::Fit(Refusal::TooLarge) => "too_large",
+            Self::Fit(Refusal::Unselected) => "not_selected",
             Self::Fit(Refusal::NoLimit) => "no_limit",
+            Self::Fit(Refusal::Neighbours) => "gpu_affinity",
             Self::Fit(Refusal::Unhealthy) => "unhealthy",
             Self::Fit(Refusal::NoWholeCard) => "no_whole_gpu",
             Self::Fit(Refusal::NoRoom) => "no_room",

@@ -455,7 +455,10 @@ impl Sight<'_> {
         if view.cpu_free_milli < cpu || view.ram_free < ram {
             return None;
         }
-        self.scores.fit_within(&view, site.request, budget).ok()
+        let Site {
+            name, node, pod, ..
+        } = site;
+        self.fit_on(name, node, &view, pod, gone, budget).ok()
     }
 
     /// The node, if it may be thought of at all.

@@ -34,10 +34,14 @@ pub enum Refusal {
     TooFewCards,
     /// No card, however empty, is as large as the request.
     TooLarge,
+    /// It would fit on cards of another model or UUID.
+    Unselected,
     /// It would fit if the driver could hold it to its limit.
     NoLimit,
     /// It would fit if every card could take pods.
     Unhealthy,
+    /// It would fit beside pods that it must not share a card with, or apart from those that it must.
+    Neighbours,
     /// The whole cards it wants are not there at present.
     NoWholeCard,
     /// No card has the room at present.
@@ -48,11 +52,13 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every refusal.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::TooFewCards,
         Self::TooLarge,
+        Self::Unselected,
         Self::NoLimit,
         Self::Unhealthy,
+        Self::Neighbours,
         Self::NoWholeCard,
         Self::NoRoom,
         Self::TooComplex,
@@ -64,8 +70,10 @@ impl Refusal {
         match self {
             Self::TooFewCards => "fewer GPUs than the pod asks for",
             Self::TooLarge => "no GPU as large as the pod asks for",
+            Self::Unselected => "no GPU as large with a model or UUID that the pod allows",
             Self::NoLimit => "no GPU here can limit memory",
             Self::Unhealthy => "the GPUs it would fit on are unhealthy or taken out of sharing",
+            Self::Neighbours => "the pod may not share the GPUs with room, or its group has others",
             Self::NoWholeCard => "not enough wholly free GPUs",
             Self::NoRoom => "not enough free memory on any one GPU",
             Self::TooComplex => "too many containers and GPUs to place",

@@ -13,6 +13,7 @@ mod fit;
 mod links;
 pub mod policy;
 mod request;
+mod rules;
 mod search;
 mod several;
 
@@ -22,3 +23,4 @@ pub use fit::{Choice, Placement, Question, Refusal, cost, fit, fit_counting, ref
 pub use links::{Link, Links};
 pub use policy::{Class, Cost, Policy, PolicyKind, Tight};
 pub use request::{Claim, ClaimKind, Request};
+pub use rules::{Rules, Traits, fit_among};

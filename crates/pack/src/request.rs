@@ -1,6 +1,8 @@
 //! What a pod asks for.
 
-use crate::{Bytes, Card, Lending, Mib, NodeGpus, PolicyKind};
+use std::sync::Arc;
+
+use crate::{Bytes, Card, Lending, Mib, NodeGpus, PolicyKind, Rules};
 
 /// When a container holds its share, by Kubernetes' rule for init containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +57,8 @@ pub struct Request {
     pub exclusive: bool,
     /// A container may use more of a card than is promised to it, while that is free.
     pub bursts: bool,
+    /// Which cards the pod may get, if it says so.
+    pub rules: Option<Arc<Rules>>,
     /// The policy that the pod names, if any.
     pub policy: Option<PolicyKind>,
     /// CPU that the pod asks for, in thousandths of a core.

@@ -79,7 +79,7 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 8] {
+pub(crate) fn of_users() -> [&'static str; 14] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
@@ -89,6 +89,12 @@ pub(crate) fn of_users() -> [&'static str; 8] {
         names::ENFORCE,
         names::RECLAIM_ACTION,
         names::EVICTABLE,
+        names::GPU_MODELS,
+        names::NOT_GPU_MODELS,
+        names::GPU_UUIDS,
+        names::NOT_GPU_UUIDS,
+        names::GPU_AFFINITY,
+        names::GPU_ANTI_AFFINITY,
     ];
     keys.map(word)
 }

@@ -200,7 +200,7 @@ fn rules() -> String {
 }
 
 /// Expressions that several policies share. The first may name those after it.
-const SHARED: [(&str, &str); 30] = [
+const SHARED: [(&str, &str); 31] = [
     // What translates the request of each container: variables `replaced` are the resources that go, `translated` the
     // containers with their GPUs and MiB.
     ("ADOPT_PATCH", include_str!("../policies/adopt-patch.cel")),
@@ -316,10 +316,15 @@ const SHARED: [(&str, &str); 30] = [
     // What users say by annotations, as far as a request changes it.
     (
         "CHANGED",
-        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{RECLAIM_ACTION}}", "{{EVICTABLE}}"] +
+        r#"(["{{GPU_COUNT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{RECLAIM_ACTION}}", "{{EVICTABLE}}"] + {{RULE_KEYS}} +
         variables.wishing.map(c, "{{GPU_COUNT_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{MEM_LIMIT_OF}}" + string(c.is.name)))
         .filter(key, variables.before[?key] != variables.after[?key])"#,
+    ),
+    // Those of them that say which GPUs the pod may get.
+    (
+        "RULE_KEYS",
+        r#"["{{GPU_MODELS}}", "{{NOT_GPU_MODELS}}", "{{GPU_UUIDS}}", "{{NOT_GPU_UUIDS}}", "{{GPU_AFFINITY}}", "{{GPU_ANTI_AFFINITY}}"]"#,
     ),
     ("ASKS", "{{ALL}}.exists(c, {{WANTS}})"),
     // The same once gpustow-adopt has translated the pod, or gpustow-auto has given it an amount. The order of policies is open, and a policy is invoked again
@@ -404,6 +409,7 @@ fn filled(template: &str, resource: &str) -> String {
     );
     let unasked = keys::unasked_says(resource);
     let max_gpus = request::MAX_GPUS.to_string();
+    let max_list = request::MAX_LIST.to_string();
     let max_mib_per_gpu = request::MAX_MIB_PER_GPU.to_string();
     let max_container_name = request::MAX_CONTAINER_NAME.to_string();
     let max_containers = mutate::MAX_CONTAINERS.to_string();
@@ -481,6 +487,13 @@ fn filled(template: &str, resource: &str) -> String {
         ("RECLAIM_ACTION", names::RECLAIM_ACTION),
         ("RECLAIM_ACTIONS", &reclaim_actions),
         ("EVICTABLE", names::EVICTABLE),
+        ("GPU_MODELS", names::GPU_MODELS),
+        ("NOT_GPU_MODELS", names::NOT_GPU_MODELS),
+        ("GPU_UUIDS", names::GPU_UUIDS),
+        ("NOT_GPU_UUIDS", names::NOT_GPU_UUIDS),
+        ("GPU_AFFINITY", names::GPU_AFFINITY),
+        ("GPU_ANTI_AFFINITY", names::GPU_ANTI_AFFINITY),
+        ("MAX_LIST", &max_list),
         ("SCHEDULER", names::SCHEDULER),
         ("SHARE_OF", names::SHARE_OF),
         ("VERSION", admission::VERSION),

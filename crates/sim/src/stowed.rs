@@ -206,6 +206,7 @@ impl Stowed {
                 },
                 exclusive,
                 bursts: self.bursts,
+                rules: None,
                 policy: None,
                 cpu_milli: job.cpu,
                 ram: Mib(job.ram).into(),

@@ -24,6 +24,12 @@ pub(crate) fn keys() -> Vec<String> {
         names::ENFORCE,
         names::RECLAIM_ACTION,
         names::EVICTABLE,
+        names::GPU_MODELS,
+        names::NOT_GPU_MODELS,
+        names::GPU_UUIDS,
+        names::NOT_GPU_UUIDS,
+        names::GPU_AFFINITY,
+        names::GPU_ANTI_AFFINITY,
         names::POLICY,
         names::MADE_FOR,
     ];

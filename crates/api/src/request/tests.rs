@@ -1,3 +1,4 @@
+use gpustow_pack::Rules;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -154,6 +155,21 @@ fn a_bad_request_names_the_field_and_the_mend() {
             "metadata.annotations[gpustow.dev/policy]: unknown policy \"best\": use one of tight binpack spread first-fit",
         ),
         (
+            json!({names::GPU_MODELS: "A100,,H100"}),
+            one("1"),
+            "metadata.annotations[gpustow.dev/gpu-models]: \"A100,,H100\" is no list of models: write like \"*A100*,*H100*\"",
+        ),
+        (
+            json!({names::NOT_GPU_UUIDS: "GPU-1 GPU-2"}),
+            one("1"),
+            "metadata.annotations[gpustow.dev/not-gpu-uuids]: \"GPU-1 GPU-2\" is no list of UUIDs: write like \"GPU-8f2a,GPU-91bc\", with whole UUIDs",
+        ),
+        (
+            json!({names::GPU_AFFINITY: "a/b"}),
+            one("1"),
+            "metadata.annotations[gpustow.dev/gpu-affinity]: \"a/b\" is no name of a group: write at most 63 letters, digits, dashes, dots and underscores",
+        ),
+        (
             json!({}),
             one("1500m"),
             "spec.containers[0].resources.limits[gpustow.dev/gpu-mem]: \"1500m\" is not a whole number of MiB: write it like 8192",
@@ -171,6 +187,34 @@ fn a_bad_request_names_the_field_and_the_mend() {
     ] {
         assert_eq!(read(&pod(annotations, spec)).unwrap_err(), expected);
     }
+}
+
+#[test]
+fn annotations_say_which_gpus_and_with_whom() {
+    let spec = json!({"containers": [asks("a", "1")]});
+    let mut said = pod(
+        json!({
+            names::GPU_MODELS: "*A100*, NVIDIA H100",
+            names::NOT_GPU_MODELS: "*PCIe*",
+            names::GPU_UUIDS: "GPU-1,MIG-2",
+            names::NOT_GPU_UUIDS: " GPU-3 ",
+            names::GPU_AFFINITY: "together",
+            names::GPU_ANTI_AFFINITY: "apart",
+        }),
+        spec.clone(),
+    );
+    said.metadata.namespace = Some("team".to_owned());
+    let list = |texts: &[&str]| texts.iter().map(|text| Box::from(*text)).collect();
+    let rules = Rules {
+        models: list(&["*A100*", "NVIDIA H100"]),
+        not_models: list(&["*PCIe*"]),
+        uuids: list(&["GPU-1", "MIG-2"]),
+        not_uuids: list(&["GPU-3"]),
+        affinity: Some("team/together".into()),
+        anti_affinity: Some("team/apart".into()),
+    };
+    assert_eq!(read(&said).unwrap().0.rules.as_deref(), Some(&rules));
+    assert_eq!(read(&pod(json!({}), spec)).unwrap().0.rules, None);
 }
 
 #[test]
@@ -235,12 +279,16 @@ proptest! {
         container in "[ab]",
         mib in "\\PC{0,6}|[0-9]{1,30}[KMGTPE]?i?",
         flag in "\\PC{0,6}|true",
+        list in "\\PC{0,9}|[*A-Za, -]{0,9}",
     ) {
         let annotations = json!({
             names::GPU_COUNT: count,
             format!("{}{container}", names::GPU_COUNT_OF): own,
             names::EXCLUSIVE: flag,
             names::POLICY: flag,
+            names::GPU_MODELS: list,
+            names::NOT_GPU_UUIDS: list,
+            names::GPU_AFFINITY: list,
         });
         let pod = pod(annotations, json!({"containers": [asks("a", mib.clone())]}));
         if let Ok((request, names)) = request(&pod, names::GPU_MEM) {

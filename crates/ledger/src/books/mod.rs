@@ -16,6 +16,7 @@ mod node;
 mod nodes;
 mod pods;
 mod reservations;
+mod sharing;
 mod twins;
 mod unfenced;
 
@@ -34,6 +35,7 @@ use index::Index;
 pub(crate) use models::Models;
 pub(crate) use node::{Node, Share, Uid};
 use pods::Known;
+use sharing::Sharing;
 use twins::Reporters;
 
 use crate::maps::HashMap;
@@ -48,6 +50,7 @@ pub(crate) struct Books {
     reporters: Reporters,
     pods: HashMap<Uid, Known>,
     groups: Groups,
+    sharing: Sharing,
     /// Those with a condition that the extender wrote.
     marked: BTreeSet<Uid>,
     gone: Gone,
@@ -144,6 +147,7 @@ impl Books {
         };
         let gained = node.refresh(self.weighs_use);
         self.index.put(name, node.marks());
+        self.sharing.put(name, node.affinities());
         let name = name.clone();
         change.note(Event::Node { name, gained });
     }
@@ -157,6 +161,7 @@ impl Books {
         if node.is_empty() {
             self.nodes.swap_remove(&name);
             self.index.forget(&name);
+            self.sharing.put(&name, BTreeSet::new());
             change.note(Event::NodeGone(name));
         } else {
             self.refresh(&name, change);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
-use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request};
+use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request, Rules};
 
 use super::gate::Gate;
 use super::index::Marks;
@@ -22,6 +22,7 @@ pub(crate) struct Hold {
     charges: Charges,
     /// Nobody else on its cards, whatever size they turn out to have.
     exclusive: bool,
+    rules: Option<Arc<Rules>>,
     /// What kube-scheduler counts in the node's sum of GPU memory.
     in_sum: Mib,
     cpu_milli: u64,
@@ -64,6 +65,10 @@ impl Hold {
         self.charges.on(uuid)
     }
 
+    pub(super) fn rules(&self) -> Option<&Rules> {
+        self.rules.as_deref()
+    }
+
     /// The cards that the pod holds, if an assignment says so.
     pub(crate) fn cards(&self) -> impl Iterator<Item = &str> {
         let assigned = match &self.charges {
@@ -79,6 +84,7 @@ impl Hold {
         Self {
             charges,
             exclusive: false,
+            rules: None,
             in_sum: Mib::ZERO,
             cpu_milli: 0,
             ram: Bytes::ZERO,
@@ -90,6 +96,7 @@ impl Hold {
         Self {
             charges: Charges::Assigned(Some(assignment.clone())),
             exclusive: request.exclusive,
+            rules: request.rules.clone(),
             in_sum: request.in_sum(),
             cpu_milli: request.cpu_milli,
             ram: request.ram,
@@ -122,6 +129,7 @@ impl Hold {
             in_sum: counted.in_sum(),
             cpu_milli: counted.cpu_milli,
             ram: counted.ram,
+            rules: counted.rules.clone(),
         }
     }
 }

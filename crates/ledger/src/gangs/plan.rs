@@ -187,10 +187,10 @@ impl Sight<'_> {
         let found = names
             .filter(|name| self.may_fit(name, pod))
             .filter_map(|name| {
-                let choice = self
-                    .scores
-                    .fit(self.books.node(name)?.view(), request)
-                    .ok()?;
+                let node = self.books.node(name)?;
+                let all = &mut Budget::all();
+                let choice = self.fit_on(name, node, node.view(), pod, |_| false, all);
+                let choice = choice.ok()?;
                 let is_kept = self.queue.goes_first(pod, name);
                 Some((!is_kept, choice.cost, name))
             });
@@ -199,14 +199,15 @@ impl Sight<'_> {
         found.into_iter().map(|(.., name)| name.clone()).collect()
     }
 
-    /// Is the room of this seat free still?
+    /// Is the room of this seat free still? Rules may forbid it since others have come: then another is looked for.
     pub(crate) fn is_free(&self, seat: &Seat, pod: &PodFacts) -> bool {
         let node = self.books.node(&seat.node);
         node.zip(pod.request.as_ref().ok())
             .is_some_and(|(node, request)| {
                 let mut charges = seat.choice.placement.charges.iter();
                 let room = |card: usize| request.room(node.view().cards.get(card)?);
-                self.may_fit(&seat.node, pod)
+                request.rules.is_none()
+                    && self.may_fit(&seat.node, pod)
                     && charges.all(|&(card, mib)| room(card).is_some_and(|room| mib <= room))
             })
     }
@@ -352,11 +353,21 @@ impl Search<'_, '_> {
 
     /// Where the policy puts the pod on a node.
     fn choice(&mut self, at: usize, site: usize) -> Option<Choice> {
-        let request = self.kinds[self.order[at]].request;
         let site = &self.sites[site];
-        site.may_fit(request).then_some(())?;
+        let may = site.may_fit(self.kinds[self.order[at]].request);
+        may.then_some(())?;
         self.fits += 1;
-        self.sight.scores.fit(&site.view, request).ok()
+        self.fit(at, site, &site.view)
+    }
+
+    fn fit(&self, at: usize, site: &Site<'_>, view: &NodeGpus) -> Option<Choice> {
+        let pod = self.kinds[self.order[at]].pod;
+        let node = self.sight.books.node(site.name)?;
+        let all = &mut Budget::all();
+        let choice = self
+            .sight
+            .fit_on(site.name, node, view, pod, |_| false, all);
+        choice.ok()
     }
 
     /// Other GPUs for it there, of those that cannot be told apart the first.
@@ -385,7 +396,7 @@ impl Search<'_, '_> {
             }
             self.fits += 1;
             if request.may_fit(&view)
-                && let Ok(choice) = self.sight.scores.fit(&view, request)
+                && let Some(choice) = self.fit(at, &self.sites[site], &view)
                 && choice.placement != first.placement
             {
                 found.push(choice);

@@ -141,7 +141,7 @@ impl Sight<'_> {
             if count + 1 < least {
                 continue;
             }
-            match self.scores.fit_within(&view, request, budget) {
+            match self.fit_on(name, node, &view, pod, |_| false, budget) {
                 Ok(choice) => {
                     let charges = choice.placement.charges;
                     let cards = charges.iter();

@@ -16,6 +16,7 @@ use gpustow_api::{Phase, PodFacts};
 use super::turn::Turn;
 use super::wake::Waking;
 use crate::books::{Event, Uid, asks};
+use crate::budget::Budget;
 use crate::maps::HashMap;
 use crate::sight::Sight;
 use preemptors::Preemptors;
@@ -357,8 +358,9 @@ impl Sight<'_> {
         let enough = node
             .facts()
             .is_none_or(|facts| facts.cpu_milli >= request.cpu_milli && facts.ram >= request.ram);
-        enough
-            && self.books.excluded(name, &pod.constraints).is_none()
-            && self.scores.fit(&node.view_of(|_| false), request).is_ok()
+        enough && self.books.excluded(name, &pod.constraints).is_none() && {
+            let (empty, all) = (node.view_of(|_| false), &mut Budget::all());
+            self.fit_on(name, node, &empty, pod, |_| true, all).is_ok()
+        }
     }
 }

@@ -23,6 +23,7 @@ use super::waiting::FLUSH;
 use crate::Config;
 use crate::books::{Books, Uid};
 use crate::borrowers::Asked;
+use crate::budget::Budget;
 use crate::scores::Scores;
 use crate::sight::Sight;
 use offering::Offering;
@@ -322,7 +323,10 @@ impl Sight<'_> {
         let node = self.books.node(name);
         let known = node.is_some_and(|node| node.facts().is_some());
         (free || !known)
-            && self.scores.fit(left, request).is_ok()
+            && node.is_some_and(|node| {
+                let all = &mut Budget::all();
+                self.fit_on(name, node, left, pod, |_| false, all).is_ok()
+            })
             && (!self.queue.has_earmarks(name) || self.choose(name, pod, request).is_ok())
     }
 

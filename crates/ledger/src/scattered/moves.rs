@@ -273,7 +273,10 @@ impl Sight<'_> {
             }
             let short =
                 view.cpu_free_milli < site.request.cpu_milli || view.ram_free < site.request.ram;
-            let fits = !short && self.scores.fit_within(&view, site.request, budget).is_ok();
+            let fits = !short
+                && self
+                    .fit_on(name, node, &view, pod, |_| false, budget)
+                    .is_ok();
             fits.then_some((site, view))
         };
         let Some((site, view)) = view() else {
@@ -284,7 +287,9 @@ impl Sight<'_> {
             for (index, card) in view.cards.iter_mut().enumerate() {
                 card.usable &= only.contains(&index);
             }
-            let choice = self.scores.fit_within(&view, site.request, budget).ok()?;
+            let choice = self
+                .fit_on(name, site.node, &view, pod, |_| false, budget)
+                .ok()?;
             let charges = choice.placement.charges;
             Some((
                 choice.cost,

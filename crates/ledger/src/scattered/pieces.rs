@@ -134,7 +134,9 @@ impl Sight<'_> {
         }
         if !asking.could {
             let empty = site.node.view_of(|_| false);
-            asking.could = self.scores.fit_within(&empty, site.request, budget).is_ok();
+            asking.could = self
+                .fit_on(name, site.node, &empty, pod, |_| true, budget)
+                .is_ok();
         }
         if !budget.is_spent() {
             asking.free = asking.free + site.node.view().free();

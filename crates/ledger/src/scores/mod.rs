@@ -10,8 +10,8 @@ mod slots;
 use std::sync::Arc;
 
 use gpustow_pack::{
-    Choice, Cost, Mib, NodeGpus, Policy, PolicyKind, Refusal, Request, Tight, because, cost, fit,
-    fit_counting,
+    Choice, Cost, Mib, NodeGpus, Policy, PolicyKind, Request, Tight, Traits, because, cost,
+    fit_among, fit_counting,
 };
 
 use crate::Reason;
@@ -64,6 +64,7 @@ impl Scores {
                 self.demand.moved(old.as_deref(), new.as_deref());
                 if let Some(pod) = new.as_ref().filter(|pod| may_come(pod))
                     && let Ok(request) = &pod.request
+                    && request.rules.is_none()
                 {
                     self.answers.expect(request, self.policy(request));
                 }
@@ -115,12 +116,7 @@ impl Scores {
         found.map_err(Reason::Fit)
     }
 
-    /// The best placement on a view.
-    pub(crate) fn fit(&self, view: &NodeGpus, request: &Request) -> Result<Choice, Refusal> {
-        fit(view, request, self.rule(request))
-    }
-
-    /// The same within what the call may spend.
+    /// The best placement on a view within what the call may spend, whatever the rules of the request.
     pub(crate) fn fit_within(
         &self,
         view: &NodeGpus,
@@ -129,6 +125,19 @@ impl Scores {
     ) -> Result<Choice, Reason> {
         let policy = self.rule(request);
         let found = budget.spend(|steps| fit_counting(view, request, policy, steps))?;
+        found.map_err(Reason::Fit)
+    }
+
+    /// The same among the cards that the rules of the request leave it.
+    pub(crate) fn fit_among(
+        &self,
+        view: &NodeGpus,
+        traits: &[Traits<'_>],
+        request: &Request,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
+        let policy = self.rule(request);
+        let found = budget.spend(|steps| fit_among(view, traits, request, policy, steps))?;
         found.map_err(Reason::Fit)
     }
 

@@ -30,6 +30,7 @@ mod preempt;
 mod preemptors;
 mod reports;
 mod rescan;
+mod rules;
 mod sampled;
 mod scattered;
 mod shortage;

@@ -4,8 +4,74 @@
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Lending, Link, Mib, NodeGpus, Placement, Policy, PolicyKind, Refusal,
-    Request, Tight,
+    Request, Rules, Tight, Traits,
 };
+
+/// What `fit_among` must answer: the rules are looked at card by card, in words of their own.
+pub(crate) fn answer_among(
+    node: &NodeGpus,
+    traits: &[Traits<'_>],
+    request: &Request,
+    policy: PolicyKind,
+    tight: &Tight,
+) -> Result<Placement, Refusal> {
+    let Some(rules) = &request.rules else {
+        return answer(node, request, policy, tight);
+    };
+    let says = |pattern: &str, model: &str| match pattern.strip_suffix('*') {
+        Some(start) => model.starts_with(start),
+        None => model == pattern,
+    };
+    let selected: Vec<bool> = traits
+        .iter()
+        .map(|card| {
+            let named = |list: &[Box<str>]| list.iter().any(|it| says(it, card.model));
+            let listed = |list: &[Box<str>]| list.iter().any(|it| **it == *card.uuid);
+            (named(&rules.models) || rules.models.is_empty())
+                && (listed(&rules.uuids) || rules.uuids.is_empty())
+                && !named(&rules.not_models)
+                && !listed(&rules.not_uuids)
+        })
+        .collect();
+    let members = |card: &Traits<'_>| {
+        let same = |it: &&&Rules| it.affinity.is_some() && it.affinity == rules.affinity;
+        card.holders.iter().filter(same).count()
+    };
+    let begun = traits.iter().map(members).sum::<usize>() > 0;
+    let suits = |card: &Traits<'_>| {
+        let foes = card.holders.iter().filter(|it| it.anti_affinity.is_some());
+        let foes = foes.filter(|it| it.anti_affinity == rules.anti_affinity);
+        foes.count() == 0 && (!begun || members(card) > 0)
+    };
+    let without = |keep: &dyn Fn(usize) -> bool, node: &NodeGpus| {
+        let mut node = node.clone();
+        for (index, card) in node.cards.iter_mut().enumerate() {
+            if !keep(index) {
+                (card.capacity, card.free, card.limit) = (Mib(0), Mib(0), Mib(0));
+                card.usable = false;
+            }
+        }
+        node
+    };
+    let chosen = without(&|index| selected[index], node);
+    let suited = without(&|index| suits(&traits[index]), &chosen);
+    let emptied = |node: &NodeGpus| {
+        let node = with_cards(node, |card| Card {
+            free: card.capacity,
+            usable: true,
+            ..*card
+        });
+        answer(&node, request, PolicyKind::FirstFit, tight).is_ok()
+    };
+    match answer(&suited, request, policy, tight) {
+        Ok(found) => Ok(found),
+        Err(_) if answer(&chosen, request, PolicyKind::FirstFit, tight).is_ok() => {
+            Err(Refusal::Neighbours)
+        }
+        Err(_) if emptied(node) && !emptied(&chosen) => Err(Refusal::Unselected),
+        Err(_) => answer(&chosen, request, policy, tight),
+    }
+}
 
 /// Card indices of every claim.
 type Assignment = Vec<Vec<usize>>;

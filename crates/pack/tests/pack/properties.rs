@@ -2,7 +2,7 @@
 
 use gpustow_pack::{
     Card, Claim, ClaimKind, Class, Lending, Link, Links, Mib, ModelId, NodeGpus, PolicyKind,
-    Request, Tight, cost, fit,
+    Request, Rules, Tight, Traits, cost, fit, fit_among,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -104,6 +104,27 @@ fn tight() -> impl Strategy<Value = Tight> {
     })
 }
 
+/// The rules of pods: few models, cards and groups, so that they meet.
+fn rules() -> impl Strategy<Value = Rules> {
+    let models = || vec(select(vec!["a", "b", "a*", "*"]), 0..=2);
+    let uuids = || vec(select(vec!["0", "1", "2"]), 0..=2);
+    let group = || select(vec![None, None, Some("x"), Some("y")]);
+    let text = |list: Vec<&str>| list.into_iter().map(Box::from).collect();
+    (
+        (models(), vec(select(vec!["b", "ab"]), 0..=1)),
+        (uuids(), vec(select(vec!["0", "3"]), 0..=1)),
+        (group(), group()),
+    )
+        .prop_map(move |(models, uuids, groups)| Rules {
+            models: text(models.0),
+            not_models: text(models.1),
+            uuids: text(uuids.0),
+            not_uuids: text(uuids.1),
+            affinity: groups.0.map(Into::into),
+            anti_affinity: groups.1.map(Into::into),
+        })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
@@ -120,6 +141,26 @@ proptest! {
         prop_assert_eq!(costs, cost(&node, &request, policy, &mut 0));
         let placement = choice.map(|choice| choice.placement);
         prop_assert_eq!(placement, oracle::answer(&node, &request, kind, &tight));
+    }
+
+    /// The same among the cards that a pod's rules leave it.
+    #[test]
+    fn rules_leave_the_best_of_the_cards_that_they_allow(
+        node in node(), request in request(), kind in select(PolicyKind::ALL.to_vec()),
+        tight in tight(), rules in rules(), others in vec(vec(rules(), 0..=2), 5),
+        models in vec(select(vec!["a", "b", "ab"]), 5),
+    ) {
+        let request = Request { rules: (!rules.is_empty()).then(|| rules.into()), ..request };
+        let uuids = ["0", "1", "2", "3", "4"];
+        let of = |index: usize| Traits {
+            uuid: uuids[index],
+            model: models[index],
+            holders: others[index].iter().collect(),
+        };
+        let traits: Vec<Traits<'_>> = (0..node.cards.len()).map(of).collect();
+        let found = fit_among(&node, &traits, &request, kind.with(&tight), &mut 0);
+        let found = found.map(|choice| choice.placement);
+        prop_assert_eq!(found, oracle::answer_among(&node, &traits, &request, kind, &tight));
     }
 
     /// The same where links between the cards are known; what is refused does not depend on them.

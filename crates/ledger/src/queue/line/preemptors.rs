@@ -310,7 +310,7 @@ impl Sight<'_> {
             return Err(Reason::NotYet);
         }
         budget.charge(1);
-        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+        let Some(node) = self.books.node(name) else {
             return Ok(false);
         };
         if self.check(name).is_err() || self.books.excluded(name, &pod.constraints).is_some() {
@@ -329,7 +329,7 @@ impl Sight<'_> {
         let mut fits = |gone: &dyn Fn(&str) -> bool| {
             let gone = |uid: &str| *uid == *pod.uid || gone(uid);
             let view = self.view_without(name, node, pod, gone, budget)?;
-            match self.scores.fit_within(&view, request, budget) {
+            match self.fit_on(name, node, &view, pod, gone, budget) {
                 Ok(_) => Ok(true),
                 Err(Reason::NotYet) => Err(Reason::NotYet),
                 Err(_) => Ok(false),

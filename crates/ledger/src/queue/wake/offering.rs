@@ -9,6 +9,7 @@ use gpustow_pack::{NodeGpus, Request};
 
 use super::{Waking, price};
 use crate::books::Uid;
+use crate::budget::Budget;
 use crate::queue::kind::KindId;
 use crate::queue::turn::Turn;
 use crate::sight::Sight;
@@ -179,7 +180,7 @@ impl Waking<'_> {
                 return answer;
             }
             if !pod.in_line {
-                self.sight().take(&mut offering.left, request);
+                self.sight().take(name, &mut offering.left, &pod);
             }
             Answer::Comes(pod)
         } else if alone
@@ -246,18 +247,20 @@ impl Sight<'_> {
         let promised = self.queue.waiting.promised_on(name).iter();
         // What is kept is looked at on its own.
         for uid in promised.filter(|uid| !self.queue.has_more_than_reservation(uid)) {
-            if let Some(pod) = self.books.pod(uid)
-                && let Ok(request) = &pod.request
-            {
-                self.take(&mut left, request);
+            if let Some(pod) = self.books.pod(uid) {
+                self.take(name, &mut left, pod);
             }
         }
         Some(left)
     }
 
-    /// Takes room for a request, if there is any.
-    fn take(&self, left: &mut NodeGpus, request: &Request) {
-        let Ok(choice) = self.scores.fit(left, request) else {
+    /// Takes room for a pod, if there is any.
+    fn take(&self, name: &str, left: &mut NodeGpus, pod: &PodFacts) {
+        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+            return;
+        };
+        let all = &mut Budget::all();
+        let Ok(choice) = self.fit_on(name, node, left, pod, |_| false, all) else {
             return;
         };
         for (card, mib) in choice.placement.charges {

@@ -1,0 +1,35 @@
+//! The fit of a pod whose rules do not leave it every GPU.
+
+use gpustow_api::PodFacts;
+use gpustow_pack::{Choice, NodeGpus, Refusal};
+
+use crate::Reason;
+use crate::books::Node;
+use crate::budget::Budget;
+use crate::sight::Sight;
+
+impl Sight<'_> {
+    /// The best placement of `pod` on a view of the node, on which those that `gone` names are not.
+    pub(crate) fn fit_on(
+        &self,
+        name: &str,
+        node: &Node,
+        view: &NodeGpus,
+        pod: &PodFacts,
+        gone: impl Fn(&str) -> bool,
+        budget: &mut Budget,
+    ) -> Result<Choice, Reason> {
+        let request = pod.request.as_ref();
+        let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
+        let Some(rules) = &request.rules else {
+            return self.scores.fit_within(view, request, budget);
+        };
+        let group = rules.affinity.as_ref();
+        if group.is_some_and(|group| self.books.is_group_elsewhere(group, name)) {
+            return Err(Reason::Fit(Refusal::Neighbours));
+        }
+        budget.charge_view(node);
+        let traits = node.traits(gone);
+        self.scores.fit_among(view, &traits, request, budget)
+    }
+}
