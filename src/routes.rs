@@ -174,15 +174,15 @@ fn decide<'a>(
         );
     } else {
         app.doubts.refused(app, pod, &verdict.refused);
-        refused(app, pod, names, &verdict.refused);
+        refused(app, pod, names, &verdict);
     }
     verdict
 }
 
 /// Says once, to everybody, that a pod fits nowhere.
-fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]) {
+fn refused(app: &App, pod: &PodFacts, names: &[&str], verdict: &Filtered<'_>) {
     let mut counts: BTreeMap<Reason, usize> = BTreeMap::new();
-    for (_, reason) in refused {
+    for (_, reason) in &verdict.refused {
         *counts.entry(*reason).or_default() += 1;
     }
     let most = counts
@@ -207,7 +207,11 @@ fn refused(app: &App, pod: &PodFacts, names: &[&str], refused: &[(&str, Reason)]
             format!(" Most free on one GPU: {free} (node {node}, GPU {card}).")
         });
         let sampled = app.ledger.lock().is_sample(names.len());
-        refusal(pod, &counts, &free, sampled.then_some(names.len()))
+        let text = refusal(pod, &counts, &free, sampled.then_some(names.len()));
+        match &verdict.shortfall {
+            Some(shortfall) => format!("The {shortfall} at the same time. {text}"),
+            None => text,
+        }
     });
 }
 

@@ -205,3 +205,52 @@ async fn group_created_again_under_its_name_is_bound() -> Result<()> {
     wait_bound(&case.client, &single, SOON).await?;
     rig.end(case).await
 }
+
+/// Seconds from its creation until kube-scheduler had a node for the pod.
+fn waited(pod: &Pod) -> Option<i64> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let scheduled = conditions.find(|it| it.type_ == "PodScheduled")?;
+    let created = pod.metadata.creation_timestamp.as_ref()?.0.as_second();
+    Some(scheduled.last_transition_time.as_ref()?.0.as_second() - created)
+}
+
+/// Gangs beside as many single pods as fill the cluster together with them: nobody waits for a gang that does not fit.
+#[tokio::test]
+async fn fifty_gangs_and_two_hundred_single_pods_are_all_bound_and_no_gang_in_part() -> Result<()> {
+    let Some(cluster) = cluster().await? else {
+        return Ok(());
+    };
+    let rig = Rig::start(&cluster, Setup::default()).await?;
+    let case = Case::new(&cluster, "many").await?;
+    for index in 0..20 {
+        let node = case.node(&format!("n{index}"), &[40_000; 4]);
+        node.create(&case.client).await?;
+    }
+    // One gang more would fill the cluster: it never fits.
+    let mut whole = Vec::new();
+    let mut gangs = Vec::new();
+    let mut singles = Vec::new();
+    for index in 0..50 {
+        gangs.push(gang(&case, &format!("g{index}"), 2 + index % 7, 8_000).await?);
+        for single in 0..4 {
+            let pod = case.pod(&format!("s{index}-{single}")).gpu_mem(5_000);
+            singles.push(pod.create(&case.client).await?);
+        }
+        if index == 25 {
+            whole = gang(&case, "whole", 81, 39_000).await?;
+        }
+    }
+    let mut slowest = 0;
+    for pod in &singles {
+        let pod = wait_bound(&case.client, pod, SOON).await?;
+        slowest = slowest.max(waited(&pod).context("no condition PodScheduled")?);
+    }
+    println!("the slowest of 200 single pods waited {slowest} s");
+    for pod in gangs.iter().flatten() {
+        wait_bound(&case.client, pod, SOON).await?;
+    }
+    for pod in &whole {
+        assert!(!is_bound(&case, pod).await?, "{} is bound", pod.name_any());
+    }
+    rig.end(case).await
+}

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use gpustow_api::config::GpustowConfigSpec;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_api::{GpuNode, GpustowConfig, NodeFacts, PodFacts, names};
+use gpustow_api::{
+    GpuNode, GpustowConfig, NodeFacts, PodFacts, PodGroup, PodGroupFacts, PodObject, names,
+};
 use gpustow_ledger::{Ledger, NodeView};
 use gpustow_policies::admission::Weakness;
 use gpustow_policies::keys;
@@ -153,11 +155,12 @@ impl Cluster {
     }
 
     /// A pod is new or has changed.
-    pub fn apply_pod(&mut self, mut pod: Pod) {
-        self.system.apply(&pod);
-        let Some(facts) = self.facts(&pod) else {
+    pub fn apply_pod(&mut self, object: PodObject) {
+        self.system.apply(&object);
+        let Some(facts) = object.facts(&self.resource) else {
             return;
         };
+        let mut pod = object.pod;
         let asks_nothing = facts
             .request
             .as_ref()
@@ -192,15 +195,37 @@ impl Cluster {
     }
 
     /// The whole list of pods.
-    pub fn reset_pods(&mut self, pods: Vec<Pod>) {
+    pub fn reset_pods(&mut self, pods: Vec<PodObject>) {
         self.pods.clear();
         self.unasking.clear();
         self.system.clear();
-        let facts = pods.iter().filter_map(|pod| self.facts(pod)).collect();
+        let facts = pods.iter();
+        let facts = facts.filter_map(|pod| pod.facts(&self.resource)).collect();
         let began = self.ledger.copies();
         self.ledger.reset_pods(facts, began);
         pods.into_iter().for_each(|pod| self.apply_pod(pod));
         self.ledger.learn();
+    }
+
+    /// The whole list of PodGroups.
+    pub fn reset_pod_groups(&mut self, pod_groups: &[PodGroup]) {
+        let facts = pod_groups.iter();
+        let facts = facts.filter_map(PodGroupFacts::from_pod_group);
+        self.ledger.reset_pod_groups(facts.collect());
+    }
+
+    /// A PodGroup is new or has changed.
+    pub fn apply_pod_group(&mut self, pod_group: &PodGroup) {
+        if let Some(facts) = PodGroupFacts::from_pod_group(pod_group) {
+            self.ledger.apply_pod_group(facts);
+        }
+    }
+
+    /// A PodGroup is gone.
+    pub fn delete_pod_group(&mut self, pod_group: &PodGroup) {
+        if let Some(facts) = PodGroupFacts::from_pod_group(pod_group) {
+            self.ledger.delete_pod_group(&facts.group);
+        }
     }
 
     /// A node is new or has changed.

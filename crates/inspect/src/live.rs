@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt as _};
-use gpustow_api::{GpuNode, GpustowConfig};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use gpustow_api::{GpuNode, GpustowConfig, PodGroup, PodObject};
+use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
@@ -43,11 +43,19 @@ impl Live {
         } else {
             let (client, _) = source.client().await?;
             live.follow(
-                watched(Api::<Pod>::all(client.clone())),
+                watched(Api::<PodObject>::all(client.clone())),
                 |cluster, change| match change {
                     Change::Apply(pod) => cluster.apply_pod(pod),
                     Change::Delete(pod) => cluster.delete_pod(&pod),
                     Change::Reset(pods) => cluster.reset_pods(pods),
+                },
+            );
+            live.follow(
+                watched(Api::<PodGroup>::all(client.clone())),
+                |cluster, change| match change {
+                    Change::Apply(group) => cluster.apply_pod_group(&group),
+                    Change::Delete(group) => cluster.delete_pod_group(&group),
+                    Change::Reset(groups) => cluster.reset_pod_groups(&groups),
                 },
             );
             live.follow(

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gpustow_api::config::GpustowConfigSpec;
-use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, names};
+use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, PodGroup, PodObject, names};
 use gpustow_policies::admission::{Expected, Weakness};
 use gpustow_settings::Feature;
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -57,7 +58,9 @@ pub struct Lists {
     /// Every GpuNode.
     pub gpunodes: Vec<GpuNode>,
     /// Every Pod.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<PodObject>,
+    /// PodGroups; none where the API server serves none, or they may not be read.
+    pub pod_groups: Vec<PodGroup>,
     /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// The admission policies that do not hold, and why.
@@ -87,10 +90,11 @@ impl Source {
         }
         let (client, namespace) = self.client().await?;
         let configs = Api::namespaced(client.clone(), names::NAMESPACE);
-        let (nodes, gpunodes, pods, configs, policies, leases, version) = tokio::join!(
+        let (nodes, gpunodes, pods, pod_groups, configs, policies, leases, version) = tokio::join!(
             list(Api::<Node>::all(client.clone()), "nodes"),
             list(Api::<GpuNode>::all(client.clone()), "gpunodes"),
-            list(Api::<Pod>::all(client.clone()), "pods"),
+            list(Api::<PodObject>::all(client.clone()), "pods"),
+            list(Api::<PodGroup>::all(client.clone()), "podgroups"),
             list(configs, "configmaps"),
             policies(&client, Expected::new(&self.resource_name)),
             leases(&client),
@@ -109,7 +113,8 @@ impl Source {
         // Nobody but such an extender has the right that this policy bounds, and without a line nobody bears its gate.
         let resource = &self.resource_name;
         let more = [
-            system::makes_certificate(&pods).then(|| Expected::of_certificate(resource)),
+            system::makes_certificate(pods.iter().map(|it| &it.pod))
+                .then(|| Expected::of_certificate(resource)),
             Feature::Queue
                 .is_on(&spec)
                 .then(|| Expected::of_queue(resource)),
@@ -127,6 +132,7 @@ impl Source {
             nodes: nodes?,
             gpunodes: gpunodes?,
             pods,
+            pod_groups: pod_groups.unwrap_or_default(),
             configs: configs.ok(),
             policies: policies.map_or(Seen::Unreadable, Seen::Read),
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
@@ -219,6 +225,7 @@ pub fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.set_config(lists.config);
     cluster.reset_nodes(lists.nodes);
     cluster.reset_gpunodes(lists.gpunodes);
+    cluster.reset_pod_groups(&lists.pod_groups);
     cluster.reset_pods(lists.pods);
     cluster.kept_places = said_of_places(lists.events);
     cluster.configs = lists.configs;
@@ -406,6 +413,10 @@ impl Lists {
             "Node" => self.nodes.push(serde_json::from_value(object)?),
             "GpuNode" => self.gpunodes.push(serde_json::from_value(object)?),
             "Pod" => self.pods.push(serde_json::from_value(object)?),
+            // The coscheduling plugin's have the same kind.
+            "PodGroup" if object["apiVersion"] == PodGroup::API_VERSION => {
+                self.pod_groups.push(serde_json::from_value(object)?);
+            }
             "ConfigMap" => {
                 let config = serde_json::from_value(object)?;
                 self.configs.get_or_insert_default().push(config);

@@ -174,9 +174,9 @@ pub fn setting(container: &Container, flag: &str) -> Option<String> {
 }
 
 /// The extenders' containers.
-fn extenders(pods: &[Pod]) -> impl Iterator<Item = &Container> {
+fn extenders<'p>(pods: impl IntoIterator<Item = &'p Pod>) -> impl Iterator<Item = &'p Container> {
     let ours = |pod: &&Pod| pod.metadata.namespace.as_deref() == Some(names::NAMESPACE);
-    let ours = pods.iter().filter(ours);
+    let ours = pods.into_iter().filter(ours);
     ours.filter_map(|pod| container(pod, EXTENDER))
 }
 
@@ -194,7 +194,7 @@ fn is_autoscaler(pod: &Pod) -> bool {
 }
 
 /// Does an extender make its webhook's certificate itself? It does where it serves a webhook and has no certificate.
-pub(crate) fn makes_certificate(pods: &[Pod]) -> bool {
+pub(crate) fn makes_certificate<'p>(pods: impl IntoIterator<Item = &'p Pod>) -> bool {
     let serves = |it: &&Container| setting(it, "webhook-listen").is_some();
     let mut all = extenders(pods).filter(serves);
     all.any(|extender| setting(extender, "webhook-tls").is_none())

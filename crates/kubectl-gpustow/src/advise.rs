@@ -74,7 +74,7 @@ pub(crate) async fn run(
     let (nodes, gpunodes, pods) = (
         lists.nodes.clone(),
         lists.gpunodes.clone(),
-        lists.pods.clone(),
+        lists.pods.iter().map(|it| it.pod.clone()).collect(),
     );
     let cluster = cluster(lists, &source.resource_name);
     let scope = global.scope(&cluster);

@@ -40,7 +40,8 @@ pub(crate) async fn run(
     screen: Screen,
 ) -> Result<Answer> {
     let lists = source.lists().await?;
-    let (nodes, gpunodes, pods) = (lists.nodes, lists.gpunodes, lists.pods);
+    let (nodes, gpunodes) = (lists.nodes, lists.gpunodes);
+    let pods = lists.pods.into_iter().map(|it| it.pod).collect();
     let cluster = Inventory::new(nodes, gpunodes, pods, &source.resource_name)?;
     let mut clusters = vec![("same", cluster.clone())];
     if !args.add_nodes.is_empty() || args.remove_nodes > 0 {

@@ -10,7 +10,7 @@ use gpustow_inspect::{
     state::{self, room},
     try_pod,
 };
-use gpustow_ledger::NodeView;
+use gpustow_ledger::{NodeView, Shortfall};
 use gpustow_pack::{Choice, Mib};
 use gpustow_policies::keys;
 use k8s_openapi::api::core::v1::Pod;
@@ -314,6 +314,11 @@ fn held_by(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Option<String> {
         && let Some(problem) = state::leaderless(cluster)
     {
         return Some(problem);
+    }
+    if let Some(Shortfall { group, fit, of }) = cluster.ledger.shortfall(facts, cluster.now) {
+        return Some(format!(
+            "only {fit} of the {of} pods that its group {group} needs fit at the same time"
+        ));
     }
     match state::said(pod) {
         Some(said) => state::held_by(said),

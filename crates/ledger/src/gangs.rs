@@ -174,6 +174,12 @@ impl Ledger {
         }
     }
 
+    /// Too few of the pod's gang fit now.
+    #[must_use]
+    pub fn shortfall(&self, pod: &PodFacts, now: Duration) -> Option<Shortfall> {
+        self.sight(now).seats_of_gang(pod)?.err()
+    }
+
     /// The candidates that would do, best first.
     fn best_nodes(&mut self, ask: &Ask<'_>, candidates: &[&str], now: Duration) -> Vec<Arc<str>> {
         let pod = ask.pod;

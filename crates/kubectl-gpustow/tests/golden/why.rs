@@ -172,3 +172,44 @@ async fn a_pod_that_no_node_can_hold_is_told_what_to_change() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn pod_of_a_gang_that_does_not_fit_is_told_how_many_of_it_do() -> Result<()> {
+    let cards: Vec<_> = (0..2)
+        .map(|gpu| {
+            json!({ "uuid": format!("GPU-{gpu}"), "index": gpu, "model": "NVIDIA L4", "totalMiB": 15_000 })
+        })
+        .collect();
+    let group = |min_count: usize| {
+        json!({ "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup",
+            "metadata": { "namespace": "ops", "name": "training", "uid": "training" },
+            "spec": { "schedulingPolicy": { "gang": { "minCount": min_count } } } })
+    };
+    for (min_count, says) in [
+        (
+            3,
+            "but only 2 of the 3 pods that its group ops/training needs fit at the same time.",
+        ),
+        (
+            2,
+            "on 1 of 1 GPU nodes; the best is two, but kube-scheduler says",
+        ),
+    ] {
+        let mut objects = vec![
+            node("two", &json!({}), "30k"),
+            json!({ "kind": "GpuNode", "metadata": { "name": "two" }, "spec": {},
+                "status": { "heartbeat": NOW, "gpus": cards } }),
+            group(min_count),
+        ];
+        let member = |name: &str| {
+            let mut pod = waiting(name, "");
+            pod["spec"]["schedulingGroup"] = json!({ "podGroupName": "training" });
+            pod["spec"]["containers"][0]["resources"]["limits"][names::GPU_MEM] = json!("10000");
+            pod
+        };
+        objects.extend(["one", "other"].map(member));
+        let (words, said) = why(objects, member("asks")).await?;
+        ensure!(words.contains(says), "{min_count}: {said}");
+    }
+    Ok(())
+}
