@@ -257,9 +257,12 @@ async fn condition_is_ended_once_while_the_watch_is_late() -> Result<()> {
     let written = writes(Action::DelayReply(Duration::ZERO));
     drop(failing);
     written.answered(1, SOON).await?;
+    let ended = now(&case, &pod).await?;
     // Each look begins with one of these.
     leases.seen(leases.count() + 4, SOON).await?;
-    assert_eq!(written.count(), 1);
+    // A replica that lost its connections may take the lead again and try once more, by a copy that is too old.
+    ensure!(written.count() <= 2, "{} writes", written.count());
+    assert_eq!(now(&case, &pod).await?, ended);
     drop((late, leases, written));
     clear(&case).await?;
     case.end().await
