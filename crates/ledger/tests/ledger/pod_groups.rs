@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use gpustow_api::config::Action;
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
 use gpustow_ledger::{Ask, Config, Filtered, Ledger, Outcome};
 use gpustow_pack::PolicyKind;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::build::{asking, assumed, at, card, choose, free, ledger, node, pod, report};
+use crate::build::{asking, assumed, at, bound, card, choose, free, ledger, node, pod, report};
 
 fn group(name: &str) -> Group {
     Group::in_tree("default", name)
@@ -222,7 +223,7 @@ fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
     });
     ledger.apply_node(node("n"));
     ledger.apply_gpunode("n", report(&[card("n-0", 100), card("n-1", 100)]), at(0));
-    ledger.apply_pod(crate::build::bound("holds", "n", "n-0", 100));
+    ledger.apply_pod(bound("holds", "n", "n-0", 100));
     let queued = |pod: PodFacts| PodFacts {
         in_line: true,
         ..pod
@@ -247,7 +248,7 @@ fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
 #[test]
 fn one_pod_of_a_gang_is_woken_when_all_of_it_fits() {
     let mut ledger = ledger(&[("n", &[100, 100])]);
-    ledger.apply_pod(crate::build::bound("holds", "n", "n-0", 100));
+    ledger.apply_pod(bound("holds", "n", "n-0", 100));
     let waits = |pod: PodFacts| PodFacts {
         waiting: true,
         ..pod
@@ -341,4 +342,40 @@ fn gang_is_placed_where_an_exhaustive_search_places_it() {
         refused += usize::from(fit < count);
     }
     assert!(placed > 300 && refused > 300, "{placed} {refused}");
+}
+
+#[test]
+fn pods_of_a_group_are_disrupted_alone_only_if_its_mode_says_so() {
+    let mut ledger = Ledger::new(Config {
+        action: Action::Evict,
+        ..Config::default()
+    });
+    ledger.apply_node(node("n"));
+    ledger.apply_gpunode("n", report(&[card("n-0", 100)]), at(0));
+    let member = in_group("g", bound("u", "n", "n-0", 100));
+    ledger.apply_pod(member.clone());
+    let mut is_victim = |facts: Option<PodGroupFacts>| {
+        ledger.reset_pod_groups(facts.into_iter().collect());
+        let evicted = ledger.evictable("n", 1).len() == 1;
+        let reclaimed = ledger.action_on(&member) == Action::Evict;
+        assert_eq!(evicted, reclaimed);
+        evicted
+    };
+    let all = pod_group("g", "g", GroupPolicy::Gang(2));
+    let single = PodGroupFacts {
+        disrupted_singly: true,
+        ..all.clone()
+    };
+    let basic = PodGroupFacts {
+        policy: GroupPolicy::Basic,
+        ..all.clone()
+    };
+    for (facts, victim) in [
+        (Some(all), false),
+        (Some(single), true),
+        (Some(basic), false),
+        (None, false),
+    ] {
+        assert_eq!(is_victim(facts.clone()), victim, "{facts:?}");
+    }
 }
