@@ -307,7 +307,7 @@ impl Attempt<'_> {
         if pod.deleting {
             return Err(BindError::Deleting);
         }
-        if pod.gated || pod.in_line {
+        if pod.gated || pod.in_line || pod.stands_for.is_some() {
             return Err(BindError::Gated);
         }
         if pod.request.clone()?.is_empty() {

@@ -227,6 +227,10 @@ pub(crate) enum Kind {
     PodQueued,
     /// A pod was ungated without room for it.
     PodUngated,
+    /// An autoscaler must add a node for a pod.
+    PlaceholderCreated,
+    /// The API server refuses to create that placeholder.
+    PlaceholderRefused,
 }
 
 impl Kind {
@@ -239,6 +243,7 @@ impl Kind {
             Self::ConfigUnreadable => "Configuring",
             Self::MemoryReserved | Self::ReservationEnded => "Reserving",
             Self::PodDisrupted | Self::DisruptionRefused => "Disrupting",
+            Self::PlaceholderCreated | Self::PlaceholderRefused => "Provisioning",
             Self::PodQueued | Self::PodUngated => "Queueing",
         }
     }

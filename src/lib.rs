@@ -23,6 +23,7 @@ mod metrics;
 mod panics;
 mod pod_groups;
 mod preempt;
+mod provision;
 mod routes;
 mod silence;
 mod ungate_all;
@@ -190,6 +191,7 @@ impl Extender {
         spawn.spawn("resume", resume(app.clone()));
         spawn.spawn("marks", disruptions::marks::run(app.clone()));
         spawn.spawn("disruptions", disruptions::run(app.clone()));
+        spawn.spawn("provision", provision::run(app.clone()));
         spawn.spawn("history", history::run(app.clone()));
         spawn.spawn("status", config::status::run(app.clone()));
     }

@@ -69,6 +69,9 @@ pub(crate) fn health(app: Arc<App>) -> Router {
         )
 }
 
+/// Why no node takes a placeholder.
+const PLACEHOLDER: &str = "a placeholder waits for a node that an autoscaler adds";
+
 fn json(answer: &impl Serialize) -> Response {
     match serde_json::to_vec(answer) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
@@ -116,6 +119,11 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
     let mut answer = ExtenderFilterResult::default();
     let (text, shortfall);
     match &pod.request {
+        Ok(_) if pod.stands_for.is_some() => {
+            answer.node_names = Some(Vec::new());
+            answer.failed_and_unresolvable_nodes =
+                names.iter().map(|name| (*name, PLACEHOLDER)).collect();
+        }
         Ok(request) if request.is_empty() => answer.node_names = Some(names),
         Ok(_) => {
             if let Err(error) = app.may_decide().await {

@@ -45,6 +45,7 @@ pub(crate) fn config(on: Option<Feature>) -> Config {
         Some(Feature::Preempt) => spec.preempt.fragmented = true,
         Some(Feature::Reserve) => spec.reserve.after = After(Some(Duration::from_secs(1))),
         Some(Feature::Defragment) => spec.defragment.evictions_per_hour = 10,
+        Some(Feature::Provision) => spec.provision.max = 10,
         None => {}
     }
     gpustow_settings::ledger(&spec)

@@ -80,7 +80,7 @@ fn is_held(pod: &Pod) -> bool {
 }
 
 /// Waits until the status says whether new pods are queued.
-async fn flag(cluster: &ControlPlane, wanted: bool) -> Result<()> {
+pub(crate) async fn flag(cluster: &ControlPlane, wanted: bool) -> Result<()> {
     let configs = Api::<GpustowConfig>::all(cluster.admin()?);
     eventually(LATE, &format!("queueing is {wanted}"), async || {
         let config = configs.get(config::NAME).await?;

@@ -42,6 +42,7 @@ mod places;
 mod policies;
 mod preemption;
 mod previous;
+mod provision;
 mod quota;
 mod races;
 mod sampled;

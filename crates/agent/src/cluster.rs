@@ -67,6 +67,7 @@ impl OwnNode {
             names::GPU_MODEL_LABEL,
             names::GPU_MEMORY_LABEL,
             names::GPU_COUNT_LABEL,
+            names::KNOWN_LABEL,
         ];
         Self {
             owner: node.owner_ref(&()),
@@ -86,6 +87,7 @@ pub fn labels(status: &GpuNodeStatus) -> BTreeMap<String, String> {
     let Some(first) = status.gpus.first() else {
         return labels;
     };
+    labels.insert(names::KNOWN_LABEL.to_owned(), "true".to_owned());
     labels.insert(
         names::GPU_COUNT_LABEL.to_owned(),
         status.gpus.len().to_string(),

@@ -46,6 +46,7 @@ type GoDuration = kube::core::Duration;
     printcolumn = r#"{"name":"Preempt","type":"boolean","jsonPath":".spec.preempt.fragmented"}"#,
     printcolumn = r#"{"name":"Reserve","type":"string","jsonPath":".spec.reserve.after"}"#,
     printcolumn = r#"{"name":"Defragment","type":"integer","jsonPath":".spec.defragment.evictionsPerHour","description":"Evictions per hour"}"#,
+    printcolumn = r#"{"name":"Provision","type":"integer","jsonPath":".spec.provision.max","description":"Placeholder pods at most"}"#,
     printcolumn = r#"{"name":"Working","type":"string","jsonPath":".status.conditions[?(@.type=='Working')].status","description":"False if a feature lacks a permission"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -71,6 +72,9 @@ pub struct GpustowConfigSpec {
     /// Evictions that bring free memory together.
     #[serde(default)]
     pub defragment: Defragment,
+    /// Nodes that autoscalers add for pods that no present node can take.
+    #[serde(default)]
+    pub provision: Provision,
     /// Limits of all disruptions together.
     #[serde(default)]
     pub disruptions: Disruptions,
@@ -252,6 +256,17 @@ pub struct Defragment {
     /// pods that wait for fragmented memory. 0 evicts none.
     #[schemars(range(min = 0, max = 10_000))]
     pub evictions_per_hour: u32,
+}
+
+/// Nodes that autoscalers add for pods that no present node can take.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Provision {
+    /// How many placeholder pods there are at a time at most. Each has an autoscaler add one node for pods whose need it
+    /// cannot see: memory is free in fragments only, every GPU with enough memory free is too small, or the pod is queued.
+    /// 0 creates none.
+    #[schemars(range(min = 0, max = 1000))]
+    pub max: u32,
 }
 
 /// Limits of all disruptions together.

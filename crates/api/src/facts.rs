@@ -1,5 +1,6 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
+mod ended;
 mod meta;
 mod node;
 mod nominated;
@@ -14,8 +15,8 @@ use std::sync::{Arc, LazyLock};
 
 use gpustow_pack::{Mib, Request};
 use k8s_openapi::api::core::v1::{
-    ContainerStatus, NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity,
-    PodCondition, PodSpec, PodStatus,
+    NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity, PodCondition, PodSpec,
+    PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
@@ -29,6 +30,7 @@ use crate::podgroup::Group;
 use crate::request::{BadRequest, request};
 use crate::reserved::Reservation;
 use crate::{limit, names};
+use ended::{all_terminated, has_ended};
 use meta::{controller, gone_by, maker};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
@@ -119,6 +121,9 @@ pub struct PodFacts {
     pub enforce: Enforce,
     /// The node on which the extender that decided last kept room for it ([`names::RESERVATION`]).
     pub kept_on: Option<Arc<str>>,
+    /// The pods for which a placeholder has an autoscaler add a node, its owner first. A placeholder requests nothing
+    /// of any node that there is.
+    pub stands_for: Option<Arc<[Arc<str>]>>,
     /// A digest of why kube-scheduler has not scheduled it, zero if it does not say: tells a new
     /// refusal from one that was there before.
     pub refusal: u64,
@@ -139,7 +144,9 @@ impl PodFacts {
         let text = |text: &Option<String>| Arc::from(text.as_deref().unwrap_or_default());
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
+        let stands_for = meta::stands_for(meta);
         let (request, containers) = match request(pod, resource) {
+            _ if stands_for.is_some() => (Ok(NO_REQUEST.clone()), Vec::new()),
             Ok((request, containers)) => (Ok(shared(request)), containers),
             Err(bad) => (Err(bad), Vec::new()),
         };
@@ -213,6 +220,7 @@ impl PodFacts {
                 let kept = Reservation::decode(annotation(names::RESERVATION)?)?;
                 Some(Arc::from(kept.node))
             }),
+            stands_for,
             refusal: status.and_then(refused).map_or(0, digest),
         })
     }
@@ -390,53 +398,6 @@ fn named(name: &Option<String>) -> Option<Arc<str>> {
     name.as_deref()
         .filter(|name| !name.is_empty())
         .map(Arc::from)
-}
-
-fn has_ended(status: Option<&PodStatus>) -> bool {
-    let phase = status.and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-/// True if the status says of every container of the spec that it is terminated. A container of
-/// which the status says nothing may be running.
-fn all_terminated(spec: Option<&PodSpec>, status: Option<&PodStatus>) -> bool {
-    let (Some(spec), Some(status)) = (spec, status) else {
-        return false;
-    };
-    let statuses = [
-        &status.container_statuses,
-        &status.init_container_statuses,
-        &status.ephemeral_container_statuses,
-    ];
-    let is_terminated = |status: &&ContainerStatus| {
-        status
-            .state
-            .as_ref()
-            .is_some_and(|state| state.terminated.is_some())
-    };
-    let terminated: BTreeSet<&str> = statuses
-        .into_iter()
-        .flat_map(|list| list.iter().flatten())
-        .filter(is_terminated)
-        .map(|status| status.name.as_str())
-        .collect();
-    let init = spec
-        .init_containers
-        .iter()
-        .flatten()
-        .map(|container| &container.name);
-    let ephemeral = spec
-        .ephemeral_containers
-        .iter()
-        .flatten()
-        .map(|container| &container.name);
-    let mut all = spec
-        .containers
-        .iter()
-        .map(|container| &container.name)
-        .chain(init)
-        .chain(ephemeral);
-    !spec.containers.is_empty() && all.all(|name| terminated.contains(name.as_str()))
 }
 
 /// Who sees to the limits, and what each claim may use of each card, if that is more than it asks for.

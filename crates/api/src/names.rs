@@ -98,6 +98,13 @@ pub const PREEMPTED: &str = "PreemptionByGpustow";
 /// Its reason if the extender evicts the pod for one that waits for fragmented memory.
 pub const DEFRAGMENTED: &str = "DefragmentationByGpustow";
 
+/// Label that the extender sets on a placeholder: a pod that autoscalers see and no node takes.
+pub const PLACEHOLDER: &str = "gpustow.dev/placeholder";
+/// Annotation of a placeholder: UIDs of the pods that wait for its node, its owner's first.
+pub const PLACEHOLDER_FOR: &str = "gpustow.dev/placeholder-for";
+/// PriorityClass of placeholders.
+pub const PLACEHOLDER_CLASS: &str = "gpustow-placeholder";
+
 /// Label that the admission policy sets on pods that ask for GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
 
@@ -107,6 +114,17 @@ pub const GPU_MODEL_LABEL: &str = "gpustow.dev/gpu-model";
 pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
 /// Node label written by the agent: number of cards.
 pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
+
+/// Node label written by the agent: it reports the node's GPUs. Placeholders go to nodes without it.
+pub const KNOWN_LABEL: &str = "gpustow.dev/known";
+/// The node label that names the kind of machine: Kubernetes' own.
+pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
+/// The node label with the name of its host: Kubernetes' own.
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
+/// The node labels that say how many MiB each GPU has and how many GPUs there are: GPU feature discovery's.
+pub const NVIDIA_MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
+/// See [`NVIDIA_MEMORY_LABEL`].
+pub const NVIDIA_COUNT_LABEL: &str = "nvidia.com/gpu.count";
 
 /// Node annotation set by administrators: comma list of UUIDs of GPUs that take no new pods.
 pub const CORDONED_GPUS: &str = "gpustow.dev/cordoned-gpus";
@@ -158,7 +176,7 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 20] = [
+pub const POD_KEYS: [&str; 21] = [
     ADOPTED,
     GPU_COUNT,
     EXCLUSIVE,
@@ -179,6 +197,7 @@ pub const POD_KEYS: [&str; 20] = [
     EPOCH,
     FENCE,
     RESERVATION,
+    PLACEHOLDER_FOR,
 ];
 /// Those that the name of a container follows.
 pub const POD_KEYS_OF: [&str; 5] = [GPU_COUNT_OF, MEM_LIMIT_OF, DEVICES_OF, MIB_OF, SHARE_OF];

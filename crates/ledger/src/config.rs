@@ -57,6 +57,8 @@ pub struct Config {
     pub preempt_after: Duration,
     /// Move pods whose owners let them be moved, for pods that wait for pieces.
     pub moves: bool,
+    /// How many placeholders there are at a time at most.
+    pub provision: usize,
     /// kube-scheduler looks for so many nodes at least: fewer candidates are all that passed its own filters.
     pub least_nodes: usize,
     /// Steps that one call may spend on searches for pods of several containers or cards.
@@ -88,6 +90,7 @@ impl Default for Config {
             preempt_scattered: false,
             preempt_after: Duration::ZERO,
             moves: false,
+            provision: 0,
             least_nodes: LEAST_NODES,
             search_steps: 100_000,
         }

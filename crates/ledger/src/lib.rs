@@ -68,6 +68,7 @@ mod means;
 mod over_limit;
 mod places;
 mod preempt;
+mod provision;
 mod queue;
 mod reason;
 mod round;
@@ -94,6 +95,7 @@ pub use gangs::Shortfall;
 pub use over_limit::OverLimit;
 pub use places::Place;
 pub use preempt::Victims;
+pub use provision::{Placeholder, Provision};
 pub use queue::{Cause, Ended, Lift, Queued};
 pub use reason::Reason;
 pub use scattered::{Broken, Move, Moves, Preemption};
@@ -114,6 +116,7 @@ pub struct Ledger {
     scattered: scattered::Seen,
     moving: scattered::Tries,
     gangs: gangs::Cycles,
+    arriving: provision::Arriving,
     /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
     unix: Option<i64>,
     /// See [`Ledger::work`].
@@ -136,6 +139,7 @@ impl Ledger {
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
             gangs: gangs::Cycles::default(),
+            arriving: provision::Arriving::default(),
             unix: None,
             work: AtomicU64::default(),
         }

@@ -15,11 +15,12 @@ use gpustow_api::names;
 use crate::manifests::documents;
 
 /// The policies that keep tenants and our own parts in bounds; each has a binding of its name.
-const POLICIES: [&str; 5] = [
+const POLICIES: [&str; 6] = [
     "gpustow-agent",
     "gpustow-annotations",
     "gpustow-extender",
     "gpustow-least",
+    "gpustow-placeholders",
     "gpustow-requests",
 ];
 

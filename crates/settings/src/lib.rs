@@ -19,6 +19,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         preempt,
         reserve,
         defragment,
+        provision,
         disruptions: _,
     } = spec;
     let fixed = Config::default();
@@ -46,6 +47,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         preempt_scattered: preempt.fragmented,
         preempt_after: preempt.after.into(),
         moves: defragment.evictions_per_hour > 0,
+        provision: count(provision.max),
         least_nodes: fixed.least_nodes,
         search_steps: fixed.search_steps,
     }

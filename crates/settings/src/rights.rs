@@ -16,16 +16,19 @@ pub enum Feature {
     Reserve,
     /// `spec.defragment`.
     Defragment,
+    /// `spec.provision`.
+    Provision,
 }
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Queue,
         Self::Reclaim,
         Self::Preempt,
         Self::Reserve,
         Self::Defragment,
+        Self::Provision,
     ];
 
     /// The type of its condition.
@@ -37,6 +40,7 @@ impl Feature {
             Self::Preempt => "Preempt",
             Self::Reserve => "Reserve",
             Self::Defragment => "Defragment",
+            Self::Provision => "Provision",
         }
     }
 
@@ -49,6 +53,7 @@ impl Feature {
             Self::Preempt => spec.preempt.fragmented,
             Self::Reserve => spec.reserve.after.0.is_some(),
             Self::Defragment => spec.defragment.evictions_per_hour > 0,
+            Self::Provision => spec.provision.max > 0,
         }
     }
 
@@ -60,6 +65,7 @@ impl Feature {
             Self::Reclaim if spec.reclaim.action != Action::Evict => return None,
             Self::Reclaim | Self::Defragment => Right::EVICT,
             Self::Preempt => Right::DELETE,
+            Self::Provision => Right::CREATE,
             Self::Reserve if !spec.reserve.mark_nodes => return None,
             Self::Reserve => Right::MARK,
         };
@@ -102,6 +108,12 @@ impl Right {
         subresource: None,
         ..Self::EVICT
     };
+    /// To create placeholder pods.
+    pub const CREATE: Self = Self {
+        verb: "create",
+        subresource: None,
+        ..Self::EVICT
+    };
     /// To mark nodes for autoscalers.
     pub const MARK: Self = Self {
         verb: "patch",
@@ -111,7 +123,13 @@ impl Right {
     };
 
     /// Every one.
-    pub const ALL: [Self; 4] = [Self::UNGATE, Self::EVICT, Self::DELETE, Self::MARK];
+    pub const ALL: [Self; 5] = [
+        Self::UNGATE,
+        Self::EVICT,
+        Self::DELETE,
+        Self::CREATE,
+        Self::MARK,
+    ];
 
     /// The permission that the feature with this name needs as it is set.
     #[must_use]

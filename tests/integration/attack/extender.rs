@@ -169,8 +169,8 @@ async fn a_fallen_extender_writes_what_it_is_there_for_and_nothing_else() -> Res
                 "a pod",
                 "POST",
                 pods(&case, ""),
-                json!({ "metadata": { "name": "x" } }),
-                Refused("forbidden"),
+                json!({ "metadata": { "name": "x" }, "spec": { "containers": [{ "name": "c", "image": "i" }] } }),
+                Refused("creates no pods but placeholders"),
             ),
             row(
                 "a policy",

@@ -177,7 +177,9 @@ async fn each_key_is_its_writers_whoever_tries_and_by_whatever_door() -> Result<
     )
     .await?;
     let of_scheduler = |door, key: &str| match door {
-        Create | Update => FORBIDDEN,
+        // It creates placeholders alone.
+        Create => Refused("denied request"),
+        Update => FORBIDDEN,
         Binding | LegacyBinding if key == names::CONFIRMED => ours(),
         Binding | LegacyBinding => Taken,
         Status if [names::EPOCH, names::FENCE, names::RESERVATION].contains(&key) => Taken,

@@ -1,10 +1,11 @@
-//! What a pod's metadata says of its end and of what comes after it.
+//! What a pod's metadata says of its end, of what comes after it, and of what it stands for.
 
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::LONGEST_GRACE;
+use crate::names;
 
 /// See [`super::PodFacts::gone_by`].
 pub(super) fn gone_by(meta: &ObjectMeta) -> Option<i64> {
@@ -41,4 +42,11 @@ pub(super) fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {
         }
     };
     makes.then(|| owner.uid.as_str().into())
+}
+
+/// See [`super::PodFacts::stands_for`].
+pub(super) fn stands_for(meta: &ObjectMeta) -> Option<Arc<[Arc<str>]>> {
+    let is_marked = meta.labels.as_ref()?.contains_key(names::PLACEHOLDER);
+    let listed = meta.annotations.as_ref()?.get(names::PLACEHOLDER_FOR)?;
+    is_marked.then(|| listed.split(',').map(Arc::from).collect())
 }

@@ -98,7 +98,8 @@ impl NodeFacts {
     }
 
     /// The value of a label.
-    pub(crate) fn label(&self, key: &str) -> Option<&str> {
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
         let at = self.labels.binary_search_by(|label| (*label.key).cmp(key));
         at.ok().map(|at| &*self.labels[at].value)
     }

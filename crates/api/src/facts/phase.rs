@@ -61,6 +61,7 @@ impl PodFacts {
             limits: NO_LIMITS.clone(),
             enforce: Enforce::default(),
             kept_on: None,
+            stands_for: None,
             refusal: 0,
         }
     }

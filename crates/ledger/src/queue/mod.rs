@@ -76,6 +76,8 @@ pub(crate) struct Queue {
     nominations: Nominations,
     expected: expected::Expected,
     gangs: gangs::Gangs,
+    /// Pods that have autoscalers add nodes.
+    placeholders: HashSet<Uid>,
 }
 
 impl Queue {
@@ -115,6 +117,10 @@ impl Queue {
                     self.text_changed(uid);
                 }
                 self.replacement_came(old.as_deref(), new.as_deref());
+                match new.as_ref().is_some_and(|pod| pod.stands_for.is_some()) {
+                    true => self.placeholders.insert(uid.clone()),
+                    false => self.placeholders.swap_remove(uid),
+                };
                 self.pod_changed(uid, new.as_deref(), books);
             }
             Event::Node { name, gained } => {
@@ -245,6 +251,16 @@ impl Queue {
     /// What they ask for, one entry per pod.
     pub(crate) fn requests(&self) -> impl Iterator<Item = Arc<Request>> {
         self.waiting.requests()
+    }
+
+    /// Where each of them stands.
+    pub(crate) fn turns(&self) -> impl Iterator<Item = &Turn> {
+        self.waiting.turns()
+    }
+
+    /// The pods that have autoscalers add nodes.
+    pub(crate) fn placeholders(&self) -> &HashSet<Uid> {
+        &self.placeholders
     }
 
     /// When the oldest of them was created.

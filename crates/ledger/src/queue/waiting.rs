@@ -106,6 +106,11 @@ impl Waiting {
         kinds.map(|kind| kind.key.0.clone())
     }
 
+    /// Where each of them stands.
+    pub(super) fn turns(&self) -> impl Iterator<Item = &Turn> {
+        self.pods.values().map(|wait| &wait.turn)
+    }
+
     /// The creation time of the oldest.
     pub(super) fn oldest(&self) -> Option<i64> {
         self.pods.values().map(|wait| wait.turn.created()).min()

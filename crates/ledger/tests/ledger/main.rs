@@ -28,6 +28,7 @@ mod places;
 mod pod_groups;
 mod preempt;
 mod preemptors;
+mod provision;
 mod reports;
 mod rescan;
 mod rules;

@@ -1,12 +1,13 @@
 //! What the extenders do beside scheduling, drawn by the seed.
 
 /// Each feature as a field of the GpustowConfig.
-const FEATURES: [&str; 5] = [
+const FEATURES: [&str; 6] = [
     "queue: {mode: Auto}",
     "reclaim: {action: Evict}",
     "preempt: {fragmented: true}",
     "reserve: {after: 10s, markNodes: true}",
     "defragment: {evictionsPerHour: 60}",
+    "provision: {max: 3}",
 ];
 /// What is on by default.
 const OFF: &str = "preempt: {fragmented: false}";

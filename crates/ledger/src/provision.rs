@@ -1,0 +1,346 @@
+//! Which nodes an autoscaler must add, because it cannot see by itself that pods need them.
+//!
+//! An autoscaler calls no extender. It sees the sum of a node's free memory, and no pod with a scheduling gate. A
+//! *placeholder* is a pod that it sees instead: it requests what pods wait for, and no present node takes it. The ledger
+//! names the placeholders that are to be created and deleted ([`Ledger::provision`]); it creates none.
+//!
+//! Pods for which the autoscaler adds a node by itself have none, and neither have pods that such a node, a node of
+//! another placeholder or a node that arrives will take. What a node takes follows from the kinds of nodes that are
+//! there. Of a kind that is not there nothing is known, so that each pod for it has a placeholder of its own, and the
+//! autoscaler adds up their requests.
+
+mod kinds;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::intree::Constraints;
+use gpustow_api::{PodFacts, names};
+use gpustow_pack::{Bytes, Mib, Request};
+
+use crate::books::Uid;
+use crate::budget::Budget;
+use crate::maps::{HashMap, HashSet};
+use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::queue::{Evidence, Turn};
+use crate::sight::Sight;
+use crate::{Ledger, Reason};
+use kinds::{Bin, Kinds, fewest};
+
+/// Waiting pods that one look thinks of, the first in turn.
+const PODS: usize = 256;
+/// More pods than that are put together one after the other, fewer in the best way.
+const EXACT: usize = 6;
+/// A node without a report is awaited for so long.
+const ARRIVES_FOR: Duration = Duration::from_secs(600);
+/// Present nodes that a placeholder names at most.
+const NAMED: usize = 100;
+/// A report that is stale for no longer may come again: its node counts.
+const STALE_FOR: Duration = Duration::from_secs(300);
+
+/// What is to be created and deleted now.
+#[derive(Clone, Debug, Default)]
+pub struct Provision {
+    /// Placeholders that are to be created.
+    pub create: Vec<Placeholder>,
+    /// Placeholders whose need has ended.
+    pub delete: Vec<Arc<PodFacts>>,
+}
+
+/// A pod that has an autoscaler add one node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placeholder {
+    /// Its owner: the first in turn of those that wait for the node.
+    pub pod: Arc<PodFacts>,
+    /// All of those, the owner first.
+    pub pods: Vec<Uid>,
+    /// What they request in sum.
+    pub mib: Mib,
+    /// The same of CPU, in thousandths of a core.
+    pub cpu_milli: u64,
+    /// The same of host memory.
+    pub ram: Bytes,
+    /// The node has so many GPUs at least.
+    pub gpus: u32,
+    /// Each with so much memory.
+    pub gpu_mib: Mib,
+    /// No second placeholder of this kind goes to the same node: what the node takes was counted.
+    pub is_counted: bool,
+    /// Known instance types that take the pods.
+    pub types: Vec<Box<str>>,
+    /// Known instance types that do not.
+    pub others: Vec<Box<str>>,
+    /// Host names of present nodes whose free memory suffices in sum; none if they are too many to name.
+    pub present: Vec<Box<str>>,
+}
+
+/// What looks remember: since when nodes without a report have been there. Lost at a restart without harm.
+#[derive(Debug, Default)]
+pub(crate) struct Arriving(HashMap<Arc<str>, Duration>);
+
+/// A pod that no present node can take.
+#[derive(Clone, Debug)]
+struct Need {
+    pod: Arc<PodFacts>,
+    request: Arc<Request>,
+    /// The autoscaler sees that, and adds a node by itself.
+    is_seen: bool,
+}
+
+impl Ledger {
+    /// Which placeholders are to be created and deleted. To be called every second or so, and when a node has come.
+    pub fn provision(&mut self, now: Duration) -> Provision {
+        let present = self.placeholders();
+        if self.config.provision == 0 {
+            return Provision {
+                delete: present,
+                ..Provision::default()
+            };
+        }
+        self.expire(now);
+        self.note_arriving(now);
+        let needs = self.sight(now).needs();
+        if needs.is_empty() {
+            return Provision {
+                delete: present,
+                ..Provision::default()
+            };
+        }
+        let arriving = self.arriving.0.iter();
+        let arriving = arriving.filter(|(_, since)| now.saturating_sub(**since) < ARRIVES_FOR);
+        let arriving: Vec<Arc<str>> = arriving.map(|(name, _)| name.clone()).collect();
+        self.sight(now).placeholders(&needs, present, &arriving)
+    }
+
+    /// The placeholders that there are, the oldest first.
+    #[must_use]
+    pub fn placeholders(&self) -> Vec<Arc<PodFacts>> {
+        let all = self.queue.placeholders().iter();
+        let pods = all.filter_map(|uid| self.books.pod(uid));
+        let mut pods: Vec<_> = pods.filter(|pod| !pod.deleting).cloned().collect();
+        pods.sort_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)));
+        pods
+    }
+
+    /// Notes since when nodes have been there that do not report.
+    fn note_arriving(&mut self, now: Duration) {
+        let mut since = HashMap::default();
+        for (name, node) in self.books.nodes() {
+            if node.status().is_none() && node.facts().is_some_and(|facts| !facts.cordoned) {
+                let before = self.arriving.0.get(name).copied();
+                since.insert(name.clone(), before.unwrap_or(now));
+            }
+        }
+        self.arriving.0 = since;
+    }
+}
+
+impl Sight<'_> {
+    /// The pods that wait and that no present node can take, the first in turn.
+    fn needs(&self) -> Vec<Need> {
+        let mut turns: Vec<&Turn> = self.queue.turns().collect();
+        turns.sort_unstable();
+        let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
+        let mut budget = Budget::of_look();
+        let mut needs = Vec::new();
+        let mut sums = None;
+        for turn in turns {
+            if needs.len() == PODS {
+                break;
+            }
+            let Some((pod, request)) = self.without_means(turn.uid()) else {
+                continue;
+            };
+            let key = (request.clone(), pod.constraints.clone());
+            let fits = fits.entry(key);
+            if *fits.or_insert_with(|| self.may_fit_some(&pod, &mut budget)) {
+                continue;
+            }
+            let sums = sums.get_or_insert_with(|| self.sums());
+            let is_seen = !pod.in_line && !self.seems_to_fit(&pod, &request, sums);
+            needs.push(Need {
+                pod,
+                request,
+                is_seen,
+            });
+        }
+        needs
+    }
+
+    /// The pod, if it waits and no other means makes room for it.
+    fn without_means(&self, uid: &Uid) -> Option<(Arc<PodFacts>, Arc<Request>)> {
+        let pod = self.asleep(uid)?;
+        let request = pod
+            .request
+            .as_ref()
+            .ok()
+            .filter(|it| !it.is_empty())?
+            .clone();
+        // A new GPU has an unknown UUID, and what shares it with whom was not counted.
+        let rules = request.rules.as_ref();
+        let is_bound_to_gpus = rules.is_some_and(|rules| {
+            !rules.uuids.is_empty() || rules.affinity.is_some() || rules.anti_affinity.is_some()
+        });
+        let waits = pod.nominated.is_none()
+            && !is_bound_to_gpus
+            && self.books.reservation(uid).is_none()
+            && !self.books.is_unfenced(uid)
+            && !self.queue.has_more_than_reservation(uid)
+            && !self.expects_room(&pod);
+        waits.then_some((pod, request))
+    }
+
+    /// Can a present node take the pod? True, too, if that takes too long to tell, or if the node may report again.
+    fn may_fit_some(&self, pod: &PodFacts, budget: &mut Budget) -> bool {
+        let Ok(request) = &pod.request else {
+            return true;
+        };
+        let least = request.claims.iter().map(|claim| claim.mib).max();
+        let mut names = self.books.with_room(least.unwrap_or_default());
+        names.any(|name| {
+            budget.charge(1);
+            if budget.is_spent() {
+                return true;
+            }
+            let Some(node) = self.books.node(name) else {
+                return false;
+            };
+            let lately = self.config.stale_after + STALE_FOR;
+            node.facts().is_some()
+                && node.gate().is_stale(self.now, lately) == Some(false)
+                && self.books.refused_in_tree(name, pod).is_none()
+                && !matches!(
+                    self.choose_within(name, pod, request, budget),
+                    Err(reason) if reason != Reason::NotYet
+                )
+        })
+    }
+
+    /// What an autoscaler sees free on each node.
+    fn sums(&self) -> Vec<(&Arc<str>, u64)> {
+        let there = self
+            .books
+            .nodes()
+            .filter(|(_, node)| node.facts().is_some());
+        there
+            .map(|(name, node)| (name, left_in_sum(node, node.view(), |_| true)))
+            .collect()
+    }
+
+    /// The host names of nodes with so much free in sum.
+    fn seem_to_hold(&self, mib: Mib) -> Vec<Box<str>> {
+        let free = self.sums().into_iter().filter(|(_, left)| *left >= mib.0);
+        let nodes: Vec<&Arc<str>> = free.map(|(name, _)| name).take(NAMED + 1).collect();
+        if nodes.len() > NAMED {
+            return Vec::new();
+        }
+        let facts = nodes
+            .iter()
+            .filter_map(|name| self.books.node(name)?.facts());
+        let hosts = facts.filter_map(|facts| facts.label(names::HOSTNAME));
+        let mut hosts: Vec<Box<str>> = hosts.map(Box::from).collect();
+        hosts.sort_unstable();
+        hosts
+    }
+
+    /// Does a node take the pod by all that an autoscaler sees? Then the pod has that memory for the next ones.
+    fn seems_to_fit(
+        &self,
+        pod: &PodFacts,
+        request: &Request,
+        sums: &mut [(&Arc<str>, u64)],
+    ) -> bool {
+        let asked = asked_in_sum(request);
+        let mut nodes = sums.iter_mut().filter(|(_, left)| *left >= asked);
+        let found = nodes.find(|(name, _)| {
+            self.evidence(pod, name) != Evidence::Rejected
+                && self.books.refused_in_tree(name, pod).is_none()
+        });
+        found.map(|(_, left)| *left -= asked).is_some()
+    }
+
+    /// The placeholders that these pods need beside those that are there.
+    fn placeholders(
+        &self,
+        needs: &[Need],
+        present: Vec<Arc<PodFacts>>,
+        arriving: &[Arc<str>],
+    ) -> Provision {
+        let kinds = Kinds::of(self);
+        let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
+        let mut open: Vec<usize> = (0..needs.len()).collect();
+        let mut provision = Provision::default();
+        let mut bins: Vec<Bin> = Vec::new();
+        let mut kept = HashSet::default();
+        for placeholder in present {
+            let pods = placeholder.stands_for.as_deref().unwrap_or_default();
+            let owner = pods.first().and_then(|uid| by_uid(uid));
+            let is_needed = owner.is_some_and(|owner| {
+                !needs[owner].is_seen && kept.len() < self.config.provision && kept.insert(owner)
+            });
+            if !is_needed {
+                provision.delete.push(placeholder);
+                continue;
+            }
+            let mut bin = Bin::any(&kinds);
+            for index in pods.iter().filter_map(|uid| by_uid(uid)) {
+                bin.put(index, needs, &kinds, self.scores);
+                open.retain(|it| *it != index);
+            }
+            bins.push(bin);
+        }
+        // The nodes of these placeholders are among those that arrive.
+        let arriving = arriving
+            .iter()
+            .filter_map(|name| kinds.of_arriving(name, self));
+        let arriving = arriving.skip(kept.len()).collect::<Vec<_>>();
+        let others = arriving.into_iter().map(|kind| Bin::of(kind, &kinds));
+        bins.splice(0..0, others);
+        // What the autoscaler adds by itself takes other pods as well.
+        let seen: Vec<usize> = open
+            .iter()
+            .copied()
+            .filter(|it| needs[*it].is_seen)
+            .collect();
+        for index in seen {
+            open.retain(|it| *it != index);
+            let mut taken = bins.iter_mut();
+            if !taken.any(|bin| bin.take(index, needs, &kinds, self.scores)) {
+                let mut bin = Bin::any(&kinds);
+                bin.put(index, needs, &kinds, self.scores);
+                bins.push(bin);
+            }
+        }
+        open.retain(|index| {
+            let mut bins = bins.iter_mut();
+            !bins.any(|bin| bin.take(*index, needs, &kinds, self.scores))
+        });
+        let free = self.config.provision - kept.len();
+        let new = fewest(&open, needs, &kinds, self.scores, EXACT);
+        let new = new.into_iter().take(free);
+        provision
+            .create
+            .extend(new.map(|bin| bin.placeholder(needs, &kinds)));
+        for placeholder in &mut provision.create {
+            placeholder.present = self.seem_to_hold(placeholder.mib);
+        }
+        provision
+    }
+}
+
+impl Need {
+    fn gpu_mib(&self) -> Mib {
+        let claims = self.request.claims.iter().map(|claim| claim.mib);
+        claims.max().unwrap_or_default()
+    }
+
+    fn gpus(&self) -> u32 {
+        let claims = self.request.claims.iter().map(|claim| claim.gpus);
+        claims.max().unwrap_or_default()
+    }
+}
+
+/// The instance type of a node, if it says so.
+fn instance_type(facts: &gpustow_api::NodeFacts) -> Option<&str> {
+    facts.label(names::INSTANCE_TYPE)
+}

@@ -1,0 +1,338 @@
+//! Kinds of nodes, and which pods one node of them takes.
+
+use gpustow_api::gpunode::Gpu;
+use gpustow_api::intree;
+use gpustow_pack::{Mib, NodeGpus, Traits};
+
+use super::{Need, Placeholder, instance_type};
+use crate::books::Node;
+use crate::budget::Budget;
+use crate::maps::HashSet;
+use crate::scores::Scores;
+use crate::sight::Sight;
+
+/// Kinds that are told apart.
+const KINDS: usize = 32;
+/// Nodes of a kind that are asked whether a pod may go to the kind.
+const NODES: usize = 16;
+
+/// The kinds of nodes that are there.
+pub(super) struct Kinds<'a>(Vec<Kind<'a>>);
+
+struct Kind<'a> {
+    instance_type: Option<&'a str>,
+    /// A new node, of which pods have nothing.
+    empty: NodeGpus,
+    nodes: Vec<&'a Node>,
+}
+
+impl<'a> Kinds<'a> {
+    pub(super) fn of(sight: &Sight<'a>) -> Self {
+        let mut kinds: Vec<Kind<'a>> = Vec::new();
+        for (_, node) in sight.books.nodes() {
+            let (Some(facts), Some(_)) = (node.facts(), node.status()) else {
+                continue;
+            };
+            if node.gpus().is_empty() {
+                continue;
+            }
+            let instance_type = instance_type(facts);
+            let models = |node: &'a Node| node.gpus().iter().map(|gpu| &gpu.model);
+            let sizes = |view: &NodeGpus| -> Vec<Mib> {
+                view.cards.iter().map(|card| card.capacity).collect()
+            };
+            let same = kinds.iter().position(|kind| {
+                kind.instance_type == instance_type
+                    && models(kind.nodes[0]).eq(models(node))
+                    && sizes(&kind.empty) == sizes(node.view())
+            });
+            if let Some(same) = same {
+                let nodes = &mut kinds[same].nodes;
+                if nodes.len() < NODES {
+                    nodes.push(node);
+                }
+            } else if kinds.len() < KINDS {
+                let mut empty = node.view().clone();
+                for card in &mut empty.cards {
+                    *card = card.emptied();
+                }
+                empty.cpu_free_milli = facts.cpu_milli;
+                empty.ram_free = facts.ram;
+                kinds.push(Kind {
+                    instance_type,
+                    empty,
+                    nodes: vec![node],
+                });
+            }
+        }
+        // The smallest first.
+        kinds.sort_by_key(|kind| kind.empty.free());
+        Self(kinds)
+    }
+
+    /// The kind of a node that does not report yet, if its instance type is known.
+    pub(super) fn of_arriving(&self, name: &str, sight: &Sight<'_>) -> Option<usize> {
+        let its = instance_type(sight.books.node(name)?.facts()?)?;
+        let mut kinds = self.0.iter();
+        kinds.position(|kind| kind.instance_type == Some(its))
+    }
+}
+
+impl Kind<'_> {
+    /// May the pod go to such a node, and to its GPUs?
+    fn admits(&self, need: &Need) -> bool {
+        let gpus = self.nodes.first().map_or(&[][..], |node| node.gpus());
+        let suits = |gpu: &Gpu| {
+            let new = Traits {
+                model: &gpu.model,
+                ..Traits::default()
+            };
+            let rules = need.request.rules.as_ref();
+            rules.is_none_or(|rules| rules.selects(&new))
+        };
+        if !gpus.iter().all(suits) {
+            return false;
+        }
+        let mut facts = self.nodes.iter().filter_map(|node| node.facts());
+        facts.any(|facts| {
+            let mut facts = facts.clone();
+            facts.cordoned = false;
+            intree::refuses(&facts, &need.pod.constraints).is_none()
+        })
+    }
+}
+
+/// One node that comes, and the pods for it.
+#[derive(Clone)]
+pub(super) struct Bin {
+    pods: Vec<usize>,
+    /// The kinds that it may be of, with what would be left.
+    views: Vec<(usize, NodeGpus)>,
+}
+
+impl Bin {
+    /// A node of some kind.
+    pub(super) fn any(kinds: &Kinds<'_>) -> Self {
+        let views = kinds.0.iter().enumerate();
+        Self {
+            pods: Vec::new(),
+            views: views.map(|(kind, it)| (kind, it.empty.clone())).collect(),
+        }
+    }
+
+    /// A node of this kind.
+    pub(super) fn of(kind: usize, kinds: &Kinds<'_>) -> Self {
+        let empty = kinds.0.get(kind).map(|it| (kind, it.empty.clone()));
+        Self {
+            pods: Vec::new(),
+            views: empty.into_iter().collect(),
+        }
+    }
+
+    /// The pod is for this node, whether a known kind takes it or not.
+    pub(super) fn put(&mut self, index: usize, needs: &[Need], kinds: &Kinds<'_>, scores: &Scores) {
+        if !self.take(index, needs, kinds, scores) {
+            self.pods.push(index);
+            self.views.clear();
+        }
+    }
+
+    /// Takes the pod if a kind has room for it beside the others.
+    pub(super) fn take(
+        &mut self,
+        index: usize,
+        needs: &[Need],
+        kinds: &Kinds<'_>,
+        scores: &Scores,
+    ) -> bool {
+        let need = &needs[index];
+        let left = self.views.iter().filter_map(|(kind, view)| {
+            let admits = kinds.0[*kind].admits(need);
+            Some((*kind, admits.then(|| placed(view, need, scores))??))
+        });
+        let left: Vec<_> = left.collect();
+        if left.is_empty() {
+            return false;
+        }
+        self.views = left;
+        self.pods.push(index);
+        true
+    }
+
+    pub(super) fn placeholder(self, needs: &[Need], kinds: &Kinds<'_>) -> Placeholder {
+        let mut pods = self.pods;
+        pods.sort_unstable();
+        let all = || pods.iter().map(|index| &needs[*index]);
+        let takes: HashSet<usize> = self.views.iter().map(|(kind, _)| *kind).collect();
+        let types = |is_one: bool| {
+            let kinds = kinds.0.iter().enumerate();
+            let kinds = kinds.filter(|(kind, _)| takes.contains(kind) == is_one);
+            let types = kinds.filter_map(|(_, kind)| kind.instance_type.map(Box::from));
+            let mut types: Vec<Box<str>> = types.collect();
+            types.sort_unstable();
+            types.dedup();
+            types
+        };
+        let types_that_do = types(true);
+        let mut others = types(false);
+        others.retain(|it| !types_that_do.contains(it));
+        Placeholder {
+            pod: needs[pods[0]].pod.clone(),
+            pods: all().map(|need| need.pod.uid.clone()).collect(),
+            mib: all().map(|need| need.request.in_sum()).sum(),
+            cpu_milli: all().fold(0, |sum: u64, need| {
+                sum.saturating_add(need.request.cpu_milli)
+            }),
+            ram: all().map(|need| need.request.ram).sum(),
+            gpus: all().map(Need::gpus).max().unwrap_or_default(),
+            gpu_mib: all().map(Need::gpu_mib).max().unwrap_or_default(),
+            is_counted: !self.views.is_empty(),
+            types: types_that_do,
+            others,
+            present: Vec::new(),
+        }
+    }
+}
+
+/// What is left of a node beside the pod.
+fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
+    let request = &need.request;
+    if view.cpu_free_milli < request.cpu_milli || view.ram_free < request.ram {
+        return None;
+    }
+    let choice = scores.fit_within(view, request, &mut Budget::all()).ok()?;
+    let mut left = view.clone();
+    for (card, mib) in choice.placement.charges {
+        let card = left.cards.get_mut(card)?;
+        card.free = card.free.minus(mib);
+    }
+    left.cpu_free_milli -= request.cpu_milli;
+    left.ram_free = left.ram_free.minus(request.ram);
+    Some(left)
+}
+
+/// Every way to place the pod on GPUs that differ, as far as one GPU suffices for it.
+fn ways(view: &NodeGpus, need: &Need, scores: &Scores) -> Vec<NodeGpus> {
+    let one = matches!(need.request.claims.as_slice(), [claim] if claim.gpus <= 1);
+    if !one {
+        return placed(view, need, scores).into_iter().collect();
+    }
+    let mut seen = HashSet::default();
+    let cards = view.cards.iter().enumerate();
+    let cards = cards.filter(|(_, card)| card.usable && seen.insert(**card));
+    let alone = cards.filter_map(|(index, _)| {
+        let mut only = view.clone();
+        for (other, card) in only.cards.iter_mut().enumerate() {
+            card.usable &= other == index;
+        }
+        let left = placed(&only, need, scores)?;
+        let mut view = view.clone();
+        view.cards[index].free = left.cards[index].free;
+        view.cpu_free_milli = left.cpu_free_milli;
+        view.ram_free = left.ram_free;
+        Some(view)
+    });
+    alone.collect()
+}
+
+/// Do all of these fit on one such node?
+fn holds(view: &NodeGpus, pods: &[usize], needs: &[Need], scores: &Scores) -> bool {
+    let Some((first, rest)) = pods.split_first() else {
+        return true;
+    };
+    let mut ways = ways(view, &needs[*first], scores).into_iter();
+    ways.any(|left| holds(&left, rest, needs, scores))
+}
+
+/// The fewest nodes for these pods: exactly if there are no more than `exact`, else the largest first.
+pub(super) fn fewest(
+    open: &[usize],
+    needs: &[Need],
+    kinds: &Kinds<'_>,
+    scores: &Scores,
+    exact: usize,
+) -> Vec<Bin> {
+    let alone = |index: usize| {
+        let mut bin = Bin::any(kinds);
+        bin.put(index, needs, kinds, scores);
+        bin
+    };
+    let mut order = open.to_vec();
+    order.sort_by_key(|index| std::cmp::Reverse(needs[*index].request.in_sum()));
+    let (known, unknown): (Vec<usize>, Vec<usize>) = order
+        .iter()
+        .partition(|index| !alone(**index).views.is_empty());
+    let mut bins = match known.len() <= exact {
+        true => partition(&known, needs, kinds, scores),
+        false => {
+            let mut bins: Vec<Bin> = Vec::new();
+            for &index in &known {
+                if !bins
+                    .iter_mut()
+                    .any(|bin| bin.take(index, needs, kinds, scores))
+                {
+                    bins.push(alone(index));
+                }
+            }
+            bins
+        }
+    };
+    bins.extend(unknown.into_iter().map(alone));
+    // Those first in turn have the first nodes.
+    bins.sort_by_key(|bin| bin.pods.iter().min().copied());
+    bins
+}
+
+/// The fewest nodes, by looking at every set of these few pods.
+fn partition(pods: &[usize], needs: &[Need], kinds: &Kinds<'_>, scores: &Scores) -> Vec<Bin> {
+    let all = (1_usize << pods.len()) - 1;
+    let members = |set: usize| -> Vec<usize> {
+        let indices = pods.iter().enumerate();
+        let indices = indices.filter(|(nth, _)| set >> nth & 1 == 1);
+        indices.map(|(_, index)| *index).collect()
+    };
+    let mut takes: Vec<Vec<usize>> = vec![Vec::new(); all + 1];
+    for set in 1..=all {
+        let of = members(set);
+        let without_first = set & (set - 1);
+        let may = |kind: &usize| without_first == 0 || takes[without_first].contains(kind);
+        let candidates = (0..kinds.0.len()).filter(may);
+        let holding = candidates.filter(|kind| {
+            let it = &kinds.0[*kind];
+            of.iter().all(|index| it.admits(&needs[*index])) && holds(&it.empty, &of, needs, scores)
+        });
+        takes[set] = holding.collect();
+    }
+    // Of each set the fewest nodes, and the one that takes its first pod.
+    let mut best: Vec<Option<(usize, usize)>> = vec![None; all + 1];
+    best[0] = Some((0, 0));
+    for set in 1..=all {
+        let first = set & set.wrapping_neg();
+        let mut part = set;
+        while part > 0 {
+            if part & first != 0
+                && !takes[part].is_empty()
+                && let Some((nodes, _)) = best[set ^ part]
+                && best[set].is_none_or(|(fewest, _)| nodes + 1 < fewest)
+            {
+                best[set] = Some((nodes + 1, part));
+            }
+            part = (part - 1) & set;
+        }
+    }
+    let mut bins = Vec::new();
+    let mut left = all;
+    while left > 0
+        && let Some((_, part)) = best[left]
+    {
+        let views = takes[part].iter();
+        bins.push(Bin {
+            pods: members(part),
+            views: views
+                .map(|kind| (*kind, kinds.0[*kind].empty.clone()))
+                .collect(),
+        });
+        left ^= part;
+    }
+    bins
+}

@@ -1,0 +1,367 @@
+//! Placeholders: for which pods, how many, and until when.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::intree::Label;
+use gpustow_api::{NodeFacts, PodFacts, names};
+use gpustow_ledger::{Config, Ledger, Placeholder};
+use gpustow_pack::Mib;
+
+use crate::build::{ask, at, bound, card, node, pod, report};
+
+/// A kind of nodes: its instance type and its GPUs.
+type Kind = (&'static str, &'static [u64]);
+
+const SMALL: Kind = ("small", &[24]);
+const LARGE: Kind = ("large", &[80]);
+const WIDE: Kind = ("wide", &[40, 40, 40, 40]);
+
+fn ledger(max: usize) -> Ledger {
+    Ledger::new(Config {
+        provision: max,
+        line: true,
+        ..Config::default()
+    })
+}
+
+fn of_type(name: &str, instance_type: &str) -> NodeFacts {
+    NodeFacts {
+        labels: [Arc::new(Label::new(names::INSTANCE_TYPE, instance_type))].into(),
+        ..node(name)
+    }
+}
+
+/// A node of this kind comes and reports.
+fn comes(ledger: &mut Ledger, name: &str, (instance_type, sizes): Kind) {
+    ledger.apply_node(of_type(name, instance_type));
+    let sizes = sizes.iter().enumerate();
+    let cards: Vec<_> = sizes
+        .map(|(index, size)| card(&format!("{name}-{index}"), *size))
+        .collect();
+    ledger.apply_gpunode(name, report(&cards), at(0));
+}
+
+/// A node of this kind whose GPUs are all taken.
+fn full(ledger: &mut Ledger, name: &str, kind: Kind) {
+    comes(ledger, name, kind);
+    for (index, size) in kind.1.iter().enumerate() {
+        let holder = format!("{name}-holder-{index}");
+        ledger.apply_pod(bound(&holder, name, &format!("{name}-{index}"), *size));
+    }
+}
+
+/// It waits with a scheduling gate.
+fn queued(name: &str, mib: u64) -> PodFacts {
+    PodFacts {
+        in_line: true,
+        ..pod(name, mib)
+    }
+}
+
+/// kube-scheduler asked for it, and it was refused.
+fn waits(ledger: &mut Ledger, pod: PodFacts, nodes: &[&str]) {
+    ledger.apply_pod(pod.clone());
+    assert!(ledger.filter(&ask(&pod), nodes, at(0)).nodes.is_empty());
+}
+
+fn created(ledger: &mut Ledger, now: Duration) -> Vec<Placeholder> {
+    ledger.provision(now).create
+}
+
+/// The extender creates the placeholder.
+fn create(ledger: &mut Ledger, placeholder: &Placeholder) -> PodFacts {
+    let name = format!("placeholder-{}", placeholder.pod.name);
+    let facts = PodFacts {
+        stands_for: Some(placeholder.pods.clone().into()),
+        ..PodFacts::new("default", &name, &name)
+    };
+    ledger.apply_pod(facts.clone());
+    facts
+}
+
+fn deleted(ledger: &mut Ledger, now: Duration) -> Vec<String> {
+    let pods = ledger.provision(now).delete;
+    pods.iter().map(|pod| pod.name.to_string()).collect()
+}
+
+/// Half of each GPU of a node is taken.
+fn fragmented(max: usize) -> Ledger {
+    let mut ledger = ledger(max);
+    comes(&mut ledger, "n", ("pair", &[100, 100]));
+    ledger.apply_pod(bound("a", "n", "n-0", 50));
+    ledger.apply_pod(bound("b", "n", "n-1", 50));
+    ledger
+}
+
+#[test]
+fn a_pod_that_waits_for_fragmented_memory_has_one_placeholder() {
+    let mut ledger = fragmented(5);
+    waits(&mut ledger, pod("p", 60), &["n"]);
+    let wanted = created(&mut ledger, at(1));
+    let [it] = &wanted[..] else {
+        panic!("{wanted:?}");
+    };
+    assert_eq!((it.mib, it.gpu_mib, it.gpus), (Mib(60), Mib(60), 1));
+    assert_eq!(it.types, ["pair".into()]);
+    create(&mut ledger, it);
+    assert_eq!(created(&mut ledger, at(2)), []);
+    assert_eq!(deleted(&mut ledger, at(2)), Vec::<String>::new());
+}
+
+#[test]
+fn there_is_none_unless_the_administrator_wants_it() {
+    let mut ledger = fragmented(0);
+    waits(&mut ledger, pod("p", 60), &["n"]);
+    assert_eq!(created(&mut ledger, at(1)), []);
+}
+
+#[test]
+fn there_is_none_if_a_present_gpu_suffices() {
+    let mut ledger = fragmented(5);
+    ledger.apply_pod(queued("p", 40));
+    assert_eq!(created(&mut ledger, at(1)), []);
+}
+
+#[test]
+fn a_pod_for_which_the_autoscaler_sees_no_room_has_none() {
+    let mut ledger = ledger(5);
+    full(&mut ledger, "n", LARGE);
+    waits(&mut ledger, pod("p", 60), &["n"]);
+    assert_eq!(created(&mut ledger, at(1)), []);
+    // It does not see a queued pod. The node that it adds takes both.
+    ledger.apply_pod(queued("q", 20));
+    assert_eq!(created(&mut ledger, at(1)), []);
+    ledger.apply_pod(queued("r", 30));
+    assert_eq!(created(&mut ledger, at(1)).len(), 1);
+}
+
+#[test]
+fn a_pod_that_is_larger_than_every_gpu_goes_to_unknown_kinds() {
+    let mut ledger = ledger(5);
+    comes(&mut ledger, "n", WIDE);
+    waits(&mut ledger, pod("p", 60), &["n"]);
+    let wanted = created(&mut ledger, at(1));
+    let [it] = &wanted[..] else {
+        panic!("{wanted:?}");
+    };
+    assert_eq!((it.types.len(), &*it.others), (0, &["wide".into()][..]));
+}
+
+#[test]
+fn a_placeholder_goes_when_its_need_ends() {
+    type End = fn(&mut Ledger);
+    let ends: [(&str, End); 5] = [
+        ("deleted", |ledger| ledger.delete_pod("p")),
+        ("bound", |ledger| {
+            ledger.apply_pod(bound("p", "n", "n-0", 60));
+        }),
+        ("memory is free", |ledger| ledger.delete_pod("a")),
+        ("its node has come", |ledger| {
+            comes(ledger, "new", ("pair", &[100, 100]));
+        }),
+        ("off", |ledger| ledger.configure(Config::default())),
+    ];
+    for (why, end) in ends {
+        let mut ledger = fragmented(5);
+        waits(&mut ledger, pod("p", 60), &["n"]);
+        let wanted = created(&mut ledger, at(1));
+        create(&mut ledger, &wanted[0]);
+        end(&mut ledger);
+        assert_eq!(deleted(&mut ledger, at(2)), ["placeholder-p"], "{why}");
+    }
+}
+
+#[test]
+fn a_node_that_arrives_takes_pods_before_it_reports() {
+    let mut ledger = ledger(5);
+    full(&mut ledger, "n", LARGE);
+    ledger.apply_pod(queued("p", 60));
+    ledger.apply_node(of_type("new", "large"));
+    assert_eq!(created(&mut ledger, at(1)), []);
+    ledger.apply_pod(queued("q", 60));
+    let wanted = created(&mut ledger, at(2));
+    assert_eq!(wanted.len(), 1);
+    // It never reports.
+    for seconds in [700, 701] {
+        assert_eq!(created(&mut ledger, at(seconds)).len(), 2);
+    }
+}
+
+#[test]
+fn one_node_serves_the_pods_that_fit_on_it_together() {
+    let mut ledger = ledger(5);
+    full(&mut ledger, "n", WIDE);
+    for name in ["a", "b", "c", "d", "e"] {
+        ledger.apply_pod(queued(name, 30));
+    }
+    let wanted = created(&mut ledger, at(1));
+    let sizes: Vec<usize> = wanted.iter().map(|it| it.pods.len()).collect();
+    assert_eq!(sizes, [4, 1]);
+    // What is there after a takeover covers the same pods.
+    for it in &wanted {
+        create(&mut ledger, it);
+    }
+    assert_eq!(created(&mut ledger, at(2)), []);
+    assert_eq!(deleted(&mut ledger, at(2)), Vec::<String>::new());
+}
+
+#[test]
+fn there_are_no_more_than_the_administrator_allows() {
+    let mut ledger = ledger(3);
+    full(&mut ledger, "n", LARGE);
+    for nth in 0..500 {
+        ledger.apply_pod(queued(&format!("p{nth:03}"), 60));
+    }
+    let wanted = created(&mut ledger, at(1));
+    assert_eq!(wanted.len(), 3);
+    for it in &wanted {
+        create(&mut ledger, it);
+    }
+    assert_eq!(created(&mut ledger, at(2)), []);
+    ledger.configure(Config {
+        provision: 1,
+        line: true,
+        ..Config::default()
+    });
+    assert_eq!(deleted(&mut ledger, at(3)).len(), 2);
+}
+
+/// The fewest nodes of these kinds that hold pods of these sizes, by trying every placement.
+fn minimum(sizes: &[u64], kinds: &[Kind]) -> usize {
+    fn fits(sizes: &[u64], free: &mut Vec<u64>) -> bool {
+        let Some((first, rest)) = sizes.split_first() else {
+            return true;
+        };
+        (0..free.len()).any(|card| {
+            let may = free[card] >= *first;
+            if may {
+                free[card] -= first;
+            }
+            let does = may && fits(rest, free);
+            if may {
+                free[card] += first;
+            }
+            does
+        })
+    }
+    fn with(nodes: usize, sizes: &[u64], kinds: &[Kind], free: &mut Vec<u64>) -> bool {
+        if nodes == 0 {
+            return fits(sizes, free);
+        }
+        kinds.iter().enumerate().any(|(nth, (_, cards))| {
+            let before = free.len();
+            free.extend_from_slice(cards);
+            let does = with(nodes - 1, sizes, &kinds[nth..], free);
+            free.truncate(before);
+            does
+        })
+    }
+    (0..=sizes.len())
+        .find(|nodes| with(*nodes, sizes, kinds, &mut Vec::new()))
+        .unwrap_or(usize::MAX)
+}
+
+/// Numbers that look random.
+fn draw(state: &mut u64, below: u64) -> u64 {
+    *state = state
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) % below
+}
+
+/// Binds the pods that fit, the first in turn first.
+fn bind_all(ledger: &mut Ledger, pods: u64, nodes: &[String], now: Duration) {
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    for uid in (0..pods).map(|nth| format!("p{nth}")) {
+        let waits = ledger.pod(&uid).filter(|pod| pod.node.is_none());
+        let Some(waits) = waits else { continue };
+        let pod = PodFacts {
+            in_line: false,
+            ..(*waits).clone()
+        };
+        let found = ledger.filter(&ask(&pod), &nodes, now).nodes;
+        let Some(node) = found.first() else {
+            continue;
+        };
+        let Ok(bind) = ledger.begin_bind(&pod, node, now) else {
+            continue;
+        };
+        ledger.apply_pod(PodFacts {
+            node: Some((*node).into()),
+            assignment: Some(Ok(bind)),
+            ..pod
+        });
+    }
+}
+
+/// An autoscaler that adds, for each placeholder, the smallest of the kinds that it names. How many nodes it adds at first,
+/// and how many in all: pods that are placed in turn may need more nodes than the best placement does.
+fn autoscaled(ledger: &mut Ledger, pods: u64, kinds: &[Kind]) -> (usize, usize) {
+    let mut nodes = Vec::new();
+    let mut first = 0;
+    for round in 1..20 {
+        let wanted = created(ledger, at(round));
+        if wanted.is_empty() {
+            return (first, nodes.len());
+        }
+        if round == 1 {
+            first = wanted.len();
+        }
+        for it in &wanted {
+            create(ledger, it);
+        }
+        assert_eq!(created(ledger, at(round)), [], "asks twice");
+        for it in &wanted {
+            let named = kinds.iter();
+            let named = named.filter(|(name, _)| it.types.contains(&(*name).into()));
+            let smallest = named.min_by_key(|(_, cards)| cards.iter().sum::<u64>());
+            let Some(smallest) = smallest else { continue };
+            let name = format!("new-{}", nodes.len());
+            comes(ledger, &name, *smallest);
+            nodes.push(name);
+        }
+        let gone = deleted(ledger, at(round));
+        assert_eq!(gone.len(), wanted.len(), "their nodes are known");
+        gone.iter().for_each(|name| ledger.delete_pod(name));
+        bind_all(ledger, pods, &nodes, at(round));
+    }
+    (first, usize::MAX)
+}
+
+#[test]
+fn nodes_asked_for_are_the_fewest_that_hold_the_pods() {
+    let kinds = [SMALL, LARGE, WIDE];
+    let sizes = [8, 12, 16, 20, 24, 30, 36, 40, 50, 60, 80];
+    let mut state = 7;
+    let (mut fewest, mut added) = (0, 0);
+    for case in 0..300 {
+        let mut ledger = ledger(10);
+        for kind in kinds {
+            full(&mut ledger, kind.0, kind);
+        }
+        let count = 1 + draw(&mut state, 6);
+        let mut drawn = Vec::new();
+        for nth in 0..count {
+            let size = sizes[usize::try_from(draw(&mut state, 11)).unwrap()];
+            drawn.push(size);
+            ledger.apply_pod(queued(&format!("p{nth}"), size));
+        }
+        let (first, all) = autoscaled(&mut ledger, count, &kinds);
+        let least = minimum(&drawn, &kinds);
+        assert_eq!(first, least, "case {case}: {drawn:?}");
+        fewest += least;
+        added += all;
+        for uid in (0..count).map(|nth| format!("p{nth}")) {
+            let pod = ledger.pod(&uid).unwrap();
+            assert!(
+                pod.node.is_some(),
+                "case {case}: {drawn:?}: {uid} waits still"
+            );
+        }
+    }
+    assert!(
+        added * 100 <= fewest * 104,
+        "{added} nodes added, {fewest} are the fewest"
+    );
+}
