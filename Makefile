@@ -160,7 +160,7 @@ bench-agent: control-plane ## What the agent costs its node, and how soon its re
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-agent -- $(ARGS)
 
 .PHONY: generate
-generate: ## Write the generated manifests and the dashboard
+generate: ## Write the generated manifests, the dashboard and the reference
 	$(RUN) --package gpustow-generate
 
 .PHONY: workflows
@@ -234,7 +234,7 @@ doc: ## Check that the documentation builds
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items --locked
 
 .PHONY: generated
-generated: ## Check that the generated manifests and the dashboard are up to date
+generated: ## Check that what is generated is up to date
 	$(RUN) --package gpustow-generate -- --check
 
 .PHONY: deny

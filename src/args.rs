@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(help_heading = "Leadership", long, env = "GPUSTOW_IDENTITY")]
     pub identity: Option<String>,
 
-    /// Wait so many seconds before this replica leads again after another took over from it
+    /// Wait this many seconds before this replica leads again after another took over from it
     #[arg(help_heading = "Leadership", long, env = "GPUSTOW_RETAKE_AFTER", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub retake_after: Duration,
 

@@ -4,7 +4,7 @@
 pub const GROUP: &str = "gpustow.dev";
 /// Version of the custom resource.
 pub const VERSION: &str = "v1alpha1";
-/// Extended resource that containers ask for: whole MiB, total over the container's GPUs.
+/// Set by users: the extended resource that a container requests, in whole MiB, as the total over its GPUs.
 pub const GPU_MEM: &str = "gpustow.dev/gpu-mem";
 /// NVIDIA's own device plugin's resource, which must not be mixed with ours in one container.
 pub const NVIDIA_GPU: &str = "nvidia.com/gpu";
@@ -15,47 +15,50 @@ pub const GPU_PRODUCT: &str = "nvidia.com/gpu.product";
 /// NVIDIA's driver of dynamic resource allocation: a claim's device of it is a GPU or a part of one.
 pub const NVIDIA_DRA_DRIVER: &str = "gpu.nvidia.com";
 
-/// Set by users: number of GPUs over which each asking container's MiB are split evenly.
+/// Set by users: pod annotation with the number of GPUs over which the MiB of each requesting container are split
+/// evenly.
 pub const GPU_COUNT: &str = "gpustow.dev/gpu-count";
-/// Set by users: the same for one container, whose name follows.
+/// Set by users: the same for one container.
 pub const GPU_COUNT_OF: &str = "gpu-count.gpustow.dev/";
-/// Set by users: whole cards.
+/// Set by users: pod annotation, `true` for whole GPUs.
 pub const EXCLUSIVE: &str = "gpustow.dev/exclusive";
-/// Set by users: how many MiB a container may use at most, over all its GPUs, or `max`.
+/// Set by users: pod annotation with the MiB that a container may use at most, over all its GPUs, or `max`.
 pub const MEM_LIMIT: &str = "gpustow.dev/gpu-mem-limit";
-/// Set by users: the same for one container, whose name follows.
+/// Set by users: the same for one container.
 pub const MEM_LIMIT_OF: &str = "gpu-mem-limit.gpustow.dev/";
-/// Set by users, or by admission where the administrator has a default: who sees to it that containers keep
-/// their limit.
+/// Set by users: pod annotation that says what holds containers to their limits: `driver`, `watch` or `none`.
+/// Admission sets it if the administrator has another default than `watch`.
 pub const ENFORCE: &str = "gpustow.dev/enforce";
-/// Set by users: the hardest action by which memory is reclaimed from the pod.
+/// Set by users: pod annotation with the hardest action by which memory is reclaimed from the pod: `Event`,
+/// `KillProcess` or `Evict`.
 pub const RECLAIM_ACTION: &str = "gpustow.dev/reclaim-action";
-/// Set by users: the pod may be evicted against fragmentation, because its controller makes a replacement.
+/// Set by users: pod annotation, `true` if the pod may be evicted against fragmentation, because its controller makes
+/// a replacement.
 pub const EVICTABLE: &str = "gpustow.dev/evictable";
-/// Set by users: comma list of patterns of models, of which each GPU of the pod has one.
+/// Set by users: pod annotation with a comma list of patterns of models. Each GPU of the pod matches one.
 pub const GPU_MODELS: &str = "gpustow.dev/gpu-models";
-/// Set by users: comma list of patterns of models that no GPU of the pod has.
+/// Set by users: pod annotation with a comma list of patterns of models. No GPU of the pod matches one.
 pub const NOT_GPU_MODELS: &str = "gpustow.dev/not-gpu-models";
-/// Set by users: comma list of UUIDs of the GPUs that the pod may get.
+/// Set by users: pod annotation with a comma list of UUIDs of the GPUs that the pod may get.
 pub const GPU_UUIDS: &str = "gpustow.dev/gpu-uuids";
-/// Set by users: comma list of UUIDs of the GPUs that the pod does not get.
+/// Set by users: pod annotation with a comma list of UUIDs of the GPUs that the pod does not get.
 pub const NOT_GPU_UUIDS: &str = "gpustow.dev/not-gpu-uuids";
-/// Set by users: pods of the namespace with the same value share their GPUs.
+/// Set by users: pod annotation. Pods of the namespace with the same value share their GPUs.
 pub const GPU_AFFINITY: &str = "gpustow.dev/gpu-affinity";
-/// Set by users: pods of the namespace with the same value share no GPU.
+/// Set by users: pod annotation. Pods of the namespace with the same value share no GPU.
 pub const GPU_ANTI_AFFINITY: &str = "gpustow.dev/gpu-anti-affinity";
-/// Set by users: the packing policy for this pod.
+/// Set by users: pod annotation with the packing policy of this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
-/// Written by the extender in the Binding: the ledger's source of truth.
+/// Written by the extender: pod annotation of the Binding with the GPUs and MiB of each container. The extender's
+/// books are made from it.
 pub const ASSIGNMENT: &str = "gpustow.dev/assignment";
-/// Written by the extender in the Binding: comma list of GPU UUIDs of the container whose name
-/// follows. The container's environment reads it.
+/// Written by the extender: pod annotation of the Binding with a comma list of GPU UUIDs of the container, which its
+/// environment reads.
 pub const DEVICES_OF: &str = "devices.gpustow.dev/";
-/// Written by the extender in the Binding: MiB that the container whose name follows may use of each of
-/// its GPUs.
+/// Written by the extender: pod annotation of the Binding with the MiB that the container may use of each of its GPUs.
 pub const MIB_OF: &str = "mib.gpustow.dev/";
-/// Written by the extender in the Binding: the same as a share of the whole GPU, as `0.1234`.
+/// Written by the extender: pod annotation of the Binding with the same as a share of the whole GPU, such as `0.1234`.
 pub const SHARE_OF: &str = "share.gpustow.dev/";
 /// Written by the extender in the Binding for NVIDIA's NRI plugin: CDI device names.
 pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
@@ -63,32 +66,32 @@ pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
 pub const CDI_DOMAIN: &str = "nvidia.cdi.k8s.io";
 /// Vendor and class of NVIDIA's CDI devices.
 pub const CDI_KIND: &str = "nvidia.com/gpu";
-/// Written by the agent: the devices on which NVML really saw the pod.
+/// Written by the agent: pod annotation with the devices on which NVML really saw the pod.
 pub const CONFIRMED: &str = "gpustow.dev/confirmed";
-/// Written by the extender in an unbound pod: the epoch that may bind it.
+/// Written by the extender: annotation of an unbound pod with the term of the leader that may bind it.
 pub const EPOCH: &str = "gpustow.dev/epoch";
 
-/// Written by the extender in an unbound pod whose bind had an unknown outcome: changes, so that a
-/// Binding still under way fails.
+/// Written by the extender: annotation of an unbound pod whose bind had an unknown outcome. A change makes a Binding
+/// that is still under way fail.
 pub const FENCE: &str = "gpustow.dev/fence";
-/// Annotation of the extender's Lease: its holder left with every bind done.
+/// Written by the extender: annotation of the extender's Lease whose holder left with every bind done.
 pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
 
-/// Written by the extender: condition whose change wakes a waiting pod.
+/// Written by the extender: pod condition whose change wakes a waiting pod.
 pub const AVAILABLE_CONDITION: &str = "gpustow.dev/MemoryAvailable";
 
 /// Its reason where the same write nominates the pod to a node that kube-scheduler did not show the extender: the
 /// nomination is the extender's, who also ends it.
 pub const NOMINATED: &str = "NodeNominated";
 
-/// Written by the extender: condition on a waiting pod for which memory is reserved; its message is for people.
+/// Written by the extender: condition on a waiting pod for which memory is reserved. Its message is for people.
 pub const RESERVED_CONDITION: &str = "gpustow.dev/MemoryReserved";
-/// Written by the extender beside that condition: what is reserved, on which node and until when ([`Reservation`](crate::reserved)).
+/// Written by the extender: annotation beside that condition that says what is reserved, on which node and until when.
 pub const RESERVATION: &str = "gpustow.dev/reservation";
 /// Reason of the extender's Event on a pod for which it reserves memory.
 pub const MEMORY_RESERVED: &str = "GpuMemoryReserved";
-/// Written by the extender: condition on a pod from which memory is reclaimed that it uses beyond its request.
-/// Its last transition says which demand this is; its reason, which action follows.
+/// Written by the extender: condition on a pod from which memory is reclaimed that it uses beyond its request. Its
+/// last transition says which demand this is; its reason, which action follows.
 pub const RECLAIM_CONDITION: &str = "gpustow.dev/Reclaiming";
 /// Kubernetes' own condition on a pod that must terminate for others.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
@@ -98,24 +101,25 @@ pub const PREEMPTED: &str = "PreemptionByGpustow";
 /// Its reason if the extender evicts the pod for one that waits for fragmented memory.
 pub const DEFRAGMENTED: &str = "DefragmentationByGpustow";
 
-/// Label that the extender sets on a placeholder: a pod that autoscalers see and no node takes.
+/// Written by the extender: label of a placeholder, a pod that autoscalers see and no node takes.
 pub const PLACEHOLDER: &str = "gpustow.dev/placeholder";
-/// Annotation of a placeholder: UIDs of the pods that wait for its node, its owner's first.
+/// Written by the extender: annotation of a placeholder with the UIDs of the pods that wait for its node, its owner's
+/// first.
 pub const PLACEHOLDER_FOR: &str = "gpustow.dev/placeholder-for";
 /// PriorityClass of placeholders.
 pub const PLACEHOLDER_CLASS: &str = "gpustow-placeholder";
 
-/// Label that the admission policy sets on pods that ask for GPU memory.
+/// Written by admission: label of pods that request GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";
 
-/// Node label written by the agent: the model of the node's cards, if it is one.
+/// Written by the agent: node label with the model of the node's GPUs, if it is one.
 pub const GPU_MODEL_LABEL: &str = "gpustow.dev/gpu-model";
-/// Node label written by the agent: MiB of the node's smallest card that pods may hold.
+/// Written by the agent: node label with the MiB of the node's smallest GPU that pods may hold.
 pub const GPU_MEMORY_LABEL: &str = "gpustow.dev/gpu-memory";
-/// Node label written by the agent: number of cards.
+/// Written by the agent: node label with the number of GPUs.
 pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 
-/// Node label written by the agent: it reports the node's GPUs. Placeholders go to nodes without it.
+/// Written by the agent: node label of nodes whose GPUs it reports. Placeholders go to nodes without it.
 pub const KNOWN_LABEL: &str = "gpustow.dev/known";
 /// The node label that names the kind of machine: Kubernetes' own.
 pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
@@ -126,10 +130,11 @@ pub const NVIDIA_MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 /// See [`NVIDIA_MEMORY_LABEL`].
 pub const NVIDIA_COUNT_LABEL: &str = "nvidia.com/gpu.count";
 
-/// Node annotation set by administrators: comma list of UUIDs of GPUs that take no new pods.
+/// Set by administrators: node annotation with a comma list of UUIDs of GPUs that take no new pods.
 pub const CORDONED_GPUS: &str = "gpustow.dev/cordoned-gpus";
 
-/// Node label written by the extender while GPUs are reserved there: the autoscalers that it told so, joined by `_`.
+/// Written by the extender: node label while GPUs are reserved there, with the autoscalers that it told so, joined by
+/// `_`.
 pub const RESERVED_LABEL: &str = "gpustow.dev/reserved";
 /// Autoscalers, and the node annotation by whose `"true"` each keeps a node.
 pub const SPARE_NODE: [(&str, &str); 2] = [
@@ -140,32 +145,34 @@ pub const SPARE_NODE: [(&str, &str); 2] = [
     ("karpenter", "karpenter.sh/do-not-disrupt"),
 ];
 
-/// Annotation of our admission policies: the version that generated them. Set by users on pods: the
-/// version whose annotations they bear, where it is later than the one that may judge them.
+/// Set by users: pod annotation with the version whose annotations the pod has, if it is later than the one that may
+/// judge them. Our admission policies have it with the version that generated them.
 pub const MADE_FOR: &str = "gpustow.dev/version";
 
-/// Label of a namespace whose containers may see every GPU: `off` there keeps the opt-in guard out.
+/// Set by administrators: label of a namespace whose containers may see every GPU: `off` keeps the guard out.
 pub const GUARD_LABEL: &str = "gpustow.dev/guard";
 
-/// Label of a namespace: the GPU sharer whose requests are translated when pods are created there.
+/// Set by administrators: label of a namespace with the GPU sharer whose requests are translated when pods are created
+/// there.
 pub const ADOPT_LABEL: &str = "gpustow.dev/adopt";
-/// Label of such a namespace: `MiB` if gpushare counts in MiB there, else it counts in GiB.
+/// Set by administrators: label of such a namespace, `MiB` if gpushare counts in MiB there. Else it counts in GiB.
 pub const ADOPT_UNIT_LABEL: &str = "gpustow.dev/adopt-unit";
-/// Label of such a namespace: the MiB that each whole GPU must have at least.
+/// Set by administrators: label of such a namespace with the MiB that each whole GPU must have at least.
 pub const ADOPT_MIB_LABEL: &str = "gpustow.dev/adopt-mib-per-gpu";
-/// Annotation of a translated pod: the sharer that its request was written for, and what the translation leaves out.
+/// Written by admission: annotation of a translated pod with the sharer that its request was written for, and what the
+/// translation leaves out.
 pub const ADOPTED: &str = "gpustow.dev/adopted";
 /// The resource of Aliyun's gpushare.
 pub const GPUSHARE_MEM: &str = "aliyun.com/gpu-mem";
-/// Label of a namespace, `p95` or `p99`: its pods with the annotation [`GPU_MEM`]`: auto` get what their workload's
-/// history advises at that quantile.
+/// Set by administrators: label of a namespace, `p95` or `p99`. Its pods with the annotation `gpustow.dev/gpu-mem: auto` get
+/// what their workload's history advises at that quantile.
 pub const AUTO_LABEL: &str = "gpustow.dev/auto";
-/// Annotation of a namespace: what such pods get without a history, in MiB of each GPU.
+/// Set by administrators: annotation of a namespace with what such pods get without a history, in MiB of each GPU.
 pub const AUTO_DEFAULT: &str = "gpustow.dev/auto-default";
 
-/// Scheduling gate of queued pods: the extender removes it when their turn has come.
+/// Written by admission: scheduling gate of queued pods. The extender removes it when their turn has come.
 pub const GATE: &str = "gpustow.dev/queued";
-/// Label of a namespace: `off` there keeps its pods out of the queue.
+/// Set by administrators: label of a namespace: `off` keeps its pods out of the queue.
 pub const QUEUE_LABEL: &str = "gpustow.dev/queue";
 
 /// Labels that name the group with which a pod is scheduled or not at all, as the coscheduling plugin
@@ -227,7 +234,8 @@ pub const WEBHOOK: &str = "gpustow-webhook";
 pub const WEBHOOK_TLS: &str = "gpustow-webhook-tls";
 /// The MutatingWebhookConfiguration.
 pub const WEBHOOK_CONFIGURATION: &str = "gpustow";
-/// Annotation of that Secret, written by the extender: when it makes another certificate.
+/// Written by the extender: annotation of the Secret of the webhook with the time at which it makes another
+/// certificate.
 pub const RENEW_AFTER: &str = "gpustow.dev/renew-after";
 /// Name of the second scheduler.
 pub const SCHEDULER: &str = "gpustow-scheduler";

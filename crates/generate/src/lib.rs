@@ -1,7 +1,8 @@
-//! What is generated: the Grafana dashboard here, the custom resource and the policies in
-//! [`gpustow_policies::manifests`].
+//! What is generated: the Grafana dashboard and the [reference](reference::pages) here, the custom resource and the
+//! policies in [`gpustow_policies::manifests`].
 
 mod board;
+pub mod reference;
 
 use anyhow::Result;
 use gpustow_api::gpunode::STALE_AFTER;

@@ -6,9 +6,12 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use gpustow_api::names;
 use gpustow_generate::files;
+use gpustow_generate::reference::pages;
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../manifests");
-/// Write the generated files below manifests: the custom resource, the admission policies and the dashboard.
+const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference");
+
+/// Write the generated files: manifests, the dashboard and the reference in docs.
 #[derive(Parser)]
 #[command(name = "gpustow-generate")]
 struct Args {
@@ -25,35 +28,37 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    let put = if args.check { check } else { write };
     let files = files(&args.resource_name)?;
-    if args.check {
-        check(&args.output, &files)
-    } else {
-        write(&args.output, &files)
+    put(&args.output, &files)?;
+    // A copy for another resource has no documentation.
+    if args.output == Path::new(MANIFESTS) {
+        put(Path::new(REFERENCE), &pages(&files)?)?;
     }
+    Ok(())
 }
 
 type Files = [(&'static str, String)];
 
-fn write(manifests: &Path, files: &Files) -> Result<()> {
+fn write(folder: &Path, files: &Files) -> Result<()> {
     for (file, text) in files {
-        let path = manifests.join(file);
-        let folder = path.parent().unwrap_or(manifests);
-        std::fs::create_dir_all(folder)
+        let path = folder.join(file);
+        let parent = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent)
             .and_then(|()| std::fs::write(&path, text))
             .with_context(|| format!("write {}", path.display()))?;
     }
     Ok(())
 }
 
-fn check(manifests: &Path, files: &Files) -> Result<()> {
+fn check(folder: &Path, files: &Files) -> Result<()> {
     for (file, expected) in files {
-        let text = std::fs::read_to_string(manifests.join(file)).unwrap_or_default();
+        let text = std::fs::read_to_string(folder.join(file)).unwrap_or_default();
         let lines = text.lines().zip(expected.lines());
         let line = 1 + lines.take_while(|(old, new)| old == new).count();
         ensure!(
             text == *expected,
-            "manifests/{file}:{line} is stale: run `make generate`"
+            "{file}:{line} is stale: run `make generate`"
         );
     }
     Ok(())
@@ -65,7 +70,20 @@ mod tests {
 
     #[test]
     fn the_committed_files_are_the_generated_ones() -> Result<()> {
-        check(Path::new(MANIFESTS), &files(names::GPU_MEM)?)
+        let files = files(names::GPU_MEM)?;
+        check(Path::new(MANIFESTS), &files)?;
+        check(Path::new(REFERENCE), &pages(&files)?)
+    }
+
+    #[test]
+    fn the_reference_has_only_generated_pages() -> Result<()> {
+        let pages = pages(&files(names::GPU_MEM)?)?;
+        for entry in std::fs::read_dir(REFERENCE)? {
+            let name = entry?.file_name();
+            let is_generated = pages.iter().any(|(page, _)| name == *page);
+            ensure!(is_generated, "{name:?} is not generated: remove it");
+        }
+        Ok(())
     }
 
     #[test]
@@ -73,7 +91,7 @@ mod tests {
         let error = check(Path::new("/nonexistent"), &files(names::GPU_MEM)?);
         assert_eq!(
             error.err().map(|error| error.to_string()).as_deref(),
-            Some("manifests/core/crd.yaml:1 is stale: run `make generate`")
+            Some("core/crd.yaml:1 is stale: run `make generate`")
         );
         Ok(())
     }

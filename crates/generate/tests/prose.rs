@@ -7,9 +7,8 @@ use std::{fs, io};
 /// Words that a page for users has at most.
 const PAGE: usize = 900;
 /// Pages that may have more: evidence and reviews, and pages that are still to be split.
-const LONGER: [(&str, usize); 9] = [
+const LONGER: [(&str, usize); 8] = [
     ("docs/benchmarks.md", 2_000),
-    ("docs/configuration.md", 1_100),
     ("docs/events.md", 2_800),
     ("docs/metrics.md", 1_300),
     ("docs/packing.md", 2_000),
@@ -18,8 +17,10 @@ const LONGER: [(&str, usize); 9] = [
     ("docs/security-review.md", 1_400),
     ("docs/simulator.md", 1_100),
 ];
-/// Words of all Markdown together.
+/// Words of all Markdown together that people write.
 const ALL: usize = 45_000;
+/// What `make generate` writes: it has no more words than its sources.
+const GENERATED: [&str; 2] = ["docs/reference/", "manifests/chart/README.md"];
 
 /// Old-fashioned or private words: say it in Kubernetes' or the field's.
 const WORDS: [&str; 15] = [
@@ -110,7 +111,8 @@ fn spoken(paragraph: &str) -> String {
 #[test]
 fn pages_keep_to_their_words() -> io::Result<()> {
     let mut all = 0;
-    for (name, page) in pages()? {
+    let is_written = |name: &str| !GENERATED.iter().any(|it| name.starts_with(it));
+    for (name, page) in pages()?.into_iter().filter(|(name, _)| is_written(name)) {
         let count = words(&page);
         all += count;
         let longer = LONGER.iter().find(|(page, _)| *page == name);
@@ -127,17 +129,16 @@ fn pages_keep_to_their_words() -> io::Result<()> {
 }
 
 #[test]
-fn every_page_is_in_the_summary() -> io::Result<()> {
+fn every_page_is_in_the_summary_once() -> io::Result<()> {
     let summary = fs::read_to_string(root().join("docs/SUMMARY.md"))?;
     for (name, _) in pages()? {
         let Some(page) = name.strip_prefix("docs/") else {
             continue;
         };
+        let times = summary.matches(&format!("]({page})")).count();
         assert!(
-            page == "SUMMARY.md"
-                || page.starts_with("runbooks/")
-                || summary.contains(&format!("]({page})")),
-            "{name} is in no group of docs/SUMMARY.md"
+            page == "SUMMARY.md" || times == 1,
+            "{name} is {times} times in docs/SUMMARY.md"
         );
     }
     Ok(())
