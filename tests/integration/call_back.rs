@@ -17,7 +17,7 @@ use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::{Replica, clear, now, turn};
-use crate::support::{SOON, event};
+use crate::support::{SOON, event, event_saying};
 
 const CARD: u64 = 9000;
 const CALLED: &str = "GPU memory used above requests is being reclaimed";
@@ -157,11 +157,8 @@ async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> R
         ensure!(message.contains(part), "{part} is missing: {message}");
     }
     event(&case.client, &greedy, "GpuPodDisrupted").await?;
-    let told = event(&case.client, &quiet, "GpuMemoryReserved").await?;
-    ensure!(
-        told.contains(&format!("{}/greedy", case.namespace)),
-        "{told}"
-    );
+    let from = format!("{}/greedy", case.namespace);
+    event_saying(&case.client, &quiet, "GpuMemoryReserved", &from).await?;
     let metrics = replica.extender.metrics().await?;
     ensure!(
         metrics.contains("gpustow_gpus_under_pressure 1\n"),

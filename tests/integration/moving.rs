@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::fault_rig::{Replica, Turn, now, turn};
 use crate::scattered::{bound, condition, holds, nothing_is_left, slow, staying};
-use crate::support::{SOON, charges, event};
+use crate::support::{SOON, charges, event, event_saying};
 
 const CARD: u64 = 10_000;
 const MOVES: &str = "defragment: {evictionsPerHour: 10}";
@@ -170,14 +170,8 @@ async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> 
         told.contains(&format!("{}/waits", case.namespace)),
         "{told}"
     );
-    let told = event(&case.client, &waits, "GpuMemoryReserved").await?;
-    ensure!(
-        told.contains(&format!(
-            "Evicting {}/y, which can run elsewhere",
-            case.namespace
-        )),
-        "{told}"
-    );
+    let evicts = format!("Evicting {}/y, which can run elsewhere", case.namespace);
+    event_saying(&case.client, &waits, "GpuMemoryReserved", &evicts).await?;
     ensure!(holds(&now(&case, &waits).await?, names::RESERVED_CONDITION));
     // It is too large for what is kept of neither.
     let late = case.pod("late").gpu_mem(4000).create(&case.client).await?;

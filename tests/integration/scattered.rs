@@ -17,7 +17,7 @@ use kube::api::{Api, ListParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::{Replica, Turn, clear, now, turn};
-use crate::support::{SOON, charges, event};
+use crate::support::{SOON, charges, event, event_saying};
 
 const CARD: u64 = 10_000;
 const PREEMPTS: &str = "preempt: {after: 0s}";
@@ -151,11 +151,8 @@ async fn one_of_lower_priority_ends_and_the_pod_gets_its_card() -> Result<()> {
         told.contains(&format!("{}/waits", case.namespace)),
         "{told}"
     );
-    let told = event(&case.client, &waits, "GpuMemoryReserved").await?;
-    ensure!(
-        told.contains(&format!("Preempting {}/low.", case.namespace)),
-        "{told}"
-    );
+    let preempts = format!("Preempting {}/low.", case.namespace);
+    event_saying(&case.client, &waits, "GpuMemoryReserved", &preempts).await?;
     ensure!(holds(&now(&case, &waits).await?, names::RESERVED_CONDITION));
     // While it ends, the room is nobody's of the same priority.
     let late = high(&case, "late").gpu_mem(4000);

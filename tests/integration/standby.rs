@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::fault_rig::Replica;
 use crate::line::{CARD, LATE, held, open, still_held};
-use crate::support::{SOON, bound, event};
+use crate::support::{SOON, bound, event_saying};
 
 /// A policy that lets no gate off the pod, which bears the label `case=stuck`.
 async fn stick(cluster: &ControlPlane, case: &Case, stuck: &Pod) -> Result<()> {
@@ -69,8 +69,7 @@ async fn gate_that_a_policy_keeps_on_gives_the_standby_no_reason_to_take_over() 
     stick(&cluster, &case, &stuck).await?;
     case.node("n", &[CARD, CARD]).create(&case.client).await?;
     bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
-    let told = event(&case.client, &stuck, "GpuPodQueued").await?;
-    ensure!(told.contains("the gate stays"), "{told}");
+    event_saying(&case.client, &stuck, "GpuPodQueued", "the gate stays").await?;
 
     let standby = Replica::start(&cluster, "stands-by", &["queue: {mode: Always}"]).await?;
     let path = format!("/api/v1/namespaces/{}/pods/stuck", case.namespace);

@@ -170,12 +170,23 @@ pub(crate) async fn refused(client: &Client, pod: PodBuilder, text: &str) -> Res
 /// Waits for an Event of this reason on the pod; its text.
 pub(crate) async fn event(client: &Client, pod: &Pod, reason: &str) -> Result<String> {
     let namespace = pod.namespace().context("pod without a namespace")?;
-    event_in(client, &namespace, "Pod", &pod.name_any(), reason).await
+    event_in(client, &namespace, "Pod", &pod.name_any(), reason, "").await
+}
+
+/// The same where one reason has several texts: an Event that says `part`.
+pub(crate) async fn event_saying(
+    client: &Client,
+    pod: &Pod,
+    reason: &str,
+    part: &str,
+) -> Result<String> {
+    let namespace = pod.namespace().context("pod without a namespace")?;
+    event_in(client, &namespace, "Pod", &pod.name_any(), reason, part).await
 }
 
 /// The same of a node, as `kubectl describe node` finds it.
 pub(crate) async fn node_event(client: &Client, node: &str, reason: &str) -> Result<String> {
-    event_in(client, "default", "Node", node, reason).await
+    event_in(client, "default", "Node", node, reason, "").await
 }
 
 async fn event_in(
@@ -184,6 +195,7 @@ async fn event_in(
     kind: &str,
     name: &str,
     reason: &str,
+    part: &str,
 ) -> Result<String> {
     let events = Api::<Event>::namespaced(client.clone(), namespace);
     let mut about =
@@ -193,9 +205,11 @@ async fn event_in(
     }
     let about = ListParams::default().fields(&about);
     eventually(SOON, &format!("Event {reason} on {name}"), async || {
-        let event = events.list(&about).await?.items.pop();
-        let event = event.context("no such Event")?;
-        event.message.context("an Event without a message")
+        let told = events.list(&about).await?.items.into_iter();
+        let told: Vec<_> = told.filter_map(|event| event.message).collect();
+        let says = told.iter().find(|message| message.contains(part));
+        says.cloned()
+            .with_context(|| format!("no Event says {part:?}: {told:?}"))
     })
     .await
 }
