@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use gpustow_api::names;
+use gpustow_policies::adopt::{Terms, translate};
 use gpustow_testkit::{Case, ControlPlane, eventually, wait_bound};
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
 use kube::Client;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
@@ -94,6 +95,34 @@ fn limits(pod: &Pod) -> Result<Vec<BTreeMap<String, String>>> {
     each.collect()
 }
 
+/// What the plugin says of the translation is what the policies did: limits, annotations and variables.
+fn foretold(asked: &Pod, made: &Pod, labels: &Value) -> Result<()> {
+    let labels = serde_json::from_value(labels.clone())?;
+    let terms = Terms::of(&labels).map_err(|word| anyhow!("{word} is no sharer"))?;
+    let terms = terms.context("no label")?;
+    let said = translate(asked, terms, names::GPU_MEM)?.context("not translated")?;
+    // Requests get their defaults from limits before any policy.
+    let limits = |pod: &Pod| -> Vec<_> {
+        let all = containers(pod).into_iter();
+        all.map(|it| it.resources.and_then(|it| it.limits))
+            .collect()
+    };
+    assert_eq!(limits(&said), limits(made));
+    assert_eq!(said.metadata.annotations, made.metadata.annotations);
+    let env = |pod: &Pod| -> Vec<_> {
+        let env = containers(pod).into_iter().flat_map(|it| it.env);
+        let env = env.flatten().filter(|it| it.name.starts_with("ALIYUN"));
+        env.collect()
+    };
+    assert_eq!(env(&said), env(made));
+    Ok(())
+}
+
+fn containers(pod: &Pod) -> Vec<Container> {
+    let spec = pod.spec.clone();
+    spec.map(|spec| spec.containers).unwrap_or_default()
+}
+
 fn mib(amount: &str) -> BTreeMap<String, String> {
     [(names::GPU_MEM.to_owned(), amount.to_owned())].into()
 }
@@ -103,8 +132,12 @@ async fn gpushare_requests_become_mib_and_programs_find_the_old_units() -> Resul
     let client = adopting().await?.admin()?;
     namespace(&client, "gib", json!({names::ADOPT_LABEL: "gpushare"})).await?;
     let in_mib = json!({names::ADOPT_LABEL: "gpushare", names::ADOPT_UNIT_LABEL: "MiB"});
-    namespace(&client, "mib", in_mib).await?;
-    for (namespace, amounts) in [("gib", ["3072", "2048"]), ("mib", ["3", "2"])] {
+    namespace(&client, "mib", in_mib.clone()).await?;
+    let in_gib = json!({names::ADOPT_LABEL: "gpushare"});
+    for (namespace, labels, amounts) in [
+        ("gib", in_gib, ["3072", "2048"]),
+        ("mib", in_mib, ["3", "2"]),
+    ] {
         let containers = [
             (
                 "main",
@@ -113,7 +146,9 @@ async fn gpushare_requests_become_mib_and_programs_find_the_old_units() -> Resul
             ("side", json!({names::GPUSHARE_MEM: "2", "cpu": "1"})),
             ("none", json!({"cpu": "1"})),
         ];
-        let made = try_create(&client, &of(namespace, json!({}), &containers)?).await?;
+        let asked = of(namespace, json!({}), &containers)?;
+        let made = try_create(&client, &asked).await?;
+        foretold(&asked, &made, &labels)?;
         let cpu = [("cpu".to_owned(), "1".to_owned())];
         let mut side = mib(amounts[1]);
         side.extend(cpu.clone());
@@ -142,8 +177,15 @@ async fn gpushare_requests_become_mib_and_programs_find_the_old_units() -> Resul
 #[tokio::test]
 async fn requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus() -> Result<()> {
     let client = adopting().await?.admin()?;
-    let large = json!({names::ADOPT_LABEL: "whole", names::ADOPT_MIB_LABEL: "40960"});
-    namespace(&client, "large", large).await?;
+    let label = |sharer: &str| json!({names::ADOPT_LABEL: sharer});
+    let sized = |sharer: &str| json!({names::ADOPT_LABEL: sharer, names::ADOPT_MIB_LABEL: "40960"});
+    for (name, sharer) in [
+        ("large", "whole"),
+        ("sized", "hami"),
+        ("sized-volcano", "volcano"),
+    ] {
+        namespace(&client, name, sized(sharer)).await?;
+    }
     let hami = |limits: Value| ("probe-hami", limits);
     let volcano = |limits: Value| ("probe-volcano", limits);
     let two = Some("2");
@@ -215,6 +257,47 @@ async fn requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus() -> 
             true,
             "whole",
         ),
+        (
+            (
+                "sized",
+                json!({"nvidia.com/gpu": "2", "nvidia.com/gpumem-percentage": "30"}),
+            ),
+            "24576",
+            two,
+            false,
+            "hami",
+        ),
+        (
+            ("sized", json!({"nvidia.com/gpumem-percentage": "1"})),
+            "409",
+            None,
+            false,
+            "hami",
+        ),
+        (
+            ("sized", json!({"nvidia.com/gpumem-percentage": "100"})),
+            "40960",
+            None,
+            true,
+            "hami",
+        ),
+        (
+            hami(json!({"nvidia.com/gpumem": "7", "nvidia.com/gpumem-percentage": "50"})),
+            "7",
+            None,
+            false,
+            "hami",
+        ),
+        (
+            (
+                "sized-volcano",
+                json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory-percentage": "50"}),
+            ),
+            "20480",
+            None,
+            false,
+            "volcano",
+        ),
     ];
     for ((namespace, request), amount, gpus, exclusive, adopted) in rows {
         let asked = of(
@@ -225,6 +308,13 @@ async fn requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus() -> 
         let made = try_create(&client, &asked)
             .await
             .context(request.to_string())?;
+        let labels = match namespace {
+            "large" => sized("whole"),
+            "sized" => sized("hami"),
+            "sized-volcano" => sized("volcano"),
+            other => label(other.trim_start_matches("probe-")),
+        };
+        foretold(&asked, &made, &labels).context(request.to_string())?;
         assert_eq!(limits(&made)?, [mib(amount)], "{request}");
         let count = format!("{}main", names::GPU_COUNT_OF);
         assert_eq!(annotation(&made, &count), gpus, "{request}");
@@ -244,6 +334,63 @@ async fn requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus() -> 
 }
 
 #[tokio::test]
+async fn annotations_of_hami_that_choose_gpus_become_those_of_gpustow() -> Result<()> {
+    let client = adopting().await?.admin()?;
+    let rows = [
+        (
+            "nvidia.com/use-gputype",
+            "A100, V100",
+            names::GPU_MODELS,
+            "*A100*,*V100*",
+        ),
+        (
+            "nvidia.com/use-gputype",
+            "NVIDIA-NVIDIA A40",
+            names::GPU_MODELS,
+            "*NVIDIA A40*",
+        ),
+        (
+            "nvidia.com/nouse-gputype",
+            "T4",
+            names::NOT_GPU_MODELS,
+            "*T4*",
+        ),
+        (
+            "nvidia.com/use-gpuuuid",
+            "GPU-a,GPU-b",
+            names::GPU_UUIDS,
+            "GPU-a,GPU-b",
+        ),
+        (
+            "nvidia.com/nouse-gpuuuid",
+            "GPU-c,",
+            names::NOT_GPU_UUIDS,
+            "GPU-c",
+        ),
+    ];
+    let memory = json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "9"});
+    let vgpu = json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "9"});
+    for (theirs, value, ours, expected) in rows {
+        for (sharer, request) in [("hami", &memory), ("volcano", &vgpu)] {
+            let namespace = format!("probe-{sharer}");
+            let notes = json!({theirs: value});
+            let asked = of(&namespace, notes, &[("main", request.clone())])?;
+            let made = try_create(&client, &asked).await.context(value)?;
+            assert_eq!(annotation(&made, ours), Some(expected));
+            foretold(&asked, &made, &json!({names::ADOPT_LABEL: sharer}))?;
+        }
+    }
+    // A choice in gpustow's own words stays, and an empty list chooses nothing.
+    let notes = json!({"nvidia.com/use-gputype": "A100", names::GPU_MODELS: "*H100*",
+        "nvidia.com/use-gpuuuid": " ,"});
+    let asked = of("probe-hami", notes, &[("main", memory)])?;
+    let made = try_create(&client, &asked).await?;
+    assert_eq!(annotation(&made, names::GPU_MODELS), Some("*H100*"));
+    assert_eq!(annotation(&made, names::GPU_UUIDS), None);
+    foretold(&asked, &made, &json!({names::ADOPT_LABEL: "hami"}))
+}
+
+#[tokio::test]
 async fn requests_that_cannot_be_translated_are_refused_and_others_pass() -> Result<()> {
     let client = adopting().await?.admin()?;
     namespace(&client, "unknown", json!({names::ADOPT_LABEL: "nvshare"})).await?;
@@ -251,16 +398,19 @@ async fn requests_that_cannot_be_translated_are_refused_and_others_pass() -> Res
     let memory = json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "9"});
     let whole = json!({"nvidia.com/gpu": "1"});
     let volcano = json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "9"});
-    let chosen = json!({"nvidia.com/use-gputype": "A100"});
     let grouped = json!({"scheduling.k8s.io/group-name": "job"});
     let gpushare = json!({names::GPUSHARE_MEM: "3"});
-    let hami = "gpustow cannot translate a request of HAMi for a percentage of a GPU";
+    let hami = "gpustow cannot translate a request of HAMi for whole GPUs in one container";
+    let too_much = json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "101"});
+    let percent = json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory-percentage": "5"});
+    let volcanos = "gpustow cannot translate a request of Volcano";
     let rows = [
         of("probe-hami", json!({}), &[("a", half)]).map(|pod| (pod, hami)),
-        of("probe-hami", chosen, &[("a", memory.clone())]).map(|pod| (pod, hami)),
         of("probe-hami", json!({}), &[("a", memory), ("b", whole.clone())]).map(|pod| (pod, hami)),
         of("probe-volcano", grouped, &[("a", volcano.clone())])
-            .map(|pod| (pod, "gpustow cannot translate a request of Volcano")),
+            .map(|pod| (pod, volcanos)),
+        of("probe-volcano", json!({}), &[("a", percent)]).map(|pod| (pod, volcanos)),
+        of("probe-hami", json!({}), &[("a", too_much)]).map(|pod| (pod, hami)),
         of("probe-gpushare", json!({}), &[("a", volcano)]).map(|pod| {
             (pod, "]: gpustow translates no such request in a namespace with the label gpustow.dev/adopt: gpushare")
         }),
@@ -271,6 +421,21 @@ async fn requests_that_cannot_be_translated_are_refused_and_others_pass() -> Res
         let (pod, expected) = row?;
         let message = refusal(&client, &pod).await?;
         assert!(message.contains(expected), "{message}");
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let labels = [(
+            names::ADOPT_LABEL.to_owned(),
+            namespace.replace("probe-", ""),
+        )]
+        .into();
+        if let Ok(Some(terms)) = Terms::of(&labels) {
+            let said = translate(&pod, terms, names::GPU_MEM)
+                .err()
+                .context("translated")?;
+            // Which of several resources is named first is open.
+            let said = said.to_string();
+            let sentence = said.split_once("]: ").map_or(&*said, |(_, it)| it);
+            assert!(message.contains(sentence), "{message} but {said}");
+        }
     }
     // NVIDIA's own plugin still serves namespaces of gpushare, and other namespaces notice nothing.
     for (namespace, request) in [("probe-gpushare", whole), ("default", gpushare)] {

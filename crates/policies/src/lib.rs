@@ -2,6 +2,7 @@
 //! policies that a cluster has are compared with them, and a webhook does the same where the API server cannot.
 
 pub mod admission;
+pub mod adopt;
 pub mod keys;
 pub mod manifests;
 pub mod mutate;
