@@ -5,12 +5,17 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use gpustow_api::names;
 use gpustow_testkit::{Case, ControlPlane, Options};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, PostParams};
+use serde_json::json;
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::install::install;
 use crate::observability::operator_crds;
+use crate::policies::pod;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
@@ -217,6 +222,18 @@ async fn plugin() -> Result<tempfile::TempDir> {
     Ok(folder)
 }
 
+/// A pod of the sharer from which docs/migrate.md moves, on its GPU.
+async fn run_old_pod(case: &Case) -> Result<()> {
+    let limits = json!({ "resources": { "limits": { names::GPUSHARE_MEM: "2" } }, "name": "main" });
+    let notes = json!({ "ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "2", "ALIYUN_COM_GPU_MEM_DEV": "24" });
+    let spec = json!({ "nodeName": case.node_name("n"), "containers": [limits] });
+    let mut old = pod(notes, spec)?;
+    old.metadata.name = Some("old".to_owned());
+    let pods = Api::<Pod>::namespaced(case.client.clone(), &case.namespace);
+    pods.create(&PostParams::default(), &old).await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn every_command_in_the_documentation_works() -> Result<()> {
     let makefile = std::fs::read_to_string(repository("Makefile"))?;
@@ -233,6 +250,7 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
     let case = Case::new(&cluster, "docs").await?;
     case.node("n", &[24576, 24576]).create(&case.client).await?;
     case.pod("shown").gpu_mem(8192).create(&case.client).await?;
+    run_old_pod(&case).await?;
     let plugin = plugin().await?;
     let scratch = tempfile::tempdir()?;
 

@@ -12,7 +12,7 @@ use gpustow_policies::admission::{Expected, Weakness};
 use gpustow_settings::Feature;
 use k8s_openapi::Resource as _;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Node};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Node};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -71,6 +71,8 @@ pub struct Lists {
     pub config: Seen<GpustowConfig>,
     /// What workloads used, of files alone: [`Source::workloads`] asks a cluster.
     workloads: Vec<GpuWorkload>,
+    /// Of files alone: [`Source::namespaces`] asks a cluster.
+    namespaces: Vec<Namespace>,
     /// Events about places that the extender keeps for pods; empty if they may not be read.
     pub events: Vec<Event>,
     /// Minor version of the API server.
@@ -138,6 +140,7 @@ impl Source {
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
             config,
             workloads: Vec::new(),
+            namespaces: Vec::new(),
             events,
             minor: version.ok().and_then(|version| minor(&version.minor)),
             namespace: Some(namespace),
@@ -154,6 +157,18 @@ impl Source {
         }
         let (client, _) = self.client().await?;
         list(Api::all(client), "gpuworkloads").await
+    }
+
+    /// Lists the namespaces.
+    ///
+    /// # Errors
+    /// As [`Source::lists`].
+    pub async fn namespaces(&self) -> Result<Vec<Namespace>, Error> {
+        if let Some(path) = &self.from {
+            return Ok(read_lists(path)?.namespaces);
+        }
+        let (client, _) = self.client().await?;
+        list(Api::all(client), "namespaces").await
     }
 
     /// A client with the user's own rights, and the namespace of the context.
@@ -424,6 +439,7 @@ impl Lists {
             "Lease" => self.leases.push(serde_json::from_value(object)?),
             // There are two forms of Events, and one that cannot be read says nothing.
             "Event" => self.events.extend(serde_json::from_value(object).ok()),
+            "Namespace" => self.namespaces.push(serde_json::from_value(object)?),
             "GpuWorkload" => self.workloads.push(serde_json::from_value(object)?),
             "GpustowConfig" => self.config = Seen::Read(serde_json::from_value(object)?),
             "" => return Err("an object without a kind".into()),

@@ -20,7 +20,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         &["nodes", "gpus", "pods", "report", "top", "ui"],
     ),
     ("Ask about a pod", &["why", "fit"]),
-    ("Plan", &["advise", "whatif", "defrag"]),
+    ("Plan", &["adopt", "advise", "whatif", "defrag"]),
     ("Find what is wrong", &["check"]),
     ("Set up", &["completion"]),
 ];
@@ -165,6 +165,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         answer: AnswerFormat,
     },
+    /// Rehearse the move from another GPU sharer. Exit code 1 if pods are refused or wait
+    ///
+    /// A row for each pod that requests GPUs of gpushare, HAMi, Volcano or NVIDIA's device plugin: what it becomes if it is
+    /// created again in a namespace with the label gpustow.dev/adopt, why it would be refused, and what is left out. A
+    /// namespace without the label gets the one that fits most of its pods. Then all pods are placed again, as whatif
+    /// does. Nothing is written to the cluster.
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow adopt --dry-run\n  kubectl gpustow adopt --dry-run -n team-a --mib-per-gpu 40960 -o json"
+    )]
+    Adopt(AdoptArgs),
     /// What workloads should request, by what they used
     ///
     /// A row for each container of a workload: what it requests, its peak, the advised request and limit, and what
@@ -280,6 +290,21 @@ pub(crate) struct UiArgs {
     /// A name under which people open it; may be repeated
     #[arg(long = "host", value_name = "NAME", requires = "in_cluster")]
     pub(crate) hosts: Vec<String>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AdoptArgs {
+    /// Change nothing: the command does no more yet
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The unit of aliyun.com/gpu-mem in namespaces without the label gpustow.dev/adopt
+    #[arg(long, default_value = "GiB", value_parser = ["GiB", "MiB"])]
+    pub(crate) unit: String,
+    /// MiB that each GPU has at least, in namespaces without the label gpustow.dev/adopt
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=9_999_999))]
+    pub(crate) mib_per_gpu: Option<u64>,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Clone, Debug, clap::Args)]

@@ -3,6 +3,7 @@
 //! What it says of the cluster is [`gpustow_inspect`]'s: it works with the extender down and with the
 //! right to read, and writes nothing to the cluster.
 
+mod adopt;
 mod advise;
 mod args;
 mod check;
@@ -72,6 +73,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             Ok(why.answer())
         }
         Command::Fit { file, answer } => fit::run(&cluster().await?, &file, answer.format, out),
+        Command::Adopt(args) => adopt::run(&global, &args, out, screen).await,
         Command::Advise(args) => advise::run(&global, &args, out, screen).await,
         Command::Whatif(args) => whatif::run(&global.source, &args, out, screen).await,
         Command::Defrag { output } => {

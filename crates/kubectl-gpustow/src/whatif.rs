@@ -15,7 +15,7 @@ use crate::output::{Listing, Value, column};
 use crate::{Answer, Screen};
 use replay::Scenario;
 
-pub(crate) use replay::{Added, Inventory};
+pub(crate) use replay::{Added, Inventory, Rehearsal};
 
 /// Pods that a cell names.
 const NAMED: usize = 3;

@@ -126,10 +126,22 @@ impl Scenario {
     }
 }
 
+/// Where the pods would be if all were placed again.
+#[derive(Clone, Debug)]
+pub(crate) struct Rehearsal {
+    /// The node of each pod that has one, by namespace and name.
+    pub(crate) nodes: BTreeMap<String, Arc<str>>,
+    /// UUIDs of the GPUs that pods would hold.
+    pub(crate) taken: BTreeSet<String>,
+    pub(crate) gpus: usize,
+}
+
 /// Where everything is.
 #[derive(Clone, Debug, Default)]
 struct Placed {
     cards: Vec<CardView>,
+    /// The node of each pod that was placed, by namespace and name.
+    pods: BTreeMap<String, Arc<str>>,
     /// MiB that pods hold by node, and how many cards it has.
     nodes: BTreeMap<String, (Mib, usize)>,
     waiting: BTreeSet<String>,
@@ -216,6 +228,18 @@ impl Inventory {
             for (claim, name) in claims.iter_mut().zip(&*facts.containers) {
                 claim.mib = advised(pod, name).unwrap_or(claim.mib);
             }
+        }
+    }
+
+    /// All pods placed again.
+    pub(crate) fn rehearse(&self, policy: PolicyKind) -> Rehearsal {
+        let Placed { cards, pods, .. } = self.place(policy);
+        let gpus = cards.len();
+        let held = cards.into_iter().filter(|card| card.held > Mib::ZERO);
+        Rehearsal {
+            nodes: pods,
+            taken: held.map(|card| card.uuid).collect(),
+            gpus,
         }
     }
 
@@ -330,7 +354,7 @@ impl Inventory {
         }
         ledger.learn();
         let names: Vec<String> = self.members.iter().map(Member::name).collect();
-        let mut waiting = BTreeSet::new();
+        let (mut pods, mut waiting) = (BTreeMap::new(), BTreeSet::new());
         for Asking { pod, facts, .. } in &self.pods {
             let nodes = self.members.iter().zip(&names);
             let candidates: Vec<&str> = nodes
@@ -342,12 +366,18 @@ impl Inventory {
                 ..Ask::of(facts)
             };
             let best = ledger.filter(&ask, &candidates, NOW).nodes.first().copied();
-            match best.map(|node| ledger.begin_bind(facts, node, NOW)) {
-                Some(Ok(_)) => ledger.end_bind(facts, Outcome::Bound, NOW),
-                _ => drop(waiting.insert(full_name(facts))),
+            match best.filter(|node| ledger.begin_bind(facts, node, NOW).is_ok()) {
+                Some(node) => {
+                    ledger.end_bind(facts, Outcome::Bound, NOW);
+                    pods.insert(full_name(facts), Arc::from(node));
+                }
+                None => drop(waiting.insert(full_name(facts))),
             }
         }
-        placed(&ledger, waiting)
+        Placed {
+            pods,
+            ..placed(&ledger, waiting)
+        }
     }
 }
 

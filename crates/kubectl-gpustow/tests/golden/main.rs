@@ -1,6 +1,7 @@
 //! Every output of every command, byte by byte, on one cluster that has a bit of everything.
 //! `GPUSTOW_BLESS=1 cargo test -p kubectl-gpustow` writes what the commands print now.
 
+mod adopt;
 mod advise;
 mod check;
 mod cordons;

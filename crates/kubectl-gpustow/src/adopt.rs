@@ -1,0 +1,416 @@
+//! `adopt --dry-run`: what pods of other GPU sharers would become, and how many GPUs they would take.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+use anyhow::{Result, ensure};
+use gpustow_api::{GpuNode, PodFacts, names};
+use gpustow_inspect::Scope;
+use gpustow_inspect::system::Seen;
+use gpustow_policies::adopt::{Sharer, Terms, translate};
+use gpustow_policies::keys;
+use k8s_openapi::api::core::v1::{Container, Namespace, Pod};
+use kube::ResourceExt as _;
+use kube::core::SelectorExt as _;
+
+use crate::args::{AdoptArgs, Global};
+use crate::output::Shown::{Always, Table, Wide};
+use crate::output::{Column, Listing, Value, column};
+use crate::whatif::{Inventory, Rehearsal};
+use crate::{Answer, Screen};
+
+/// A pod of another sharer, or the sum of all.
+#[derive(Default)]
+struct Row {
+    pod: String,
+    sharer: String,
+    request: String,
+    becomes: Option<String>,
+    node: Option<String>,
+    /// It would not be created.
+    refused: Option<String>,
+    /// What is left out, or how the pods fare as a whole.
+    note: Option<String>,
+    sums: Option<Sums>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    translated: usize,
+    refused: usize,
+    waiting: usize,
+    /// GPUs that pods hold now, and would hold.
+    now: usize,
+    then: Option<usize>,
+    gpus: usize,
+}
+
+impl Row {
+    fn is_translated(&self) -> bool {
+        self.becomes.is_some()
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+}
+
+/// How the requests of a namespace are translated, or the value of the label that is no sharer.
+type Labelled = Result<Terms, String>;
+
+/// Translates the pods of other sharers and places them beside gpustow's.
+pub(crate) async fn run(
+    global: &Global,
+    args: &AdoptArgs,
+    out: &mut (dyn Write + Send),
+    screen: Screen,
+) -> Result<Answer> {
+    ensure!(
+        args.dry_run,
+        "this command changes nothing: add --dry-run, then label the namespaces with {}",
+        names::ADOPT_LABEL
+    );
+    let source = &global.source;
+    let resource = &source.resource_name;
+    let namespaces = source.namespaces().await?;
+    let lists = source.lists().await?;
+    let policy = match &lists.config {
+        Seen::Read(config) => config.spec.scheduling.policy,
+        Seen::NotThere | Seen::Unreadable => Default::default(),
+    };
+    let scope = Scope {
+        namespace: global.namespace.clone(),
+        selector: global.selector.clone(),
+    };
+    let pods: Vec<Pod> = lists.pods.into_iter().map(|it| it.pod).collect();
+    let terms = terms(&namespaces, &pods, args);
+    let now = assigned(&pods, resource)
+        .union(&foreign(&lists.gpunodes))
+        .count();
+    let (mut rows, mut all, mut kept) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for pod in pods {
+        let namespace = pod.namespace().unwrap_or_default();
+        let theirs = Sharer::of(&pod).is_some() && holds(&pod, resource);
+        let Some(terms) = terms.get(&namespace).filter(|_| theirs) else {
+            all.push(pod);
+            continue;
+        };
+        let new = match is_in(&scope, &pod) {
+            true => {
+                let (row, new) = row(&pod, terms, resource);
+                rows.push(row);
+                new
+            }
+            false => None,
+        };
+        if new.is_none() {
+            kept.extend(pod.spec.as_ref().and_then(|spec| spec.node_name.clone()));
+        }
+        all.push(new.unwrap_or(pod));
+    }
+    let gpunodes = moved(lists.gpunodes, &kept);
+    let rehearsal = match gpunodes.iter().any(|it| it.status.is_some()) {
+        true => {
+            let left = foreign(&gpunodes);
+            let inventory = Inventory::new(lists.nodes, gpunodes, all, resource)?;
+            let mut rehearsal = inventory.rehearse(policy);
+            rehearsal.taken.extend(left);
+            Some(rehearsal)
+        }
+        false => None,
+    };
+    listing(rows, rehearsal, now).print(&args.output, screen, out)
+}
+
+/// Of each namespace with pods of other sharers: what its labels say or, without one, what fits most of its pods.
+fn terms(namespaces: &[Namespace], pods: &[Pod], args: &AdoptArgs) -> BTreeMap<String, Labelled> {
+    let mut sharers: BTreeMap<String, BTreeMap<Sharer, usize>> = BTreeMap::new();
+    for pod in pods {
+        if let Some(sharer) = Sharer::of(pod) {
+            let of = sharers.entry(pod.namespace().unwrap_or_default());
+            *of.or_default().entry(sharer).or_default() += 1;
+        }
+    }
+    let mut terms = BTreeMap::new();
+    for (namespace, counts) in sharers {
+        // Whole GPUs are a request of HAMi, too, and NVIDIA's own device plugin may serve them beside the others.
+        let most = counts
+            .into_iter()
+            .max_by_key(|(sharer, count)| (*sharer != Sharer::Whole, *count));
+        let guessed = most.map(|(sharer, _)| Terms {
+            sharer,
+            mib_per_unit: if args.unit == "MiB" { 1 } else { 1024 },
+            mib_per_gpu: args.mib_per_gpu,
+        });
+        let labels = namespaces.iter().find(|it| it.name_any() == namespace);
+        let labelled = labels.map(|it| Terms::of(it.labels()).map_err(str::to_owned));
+        let of = labelled.and_then(Result::transpose).or(guessed.map(Ok));
+        terms.extend(of.map(|of| (namespace, of)));
+    }
+    terms
+}
+
+/// It has not finished.
+fn holds(pod: &Pod, resource: &str) -> bool {
+    let facts = PodFacts::from_pod(pod, resource);
+    facts.is_some_and(|it| !it.released && !it.deleting)
+}
+
+fn is_in(scope: &Scope, pod: &Pod) -> bool {
+    let namespace = scope.namespace.as_ref();
+    let selector = scope.selector.as_ref();
+    namespace.is_none_or(|it| pod.metadata.namespace.as_ref() == Some(it))
+        && selector.is_none_or(|it| it.matches(pod.labels()))
+}
+
+/// What becomes of a pod, and the pod as it would be created.
+fn row(pod: &Pod, terms: &Labelled, resource: &str) -> (Row, Option<Pod>) {
+    let sharer: &str = terms.as_ref().map_or("-", |it| it.sharer.into());
+    let mut row = Row {
+        pod: full_name(pod),
+        sharer: sharer.to_owned(),
+        request: requests(pod),
+        ..Row::default()
+    };
+    let translated = match terms {
+        Ok(terms) => translate(pod, *terms, resource).map_err(|it| it.to_string()),
+        Err(word) => Err(format!(
+            "namespace label {}: {word} is no sharer whose requests gpustow translates",
+            names::ADOPT_LABEL
+        )),
+    };
+    let created = translated.and_then(|new| new.map(|new| created(new, resource)).transpose());
+    match created {
+        Ok(Some((new, facts))) => {
+            let adopted = new.annotations().get(names::ADOPTED);
+            let without = adopted.and_then(|it| it.split_once(", without "));
+            row.note = without.map(|(_, what)| format!("without {what}: compute is not limited"));
+            row.becomes = Some(becomes(&new, &facts, resource));
+            (row, Some(new))
+        }
+        Ok(None) => {
+            row.note = Some("keeps its request: the label translates none of it".to_owned());
+            (row, None)
+        }
+        Err(refused) => {
+            row.refused = Some(refused);
+            (row, None)
+        }
+    }
+}
+
+/// The pod as it would wait for a node, unless gpustow's own rules refuse it.
+fn created(mut pod: Pod, resource: &str) -> Result<(Pod, PodFacts), String> {
+    pod.status = None;
+    if let Some(spec) = &mut pod.spec {
+        spec.node_name = None;
+    }
+    keys::known(pod.annotations(), resource).map_err(|bad| bad.to_string())?;
+    let facts = PodFacts::from_pod(&pod, resource);
+    let facts = facts.ok_or_else(|| "the pod has no UID".to_owned())?;
+    match &facts.request {
+        Ok(_) => Ok((pod, facts)),
+        Err(bad) => Err(bad.to_string()),
+    }
+}
+
+fn full_name(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|it| it.init_containers.iter().flatten().chain(&it.containers))
+}
+
+/// The GPU resources in the limits of each container.
+fn requests(pod: &Pod) -> String {
+    let gpus = ["aliyun.com/gpu", "nvidia.com/gpu", "volcano.sh/vgpu"];
+    let of = |container: &Container| {
+        let limits = container.resources.clone().and_then(|it| it.limits);
+        let limits = limits.into_iter().flatten();
+        let limits = limits.filter(|(key, _)| gpus.iter().any(|begin| key.starts_with(begin)));
+        let limits: Vec<_> = limits.map(|(key, it)| format!("{key} {}", it.0)).collect();
+        (!limits.is_empty()).then(|| format!("{}: {}", container.name, limits.join(" ")))
+    };
+    containers(pod)
+        .filter_map(of)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// What the containers request of gpustow, and which GPUs the pod chooses.
+fn becomes(pod: &Pod, facts: &PodFacts, resource: &str) -> String {
+    let request = facts.request.as_ref().ok();
+    let exclusive = request.is_some_and(|it| it.exclusive);
+    let claims = request.iter().flat_map(|it| &it.claims);
+    let claims = claims.zip(&*facts.containers).map(|(claim, name)| {
+        let gpus = if claim.gpus == 1 { "GPU" } else { "GPUs" };
+        match exclusive {
+            true => format!("{name}: {} whole {gpus}", claim.gpus),
+            false if claim.gpus == 1 => format!("{name}: {resource} {}", claim.mib.0),
+            false => {
+                let all = claim.mib.0 * u64::from(claim.gpus);
+                format!("{name}: {resource} {all} on {} {gpus}", claim.gpus)
+            }
+        }
+    });
+    let rules = [
+        names::GPU_MODELS,
+        names::NOT_GPU_MODELS,
+        names::GPU_UUIDS,
+        names::NOT_GPU_UUIDS,
+    ];
+    let rules = rules.iter().filter_map(|key| {
+        let value = pod.annotations().get(*key)?;
+        Some(format!("{key} {value}"))
+    });
+    claims.chain(rules).collect::<Vec<_>>().join(", ")
+}
+
+/// UUIDs of the GPUs that gpustow's pods hold now.
+fn assigned(pods: &[Pod], resource: &str) -> BTreeSet<String> {
+    let facts = pods
+        .iter()
+        .filter_map(|pod| PodFacts::from_pod(pod, resource));
+    let assignments = facts
+        .filter(|it| !it.released)
+        .filter_map(|it| it.assignment?.ok());
+    let uuids = assignments.map(|it| it.charges.iter().map(|it| it.0.to_string()).collect());
+    uuids
+        .collect::<Vec<Vec<String>>>()
+        .concat()
+        .into_iter()
+        .collect()
+}
+
+/// UUIDs of the GPUs that pods hold by another sharer or a device plugin.
+fn foreign(gpunodes: &[GpuNode]) -> BTreeSet<String> {
+    let gpus = gpunodes
+        .iter()
+        .filter_map(|it| it.status.as_ref())
+        .flat_map(|it| &it.gpus);
+    let held = gpus.filter(|gpu| gpu.other_pods_mib > 0 || gpu.held_by.is_some());
+    held.map(|gpu| gpu.uuid.clone()).collect()
+}
+
+/// The reports once the pods of other sharers have moved, but for nodes where some keep what they have.
+fn moved(mut gpunodes: Vec<GpuNode>, kept: &BTreeSet<String>) -> Vec<GpuNode> {
+    for gpunode in &mut gpunodes {
+        let name = gpunode.name_any();
+        if let Some(status) = gpunode.status.as_mut().filter(|_| !kept.contains(&name)) {
+            for gpu in &mut status.gpus {
+                gpu.unmanaged_mib = gpu.unmanaged_mib.saturating_sub(gpu.other_pods_mib);
+                gpu.other_pods_mib = 0;
+                gpu.held_by = None;
+            }
+        }
+    }
+    gpunodes
+}
+
+fn listing(mut rows: Vec<Row>, rehearsal: Option<Rehearsal>, now: usize) -> Listing<Row> {
+    if let Some(Rehearsal { nodes, .. }) = &rehearsal {
+        for row in &mut rows {
+            row.node = nodes.get(&row.pod).map(|node| node.to_string());
+        }
+    }
+    rows.sort_by(|a, b| a.pod.cmp(&b.pod));
+    let count = |of: fn(&Row) -> bool| rows.iter().filter(|row| of(row)).count();
+    let sums = Sums {
+        translated: count(Row::is_translated),
+        refused: count(Row::is_refused),
+        waiting: match rehearsal {
+            Some(_) => count(|row| row.is_translated() && row.node.is_none()),
+            None => 0,
+        },
+        now,
+        then: rehearsal.as_ref().map(|it| it.taken.len()),
+        gpus: rehearsal.as_ref().map_or(0, |it| it.gpus),
+    };
+    let total = Row {
+        pod: "*".to_owned(),
+        becomes: Some(format!("{} of {} pods", sums.translated, rows.len())),
+        note: Some(fares(&sums)),
+        sums: Some(sums),
+        ..Row::default()
+    };
+    Listing {
+        kind: "Adoption",
+        columns: columns(),
+        total: Some(total),
+        rows,
+        name: |row| format!("pod/{}", row.pod),
+        empty: "No pod requests GPUs of gpushare, HAMi, Volcano or NVIDIA's device plugin.",
+        answer: match sums.refused + sums.waiting {
+            0 => Answer::Yes,
+            _ => Answer::No,
+        },
+    }
+}
+
+/// How the pods fare as a whole.
+fn fares(sums: &Sums) -> String {
+    let Sums {
+        refused,
+        waiting,
+        now,
+        gpus,
+        ..
+    } = sums;
+    match sums.then {
+        Some(then) => {
+            format!(
+                "{refused} refused, {waiting} without a GPU; all pods take {then} of {gpus} GPUs, now {now}"
+            )
+        }
+        None => format!("{refused} refused; no GpuNode reports GPUs yet, so none was placed"),
+    }
+}
+
+fn columns() -> Vec<Column<Row>> {
+    /// Of all pods; of one, whether it counts.
+    fn sum(row: &Row, of: fn(&Sums) -> Option<usize>, one: Option<bool>) -> Value {
+        let sum = match &row.sums {
+            Some(sums) => of(sums),
+            None => one.map(usize::from),
+        };
+        sum.map_or(Value::Nothing, |it| Value::Count(it as u64))
+    }
+    vec![
+        column("POD", "pod", Always, |row| Value::Text(row.pod.clone())),
+        column("ADOPT", "adopt", Always, |row| text(Some(&row.sharer))),
+        column("REQUEST", "request", Always, |row| text(Some(&row.request))),
+        column("BECOMES", "", Table, |row| match row.is_refused() {
+            true => Value::Bad("refused".to_owned()),
+            false => text(row.becomes.as_ref()),
+        }),
+        column("BECOMES", "becomes", Wide, |row| {
+            text(row.becomes.as_ref().filter(|_| row.sums.is_none()))
+        }),
+        column("NODE", "node", Always, |row| text(row.node.as_ref())),
+        column("NOTE", "note", Always, |row| {
+            text(row.refused.as_ref().or(row.note.as_ref()))
+        }),
+        column("TRANSLATED", "translated", Wide, |row| {
+            sum(row, |it| Some(it.translated), Some(row.is_translated()))
+        }),
+        column("REFUSED", "refused", Wide, |row| {
+            sum(row, |it| Some(it.refused), Some(row.is_refused()))
+        }),
+        column("WAITING", "waiting", Wide, |row| {
+            sum(row, |it| Some(it.waiting), None)
+        }),
+        column("GPUS-NOW", "gpusNow", Wide, |row| {
+            sum(row, |it| Some(it.now), None)
+        }),
+        column("GPUS-THEN", "gpusThen", Wide, |row| {
+            sum(row, |it| it.then, None)
+        }),
+    ]
+}
+
+fn text(text: Option<&String>) -> Value {
+    let text = text.filter(|it| !it.is_empty());
+    text.map_or(Value::Nothing, |it| Value::Text(it.clone()))
+}
