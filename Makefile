@@ -2,6 +2,8 @@
 
 DENY_VERSION := 0.20.2
 DENY := target/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+MDBOOK_VERSION := 0.5.4
+MDBOOK := target/tools/mdbook-$(MDBOOK_VERSION)/bin/mdbook
 CARGO := cargo
 RUN := $(CARGO) run --locked
 PROGRAMS := --features gpustow-testkit/programs
@@ -202,7 +204,7 @@ release-dry-run: images control-plane helm ## A whole release against a registry
 	@release/dry-run.sh
 
 .PHONY: ci
-ci: fmt clippy doc deny generated workflows test test-beside test-node test-page ## Everything that must hold before a change lands
+ci: fmt clippy doc deny generated book workflows test test-beside test-node test-page ## Everything that must hold before a change lands
 
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)
@@ -245,6 +247,15 @@ deny: $(DENY) ## Check licences, sources and duplicates of the dependencies, and
 	else \
 	    echo 'deny: NOT CHECKED: the advisory database cannot be fetched from here' >&2; \
 	fi
+
+.PHONY: book
+book: $(MDBOOK) ## Build docs as a book in target/book, and check its links
+	$(MDBOOK) build
+	@python3 tests/book/check.py target/book
+
+$(MDBOOK):
+	$(CARGO) install mdbook --version $(MDBOOK_VERSION) --locked --debug --no-default-features --features search \
+	    --root target/tools/mdbook-$(MDBOOK_VERSION)
 
 $(DENY):
 	$(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --debug \
