@@ -47,6 +47,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use app::App;
 pub use args::{Args, LeaseName};
+pub use metrics::every_series;
 use wake::Waker;
 pub use webhook::WebhookArgs;
 

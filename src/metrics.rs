@@ -3,6 +3,7 @@
 
 mod cluster;
 mod demand;
+mod every;
 mod models;
 mod workloads;
 
@@ -26,6 +27,7 @@ use crate::failure::ErrorKind;
 use crate::history::Figure;
 use crate::line::RESULTS;
 
+pub use every::every_series;
 use models::Models;
 
 /// kube-scheduler's verbs; as a string, the `verb` label.
@@ -112,18 +114,18 @@ impl Metrics {
         let requests = HistogramVec::new(
             buckets(
                 "gpustow_extender_request_duration_seconds",
-                "Time to answer kube-scheduler, by verb",
+                "Time to answer kube-scheduler",
             ),
             &["verb"],
         )?;
         let errors = counters(
             "gpustow_extender_request_errors_total",
-            "Calls of kube-scheduler that were not served, by verb and kind of error",
+            "Calls of kube-scheduler that were not served. decode: the call cannot be read; api: the API server refused; internal: this replica is not ready or does not lead",
             &["verb", "error"],
         )?;
         let refusals = counters(
             "gpustow_extender_refusals_total",
-            "Filter calls that placed nothing, by most common reason",
+            "Filter calls that placed nothing, by the reason of most nodes",
             &["reason"],
         )?;
         let binds = IntCounter::new("gpustow_binds_total", "Bind calls")?;
@@ -142,12 +144,12 @@ impl Metrics {
         )?;
         let nominations = counters(
             "gpustow_nominations_total",
-            "Nominations of pods that fit on a node that kube-scheduler had not shown, by result",
+            "Nominations of pods that fit on a node that kube-scheduler had not shown. ended: it is of no use any more; failed: the write failed",
             &["result"],
         )?;
         let disruptions = counters(
             "gpustow_disruptions_total",
-            "Disruptions by cause, action and outcome",
+            "Disruptions. refused: by a disruption budget",
             &["cause", "action", "outcome"],
         )?;
         let lifts = counters(
@@ -160,8 +162,10 @@ impl Metrics {
             "gpustow_gpus_under_pressure",
             "GPUs on which a pod cannot grow to its request, or the headroom is not free, because others use more than they requested",
         )?;
-        let takeovers =
-            IntCounter::new("gpustow_takeovers_total", "Epochs that this replica took")?;
+        let takeovers = IntCounter::new(
+            "gpustow_takeovers_total",
+            "How often this replica became the leader",
+        )?;
         let watch_events = GaugeVec::new(
             Opts::new(
                 "gpustow_watch_last_event_timestamp_seconds",
@@ -172,7 +176,7 @@ impl Metrics {
         let undecodable = IntGaugeVec::new(
             Opts::new(
                 "gpustow_undecodable_objects",
-                "Objects that cannot be read, each of which takes its node out of use",
+                "Objects that cannot be decoded; the log names object and field. Each takes its node out of use, except the GpustowConfig: its last valid version holds",
             ),
             &["resource"],
         )?;

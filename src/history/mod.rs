@@ -19,8 +19,7 @@ use crate::app::App;
 use crate::ask::{AskError, within};
 use crate::decode::Each;
 use table::{Table, Write};
-use uses::Workload;
-pub(crate) use uses::{Figure, Uses};
+pub(crate) use uses::{Figure, Uses, Workload};
 
 /// Between two looks at what to write. Ten objects each: 3,600 an hour.
 const LOOK: Duration = Duration::from_secs(10);

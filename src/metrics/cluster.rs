@@ -54,14 +54,14 @@ pub(super) fn cluster(
     let earmarks = totals.earmarks.iter();
     scrape.gauges(
         "gpustow_earmarks",
-        "Reservations of GPU memory that is not free yet, by cause",
+        "Reservations of GPU memory that is not free yet, on the leader",
         ["cause"],
         earmarks.map(|(cause, count)| ([<&str>::from(cause)], *count as f64)),
     )?;
     let ended = IntCounterVec::new(
         Opts::new(
             "gpustow_earmarks_ended_total",
-            "Reservations of GPU memory that ended, by cause and outcome",
+            "Reservations of GPU memory that ended",
         ),
         &["cause", "outcome"],
     )?;
@@ -88,7 +88,7 @@ pub(super) fn cluster(
     )?;
     scrape.gauges(
         "gpustow_queue_oldest_timestamp_seconds",
-        "When the oldest of these pods was created; absent if there is none",
+        "When the oldest queued pod was created; absent if none is queued",
         NO_LABELS,
         oldest.map(|created| (NO_LABELS, created as f64)),
     )?;
@@ -118,7 +118,7 @@ fn mismatches(scrape: &mut Scrape, nodes: &[NodeView]) -> Result<(), prometheus:
     };
     scrape.gauges(
         "gpustow_ledger_mismatches",
-        "Pods that are not seen on the GPUs they were assigned, or are seen on others",
+        "Pods that are not seen on their GPUs (unconfirmed) or are seen on others (wrong_gpu), and processes of pods that are gone (orphan)",
         ["kind"],
         [
             (["unconfirmed"], sum(|found| found.unconfirmed)),
@@ -130,7 +130,7 @@ fn mismatches(scrape: &mut Scrape, nodes: &[NodeView]) -> Result<(), prometheus:
     let problems = problems.map(|problem| ([<&str>::from(problem)], 1.0));
     scrape.gauges(
         "gpustow_problems",
-        "What needs a person's attention, as `kubectl gpustow` names it",
+        "What needs a person's attention, as `kubectl gpustow check` names it",
         ["kind"],
         Problem::VARIANTS
             .iter()
@@ -182,7 +182,7 @@ fn memory(
         .map(|(&(model, state), &cards)| ([model, state.into()], cards as f64));
     scrape.gauges(
         "gpustow_gpus",
-        "GPUs by model and state",
+        "GPUs by model and state. unknown: pods hold it and no agent reports it",
         ["model", "state"],
         states.chain(cards),
     )?;
@@ -190,7 +190,10 @@ fn memory(
         ("capacity", "GPU memory that pods may hold"),
         ("requested", "GPU memory promised to pods"),
         ("available", "GPU memory that new pods can take"),
-        ("unmanaged", "GPU memory used outside of gpustow's pods"),
+        (
+            "unmanaged",
+            "GPU memory used by processes that are not gpustow pods",
+        ),
     ]
     .into_iter()
     .enumerate()

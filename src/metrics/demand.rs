@@ -211,13 +211,13 @@ pub(super) fn demand(
     )?;
     scrape.gauges(
         "gpustow_pending_memory_bytes",
-        "GPU memory that these pods ask for",
+        "GPU memory that waiting pods request",
         ["reason"],
         of(1),
     )?;
     scrape.gauges(
         "gpustow_pending_oldest_timestamp_seconds",
-        "When the oldest of these pods was created; absent if there is none",
+        "When the oldest waiting pod was created; absent if none waits",
         NO_LABELS,
         totals.oldest.map(|created| (NO_LABELS, created as f64)),
     )?;

@@ -9,11 +9,13 @@ use gpustow_pack::Mib;
 use gpustow_serve::{BUCKETS, Scrape};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry};
+use strum::VariantArray as _;
 
 use crate::clock::Now;
 use crate::devices::{Fault, FaultKind};
 use crate::limits::Limited;
 use crate::pods::NodePods;
+use crate::shares::CardUse;
 use crate::state::{Seen, State};
 
 /// The cards and pods of the last sample.
@@ -69,14 +71,14 @@ impl Metrics {
         let sample_seconds = Histogram::with_opts(
             HistogramOpts::new(
                 "gpustow_agent_sample_duration_seconds",
-                "Time of a look at the cards",
+                "Time to read all GPUs",
             )
             .buckets(BUCKETS.to_vec()),
         )?;
         let sample_errors = IntCounterVec::new(
             Opts::new(
                 "gpustow_agent_sample_errors_total",
-                "Looks that failed, by what failed",
+                "Reads that failed, by what failed",
             ),
             &["source"],
         )?;
@@ -186,7 +188,7 @@ impl Metrics {
         });
         scrape.gauges(
             "gpustow_gpu_info",
-            "What a card is; always 1",
+            "What a GPU is; always 1. Join the others with it",
             [
                 "node",
                 "gpu_uuid",
@@ -201,17 +203,17 @@ impl Metrics {
         let amounts: [Amount<Seen, f64>; 5] = [
             (
                 "gpustow_gpu_memory_total_bytes",
-                "All memory of the card",
+                "All memory of the GPU",
                 |seen| bytes(Mib(seen.gpu.total_mib)),
             ),
             (
                 "gpustow_gpu_memory_reserved_bytes",
-                "What the driver keeps for itself",
+                "Memory that the driver keeps for itself",
                 |seen| bytes(Mib(seen.gpu.reserved_mib)),
             ),
             (
                 "gpustow_gpu_memory_used_bytes",
-                "What is in use, by whomever",
+                "Memory in use, by any process",
                 |seen| seen.used_bytes as f64,
             ),
             (
@@ -221,7 +223,7 @@ impl Metrics {
             ),
             (
                 "gpustow_gpu_healthy",
-                "1 if the card takes new pods",
+                "1 if the GPU takes new pods",
                 |seen| f64::from(u8::from(seen.gpu.healthy)),
             ),
         ];
@@ -238,7 +240,7 @@ impl Metrics {
         });
         scrape.gauges(
             "gpustow_gpu_memory_limit_holds",
-            "1 if the driver would hold a container to a limit here, else 0 and why not",
+            "1 if the driver would hold a container to a limit here, with the reason Holds, else 0 and why not",
             ["node", "gpu_uuid", "reason"],
             limits,
         )
@@ -248,17 +250,17 @@ impl Metrics {
         let amounts: [Amount<Share, Option<f64>>; 3] = [
             (
                 "gpustow_pod_gpu_memory_requested_bytes",
-                "What a container asked for on the card",
+                "Memory that a container requests of the GPU",
                 |share| share.requested,
             ),
             (
                 "gpustow_pod_gpu_memory_limit_bytes",
-                "What a container may use of the card",
+                "Memory that a container may use of the GPU; its request if it sets no limit",
                 |share| share.limit,
             ),
             (
                 "gpustow_pod_gpu_memory_used_bytes",
-                "What a container's processes use of the card",
+                "Memory that a container's processes use of the GPU",
                 |share| Some(share.used),
             ),
         ];
@@ -277,7 +279,7 @@ impl Metrics {
         });
         scrape.gauges(
             "gpustow_pod_gpu_memory_limit_missing",
-            "1 for a container that runs without the limit that the driver should hold",
+            "1 for a container that runs without the limit that the driver should hold; absent for others",
             CONTAINER,
             missing,
         )
@@ -333,4 +335,48 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
 
 fn bytes(mib: Mib) -> f64 {
     mib.bytes() as f64
+}
+
+/// Every series with each value of its labels that gpustow chooses, of a node with one container, for the reference.
+///
+/// # Errors
+/// If a series cannot be made, which would be a mistake in this file.
+pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
+    const ANY: &str = "…";
+    let metrics = Metrics::new(ANY)?;
+    metrics.xids.with_label_values(&[ANY, ANY, ANY]);
+    let cards = Support::VARIANTS.iter().map(|support| Seen {
+        gpu: Gpu {
+            uuid: <&str>::from(support).to_owned(),
+            memory_limit: Some(<&str>::from(support).to_owned()),
+            ..Gpu::default()
+        },
+        used: CardUse::default(),
+        used_bytes: 0,
+    });
+    let share = Share {
+        uuid: ANY.to_owned(),
+        labels: [ANY; 3].map(str::to_owned),
+        requested: Some(0.0),
+        limit: Some(0.0),
+        used: 0.0,
+    };
+    let missing = Limited {
+        uid: ANY.into(),
+        names: [ANY; 3].map(Arc::from),
+        container: ANY.into(),
+        uuid: ANY.to_owned(),
+        limit: Mib::ZERO,
+        found: None,
+    };
+    *metrics
+        .snapshot
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner) = Arc::new(Snapshot {
+        driver: ANY.to_owned(),
+        cards: cards.collect(),
+        shares: vec![share],
+        missing: vec![missing],
+    });
+    metrics.gather()
 }

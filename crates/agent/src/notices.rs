@@ -261,7 +261,7 @@ impl Notices {
                 note: format!(
                     "{what}. Pods that run on it are left alone. It takes pods again by itself once it has \
                      shown no error for the time of --probation; if it fails on, drain the node and reset or \
-                     replace the GPU: docs/events.md."
+                     replace the GPU: docs/gpu-errors.md."
                 ),
             });
             told.push((uuid.clone(), what));

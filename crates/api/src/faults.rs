@@ -1,4 +1,4 @@
-//! What the numbers of GPU errors mean, in NVIDIA's words. docs/events.md says what to do about each.
+//! What the numbers of GPU errors mean, in NVIDIA's words. docs/gpu-errors.md says what to do about each.
 
 use strum::{EnumString, IntoStaticStr, VariantArray};
 

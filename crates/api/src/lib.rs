@@ -4,6 +4,7 @@
 mod allowance;
 pub mod assignment;
 pub mod config;
+pub mod events;
 pub mod facts;
 pub mod faults;
 pub mod gpunode;

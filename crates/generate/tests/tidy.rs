@@ -271,6 +271,11 @@ fn every_test_that_architecture_names_exists() -> io::Result<()> {
         .split_once("## Invariants and the tests that hold them")
         .ok_or_else(|| io::Error::other("ARCHITECTURE.md has no list of invariants"))?;
     let (invariants, _) = invariants.split_once("\n## ").unwrap_or((invariants, ""));
+    let numbers = invariants
+        .lines()
+        .filter_map(|line| line.split_once(". **")?.0.parse().ok());
+    let numbers: Vec<usize> = numbers.collect();
+    assert_eq!(numbers, (1..=numbers.len()).collect::<Vec<_>>());
     let mut file = String::new();
     let mut named = 0;
     for quoted in invariants.split('`').skip(1).step_by(2) {

@@ -103,4 +103,116 @@ impl Reason {
             Self::Gang => "group",
         }
     }
+
+    /// For the reference: what it means, what people can do, and which page below docs has more.
+    #[must_use]
+    pub fn explanation(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Fit(Refusal::TooFewCards) => (
+                "No node has that many GPUs of that kind.",
+                "Lower the annotation `gpu-count`.",
+                "requests.md#several-gpus",
+            ),
+            Self::Fit(Refusal::TooLarge) => (
+                "The pod would not fit on the empty node either.",
+                "Request less, or split it over more GPUs.",
+                "requests.md",
+            ),
+            Self::Fit(Refusal::Unselected) => (
+                "Other GPUs there would do.",
+                "Change the annotation `gpu-models` or `gpu-uuids` of the pod.",
+                "choose-gpus.md",
+            ),
+            Self::Fit(Refusal::NoLimit) => (
+                "The driver must hold the pod to a limit, and no GPU there holds limits.",
+                "Ask `kubectl gpustow why POD` for the cause. Let nodes limit memory, or write `enforce: watch`.",
+                "limits.md",
+            ),
+            Self::Fit(Refusal::Unhealthy) => (
+                "The pod would fit if these GPUs could take pods.",
+                "See the GPU's reason in the Events of the node.",
+                "gpu-nodes.md",
+            ),
+            Self::Fit(Refusal::Neighbours) => (
+                "The annotation `gpu-affinity` or `gpu-anti-affinity` of the pod or a neighbour prevents it.",
+                "Wait for the neighbours, or change the annotation.",
+                "choose-gpus.md",
+            ),
+            Self::Fit(Refusal::NoWholeCard) => (
+                "The pod is exclusive, and too few GPUs are empty.",
+                "Wait, or drain a GPU.",
+                "requests.md",
+            ),
+            Self::Fit(Refusal::NoRoom) => (
+                "The sum may be enough, but no single GPU has enough free memory.",
+                "Wait, or request less.",
+                "defragmentation.md",
+            ),
+            Self::Fit(Refusal::TooComplex) => (
+                "The search ended without an answer.",
+                "Give the pod fewer containers with GPU memory, or fewer GPUs.",
+                "requests.md",
+            ),
+            Self::NoReport => (
+                "The node has no `GpuNode`.",
+                "See whether the agent runs there.",
+                "gpu-nodes.md",
+            ),
+            Self::Stale => (
+                "The report has not changed for three minutes.",
+                "Look at the agent's log.",
+                "gpu-nodes.md",
+            ),
+            Self::Nominated => (
+                "A pod of higher priority is about to run there.",
+                "Wait.",
+                "preemption.md",
+            ),
+            Self::Kept => (
+                "A pod that waited longer has a reservation there.",
+                "Wait, or give the pod a higher priority.",
+                "reservations.md",
+            ),
+            Self::CalledBack => (
+                "Other pods use more than they requested there, and the extender reclaims it.",
+                "Wait. `kubectl describe pod` says from which pods; if the memory does not come, other GPUs are tried.",
+                "reclaim.md",
+            ),
+            Self::BindUnderWay => (
+                "The API server did not answer a bind.",
+                "Wait. The extender reads the pod to resolve it.",
+                "reference/events.md",
+            ),
+            Self::Gone => (
+                "kube-scheduler asked before it saw that.",
+                "Nothing.",
+                "troubleshooting.md",
+            ),
+            Self::NotYet => (
+                "One call looks only at some of the nodes if each takes a search.",
+                "Nothing. The extender wakes the pod until every node has been looked at.",
+                "benchmarks.md",
+            ),
+            Self::Unfenced => (
+                "A new leader cannot fence this pod yet, and memory is withheld for it.",
+                "The Event `GpuFenceFailed` says what refuses.",
+                "reference/events.md",
+            ),
+            Self::InLine => (
+                "The queue offers the memory to other pods first.",
+                "Wait. `kubectl gpustow why POD` says the position.",
+                "queue.md",
+            ),
+            Self::Cordoned => (
+                "The node's annotation `cordoned-gpus` lists them, because a GPU needs service.",
+                "Wait, or take them off the list.",
+                "production.md#service-one-gpu",
+            ),
+            Self::Gang => (
+                "The gang waits; kube-scheduler says `group NAME: 2 of 3 fit`.",
+                "Wait, or lower `minCount`.",
+                "gangs.md",
+            ),
+        }
+    }
 }

@@ -1,0 +1,237 @@
+//! Every Event of gpustow: what its reason means, for the reference and for tests.
+
+/// An Event, or one of those that share its reason.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    /// The kind of the object that has it.
+    pub about: &'static str,
+    /// Its reason.
+    pub reason: &'static str,
+    /// How its note begins, in code.
+    pub reads: &'static str,
+    /// What it means. Links are relative to the folder docs, here and below.
+    pub means: &'static str,
+    /// What people can do.
+    pub advice: &'static str,
+}
+
+/// All of them, in the order of a pod's life.
+pub const ALL: [Known; 31] = [
+    Known {
+        about: "Pod",
+        reason: "GpuAssigned",
+        reads: "`node gpu-node-1: 8192 MiB on GPU 0 (NVIDIA L4), 14332 MiB stay free there`",
+        means: "The pod has its GPU",
+        advice: "Nothing",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuMemoryUnavailable",
+        reads: "`No node has GPU memory for this pod now, which asks for 8192 MiB: not enough free memory on any one GPU (4 nodes). …`",
+        means: "No node has room now, by reason. `None of the nodes that kube-scheduler offers can hold this pod as it is` means that the end of other pods does not help",
+        advice: "`kubectl gpustow why POD` names the nearest GPUs, what each lacks and whose end makes the room; the reasons are in [refusals](reference/refusals.md)",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuFenceFailed",
+        reads: "`A previous extender may still bind this pod, and updating its status to prevent that failed: …`",
+        means: "A new leader cannot write the pod's status, so it cannot prevent a late Binding by its predecessor. The pod waits, and memory is withheld for it",
+        advice: "The Event ends with what refuses: a policy or webhook on `pods/status` as a rule. Correct it, or recreate the pod",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuMemoryReserved",
+        reads: "`Reserved 8192 MiB of GPU … on node … until …. Reclaiming memory from ….`",
+        means: "The pod will get this memory when it is free. The Event ends with the cause: `Reclaiming memory from` pods that [borrow](reclaim.md), `Preempting` pods of [lower priority](preemption.md), `Evicting` pods that [can run elsewhere](defragmentation.md), or `Waiting for` pods [to finish](reservations.md)",
+        advice: "Wait; the extender wakes the pod when the memory is free, and tries other GPUs when the time is over. For a reservation you can delete some of those pods",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuMemoryReserved",
+        reads: "`Reclaiming memory that this pod requested on GPU … from …, which uses more than its request.`",
+        means: "Borrowers use so much that the pod cannot grow to its request",
+        advice: "Nothing, unless its allocations fail meanwhile",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuReservationEnded",
+        reads: "`The reservation on node … ended before the pod could use it. …`",
+        means: "The memory did not become free in time, or a pod that comes first needs it",
+        advice: "Wait; the extender tries other GPUs",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPodDisrupted",
+        reads: "`Uses 9216 MiB on GPU …, requested 2048 MiB, no limit. Pod … requests 8192 MiB and waits for this memory. …`",
+        means: "The pod [borrows](reclaim.md) memory that the extender reclaims. The Event ends with what is done",
+        advice: "Have the program free memory, or request more. The annotation `reclaim-action: Event` protects it if the administrator allows that",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPodDisrupted",
+        reads: "`Preempted by … (priority 100 over 0): free memory on node … is fragmented across GPUs.`",
+        means: "A pod of higher priority [preempts](preemption.md) it",
+        advice: "Nothing: its controller makes a replacement. Give it a higher priority if it must stay",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPodDisrupted",
+        reads: "`Evicted from node … for …, which waits for memory that is fragmented. …`",
+        means: "The pod has the annotation `evictable`, and the cluster [defragments](defragmentation.md)",
+        advice: "Nothing: memory is reserved for its replacement. Remove the annotation from the template if it must stay",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuDisruptionRefused",
+        reads: "`Cannot evict … for …: …. Retrying.`",
+        means: "A disruption budget, a policy, a webhook or a missing permission protects the pod. The extender tries again, after a minute at most",
+        advice: "Let the budget allow it; see [the conditions](configuration.md#status) for the permission",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPodQueued",
+        reads: "`Queued for GPU memory, position 3 of 12. …`",
+        means: "The pod is [queued](queue.md) with a scheduling gate",
+        advice: "Wait. `kubectl gpustow why POD` says its position now",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPodQueued",
+        reads: "`It is this pod's turn, but the API server does not let gpustow remove the scheduling gate …`",
+        means: "A policy, a webhook or a missing permission. The extender tries again",
+        advice: "Runbook [GpustowQueueStuck](runbooks/GpustowQueueStuck.md)",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPodUngated",
+        reads: "`Removed from the queue: …`",
+        means: "The pod was ungated although no memory is reserved for it: the Event ends with why",
+        advice: "See [the causes](queue.md#ungated-without-room)",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPlaceholderCreated",
+        reads: "`No present node can take this pod. A placeholder requests 40000 MiB for 2 waiting pods, so that an autoscaler adds a node.`",
+        means: "[Placeholders](autoscaling.md#placeholders) are on, and the pod waits for a new node",
+        advice: "Wait. If no node comes, ask the autoscaler why: `kubectl describe pod` of the placeholder",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPlaceholderRefused",
+        reads: "`No autoscaler is told that this pod needs a node, because its placeholder was refused: …`",
+        means: "A quota, a LimitRange, a policy or a webhook of the namespace refuses the placeholder. The extender tries again each minute",
+        advice: "Let the namespace have one more pod of this size",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuFailed",
+        reads: "`GPU 3 GPU-… takes no new pods: XID 79 (GPU has fallen off the bus). …`",
+        means: "The pod's GPU reported an error. The pod is left alone",
+        advice: "See whether it still works; if not, delete it, and its owner's new pod goes elsewhere. See [what the number means](gpu-errors.md)",
+    },
+    Known {
+        about: "Pod",
+        reason: "OverGpuMemory",
+        reads: "`Uses 9216 MiB of GPU … and asked for 8192`",
+        means: "The program takes more than it asked for, from what others were promised",
+        advice: "Tell the framework [its budget](frameworks.md), or ask for more",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuProcessEnded",
+        reads: "`Ended process 4711 of container main, which used 9216 MiB of GPU …: the pod used 9216 MiB there, asked for 4096 MiB and may use …`",
+        means: "The memory beyond the pod's request was needed, the extender demanded it back, and the node's agent, which [may](security-review.md#ending-processes) do so here, ended the process. The pod stays; the Event names the pod that needs it",
+        advice: "Ask for what the program always needs, or let it take memory up again later",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuMemoryLimitChanged",
+        reads: "`Container main may use 6000 MiB of GPU … now, 4096 before.`",
+        means: "The pod's annotation was [changed](limits.md#change-a-limit), and the driver holds the new limit. With `and up to … as memory there becomes free` it is raised as far as the GPU has room",
+        advice: "Nothing",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuProcessNotEnded",
+        reads: "`The agent lacks the permission to kill process 4711, which uses memory above the request: …`",
+        means: "The agent must end processes and lacks the capability",
+        advice: "Install the agent [with the capability](security-review.md#ending-processes), or leave out `--kill-processes`",
+    },
+    Known {
+        about: "Pod",
+        reason: "LimitMissing",
+        reads: "`Container … has no limit on GPU … and should have one of 8192 MiB …`",
+        means: "The driver should hold the container to its [limit](limits.md) and does not: the node's container toolkit did not set it. Its node takes no further pod that needs one",
+        advice: "Runbook [GpustowLimitMissing](runbooks/GpustowLimitMissing.md); delete the pod, so that it goes elsewhere",
+    },
+    Known {
+        about: "Pod",
+        reason: "WrongGpu",
+        reads: "`Runs on GPU …, which is not its own`",
+        means: "The container sees GPUs that it was not given",
+        advice: "Its image or command sets [the device variable](requests.md#what-the-container-sees), or the toolkit takes it from elsewhere: see [platforms](platforms.md)",
+    },
+    Known {
+        about: "Pod",
+        reason: "NoGpuProcess",
+        reads: "`Container … runs without a process on GPU …`",
+        means: "For a minute, `--silent-after`, nothing of the container used the GPU it holds",
+        advice: "Is the program idle, does its image have CUDA, is the NVIDIA runtime used?",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuSharedUnknowingly",
+        reads: "`GPU … was also given to pod …`",
+        means: "Something that does not know gpustow, such as NVIDIA's device plugin or a resource claim, gave the same GPU away",
+        advice: "Keep one of the two off the node: see [platforms](platforms.md)",
+    },
+    Known {
+        about: "Pod",
+        reason: "NoGpuAssignment",
+        reads: "`Nothing says which GPU this pod may use …`",
+        means: "The pod was bound by something other than gpustow's extender, or the annotation was lost",
+        advice: "Delete it and recreate it with `schedulerName: gpustow-scheduler`",
+    },
+    Known {
+        about: "Node",
+        reason: "GpuFailed",
+        reads: "`GPU 3 GPU-… takes no new pods: XID 79 (GPU has fallen off the bus). …`",
+        means: "The agent saw the error; told again after ten minutes at the earliest",
+        advice: "`kubectl gpustow check` says when the GPU takes pods again, and whether it fails on; then [drain, reset or replace](gpu-errors.md)",
+    },
+    Known {
+        about: "Node",
+        reason: "GpuNodeFailed",
+        reads: "`No GPU of this node takes new pods: the NVIDIA driver is not loaded. …`",
+        means: "The agent runs and can read none of the node's GPUs, because the driver or its library is missing or does not answer. Told again every ten minutes while it lasts",
+        advice: "What the Event ends with; no GPU needs a drain or a replacement. The agent resumes by itself",
+    },
+    Known {
+        about: "Node",
+        reason: "GpuAgentSilent",
+        reads: "`The gpustow agent on this node has not reported for 180 s. …`",
+        means: "The extender has no news of the node's GPUs and places no pods there. Where many fall silent at once, 16 nodes have the Event",
+        advice: "Look at the agent's pod there and at the node itself; runbook [GpustowGpusUnusable](runbooks/GpustowGpusUnusable.md)",
+    },
+    Known {
+        about: "Node",
+        reason: "GpuMemoryReserved",
+        reads: "`Reserved for a pod that has waited long. …`",
+        means: "Autoscalers keep the node for a [reservation](reservations.md). As a warning: a policy or a missing permission prevents that",
+        advice: "Nothing; for the permission see [the conditions](configuration.md#status)",
+    },
+    Known {
+        about: "Node",
+        reason: "GpuReservationEnded",
+        reads: "`The reservation ended. …`",
+        means: "Autoscalers may remove the node again",
+        advice: "Nothing",
+    },
+    Known {
+        about: "GpustowConfig",
+        reason: "GpuConfigUnreadable",
+        reads: "`gpustow cannot decode this object and follows the last valid one: …`",
+        means: "A later version wrote the object, or its CustomResourceDefinition is of another version",
+        advice: "Correct the field that the Event names, or apply the CustomResourceDefinition of the extender's version",
+    },
+];
