@@ -62,3 +62,4 @@ mod weak_policies;
 mod webhook;
 mod webhook_certificate;
 mod wire;
+mod workloads;
