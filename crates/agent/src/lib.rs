@@ -24,7 +24,7 @@ pub mod podresources;
 pub mod pods;
 pub mod processes;
 pub mod sampler;
-pub mod sharers;
+mod sharers;
 pub mod shares;
 pub mod state;
 

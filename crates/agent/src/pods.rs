@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use gpustow_api::config::Action;
 use gpustow_api::limit::{self, Enforce};
+use gpustow_api::sharers::Promise;
 use gpustow_api::{PodFacts, names, request};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::jiff::Timestamp;
-
-use crate::sharers::Promise;
 
 /// Annotation by which the kubelet names a static pod's cgroup.
 const STATIC_POD_HASH: &str = "kubernetes.io/config.hash";

@@ -19,6 +19,7 @@ pub mod quantity;
 pub mod request;
 pub mod reserved;
 mod share;
+pub mod sharers;
 pub mod workload;
 
 pub use allowance::allowances;

@@ -19,7 +19,7 @@ use kube::ResourceExt as _;
 use kube::core::{Selector, SelectorExt as _};
 
 use crate::Error;
-use crate::owner;
+use crate::owner::{self, Other};
 use crate::state;
 use crate::system::{Seen, System};
 
@@ -49,6 +49,8 @@ pub struct Cluster {
     pub pods: BTreeMap<Arc<str>, PodInfo>,
     /// Those that ask for none and bear gpustow's annotations all the same.
     unasking: BTreeMap<Arc<str>, PodInfo>,
+    /// Those that have their GPUs from another sharer, by UID.
+    pub others: BTreeMap<Arc<str>, Other>,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// The GpustowConfig as it was read.
@@ -110,6 +112,7 @@ impl Cluster {
             reports: BTreeMap::new(),
             pods: BTreeMap::new(),
             unasking: BTreeMap::new(),
+            others: BTreeMap::new(),
             configs: None,
             config: Seen::NotThere,
             spec,
@@ -166,6 +169,10 @@ impl Cluster {
             .as_ref()
             .is_ok_and(|request| request.is_empty());
         self.unasking.remove(&facts.uid);
+        match Other::of(&pod, &facts) {
+            Some(other) => drop(self.others.insert(facts.uid.clone(), other)),
+            None => drop(self.others.remove(&facts.uid)),
+        }
         let counts = !asks_nothing || facts.assignment.is_some();
         let list = match counts {
             true => Some(&mut self.pods),
@@ -191,6 +198,7 @@ impl Cluster {
         self.system.delete(uid);
         self.pods.remove(uid);
         self.unasking.remove(uid);
+        self.others.remove(uid);
         self.ledger.delete_pod(uid);
     }
 
@@ -198,6 +206,7 @@ impl Cluster {
     pub fn reset_pods(&mut self, pods: Vec<PodObject>) {
         self.pods.clear();
         self.unasking.clear();
+        self.others.clear();
         self.system.clear();
         let facts = pods.iter();
         let facts = facts.filter_map(|pod| pod.facts(&self.resource)).collect();

@@ -1,8 +1,14 @@
 //! Workloads as people name them.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
 use gpustow_api::owner::of;
+use gpustow_api::sharers::Promise;
 use gpustow_ledger::CardView;
 use gpustow_pack::Mib;
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::{Cluster, memory};
 
@@ -19,8 +25,85 @@ pub fn kind(word: &str) -> Option<&'static str> {
     })
 }
 
+/// A pod that has its GPUs from another GPU sharer.
+#[derive(Clone, Debug)]
+pub struct Other {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Where it is.
+    pub node: Arc<str>,
+    /// What it was promised.
+    pub promise: Promise,
+}
+
+impl Other {
+    /// A pod that is bound and has not finished, if another sharer placed it.
+    pub(crate) fn of(pod: &Pod, facts: &PodFacts) -> Option<Self> {
+        let node = facts.node.clone().filter(|_| !facts.released)?;
+        Some(Self {
+            pod: format!("{}/{}", facts.namespace, facts.name),
+            node,
+            promise: Promise::of(pod)?,
+        })
+    }
+
+    fn on(&self, card: &CardView) -> Mib {
+        let bytes = self.promise.on(&card.uuid, card.index, card.total.bytes());
+        Mib(bytes.div_ceil(1 << 20))
+    }
+}
+
+/// Who holds what of each GPU.
+pub struct Owners<'a> {
+    cluster: &'a Cluster,
+    others: HashMap<&'a str, Vec<&'a Other>>,
+}
+
+impl<'a> Owners<'a> {
+    /// Of all GPUs of a cluster.
+    pub fn of(cluster: &'a Cluster) -> Self {
+        let mut others: HashMap<&str, Vec<&Other>> = HashMap::new();
+        for other in cluster.others.values() {
+            others.entry(&other.node).or_default().push(other);
+        }
+        Self { cluster, others }
+    }
+
+    /// Who holds something of a card: gpustow's pods, then all others.
+    pub fn on(&self, node: &str, card: &CardView) -> Vec<String> {
+        let mut owners = grouped(self.cluster, card);
+        owners.extend(self.others(node, card));
+        owners
+    }
+
+    /// What other sharers promised of a card.
+    pub fn promised(&self, node: &str, card: &CardView) -> Mib {
+        let pods = self.others.get(node).into_iter().flatten();
+        pods.map(|it| it.on(card)).sum()
+    }
+
+    /// Pods that have their share from another sharer or a device plugin, and processes of no pod.
+    pub fn others(&self, node: &str, card: &CardView) -> Vec<String> {
+        let pods = self.others.get(node).into_iter().flatten();
+        let mut owners: Vec<String> = pods
+            .filter(|it| it.on(card) > Mib::ZERO)
+            .map(|it| format!("{} {} ({})", it.pod, memory(it.on(card)), it.promise.sharer))
+            .collect();
+        let report = self.cluster.reports.get(node);
+        let gpu = report.and_then(|it| it.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
+        if let Some(by) = gpu.and_then(|gpu| gpu.held_by.as_ref()) {
+            owners.push(format!("{} ({})", by.pod, by.through));
+        }
+        let host = gpu.map_or(0, |gpu| gpu.host_mib);
+        if host > 0 {
+            owners.push(format!("host processes {}", memory(Mib(host))));
+        }
+        owners
+    }
+}
+
 /// The pods of a card for people: those of one owner together, with their number and what they hold.
-pub fn grouped(cluster: &Cluster, card: &CardView) -> Vec<String> {
+fn grouped(cluster: &Cluster, card: &CardView) -> Vec<String> {
     let mut groups: Vec<(String, usize, Mib)> = Vec::new();
     for share in &card.pods {
         let pod = cluster.pods.get(&share.uid);

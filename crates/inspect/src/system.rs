@@ -47,18 +47,23 @@ pub struct System {
     pub minor: Option<u32>,
     /// Pods that look like an autoscaler's, by UID: their names.
     autoscalers: BTreeMap<String, String>,
+    /// Pods that look like a scheduler or device plugin of another GPU sharer, by UID: their names, and whose they are.
+    sharers: BTreeMap<String, (String, &'static str)>,
 }
 
 impl System {
     pub(crate) fn apply(&mut self, pod: &Pod) {
-        if is_autoscaler(pod)
-            && let Some(uid) = &pod.metadata.uid
-        {
+        if let Some(uid) = &pod.metadata.uid {
             let meta = &pod.metadata;
             let [namespace, name] =
-                [&meta.namespace, &meta.name].map(|it| it.clone().unwrap_or_default());
-            let name = format!("{namespace}/{name}");
-            self.autoscalers.insert(uid.clone(), name);
+                [&meta.namespace, &meta.name].map(|it| it.as_deref().unwrap_or_default());
+            let name = || format!("{namespace}/{name}");
+            if is_autoscaler(pod) {
+                self.autoscalers.insert(uid.clone(), name());
+            }
+            if let Some(sharer) = sharer(pod) {
+                self.sharers.insert(uid.clone(), (name(), sharer));
+            }
         }
         if pod.metadata.namespace.as_deref() == Some(names::NAMESPACE)
             && let Some(uid) = &pod.metadata.uid
@@ -72,11 +77,13 @@ impl System {
     pub(crate) fn delete(&mut self, uid: &str) {
         self.pods.remove(uid);
         self.autoscalers.remove(uid);
+        self.sharers.remove(uid);
     }
 
     pub(crate) fn clear(&mut self) {
         self.pods.clear();
         self.autoscalers.clear();
+        self.sharers.clear();
     }
 
     /// The pods with a container of this name, by name.
@@ -90,6 +97,11 @@ impl System {
     /// A pod that looks like one of a Cluster Autoscaler or of Karpenter, with its namespace.
     pub fn autoscaler(&self) -> Option<&str> {
         self.autoscalers.values().next().map(String::as_str)
+    }
+
+    /// Pods that look like a scheduler or device plugin of another GPU sharer, and whose they are.
+    pub fn sharers(&self) -> impl Iterator<Item = &(String, &'static str)> {
+        self.sharers.values()
     }
 
     /// Does the extender run as pods of which none is ready?
@@ -178,6 +190,21 @@ fn extenders<'p>(pods: impl IntoIterator<Item = &'p Pod>) -> impl Iterator<Item 
     let ours = |pod: &&Pod| pod.metadata.namespace.as_deref() == Some(names::NAMESPACE);
     let ours = pods.into_iter().filter(ours);
     ours.filter_map(|pod| container(pod, EXTENDER))
+}
+
+/// Whose scheduler or device plugin a pod runs, by the last part of its images' names.
+fn sharer(pod: &Pod) -> Option<&'static str> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let mut images = containers.filter_map(|it| it.image.as_deref());
+    images.find_map(|image| {
+        let name = image.rsplit('/').next()?.split([':', '@']).next()?;
+        match name {
+            "k8s-gpushare-plugin" | "k8s-gpushare-schd-extender" => Some("gpushare"),
+            "hami" => Some("HAMi"),
+            "volcano-vgpu-device-plugin" => Some("Volcano's vGPU"),
+            _ => None,
+        }
+    })
 }
 
 /// By the label of its chart, or by its image.

@@ -5,12 +5,13 @@ mod configuration;
 mod line;
 mod marks;
 mod parts;
+mod sharers;
 
 use std::collections::BTreeMap;
 
 use gpustow_api::faults::NodeFault;
 use gpustow_api::{names, quantity};
-use gpustow_inspect::{Cluster, PodInfo, age, memory, state, system::Seen};
+use gpustow_inspect::{Cluster, PodInfo, age, memory, owner::Owners, state, system::Seen};
 use gpustow_ledger::{NodeView, Problem};
 use gpustow_pack::Mib;
 
@@ -73,13 +74,14 @@ impl Findings {
 pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
     let mut findings = Findings::default();
     parts::look(cluster, &mut findings);
+    let owners = Owners::of(cluster);
     for view in cluster.views() {
         node(cluster, &view, &mut findings);
         for problem in &view.problems {
             of_ledger(cluster, &view, problem, &mut findings);
         }
         for card in &view.cards {
-            cards::look(cluster, &view, card, &mut findings);
+            cards::look(cluster, &owners, &view, card, &mut findings);
         }
     }
     cluster
@@ -87,6 +89,7 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
         .values()
         .for_each(|pod| of_pod(cluster, pod, &mut findings));
     line::look(cluster, &mut findings);
+    sharers::look(cluster, &mut findings);
     marks::look(cluster, &mut findings);
     configuration::look(cluster, &mut findings);
     policies(cluster, &mut findings);

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use gpustow_inspect::{
-    Cluster, Loan, Loans, PodInfo, Scope, memory, owner,
+    Cluster, Loan, Loans, PodInfo, Scope, memory,
+    owner::Owners,
     state::{self, room},
 };
 use gpustow_ledger::{CardView, NodeView};
@@ -155,8 +156,10 @@ pub(crate) struct GpuRow {
     refuses: Option<String>,
     /// Why the driver holds no limit there.
     no_limit: Option<&'static str>,
-    /// Its pods by owner.
+    /// Who holds something of it.
     owners: Vec<String>,
+    /// Those that did not get it from gpustow.
+    others: Vec<String>,
     loan: Loan,
 }
 
@@ -176,7 +179,7 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
     let views = views
         .into_iter()
         .filter(|view| node.is_none_or(|name| *view.name == *name));
-    let loans = Loans::of(cluster);
+    let (loans, owners) = (Loans::of(cluster), Owners::of(cluster));
     let rows = views.flat_map(|view| {
         let row = |card: &CardView| GpuRow {
             loan: loans.on(cluster, &view.name, card),
@@ -184,7 +187,8 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             room: room(&view, card),
             refuses: state::refuses(cluster, &view, card),
             no_limit: state::no_limit(cluster, &view, card),
-            owners: owner::grouped(cluster, card),
+            owners: owners.on(&view.name, card),
+            others: owners.others(&view.name, card),
             card: card.clone(),
         };
         view.cards.iter().map(row).collect::<Vec<_>>()
@@ -227,6 +231,9 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
             }),
             column("PODS", "pods", Wide, |row| {
                 Value::Names(row.card.pods.iter().map(share).collect())
+            }),
+            column("OTHERS", "others", Wide, |row| {
+                Value::Names(row.others.clone())
             }),
             column("UUID", "gpuUuid", Wide, |row| {
                 Value::Text(row.card.uuid.clone())

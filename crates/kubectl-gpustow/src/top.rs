@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use gpustow_inspect::{
-    Cluster, Live, load, memory, owner,
+    Cluster, Live, load, memory,
+    owner::Owners,
     state::{self, room},
 };
 use gpustow_pack::Mib;
@@ -153,7 +154,7 @@ impl View {
 }
 
 fn picture(cluster: &Cluster, view: &View) -> Picture {
-    let views = cluster.views();
+    let (views, owners) = (cluster.views(), Owners::of(cluster));
     let mut rows: Vec<Row> = views
         .iter()
         .flat_map(|node| node.cards.iter().map(move |card| (node, card)))
@@ -166,7 +167,7 @@ fn picture(cluster: &Cluster, view: &View) -> Picture {
             others: card.unmanaged,
             room: room(node, card),
             free: card.free,
-            pods: printable(&owner::grouped(cluster, card).join(", ")),
+            pods: printable(&owners.on(&node.name, card).join(", ")),
             refuses: state::refuses(cluster, node, card),
         })
         .collect();

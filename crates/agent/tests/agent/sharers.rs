@@ -1,9 +1,9 @@
 //! What other GPU sharers promised to pods of the node counts as taken.
 
 use gpustow_agent::pods::{NodePod, NodePods};
-use gpustow_agent::sharers::Promise;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
+use gpustow_api::sharers::Promise;
 use gpustow_machine::Gpu;
 use k8s_openapi::api::core::v1::Pod;
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 use gpustow_api::gpunode::{Gpu, HeldBy};
 use gpustow_api::limit::Enforce;
 use gpustow_api::{faults, names};
-use gpustow_inspect::{Cluster, PodInfo, memory, state, system};
+use gpustow_inspect::{Cluster, PodInfo, memory, owner::Owners, state, system};
 use gpustow_ledger::{CardView, NodeView};
 use gpustow_pack::Mib;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -13,7 +13,13 @@ use super::{Findings, Level};
 /// A card that its agent saw fail this recently before its report still fails: seconds.
 const STILL: i64 = 30;
 
-pub(super) fn look(cluster: &Cluster, view: &NodeView, card: &CardView, findings: &mut Findings) {
+pub(super) fn look(
+    cluster: &Cluster,
+    owners: &Owners<'_>,
+    view: &NodeView,
+    card: &CardView,
+    findings: &mut Findings,
+) {
     let object = || format!("node/{}", view.name);
     let report = cluster.reports.get(&*view.name);
     let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
@@ -23,14 +29,15 @@ pub(super) fn look(cluster: &Cluster, view: &NodeView, card: &CardView, findings
     } else if !gpu.healthy && state::unread(cluster, &view.name).is_none() {
         failed(cluster, gpu, view, card, findings);
     }
-    if card.unmanaged > Mib(2048) {
+    let unknown = card.unmanaged.minus(owners.promised(&view.name, card));
+    if unknown > Mib(2048) {
         findings.add(
             Level::Warning,
             object(),
             format!(
                 "GPU {}: {} used by processes that belong to no gpustow pod",
                 card.index,
-                memory(card.unmanaged)
+                memory(unknown)
             ),
             "nvidia-smi on the node names them",
         );

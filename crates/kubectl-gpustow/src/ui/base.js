@@ -52,7 +52,8 @@ function loan(gpu) {
 
 export function describe(gpu) {
   const pods = gpu.pods.map(([name, held]) => `${name} ${memory(held)}`).join(", ");
-  const unmanaged = gpu.unmanaged ? `, outside gpustow pods ${memory(gpu.unmanaged)}` : "";
+  const others = gpu.others.length ? ` (${gpu.others.join(", ")})` : "";
+  const unmanaged = gpu.unmanaged ? `, outside gpustow pods ${memory(gpu.unmanaged)}${others}` : "";
   const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";
   return `GPU ${gpu.gpu}, ${gpu.model}: ${memory(gpu.held)} of ${memory(gpu.capacity)} requested, ` +
     `${memory(gpu.used)} in use, available ${memory(gpu.room)}${unmanaged}${sick}. ${pods || "No pods"}. ` +

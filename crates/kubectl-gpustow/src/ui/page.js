@@ -27,7 +27,7 @@ function bar(gpu) {
   if (gpu.unmanaged) {
     const unmanaged = make("span", "unmanaged");
     unmanaged.style.width = percent(gpu.unmanaged, gpu.total);
-    unmanaged.title = `processes outside gpustow pods: ${memory(gpu.unmanaged)}`;
+    unmanaged.title = `outside gpustow pods: ${[memory(gpu.unmanaged), ...gpu.others].join(", ")}`;
     requests.append(unmanaged);
   }
   const reserved = make("span", "reserved");

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gpustow_inspect::{
     Cluster, Loans, Scope,
+    owner::Owners,
     state::{self, room},
 };
 use gpustow_ledger::NodeView;
@@ -31,8 +32,9 @@ impl Picture {
     /// The picture of `cluster`.
     pub(crate) fn of(cluster: &Cluster) -> Self {
         let (views, loans) = (cluster.views(), Loans::of(cluster));
+        let owners = Owners::of(cluster);
         let nodes = views.iter().map(|view| {
-            let text: Arc<str> = node(cluster, &loans, view).to_string().into();
+            let text: Arc<str> = node(cluster, &loans, &owners, view).to_string().into();
             (view.name.to_string(), text)
         });
         let waiting: Vec<_> = cluster
@@ -81,7 +83,7 @@ impl Picture {
     }
 }
 
-fn node(cluster: &Cluster, loans: &Loans<'_>, view: &NodeView) -> Value {
+fn node(cluster: &Cluster, loans: &Loans<'_>, owners: &Owners<'_>, view: &NodeView) -> Value {
     let state = match state::node_refuses(cluster, view) {
         Some(refuses) => refuses,
         None if !view.problems.is_empty() => "see kubectl gpustow check",
@@ -107,6 +109,7 @@ fn node(cluster: &Cluster, loans: &Loans<'_>, view: &NodeView) -> Value {
                 "gpu": card.index, "model": card.model, "total": card.total.0,
                 "capacity": card.capacity.0, "held": card.held.0, "used": used(card).0,
                 "available": room(view, card).0, "unmanaged": card.unmanaged.0, "pods": pods,
+                "others": owners.others(&view.name, card),
                 "sick": state::refuses(cluster, view, card),
                 "noLimit": state::no_limit(cluster, view, card),
                 "lent": loan.lent.0, "calledFrom": loan.called_from, "keptFor": loan.kept_for,

@@ -12,6 +12,7 @@ mod line;
 mod marks;
 mod sampling;
 mod settings;
+mod sharers;
 mod why;
 
 use std::fs;

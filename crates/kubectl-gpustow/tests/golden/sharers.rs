@@ -1,0 +1,116 @@
+//! What people see of pods that have their GPUs from another sharer.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use crate::incidents::{Files, healthy};
+
+/// A node whose GPU a pod of gpushare, a pod of HAMi and a process of the host share.
+fn shared() -> Vec<Value> {
+    let [mut node, mut report] = healthy();
+    node["status"]["capacity"] = json!({ "aliyun.com/gpu-mem": "24000" });
+    let gpu = &mut report["status"]["gpus"][0];
+    for (key, mib) in [
+        ("unmanagedMiB", 15_500),
+        ("otherPodsMiB", 15_000),
+        ("hostMiB", 500),
+    ] {
+        gpu[key] = json!(mib);
+    }
+    let pod = |name: &str, limits: Value, annotations: Value| {
+        json!({ "kind": "Pod",
+            "metadata": { "namespace": "old", "name": name, "uid": name, "annotations": annotations },
+            "spec": { "nodeName": "n", "containers": [{ "name": "main", "resources": { "limits": limits } }] },
+            "status": { "phase": "Running" } })
+    };
+    let gpushare = json!({ "ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "12000", "ALIYUN_COM_GPU_MEM_DEV": "24000" });
+    let hami = json!({ "hami.io/vgpu-devices-allocated": "GPU-n,NVIDIA-L4,3000,0:;" });
+    let plugin = json!({ "kind": "Pod", "metadata": { "namespace": "kube-system", "name": "plugin", "uid": "plugin" },
+        "spec": { "nodeName": "n", "containers": [{ "name": "a", "image": "example.com/acs/k8s-gpushare-plugin:v2" }] },
+        "status": { "phase": "Running" } });
+    vec![
+        node,
+        report,
+        pod("a", json!({ "aliyun.com/gpu-mem": "12000" }), gpushare),
+        pod(
+            "b",
+            json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000" }),
+            hami,
+        ),
+        pod("c", json!({ "nvidia.com/gpu": "1" }), json!({})),
+        plugin,
+    ]
+}
+
+#[tokio::test]
+async fn every_holder_of_a_gpu_is_named_with_its_share() -> Result<()> {
+    let files = Files::new("owners", &shared())?;
+    let owners = [
+        "old/a 11.7Gi (gpushare)",
+        "old/b 2.9Gi (hami)",
+        "host processes 500Mi",
+    ];
+    let (_, table) = files.ask("gpus").await?;
+    let (_, top) = files.ask("top -1").await?;
+    let (_, json) = files.ask("gpus -o json").await?;
+    let json: Value = serde_json::from_str(&json)?;
+    assert_eq!(json["items"][0]["others"], json!(owners));
+    for owner in owners {
+        ensure!(table.contains(owner), "{table}");
+        ensure!(top.contains(owner), "{top}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn check_says_which_sharers_run_and_in_which_unit_they_count() -> Result<()> {
+    let files = Files::new("sharers", &shared())?;
+    let rehearse = "kubectl gpustow adopt --dry-run";
+    for sharer in ["gpushare", "hami"] {
+        let problem = format!("has its GPU memory from {sharer}");
+        find(&files, "info", &problem, rehearse).await?;
+    }
+    find(
+        &files,
+        "info",
+        "aliyun.com/gpu-mem is counted in MiB here",
+        "gpustow.dev/adopt-unit=MiB",
+    )
+    .await?;
+    find(
+        &files,
+        "info",
+        "is a part of gpushare",
+        "remove it when the last",
+    )
+    .await?;
+    let (_, rows) = files.check().await?;
+    let unknown = rows.iter().any(|row| {
+        row["problem"]
+            .as_str()
+            .unwrap_or_default()
+            .contains("belong to no gpustow pod")
+    });
+    ensure!(!unknown, "{rows:#?}");
+    let mut objects = shared();
+    objects[2]["metadata"]["annotations"] = json!({});
+    let files = Files::new("unreadable", &objects)?;
+    find(
+        &files,
+        "warning",
+        "what gpushare gave it cannot be read",
+        "create it again",
+    )
+    .await
+}
+
+/// `check` has this row, whatever else it says.
+async fn find(files: &Files, level: &str, problem: &str, fix: &str) -> Result<()> {
+    let (_, rows) = files.check().await?;
+    let found = rows.iter().any(|row| {
+        let has = |key: &str, text: &str| row[key].as_str().is_some_and(|it| it.contains(text));
+        row["level"] == level && has("problem", problem) && has("fix", fix)
+    });
+    ensure!(found, "no {problem:?} in {rows:#?}");
+    Ok(())
+}
