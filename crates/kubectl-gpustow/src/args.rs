@@ -9,6 +9,7 @@ use gpustow_inspect::{Cluster, Scope, Source};
 use gpustow_pack::PolicyKind;
 use kube::core::Selector;
 
+use crate::capacity;
 use crate::output::{Format, Output};
 use crate::selector;
 use crate::whatif::{self, Added};
@@ -22,7 +23,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Ask about a pod", &["why", "fit"]),
     ("Plan", &["adopt", "advise", "whatif", "defrag"]),
     ("Find what is wrong", &["check"]),
-    ("Set up", &["completion"]),
+    ("Set up", &["capacity", "completion"]),
 ];
 
 /// See which pods sit on which GPU, and why a pod waits.
@@ -234,6 +235,14 @@ pub(crate) enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// What autoscalers must be told of nodes that are not there yet
+    ///
+    /// A row for each instance type of the cluster, and for each that you describe: how many MiB pods may hold of the
+    /// smallest GPU and of all GPUs of a node. Nothing is written to the cluster.
+    #[command(
+        after_help = "Examples:\n  kubectl gpustow capacity\n  kubectl gpustow capacity --for karpenter --instance-type g5.xlarge=1x22731 | kubectl apply -f -\n  kubectl gpustow capacity --for cluster-autoscaler"
+    )]
+    Capacity(CapacityArgs),
     /// Live page on this machine, with your own rights
     #[command(
         after_help = "Examples:\n  kubectl gpustow ui\n  kubectl gpustow ui --from cluster.json --listen 127.0.0.1:8080"
@@ -347,6 +356,18 @@ pub(crate) struct WhatifArgs {
     /// Take N nodes out: those whose pods hold the least GPU memory
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) remove_nodes: usize,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CapacityArgs {
+    /// An instance type that the cluster does not have: its GPUs, and the MiB that pods may hold of each. May be repeated
+    #[arg(long = "instance-type", value_name = "NAME=COUNTxMIB")]
+    pub(crate) instance_types: Vec<capacity::Kind>,
+    /// Print what this autoscaler reads instead of the table
+    #[arg(long = "for", value_name = "AUTOSCALER")]
+    pub(crate) autoscaler: Option<capacity::Autoscaler>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -6,6 +6,7 @@
 mod adopt;
 mod advise;
 mod args;
+mod capacity;
 mod check;
 mod completion;
 mod defrag;
@@ -85,6 +86,7 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             };
             defrag::plans(&cluster, &scope).print(&output, screen, out)
         }
+        Command::Capacity(args) => capacity::run(&cluster().await?, &args, screen, out),
         Command::Check { output } => check::run(&cluster().await?).print(&output, screen, out),
         Command::Top(top) => top::run(&global, &top, out, screen).await,
         Command::Ui(ui) => ui::run(&global, &ui, out).await,

@@ -3,6 +3,7 @@
 
 mod adopt;
 mod advise;
+mod capacity;
 mod check;
 mod cordons;
 mod defrag;
