@@ -5,15 +5,18 @@
 //! the agents look for their cards and for the pods' programs, and calls bound pods running. No container
 //! ever starts.
 
+#[path = "cluster/features.rs"]
+mod features;
 #[path = "cluster/programs.rs"]
 mod programs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
+use features::Feature;
 use futures::StreamExt as _;
 use gpustow_api::{Assignment, names};
 use gpustow_machine::Gpu;
@@ -57,6 +60,18 @@ struct Args {
     /// Set a field of the GpustowConfig, as --config 'queue: {mode: Auto}'
     #[arg(long, value_name = "FIELD")]
     config: Vec<String>,
+    /// Turn on features that are off by default
+    #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
+    with: Vec<Feature>,
+}
+
+/// Says what happens, and after how many seconds.
+struct Progress(Instant);
+
+impl Progress {
+    fn say(&self, what: &str) {
+        println!("{:4} s  {what} ...", self.0.elapsed().as_secs());
+    }
 }
 
 /// The simulated pod of the extender, which runs as a process. `kubectl gpustow` looks for it.
@@ -84,14 +99,17 @@ async fn main() -> Result<()> {
 }
 
 async fn run(args: &Args) -> Result<()> {
-    println!("Starting the control plane ...");
+    let progress = Progress(Instant::now());
+    progress.say("Starting the control plane");
     let cluster = ControlPlane::start(Options {
         controllers: true,
         ..Options::default()
     })
     .await?;
     let client = cluster.admin()?;
+    progress.say("Installing gpustow");
     install(args, &cluster, &client).await?;
+    progress.say("Starting nodes and their agents");
     let folder = cluster.dir().join("gpus");
     let mut programs = Programs::new(&folder);
     std::fs::create_dir_all(programs.proc())?;
@@ -103,10 +121,12 @@ async fn run(args: &Args) -> Result<()> {
     let kubeconfig = cluster
         .kubeconfig(names::NAMESPACE, names::SCHEDULER, None)
         .await?;
+    progress.say("Starting the extender and both kube-schedulers");
     let identity = format!("--identity={EXTENDER}");
+    let fields = args.with.iter().map(|it| it.field().to_owned());
     let options = ExtenderOptions {
         args: vec![identity],
-        config: Some(args.config.clone()),
+        config: Some(fields.chain(args.config.clone()).collect()),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(&cluster, &args.gpustow, &kubeconfig, options).await?;
@@ -121,6 +141,7 @@ async fn run(args: &Args) -> Result<()> {
     )?;
     let _default = Scheduler::start(&cluster, default, cluster.admin_kubeconfig()).await?;
 
+    progress.say("Waiting for the agents' reports");
     let ready = async {
         for agent in &agents {
             agent.wait_ready().await?;
@@ -133,7 +154,6 @@ async fn run(args: &Args) -> Result<()> {
 
 /// Applies the manifests, without the Deployment's pods: there is nothing to run them.
 async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result<()> {
-    println!("Installing gpustow ...");
     let base = args.repository.join("manifests/overlays/queue");
     let base = base.to_str().context("path of the repository")?;
     cluster
@@ -249,13 +269,13 @@ A tour:
   kubectl gpustow gpus
       # requested against in use: programs take 60, 100, 35 or 115 % of their request, every fifth none
   kubectl scale deployment triton --replicas=200; sleep 30; kubectl gpustow why deploy/triton
-      # more than fit: what the next one lacks, on which GPU, and whose end makes room for it
+      # more than fit: what the next one lacks, on which GPU, and which pods must finish first
   kubectl gpustow check
       # pods above their request, 3 GiB on gpu-node-0 that belong to no pod; after five minutes, idle pods
   kubectl gpustow ui
       # all of it live in a browser
 
-To try features that are off by default, edit the configuration: kubectl edit gpustowconfig gpustow
+{}
 
 More to try: kubectl describe pod inference; kubectl gpustow top; curl -s {}/metrics | grep gpustow_cluster
 
@@ -270,6 +290,7 @@ and CronJobs work. Logs are in {}. Ctrl-C ends all of it.
         cluster.admin_kubeconfig().display(),
         plugin.display(),
         cluster.bin().display(),
+        features::tour(&args.with),
         extender.health_url,
         folder.display(),
         cluster.dir().display(),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use gpustow_api::config::QueueMode;
 use gpustow_api::{GpustowConfig, config, names};
 use gpustow_testkit::{Launch, Process, client, eventually, wait_bound};
 use k8s_openapi::api::core::v1::Pod;
@@ -54,6 +55,7 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
         args: vec![
             "--nodes=2".to_owned(),
             "--config=reserve: {max: 3}".to_owned(),
+            "--with=queue,provision".to_owned(),
             format!("--gpustow={}", beside(program, "gpustow")?.display()),
             format!("--agent={}", beside(program, "gpustow-agent")?.display()),
             format!("--plugin={}", folder.display()),
@@ -99,6 +101,7 @@ async fn an_example_is_bound_and_ctrl_c_ends_everything() -> Result<()> {
         let status = config.status.unwrap_or_default();
         ensure!(status.observed_generation == config.metadata.generation);
         ensure!(config.spec.reserve.max == 3);
+        ensure!(config.spec.queue.mode == QueueMode::Auto && config.spec.provision.max == 3);
         Ok(())
     })
     .await?;
