@@ -15,10 +15,16 @@ pub(crate) fn preconditions(meta: &Value, now: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// A strategic merge: a condition of the same type keeps the fields that the patch does not name.
 pub(crate) fn conditions_of(old: &Value, new: &[Value]) -> Value {
-    let old = old.as_array().into_iter().flatten();
-    let kept = old.filter(|it| !new.iter().any(|new| new["type"] == it["type"]));
-    kept.chain(new).cloned().collect()
+    let mut all = old.as_array().cloned().unwrap_or_default();
+    for patch in new {
+        match all.iter_mut().find(|it| it["type"] == patch["type"]) {
+            Some(condition) => merge(condition, patch),
+            None => all.push(patch.clone()),
+        }
+    }
+    Value::Array(all)
 }
 
 /// RFC 7396.
