@@ -152,7 +152,7 @@ impl Sight<'_> {
 }
 
 /// Pods whose memory the last report shows and that are bound to the node no more.
-fn ended_on(node: &Node) -> impl Iterator<Item = Arc<str>> {
+pub(crate) fn ended_on(node: &Node) -> impl Iterator<Item = Arc<str>> {
     let shown = node.gpus().iter().flat_map(|gpu| &gpu.pods);
     shown
         .filter(|shown| !node.bound().contains_key(shown.uid.as_str()))

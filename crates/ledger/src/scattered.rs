@@ -25,6 +25,7 @@ use gpustow_pack::{Choice, Mib, Request};
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::late::ended_on;
 use crate::maps::HashSet;
 use crate::means::{self, Means};
 use crate::queue::{Cause, Earmark, Ended, Evidence};
@@ -365,10 +366,12 @@ impl Sight<'_> {
     }
 
     /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all
-    /// of them end, or if kube-scheduler refuses the node meanwhile.
+    /// of them end, or if kube-scheduler refuses the node meanwhile. Pods that are gone have ended, whatever the last report
+    /// says that they use: the agent's next report is awaited.
     fn needed(&self, pod: &PodFacts, earmark: &Earmark) -> Option<Vec<Arc<PodFacts>>> {
         let name = earmark.node();
-        let site = self.site(pod, name)?;
+        let mut site = self.site(pod, name)?;
+        site.leaving.extend(ended_on(site.node));
         if self.evidence(pod, name) == Evidence::Rejected {
             return None;
         }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
+use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::{Config, Ledger};
 
-use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report};
+use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report, used};
 use crate::model::Random;
 
 /// A ledger that preempts, with these nodes and the sizes of their cards.
@@ -243,6 +244,29 @@ fn room_that_does_not_come_or_is_of_no_use_is_given_up_and_not_made_again_there(
     assert!(!is_kept(&ledger, "p"));
     assert!(ledger.scattered(at(70)).is_empty());
     assert!(decide(&mut ledger, "p", &[], 70).is_empty());
+}
+
+#[test]
+fn room_is_reserved_until_the_agent_reports_that_pods_which_terminated_use_none_of_it() {
+    let in_use = |mib| {
+        let pods = vec![used("x", mib)];
+        let first = card("a-0", 100);
+        report(&[Gpu { pods, ..first }, card("a-1", 100)])
+    };
+    for ends in [true, false] {
+        let mut ledger = scattered();
+        ledger.apply_gpunode("a", in_use(70), at(1));
+        due(&mut ledger, 3);
+        assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
+        ledger.delete_pod("x");
+        ledger.apply_gpunode("a", in_use(if ends { 0 } else { 70 }), at(62));
+        ledger.scattered(at(62));
+        assert!(victims(&ledger, "p", 62).is_empty());
+        assert!(choose(&mut ledger, &pod("late", 70), &["a"], at(62)).is_empty());
+        // Not for longer, if processes outlive their pod.
+        ledger.scattered(at(if ends { 62 } else { 63 }));
+        assert_eq!(is_kept(&ledger, "p"), ends);
+    }
 }
 
 #[test]
