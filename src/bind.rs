@@ -205,9 +205,9 @@ impl Attempt<'_> {
     async fn run(&self) -> Done {
         let known = self.app.ledger.lock().copy(self.uid);
         let mut copy = match known {
-            Some(copy) if copy.0.node.is_none() && !copy.0.in_line => copy,
+            Some(copy) if copy.0.node.is_none() && !copy.0.queued => copy,
             // That a pod is bound, the API server alone can say: it can be restored to an older
-            // state. One that was let out of the line may be asked for before our watch shows that.
+            // state. One that was ungated may be asked for before our watch shows that.
             known => {
                 let asked = self.app.ledger.lock().copies();
                 let Some(pod) = self.read().await? else {
@@ -307,7 +307,7 @@ impl Attempt<'_> {
         if pod.deleting {
             return Err(BindError::Deleting);
         }
-        if pod.gated || pod.in_line || pod.stands_for.is_some() {
+        if pod.gated || pod.queued || pod.stands_for.is_some() {
             return Err(BindError::Gated);
         }
         if pod.request.clone()?.is_empty() {

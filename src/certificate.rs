@@ -56,7 +56,7 @@ const PODS: Place = Place {
     name: names::WEBHOOK_CONFIGURATION,
     webhook: "pods",
 };
-/// Who has them stand in line: it trusts whom the other trusts.
+/// The one that has pods queued: it trusts what the other trusts.
 const LINE: Place = Place {
     name: names::QUEUE,
     webhook: "queue",
@@ -178,7 +178,7 @@ impl Keeper {
                 now: self.now(),
             };
             match next(&seen)? {
-                Step::Wait => return self.trust_for_line(bundle).await,
+                Step::Wait => return self.trust_for_queue(bundle).await,
                 Step::Write(kept) => {
                     self.write(secret, &kept).await?;
                     // It may be lost before the next look.
@@ -271,8 +271,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Has the line's webhook trust whom the other trusts. Until then pods are created without the gate.
-    async fn trust_for_line(&mut self, bundle: Option<&str>) -> Result<(), StepError> {
+    /// Has the queue's webhook trust what the other trusts. Until then pods are created without the gate.
+    async fn trust_for_queue(&mut self, bundle: Option<&str>) -> Result<(), StepError> {
         let Some(bundle) = bundle.filter(|_| self.config.spec().queue.mode != QueueMode::Off)
         else {
             return Ok(());

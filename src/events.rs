@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dashmap::{DashMap, Entry};
 use gpustow_api::{Assignment, GpustowConfig, PodFacts, config, names};
-use gpustow_ledger::{CardView, Lift, NodeView};
+use gpustow_ledger::{CardView, NodeView, Ungate};
 use gpustow_serve::rate::Window;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -161,15 +161,15 @@ impl Events {
     }
 
     /// The pod was ungated.
-    pub(crate) fn ungated(&self, pod: &PodFacts, why: Lift) {
+    pub(crate) fn ungated(&self, pod: &PodFacts, why: Ungate) {
         let why = match why {
             // Its assignment is told soon.
-            Lift::Room => return,
-            Lift::MayPreempt => "pods of lower priority can be preempted for it",
-            Lift::Shown => "it is at the head of the queue, and autoscalers should see it",
-            Lift::NoNode => "it does not fit on any node, even an empty one",
-            Lift::NotOurs => "its request cannot be read, or its scheduler does not use gpustow",
-            Lift::Off => "the queue is off (spec.queue.mode of the GpustowConfig)",
+            Ungate::Room => return,
+            Ungate::MayPreempt => "pods of lower priority can be preempted for it",
+            Ungate::Shown => "it is at the head of the queue, and autoscalers should see it",
+            Ungate::NoNode => "it does not fit on any node, even an empty one",
+            Ungate::NotOurs => "its request cannot be read, or its scheduler does not use gpustow",
+            Ungate::Off => "the queue is off (spec.queue.mode of the GpustowConfig)",
         };
         let note = format!("Removed from the queue: {why}.");
         self.tell(Kind::PodUngated, pod, note);

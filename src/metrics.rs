@@ -10,7 +10,7 @@ mod workloads;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use gpustow_ledger::{self as ledger, Assumed, Lift, NodeView, Queued, Reason};
+use gpustow_ledger::{self as ledger, Assumed, NodeView, Queued, Reason, Ungate};
 use gpustow_pack::Request;
 use gpustow_policies::admission::Weakness;
 use gpustow_serve::{BUCKETS, Scrape};
@@ -25,7 +25,7 @@ use crate::bind::BindError;
 use crate::disruptions::{Action, Cause};
 use crate::failure::ErrorKind;
 use crate::history::Figure;
-use crate::line::RESULTS;
+use crate::queue::RESULTS;
 
 pub use every::every_series;
 use models::Models;
@@ -59,9 +59,9 @@ pub(crate) struct Metrics {
     nominations: IntCounterVec,
     disruptions: IntCounterVec,
     /// Gates taken off, by cause and result.
-    lifts: IntCounterVec,
-    /// New pods stand in line.
-    pub(crate) line_on: IntGauge,
+    ungates: IntCounterVec,
+    /// New pods are queued.
+    pub(crate) queue_on: IntGauge,
     pressure: IntGauge,
     /// Epochs taken.
     pub(crate) takeovers: IntCounter,
@@ -87,7 +87,7 @@ pub(crate) struct Totals {
     pub(crate) waiting: Vec<Arc<Request>>,
     /// When the oldest of them was created, in seconds since 1970.
     pub(crate) oldest: Option<i64>,
-    /// How many pods stand in line, and when the oldest of them was created.
+    /// How many pods are queued, and when the oldest of them was created.
     pub(crate) queued: Queued,
     /// The admission policies that were read, and what is wrong with each, if anything.
     pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
@@ -152,12 +152,12 @@ impl Metrics {
             "Disruptions. refused: by a disruption budget",
             &["cause", "action", "outcome"],
         )?;
-        let lifts = counters(
+        let ungates = counters(
             "gpustow_ungated_pods_total",
             "Pods removed from the queue, by cause and result",
             &["cause", "result"],
         )?;
-        let line_on = IntGauge::new("gpustow_queue_on", "1 if new pods are queued")?;
+        let queue_on = IntGauge::new("gpustow_queue_on", "1 if new pods are queued")?;
         let pressure = IntGauge::new(
             "gpustow_gpus_under_pressure",
             "GPUs on which a pod cannot grow to its request, or the headroom is not free, because others use more than they requested",
@@ -195,10 +195,10 @@ impl Metrics {
                 }
             }
         }
-        for (why, result) in Lift::ALL.into_iter().zip(std::iter::repeat(RESULTS)) {
+        for (why, result) in Ungate::ALL.into_iter().zip(std::iter::repeat(RESULTS)) {
             result
                 .iter()
-                .for_each(|result| drop(lifts.with_label_values(&[why.label(), *result])));
+                .for_each(|result| drop(ungates.with_label_values(&[why.label(), *result])));
         }
         for result in ["set", "ended", "failed"] {
             nominations.with_label_values(&[result]);
@@ -215,8 +215,8 @@ impl Metrics {
         registry.register(Box::new(woken.clone()))?;
         registry.register(Box::new(nominations.clone()))?;
         registry.register(Box::new(disruptions.clone()))?;
-        registry.register(Box::new(lifts.clone()))?;
-        registry.register(Box::new(line_on.clone()))?;
+        registry.register(Box::new(ungates.clone()))?;
+        registry.register(Box::new(queue_on.clone()))?;
         registry.register(Box::new(pressure.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
         registry.register(Box::new(watch_events.clone()))?;
@@ -234,8 +234,8 @@ impl Metrics {
             woken,
             nominations,
             disruptions,
-            lifts,
-            line_on,
+            ungates,
+            queue_on,
             pressure,
             takeovers,
             watch_events,
@@ -271,8 +271,8 @@ impl Metrics {
     }
 
     /// A gate was taken off for this cause, or not.
-    pub(crate) fn lifted(&self, why: Lift, result: &str) {
-        self.lifts.with_label_values(&[why.label(), result]).inc();
+    pub(crate) fn ungated(&self, why: Ungate, result: &str) {
+        self.ungates.with_label_values(&[why.label(), result]).inc();
     }
 
     /// A watch delivered something.

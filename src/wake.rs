@@ -1,5 +1,5 @@
-//! Tells kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod. One that stands in
-//! line is let out of it instead. A pod that was refused on the nodes that kube-scheduler showed, and fits on another,
+//! Tells kube-scheduler that room appeared for a pod that sleeps: a condition on that very pod. One that is queued
+//! is ungated instead. A pod that was refused on the nodes that kube-scheduler showed, and fits on another,
 //! is nominated there by the same write; a nomination that is of no use any more is ended.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use crate::app::App;
 use crate::ask::{AskError, within};
 use crate::epoch::EpochError;
-use crate::line;
+use crate::queue;
 
 /// Between two looks at the ledger, at least.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -56,8 +56,8 @@ impl Waker {
                 Some(epoch) => {
                     let mut pods = app.ledger.lock().wake(AT_ONCE, now);
                     let count = pods.len();
-                    let lifts = pods.extract_if(.., |pod| pod.in_line).collect();
-                    this.lift_all(lifts, epoch).await;
+                    let ungates = pods.extract_if(.., |pod| pod.queued).collect();
+                    this.ungate_all(ungates, epoch).await;
                     if !pods.is_empty() {
                         this.wake_all(&pods, epoch).await;
                     }
@@ -93,8 +93,8 @@ impl Waker {
             .await;
     }
 
-    /// Lets these out of the line, if this replica still decides.
-    async fn lift_all(&self, pods: Vec<Arc<PodFacts>>, epoch: u64) {
+    /// Ungates these, if this replica still leads.
+    async fn ungate_all(&self, pods: Vec<Arc<PodFacts>>, epoch: u64) {
         if pods.is_empty() {
             return;
         }
@@ -103,16 +103,20 @@ impl Waker {
             pods.iter().for_each(|pod| ledger.wake_failed(&pod.uid));
             return;
         }
-        let lifts: Vec<_> = {
+        let ungates: Vec<_> = {
             let ledger = self.app.ledger.lock();
-            let lift = |pod: Arc<PodFacts>| {
-                let why = ledger.lifted_because(&pod.uid);
-                line::lift(self.app.clone(), epoch, pod, why)
+            let ungate = |pod: Arc<PodFacts>| {
+                let why = ledger.ungated_because(&pod.uid);
+                queue::ungate(self.app.clone(), epoch, pod, why)
             };
-            pods.into_iter().map(lift).collect()
+            pods.into_iter().map(ungate).collect()
         };
         // One that is tried again holds up nobody who is to be woken.
-        tokio::spawn(stream::iter(lifts).buffer_unordered(WIDTH).collect::<()>());
+        tokio::spawn(
+            stream::iter(ungates)
+                .buffer_unordered(WIDTH)
+                .collect::<()>(),
+        );
     }
 
     /// Ends the nominations that are of no use any more. `ended` are the copies of pods for which that was written.

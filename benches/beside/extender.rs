@@ -35,15 +35,15 @@ impl World {
     pub(crate) fn queue(&mut self, at: Duration) {
         if self.on == Some(Feature::Queue) {
             self.hold(at, "queue", |ledger, _| {
-                black_box(ledger.wants_line());
-                black_box(ledger.standing_in_line().count());
+                black_box(ledger.wants_queue());
+                black_box(ledger.queue_order().count());
             });
         }
     }
 
     pub(crate) fn wake(&mut self, at: Duration) {
         let woken = self.hold(at, "wake", |ledger, now| ledger.wake(LIMIT, now));
-        for pod in woken.iter().filter(|pod| pod.in_line) {
+        for pod in woken.iter().filter(|pod| pod.queued) {
             self.ungated(at, pod);
         }
         self.hold(at, "wake", |ledger, _| {

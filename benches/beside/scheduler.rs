@@ -52,7 +52,7 @@ impl World {
         assert!(!pod.uid.starts_with("waits"), "a queued pod is helped");
         let free = PodFacts {
             gated: false,
-            in_line: false,
+            queued: false,
             ..pod.clone()
         };
         self.schedulable(at.max(self.held) + PATCH, free);
@@ -99,7 +99,7 @@ impl World {
     pub(crate) fn retry(&mut self, at: Duration) {
         self.retries += 1;
         let pod = self.waiting[self.retries % KINDS].clone();
-        if pod.in_line {
+        if pod.queued {
             return;
         }
         let names = self.shown();

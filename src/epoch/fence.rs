@@ -155,7 +155,7 @@ impl Fence {
             .sum();
         let exposed = asks
             && !facts.gated
-            && !facts.in_line
+            && !facts.queued
             && !facts.deleting
             && bytes <= FULL
             && !self.done.contains(&facts.uid);

@@ -77,14 +77,14 @@ pub(super) fn cluster(
         [(NO_LABELS, totals.unfenced as f64)],
     )?;
     let Queued {
-        pods: in_line,
+        pods: queued,
         oldest,
     } = totals.queued;
     scrape.gauges(
         "gpustow_queued_pods",
         "Queued pods, which have gpustow's scheduling gate",
         NO_LABELS,
-        [(NO_LABELS, in_line as f64)],
+        [(NO_LABELS, queued as f64)],
     )?;
     scrape.gauges(
         "gpustow_queue_oldest_timestamp_seconds",

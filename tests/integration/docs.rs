@@ -71,7 +71,7 @@ const NOT_RUN: [(&str, &str); 20] = [
     ),
     (
         "kubectl patch pod POD --type=strategic",
-        "no pod stands in line; attack/line.rs takes gates off",
+        "no pod is queued; attack/queue.rs takes gates off",
     ),
 ];
 /// Pages whose commands another test runs.

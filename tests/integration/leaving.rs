@@ -1,4 +1,4 @@
-//! What the chart does for pods that stand in line when the line goes. There is no kubelet: the hook's Job does not run, and
+//! What the chart does for queued pods when the queue goes. There is no kubelet: the hook's Job does not run, and
 //! the test does what it would, by its rights.
 
 use anyhow::{Context as _, Result, ensure};
@@ -65,7 +65,7 @@ async fn done(cluster: &ControlPlane, hooks: &[Value]) -> Result<String> {
 }
 
 #[tokio::test]
-async fn whoever_stands_in_line_is_let_out_when_the_chart_switches_it_off_or_goes() -> Result<()> {
+async fn queued_pods_are_ungated_when_the_chart_switches_the_queue_off_or_goes() -> Result<()> {
     let cluster = ControlPlane::start(Options {
         controllers: true,
         ..Options::default()
@@ -107,7 +107,7 @@ async fn whoever_stands_in_line_is_let_out_when_the_chart_switches_it_off_or_goe
     ensure!(said.contains("from 2 pods"), "{said}");
     ensure!(!gated("a").await? && !gated("b").await?);
     run("upgrade", &off).await?;
-    ensure!(hooks(&cluster).await?.is_empty(), "the line is gone");
+    ensure!(hooks(&cluster).await?.is_empty(), "the queue is gone");
 
     run("upgrade", &[&chart, "--set=config.queue.mode=Always"]).await?;
     let leave = hooks(&cluster).await?;

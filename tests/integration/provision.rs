@@ -10,7 +10,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::fault_rig::{Replica, now, turn};
-use crate::line;
+use crate::queue;
 use crate::scattered::bound;
 use crate::support::{ACCOUNT, SOON, SYSTEM};
 
@@ -131,16 +131,16 @@ async fn the_next_leader_keeps_the_placeholder_and_deletes_it_in_the_end() -> Re
 
 #[tokio::test]
 async fn queued_pods_have_a_placeholder_that_is_not_queued() -> Result<()> {
-    let cluster = line::open().await?;
+    let cluster = queue::open().await?;
     let settings = [ON, "queue: {mode: Always}"];
     let replica = Replica::start(&cluster, "queues", &settings).await?;
     let _scheduler = replica.scheduler(&cluster).await?;
     let case = Case::new(&cluster, "queues").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
     bound(&case, case.pod("one").gpu_mem(6000)).await?;
-    line::flag(&cluster, true).await?;
+    queue::flag(&cluster, true).await?;
     let waits = case.pod("waits").gpu_mem(8000).create(&case.client).await?;
-    line::still_held(&case, &[&waits]).await?;
+    queue::still_held(&case, &[&waits]).await?;
     let placeholder = placeholder(&case).await?;
     let gates = placeholder.spec.clone().and_then(|it| it.scheduling_gates);
     ensure!(gates.is_none_or(|gates| gates.is_empty()), "it is queued");

@@ -11,7 +11,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::fault_rig::Replica;
-use crate::line::{CARD, LATE, held, open, still_held};
+use crate::queue::{CARD, LATE, held, open, still_held};
 use crate::support::{SOON, bound, event_saying};
 
 /// A policy that lets no gate off the pod, which bears the label `case=stuck`.

@@ -288,7 +288,7 @@ async fn no_pod_is_refused_while_the_extenders_renew_their_certificate() -> Resu
 }
 
 #[tokio::test]
-async fn the_lines_webhook_trusts_whom_the_other_trusts() -> Result<()> {
+async fn queue_webhook_trusts_what_the_other_trusts() -> Result<()> {
     let cluster = ControlPlane::start(Options::default()).await?;
     applied(&cluster).await?;
     let files = ["queue/rbac.yaml", "queue-webhook/webhook.yaml"];

@@ -115,7 +115,7 @@ async fn join(site: &Site, cards: usize, joined: &mut BTreeSet<String>) -> Resul
 }
 
 #[tokio::test]
-async fn the_first_in_line_are_seen_and_nodes_come_until_all_are_bound() -> Result<()> {
+async fn first_in_the_queue_are_seen_and_nodes_come_until_all_are_bound() -> Result<()> {
     let site = Site::open(1, &["queue: {showToAutoscaler: 2}"]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _karpenter = karpenter(&site, 1).await?;
@@ -214,7 +214,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nobody_in_line_is_seen_unless_the_extender_shows_some() -> Result<()> {
+async fn autoscalers_see_no_queued_pod_unless_the_extender_shows_some() -> Result<()> {
     let site = Site::open(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _karpenter = karpenter(&site, 1).await?;
@@ -235,7 +235,7 @@ async fn nobody_in_line_is_seen_unless_the_extender_shows_some() -> Result<()> {
         .node_selector(LABEL, &case.namespace);
     let seen = seen.create(client).await?;
     wait_refused(client, &seen, "", SOON).await?;
-    eventually(SOON, "a node for the one beside the line", async || {
+    eventually(SOON, "a node for the one beside the queue", async || {
         let claims = claims(&site).await?;
         ensure!(claims == 1, "{claims}");
         Ok(())

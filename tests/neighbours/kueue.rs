@@ -156,10 +156,10 @@ fn is_of(pod: &Pod, job: &str) -> bool {
         == Some(job)
 }
 
-/// The Job's pod, once it stands in line.
-async fn in_line(case: &Case, job: &str) -> Result<Pod> {
+/// The Job's pod, once it is queued.
+async fn queued(case: &Case, job: &str) -> Result<Pod> {
     let held = |pod: &&Pod| is_of(pod, job) && gates(pod) == [names::GATE];
-    let what = format!("{job} stands in line");
+    let what = format!("{job} is queued");
     let pods = wait_pods(&case.client, &case.namespace, &what, SOON, |pods| {
         pods.iter().any(|pod| held(&pod))
     });
@@ -182,16 +182,16 @@ async fn workload(site: &Site, job: &str, condition: &str) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn jobs_are_admitted_by_quota_and_then_stand_in_line() -> Result<()> {
+async fn jobs_are_admitted_by_quota_and_then_queued() -> Result<()> {
     let site = Site::open(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _kueue = kueue(&site, None).await?;
     queue(&site, 2).await?;
 
     job(&site, "first").await?;
-    let first = in_line(case, "first").await?;
+    let first = queued(case, "first").await?;
     job(&site, "second").await?;
-    let second = in_line(case, "second").await?;
+    let second = queued(case, "second").await?;
     job(&site, "third").await?;
     eventually(SOON, "there is no quota for a third", async || {
         let said = workload(&site, "third", "QuotaReserved").await?;
@@ -210,7 +210,7 @@ async fn jobs_are_admitted_by_quota_and_then_stand_in_line() -> Result<()> {
     // Who has ended gives back quota and card.
     set_phase(client, &first, "Succeeded").await?;
     let second = wait_bound(client, &second, SOON).await?;
-    let third = in_line(case, "third").await?;
+    let third = queued(case, "third").await?;
     set_phase(client, &second, "Succeeded").await?;
     wait_bound(client, &third, SOON).await?;
     site.case.end().await
@@ -249,7 +249,7 @@ async fn a_pod_of_nobodys_is_gated_twice_and_nobody_waits_for_it_meanwhile() -> 
 }
 
 #[tokio::test]
-async fn who_stands_in_line_for_longer_than_kueue_waits_is_evicted_and_comes_back() -> Result<()> {
+async fn pod_queued_for_longer_than_kueue_waits_is_evicted_and_comes_back() -> Result<()> {
     let site = Site::open(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let patience = json!({ "timeout": "5s", "requeuingStrategy": { "backoffBaseSeconds": 1 } });
@@ -257,7 +257,7 @@ async fn who_stands_in_line_for_longer_than_kueue_waits_is_evicted_and_comes_bac
     queue(&site, 1).await?;
 
     job(&site, "job").await?;
-    let before = in_line(case, "job").await?;
+    let before = queued(case, "job").await?;
     wait_gone(client, &before, SOON).await?;
     eventually(SOON, "Kueue says why", async || {
         let said = workload(&site, "job", "Evicted").await?;

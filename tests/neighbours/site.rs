@@ -83,7 +83,7 @@ impl Site {
         let occupant = case.pod("occupant").gpu_mem(CARD);
         let occupant = occupant.create(&case.client).await?;
         let occupant = wait_bound(&case.client, &occupant, SOON).await?;
-        eventually(SOON, "who asks stands in line", async || {
+        eventually(SOON, "a pod that asks is queued", async || {
             let dry = PostParams {
                 dry_run: true,
                 ..PostParams::default()

@@ -201,7 +201,7 @@ impl Call {
                 let before = server.get(&key);
                 let patched = server.patch(key, &self.body, self.strategic, part == "status");
                 if let (Kind::Pod, "", Ok(before), Ok(after)) = (kind, part, before, &patched) {
-                    server.wrong.extend(check::lift(&before, after));
+                    server.wrong.extend(check::ungate(&before, after));
                 }
                 patched
             }

@@ -136,12 +136,12 @@ fn gates(pod: &Value) -> impl Iterator<Item = &str> {
 }
 
 /// What the extender may change of a pod beside its status: it takes its gate off, and nothing else.
-pub(crate) fn lift(before: &Value, after: &Value) -> Option<String> {
-    let mut lifted = before["spec"].clone();
-    let gates = lifted["schedulingGates"].as_array_mut();
+pub(crate) fn ungate(before: &Value, after: &Value) -> Option<String> {
+    let mut ungated = before["spec"].clone();
+    let gates = ungated["schedulingGates"].as_array_mut();
     gates?.retain(|gate| gate["name"] != names::GATE);
     let is_bound = before["spec"]["nodeName"].is_string();
-    (is_bound || after["spec"] != lifted).then(|| {
+    (is_bound || after["spec"] != ungated).then(|| {
         format!(
             "{}: the extender changed {}",
             before["metadata"]["name"], after["spec"]

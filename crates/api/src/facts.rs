@@ -91,8 +91,8 @@ pub struct PodFacts {
     pub gone_by: Option<i64>,
     /// `spec.schedulingGates` has one that is not ours: somebody else says when it may come.
     pub gated: bool,
-    /// It has [`names::GATE`]: it stands in the line.
-    pub in_line: bool,
+    /// It has [`names::GATE`]: it is queued.
+    pub queued: bool,
     /// kube-scheduler may evict others for it.
     pub preempts: bool,
     /// It holds nothing any more: Succeeded or Failed, or being deleted with every container
@@ -193,7 +193,7 @@ impl PodFacts {
             deleting,
             gone_by: gone_by(meta),
             gated: gates().any(|gate| gate != names::GATE),
-            in_line: gates().any(|gate| gate == names::GATE),
+            queued: gates().any(|gate| gate == names::GATE),
             preempts: spec.is_none_or(|spec| spec.preemption_policy.as_deref() != Some("Never")),
             released: has_ended(status) || deleting && all_terminated(spec, status),
             waiting: status.is_some_and(is_waiting),

@@ -35,7 +35,7 @@ fn status(name: &str) -> Value {
 fn ledger() -> Ledger {
     let mut ledger = Ledger::new(Config {
         call_back: true,
-        line: true,
+        queue: true,
         keep: Some(Duration::ZERO),
         preempt_scattered: true,
         ..Config::default()

@@ -2,9 +2,9 @@
 
 mod cards;
 mod configuration;
-mod line;
 mod marks;
 mod parts;
+mod queue;
 mod sharers;
 
 use std::collections::BTreeMap;
@@ -88,7 +88,7 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
         .pods
         .values()
         .for_each(|pod| of_pod(cluster, pod, &mut findings));
-    line::look(cluster, &mut findings);
+    queue::look(cluster, &mut findings);
     sharers::look(cluster, &mut findings);
     marks::look(cluster, &mut findings);
     configuration::look(cluster, &mut findings);
@@ -270,7 +270,7 @@ fn of_pod(cluster: &Cluster, pod: &PodInfo, findings: &mut Findings) {
             bad.to_string(),
             "correct the pod and create it again",
         );
-    } else if pod.waits() && old && !facts.gated && !facts.in_line && pod.scheduler_said().is_none()
+    } else if pod.waits() && old && !facts.gated && !facts.queued && pod.scheduler_said().is_none()
     {
         findings.add(
             Level::Warning,

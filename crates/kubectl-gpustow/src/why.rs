@@ -247,7 +247,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
             why.reserved = reserved(cluster, facts);
         }
     }
-    if let Some(before) = cluster.ledger.before_in_line(&facts.uid) {
+    if let Some(before) = cluster.ledger.queued_before(&facts.uid) {
         let size = cluster.ledger.queued().pods;
         why.verdict = Verdict::Gated;
         why.summary = format!(

@@ -37,12 +37,12 @@ pub struct Config {
     pub call_back_for: Duration,
     /// How long a pod may use more of a card than its limit before it is to give that back.
     pub over_limit_for: Duration,
-    /// Pods that bear our scheduling gate wait in line; otherwise they are let through.
-    pub line: bool,
-    /// So many of the first in line are let through without room, so that an autoscaler sees them.
-    pub line_show: usize,
-    /// How long room is kept for a pod that was let out of the line, until its filter call.
-    pub lift_for: Duration,
+    /// Pods with our scheduling gate wait in the queue; otherwise they are ungated.
+    pub queue: bool,
+    /// This many of the first in the queue are ungated without room, so that an autoscaler sees them.
+    pub queue_show: usize,
+    /// How long room is kept for a pod that was ungated, until its filter call.
+    pub ungate_for: Duration,
     /// Keep a place for a pod that has existed for so long and waits.
     pub keep: Option<Duration>,
     /// How long a place is waited for where nobody ends, before other cards are tried.
@@ -80,9 +80,9 @@ impl Default for Config {
             owners_soften: true,
             call_back_for: Duration::from_secs(60),
             over_limit_for: Duration::from_secs(60),
-            line: false,
-            line_show: 0,
-            lift_for: Duration::from_secs(10),
+            queue: false,
+            queue_show: 0,
+            ungate_for: Duration::from_secs(10),
             keep: None,
             keep_for: Duration::from_secs(4 * 3600),
             keep_places: 4,

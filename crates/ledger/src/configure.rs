@@ -30,7 +30,7 @@ impl Ledger {
         for uid in ended {
             self.queue.end(&uid, Ended::Needless, &self.books);
         }
-        self.queue.set_line(config.line, &self.books);
+        self.queue.set_queueing(config.queue, &self.books);
         let change = self.books.configure(config.stale_after, config.call_back);
         self.follow(change);
     }

@@ -102,13 +102,13 @@ impl Ledger {
         }
         // Before queued pods are offered room: the same prices decide for them and for this one.
         self.scores.deciding(&self.books);
-        let behind = self.queue.is_behind_line(ask.pod);
+        let behind = self.queue.is_behind_queued(ask.pod);
         if behind
             && !candidates
                 .iter()
                 .any(|name| self.queue.goes_first(ask.pod, name))
         {
-            self.waking(now).look_at_line();
+            self.waking(now).look_at_queued();
         }
         self.begin_member(ask.pod, now);
         // It was asked for before, and no bind came.
@@ -150,7 +150,7 @@ impl Ledger {
                 continue;
             };
             offered.insert(slot);
-            if behind && self.queue.is_for_line(name) && !self.queue.goes_first(ask.pod, name) {
+            if behind && self.queue.is_for_queued(name) && !self.queue.goes_first(ask.pod, name) {
                 refused.push((name, Reason::InLine));
                 continue;
             }

@@ -189,11 +189,11 @@ impl Ledger {
         let class = self.scores.class(&request);
         let mut budget = crate::Budget::of(&self.config);
         let tried = self.queue.tried(&pod.uid).cloned();
-        let behind = self.queue.is_behind_line(pod);
+        let behind = self.queue.is_behind_queued(pod);
         let mut found = Vec::new();
         for &name in candidates {
             let first = self.queue.goes_first(pod, name);
-            if behind && self.queue.is_for_line(name) && !first {
+            if behind && self.queue.is_for_queued(name) && !first {
                 continue;
             }
             let Some(slot) = self.scores.slot(name) else {

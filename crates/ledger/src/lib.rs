@@ -96,7 +96,7 @@ pub use over_limit::OverLimit;
 pub use places::Place;
 pub use preempt::Victims;
 pub use provision::{Placeholder, Provision};
-pub use queue::{Cause, Ended, Lift, Queued};
+pub use queue::{Cause, Ended, Queued, Ungate};
 pub use reason::Reason;
 pub use scattered::{Broken, Move, Moves, Preemption};
 pub use shortage::{Harm, Shortage};
@@ -131,7 +131,7 @@ impl Ledger {
             config,
             books: Books::new(config.stale_after, config.call_back),
             scores: Scores::new(config.policy),
-            queue: Queue::new(config.line),
+            queue: Queue::new(config.queue),
             over: over_limit::Seen::default(),
             placing: places::Seen::default(),
             calling: call_back::Seen::default(),

@@ -157,7 +157,7 @@ impl Sight<'_> {
                 continue;
             }
             let sums = sums.get_or_insert_with(|| self.sums());
-            let is_seen = !pod.in_line && !self.seems_to_fit(&pod, &request, sums);
+            let is_seen = !pod.queued && !self.seems_to_fit(&pod, &request, sums);
             needs.push(Need {
                 pod,
                 request,

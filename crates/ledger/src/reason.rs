@@ -25,7 +25,7 @@ pub enum Reason {
     NotYet,
     /// An earlier extender's Binding of this pod may still arrive.
     Unfenced,
-    /// The room is first offered to pods in line before this one.
+    /// The room is first offered to pods in the queue before this one.
     InLine,
     /// It would fit if an administrator had not cordoned GPUs there.
     Cordoned,

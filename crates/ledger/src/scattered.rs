@@ -350,7 +350,7 @@ impl Sight<'_> {
     /// May others end for this pod at all?
     fn may_preempt(&self, pod: &PodFacts) -> bool {
         let waited = self.has_waited(pod, self.config.preempt_after);
-        pod.preempts && pod.waiting && !pod.in_line && waited && self.may_be_given_room(pod)
+        pod.preempts && pod.waiting && !pod.queued && waited && self.may_be_given_room(pod)
     }
 
     /// Is room that others make of use to the pod, and can it be kept?

@@ -8,7 +8,7 @@ use gpustow_pack::Request;
 
 use crate::Ledger;
 use crate::books::Uid;
-use crate::queue::{Ended, Lift, Queued, Waking, is_sample};
+use crate::queue::{Ended, Queued, Ungate, Waking, is_sample};
 
 impl Ledger {
     /// The queue, with what it must know to wake pods.
@@ -41,7 +41,7 @@ impl Ledger {
 
     /// The gate of this pod, one of those that [`Ledger::wake`] named, could not be taken off: the room is another's,
     /// and it is tried again after a pause.
-    pub fn lift_failed(&mut self, uid: &str) {
+    pub fn ungate_failed(&mut self, uid: &str) {
         self.queue.ungate_failed(uid);
         self.queue.end_ungated(uid, Ended::Failed, &self.books);
     }
@@ -76,53 +76,53 @@ impl Ledger {
         self.queue.is_waiting(uid)
     }
 
-    /// Does a pod wait for room that a node could have, so that those who come now are to stand in line?
+    /// Does a pod wait for room that a node could have, so that new pods must be queued?
     #[must_use]
-    pub fn wants_line(&self) -> bool {
+    pub fn wants_queue(&self) -> bool {
         self.queue.wants_room()
     }
 
     /// The pods that are queued, in the order of their turns.
-    pub fn standing_in_line(&self) -> impl Iterator<Item = &Uid> {
-        self.queue.line().uids()
+    pub fn queue_order(&self) -> impl Iterator<Item = &Uid> {
+        self.queue.gated().uids()
     }
 
     /// The queue in sum.
     #[must_use]
     pub fn queued(&self) -> Queued {
-        self.queue.line().queued()
+        self.queue.gated().queued()
     }
 
-    /// Does the pod stand in line?
+    /// Is the pod queued?
     #[must_use]
-    pub fn stands_in_line(&self, uid: &str) -> bool {
-        self.queue.line().has(uid)
+    pub fn is_queued(&self, uid: &str) -> bool {
+        self.queue.gated().has(uid)
     }
 
-    /// How many stand in line before the pod; none if it does not stand there.
+    /// How many pods are queued before the pod; none if it is not queued.
     #[must_use]
-    pub fn before_in_line(&self, uid: &str) -> Option<usize> {
-        self.queue.line().before(uid)
+    pub fn queued_before(&self, uid: &str) -> Option<usize> {
+        self.queue.gated().before(uid)
     }
 
     /// Queued pods that the leader should have ungated: the first that fit, and the first that need no room for that.
     /// Only the leader knows what is reserved: a pod that it may keep from that memory does not count.
     #[must_use]
-    pub fn stalled_in_line(&self, now: Duration) -> Vec<Arc<PodFacts>> {
-        self.sight(now).stalled_in_line()
+    pub fn stalled(&self, now: Duration) -> Vec<Arc<PodFacts>> {
+        self.sight(now).stalled()
     }
 
-    /// Why the pod that [`Ledger::wake`] named is let out of the line.
+    /// Why the pod that [`Ledger::wake`] named is ungated.
     #[must_use]
-    pub fn lifted_because(&self, uid: &str) -> Lift {
-        self.queue.line().because(uid).unwrap_or(Lift::Room)
+    pub fn ungated_because(&self, uid: &str) -> Ungate {
+        self.queue.gated().because(uid).unwrap_or(Ungate::Room)
     }
 
     /// What all looks for queued pods that may preempt have cost so far: one for each pod or node looked at, and eight
     /// for a fit of a pod of one container.
     #[must_use]
     pub fn spent_on_preemptors(&self) -> u64 {
-        self.queue.line().spent_on_preemptors()
+        self.queue.gated().spent_on_preemptors()
     }
 
     /// May a filter call with so many candidates lack nodes that passed kube-scheduler's own filters?

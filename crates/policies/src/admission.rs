@@ -93,7 +93,7 @@ impl Expected {
         Expected::of(resource, &[names::WEBHOOK])
     }
 
-    /// The policy that keeps gates on pods in line, alone.
+    /// The policy that keeps gates on pods in the queue, alone.
     #[must_use]
     pub fn of_queue(resource: &str) -> Expected {
         Expected::of(resource, &[names::QUEUE])

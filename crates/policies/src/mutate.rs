@@ -43,7 +43,7 @@ pub fn patch(change: Change<'_>, resource: &str, requests: &Requests) -> Vec<Val
     patch.operations
 }
 
-/// The JSON patch that has a pod stand in line; empty if it bears the gate already.
+/// The JSON patch that has a pod queued; empty if it has the gate already.
 #[must_use]
 pub fn gate(pod: &Value) -> Vec<Value> {
     let ours = json!({ "name": names::GATE });

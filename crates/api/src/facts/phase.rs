@@ -47,7 +47,7 @@ impl PodFacts {
             deleting: false,
             gone_by: None,
             gated: false,
-            in_line: false,
+            queued: false,
             preempts: true,
             released: false,
             waiting: false,
@@ -73,7 +73,7 @@ impl PodFacts {
             _ if self.released => Phase::Released,
             Some(node) => Phase::Bound(node),
             None if self.gated => Phase::Gated,
-            None if self.in_line => Phase::Queued,
+            None if self.queued => Phase::Queued,
             None => Phase::Pending,
         }
     }

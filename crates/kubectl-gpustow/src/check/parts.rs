@@ -77,7 +77,7 @@ fn extender(cluster: &Cluster, findings: &mut Findings) {
         );
     }
     let patient = waiting.iter().any(|pod| {
-        pod.age(cluster.wall) > super::PATIENCE && !pod.facts.gated && !pod.facts.in_line
+        pod.age(cluster.wall) > super::PATIENCE && !pod.facts.gated && !pod.facts.queued
     });
     let Some(lease) = cluster.system.lease(names::EXTENDER) else {
         if matches!(cluster.system.leases, Seen::Unreadable) {

@@ -44,8 +44,8 @@ impl Picture {
                 let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
                 let mib: Mib = claims.map(Claim::in_sum).sum();
                 let owner = gpustow_api::owner::of(&pod.object).pop();
-                let in_line = cluster.ledger.stands_in_line(&pod.facts.uid);
-                let reason = match in_line {
+                let queued = cluster.ledger.is_queued(&pod.facts.uid);
+                let reason = match queued {
                     true => "queued".to_owned(),
                     false => state::plainly(pod.scheduler_said()),
                 };
@@ -55,7 +55,7 @@ impl Picture {
                     "created": pod.facts.created,
                     "said": pod.scheduler_said(),
                     "reason": reason,
-                    "inLine": in_line,
+                    "inLine": queued,
                     "owner": owner.map(|it| format!("{}/{} {}", pod.facts.namespace, it.name, it.kind.to_lowercase())),
                 })
             })

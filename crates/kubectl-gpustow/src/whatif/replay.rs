@@ -393,7 +393,7 @@ fn unscheduled(facts: PodFacts) -> PodFacts {
         nominated: None,
         assignment: None,
         gated: false,
-        in_line: false,
+        queued: false,
         waiting: false,
         ..facts
     }

@@ -123,7 +123,7 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
         (
             json!({ "queue": { "mode": "Always" } }),
             Config {
-                line: true,
+                queue: true,
                 ..base()
             },
         ),
@@ -151,7 +151,7 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
         (
             json!({ "reclaim": { "action": "Evict" }, "queue": { "mode": "Auto" }, "defragment": { "evictionsPerHour": 1 } }),
             Config {
-                line: true,
+                queue: true,
                 moves: true,
                 ..call_back
             },

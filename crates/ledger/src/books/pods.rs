@@ -29,7 +29,7 @@ pub(crate) fn asks(pod: &PodFacts) -> bool {
     !pod.released && pod.requests_memory()
 }
 
-/// True if kube-scheduler may ask for the pod and bind it, now or once it is let out of the line.
+/// True if kube-scheduler may ask for the pod and bind it, now or once it is ungated.
 pub(crate) fn may_come(pod: &PodFacts) -> bool {
     pod.may_be_placed() && pod.requests_memory()
 }

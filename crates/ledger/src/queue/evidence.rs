@@ -25,7 +25,7 @@ use gpustow_api::PodFacts;
 use super::Queue;
 use crate::books::{Books, Uid};
 use crate::preempt::{asked_in_sum, left_in_sum};
-use crate::queue::Lift;
+use crate::queue::Ungate;
 use crate::scores::Slot;
 use crate::sight::Sight;
 
@@ -212,8 +212,8 @@ impl Queue {
         let pause = PAUSE.saturating_mul(1 << offered.wakes.min(8));
         offered.wake_at = now + pause.min(LONGEST_PAUSE);
         offered.wakes += 1;
-        match self.line.has(uid) {
-            true => self.line.let_through(uid, Lift::MayPreempt),
+        match self.gated.has(uid) {
+            true => self.gated.let_go(uid, Ungate::MayPreempt),
             false => self.ask_again(uid),
         }
     }

@@ -10,8 +10,8 @@ mod earmarks;
 mod evidence;
 mod expected;
 mod gangs;
+mod gated;
 mod kind;
-mod line;
 mod nominations;
 mod offers;
 mod replacements;
@@ -37,8 +37,8 @@ pub use earmark::{Cause, Ended};
 use earmarks::Counts;
 use evidence::Offered;
 pub(crate) use evidence::{Evidence, NodeSet};
-pub use line::{Lift, Queued};
-use line::{Line, is_in_line};
+use gated::{Gated, is_queued};
+pub use gated::{Queued, Ungate};
 use nominations::Nominations;
 pub(crate) use nominations::is_sample;
 use replacements::Replacement;
@@ -69,7 +69,7 @@ pub(crate) struct Queue {
     waiting: Waiting,
     /// Nodes that gained room, or where less is kept.
     gains: Changes,
-    line: Line,
+    gated: Gated,
     wakes: Wakes,
     /// Pods that were refused before every node was looked at, and are to ask again.
     unfinished: Vec<Uid>,
@@ -82,20 +82,20 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Nobody waits; is there to be a line?
-    pub(crate) fn new(line: bool) -> Self {
+    pub(crate) fn new(gated: bool) -> Self {
         Self {
-            line: Line::new(line),
+            gated: Gated::new(gated),
             ..Self::default()
         }
     }
 
     /// From now on there is a queue with gates, or there is none: then the pods in it are ungated.
-    pub(crate) fn set_line(&mut self, on: bool, books: &Books) {
-        if self.line.is_on() == on {
+    pub(crate) fn set_queueing(&mut self, on: bool, books: &Books) {
+        if self.gated.is_on() == on {
             return;
         }
-        for uid in self.line.switch(on) {
-            self.line.leave(&uid);
+        for uid in self.gated.switch(on) {
+            self.gated.leave(&uid);
             self.waiting.remove(&uid);
             if let Some(pod) = books.pod(&uid) {
                 self.pod_changed(&uid, Some(pod), books);
@@ -105,7 +105,7 @@ impl Queue {
 
     /// Something has changed in the books.
     pub(crate) fn follow(&mut self, event: &Event, books: &Books) {
-        self.line.follow(event);
+        self.gated.follow(event);
         match event {
             Event::Pod { uid, old, new } => {
                 self.beneficiary_lost(old.as_deref(), new.as_deref());
@@ -164,22 +164,22 @@ impl Queue {
             self.tried.swap_remove(uid);
             self.offered.swap_remove(uid);
             self.backoffs.forget(uid);
-            self.line.ended(uid);
+            self.gated.ended(uid);
         }
         if let Some(pod) = new
             && let Some(Ok(_)) = &pod.assignment
         {
             self.waiting.asks_us(&pod.scheduler);
         }
-        let was_in_line = match new.filter(|pod| is_in_line(pod)) {
+        let was_queued = match new.filter(|pod| is_queued(pod)) {
             Some(pod) => {
                 let asks_us = self.waiting.is_asker(&pod.scheduler);
-                if self.line.join(pod, asks_us) {
+                if self.gated.join(pod, asks_us) {
                     self.wait(pod, books);
                 }
                 return;
             }
-            None => self.line.leave(uid),
+            None => self.gated.leave(uid),
         };
         match new.filter(|pod| may_come(pod)) {
             Some(pod) if pod.waiting => {
@@ -190,7 +190,7 @@ impl Queue {
                 self.wait(pod, books);
             }
             // Whoever was let out without room is asked about before long.
-            Some(_) if was_in_line && !self.waiting.is_promised(uid) => self.waiting.remove(uid),
+            Some(_) if was_queued && !self.waiting.is_promised(uid) => self.waiting.remove(uid),
             // It may ask for something else now.
             Some(pod) if self.waiting.contains(uid) => self.wait(pod, books),
             Some(_) => {}
@@ -311,7 +311,7 @@ impl Queue {
         let earmark = self.earmark(&pod.uid);
         earmark.is_some_and(|it| **it.node() == *node)
             && self.reservation_for(&pod.uid).is_none()
-            && (self.is_ungated_for_room(&pod.uid) || !self.line.has_higher(pod.priority))
+            && (self.is_ungated_for_room(&pod.uid) || !self.gated.has_higher(pod.priority))
     }
 
     /// Is room on this node offered to the pod?
@@ -335,8 +335,8 @@ impl Queue {
     }
 
     /// The pods with our scheduling gate.
-    pub(crate) fn line(&self) -> &Line {
-        &self.line
+    pub(crate) fn gated(&self) -> &Gated {
+        &self.gated
     }
 
     /// Did the last wake stop because of what it cost?

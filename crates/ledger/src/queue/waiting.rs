@@ -16,8 +16,8 @@ use std::time::Duration;
 use gpustow_api::{PodFacts, names};
 use gpustow_pack::{Mib, Request};
 
+use super::gated::{Gated, Ungate};
 use super::kind::{Key, Kind, KindId};
-use super::line::{Lift, Line};
 use super::offers::{End, Offers};
 use super::turn::Turn;
 use crate::books::Uid;
@@ -278,7 +278,7 @@ impl Waiting {
 
     /// What time alone does: credit grows, promises end, pods that joined will be due: at once those that were not
     /// asked about, or not for every node. True if more have joined than one call notes.
-    pub(super) fn tick(&mut self, now: Duration, interval: Duration, line: &mut Line) -> bool {
+    pub(super) fn tick(&mut self, now: Duration, interval: Duration, gated: &mut Gated) -> bool {
         self.offers.grow(now);
         for uid in self
             .joined
@@ -286,7 +286,7 @@ impl Waiting {
             .collect::<Vec<_>>()
         {
             let sampled = self.pods.get(&uid).is_some_and(|wait| wait.sampled);
-            if !line.has(&uid) && !sampled {
+            if !gated.has(&uid) && !sampled {
                 self.be_due(&uid, now + interval);
                 continue;
             }
@@ -294,7 +294,7 @@ impl Waiting {
             let id = self.pods.get(&uid).map(|wait| wait.kind);
             if let Some(kind) = id.and_then(|id| self.kinds.get_mut(&id)) {
                 if kind.hopeless {
-                    line.let_through(&uid, Lift::NoNode);
+                    gated.let_go(&uid, Ungate::NoNode);
                 } else if kind.looked <= now + interval {
                     kind.looked = now;
                 }
@@ -345,9 +345,9 @@ impl Waiting {
         }
     }
 
-    /// Looks at every node once more for a pod of this kind that was promised nothing so far, and that stands in line
+    /// Looks at every node once more for a pod of this kind that was offered nothing so far, and that is queued
     /// or was refused on some nodes alone. False if there is none.
-    pub(super) fn look_on(&mut self, id: KindId, line: &Line, now: Duration) -> bool {
+    pub(super) fn look_on(&mut self, id: KindId, gated: &Gated, now: Duration) -> bool {
         let Some(kind) = self.kinds.get_mut(&id) else {
             return false;
         };
@@ -355,7 +355,7 @@ impl Waiting {
         let sampled = |uid: &Uid| self.pods.get(uid).is_some_and(|wait| wait.sampled);
         let mut new = new
             .map(Turn::uid)
-            .filter(|uid| line.has(uid) || sampled(uid));
+            .filter(|uid| gated.has(uid) || sampled(uid));
         let promised = |uid: &&Uid| {
             let wait = self.pods.get(*uid);
             wait.is_some_and(|wait| wait.promised.is_some())

@@ -17,8 +17,8 @@ use gpustow_api::PodFacts;
 use gpustow_pack::NodeGpus;
 
 use super::Queue;
+use super::gated::Ungate;
 use super::kind::{Kind, KindId};
-use super::line::Lift;
 use super::waiting::FLUSH;
 use crate::Config;
 use crate::books::{Books, Uid};
@@ -32,7 +32,7 @@ use offering::Offering;
 const WORK: usize = 8192;
 /// What a fit costs, for each container of the pod.
 const FIT: usize = 8;
-/// Pods in line that are offered room before one that is not is given some.
+/// Queued pods that are offered room before a pod that is not queued is given some.
 const AHEAD: usize = 64;
 
 /// A look at every node for one pod, and so for its kind.
@@ -51,8 +51,8 @@ struct Look {
 }
 
 impl Queue {
-    /// Is the room of this node yet to be offered to somebody in line, before the pod?
-    pub(crate) fn is_for_line(&self, name: &str) -> bool {
+    /// Must the room of this node still be offered to a queued pod, before this one?
+    pub(crate) fn is_for_queued(&self, name: &str) -> bool {
         let wakes = &self.wakes;
         let offering = wakes.offering.as_ref();
         // Kinds that are to be looked for after this one may want any node.
@@ -64,8 +64,8 @@ impl Queue {
 
     /// Is the pod to be given only what no queued pod before it would take? That does not hold where
     /// [`goes_first`](Queue::goes_first) says so.
-    pub(crate) fn is_behind_line(&self, pod: &PodFacts) -> bool {
-        self.line.is_on() && self.line.is_ahead_of(pod)
+    pub(crate) fn is_behind_queued(&self, pod: &PodFacts) -> bool {
+        self.gated.is_on() && self.gated.is_ahead_of(pod)
     }
 }
 
@@ -115,7 +115,7 @@ impl Waking<'_> {
         }
     }
 
-    /// The pods to wake now, at most `limit`; of those that stand in line, the gate is to be taken off instead. For room that appeared, those that would fit in it
+    /// The pods to wake now, at most `limit`; the gate of queued ones must be removed instead. For room that appeared, those that would fit in it
     /// together, in the scheduler's order; and those that have waited since their last wake-up
     /// though they would fit.
     pub(crate) fn wake(&mut self, limit: usize) -> Vec<Arc<PodFacts>> {
@@ -125,26 +125,26 @@ impl Waking<'_> {
             self.queue.offered.swap_remove(&uid);
         }
         let mut woken = self.come_again(limit);
-        self.queue.line.tick(self.now);
+        self.queue.gated.tick(self.now);
         self.offer(limit, WORK, &mut woken);
-        self.let_through(limit, &mut woken);
+        self.let_go(limit, &mut woken);
         woken
     }
 
-    /// Before a pod is given room that did not stand in line, or has none kept: those in line are offered what
+    /// Before a pod is given room that was not queued, or has none reserved: queued pods are offered what
     /// came free since the last look. `wake` names whom it is for.
-    pub(crate) fn look_at_line(&mut self) {
-        let mut lifted = Vec::new();
-        self.offer(AHEAD, WORK / 4, &mut lifted);
-        let uids = lifted.iter().map(|pod| pod.uid.clone());
+    pub(crate) fn look_at_queued(&mut self) {
+        let mut ungated = Vec::new();
+        self.offer(AHEAD, WORK / 4, &mut ungated);
+        let uids = ungated.iter().map(|pod| pod.uid.clone());
         self.queue.unfinished.extend(uids);
-        self.queue.wakes.unfinished |= !lifted.is_empty();
+        self.queue.wakes.unfinished |= !ungated.is_empty();
     }
 
     fn offer(&mut self, limit: usize, mut work: usize, woken: &mut Vec<Arc<PodFacts>>) {
         let interval = self.config.wake_again_after;
-        let line = &mut self.queue.line;
-        let more_joined = self.queue.waiting.tick(self.now, interval, line);
+        let gated = &mut self.queue.gated;
+        let more_joined = self.queue.waiting.tick(self.now, interval, gated);
         if self.queue.waiting.is_empty() {
             self.queue.wakes = Wakes::default();
         }
@@ -160,13 +160,13 @@ impl Waking<'_> {
         self.queue.wakes.unfinished = work == 0 || more_joined || looks_on;
     }
 
-    /// What was found for pods in line may have gone to others before them: there may be more. False if nobody is
+    /// What was found for queued pods may have gone to others before them: there may be more. False if no pod is
     /// left for whom to look.
     fn look_on(&mut self) -> bool {
         let mut any = false;
         for kind in std::mem::take(&mut self.queue.wakes.found) {
             let queue = &mut self.queue;
-            any |= queue.waiting.look_on(kind, &queue.line, self.now);
+            any |= queue.waiting.look_on(kind, &queue.gated, self.now);
         }
         any
     }
@@ -259,7 +259,7 @@ impl Waking<'_> {
         false
     }
 
-    /// There is nothing left to look at. Whom no node could hold is let through the line.
+    /// There is nothing left to look at. A queued pod that no node could hold is ungated.
     fn looked(&mut self, look: &Look, until: Duration) {
         self.queue.waiting.looked(look.kind, until, look.could);
         if until < self.now + FLUSH {
@@ -269,7 +269,7 @@ impl Waking<'_> {
             && let Some(kind) = self.queue.waiting.kind(look.kind)
         {
             for turn in &kind.order {
-                self.queue.line.let_through(turn.uid(), Lift::NoNode);
+                self.queue.gated.let_go(turn.uid(), Ungate::NoNode);
             }
         }
     }
@@ -333,7 +333,7 @@ impl Sight<'_> {
     /// A waiting pod that may be bound at all, by a scheduler that asks us.
     pub(crate) fn asleep(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let facts = self.books.pod(uid)?;
-        let free = !facts.in_line || self.queue.line.is_on() && !self.queue.line.is_leaving(uid);
+        let free = !facts.queued || self.queue.gated.is_on() && !self.queue.gated.is_leaving(uid);
         let able = facts.may_be_placed() && free;
         (able && self.queue.waiting.is_asker(&facts.scheduler)).then(|| facts.clone())
     }

@@ -207,6 +207,6 @@ impl Sight<'_> {
 
     /// May others move for this pod at all?
     fn may_be_moved_for(&self, pod: &PodFacts) -> bool {
-        (pod.waiting || pod.in_line) && self.may_be_given_room(pod)
+        (pod.waiting || pod.queued) && self.may_be_given_room(pod)
     }
 }

@@ -164,7 +164,7 @@ pub(crate) fn offer_all(ledger: &mut Ledger, now: Duration) {
     let snapshot = ledger.snapshot(now);
     let nodes: Vec<&str> = snapshot.iter().map(|node| &*node.name).collect();
     let free = |pod: &&Arc<PodFacts>| {
-        pod.node.is_none() && !pod.gated && !pod.in_line && !pod.deleting && !pod.released
+        pod.node.is_none() && !pod.gated && !pod.queued && !pod.deleting && !pod.released
     };
     let mut pods: Vec<_> = ledger.pods().filter(free).cloned().collect();
     pods.sort_by_key(|pod| (pod.created, pod.uid.clone()));

@@ -83,16 +83,16 @@ fn a_member_that_is_refused_gives_back_what_its_own_group_reserved_and_no_more()
 #[test]
 fn queued_pod_is_not_stalled_while_the_leader_may_assume_a_gang_in_its_room() {
     let mut standby = Ledger::new(Config {
-        line: true,
+        queue: true,
         ..Config::default()
     });
     standby.apply_node(node("n"));
     standby.apply_gpunode("n", report(&[card("n-0", 100)]), at(0));
     standby.apply_pod(PodFacts {
-        in_line: true,
+        queued: true,
         ..pod("queued", 100)
     });
-    let stalled = |standby: &Ledger| standby.stalled_in_line(at(1)).len();
+    let stalled = |standby: &Ledger| standby.stalled(at(1)).len();
     assert_eq!(stalled(&standby), 1);
     standby.apply_pod(member("gang", 0));
     assert_eq!(stalled(&standby), 0);

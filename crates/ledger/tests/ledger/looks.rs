@@ -24,7 +24,7 @@ fn with_cpu(pod: PodFacts, cpu_milli: u64) -> PodFacts {
 /// Nodes with one GPU of 100 MiB, of which pods hold so much, and all CPU.
 fn taken(nodes: usize, mib: u64) -> (Ledger, Vec<String>) {
     let mut ledger = Ledger::new(Config {
-        line: true,
+        queue: true,
         ..Config::default()
     });
     let names: Vec<String> = (0..nodes).map(|index| format!("n{index:04}")).collect();
@@ -43,7 +43,7 @@ fn queue(ledger: &mut Ledger, kinds: u64) {
     for number in 1..=kinds {
         let pod = with_cpu(pod(&format!("p{number}"), 60), number);
         ledger.apply_pod(PodFacts {
-            in_line: true,
+            queued: true,
             ..pod
         });
     }
@@ -91,7 +91,7 @@ fn room_that_is_kept_for_a_pod_on_one_node_lets_it_go_before_no_other_elsewhere(
     let (mut ledger, names) = taken(2, 100);
     let [a, b] = [0, 1].map(|index| names[index].clone());
     let queued = |uid: &str, mib, created| PodFacts {
-        in_line: true,
+        queued: true,
         created,
         ..pod(uid, mib)
     };
@@ -104,7 +104,7 @@ fn room_that_is_kept_for_a_pod_on_one_node_lets_it_go_before_no_other_elsewhere(
         Some("first")
     );
     let first = PodFacts {
-        in_line: false,
+        queued: false,
         ..first
     };
     ledger.apply_pod(first.clone());
@@ -122,7 +122,7 @@ fn room_that_is_kept_for_a_pod_on_one_node_lets_it_go_before_no_other_elsewhere(
 #[test]
 fn queued_pod_of_higher_priority_goes_before_one_for_which_memory_was_reclaimed() {
     let mut ledger = Ledger::new(Config {
-        line: true,
+        queue: true,
         call_back: true,
         ..Config::default()
     });
@@ -139,7 +139,7 @@ fn queued_pod_of_higher_priority_goes_before_one_for_which_memory_was_reclaimed(
     assert!(choose(&mut ledger, &low, &["a"], at(0)).is_empty());
     assert_eq!(ledger.call_backs(at(0)).len(), 1);
     ledger.apply_pod(PodFacts {
-        in_line: true,
+        queued: true,
         priority: 1,
         ..pod("high", 60)
     });

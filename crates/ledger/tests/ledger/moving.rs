@@ -290,20 +290,20 @@ fn pods_move_without_a_call_where_the_sum_of_the_node_does_not_suffice() {
 }
 
 #[test]
-fn a_pod_in_line_is_let_out_so_that_kube_scheduler_asks() {
+fn queued_pod_is_ungated_so_that_kube_scheduler_asks() {
     let mut ledger = in_pieces(Config {
-        line: true,
+        queue: true,
         ..Config::default()
     });
     ledger.apply_pod(PodFacts {
-        in_line: true,
+        queued: true,
         waiting: false,
         ..waits("p", 80)
     });
     assert_eq!(first_move(&mut ledger, &[], 0..10), None);
     let woken = ledger.wake(9, at(10));
-    let lifted: Vec<_> = woken.iter().map(|pod| pod.uid.to_string()).collect();
-    assert_eq!(lifted, ["p"]);
+    let ungated: Vec<_> = woken.iter().map(|pod| pod.uid.to_string()).collect();
+    assert_eq!(ungated, ["p"]);
 }
 
 #[test]

@@ -431,7 +431,7 @@ fn a_pod_of_higher_priority_takes_the_reservation_where_there_is_no_other_node()
 fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
     let bounded = Config {
         keep_places: 1,
-        line: true,
+        queue: true,
         ..Config::default()
     };
     let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
@@ -440,7 +440,7 @@ fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
     }
     for (uid, created) in [("p", 0), ("q", 1)] {
         ledger.apply_pod(PodFacts {
-            in_line: true,
+            queued: true,
             created,
             ..pod(uid, 100 - created as u64)
         });

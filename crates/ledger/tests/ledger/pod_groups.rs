@@ -218,14 +218,14 @@ fn placement_with_some_of_the_nodes_is_not_taken_for_the_cluster() {
 #[test]
 fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
     let mut ledger = Ledger::new(Config {
-        line: true,
+        queue: true,
         ..Config::default()
     });
     ledger.apply_node(node("n"));
     ledger.apply_gpunode("n", report(&[card("n-0", 100), card("n-1", 100)]), at(0));
     ledger.apply_pod(bound("holds", "n", "n-0", 100));
     let queued = |pod: PodFacts| PodFacts {
-        in_line: true,
+        queued: true,
         ..pod
     };
     gang(
@@ -236,7 +236,7 @@ fn gated_gang_is_ungated_as_a_whole_once_all_of_it_fits() {
     );
     for second in 1..20 {
         assert!(ledger.wake(64, at(second)).is_empty());
-        assert!(ledger.stalled_in_line(at(second)).is_empty());
+        assert!(ledger.stalled(at(second)).is_empty());
     }
     ledger.delete_pod("holds");
     let woken = ledger.wake(64, at(20));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;
-use gpustow_ledger::{Config, Ledger, Lift};
+use gpustow_ledger::{Config, Ledger, Ungate};
 use gpustow_pack::Request;
 
 use crate::build::{at, bound, card, node, pod, report};
@@ -12,7 +12,7 @@ use crate::build::{at, bound, card, node, pod, report};
 /// Nodes with one GPU of 100 MiB, each taken by a pod of priority 0.
 fn full(nodes: usize) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        line: true,
+        queue: true,
         ..Config::default()
     });
     for index in 0..nodes {
@@ -26,7 +26,7 @@ fn full(nodes: usize) -> Ledger {
 
 fn queued(name: &str, mib: u64, priority: i32) -> PodFacts {
     PodFacts {
-        in_line: true,
+        queued: true,
         priority,
         ..pod(name, mib)
     }
@@ -38,12 +38,12 @@ fn ungated(ledger: &mut Ledger, second: u64) -> Vec<String> {
     let mut more = true;
     while more {
         let pods = ledger.wake(100, at(second));
-        for pod in pods.iter().filter(|pod| pod.in_line) {
-            if ledger.lifted_because(&pod.uid) == Lift::MayPreempt {
+        for pod in pods.iter().filter(|pod| pod.queued) {
+            if ledger.ungated_because(&pod.uid) == Ungate::MayPreempt {
                 names.push(pod.uid.to_string());
             }
             ledger.apply_pod(PodFacts {
-                in_line: false,
+                queued: false,
                 ..PodFacts::clone(pod)
             });
         }

@@ -20,7 +20,7 @@ const WIDE: Kind = ("wide", &[40, 40, 40, 40]);
 fn ledger(max: usize) -> Ledger {
     Ledger::new(Config {
         provision: max,
-        line: true,
+        queue: true,
         ..Config::default()
     })
 }
@@ -54,7 +54,7 @@ fn full(ledger: &mut Ledger, name: &str, kind: Kind) {
 /// It waits with a scheduling gate.
 fn queued(name: &str, mib: u64) -> PodFacts {
     PodFacts {
-        in_line: true,
+        queued: true,
         ..pod(name, mib)
     }
 }
@@ -221,7 +221,7 @@ fn there_are_no_more_than_the_administrator_allows() {
     assert_eq!(created(&mut ledger, at(2)), []);
     ledger.configure(Config {
         provision: 1,
-        line: true,
+        queue: true,
         ..Config::default()
     });
     assert_eq!(deleted(&mut ledger, at(3)).len(), 2);
@@ -277,7 +277,7 @@ fn bind_all(ledger: &mut Ledger, pods: u64, nodes: &[String], now: Duration) {
         let waits = ledger.pod(&uid).filter(|pod| pod.node.is_none());
         let Some(waits) = waits else { continue };
         let pod = PodFacts {
-            in_line: false,
+            queued: false,
             ..(*waits).clone()
         };
         let found = ledger.filter(&ask(&pod), &nodes, now).nodes;

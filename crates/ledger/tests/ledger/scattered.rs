@@ -139,7 +139,7 @@ fn only_pods_that_may_preempt_and_wait_have_others_end() {
         |pod| pod.waiting = false,
         |pod| pod.nominated = Some("a".into()),
         |pod| pod.gated = true,
-        |pod| pod.in_line = true,
+        |pod| pod.queued = true,
         |pod| pod.deleting = true,
         |pod| pod.priority = 1,
         |pod| pod.group = Some("g".into()),

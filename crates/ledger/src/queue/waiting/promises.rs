@@ -134,7 +134,7 @@ impl Waiting {
         }
     }
 
-    /// The pod could not be let out of the line for what it was promised.
+    /// The pod could not be ungated for what it was promised.
     pub(in crate::queue) fn ungate_failed(&mut self, uid: &str) {
         if !self.is_promised(uid) {
             return;

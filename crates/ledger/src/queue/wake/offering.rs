@@ -125,17 +125,17 @@ impl Waking<'_> {
         }
     }
 
-    /// Room is promised to a pod that is woken; for one that is let out of the line it is kept from everybody.
+    /// Room is promised to a pod that is woken; for one that is ungated it is kept from all others.
     fn promise(&mut self, pod: &PodFacts, node: &Arc<str>, interval: Duration) {
-        let lasts = match pod.in_line {
-            true => self.config.lift_for,
+        let lasts = match pod.queued {
+            true => self.config.ungate_for,
             false => interval,
         };
         let queue = &mut self.queue;
         queue
             .waiting
             .promise(&pod.uid, node, self.now, interval, lasts);
-        if pod.in_line {
+        if pod.queued {
             queue.earmark_for_ungated(pod, node, self.now + lasts, self.books);
         }
     }
@@ -179,7 +179,7 @@ impl Waking<'_> {
             if let Some(answer) = self.answer_of_gang(&pod, work) {
                 return answer;
             }
-            if !pod.in_line {
+            if !pod.queued {
                 self.sight().take(name, &mut offering.left, &pod);
             }
             Answer::Comes(pod)
@@ -210,7 +210,7 @@ impl Waking<'_> {
         let until = self.now + self.config.wake_again_after;
         self.queue.gangs.is_woken(gang, until);
         let gated = seats.into_nodes().filter_map(|(uid, node)| {
-            let pod = self.sight().asleep(&uid).filter(|pod| pod.in_line)?;
+            let pod = self.sight().asleep(&uid).filter(|pod| pod.queued)?;
             Some((pod, node))
         });
         let gated: Vec<_> = gated.collect();

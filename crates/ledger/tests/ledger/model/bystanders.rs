@@ -81,7 +81,7 @@ impl World {
     pub(super) fn cast(&self, bystander: Bystander, there: bool) -> Vec<PodFacts> {
         let mut pods = self.server.pods.clone();
         for pod in &mut pods {
-            pod.in_line = false;
+            pod.queued = false;
             pod.nominated = None;
             pod.kept_on = None;
             pod.waiting = pod.node.is_none();
@@ -177,7 +177,7 @@ impl World {
     pub(super) fn only(&self, feature: Feature, pods: &[PodFacts]) -> Ledger {
         let config = Config {
             call_back: matches!(feature, Feature::Reclaim),
-            line: false,
+            queue: false,
             keep: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
             preempt_scattered: matches!(feature, Feature::Preempt),
             moves: matches!(feature, Feature::Defragment),

@@ -73,7 +73,7 @@ impl World {
         self.listing = Some((self.ledger.copies(), None));
         self.take_list();
         self.list_arrives();
-        self.empty_line()?;
+        self.empty_queue()?;
         self.check_wake()?;
         self.check_nobody_comes()?;
         self.check_bystanders()?;

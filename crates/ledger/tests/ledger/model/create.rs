@@ -24,7 +24,7 @@ impl World {
             limit,
             priority,
             gated,
-            in_line,
+            queued,
             pod: traits,
         } = *event
         else {
@@ -50,7 +50,7 @@ impl World {
             pod.name = name.into();
             pod.created = number as i64 / 3;
             (pod.priority, pod.gated) = (priority, gated);
-            pod.in_line = in_line;
+            pod.queued = queued;
             pod.preempts = !traits.never;
             pod.movable = traits.movable.then(|| "rs".into());
             if let Ok(request) = &mut pod.request {

@@ -69,7 +69,7 @@ pub(super) enum Event {
         limit: Limit,
         priority: i32,
         gated: bool,
-        in_line: bool,
+        queued: bool,
         pod: Traits,
     },
     /// The next `count` events of the pod watch arrive.
@@ -236,7 +236,7 @@ impl Event {
             limit: Limit::Same,
             priority,
             gated: false,
-            in_line: false,
+            queued: false,
             pod: Traits::default(),
         }
     }
@@ -365,7 +365,7 @@ impl Event {
                 limit: Limit::random(random),
                 priority: random.below(3) as i32,
                 gated: random.below(12) == 0,
-                in_line: false,
+                queued: false,
                 pod: Traits::default(),
             },
             10..16 => Self::DeliverPods {

@@ -41,8 +41,8 @@ impl World {
             require(!settled || *reason != Reason::BindUnderWay, || {
                 "no bind is under way".into()
             })?;
-            let in_line = *reason == Reason::InLine;
-            require(!settled || !room(name) || in_line, || {
+            let queued = *reason == Reason::InLine;
+            require(!settled || !room(name) || queued, || {
                 format!("filter refuses {name} ({reason:?}), preempt does not")
             })?;
         }
@@ -61,14 +61,14 @@ impl World {
         let nodes = verdict.nodes.first().filter(|_| settled).copied();
         self.check_gains(&gaining, pod)?;
         self.check_kept(pod, &verdict.refused)?;
-        self.check_line(pod, nodes, &verdict.refused)
+        self.check_queued(pod, nodes, &verdict.refused)
     }
 
     /// kube-scheduler tries every pod that it may, `rounds` times.
     pub(super) fn schedule(&mut self, rounds: usize) -> Result<(), String> {
         for round in 0..rounds {
             let mut pods = self.server.pods.clone();
-            pods.retain(|pod| pod.node.is_none() && !pod.gated && !pod.in_line && !pod.deleting);
+            pods.retain(|pod| pod.node.is_none() && !pod.gated && !pod.queued && !pod.deleting);
             pods.sort_by_key(|pod| (-pod.priority, pod.created, pod.uid.clone()));
             for pod in pods {
                 self.begin_window(round);
@@ -97,7 +97,7 @@ impl World {
             Some(known) => PodFacts::clone(&known),
             None => self.server.pods[index].clone(),
         };
-        if pod.node.is_some() || pod.gated || pod.in_line || pod.deleting {
+        if pod.node.is_some() || pod.gated || pod.queued || pod.deleting {
             return Ok(None);
         }
         let gaining = self.gaining();

@@ -124,11 +124,11 @@ impl Switches {
 
     /// Gives a new pod what only some histories have.
     fn adapt(self, event: &mut Event, random: &mut Random) {
-        let Event::Create { pod, in_line, .. } = event else {
+        let Event::Create { pod, queued, .. } = event else {
             return;
         };
         if self.queue {
-            *in_line = random.below(3) > 0;
+            *queued = random.below(3) > 0;
         }
         if self.scarce_cpu {
             pod.cpu_milli = [0, 1000, 2000, 3000][random.index() % 4];
@@ -205,8 +205,8 @@ impl Switches {
         let mut events = Event::borrowing(random);
         for event in &mut events {
             self.adapt(event, random);
-            if let Event::Create { in_line, .. } = event {
-                *in_line = false;
+            if let Event::Create { queued, .. } = event {
+                *queued = false;
             }
         }
         events

@@ -41,13 +41,13 @@ pub(super) struct World {
     pub(super) shown: Shown,
     pub(super) disruptions: Disruptions,
     pub(super) lending: Lending,
-    /// Pods that were woken or let out of the line before.
+    /// Pods that were woken or ungated before.
     pub(super) woken: HashSet<Arc<str>>,
-    /// Until when room is promised to pods that do not stand in line.
+    /// Until when room is offered to pods that are not queued.
     pub(super) promised: Duration,
-    /// The lowest priority of those that were let out of the line.
+    /// The lowest priority of those that were ungated.
     pub(super) lowest: i32,
-    /// Until when room is kept for pods that were let out of the line.
+    /// Until when room is kept for pods that were ungated.
     pub(super) let_out: HashMap<Arc<str>, Duration>,
 }
 
@@ -64,7 +64,7 @@ impl World {
         let config = Config {
             stale_after: lending::STALE_AFTER,
             call_back: switches.reclaim,
-            line: switches.queue,
+            queue: switches.queue,
             call_back_for: lending::CALLED_FOR,
             over_limit_for: over_limits::OVER_FOR,
             keep: switches.reserve.then_some(Duration::ZERO),
@@ -249,7 +249,7 @@ impl World {
                 without,
                 cooperative,
                 ..
-            } if !pod.gated && !pod.in_line => {
+            } if !pod.gated && !pod.queued => {
                 let keep = |&(index, _): &(usize, &&str)| index != without;
                 let nodes = NODES.iter().enumerate().filter(keep);
                 let nodes: Vec<&'static str> = nodes.map(|(_, name)| *name).collect();
@@ -264,7 +264,7 @@ impl World {
                 }
             }
             Event::FilterAndBind { .. }
-                if unbound && !pod.gated && !pod.in_line && !pod.deleting =>
+                if unbound && !pod.gated && !pod.queued && !pod.deleting =>
             {
                 self.chosen.remove(&pod.uid);
                 self.filter(&pod, &NODES, false)?;
@@ -305,11 +305,11 @@ impl World {
                 });
                 self.given_up.insert(pod.uid, refusal);
             }
-            Event::Ungate { .. } if pod.in_line && !pod.gated => {
-                self.server.write(index, |pod| pod.in_line = false);
+            Event::Ungate { .. } if pod.queued && !pod.gated => {
+                self.server.write(index, |pod| pod.queued = false);
             }
             Event::Ungate { .. } => self.server.write(index, |pod| pod.gated = false),
-            Event::Nominate { node, .. } if unbound && !pod.in_line => {
+            Event::Nominate { node, .. } if unbound && !pod.queued => {
                 let nominated = NODES.get(node % 4).map(|name| (*name).into());
                 self.server.write(index, |pod| pod.nominated = nominated);
             }

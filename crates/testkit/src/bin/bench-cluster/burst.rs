@@ -1,5 +1,5 @@
-//! A burst on an idle line: how many pods get in before it is up, on a full cluster and on one that fills up, and how many
-//! are let out in vain while it drains.
+//! A burst on an idle queue: how many pods are created without the gate before it is on, on a full cluster and on one that fills up, and how many
+//! are ungated in vain while it drains.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::line::{NODE, fill, is_held, remove, whole};
+use crate::queue::{NODE, fill, is_held, remove, whole};
 use crate::{Args, CARDS, SETTLED, WIDTH, config, extender, since, sum_of};
 
 /// Pods that end in a second while the cluster drains.
@@ -23,7 +23,7 @@ const ENDS: u64 = 20;
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
     eprintln!("{} {nodes} nodes: starting the control plane", since(began));
     let cluster = ControlPlane::start(Options::default()).await?;
-    let overlay = args.repository.join("manifests/overlays/line");
+    let overlay = args.repository.join("manifests/overlays/queue");
     cluster
         .kubectl(&["apply", "-k", &overlay.display().to_string()])
         .await?;
@@ -68,14 +68,14 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
         took.as_secs_f64(),
         began.elapsed().as_secs_f64(),
     );
-    let lifts = lifts(&extender).await?;
+    let ungates = ungates(&extender).await?;
     let took = drain(args, &case).await?;
-    let lifted = self::lifts(&extender).await? - lifts;
+    let ungated = self::ungates(&extender).await? - ungates;
     let bound = args.burst - fit;
     println!(
-        "drains, {ENDS} pods a second: the other {bound} bound in {:.1} s, {lifted} let out for room, {:.2} each",
+        "drains, {ENDS} pods a second: the other {bound} bound in {:.1} s, {ungated} ungated for room, {:.2} each",
         took.as_secs_f64(),
-        lifted / bound as f64
+        ungated / bound as f64
     );
     case.check().await
 }
@@ -96,9 +96,9 @@ async fn create(
     Ok((took, created.iter().filter(|pod| !is_held(pod)).count()))
 }
 
-/// Waits until new pods stand in no line.
+/// Waits until new pods are not queued.
 async fn idle(extender: &Extender) -> Result<()> {
-    eventually(SETTLED, "the line is idle", async || {
+    eventually(SETTLED, "the queue is idle", async || {
         let on = sum_of(&extender.metrics().await?, "gpustow_queue_on");
         ensure!(on == 0.0, "it is on");
         Ok(())
@@ -106,7 +106,7 @@ async fn idle(extender: &Extender) -> Result<()> {
     .await
 }
 
-async fn lifts(extender: &Extender) -> Result<f64> {
+async fn ungates(extender: &Extender) -> Result<f64> {
     let series = r#"gpustow_ungated_pods_total{cause="room",result="done"}"#;
     Ok(sum_of(&extender.metrics().await?, series))
 }

@@ -3,11 +3,11 @@
 //! A round creates its pods while no scheduler runs, starts one, and times the binds of the
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
-//! that kube-scheduler tries again and again, and timed from its creation on. With `--line`, see [`mod@line`], with
+//! that kube-scheduler tries again and again, and timed from its creation on. With `--queue`, see [`mod@queue`], with
 //! `--scattered`, see [`mod@scattered`], with `--burst`, see [`mod@burst`].
 
 mod burst;
-mod line;
+mod queue;
 mod report;
 mod scattered;
 
@@ -65,17 +65,17 @@ struct Args {
     /// Values of podMaxBackoffSeconds to compare with --waiting
     #[arg(long, value_delimiter = ',', default_value = "2,10")]
     backoffs: Vec<u32>,
-    /// Measure the line: what others pay for so many pods that wait in it, and how soon freed memory goes to its head
+    /// Measure the queue: what others pay for so many pods that wait in it, and how soon freed memory goes to its head
     #[arg(long, value_delimiter = ',', conflicts_with = "waiting")]
-    line: Vec<usize>,
-    /// With --line, also the first of these numbers of pods with no line
-    #[arg(long, requires = "line")]
+    queue: Vec<usize>,
+    /// With --queue, also the first of these numbers of pods without a queue
+    #[arg(long, requires = "queue")]
     refused: bool,
     /// Measure how soon so many pods, one after the other, preempt others of whose cards no one is free
-    #[arg(long, default_value_t = 0, conflicts_with_all = ["line", "waiting"])]
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting"])]
     scattered: usize,
-    /// Create so many pods at once on an idle line: how many get in before it is up, and are let out in vain while it drains
-    #[arg(long, default_value_t = 0, conflicts_with_all = ["line", "waiting", "scattered"])]
+    /// Create so many pods at once on an idle queue: how many are created without the gate before it is on, and are ungated in vain while it drains
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting", "scattered"])]
     burst: usize,
     /// Values of percentageOfNodesToScore to compare with gpustow, 0 for adaptive; without it the shipped one. Other
     /// measurements take the first
@@ -137,8 +137,8 @@ async fn main() -> Result<()> {
     built(&args.gpustow, "cargo build --release --bin gpustow")?;
     let began = Instant::now();
     for &nodes in &args.nodes {
-        if !args.line.is_empty() {
-            line::bench(&args, nodes, began).await?;
+        if !args.queue.is_empty() {
+            queue::bench(&args, nodes, began).await?;
         } else if args.scattered > 0 {
             scattered::bench(&args, nodes, began).await?;
         } else if args.burst > 0 {

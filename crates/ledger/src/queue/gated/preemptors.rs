@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::{Lift, Turn};
+use super::{Turn, Ungate};
 use crate::Reason;
 use crate::books::{Books, Event, Uid};
 use crate::budget::Budget;
@@ -189,28 +189,28 @@ impl Waking<'_> {
         let kind = self.queue.waiting.kind_of(uid);
         if let Some(class) = kind.zip(self.books.pod(uid)) {
             let class = (class.0, class.1.priority);
-            self.queue.line.preemptors.goes_out(uid, class, self.now);
+            self.queue.gated.preemptors.goes_out(uid, class, self.now);
         }
     }
 
     /// Ungates a few pods at their turn for which others would be evicted. True if the round goes on.
     pub(super) fn find_preemptors(&mut self) -> bool {
-        let line = &mut self.queue.line;
-        if !line.on || line.is_empty() {
-            line.preemptors.rest();
+        let gated = &mut self.queue.gated;
+        if !gated.on || gated.is_empty() {
+            gated.preemptors.rest();
             return false;
         }
-        let out = line.preemptors.out(self.books, self.now);
-        let mut free = MOST.saturating_sub(out + line.leaving.len());
-        let lowest = line.preemptors.bound.keys().next().copied();
+        let out = gated.preemptors.out(self.books, self.now);
+        let mut free = MOST.saturating_sub(out + gated.leaving.len());
+        let lowest = gated.preemptors.bound.keys().next().copied();
         let Some(lowest) = lowest.filter(|_| free > 0) else {
             return false;
         };
-        if line.preemptors.after.is_none() {
-            if self.now < line.preemptors.next_round {
+        if gated.preemptors.after.is_none() {
+            if self.now < gated.preemptors.next_round {
                 return false;
             }
-            line.preemptors.round += 1;
+            gated.preemptors.round += 1;
         }
         let mut budget = Budget::of_look();
         let mut goes_on = true;
@@ -224,33 +224,33 @@ impl Waking<'_> {
             match self.look_for(&turn, &mut budget) {
                 Found::Node => {
                     free -= 1;
-                    self.queue.line.let_through(turn.uid(), Lift::MayPreempt);
+                    self.queue.gated.let_go(turn.uid(), Ungate::MayPreempt);
                 }
                 Found::Nothing => {}
                 Found::NotYet => {
-                    self.queue.line.preemptors.first.insert(turn);
+                    self.queue.gated.preemptors.first.insert(turn);
                 }
             }
         }
-        self.queue.line.preemptors.spent += budget.spent();
+        self.queue.gated.preemptors.spent += budget.spent();
         goes_on && free > 0
     }
 
     fn next_preemptor(&mut self, lowest: i32) -> Option<Turn> {
-        let line = &mut self.queue.line;
-        if let Some(turn) = line.preemptors.first.pop_first() {
+        let gated = &mut self.queue.gated;
+        if let Some(turn) = gated.preemptors.first.pop_first() {
             return Some(turn);
         }
-        let from = line.preemptors.after.as_ref().map_or(Unbounded, Excluded);
-        let next = line.order.range((from, Unbounded)).next();
+        let from = gated.preemptors.after.as_ref().map_or(Unbounded, Excluded);
+        let next = gated.order.range((from, Unbounded)).next();
         let next = next.filter(|turn| turn.priority() > lowest)?.clone();
-        line.preemptors.after = Some(next.clone());
+        gated.preemptors.after = Some(next.clone());
         Some(next)
     }
 
     fn end_round(&mut self) {
         let waiting = &self.queue.waiting;
-        let preemptors = &mut self.queue.line.preemptors;
+        let preemptors = &mut self.queue.gated.preemptors;
         preemptors.after = None;
         preemptors.next_round = self.now + LOOK_EVERY;
         let classes = &mut preemptors.classes;
@@ -260,8 +260,8 @@ impl Waking<'_> {
     /// Looks at nodes for one queued pod, as far as the budget suffices.
     fn look_for(&mut self, turn: &Turn, budget: &mut Budget) -> Found {
         let uid = turn.uid();
-        let line = &self.queue.line;
-        let is_queued = line.turns.get(uid) == Some(turn) && !line.is_leaving(uid);
+        let gated = &self.queue.gated;
+        let is_queued = gated.turns.get(uid) == Some(turn) && !gated.is_leaving(uid);
         let pod = self.books.pod(uid).filter(|pod| pod.preempts && is_queued);
         let kind = self.queue.waiting.kind_of(uid);
         let free = !self.queue.waiting.is_promised(uid) && !self.books.is_unfenced(uid);
@@ -269,7 +269,7 @@ impl Waking<'_> {
             return Found::Nothing;
         };
         let class = (kind, pod.priority);
-        let preemptors = &mut self.queue.line.preemptors;
+        let preemptors = &mut self.queue.gated.preemptors;
         let Some(known) = preemptors.take_nodes(class, self.books, self.now) else {
             return Found::Nothing;
         };
@@ -291,7 +291,7 @@ impl Waking<'_> {
                 _ => drop(nodes.pop()),
             }
         }
-        let preemptors = &mut self.queue.line.preemptors;
+        let preemptors = &mut self.queue.gated.preemptors;
         if let Some(known) = preemptors.classes.get_mut(&class) {
             if nodes.is_empty() {
                 known.done_in = preemptors.round;

@@ -1,10 +1,10 @@
-//! The line: who is let out of it, in which order, and with which room.
+//! The queue: which pods are ungated, in which order, and with which room.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Config, Ledger, Lift, Reason, Victims};
+use gpustow_ledger::{Config, Ledger, Reason, Ungate, Victims};
 
 use crate::build::{ask, at, bound, card, choose, node, pod, report};
 
@@ -15,7 +15,7 @@ fn full(taken: u64) -> Ledger {
 
 fn with(config: Config, taken: u64) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        line: true,
+        queue: true,
         ..config
     });
     ledger.apply_node(node("a"));
@@ -24,29 +24,29 @@ fn with(config: Config, taken: u64) -> Ledger {
     ledger
 }
 
-/// Stands in line.
+/// It is queued.
 fn held(name: &str, mib: u64) -> PodFacts {
     PodFacts {
-        in_line: true,
+        queued: true,
         ..pod(name, mib)
     }
 }
 
-fn lifted(ledger: &mut Ledger, now: Duration) -> Vec<(String, Lift)> {
+fn ungated(ledger: &mut Ledger, now: Duration) -> Vec<(String, Ungate)> {
     let pods = ledger.wake(100, now);
-    let lifts = pods.iter().filter(|pod| pod.in_line);
-    let because = |pod: &Arc<PodFacts>| (pod.uid.to_string(), ledger.lifted_because(&pod.uid));
-    lifts.map(because).collect()
+    let ungates = pods.iter().filter(|pod| pod.queued);
+    let because = |pod: &Arc<PodFacts>| (pod.uid.to_string(), ledger.ungated_because(&pod.uid));
+    ungates.map(because).collect()
 }
 
-fn names(lifts: &[(String, Lift)]) -> Vec<&str> {
-    lifts.iter().map(|(name, _)| &**name).collect()
+fn names(ungates: &[(String, Ungate)]) -> Vec<&str> {
+    ungates.iter().map(|(name, _)| &**name).collect()
 }
 
 /// The API server has taken the gate off.
 fn out(ledger: &mut Ledger, pod: &PodFacts) {
     ledger.apply_pod(PodFacts {
-        in_line: false,
+        queued: false,
         resource_version: "2".into(),
         ..pod.clone()
     });
@@ -69,13 +69,13 @@ fn they_are_let_out_by_priority_then_age_then_name_as_far_as_there_is_room() {
     ] {
         ledger.apply_pod(pod);
     }
-    assert_eq!(lifted(&mut ledger, at(1)), []);
-    assert_eq!(ledger.before_in_line("a"), Some(2));
+    assert_eq!(ungated(&mut ledger, at(1)), []);
+    assert_eq!(ledger.queued_before("a"), Some(2));
     ledger.delete_pod("old");
-    let lifts = lifted(&mut ledger, at(1));
-    assert_eq!(names(&lifts), ["y-urgent", "z-first", "a"]);
-    assert!(lifts.iter().all(|(_, why)| *why == Lift::Room));
-    assert_eq!(lifted(&mut ledger, at(1)), []);
+    let ungates = ungated(&mut ledger, at(1));
+    assert_eq!(names(&ungates), ["y-urgent", "z-first", "a"]);
+    assert!(ungates.iter().all(|(_, why)| *why == Ungate::Room));
+    assert_eq!(ungated(&mut ledger, at(1)), []);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn one_for_which_there_is_room_already_is_let_out_at_once() {
     let mut ledger = full(40);
     ledger.apply_pod(held("large", 70));
     ledger.apply_pod(held("small", 60));
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["small"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["small"]);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn the_room_is_kept_for_it_until_its_filter_call() {
     let first = held("first", 60);
     ledger.apply_pod(first.clone());
     ledger.delete_pod("old");
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["first"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["first"]);
     out(&mut ledger, &first);
     let beside = pod("beside", 60);
     let verdict = ledger.filter(&ask(&beside), &["a"], at(2));
@@ -109,10 +109,10 @@ fn the_room_is_anothers_when_it_does_not_come() {
     ledger.apply_pod(first.clone());
     ledger.apply_pod(held("second", 60));
     ledger.delete_pod("old");
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["first"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["first"]);
     out(&mut ledger, &first);
-    assert_eq!(lifted(&mut ledger, at(10)), []);
-    assert_eq!(names(&lifted(&mut ledger, at(11))), ["second"]);
+    assert_eq!(ungated(&mut ledger, at(10)), []);
+    assert_eq!(names(&ungated(&mut ledger, at(11))), ["second"]);
 }
 
 #[test]
@@ -122,18 +122,18 @@ fn the_room_is_anothers_when_it_was_refused() {
     ledger.apply_pod(first.clone());
     ledger.apply_pod(held("second", 60));
     ledger.delete_pod("old");
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["first"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["first"]);
     out(&mut ledger, &first);
     // Something before us keeps it off the node.
     assert!(choose(&mut ledger, &first, &[], at(2)).is_empty());
-    assert_eq!(names(&lifted(&mut ledger, at(2))), ["second"]);
+    assert_eq!(names(&ungated(&mut ledger, at(2))), ["second"]);
 }
 
 #[test]
-fn a_pod_beside_the_line_gets_no_room_that_one_before_it_would_take() {
+fn pod_beside_the_queue_gets_no_room_that_one_before_it_would_take() {
     let mut ledger = full(100);
     ledger.apply_pod(held("first", 60));
-    assert_eq!(lifted(&mut ledger, at(1)), []);
+    assert_eq!(ungated(&mut ledger, at(1)), []);
     ledger.delete_pod("old");
     let beside = PodFacts {
         created: 1,
@@ -145,7 +145,7 @@ fn a_pod_beside_the_line_gets_no_room_that_one_before_it_would_take() {
         ..pod("small", 40)
     };
     assert_eq!(choose(&mut ledger, &small, &["a"], at(1)), ["a"]);
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["first"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["first"]);
 }
 
 #[test]
@@ -157,54 +157,54 @@ fn a_pod_that_was_let_out_by_somebody_else_gets_none_either() {
     };
     ledger.apply_pod(held("first", 60));
     ledger.apply_pod(second.clone());
-    assert_eq!(lifted(&mut ledger, at(1)), []);
+    assert_eq!(ungated(&mut ledger, at(1)), []);
     // An extender that another has relieved meanwhile takes the gate off, late.
     out(&mut ledger, &second);
     ledger.delete_pod("old");
     assert!(choose(&mut ledger, &second, &["a"], at(1)).is_empty());
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["first"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["first"]);
 }
 
 #[test]
-fn one_of_higher_priority_goes_before_the_line() {
+fn pod_of_higher_priority_goes_before_the_queue() {
     let mut ledger = full(100);
     ledger.apply_pod(held("first", 60));
-    assert_eq!(lifted(&mut ledger, at(1)), []);
+    assert_eq!(ungated(&mut ledger, at(1)), []);
     ledger.delete_pod("old");
     let urgent = PodFacts {
         priority: 1,
         ..pod("urgent", 60)
     };
     assert_eq!(choose(&mut ledger, &urgent, &["a"], at(1)), ["a"]);
-    assert_eq!(lifted(&mut ledger, at(1)), []);
+    assert_eq!(ungated(&mut ledger, at(1)), []);
 }
 
 #[test]
-fn whom_no_node_could_hold_is_let_through_and_wants_no_line() {
+fn pod_that_no_node_could_hold_is_ungated_and_wants_no_queue() {
     let mut ledger = full(100);
     ledger.apply_pod(held("huge", 101));
     assert_eq!(
-        lifted(&mut ledger, at(1)),
-        [("huge".to_owned(), Lift::NoNode)]
+        ungated(&mut ledger, at(1)),
+        [("huge".to_owned(), Ungate::NoNode)]
     );
-    assert!(!ledger.wants_line());
+    assert!(!ledger.wants_queue());
     // It is not seen to have gone: once more, later.
-    assert_eq!(lifted(&mut ledger, at(5)), []);
-    assert_eq!(names(&lifted(&mut ledger, at(11))), ["huge"]);
+    assert_eq!(ungated(&mut ledger, at(5)), []);
+    assert_eq!(names(&ungated(&mut ledger, at(11))), ["huge"]);
     ledger.apply_pod(held("too", 101));
-    assert_eq!(names(&lifted(&mut ledger, at(12))), ["too"]);
+    assert_eq!(names(&ungated(&mut ledger, at(12))), ["too"]);
 }
 
 #[test]
-fn somebody_refused_for_want_of_room_wants_a_line() {
+fn pod_refused_for_want_of_room_wants_a_queue() {
     let mut ledger = full(100);
-    assert!(!ledger.wants_line());
+    assert!(!ledger.wants_queue());
     let first = pod("first", 60);
     ledger.apply_pod(first.clone());
     assert!(choose(&mut ledger, &first, &["a"], at(1)).is_empty());
-    assert!(ledger.wants_line());
+    assert!(ledger.wants_queue());
     ledger.delete_pod("first");
-    assert!(!ledger.wants_line());
+    assert!(!ledger.wants_queue());
 }
 
 #[test]
@@ -224,26 +224,26 @@ fn few_that_may_preempt_are_let_through_without_room() {
         ..held("never", 60)
     };
     ledger.apply_pod(never);
-    let lifts = lifted(&mut ledger, at(1));
+    let ungates = ungated(&mut ledger, at(1));
     assert_eq!(
-        names(&lifts),
+        names(&ungates),
         ["urgent-0", "urgent-1", "urgent-2", "urgent-3"]
     );
-    assert!(lifts.iter().all(|(_, why)| *why == Lift::MayPreempt));
-    assert_eq!(lifted(&mut ledger, at(3)), []);
+    assert!(ungates.iter().all(|(_, why)| *why == Ungate::MayPreempt));
+    assert_eq!(ungated(&mut ledger, at(3)), []);
     for number in 0..4 {
         out(&mut ledger, &urgent(number));
     }
     // The first was bound, and the others came to nothing within a while.
     ledger.apply_pod(bound("urgent-0", "a", "a-0", 60));
-    assert_eq!(names(&lifted(&mut ledger, at(4))), ["urgent-4"]);
+    assert_eq!(names(&ungated(&mut ledger, at(4))), ["urgent-4"]);
 }
 
 #[test]
-fn without_a_line_everybody_is_let_through() {
+fn queue_that_is_off_ungates_all_pods() {
     let mut ledger = Ledger::new(Config::default());
     ledger.apply_pod(held("p", 10));
-    assert_eq!(lifted(&mut ledger, at(1)), [("p".to_owned(), Lift::Off)]);
+    assert_eq!(ungated(&mut ledger, at(1)), [("p".to_owned(), Ungate::Off)]);
 }
 
 #[test]
@@ -254,8 +254,8 @@ fn whose_scheduler_does_not_ask_us_is_let_through() {
         ..held("p", 10)
     });
     assert_eq!(
-        lifted(&mut ledger, at(1)),
-        [("p".to_owned(), Lift::NotOurs)]
+        ungated(&mut ledger, at(1)),
+        [("p".to_owned(), Ungate::NotOurs)]
     );
 }
 
@@ -267,13 +267,13 @@ fn other_peoples_gates_are_awaited() {
         ..held("p", 10)
     };
     ledger.apply_pod(twice.clone());
-    assert_eq!(lifted(&mut ledger, at(1)), []);
+    assert_eq!(ungated(&mut ledger, at(1)), []);
     assert_eq!(ledger.queued().pods, 0);
     ledger.apply_pod(PodFacts {
         gated: false,
         ..twice
     });
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["p"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["p"]);
 }
 
 #[test]
@@ -282,43 +282,43 @@ fn the_room_is_anothers_when_the_gate_cannot_be_taken_off() {
     ledger.apply_pod(held("first", 60));
     ledger.apply_pod(held("second", 60));
     ledger.delete_pod("old");
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["first"]);
-    ledger.lift_failed("first");
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["second"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["first"]);
+    ledger.ungate_failed("first");
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["second"]);
     ledger.delete_pod("second");
-    assert_eq!(lifted(&mut ledger, at(2)), []);
-    assert_eq!(names(&lifted(&mut ledger, at(6))), ["first"]);
+    assert_eq!(ungated(&mut ledger, at(2)), []);
+    assert_eq!(names(&ungated(&mut ledger, at(6))), ["first"]);
 }
 
 #[test]
 fn the_first_are_shown_to_an_autoscaler_a_few_at_a_time() {
     let config = Config {
-        line_show: 2,
+        queue_show: 2,
         ..Config::default()
     };
     let mut ledger = with(config, 100);
     for number in 0..4 {
         ledger.apply_pod(held(&format!("p{number}"), 60));
     }
-    let lifts = lifted(&mut ledger, at(1));
-    assert_eq!(names(&lifts), ["p0", "p1"]);
-    assert!(lifts.iter().all(|(_, why)| *why == Lift::Shown));
+    let ungates = ungated(&mut ledger, at(1));
+    assert_eq!(names(&ungates), ["p0", "p1"]);
+    assert!(ungates.iter().all(|(_, why)| *why == Ungate::Shown));
     for number in 0..2 {
         let shown = held(&format!("p{number}"), 60);
         out(&mut ledger, &shown);
         let free = PodFacts {
-            in_line: false,
+            queued: false,
             ..shown
         };
         assert!(choose(&mut ledger, &free, &["a"], at(2)).is_empty());
     }
-    assert_eq!(lifted(&mut ledger, at(100)), []);
+    assert_eq!(ungated(&mut ledger, at(100)), []);
     // One of them leaves, and the next is shown; the room is the first one's.
     ledger.delete_pod("p1");
-    assert_eq!(names(&lifted(&mut ledger, at(101))), ["p2"]);
+    assert_eq!(names(&ungated(&mut ledger, at(101))), ["p2"]);
     ledger.delete_pod("old");
     let first = PodFacts {
-        in_line: false,
+        queued: false,
         ..held("p0", 60)
     };
     let woken: Vec<_> = ledger
@@ -340,7 +340,7 @@ fn wait_behind_barred(barred: usize) -> Duration {
             ..held(&format!("p{number}"), 60)
         });
     }
-    assert_eq!(lifted(&mut ledger, at(1)), []);
+    assert_eq!(ungated(&mut ledger, at(1)), []);
     ledger.delete_pod("old");
     let last = format!("p{barred}");
     let step = Duration::from_millis(100);
@@ -348,7 +348,7 @@ fn wait_behind_barred(barred: usize) -> Duration {
     loop {
         for pod in ledger.wake(100, now) {
             let free = PodFacts {
-                in_line: false,
+                queued: false,
                 ..PodFacts::clone(&pod)
             };
             ledger.apply_pod(free.clone());
@@ -382,14 +382,14 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
         ledger.apply_pod(held(name, 60));
     }
     ledger.delete_pod("old");
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["p0"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["p0"]);
     let barred = PodFacts {
         waiting: true,
-        in_line: false,
+        queued: false,
         ..held("p0", 60)
     };
     ledger.apply_pod(barred);
-    assert_eq!(names(&lifted(&mut ledger, at(1))), ["p1", "p2"]);
+    assert_eq!(names(&ungated(&mut ledger, at(1))), ["p1", "p2"]);
     let (first, second) = (held("p1", 60), held("p2", 60));
     out(&mut ledger, &first);
     out(&mut ledger, &second);
@@ -397,7 +397,7 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
     let verdict = ledger.filter(&ask(&beside), &["a"], at(1));
     assert_eq!(verdict.refused, [("a", Reason::Nominated)]);
     let free = |pod: &PodFacts| PodFacts {
-        in_line: false,
+        queued: false,
         ..pod.clone()
     };
     assert_eq!(choose(&mut ledger, &free(&second), &["a"], at(1)), ["a"]);
@@ -410,7 +410,7 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
 #[test]
 fn pod_that_was_shown_for_ten_minutes_gives_its_slot_to_the_next() {
     let config = Config {
-        line_show: 2,
+        queue_show: 2,
         ..Config::default()
     };
     let mut ledger = with(config, 100);
@@ -418,7 +418,7 @@ fn pod_that_was_shown_for_ten_minutes_gives_its_slot_to_the_next() {
     let mut shown = Vec::new();
     for minute in 0..=20 {
         ledger.apply_gpunode("a", report(&[card("a-0", 100)]), at(60 * minute));
-        for (name, _) in lifted(&mut ledger, at(60 * minute)) {
+        for (name, _) in ungated(&mut ledger, at(60 * minute)) {
             let waits = PodFacts {
                 waiting: true,
                 ..held(&name, 60)
@@ -444,7 +444,7 @@ fn stalled_pods_are_those_that_fit_or_need_no_room() {
         ..held("z-foreign", 70)
     });
     let stalled = |ledger: &Ledger| {
-        let pods = ledger.stalled_in_line(at(1));
+        let pods = ledger.stalled(at(1));
         pods.iter()
             .map(|pod| pod.uid.to_string())
             .collect::<Vec<_>>()
@@ -453,7 +453,7 @@ fn stalled_pods_are_those_that_fit_or_need_no_room() {
     assert_eq!(stalled(&ledger), ["small", "z-foreign"]);
     // With reservations the leader may keep the room for "large", which has waited as long.
     let without = Config {
-        line: true,
+        queue: true,
         ..Config::default()
     };
     ledger.configure(Config {

@@ -1,10 +1,10 @@
-//! The line in the model: who is let out of it, and what becomes of the lifts.
+//! The queue in the model: which pods are ungated, and what becomes of that.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Lift, Reason, Victims};
+use gpustow_ledger::{Reason, Ungate, Victims};
 
 use super::server::NODES;
 use super::world::{World, require};
@@ -22,15 +22,15 @@ impl World {
             require(!reserved, || {
                 format!("woke {}, which has its room", pod.uid)
             })?;
-            let why = self.ledger.lifted_because(&pod.uid);
-            require(!pod.in_line || why != Lift::Off, || {
+            let why = self.ledger.ungated_because(&pod.uid);
+            require(!pod.queued || why != Ungate::Off, || {
                 format!("{} is let through", pod.uid)
             })?;
-            if !pod.in_line {
+            if !pod.queued {
                 self.promised = self.now + self.config.wake_again_after;
             } else {
                 self.lowest = self.lowest.min(pod.priority);
-                let until = self.now + self.config.lift_for;
+                let until = self.now + self.config.ungate_for;
                 self.let_out.insert(pod.uid.clone(), until);
             }
             self.woken.insert(pod.uid.clone());
@@ -39,48 +39,48 @@ impl World {
             };
             let lost = index_of(&pod.uid).is_multiple_of(4);
             if let Some(index) = self.server.pods.iter().position(same)
-                && pod.in_line
+                && pod.queued
                 && !lost
             {
-                self.server.write(index, |pod| pod.in_line = false);
+                self.server.write(index, |pod| pod.queued = false);
             }
         }
         Ok(())
     }
 
-    /// Those in line, as the ledger knows it, that nobody has let out before. None while room is promised to
+    /// Those in the queue, as the ledger knows it, that were not ungated before. None while room is promised to
     /// others, for the books do not say which; nor those of higher priority than somebody who was let out: room
     /// that was promised already is not taken back for them.
     fn untold(&self) -> Vec<Arc<PodFacts>> {
-        if !self.config.line || self.now <= self.promised {
+        if !self.config.queue || self.now <= self.promised {
             return Vec::new();
         }
         let shares = self.shares();
-        let in_line = self.ledger.pods().filter(|known| {
-            self.ledger.before_in_line(&known.uid).is_some()
+        let queued = self.ledger.pods().filter(|known| {
+            self.ledger.queued_before(&known.uid).is_some()
                 && !self.woken.contains(&known.uid)
                 && known.priority <= self.lowest
                 && !shares.iter().any(|(uid, ..)| *uid == known.uid)
         });
-        in_line.cloned().collect()
+        queued.cloned().collect()
     }
 
-    /// A pod is given no room that one in line before it would have taken, and is kept waiting for those alone.
-    pub(super) fn check_line(
+    /// A pod is given no room that one in the queue before it would have taken, and is kept waiting for those alone.
+    pub(super) fn check_queued(
         &mut self,
         pod: &PodFacts,
         chosen: Option<&str>,
         refused: &[(&str, Reason)],
     ) -> Result<(), String> {
-        if !self.config.line {
+        if !self.config.queue {
             return Ok(());
         }
-        // It is no more in line, whatever the watch has shown so far.
+        // It is not queued any more, whatever the watch has shown so far.
         self.woken.insert(pod.uid.clone());
-        let in_line = |(_, reason): &(&str, Reason)| *reason == Reason::InLine;
-        let waits = refused.iter().any(in_line);
+        let queued = |(_, reason): &(&str, Reason)| *reason == Reason::InLine;
+        let waits = refused.iter().any(queued);
         require(!waits || self.ledger.queued().pods > 0, || {
-            format!("nobody stands in line before {}", pod.uid)
+            format!("nobody is queued before {}", pod.uid)
         })?;
         self.wake(64)?;
         let turn = |pod: &PodFacts| (-pod.priority, pod.created, pod.name.clone());
@@ -104,9 +104,9 @@ impl World {
         Ok(())
     }
 
-    /// Once faults have ceased, everybody in line that fits is let out of it; then the line is closed.
-    pub(super) fn empty_line(&mut self) -> Result<(), String> {
-        if !self.config.line {
+    /// Once faults have ceased, every queued pod that fits is ungated; then the queue is closed.
+    pub(super) fn empty_queue(&mut self) -> Result<(), String> {
+        if !self.config.queue {
             return Ok(());
         }
         let mut left = Vec::new();
@@ -125,16 +125,16 @@ impl World {
             }
         }
         require(left.is_empty(), || {
-            format!("{left:?} fit, and stand in line still")
+            format!("{left:?} fit, and are still queued")
         })?;
         for index in 0..self.server.pods.len() {
-            self.server.write(index, |pod| pod.in_line = false);
+            self.server.write(index, |pod| pod.queued = false);
         }
         self.deliver_pods(usize::MAX);
         require(self.ledger.queued().pods == 0, || {
             "somebody stands in a line that is closed".into()
         })?;
-        self.now += self.config.lift_for;
+        self.now += self.config.ungate_for;
         self.ledger.expire(self.now);
         Ok(())
     }

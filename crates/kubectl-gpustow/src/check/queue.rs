@@ -16,7 +16,7 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
         return;
     }
     // One problem, however many pods have it.
-    for pod in cluster.pods.values().filter(|pod| pod.facts.in_line) {
+    for pod in cluster.pods.values().filter(|pod| pod.facts.queued) {
         findings.add(
             Level::Error,
             format!("pod/{}", pod.full_name()),

@@ -1,4 +1,4 @@
-//! What `check` and `why` say of pods in line.
+//! What `check` and `why` say of pods in the queue.
 
 use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::incidents::{Files, config, healthy, part, waiting};
 
-/// Stands in line, for ten minutes.
+/// It is queued for ten minutes.
 fn standing(name: &str, mib: &str) -> Value {
     let mut pod = waiting(name, "");
     pod["spec"]["schedulingGates"] = json!([{ "name": "gpustow.dev/queued" }]);
@@ -16,7 +16,7 @@ fn standing(name: &str, mib: &str) -> Value {
 }
 
 #[tokio::test]
-async fn why_says_the_place_in_line_and_what_is_waited_for() -> Result<()> {
+async fn why_says_the_position_and_what_the_pod_waits_for() -> Result<()> {
     let mut holder = waiting("holder", "");
     holder["metadata"]["annotations"] = json!({ "gpustow.dev/assignment":
         r#"{"version":1,"gpus":[{"uuid":"GPU-n","mib":16000}],"containers":{"main":["GPU-n"]}}"# });
@@ -38,7 +38,7 @@ async fn why_says_the_place_in_line_and_what_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_autoscaler_that_sees_nobody_in_line_is_found() -> Result<()> {
+async fn check_finds_an_autoscaler_that_sees_no_queued_pod() -> Result<()> {
     let pod = |label: &str, image: &str| {
         json!({ "kind": "Pod",
             "metadata": { "namespace": "kube-system", "name": "scales", "uid": "s", "labels": { "app.kubernetes.io/name": label } },

@@ -1,7 +1,7 @@
-//! The line: pods wait with our scheduling gate on them while others wait for room, and cost kube-scheduler nothing.
+//! The queue: pods wait with our scheduling gate while others wait for room, and cost kube-scheduler nothing.
 //!
 //! Whose turn it is is the ledger's answer ([`gpustow_ledger::Ledger::wake`]); here the gate is taken off, the flag is
-//! kept that has new pods stand in line, and each pod in it is told its place. A lift is fenced like a bind: it rests
+//! kept that has new pods queued, and each queued pod is told its position. Ungating is fenced like a bind: it rests
 //! on a copy of the pod that came before a look at the Lease, and names that copy. One that arrives after a takeover
 //! all the same gives the pod no room: at filter nobody gets what one before it in turn would take.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use gpustow_api::config::QueueMode;
 use gpustow_api::{PodFacts, names};
-use gpustow_ledger::Lift;
+use gpustow_ledger::Ungate;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -36,27 +36,27 @@ const TELL: usize = 10;
 const WARN_EVERY: Duration = Duration::from_secs(60);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// A lift is tried for so long; room is kept for longer.
+/// Ungating is tried for so long; room is kept for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Before a lift is tried again, or a newer copy of the pod is looked for.
+/// Before it is tried again, or a newer copy of the pod is looked for.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A replica that does not decide takes over when a pod that fits has stood in line for so long...
+/// A standby takes over when a pod that fits has been queued for so long...
 const STALLED: Duration = Duration::from_secs(15);
 /// ... and not again for so long.
 const TAKE_EVERY: Duration = Duration::from_secs(600);
 
-/// What became of a lift; as a string, the `result` label.
+/// What became of it; as a string, the `result` label.
 pub(crate) const RESULTS: [&str; 2] = ["done", "failed"];
 
 /// Takes the gate off a pod; gives up where that can wait for the ledger's next look.
-pub(crate) async fn lift(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why: Lift) {
+pub(crate) async fn ungate(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why: Ungate) {
     let began = Instant::now();
     loop {
         let error = match take_off(&app, &pod, false).await {
             Ok(()) => {
-                app.metrics.lifted(why, "done");
+                app.metrics.ungated(why, "done");
                 tracing::info!(
-                    namespace = %pod.namespace, pod = %pod.name, why = why.label(), "let out of the line"
+                    namespace = %pod.namespace, pod = %pod.name, why = why.label(), "ungated"
                 );
                 app.events.ungated(&pod, why);
                 return;
@@ -65,20 +65,20 @@ pub(crate) async fn lift(app: Arc<App>, epoch: u64, mut pod: Arc<PodFacts>, why:
             Err(error) => error,
         };
         if error.is_final() && error.status() != Some(409) || began.elapsed() > PATIENCE {
-            app.metrics.lifted(why, "failed");
+            app.metrics.ungated(why, "failed");
             tracing::warn!(
                 namespace = %pod.namespace, pod = %pod.name, %error,
                 "cannot take the scheduling gate off; it is tried again"
             );
             app.events.not_ungated(&pod, &error);
-            app.ledger.lock().lift_failed(&pod.uid);
+            app.ledger.lock().ungate_failed(&pod.uid);
             return;
         }
         sleep(PAUSE.max(error.retry_after())).await;
         // Somebody else has changed it, or the answer was lost: what the watch shows by now.
         let known = app.ledger.lock().pod(&pod.uid);
         match known {
-            Some(known) if known.in_line && !known.gated && !known.deleting => pod = known,
+            Some(known) if known.queued && !known.gated && !known.deleting => pod = known,
             _ => return,
         }
         if app.epoch.confirm(epoch).await.is_err() {
@@ -113,7 +113,7 @@ impl Stalled {
     /// Those that have stalled for long enough.
     fn look(&mut self, app: &App) -> Vec<Arc<PodFacts>> {
         let now = app.ledger.now();
-        let mut pods = app.ledger.lock().stalled_in_line(now);
+        let mut pods = app.ledger.lock().stalled(now);
         self.since
             .retain(|uid, _| pods.iter().any(|pod| pod.uid == *uid));
         pods.retain(|pod| {
@@ -201,13 +201,13 @@ impl Flag {
     async fn look(&mut self, app: &App, epoch: u64) {
         let current = app.config.current();
         let Some(status) = &current.status else {
-            app.metrics.line_on.set(0);
+            app.metrics.queue_on.set(0);
             return;
         };
         // The flag was up when this replica began to lead: which pods waited until then is unknown.
         let inherited = !self.begun && status.queueing;
         self.begun = true;
-        if inherited || app.ledger.lock().wants_line() {
+        if inherited || app.ledger.lock().wants_queue() {
             self.wanted = Some(Instant::now());
         }
         let hold = match current.spec.queue.mode {
@@ -215,7 +215,7 @@ impl Flag {
             QueueMode::Auto => self.wanted.is_some_and(|at| at.elapsed() < LINGER),
             QueueMode::Always => true,
         };
-        app.metrics.line_on.set(current.queues().into());
+        app.metrics.queue_on.set(current.queues().into());
         let written = self
             .wrote
             .is_some_and(|(wrote, at)| wrote == hold && at.elapsed() < WRITE_AGAIN);
@@ -259,8 +259,8 @@ impl Told {
         self.at = Some(Instant::now());
         let (new, size) = {
             let ledger = app.ledger.lock();
-            self.pods.retain(|uid| ledger.stands_in_line(uid));
-            let standing = ledger.standing_in_line().enumerate();
+            self.pods.retain(|uid| ledger.is_queued(uid));
+            let standing = ledger.queue_order().enumerate();
             let new = standing.filter(|(_, uid)| !self.pods.contains(*uid));
             let new = new.filter_map(|(before, uid)| Some((before, ledger.pod(uid)?)));
             (new.take(TELL).collect::<Vec<_>>(), ledger.queued().pods)

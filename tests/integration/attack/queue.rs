@@ -1,4 +1,4 @@
-//! Who gets into the line and out of it: the gate's rules, and who tries to get round them.
+//! Which pods get into the queue and out of it: the rules of the gate, and tries to get round them.
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::{GpustowConfig, config, names};
@@ -17,13 +17,13 @@ use crate::policies::asks;
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow};
 
 /// A control plane with a line; its controllers fill the roles that tenants have.
-async fn lined() -> Result<&'static ControlPlane> {
+async fn queued() -> Result<&'static ControlPlane> {
     static LINED: OnceCell<ControlPlane> = OnceCell::const_new();
-    let with = || lined_by("manifests/overlays/queue");
+    let with = || queued_by("manifests/overlays/queue");
     LINED.get_or_try_init(with).await
 }
 
-async fn lined_by(overlay: &str) -> Result<ControlPlane> {
+async fn queued_by(overlay: &str) -> Result<ControlPlane> {
     let cluster = ControlPlane::start(Options {
         controllers: true,
         ..Options::default()
@@ -95,16 +95,16 @@ async fn waits(case: &Case, with: &[&str]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn pods_stand_in_line_while_the_flag_says_so_and_some_never() -> Result<()> {
-    let cluster = lined().await?;
+async fn pods_are_queued_while_the_status_says_so_and_some_never() -> Result<()> {
+    let cluster = queued().await?;
     let _alone = ALONE.lock().await;
     some_stand_and_some_never(cluster).await
 }
 
 /// Where the API server changes pods by policies, the webhook may do it instead.
 #[tokio::test]
-async fn the_webhook_has_the_same_pods_stand_in_line() -> Result<()> {
-    some_stand_and_some_never(&lined_by("manifests/overlays/queue-webhook").await?).await
+async fn webhook_queues_the_pods_that_the_policy_queues() -> Result<()> {
+    some_stand_and_some_never(&queued_by("manifests/overlays/queue-webhook").await?).await
 }
 
 async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
@@ -156,7 +156,7 @@ async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
 
 #[tokio::test]
 async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
-    let cluster = lined().await?;
+    let cluster = queued().await?;
     let _alone = ALONE.lock().await;
     let (case, edit) = tenant(cluster, "queue", false).await?;
     flag(cluster, None).await?;
@@ -174,7 +174,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         let path = pods(&case, &format!("/{name}"));
         row(format!("{name} {change}"), "PATCH", path, change, verdict)
     };
-    let lift = || json!({ "spec": { "schedulingGates": [] } });
+    let ungate = || json!({ "spec": { "schedulingGates": [] } });
     let left = || json!({ "spec": { "schedulingGates": [{ "name": "x.y/z" }] } });
     let with = |mut change: Value, pointer: &str, value: Value| {
         change[pointer] = value;
@@ -182,7 +182,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
     };
     const TURN: &str = "gpustow removes the gate in turn";
     let rows = vec![
-        change("waits", lift(), Refused(TURN)),
+        change("waits", ungate(), Refused(TURN)),
         change("both", left(), Refused(TURN)),
         change(
             "both",
@@ -207,16 +207,16 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
     let mut spec = serde_json::to_value(&pod)?["spec"].take();
     let mut image = spec["containers"].take();
     image[0]["image"] = json!("evil");
-    let mut evil = lift();
+    let mut evil = ungate();
     evil["spec"]["containers"] = image.clone();
-    let mut tolerant = lift();
+    let mut tolerant = ungate();
     let mut tolerations = spec["tolerations"].as_array().cloned().unwrap_or_default();
     tolerations.push(json!({ "key": "x", "operator": "Exists" }));
     tolerant["spec"]["tolerations"] = json!(tolerations);
     let rows = vec![
-        change("waits", lift(), Taken),
+        change("waits", ungate(), Taken),
         change("both", left(), Taken),
-        change("both", lift(), Refused(NOT)),
+        change("both", ungate(), Refused(NOT)),
         change(
             "both",
             json!({ "spec": { "schedulingGates": ours() } }),
@@ -236,13 +236,13 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         ),
         change(
             "waits",
-            with(lift(), "metadata", json!({ "labels": { "a": "b" } })),
+            with(ungate(), "metadata", json!({ "labels": { "a": "b" } })),
             Refused("not the extender's"),
         ),
         change(
             "waits",
             with(
-                lift(),
+                ungate(),
                 "metadata",
                 note("example.com/own", "x")["metadata"].clone(),
             ),
@@ -251,7 +251,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         change(
             "waits",
             with(
-                lift(),
+                ungate(),
                 "metadata",
                 note(names::EPOCH, "7")["metadata"].clone(),
             ),
@@ -271,8 +271,8 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
         .kubectl(&["create", "rolebinding", "lifts", role, &namespace, &user])
         .await?;
     let path = pods(&case, "/waits");
-    eventually(SOON, "whoever has the right may lift", async || {
-        let refused = send(&edit, "PATCH", &path, &lift()).await?;
+    eventually(SOON, "whoever has the right may ungate", async || {
+        let refused = send(&edit, "PATCH", &path, &ungate()).await?;
         ensure!(refused.is_none(), "{refused:?}");
         Ok(())
     })
@@ -286,8 +286,8 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
     cluster
         .kubectl(&["label", "namespace", &case.namespace, &label])
         .await?;
-    eventually(SOON, "the namespace is out of the line", async || {
-        let refused = send(&edit, "PATCH", &path, &lift()).await?;
+    eventually(SOON, "the namespace is out of the queue", async || {
+        let refused = send(&edit, "PATCH", &path, &ungate()).await?;
         ensure!(refused.is_none(), "{refused:?}");
         let refused = send(&edit, "POST", &pods(&case, ""), &copied).await?;
         ensure!(refused.is_none(), "{refused:?}");
@@ -298,7 +298,7 @@ async fn the_gate_comes_off_in_turn_or_by_who_has_the_right() -> Result<()> {
 
 #[tokio::test]
 async fn before_gpustow_goes_one_command_takes_every_gate_off() -> Result<()> {
-    let cluster = lined().await?;
+    let cluster = queued().await?;
     let _alone = ALONE.lock().await;
     let case = Case::new(cluster, "leaving").await?;
     flag(cluster, None).await?;
@@ -334,14 +334,14 @@ async fn before_gpustow_goes_one_command_takes_every_gate_off() -> Result<()> {
     let (well, said) = ungate_all(ACCOUNT).await?;
     ensure!(well && said.contains("from 0 pods"), "{said}");
 
-    // One that it may not touch, as it asks for nothing, keeps no other in the line, and is named.
+    // One that it may not touch, as it asks for nothing, keeps no other in the queue, and is named.
     let free = Case::new(cluster, "left-out").await?;
     let label = format!("{}=off", names::QUEUE_LABEL);
     cluster
         .kubectl(&["label", "namespace", &free.namespace, &label])
         .await?;
     let idle = json!({ "schedulingGates": ours(), "containers": [{ "name": "a" }] });
-    eventually(SOON, "the namespace is out of the line", async || {
+    eventually(SOON, "the namespace is out of the queue", async || {
         make(&free, "copied", json!({}), idle.clone(), None).await
     })
     .await?;

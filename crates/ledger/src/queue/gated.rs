@@ -1,8 +1,8 @@
-//! The line: pods that were created with our scheduling gate and wait until it is taken off.
+//! The queue: pods that were created with our scheduling gate and wait until it is removed.
 //!
 //! They stand in the queue of all that wait ([`super::waiting`]), and what would wake others takes the gate off
 //! theirs: room is offered in the order of turns, and the room that a pod is let out for is kept for it until
-//! its filter call or a deadline ([`super::earmark::Cause::Ungated`]). Here is who stands in line at all, and who is let
+//! its filter call or a deadline ([`super::earmark::Cause::Ungated`]). Here is which pods are queued at all, and which are let
 //! through without room: whoever would wait in vain, and a few that may preempt.
 
 mod preemptors;
@@ -25,14 +25,14 @@ use preemptors::Preemptors;
 const AGAIN: Duration = Duration::from_secs(10);
 /// So many are let through without room before the first of them is seen to have gone.
 const STUCK: usize = 256;
-/// Pods that are looked at to see whether the line stands still.
+/// Pods that are looked at to see whether the leader stalls.
 const LOOK_AT: usize = 16;
 /// A pod that was shown to an autoscaler and is not helped gives its slot to the next after so long.
 const SHOWN_FOR: Duration = Duration::from_secs(600);
 
 /// Why a gate is taken off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lift {
+pub enum Ungate {
     /// Its turn has come, and room is kept for it.
     Room,
     /// Its turn has come, and kube-scheduler may evict others for it.
@@ -47,7 +47,7 @@ pub enum Lift {
     Off,
 }
 
-impl Lift {
+impl Ungate {
     /// Every cause.
     pub const ALL: [Self; 6] = [
         Self::Room,
@@ -83,27 +83,27 @@ pub struct Queued {
 
 /// The pods that bear our gate and nobody else's.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct Gated {
     /// There is a line; otherwise everybody in it is let through.
     on: bool,
     order: BTreeSet<Turn>,
     turns: HashMap<Uid, Turn>,
     /// To be let through without room.
-    leaving: BTreeMap<Turn, Lift>,
+    leaving: BTreeMap<Turn, Ungate>,
     /// Let through without room, when and why.
-    through: HashMap<Uid, (Duration, Lift)>,
+    through: HashMap<Uid, (Duration, Ungate)>,
     preemptors: Preemptors,
     /// Let through so that an autoscaler sees them, and since when; those that are bound, or had their time, are gone.
     shown: HashMap<Uid, Duration>,
 }
 
-/// Does the pod stand in line, or is it to be let out of it?
-pub(super) fn is_in_line(pod: &PodFacts) -> bool {
+/// Is the pod queued, or must it be ungated?
+pub(super) fn is_queued(pod: &PodFacts) -> bool {
     let asks = !pod.request.as_ref().is_ok_and(|request| request.is_empty());
     asks && !pod.deleting && pod.phase() == Phase::Queued
 }
 
-impl Line {
+impl Gated {
     pub(super) fn new(on: bool) -> Self {
         Self {
             on,
@@ -114,7 +114,7 @@ impl Line {
     /// Turns the queue on or off. The pods that are in it must join again.
     pub(super) fn switch(&mut self, on: bool) -> Vec<Uid> {
         self.on = on;
-        self.through.retain(|_, (_, why)| *why != Lift::Off);
+        self.through.retain(|_, (_, why)| *why != Ungate::Off);
         self.order.iter().map(|turn| turn.uid().clone()).collect()
     }
 
@@ -128,15 +128,15 @@ impl Line {
             self.order.insert(turn);
         }
         let why = match () {
-            () if !self.on => Lift::Off,
-            () if pod.request.is_err() || !asks_us => Lift::NotOurs,
+            () if !self.on => Ungate::Off,
+            () if pod.request.is_err() || !asks_us => Ungate::NotOurs,
             () => return true,
         };
-        self.let_through(&pod.uid, why);
+        self.let_go(&pod.uid, why);
         false
     }
 
-    /// A pod stands in line no more. True if it did.
+    /// A pod is queued no more. True if it was.
     pub(super) fn leave(&mut self, uid: &str) -> bool {
         let Some(turn) = self.turns.swap_remove(uid) else {
             return false;
@@ -172,7 +172,7 @@ impl Line {
         Some(self.order.range(..turn).count())
     }
 
-    /// Does somebody stand in line whose turn is before that of the pod, which does not?
+    /// Is a pod queued whose turn is before that of this pod, which is not queued?
     pub(super) fn is_ahead_of(&self, pod: &PodFacts) -> bool {
         let first = self.order.first();
         first.is_some_and(|first| *first < Turn::of(pod))
@@ -185,7 +185,7 @@ impl Line {
     }
 
     /// The pod is let through without room, unless it was just now.
-    pub(super) fn let_through(&mut self, uid: &str, why: Lift) {
+    pub(super) fn let_go(&mut self, uid: &str, why: Ungate) {
         if let Some(turn) = self.turns.get(uid)
             && !self.through.contains_key(uid)
         {
@@ -200,10 +200,10 @@ impl Line {
     }
 
     /// The next pod to let through, and why.
-    fn next_leaving(&mut self, now: Duration) -> Option<(Uid, Lift)> {
+    fn next_leaving(&mut self, now: Duration) -> Option<(Uid, Ungate)> {
         let (turn, why) = self.leaving.pop_first()?;
         let uid = turn.uid().clone();
-        if why == Lift::Shown {
+        if why == Ungate::Shown {
             self.shown.entry(uid.clone()).or_insert(now);
         }
         self.through.insert(uid.clone(), (now, why));
@@ -221,13 +221,13 @@ impl Line {
     }
 
     /// Why it was let through without room.
-    pub(crate) fn because(&self, uid: &str) -> Option<Lift> {
+    pub(crate) fn because(&self, uid: &str) -> Option<Ungate> {
         Some(self.through.get(uid)?.1)
     }
 
-    /// What time does: whoever was let through long ago and is in line still is let through again.
+    /// What time does: a pod that was ungated long ago and is still queued is ungated again.
     pub(super) fn tick(&mut self, now: Duration) {
-        let over = |(since, _): &(Duration, Lift)| now.saturating_sub(*since) >= AGAIN;
+        let over = |(since, _): &(Duration, Ungate)| now.saturating_sub(*since) >= AGAIN;
         self.shown
             .retain(|_, since| now.saturating_sub(*since) < SHOWN_FOR);
         let turns = &self.turns;
@@ -252,7 +252,7 @@ impl Line {
         self.on
     }
 
-    /// How many were let through without room and are in line still.
+    /// How many were ungated without room and are still queued.
     fn stuck(&self) -> usize {
         self.through.keys().filter(|uid| self.has(uid)).count()
     }
@@ -260,48 +260,47 @@ impl Line {
 
 impl Waking<'_> {
     /// At most `limit` pods in all that are let through without room.
-    pub(super) fn let_through(&mut self, limit: usize, woken: &mut Vec<Arc<PodFacts>>) {
+    pub(super) fn let_go(&mut self, limit: usize, woken: &mut Vec<Arc<PodFacts>>) {
         self.queue.wakes.unfinished |= self.find_preemptors();
         self.show_first();
-        let mut free = STUCK.saturating_sub(self.queue.line.stuck());
+        let mut free = STUCK.saturating_sub(self.queue.gated.stuck());
         while free > 0
             && woken.len() < limit
-            && let Some((uid, why)) = self.queue.line.next_leaving(self.now)
+            && let Some((uid, why)) = self.queue.gated.next_leaving(self.now)
         {
             free -= 1;
-            if why == Lift::MayPreempt {
+            if why == Ungate::MayPreempt {
                 self.goes_out(&uid);
             }
-            let waits =
-                |pod: &&Arc<PodFacts>| pod.in_line && self.books.reservation(&uid).is_none();
+            let waits = |pod: &&Arc<PodFacts>| pod.queued && self.books.reservation(&uid).is_none();
             woken.extend(self.books.pod(&uid).filter(waits).cloned());
         }
     }
 
     /// Lets the first few through for whom there is no room, as an autoscaler sees no pod that is gated.
     fn show_first(&mut self) {
-        let line = &self.queue.line;
-        let leaving = line.leaving.values().filter(|why| **why == Lift::Shown);
-        let most = self.config.line_show;
-        let free = most.saturating_sub(line.shown.len() + leaving.count());
-        if !line.on || free == 0 {
+        let gated = &self.queue.gated;
+        let leaving = gated.leaving.values().filter(|why| **why == Ungate::Shown);
+        let most = self.config.queue_show;
+        let free = most.saturating_sub(gated.shown.len() + leaving.count());
+        if !gated.on || free == 0 {
             return;
         }
-        let first = line.order.iter().map(Turn::uid).filter(|uid| {
+        let first = gated.order.iter().map(Turn::uid).filter(|uid| {
             let promised = || self.queue.waiting.is_promised(uid);
-            !line.is_leaving(uid) && !promised()
+            !gated.is_leaving(uid) && !promised()
         });
         let first: Vec<Uid> = first.take(free).cloned().collect();
         for uid in first {
-            self.queue.line.let_through(&uid, Lift::Shown);
+            self.queue.gated.let_go(&uid, Ungate::Shown);
         }
     }
 }
 
 impl Sight<'_> {
-    /// Queued pods that the leader should have ungated: see [`crate::Ledger::stalled_in_line`].
-    pub(crate) fn stalled_in_line(&self) -> Vec<Arc<PodFacts>> {
-        let line = &self.queue.line;
+    /// Queued pods that the leader should have ungated: see [`crate::Ledger::stalled`].
+    pub(crate) fn stalled(&self) -> Vec<Arc<PodFacts>> {
+        let gated = &self.queue.gated;
         let fits = |turn: &&Turn| {
             let pod = self.books.pod(turn.uid());
             pod.is_some_and(|pod| {
@@ -311,8 +310,8 @@ impl Sight<'_> {
                     && !self.may_be_assumed_instead(pod)
             })
         };
-        let first = line.order.iter().take(LOOK_AT).filter(fits);
-        let leaving = line.leaving.keys().take(LOOK_AT);
+        let first = gated.order.iter().take(LOOK_AT).filter(fits);
+        let leaving = gated.leaving.keys().take(LOOK_AT);
         let turns: BTreeSet<&Turn> = leaving.chain(first).collect();
         let pods = turns
             .into_iter()
@@ -343,7 +342,7 @@ impl Sight<'_> {
         let asked = |other: &&Arc<PodFacts>| {
             let may = asks(other) && other.node.is_none() && !other.released && !other.deleting;
             let called = self.queue.waiting.is_asker(&other.scheduler);
-            may && called && !other.gated && !other.in_line && other.uid != pod.uid
+            may && called && !other.gated && !other.queued && other.uid != pod.uid
         };
         let mut others = self.books.pods().filter(asked);
         let fits = |other: &Arc<PodFacts>| self.may_fit_now(other);

@@ -1,8 +1,8 @@
-//! The line: what others pay for pods that wait in it, and how soon freed memory goes to its head.
+//! The queue: what others pay for pods that wait in it, and how soon freed memory goes to its head.
 //!
 //! Each node's first card bears a small pod, so that pods that ask for all eight fit nowhere and could. They wait;
 //! others that fit are created at a steady pace, then at once. Then the small pods of some nodes are deleted, one after
-//! the other, and the time is taken until a pod of the line is bound there.
+//! the other, and the time is taken until a pod of the queue is bound there.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -35,8 +35,8 @@ pub(crate) const NODE: &str = "bench/node";
 /// What is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Way {
-    /// The extender's `--line`; none without an extender.
-    line: Option<&'static str>,
+    /// The mode of the queue; none without an extender.
+    mode: Option<&'static str>,
     waiting: usize,
     /// Whether the others ask for GPU memory.
     ask: bool,
@@ -49,26 +49,26 @@ impl Way {
         } else {
             ", others ask for none"
         };
-        match self.line {
-            Some(line) => format!("--line {line}, {} wait{others}", self.waiting),
+        match self.mode {
+            Some(mode) => format!("queue {mode}, {} wait{others}", self.waiting),
             None => "scheduler alone".to_owned(),
         }
     }
 
     /// The one that others are compared with first.
     fn all(args: &Args) -> Vec<Self> {
-        let way = |line, waiting, ask| Self { line, waiting, ask };
+        let way = |mode, waiting, ask| Self { mode, waiting, ask };
         let mut ways: Vec<_> = [None, Some("off"), Some("auto"), Some("always")]
-            .map(|line| way(line, 0, true))
+            .map(|mode| way(mode, 0, true))
             .into();
         if args.refused {
             ways.extend(
-                args.line
+                args.queue
                     .first()
                     .map(|&waiting| way(Some("off"), waiting, true)),
             );
         }
-        for &waiting in &args.line {
+        for &waiting in &args.queue {
             ways.extend([true, false].map(|ask| way(Some("auto"), waiting, ask)));
         }
         ways
@@ -80,14 +80,14 @@ struct Round {
     rate: f64,
     /// Milliseconds from creation to bound at a steady pace, ascending.
     waits: Vec<f64>,
-    /// Milliseconds from a node's last pod deleted to one of the line bound there, ascending.
+    /// Milliseconds from a node's last pod deleted to one of the queue bound there, ascending.
     freed: Vec<f64>,
     /// CPU per pod of those created at once in ms: scheduler, API server and etcd, extender.
     cpu: [f64; 3],
-    /// Pods created while the line was up that got no gate.
+    /// Pods created while the queue was on that got no gate.
     beside: f64,
-    /// Pods that were let out for room, for each that was bound.
-    lifts: f64,
+    /// Pods that were ungated for room, for each that was bound.
+    ungates: f64,
     /// The extender's resident memory in MiB with all that wait.
     memory: f64,
 }
@@ -95,7 +95,7 @@ struct Round {
 pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<()> {
     eprintln!("{} {nodes} nodes: starting the control plane", since(began));
     let cluster = ControlPlane::start(Options::default()).await?;
-    let overlay = args.repository.join("manifests/overlays/line");
+    let overlay = args.repository.join("manifests/overlays/queue");
     cluster
         .kubectl(&["apply", "-k", &overlay.display().to_string()])
         .await?;
@@ -185,20 +185,20 @@ pub(crate) fn is_held(pod: &Pod) -> bool {
     gates.is_some_and(|gates| gates.iter().any(|gate| gate.name == names::GATE))
 }
 
-/// Creates the pods that wait, and waits until each stands in line or was refused; how many got no gate.
-async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) -> Result<usize> {
+/// Creates the pods that wait, and waits until each is queued or was refused; how many got no gate.
+async fn wait_queued(case: &Case, extender: &Extender, nodes: usize, way: Way) -> Result<usize> {
     let metric = async |series: &str| anyhow::Ok(sum_of(&extender.metrics().await?, series));
-    let first = usize::from(way.line != Some("off") && way.waiting > 0);
+    let first = usize::from(way.mode != Some("off") && way.waiting > 0);
     if first == 1 {
         whole(case, "waits-first").create(&case.client).await?;
-        eventually(SETTLED, "the line is up", async || {
+        eventually(SETTLED, "the queue is on", async || {
             ensure!(metric("gpustow_queue_on").await? > 0.0, "it is not");
             Ok(())
         })
         .await?;
-    } else if way.line == Some("auto") {
+    } else if way.mode == Some("auto") {
         // It may be up for those that were created a moment ago.
-        eventually(SETTLED, "the line is down", async || {
+        eventually(SETTLED, "the queue is off", async || {
             ensure!(metric("gpustow_queue_on").await? == 0.0, "it is up");
             Ok(())
         })
@@ -217,7 +217,7 @@ async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) 
     let selected = ListParams::default().labels(&format!("{PART}=waits"));
     let waiting = case.pods().list(&selected).await?.items;
     let held = waiting.iter().filter(|pod| is_held(pod)).count();
-    eventually(SETTLED, "all are in line", async || {
+    eventually(SETTLED, "all are queued", async || {
         let standing = metric("gpustow_queued_pods").await? as usize;
         ensure!(standing == held, "{standing} of {held} are");
         Ok(())
@@ -226,17 +226,17 @@ async fn wait_in_line(case: &Case, extender: &Extender, nodes: usize, way: Way) 
     Ok(way.waiting - held)
 }
 
-/// kube-scheduler and the extender, or kube-scheduler alone, where nobody is told to stand in line.
+/// kube-scheduler and the extender, or kube-scheduler alone, where no pod is queued.
 async fn start(
     args: &Args,
     cluster: &ControlPlane,
     kubeconfig: &Path,
     way: Way,
 ) -> Result<(Option<Extender>, Scheduler)> {
-    let (extender, config) = match way.line {
-        Some(line) => {
-            let line = format!("queue: {{mode: {line:?}}}");
-            let extender = extender(args, cluster, kubeconfig, &[&line]).await?;
+    let (extender, config) = match way.mode {
+        Some(mode) => {
+            let queue = format!("queue: {{mode: {mode:?}}}");
+            let extender = extender(args, cluster, kubeconfig, &[&queue]).await?;
             let config = config(args)?.with_extender(&extender.url)?;
             (Some(extender), config)
         }
@@ -264,7 +264,7 @@ async fn run(
     let (mut beside, mut memory) = (0, 0.0);
     if let Some(extender) = &extender {
         fill(case, nodes).await?;
-        beside = wait_in_line(case, extender, nodes, way).await?;
+        beside = wait_queued(case, extender, nodes, way).await?;
         memory = extender.process.resident()?;
     }
 
@@ -282,14 +282,14 @@ async fn run(
             .applied_objects()
     );
     let waits = paced(args, case, &mut bound, &make).await?;
-    let lifts = async || match &extender {
+    let ungates = async || match &extender {
         Some(extender) => {
-            let lifts = r#"gpustow_ungated_pods_total{cause="room",result="done"}"#;
-            anyhow::Ok(sum_of(&extender.metrics().await?, lifts))
+            let ungates = r#"gpustow_ungated_pods_total{cause="room",result="done"}"#;
+            anyhow::Ok(sum_of(&extender.metrics().await?, ungates))
         }
         None => Ok(0.0),
     };
-    let lifted = lifts().await?;
+    let ungated = ungates().await?;
     let before = cpu(cluster, &scheduler, extender.as_ref())?;
     let first = Instant::now();
     let created = stream::iter(0..args.pods).map(|index| {
@@ -307,10 +307,10 @@ async fn run(
     };
     let (_, took) = futures::try_join!(created, binds)?;
     let after = cpu(cluster, &scheduler, extender.as_ref())?;
-    let lifted = lifts().await? - lifted;
+    let ungated = ungates().await? - ungated;
 
     remove(case, "fits").await?;
-    let freed = match way.line {
+    let freed = match way.mode {
         Some("auto") if way.waiting > FREED && way.ask => free(case).await?,
         _ => Vec::new(),
     };
@@ -323,12 +323,12 @@ async fn run(
         freed,
         cpu: [0, 1, 2].map(|at| (after[at] - before[at]) * 1e3 / args.pods as f64),
         beside: beside as f64,
-        lifts: lifted / args.pods as f64,
+        ungates: ungated / args.pods as f64,
         memory,
     })
 }
 
-/// Frees nodes, one after the other; milliseconds until a pod of the line was bound there, ascending.
+/// Frees nodes, one after the other; milliseconds until a pod of the queue was bound there, ascending.
 async fn free(case: &Case) -> Result<Vec<f64>> {
     let selected = watcher::Config::default().labels(&format!("{PART}=waits"));
     let mut events = Box::pin(watcher(case.pods(), selected).default_backoff());
@@ -415,7 +415,7 @@ fn report(nodes: usize, args: &Args, ways: &[Way], results: &HashMap<Way, Vec<Ro
                 middle(|round| round.cpu[2])
             ),
             middle(|round| round.beside),
-            middle(|round| round.lifts),
+            middle(|round| round.ungates),
             middle(|round| round.memory),
         );
     }

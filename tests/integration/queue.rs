@@ -1,4 +1,4 @@
-//! The line on a real API server and kube-scheduler: who is let out of it, and when. The extender
+//! The queue on a real API server and kube-scheduler: which pods are ungated, and when. The extender
 //! has the rights of `manifests/queue` and no more. Most pods are created with the gate on them; what else of the policies
 //! there is has cases of its own.
 
@@ -63,7 +63,7 @@ async fn scheduler(cluster: &ControlPlane, extender: &Extender) -> Result<Schedu
     Scheduler::start(cluster, config, &kubeconfig).await
 }
 
-/// Stands in line.
+/// It is queued.
 pub(crate) fn held(case: &Case, name: &str) -> PodBuilder {
     case.pod(name).gpu_mem(CARD).with(|spec| {
         let name = names::GATE.to_owned();
@@ -149,8 +149,8 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
     }
     flag(&cluster, false).await?;
     let metrics = extender.metrics().await?;
-    let lifts = "gpustow_ungated_pods_total{cause=\"room\",result=\"done\"} 3\n";
-    ensure!(metrics.contains(lifts), "{metrics}");
+    let ungates = "gpustow_ungated_pods_total{cause=\"room\",result=\"done\"} 3\n";
+    ensure!(metrics.contains(ungates), "{metrics}");
     case.end().await
 }
 
@@ -170,7 +170,7 @@ async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
     first.process.kill9();
     delete(&case.client, &holder, 0).await?;
 
-    // kube-scheduler's extender is dead: nobody asks the other one, which takes over for the line alone.
+    // kube-scheduler's extender is dead: the other one is not asked, and takes over for the queue alone.
     let free = |pod: Option<&Pod>| pod.is_some_and(|pod| !is_held(pod));
     wait_condition(&case.client, &next, "is let out", LATE, free).await?;
     drop(second);
@@ -181,7 +181,7 @@ async fn the_next_extender_lets_them_out_when_one_is_dead() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay() -> Result<()> {
+async fn queue_that_is_off_ungates_pods_and_leaves_other_gates() -> Result<()> {
     let cluster = open().await?;
     // Its line goes with it, though nobody took its flag down.
     let before = extender(&cluster, "before", "Always").await?;
@@ -212,7 +212,7 @@ async fn without_a_line_whoever_bears_our_gate_is_let_go_and_others_gates_stay()
 }
 
 #[tokio::test]
-async fn whom_no_node_could_hold_is_let_out_and_told() -> Result<()> {
+async fn pod_that_no_node_could_hold_is_ungated_and_told() -> Result<()> {
     let cluster = open().await?;
     let extender = extender(&cluster, "one", "Auto").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
@@ -231,7 +231,7 @@ async fn whom_no_node_could_hold_is_let_out_and_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
+async fn queued_pod_of_high_priority_preempts() -> Result<()> {
     let cluster = open().await?;
     let extender = extender(&cluster, "one", "Always").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
@@ -253,7 +253,7 @@ async fn one_of_high_priority_preempts_through_the_line() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_first_in_line_are_shown_to_an_autoscaler() -> Result<()> {
+async fn first_in_the_queue_are_shown_to_an_autoscaler() -> Result<()> {
     let cluster = open().await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let more = ["queue: {showToAutoscaler: 1}"];
@@ -279,7 +279,7 @@ async fn the_first_in_line_are_shown_to_an_autoscaler() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_that_free_memory_is_too_scattered_for_preempts_through_the_line() -> Result<()> {
+async fn queued_pod_preempts_for_fragmented_memory() -> Result<()> {
     let cluster = open().await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let more = ["preempt: {after: 0s}"];
@@ -306,7 +306,7 @@ async fn one_that_free_memory_is_too_scattered_for_preempts_through_the_line() -
 }
 
 #[tokio::test]
-async fn others_move_for_one_in_line_and_come_back_through_it() -> Result<()> {
+async fn defragment_moves_pods_for_a_queued_one_and_they_come_back_queued() -> Result<()> {
     let cluster = open().await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
     let extender = extender_by(
@@ -343,7 +343,7 @@ async fn others_move_for_one_in_line_and_come_back_through_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_out_of_the_line_by_hand_does_not_overtake() -> Result<()> {
+async fn pod_ungated_by_hand_does_not_overtake() -> Result<()> {
     let cluster = open().await?;
     let extender = extender(&cluster, "one", "Always").await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
@@ -373,7 +373,7 @@ async fn a_pod_out_of_the_line_by_hand_does_not_overtake() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Result<()> {
+async fn ungating_is_tried_again_that_failed_or_came_after_another_write() -> Result<()> {
     let cluster = open().await?;
     let proxy = ApiProxy::start(&cluster).await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, Some(proxy.url()));
@@ -381,14 +381,14 @@ async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Resu
     let _scheduler = scheduler(&cluster, &extender).await?;
     let case = Case::new(&cluster, "again").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
-    let lifts = |name: &str, action| {
+    let ungates = |name: &str, action| {
         let path = format!("/api/v1/namespaces/{}/pods/{name}", case.namespace);
-        let is_lift =
+        let is_ungate =
             move |method: &Method, uri: &Uri| *method == Method::PATCH && uri.path() == path;
-        proxy.rule(is_lift, action)
+        proxy.rule(is_ungate, action)
     };
 
-    let busy = lifts("busy", Action::Fail(StatusCode::TOO_MANY_REQUESTS));
+    let busy = ungates("busy", Action::Fail(StatusCode::TOO_MANY_REQUESTS));
     let pod = held(&case, "busy").create(&case.client).await?;
     busy.seen(2, SOON).await?;
     drop(busy);
@@ -396,7 +396,7 @@ async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Resu
     delete(&case.client, &pod, 0).await?;
     wait_gone(&case.client, &pod, SOON).await?;
 
-    let late = lifts("late", Action::Hold);
+    let late = ungates("late", Action::Hold);
     let pod = held(&case, "late").create(&case.client).await?;
     late.seen(1, SOON).await?;
     let note = json!({"metadata": {"annotations": {"example.com/note": "x"}}});
@@ -408,20 +408,21 @@ async fn a_lift_is_tried_again_that_failed_or_came_after_another_write() -> Resu
 }
 
 #[tokio::test]
-async fn a_lift_that_arrives_after_a_takeover_gets_no_room_of_others() -> Result<()> {
+async fn ungating_that_arrives_after_a_takeover_gets_no_room_of_others() -> Result<()> {
     let cluster = open().await?;
     let frozen = Replica::start(&cluster, "frozen", &["queue: {mode: Always}"]).await?;
     let its_scheduler = frozen.scheduler(&cluster).await?;
-    let case = Case::new(&cluster, "late-lift").await?;
+    let case = Case::new(&cluster, "late-ungate").await?;
     case.node("n", &[CARD]).create(&case.client).await?;
     let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     let path = format!("/api/v1/namespaces/{}/pods/first", case.namespace);
-    let is_lift = move |method: &Method, uri: &Uri| *method == Method::PATCH && uri.path() == path;
-    let lift = frozen.proxy.rule(is_lift, Action::Hold);
+    let is_ungate =
+        move |method: &Method, uri: &Uri| *method == Method::PATCH && uri.path() == path;
+    let ungate = frozen.proxy.rule(is_ungate, Action::Hold);
     let first = held(&case, "first").create(&case.client).await?;
     event(&case.client, &first, "GpuPodQueued").await?;
     delete(&case.client, &holder, 0).await?;
-    lift.seen(1, SOON).await?;
+    ungate.seen(1, SOON).await?;
     its_scheduler.process.kill9();
     frozen.extender.process.stop()?;
 
@@ -430,10 +431,10 @@ async fn a_lift_that_arrives_after_a_takeover_gets_no_room_of_others() -> Result
     let urgent = held(&case, "urgent").priority_class("system-cluster-critical");
     let urgent = urgent.create(&case.client).await?;
     let urgent = wait_bound(&case.client, &urgent, LATE).await?;
-    lift.release();
-    lift.answered(1, SOON).await?;
+    ungate.release();
+    ungate.answered(1, SOON).await?;
     frozen.extender.process.cont()?;
-    // It may be out of the line now, and has its turn like others.
+    // It may be ungated now, and has its turn like others.
     case.check().await?;
     delete(&case.client, &urgent, 0).await?;
     wait_bound(&case.client, &first, SOON).await?;
