@@ -113,7 +113,7 @@ impl Disruptions {
             let (now, unix) = (ledger.now(), Timestamp::now().as_second());
             let mut ledger = ledger.lock();
             ledger.tell_time(unix);
-            ledger.call_back(now);
+            ledger.reclaim(now);
         }
         sleep(TURN).await;
         let unix = Timestamp::now().as_second();
@@ -243,7 +243,7 @@ impl Disruptions {
             }
             // A write would move its resourceVersion under its bind.
             let binds = || self.app.ledger.lock().reserved_because(&pod.uid).is_some();
-            let ends = pod.kept_on.is_some() && demands.reserved_for(&pod.uid).is_none();
+            let ends = pod.reserved_on.is_some() && demands.reserved_for(&pod.uid).is_none();
             if ends && !binds() {
                 let (of_type, text) = (names::RESERVED_CONDITION, "No memory is reserved.");
                 self.end_condition(pod, of_type, "Ended", text).await;

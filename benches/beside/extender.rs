@@ -71,7 +71,7 @@ impl World {
         let moves = self.on == Some(Feature::Defragment);
         let due = self.hold(at, "look", |ledger, now| {
             ledger.tell_time(unix(now));
-            ledger.call_back(now);
+            ledger.reclaim(now);
             ledger.scattered(now)
         });
         let to_move = self.hold(at, "look", |ledger, now| {
@@ -81,7 +81,7 @@ impl World {
             black_box(ledger.marked().count());
         });
         self.hold(at, "limits", |ledger, now| {
-            black_box((ledger.over_limits(now), ledger.call_backs(now)));
+            black_box((ledger.over_limits(now), ledger.reclaims(now)));
         });
         for pod in due {
             self.hold(at, "preempt", |ledger, now| {
@@ -94,7 +94,7 @@ impl World {
             });
         }
         let helped = self.hold(at, "look", |ledger, now| {
-            ledger.preemptions(now).len() + ledger.call_backs(now).len()
+            ledger.preemptions(now).len() + ledger.reclaims(now).len()
         });
         assert_eq!(helped, 0, "a waiting pod is helped");
     }

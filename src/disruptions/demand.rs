@@ -210,7 +210,7 @@ impl Demands {
                 });
             }
         };
-        let backs = ledger.call_backs(now);
+        let backs = ledger.reclaims(now);
         for back in &backs {
             let whom = Whom::Pod(back.pod.clone());
             reclaim(Cause::Reclaim, &back.node, whom, back.victims.clone());

@@ -12,5 +12,5 @@ pub(crate) fn resume(app: &App) {
     let mut ledger = app.ledger.lock();
     ledger.tell_time(unix);
     ledger.keep_places(now, unix);
-    ledger.call_back(now);
+    ledger.reclaim(now);
 }

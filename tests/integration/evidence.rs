@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::ContainerPort;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::call_back::borrower;
 use crate::fault_rig::{Replica, Turn, turn};
+use crate::reclaim::borrower;
 use crate::scattered::{bound, condition, nothing_is_left, staying};
 use crate::support::{SOON, event};
 

@@ -27,7 +27,7 @@ const MOVES: &str = "defragment: {evictionsPerHour: 10}";
 const LATE: Duration = Duration::from_secs(90);
 
 /// A pod that its controller makes anew, and that may be moved.
-pub(crate) fn movable(pod: PodBuilder, mib: u64) -> Pod {
+pub(crate) fn evictable(pod: PodBuilder, mib: u64) -> Pod {
     let pod = pod.gpu_mem(mib).annotation(names::EVICTABLE, "true");
     let mut pod = slow(pod, 600).build();
     pod.metadata.owner_references = Some(vec![OwnerReference {
@@ -52,11 +52,11 @@ async fn rig(turn: &Turn, name: &str, args: &[&str]) -> Result<(Replica, Schedul
     let scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, name).await?;
     let pods = [
-        ("a", vec![movable(case.pod("x").label("app", "x"), 4000)]),
+        ("a", vec![evictable(case.pod("x").label("app", "x"), 4000)]),
         (
             "b",
             vec![
-                movable(case.pod("y").label("app", "y"), 3000),
+                evictable(case.pod("y").label("app", "y"), 3000),
                 case.pod("z").gpu_mem(1000).build(),
             ],
         ),
@@ -117,7 +117,7 @@ async fn ends_within(case: &Case, name: &str, deadline: Duration) -> Result<Pod>
 
 /// The successor of a pod that ends is made, gets the other node, and that one goes.
 async fn succeeded(case: &Case, gone: &Pod, name: &str, mib: u64, node: &str) -> Result<()> {
-    let successor = create(case, movable(case.pod(name), mib)).await?;
+    let successor = create(case, evictable(case.pod(name), mib)).await?;
     let successor = wait_bound(&case.client, &successor, SOON).await?;
     let on = successor.spec.and_then(|spec| spec.node_name);
     assert_eq!(on.as_deref(), Some(&*case.node_name(node)));

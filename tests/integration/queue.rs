@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::fault_rig::Replica;
 use crate::install::install;
-use crate::moving::{create, ends, movable};
+use crate::moving::{create, ends, evictable};
 use crate::support::{ACCOUNT, SOON, SYSTEM, bound, event, gpustow, refused, repository, rounds};
 
 pub(crate) const CARD: u64 = 8192;
@@ -322,7 +322,7 @@ async fn defragment_moves_pods_for_a_queued_one_and_they_come_back_queued() -> R
     case.node("n", &[CARD, CARD]).create(&case.client).await?;
     // A quarter on each card.
     let small = CARD / 4;
-    let moves = create(&case, movable(case.pod("moves"), small)).await?;
+    let moves = create(&case, evictable(case.pod("moves"), small)).await?;
     wait_bound(&case.client, &moves, SOON).await?;
     let fill = bound(&case.client, case.pod("fill").gpu_mem(CARD - small)).await?;
     bound(&case.client, case.pod("stays").gpu_mem(small)).await?;
@@ -331,7 +331,7 @@ async fn defragment_moves_pods_for_a_queued_one_and_they_come_back_queued() -> R
     let whole = held(&case, "whole").create(&case.client).await?;
 
     let gone = ends(&case, "moves").await?;
-    let again = create(&case, movable(held(&case, "again"), small)).await?;
+    let again = create(&case, evictable(held(&case, "again"), small)).await?;
     wait_bound(&case.client, &again, SOON).await?;
     // It was let out so that kube-scheduler says where it may run, and has no room yet.
     let whole_now = case.pods().get("whole").await?;

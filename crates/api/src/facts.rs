@@ -112,7 +112,7 @@ pub struct PodFacts {
     /// UID of the controller that made it, if it asks for GPU memory: what failed for one of its pods fails for the next.
     pub controller: Option<Arc<str>>,
     /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::EVICTABLE`]).
-    pub movable: Option<Arc<str>>,
+    pub evictable: Option<Arc<str>>,
     /// A PersistentVolumeClaim or ResourceClaim that the next pod will use, too, may tie it to its node.
     pub tied: bool,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
@@ -120,7 +120,7 @@ pub struct PodFacts {
     /// Who sees to that.
     pub enforce: Enforce,
     /// The node on which the extender that decided last kept room for it ([`names::RESERVATION`]).
-    pub kept_on: Option<Arc<str>>,
+    pub reserved_on: Option<Arc<str>>,
     /// The pods for which a placeholder has an autoscaler add a node, its owner first. A placeholder requests nothing
     /// of any node that there is.
     pub stands_for: Option<Arc<[Arc<str>]>>,
@@ -209,13 +209,13 @@ impl PodFacts {
             }),
             action: annotation(names::RECLAIM_ACTION).map(|word| Action::of_pod(word)),
             controller: controller(meta).filter(|_| asks),
-            movable: annotation(names::EVICTABLE)
+            evictable: annotation(names::EVICTABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
             tied: asks && spec.is_some_and(is_tied),
             limits,
             enforce,
-            kept_on: status.and_then(|status| {
+            reserved_on: status.and_then(|status| {
                 holds(status, names::RESERVED_CONDITION)?;
                 let kept = Reservation::decode(annotation(names::RESERVATION)?)?;
                 Some(Arc::from(kept.node))

@@ -34,7 +34,7 @@ fn status(name: &str) -> Value {
 /// Two nodes with two cards each.
 fn ledger() -> Ledger {
     let mut ledger = Ledger::new(Config {
-        call_back: true,
+        reclaim: true,
         queue: true,
         keep: Some(Duration::ZERO),
         preempt_scattered: true,

@@ -1,4 +1,4 @@
-//! What of the cards is lent, and what of that is called back: by the agents' reports, and by what the extender has
+//! What of the cards is lent, and what of that is reclaimed: by the agents' reports, and by what the extender has
 //! written on pods.
 
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ impl<'c> Loans<'c> {
         Self(kept)
     }
 
-    /// What of a card of this node is lent and called back.
+    /// What of a card of this node is lent and reclaimed.
     pub fn on(&self, cluster: &Cluster, node: &str, card: &CardView) -> Loan {
         let bound = card
             .pods

@@ -73,7 +73,7 @@ impl Sight<'_> {
     }
 
     /// The node's view without those that `gone` names, less what the pods for which room is kept there will
-    /// need beyond what those have who are leaving, and beyond what is called back for them: GPU memory, CPU and memory
+    /// need beyond what those have who are leaving, and beyond what is reclaimed for them: GPU memory, CPU and memory
     /// of the host. None if no room is kept; [`Reason::NotYet`] if that could not be told within the budget.
     pub(crate) fn beside_kept(
         &self,

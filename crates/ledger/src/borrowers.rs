@@ -45,7 +45,7 @@ impl Asked {
 }
 
 impl Ledger {
-    /// Notes whose memory did not come in time: before what is called back ends.
+    /// Notes whose memory did not come in time: before what is reclaimed ends.
     pub(crate) fn note_late_borrowers(&mut self, now: Duration) {
         let mut refused: Vec<Uid> = Vec::new();
         for uid in self.queue.all_reclaims() {
@@ -72,7 +72,7 @@ impl Ledger {
             if node.is_some_and(Node::lends) {
                 let first = self.asked.since.get(uid).copied().unwrap_or(now);
                 let patience =
-                    self.config.call_back_for + self.sight(now).grace(std::slice::from_ref(uid));
+                    self.config.reclaim_for + self.sight(now).grace(std::slice::from_ref(uid));
                 if now >= first + patience {
                     refused.push(uid.clone());
                 }
@@ -186,7 +186,7 @@ impl Sight<'_> {
         Duration::from_secs(longest.into()).min(LONGEST_GRACE)
     }
 
-    /// What these victims of a call-back are about to give back on a card.
+    /// What these victims of a reclaim are about to give back on a card.
     pub(crate) fn coming_back(
         &self,
         node: &Node,

@@ -26,15 +26,15 @@ pub struct Config {
     pub claim_ttl: Duration,
     /// Call memory back that pods use beyond their requests when it keeps a pod off whose request fits by the
     /// books.
-    pub call_back: bool,
-    /// How long a pod waits, since it was created, before memory is called back for it.
+    pub reclaim: bool,
+    /// How long a pod waits, since it was created, before memory is reclaimed for it.
     pub reclaim_after: Duration,
     /// What is done at most to have a pod give memory back.
     pub action: Action,
     /// Owners may soften that for their pods.
     pub owners_soften: bool,
-    /// How long memory that is called back is waited for, beyond the time that its users have to end.
-    pub call_back_for: Duration,
+    /// How long memory that is reclaimed is waited for, beyond the time that its users have to end.
+    pub reclaim_for: Duration,
     /// How long a pod may use more of a card than its limit before it is to give that back.
     pub over_limit_for: Duration,
     /// Pods with our scheduling gate wait in the queue; otherwise they are ungated.
@@ -74,11 +74,11 @@ impl Default for Config {
             slow_reservation_ttl: Duration::from_secs(660),
             wake_again_after: Duration::from_secs(2),
             claim_ttl: Duration::from_secs(5),
-            call_back: false,
+            reclaim: false,
             reclaim_after: Duration::ZERO,
             action: Action::Event,
             owners_soften: true,
-            call_back_for: Duration::from_secs(60),
+            reclaim_for: Duration::from_secs(60),
             over_limit_for: Duration::from_secs(60),
             queue: false,
             queue_show: 0,

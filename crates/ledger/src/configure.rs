@@ -15,7 +15,7 @@ impl Ledger {
         self.config = config;
         self.scores.set_policy(config.policy);
         let mut ended = Vec::new();
-        if !config.call_back {
+        if !config.reclaim {
             ended.extend(self.queue.all_reclaims());
         }
         if config.keep.is_none() {
@@ -31,7 +31,7 @@ impl Ledger {
             self.queue.end(&uid, Ended::Needless, &self.books);
         }
         self.queue.set_queueing(config.queue, &self.books);
-        let change = self.books.configure(config.stale_after, config.call_back);
+        let change = self.books.configure(config.stale_after, config.reclaim);
         self.follow(change);
     }
 }

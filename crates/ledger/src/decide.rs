@@ -208,7 +208,7 @@ impl Ledger {
                 if refused.iter().any(|(_, why)| wants(*why)) {
                     self.queue.is_short(uid);
                 }
-                self.call_back_for(ask.pod, &short, now);
+                self.reclaim_for(ask.pod, &short, now);
             }
             for (name, reason) in &mut refused {
                 *reason = self.sight(now).told(ask.pod, name, *reason);

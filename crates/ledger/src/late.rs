@@ -51,7 +51,7 @@ impl Ledger {
     pub fn disrupted_on(&self, uid: &str) -> Option<Arc<str>> {
         let queue = &self.queue;
         let earmark = queue.eviction_for(uid).or_else(|| queue.reclaim_for(uid));
-        let told = || self.books.pod(uid)?.kept_on.clone();
+        let told = || self.books.pod(uid)?.reserved_on.clone();
         earmark.map(|it| it.node().clone()).or_else(told)
     }
 

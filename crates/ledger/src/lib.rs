@@ -54,7 +54,6 @@ mod bind;
 mod books;
 mod borrowers;
 mod budget;
-mod call_back;
 mod config;
 mod configure;
 mod decide;
@@ -71,6 +70,7 @@ mod preempt;
 mod provision;
 mod queue;
 mod reason;
+mod reclaim;
 mod round;
 mod scattered;
 mod scores;
@@ -88,7 +88,6 @@ use scores::Scores;
 
 pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
-pub use call_back::{Borrower, CallBack};
 pub use config::Config;
 pub use decide::{Ask, Filtered};
 pub use gangs::Shortfall;
@@ -98,6 +97,7 @@ pub use preempt::Victims;
 pub use provision::{Placeholder, Provision};
 pub use queue::{Cause, Ended, Queued, Ungate};
 pub use reason::Reason;
+pub use reclaim::{Borrower, CallBack};
 pub use scattered::{Broken, Move, Moves, Preemption};
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
@@ -111,7 +111,7 @@ pub struct Ledger {
     queue: Queue,
     over: over_limit::Seen,
     placing: places::Seen,
-    calling: call_back::Seen,
+    calling: reclaim::Seen,
     asked: borrowers::Asked,
     scattered: scattered::Seen,
     moving: scattered::Tries,
@@ -129,12 +129,12 @@ impl Ledger {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            books: Books::new(config.stale_after, config.call_back),
+            books: Books::new(config.stale_after, config.reclaim),
             scores: Scores::new(config.policy),
             queue: Queue::new(config.queue),
             over: over_limit::Seen::default(),
             placing: places::Seen::default(),
-            calling: call_back::Seen::default(),
+            calling: reclaim::Seen::default(),
             asked: borrowers::Asked::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),

@@ -20,9 +20,9 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::books::{Event, Node, Uid};
-use crate::call_back::Borrower;
 use crate::maps::HashMap;
 use crate::queue::{Controller, controller};
+use crate::reclaim::Borrower;
 
 /// A pod that has been over its limit of a card for too long.
 #[derive(Clone, Debug)]
@@ -113,7 +113,7 @@ impl Seen {
 }
 
 impl Ledger {
-    /// The pods that have been over their limits for too long, where memory is called back at all.
+    /// The pods that have been over their limits for too long, where memory is reclaimed at all.
     #[must_use]
     pub fn over_limits(&self, now: Duration) -> Vec<OverLimit> {
         let nodes = self

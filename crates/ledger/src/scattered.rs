@@ -100,7 +100,7 @@ impl Means for Preempt {
     fn lasts(sight: &Sight<'_>, plan: &Plan) -> Duration {
         let leaving = sight.leaving(&plan.node).into_iter();
         let all: Vec<Uid> = leaving.chain(plan.waits_for.iter().cloned()).collect();
-        sight.config.call_back_for + sight.grace(&all)
+        sight.config.reclaim_for + sight.grace(&all)
     }
 }
 
@@ -119,7 +119,7 @@ impl Means for Defragment {
     const CAUSE: Cause = Cause::Defragment;
 
     fn lasts(sight: &Sight<'_>, plan: &means::Plan<Self::Rank>) -> Duration {
-        sight.config.call_back_for + sight.grace(&plan.waits_for)
+        sight.config.reclaim_for + sight.grace(&plan.waits_for)
     }
 }
 
@@ -236,7 +236,7 @@ impl Ledger {
             overtakes: Vec::new(),
         };
         // One may come when the one before it has gone.
-        let until = now + Defragment::lasts(&self.sight(now), &plan) + self.config.call_back_for;
+        let until = now + Defragment::lasts(&self.sight(now), &plan) + self.config.reclaim_for;
         self.pursue::<Defragment>(pod, plan, now);
         self.scattered.note_looked(&pod.uid, began);
         for Move {

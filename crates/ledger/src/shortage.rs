@@ -1,8 +1,8 @@
 //! Cards that are short of what was lent: a pod could not grow to its request there, or less is free than the agent
 //! is to keep free, while others use more than they asked for.
 //!
-//! Like [`crate::call_back`] it says who is to give memory back, and acts on nobody: never on a pod within its
-//! request, never by a stale report, and not on a card of which memory is called back already. A pod that was asked
+//! Like [`crate::reclaim`] it says who is to give memory back, and acts on nobody: never on a pod within its
+//! request, never by a stale report, and not on a card of which memory is reclaimed already. A pod that was asked
 //! has a condition that says so: it comes first and goes on being named until the shortage ends, or until its time is over.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::books::Node;
-use crate::call_back::Borrower;
+use crate::reclaim::Borrower;
 use crate::sight::Sight;
 
 /// A card that is short.
@@ -56,7 +56,7 @@ impl Ledger {
     /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
     #[must_use]
     pub fn may_be_short(&self) -> Vec<Arc<str>> {
-        match self.config.call_back {
+        match self.config.reclaim {
             true => self.books.short().iter().cloned().collect(),
             false => Vec::new(),
         }
@@ -65,10 +65,7 @@ impl Ledger {
     /// The cards of one node that are short now.
     #[must_use]
     pub fn shortages_on(&self, name: &str, now: Duration) -> Vec<Shortage> {
-        let node = self
-            .books
-            .named_node(name)
-            .filter(|_| self.config.call_back);
+        let node = self.books.named_node(name).filter(|_| self.config.reclaim);
         let fresh = node.filter(|(name, node)| node.lends() && self.sight(now).check(name).is_ok());
         let each = fresh.into_iter().flat_map(|(name, node)| {
             let cards = node.gpus().iter().enumerate();

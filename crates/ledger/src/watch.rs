@@ -128,7 +128,7 @@ impl Ledger {
     /// A GpuNode as a watch shows it. It is fresh from `now` on if it says something new.
     pub fn apply_gpunode(&mut self, name: &str, status: GpuNodeStatus, now: Duration) {
         let known = self.books.node(name).and_then(|node| node.status());
-        let is_news = self.config.call_back && known != Some(&status);
+        let is_news = self.config.reclaim && known != Some(&status);
         let change = self.books.apply_gpunode(name, status, now);
         self.follow(change);
         if is_news {

@@ -83,7 +83,7 @@ impl Request {
     }
 
     /// How much stands against these cards where nothing else does: for who may use more than is promised, what
-    /// is likely to be in use; for others, what is lent, since that has to be called back should they want it.
+    /// is likely to be in use; for others, what is lent, since that has to be reclaimed should they want it.
     pub(crate) fn lending(&self, cards: &[Card], chosen: impl Iterator<Item = usize>) -> u32 {
         let of = |index: usize| {
             let Lending { used, lent } = cards[index].lending;

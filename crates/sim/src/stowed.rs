@@ -43,7 +43,7 @@ pub struct Stowed {
     /// Pods may use more than they ask for.
     bursts: bool,
     /// Of so many pods in a hundred the owner lets them be moved.
-    movable: usize,
+    evictable: usize,
     /// Which nodes the ledger is asked about.
     sampler: Sampler,
 }
@@ -54,7 +54,7 @@ pub struct Settings {
     /// Places are kept for pods that wait.
     pub keep: Option<Keep>,
     /// Of so many pods in a hundred the owner lets them be moved.
-    pub movable: usize,
+    pub evictable: usize,
     /// The nodes that kube-scheduler shows for a pod.
     pub window: Window,
 }
@@ -78,20 +78,20 @@ impl Stowed {
             None => config,
         };
         Self {
-            movable: settings.movable,
+            evictable: settings.evictable,
             sampler: Sampler::new(hosts, settings.window),
             ..Self::with(hosts, config)
         }
     }
 
-    /// The same, which calls back what pods use beyond their requests.
+    /// The same, which reclaims what pods use beyond their requests.
     #[must_use]
     pub fn lending(hosts: &[Host], policy: PolicyKind) -> Self {
         Self::with(
             hosts,
             Config {
                 policy,
-                call_back: true,
+                reclaim: true,
                 ..Config::default()
             },
         )
@@ -137,8 +137,8 @@ impl Stowed {
             containers: Arc::from([Box::from("main")]),
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
-            bursts: config.call_back,
-            movable: 0,
+            bursts: config.reclaim,
+            evictable: 0,
             sampler: Sampler::new(hosts, Window::default()),
         }
     }
@@ -179,8 +179,8 @@ impl Stowed {
 
     /// The pods that are asked to give back what they use beyond their requests.
     pub fn called(&mut self) -> Vec<usize> {
-        self.ledger.call_back(self.now);
-        let calls = self.ledger.call_backs(self.now);
+        self.ledger.reclaim(self.now);
+        let calls = self.ledger.reclaims(self.now);
         let short = self.ledger.shortages(self.now);
         let short = short.iter().flat_map(|short| &short.victims);
         let victims = calls.iter().flat_map(|call| &call.victims).chain(short);
@@ -239,7 +239,7 @@ impl Stowed {
             },
             models: self.models(job),
             // Which pods come is drawn: their numbers say nothing of what they ask for.
-            movable: (id % 100 < self.movable).then(|| self.names[0].clone()),
+            evictable: (id % 100 < self.evictable).then(|| self.names[0].clone()),
             ..PodFacts::new("replay", &format!("{id:08}"), &uid)
         }
     }

@@ -205,7 +205,7 @@ fn moving_pods_is_compared_with_leaving_them() -> Result<()> {
     let args = ["churn", "--load=0.95", "--seeds=1..2", "--nodes-count=9"];
     let args = [
         &args[..],
-        &["--move=off,5", "--movable=100", "--output=json"],
+        &["--move=off,5", "--evictable=100", "--output=json"],
     ]
     .concat();
     let json: Value = serde_json::from_str(&printed(sim(&args).output()?)?)?;

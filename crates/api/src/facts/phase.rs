@@ -56,11 +56,11 @@ impl PodFacts {
             preempted: false,
             action: None,
             controller: None,
-            movable: None,
+            evictable: None,
             tied: false,
             limits: NO_LIMITS.clone(),
             enforce: Enforce::default(),
-            kept_on: None,
+            reserved_on: None,
             stands_for: None,
             refusal: 0,
         }

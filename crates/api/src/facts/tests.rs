@@ -84,13 +84,13 @@ fn disruptions_and_reservations_are_read_from_true_conditions_reasons_and_annota
     let held = facts("True", &reserved);
     assert_eq!(held.asked_back, Some(Action::Evict));
     assert!(held.preempted);
-    assert_eq!((held.kept_on.as_deref(), held.grace), (Some("n"), 7));
+    assert_eq!((held.reserved_on.as_deref(), held.grace), (Some("n"), 7));
     let ended = facts("False", &reserved);
     assert_eq!(ended.asked_back, None);
     assert!(!ended.preempted);
-    assert_eq!(ended.kept_on, None);
+    assert_eq!(ended.reserved_on, None);
     for unreadable in ["", "on node n: x"] {
-        assert_eq!(facts("True", unreadable).kept_on, None);
+        assert_eq!(facts("True", unreadable).reserved_on, None);
     }
 }
 
@@ -401,7 +401,7 @@ fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
                 "apiVersion": api, "kind": kind, "name": "o", "uid": "o", "controller": controller,
             }],
         }}))
-        .movable
+        .evictable
     };
     for (api, kind) in [
         ("apps/v1", "ReplicaSet"),
@@ -422,14 +422,15 @@ fn only_a_marked_pod_that_is_made_anew_anywhere_may_be_moved() {
     ] {
         assert_eq!(of("true", api, kind, true), None, "{kind}");
     }
-    let movable = |mark: &str, kind: &str, controller: bool| of(mark, "apps/v1", kind, controller);
+    let evictable =
+        |mark: &str, kind: &str, controller: bool| of(mark, "apps/v1", kind, controller);
     for (mark, kind, controller) in [
         ("false", "ReplicaSet", true),
         ("yes", "ReplicaSet", true),
         ("true", "ReplicaSet", false),
         ("true", "DaemonSet", true),
     ] {
-        assert_eq!(movable(mark, kind, controller), None, "{mark} {kind}");
+        assert_eq!(evictable(mark, kind, controller), None, "{mark} {kind}");
     }
 }
 

@@ -8,14 +8,14 @@ use crate::incidents::{Files, NOW, node, report, waiting};
 use crate::{golden, same};
 
 /// On the one card of a node, with a controller; marked by its owner or not.
-fn holder(name: &str, node: &str, mib: u64, movable: &str) -> Value {
+fn holder(name: &str, node: &str, mib: u64, evictable: &str) -> Value {
     let uuid = format!("GPU-{node}");
     let assignment = json!({
         "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },
     });
     let mut pod = waiting(name, "");
     pod["metadata"]["annotations"] = json!({
-        "gpustow.dev/assignment": assignment.to_string(), "gpustow.dev/evictable": movable,
+        "gpustow.dev/assignment": assignment.to_string(), "gpustow.dev/evictable": evictable,
     });
     pod["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": true,
@@ -35,14 +35,14 @@ fn asks(name: &str, mib: u64) -> Value {
 }
 
 /// Two cards, each with a pod on it, two equal pods that fit on neither, and one that fits nowhere.
-fn objects(movable: &str) -> Vec<Value> {
+fn objects(evictable: &str) -> Vec<Value> {
     let mut objects = Vec::new();
     for name in ["m", "n"] {
         objects.extend([node(name, &json!({}), "24k"), report(name, NOW, &json!({}))]);
     }
     objects.extend([
-        holder("web-1", "m", 8000, movable),
-        holder("web-2", "n", 6000, movable),
+        holder("web-1", "m", 8000, evictable),
+        holder("web-2", "n", 6000, evictable),
         asks("big-1", 20_000),
         asks("big-2", 20_000),
         asks("huge", 90_000),

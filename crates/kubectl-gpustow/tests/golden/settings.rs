@@ -92,15 +92,15 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
         preempt_after: Duration::from_secs(1),
         ..Config::default()
     };
-    let call_back = Config {
-        call_back: true,
+    let reclaim = Config {
+        reclaim: true,
         ..base()
     };
     let policy = |policy| Config { policy, ..base() };
     let minute = Duration::from_secs(60);
     let settings = [
         (json!({}), base()),
-        (json!({ "reclaim": { "action": "Event" } }), call_back),
+        (json!({ "reclaim": { "action": "Event" } }), reclaim),
         (
             json!({ "scheduling": { "policy": "spread" } }),
             policy(PolicyKind::Spread),
@@ -153,7 +153,7 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
             Config {
                 queue: true,
                 moves: true,
-                ..call_back
+                ..reclaim
             },
         ),
     ];

@@ -66,7 +66,7 @@ pub(crate) struct Books {
     models: Models,
     /// A report that has not changed for longer says nothing.
     stale_after: Duration,
-    /// What pods use counts where to put others: where memory is lent and called back.
+    /// What pods use counts where to put others: where memory is lent and reclaimed.
     weighs_use: bool,
 }
 

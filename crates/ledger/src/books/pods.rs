@@ -36,7 +36,7 @@ pub(crate) fn may_come(pod: &PodFacts) -> bool {
 
 /// Is it asked to give memory back or to end, or is room kept for it?
 fn is_marked(pod: &PodFacts) -> bool {
-    pod.asked_back.is_some() || pod.preempted || pod.kept_on.is_some()
+    pod.asked_back.is_some() || pod.preempted || pod.reserved_on.is_some()
 }
 
 impl Books {

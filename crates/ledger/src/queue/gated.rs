@@ -330,7 +330,7 @@ impl Sight<'_> {
             Some(_) => self.books.pods().any(waits_before),
             None => {
                 let mut marked = self.books.marked();
-                marked.any(|other| other.kept_on.is_some() && waits_before(other))
+                marked.any(|other| other.reserved_on.is_some() && waits_before(other))
             }
         }
     }

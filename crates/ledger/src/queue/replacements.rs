@@ -24,7 +24,7 @@ impl Replacement {
         // A pod of another namespace may name the same owner.
         let same =
             same && pod.namespace == self.like.namespace && pod.priority == self.like.priority;
-        same && pod.movable.is_some() && pod.movable == self.like.movable
+        same && pod.evictable.is_some() && pod.evictable == self.like.evictable
     }
 }
 

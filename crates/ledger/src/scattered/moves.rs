@@ -94,7 +94,7 @@ impl Sight<'_> {
         most: Option<Mib>,
         budget: &mut Budget,
     ) -> Option<Option<Moves>> {
-        let mut may = self.movable(site, only);
+        let mut may = self.evictable(site, only);
         budget.charge(site.node.bound().len());
         may.retain(|(_, pod)| !planning.spared.contains(&pod.uid));
         let weights: Vec<(Mib, Uid)> = may
@@ -169,7 +169,7 @@ impl Sight<'_> {
     }
 
     /// Those who may move from these cards, the smallest first, with what they hold.
-    fn movable(&self, site: &Site<'_>, only: &[usize]) -> Vec<(Mib, Arc<PodFacts>)> {
+    fn evictable(&self, site: &Site<'_>, only: &[usize]) -> Vec<(Mib, Arc<PodFacts>)> {
         let holds = |pod: &Arc<PodFacts>| {
             let hold = site.node.bound().get(&pod.uid)?;
             let mut cards = only.iter().map(|&card| hold.on(site.node.uuid(card)));
@@ -180,7 +180,7 @@ impl Sight<'_> {
         let may = |pod: &Arc<PodFacts>| {
             let ends = pod.deleting || pod.released;
             let alone = self.books.is_disrupted_alone(pod);
-            let one = pod.movable.is_some() && alone && pod.request.is_ok();
+            let one = pod.evictable.is_some() && alone && pod.request.is_ok();
             one && !ends && pod.priority <= site.pod.priority
         };
         let bound = site.node.bound().keys();

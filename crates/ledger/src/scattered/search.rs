@@ -248,7 +248,10 @@ impl Sight<'_> {
             }
             let mut nodes = self.nodes_to_see();
             // Where an earlier extender began it is looked at first, which is at the end.
-            let began = self.books.pod(&uid).and_then(|pod| pod.kept_on.as_ref());
+            let began = self
+                .books
+                .pod(&uid)
+                .and_then(|pod| pod.reserved_on.as_ref());
             if let Some(at) = nodes.iter().position(|name| Some(name) == began) {
                 let last = nodes.len() - 1;
                 nodes.swap(at, last);
@@ -277,7 +280,7 @@ impl Sight<'_> {
                 Verdict::Unknown => search.unknown = true,
                 Verdict::Plan(plan) => {
                     search.with_plans.push(name.clone());
-                    let began = pod.kept_on.as_ref() == Some(&name);
+                    let began = pod.reserved_on.as_ref() == Some(&name);
                     let best = &mut search.best;
                     if best.as_ref().is_none_or(|best| plan < *best) {
                         *best = Some(plan);
@@ -331,7 +334,7 @@ impl Sight<'_> {
         let may_come = !site.leaving.is_empty() && evidence != Evidence::Rejected;
         if may_come && let Some((_, choice)) = self.reprieve(&site, &[], &[], &|_| true, budget) {
             // The pods that terminate make the room: the node is left out.
-            let began = pod.kept_on.as_ref() == Some(name);
+            let began = pod.reserved_on.as_ref() == Some(name);
             let plan = || self.plan_of(&site, Vec::new(), 0, &choice);
             return match began.then(plan).flatten() {
                 Some(plan) => Verdict::Plan(plan),

@@ -6,7 +6,7 @@ use gpustow_api::gpunode::PodUse;
 use gpustow_ledger::{Config, Ledger};
 
 use crate::build::{ask, at, bound, card, node, pod, report, used};
-use crate::call_back::{CARD, is, lent, refused, uses, victims, with_priority};
+use crate::reclaim::{CARD, is, lent, refused, uses, victims, with_priority};
 
 /// A pod that kube-scheduler said is unschedulable, and of which no filter call told.
 fn waits(uid: &str, mib: u64) -> PodFacts {
@@ -27,7 +27,7 @@ fn borrowers_give_nothing_back_on_a_node_that_kube_scheduler_does_not_offer() {
     }
     // Whether it could come is not known: it is woken, and kube-scheduler asks.
     ledger.apply_pod(waits("p", 40));
-    ledger.call_back(at(1));
+    ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), []);
     let woken = ledger.wake(9, at(1));
     assert_eq!(woken.iter().map(|pod| &*pod.uid).collect::<Vec<_>>(), ["p"]);
@@ -36,7 +36,7 @@ fn borrowers_give_nothing_back_on_a_node_that_kube_scheduler_does_not_offer() {
     assert_eq!(victims(&ledger, 2), [is("p", "two", 85)]);
     // Then from b, too.
     ledger.filter(&ask(&pod("p", 40)), &["a"], at(3));
-    ledger.call_back(at(3));
+    ledger.reclaim(at(3));
     assert_eq!(victims(&ledger, 3), [is("p", "one", 85)]);
 }
 
@@ -45,7 +45,7 @@ fn the_pod_that_may_be_evicted_is_asked_before_one_whose_owner_softens_that() {
     let on_card = [used("soft", 65), used("hard", 35)];
     let of = |softens| {
         let mut ledger = Ledger::new(Config {
-            call_back: true,
+            reclaim: true,
             action: Action::Evict,
             owners_soften: softens,
             ..Config::default()
@@ -75,7 +75,7 @@ fn a_pod_that_was_asked_without_result_shields_no_other() {
     let asked = |ledger: &mut Ledger, second: u64| {
         uses(ledger, "a", &[&on_card], second);
         ledger.filter(&ask(&pod("p", 25)), &["a"], at(second));
-        ledger.call_back(at(second));
+        ledger.reclaim(at(second));
         victims(ledger, second)
     };
     assert_eq!(asked(&mut ledger, 0), [is("p", "low", 55)]);
@@ -102,15 +102,15 @@ fn a_borrower_that_should_be_gone_shields_no_other() {
     refused(&mut ledger, &pod("p", 25), 0);
     // What it uses is about to come.
     assert_eq!(
-        (ledger.call_backs(at(0)).len(), victims(&ledger, 0)),
+        (ledger.reclaims(at(0)).len(), victims(&ledger, 0)),
         (1, vec![])
     );
     ledger.tell_time(1060);
-    ledger.call_back(at(60));
+    ledger.reclaim(at(60));
     ledger.filter(&ask(&pod("p", 25)), &["a"], at(61));
     let second = (61..200).find(|second| {
         ledger.filter(&ask(&pod("p", 25)), &["a"], at(*second));
-        ledger.call_back(at(*second));
+        ledger.reclaim(at(*second));
         !victims(&ledger, *second).is_empty()
     });
     assert_eq!(
@@ -120,7 +120,7 @@ fn a_borrower_that_should_be_gone_shields_no_other() {
 }
 
 #[test]
-fn a_pod_behind_any_number_of_others_that_can_have_nothing_is_called_back_for() {
+fn reclaim_serves_a_pod_behind_any_number_that_it_cannot_help() {
     let mut ledger = lent(&[("a", &[&[used("greedy", 90)]])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
     for index in 0..100 {
@@ -131,10 +131,10 @@ fn a_pod_behind_any_number_of_others_that_can_have_nothing_is_called_back_for() 
         ledger.apply_pod(hopeless);
     }
     ledger.apply_pod(PodFacts {
-        kept_on: Some("a".into()),
+        reserved_on: Some("a".into()),
         ..waits("p", 60)
     });
-    ledger.call_back(at(1));
+    ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), [is("p", "greedy", 60)]);
 }
 
@@ -203,15 +203,15 @@ fn work_of(nodes: usize) -> (u64, u64) {
     }
     for (index, name) in names.iter().enumerate().take(PODS) {
         ledger.apply_pod(PodFacts {
-            kept_on: Some(name.as_str().into()),
+            reserved_on: Some(name.as_str().into()),
             ..waits(&format!("p{index:02}"), 20 + index as u64)
         });
     }
     let (mut most, mut looks) = (0, 0);
-    while ledger.call_backs(at(1)).len() < PODS {
-        let before = ledger.work_on_call_backs();
-        ledger.call_back(at(1));
-        most = most.max(ledger.work_on_call_backs() - before);
+    while ledger.reclaims(at(1)).len() < PODS {
+        let before = ledger.work_on_reclaims();
+        ledger.reclaim(at(1));
+        most = most.max(ledger.work_on_reclaims() - before);
         looks += 1;
         assert!(looks < 1000, "{nodes} nodes");
     }

@@ -11,9 +11,9 @@ use crate::build::{at, bound, card, choose, node, pod, report, used};
 
 /// Three cards of 160 with as much free, of each of which a pod holds 40: it borrows, has used much for a moment, or has
 /// used little of late.
-fn ledger(call_back: bool) -> Ledger {
+fn ledger(reclaim: bool) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        call_back,
+        reclaim,
         ..Config::default()
     });
     ledger.apply_node(node("a"));
@@ -37,8 +37,8 @@ fn ledger(call_back: bool) -> Ledger {
 
 #[test]
 fn who_may_use_more_goes_where_least_was_used_and_others_where_least_is_lent() {
-    let goes = |call_back, bursts| {
-        let mut ledger = ledger(call_back);
+    let goes = |reclaim, bursts| {
+        let mut ledger = ledger(reclaim);
         let asks = pod("new", 60);
         let request = Request {
             bursts,

@@ -43,7 +43,7 @@ fn low(card: &str) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
         priority: 1,
-        movable: Some("its-replicaset".into()),
+        evictable: Some("its-replicaset".into()),
         ..bound(card, node, card, 40)
     }
 }

@@ -154,7 +154,7 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
     }
 
     let mut ledger = small(Config {
-        call_back: true,
+        reclaim: true,
         ..Config::default()
     });
     let mut greedy = card("a-0", 100);
@@ -167,7 +167,7 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
     let p = large(waits("p", 60));
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
-    assert_eq!(ledger.call_backs(at(0)).len(), 1);
+    assert_eq!(ledger.reclaims(at(0)).len(), 1);
     others_get_the_rest(&mut ledger, 1);
 
     let mut ledger = small(Config {

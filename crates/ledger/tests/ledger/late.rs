@@ -88,7 +88,7 @@ fn memory_of_an_assumed_pod_of_lower_priority_counts_until_the_caller_says_other
 /// A borrower on `a`, from which memory can be reclaimed for a pod of 40, and on `b` one that terminates.
 fn lent_beside_leaving() -> Ledger {
     let mut ledger = Ledger::new(Config {
-        call_back: true,
+        reclaim: true,
         ..Config::default()
     });
     for (name, uid, used_mib) in [("a", "lent", 90), ("b", "leaves", 90)] {
@@ -109,8 +109,8 @@ fn lent_beside_leaving() -> Ledger {
 
 fn reclaims(ledger: &mut Ledger, second: u64) -> usize {
     ledger.filter(&ask(&pod("p", 40)), &["a"], at(second));
-    ledger.call_back(at(second));
-    ledger.call_backs(at(second)).len()
+    ledger.reclaim(at(second));
+    ledger.reclaims(at(second)).len()
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn node_where_others_were_disrupted_is_known_after_a_restart() {
     ledger.apply_pod(pod("p", 60));
     assert_eq!(ledger.disrupted_on("p"), None);
     ledger.apply_pod(PodFacts {
-        kept_on: Some("a".into()),
+        reserved_on: Some("a".into()),
         ..pod("p", 60)
     });
     assert_eq!(ledger.disrupted_on("p").as_deref(), Some("a"));

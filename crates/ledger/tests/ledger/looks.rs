@@ -123,7 +123,7 @@ fn room_that_is_kept_for_a_pod_on_one_node_lets_it_go_before_no_other_elsewhere(
 fn queued_pod_of_higher_priority_goes_before_one_for_which_memory_was_reclaimed() {
     let mut ledger = Ledger::new(Config {
         queue: true,
-        call_back: true,
+        reclaim: true,
         ..Config::default()
     });
     ledger.apply_node(node("a"));
@@ -137,7 +137,7 @@ fn queued_pod_of_higher_priority_goes_before_one_for_which_memory_was_reclaimed(
     let low = pod("low", 60);
     ledger.apply_pod(low.clone());
     assert!(choose(&mut ledger, &low, &["a"], at(0)).is_empty());
-    assert_eq!(ledger.call_backs(at(0)).len(), 1);
+    assert_eq!(ledger.reclaims(at(0)).len(), 1);
     ledger.apply_pod(PodFacts {
         queued: true,
         priority: 1,

@@ -11,10 +11,10 @@ use crate::build::{asking, at, bound, card, exclusive, ledger, node, pod, report
 use crate::model::Random;
 
 /// A bound pod that may be moved.
-fn movable(uid: &str, card: &str, mib: u64) -> PodFacts {
+fn evictable(uid: &str, card: &str, mib: u64) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
-        movable: Some("its-replicaset".into()),
+        evictable: Some("its-replicaset".into()),
         ..bound(uid, node, card, mib)
     }
 }
@@ -33,8 +33,8 @@ fn said(plan: Option<Moves>) -> Vec<String> {
 /// Two cards of 100 MiB with 60 free on each, on two nodes: 80 fit on none.
 fn scattered() -> Ledger {
     let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
-    ledger.apply_pod(movable("x", "a-0", 40));
-    ledger.apply_pod(movable("y", "b-0", 30));
+    ledger.apply_pod(evictable("x", "a-0", 40));
+    ledger.apply_pod(evictable("y", "b-0", 30));
     ledger.apply_pod(bound("z", "b", "b-0", 10));
     ledger
 }
@@ -50,8 +50,8 @@ fn the_fewest_mib_move_to_where_there_is_room_now() {
 #[test]
 fn a_pod_of_several_gpus_and_one_of_whole_ones_get_room_too() {
     let mut two = ledger(&[("a", &[100, 100, 100]), ("b", &[30])]);
-    two.apply_pod(movable("x", "a-0", 30));
-    two.apply_pod(movable("y", "a-1", 20));
+    two.apply_pod(evictable("x", "a-0", 30));
+    two.apply_pod(evictable("y", "a-1", 20));
     two.apply_pod(bound("z", "a", "a-2", 15));
     // a-2 has 85 free, and of the others y is on the card that lacks least.
     assert_eq!(said(plan(&two, asking("p", &[(2, 85)]))), ["y to b-0"]);
@@ -64,13 +64,13 @@ fn a_pod_of_several_gpus_and_one_of_whole_ones_get_room_too() {
 #[test]
 fn nobody_moves_who_may_not_or_need_not() {
     let unmarked = |pod: PodFacts| PodFacts {
-        movable: None,
+        evictable: None,
         ..pod
     };
     let mut ledger = scattered();
-    ledger.apply_pod(unmarked(movable("y", "b-0", 30)));
+    ledger.apply_pod(unmarked(evictable("y", "b-0", 30)));
     assert_eq!(said(plan(&ledger, pod("p", 80))), ["x to b-0"]);
-    ledger.apply_pod(unmarked(movable("x", "a-0", 40)));
+    ledger.apply_pod(unmarked(evictable("x", "a-0", 40)));
     assert_eq!(said(plan(&ledger, pod("p", 80))), Vec::<String>::new());
     assert!(ledger.waits_for_pieces(&Arc::new(pod("p", 80)), at(0)));
 
@@ -87,7 +87,7 @@ fn nobody_moves_who_may_not_or_need_not() {
         let priority = 5;
         ledger.apply_pod(PodFacts {
             priority,
-            ..movable(uid, card, mib)
+            ..evictable(uid, card, mib)
         });
     }
     assert!(plan(&ledger, pod("p", 80)).is_none());
@@ -95,7 +95,7 @@ fn nobody_moves_who_may_not_or_need_not() {
     let deleting = true;
     ledger.apply_pod(PodFacts {
         deleting,
-        ..movable("x", "a-0", 40)
+        ..evictable("x", "a-0", 40)
     });
     assert!(plan(&ledger, pod("p", 80)).is_none());
     let important = PodFacts {
@@ -137,8 +137,8 @@ fn preempting_for_scattered_memory_comes_before_moving() {
     let mut ledger = Ledger::new(config);
     ledger.apply_node(node("a"));
     ledger.apply_gpunode("a", report(&[card("a-0", 100), card("a-1", 100)]), at(0));
-    ledger.apply_pod(movable("x", "a-0", 40));
-    ledger.apply_pod(movable("y", "a-1", 40));
+    ledger.apply_pod(evictable("x", "a-0", 40));
+    ledger.apply_pod(evictable("y", "a-1", 40));
     assert_eq!(said(plan(&ledger, pod("p", 80))), ["x to a-1"]);
     assert!(
         plan(
@@ -194,9 +194,9 @@ impl World {
             .collect();
         let mut ledger = ledger(&nodes);
         for (uid, card, mib, may) in &self.pods {
-            let pod = movable(uid, &self.cards[*card].0, *mib);
-            let movable = pod.movable.clone().filter(|_| *may);
-            ledger.apply_pod(PodFacts { movable, ..pod });
+            let pod = evictable(uid, &self.cards[*card].0, *mib);
+            let evictable = pod.evictable.clone().filter(|_| *may);
+            ledger.apply_pod(PodFacts { evictable, ..pod });
         }
         ledger
     }

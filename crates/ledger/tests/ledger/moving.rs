@@ -18,8 +18,8 @@ fn scattered() -> Ledger {
         ledger.apply_node(node(name));
         ledger.apply_gpunode(name, report(&[card(&format!("{name}-0"), 100)]), at(0));
     }
-    ledger.apply_pod(movable("x", "a-0", 40));
-    ledger.apply_pod(movable("y", "b-0", 30));
+    ledger.apply_pod(evictable("x", "a-0", 40));
+    ledger.apply_pod(evictable("y", "b-0", 30));
     ledger.apply_pod(bound("z", "b", "b-0", 10));
     ledger.apply_pod(waits("p", 80));
     ledger
@@ -38,16 +38,16 @@ fn in_pieces(config: Config) -> Ledger {
         let full = format!("{name}-1");
         ledger.apply_pod(bound(&format!("f{name}"), name, &full, 70));
     }
-    ledger.apply_pod(movable("x", "a-0", 40));
-    ledger.apply_pod(movable("y", "b-0", 30));
+    ledger.apply_pod(evictable("x", "a-0", 40));
+    ledger.apply_pod(evictable("y", "b-0", 30));
     ledger.apply_pod(bound("z", "b", "b-0", 10));
     ledger
 }
 
-fn movable(uid: &str, card: &str, mib: u64) -> PodFacts {
+fn evictable(uid: &str, card: &str, mib: u64) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
-        movable: Some("its-replicaset".into()),
+        evictable: Some("its-replicaset".into()),
         ..bound(uid, node, card, mib)
     }
 }
@@ -55,7 +55,7 @@ fn movable(uid: &str, card: &str, mib: u64) -> PodFacts {
 fn leaving(uid: &str, card: &str, mib: u64) -> PodFacts {
     PodFacts {
         deleting: true,
-        ..movable(uid, card, mib)
+        ..evictable(uid, card, mib)
     }
 }
 
@@ -69,7 +69,7 @@ fn waits(uid: &str, mib: u64) -> PodFacts {
 /// A pod of the same controller as those that may move.
 fn successor(uid: &str, mib: u64) -> PodFacts {
     PodFacts {
-        movable: Some("its-replicaset".into()),
+        evictable: Some("its-replicaset".into()),
         ..waits(uid, mib)
     }
 }
@@ -129,7 +129,7 @@ fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
     assert!(choose(&mut ledger, &successor("large", 40), &["a"], at(8)).is_empty());
     let comes = successor("y2", 30);
     assert_eq!(choose(&mut ledger, &comes, &["a", "b"], at(8)), ["a"]);
-    ledger.apply_pod(movable("y2", "a-0", 30));
+    ledger.apply_pod(evictable("y2", "a-0", 30));
     ledger.delete_pod("y");
     assert!(choose(&mut ledger, &waits("late", 40), &["b"], at(9)).is_empty());
     assert_eq!(
@@ -177,7 +177,7 @@ fn a_search_that_found_nothing_rests() {
 fn room_is_given_up_in_time_and_not_tried_there_again() {
     let mut ledger = scattered();
     assert!(decide(&mut ledger, &[], 1, 6));
-    let over = 6 + Config::default().call_back_for.as_secs() + 40;
+    let over = 6 + Config::default().reclaim_for.as_secs() + 40;
     assert_eq!(moving(&mut ledger, over), None);
     // y stayed: nothing is kept for its successor either.
     let late = choose(&mut ledger, &waits("late", 60), &["a"], at(over));
@@ -209,7 +209,7 @@ fn who_left_for_nothing_finds_a_place_all_the_same() {
     assert!(decide(&mut ledger, &[], 1, 6));
     ledger.apply_pod(leaving("y", "b-0", 30));
     ledger.delete_pod("y");
-    let over = at(6 + 2 * Config::default().call_back_for.as_secs() + 40);
+    let over = at(6 + 2 * Config::default().reclaim_for.as_secs() + 40);
     ledger.apply_gpunode("a", report(&[card("a-0", 100)]), over);
     ledger.scattered(over);
     assert_eq!(choose(&mut ledger, &waits("late", 60), &["a"], over), ["a"]);
@@ -351,7 +351,7 @@ fn one_look_for_moves_costs_no_more_with_five_hundred_nodes_than_with_fifty() {
             ledger.apply_gpunode(&name, report(&cards), at(0));
             for index in 0..4 {
                 let card = format!("{name}-{index}");
-                ledger.apply_pod(movable(&card, &card, 50 + index));
+                ledger.apply_pod(evictable(&card, &card, 50 + index));
             }
         }
         ledger.apply_pod(waits("p", 80));
@@ -382,7 +382,7 @@ fn pod_whose_volume_may_tie_it_to_its_node_moves_to_no_other() {
     let mut ledger = scattered();
     let tied = |uid: &str, card: &str, mib| PodFacts {
         tied: true,
-        ..movable(uid, card, mib)
+        ..evictable(uid, card, mib)
     };
     ledger.apply_pod(tied("y", "b-0", 30));
     assert!(decide(&mut ledger, &[], 1, 6));

@@ -16,7 +16,7 @@ const CARD: u64 = 100;
 /// A ledger with a node and this pod on its one card; a pod may be over its limit for a minute.
 fn with(pod: PodFacts) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        call_back: true,
+        reclaim: true,
         ..Config::default()
     });
     ledger.apply_node(node("a"));
@@ -234,7 +234,7 @@ fn lasts(ledger: &mut Ledger, uid: &str, controller: &str, from: u64) -> u64 {
 #[test]
 fn each_pod_of_a_controller_is_given_twice_the_time_of_the_one_that_ended_before_it() {
     let mut ledger = Ledger::new(Config {
-        call_back: true,
+        reclaim: true,
         ..Config::default()
     });
     ledger.apply_node(node("a"));

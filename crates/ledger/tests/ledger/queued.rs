@@ -470,7 +470,7 @@ fn stalled_pods_are_those_that_fit_or_need_no_room() {
     ledger.configure(without);
     // So it does where a condition says that memory is kept.
     ledger.apply_pod(PodFacts {
-        kept_on: Some("n".into()),
+        reserved_on: Some("n".into()),
         ..held("large", 70)
     });
     assert_eq!(stalled(&ledger), ["z-foreign"]);

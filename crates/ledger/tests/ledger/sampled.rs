@@ -263,7 +263,7 @@ fn nomination_of_kube_scheduler_keeps_room_for_a_time() {
 #[test]
 fn memory_that_is_reclaimed_on_one_node_keeps_no_pod_from_a_node_where_it_fits() {
     let mut ledger = Ledger::new(Config {
-        call_back: true,
+        reclaim: true,
         least_nodes: 1,
         ..Config::default()
     });
@@ -277,7 +277,7 @@ fn memory_that_is_reclaimed_on_one_node_keeps_no_pod_from_a_node_where_it_fits()
     let p = pod("p", 60);
     ledger.apply_pod(p.clone());
     assert!(ledger.filter(&ask(&p), &["a"], at(0)).nodes.is_empty());
-    assert_eq!(ledger.call_backs(at(0)).len(), 1);
+    assert_eq!(ledger.reclaims(at(0)).len(), 1);
     let woken = ledger.wake(10, at(0)).pop();
     assert_eq!(woken.map(|pod| pod.uid.to_string()).as_deref(), Some("p"));
     assert_eq!(ledger.nomination("p").as_deref(), Some("b"));

@@ -340,7 +340,7 @@ fn a_successor_goes_on_where_room_was_kept() {
     let mut ledger = scattered();
     ledger.apply_pod(leaving(holder("y", "a-1", 40, 2, 5)));
     ledger.apply_pod(PodFacts {
-        kept_on: Some("a".into()),
+        reserved_on: Some("a".into()),
         ..waits("p", 80)
     });
     assert_eq!(due(&mut ledger, 3), ["p"]);

@@ -13,7 +13,7 @@ const CARD: u64 = 100;
 /// free.
 fn short(pods: &[PodUse]) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        call_back: true,
+        reclaim: true,
         ..Config::default()
     });
     ledger.apply_node(node("a"));
@@ -183,13 +183,13 @@ fn nobody_is_asked_for_a_card_that_failed_or_is_missing() {
 }
 
 #[test]
-fn while_memory_of_a_card_is_called_back_for_a_pod_nobody_is_asked_for_another_cause() {
+fn reclaim_of_a_gpu_for_a_pod_asks_no_pod_for_another_cause() {
     let mut ledger = two(&[used("greedy", 80), used("quiet", 10)]);
     assert_eq!(found(&ledger, 0).len(), 1);
     let waits = pod("waits", 20);
     ledger.apply_pod(waits.clone());
     ledger.filter(&crate::build::ask(&waits), &["a"], at(0));
-    assert_eq!(ledger.call_backs(at(0)).len(), 1);
+    assert_eq!(ledger.reclaims(at(0)).len(), 1);
     assert_eq!(found(&ledger, 0), []);
     ledger.delete_pod("waits");
     assert_eq!(found(&ledger, 0).len(), 1);
@@ -230,7 +230,7 @@ fn a_pod_that_was_asked_without_result_shields_no_other() {
         ..bound("hard", "a", "a-0", 10)
     });
     ledger.apply_pod(bound("quiet", "a", "a-0", 30));
-    ledger.call_back(at(0));
+    ledger.reclaim(at(0));
     assert_eq!(found(&ledger, 0), [is(Some("quiet"), 20, &["soft"])]);
     ledger.apply_pod(PodFacts {
         asked_back: Some(Action::Event),
@@ -238,7 +238,7 @@ fn a_pod_that_was_asked_without_result_shields_no_other() {
     });
     for (second, victim) in [(1, "soft"), (60, "soft"), (61, "hard"), (62, "hard")] {
         uses(&mut ledger, &on_card, second);
-        ledger.call_back(at(second));
+        ledger.reclaim(at(second));
         assert_eq!(
             found(&ledger, second),
             [is(Some("quiet"), 20, &[victim])],
@@ -251,7 +251,7 @@ fn a_pod_that_was_asked_without_result_shields_no_other() {
 fn look_for_shortages_costs_no_more_on_1000_nodes_that_lend_than_on_100() {
     for nodes in [100, 1000] {
         let mut ledger = Ledger::new(Config {
-            call_back: true,
+            reclaim: true,
             ..Config::default()
         });
         for number in 0..nodes {
@@ -268,9 +268,9 @@ fn look_for_shortages_costs_no_more_on_1000_nodes_that_lend_than_on_100() {
             };
             ledger.apply_gpunode(&name, report(&[gpu]), at(0));
         }
-        ledger.call_back(at(0));
+        ledger.reclaim(at(0));
         let before = ledger.work();
-        ledger.call_back(at(1));
+        ledger.reclaim(at(1));
         assert_eq!(ledger.shortages(at(1)).len(), 2, "{nodes} nodes");
         let cost = ledger.work() - before;
         assert!(cost <= 8, "{nodes} nodes: {cost}");

@@ -65,7 +65,7 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moving {
     /// Of all pods, in percent.
-    pub movable: usize,
+    pub evictable: usize,
     /// In an hour, at most.
     pub per_hour: usize,
 }
@@ -354,7 +354,7 @@ pub fn churn(
             seed,
             Settings {
                 keep: plan.keep,
-                movable: plan.moving.map_or(0, |moving| moving.movable),
+                evictable: plan.moving.map_or(0, |moving| moving.evictable),
                 window: plan.window,
             },
         ),

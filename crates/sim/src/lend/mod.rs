@@ -37,7 +37,7 @@ const DAY: f64 = 86_400_000.0;
 pub enum Way {
     /// Each pod asks for the most that it may use. Nothing is lent.
     Asked,
-    /// Each asks for a part of it, and may use the rest while that is free; it is called back.
+    /// Each asks for a part of it, and may use the rest while that is free; it is reclaimed.
     Lent,
     /// Each asks for the most, and cards are taken for larger than they are. Who comes first allocates.
     Scaled,
@@ -90,7 +90,7 @@ pub struct LendRun {
     pub used: f64,
     /// Minutes that each pod with a GPU waited (so far, at the end), ascending.
     pub waits: Vec<f64>,
-    /// Pods called back, a day that a pod of a part of a card runs.
+    /// Pods reclaimed, a day that a pod of a part of a card runs.
     pub called: f64,
     /// Allocations refused for want of memory, likewise.
     pub failed: f64,

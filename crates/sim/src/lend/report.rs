@@ -19,7 +19,7 @@ pub struct LendSummary {
     pub wait_minutes: Mean,
     /// The 99th percentile of the same.
     pub wait_p99_minutes: Mean,
-    /// Pods called back, a day that a pod of a part of a card runs.
+    /// Pods reclaimed, a day that a pod of a part of a card runs.
     pub called_back_per_pod_day: Mean,
     /// Allocations refused for want of memory, likewise.
     pub refused_per_pod_day: Mean,

@@ -83,7 +83,7 @@ impl World {
         for pod in &mut pods {
             pod.queued = false;
             pod.nominated = None;
-            pod.kept_on = None;
+            pod.reserved_on = None;
             pod.waiting = pod.node.is_none();
         }
         match bystander {
@@ -97,7 +97,7 @@ impl World {
                     // It was to be gone by now.
                     pod.gone_by = pod.deleting.then(|| unix(self.now));
                     if pod.deleting && !there {
-                        (pod.deleting, pod.priority, pod.movable) = (false, i32::MAX, None);
+                        (pod.deleting, pod.priority, pod.evictable) = (false, i32::MAX, None);
                     }
                 }
             }
@@ -176,7 +176,7 @@ impl World {
     /// A ledger that has seen the lists, in which nothing else is turned on.
     pub(super) fn only(&self, feature: Feature, pods: &[PodFacts]) -> Ledger {
         let config = Config {
-            call_back: matches!(feature, Feature::Reclaim),
+            reclaim: matches!(feature, Feature::Reclaim),
             queue: false,
             keep: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
             preempt_scattered: matches!(feature, Feature::Preempt),
@@ -222,7 +222,7 @@ fn act(ledger: &mut Ledger, feature: Feature, now: Duration) -> Vec<Arc<str>> {
         Feature::Reserve => {
             ledger.keep_places(now, i64::MAX);
         }
-        Feature::Reclaim => ledger.call_back(now),
+        Feature::Reclaim => ledger.reclaim(now),
     }
     let uid = |pod: &Arc<PodFacts>| pod.uid.clone();
     match feature {
@@ -233,7 +233,7 @@ fn act(ledger: &mut Ledger, feature: Feature, now: Duration) -> Vec<Arc<str>> {
         }
         Feature::Reserve => ledger.places().iter().map(|it| uid(&it.pod)).collect(),
         Feature::Reclaim => {
-            let all = ledger.call_backs(now);
+            let all = ledger.reclaims(now);
             all.iter().map(|it| uid(&it.pod)).collect()
         }
     }

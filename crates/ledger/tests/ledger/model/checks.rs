@@ -104,7 +104,7 @@ impl World {
             }
         }
         self.check_placed()?;
-        self.check_call_backs_end()
+        self.check_reclaims_end()
     }
 
     /// Lets so much time pass that no nomination keeps room: for how long one has, lists do not tell.

@@ -52,7 +52,7 @@ impl World {
             (pod.priority, pod.gated) = (priority, gated);
             pod.queued = queued;
             pod.preempts = !traits.never;
-            pod.movable = traits.movable.then(|| "rs".into());
+            pod.evictable = traits.evictable.then(|| "rs".into());
             if let Ok(request) = &mut pod.request {
                 Arc::make_mut(request).cpu_milli = traits.cpu_milli;
             }
@@ -90,7 +90,7 @@ impl World {
             preempted: false,
             asked_back: None,
             tied: false,
-            kept_on: None,
+            reserved_on: None,
             refusal: 0,
             ..leaving[index].clone()
         };

@@ -61,7 +61,7 @@ impl World {
             })?;
             for victim in &it.victims {
                 let lower = victim.priority < it.pod.priority;
-                let moves = victim.movable.is_some() && victim.priority <= it.pod.priority;
+                let moves = victim.evictable.is_some() && victim.priority <= it.pod.priority;
                 require(if it.moves { moves } else { lower }, || {
                     format!("{} is no victim: {it:?}", victim.uid)
                 })?;
@@ -181,7 +181,7 @@ impl World {
     /// Says on each pod what it is asked for, and where room is kept for it.
     pub(super) fn announce(&mut self) {
         let victims = self.victims();
-        let backs = self.ledger.call_backs(self.now);
+        let backs = self.ledger.reclaims(self.now);
         let ends = self.ledger.preemptions(self.now);
         let asked = |uid: &str| {
             let is_one = victims.iter().any(|(_, victim)| *victim.pod.uid == *uid);
@@ -196,9 +196,9 @@ impl World {
         for index in 0..self.server.pods.len() {
             let pod = &self.server.pods[index];
             let now = (asked(&pod.uid), kept(&pod.uid));
-            if now != (pod.asked_back, pod.kept_on.clone()) {
+            if now != (pod.asked_back, pod.reserved_on.clone()) {
                 self.server
-                    .write(index, |pod| (pod.asked_back, pod.kept_on) = now);
+                    .write(index, |pod| (pod.asked_back, pod.reserved_on) = now);
             }
         }
     }

@@ -53,7 +53,7 @@ pub(super) struct Traits {
     /// Its preemption policy is Never.
     pub(super) never: bool,
     /// Its owner lets it be moved.
-    pub(super) movable: bool,
+    pub(super) evictable: bool,
 }
 
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when
@@ -189,7 +189,7 @@ pub(super) enum Event {
         pod: usize,
         mib: u64,
     },
-    /// The extender looks after what is called back, and writes down whom it asked and for whom.
+    /// The extender looks after what is reclaimed, and writes down whom it asked and for whom.
     CallBack,
     /// The extender looks after the places that it keeps.
     KeepPlaces,

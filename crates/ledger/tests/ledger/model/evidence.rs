@@ -114,7 +114,7 @@ impl World {
             disrupted.extend(all.map(|it| (it.pod.uid.clone(), it.node)));
         }
         if self.switches.reclaim {
-            let all = self.ledger.call_backs(self.now).into_iter();
+            let all = self.ledger.reclaims(self.now).into_iter();
             let all = all.filter(|it| !it.victims.is_empty());
             disrupted.extend(all.map(|it| (it.pod.uid.clone(), it.node)));
         }

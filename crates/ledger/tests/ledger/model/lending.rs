@@ -1,4 +1,4 @@
-//! What pods use beyond their requests in the model, and what is called back of it.
+//! What pods use beyond their requests in the model, and what is reclaimed of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::build::used;
 pub(super) const STALE_AFTER: Duration = Duration::from_secs(100);
 pub(super) const CALLED_FOR: Duration = Duration::from_secs(20);
 
-/// A call-back: for which pod, on which cards of which node.
+/// A reclaim: for which pod, on which cards of which node.
 type Key = (Arc<str>, Arc<str>, Vec<Box<str>>);
 
 /// A report: when it came, and which pods it said to be over their limits of which cards.
@@ -68,10 +68,10 @@ impl World {
 
     /// What the extender does every second. Of whom it has asked before it asks nobody else in his place while he
     /// could give what is missing, though a budget keeps him.
-    pub(super) fn call_back(&mut self) -> Result<(), String> {
-        let before = self.ledger.call_backs(self.now);
-        self.ledger.call_back(self.now);
-        let backs = self.ledger.call_backs(self.now);
+    pub(super) fn reclaim(&mut self) -> Result<(), String> {
+        let before = self.ledger.reclaims(self.now);
+        self.ledger.reclaim(self.now);
+        let backs = self.ledger.reclaims(self.now);
         for back in &backs {
             let uids = |back: &CallBack| -> Vec<Arc<str>> {
                 let victims = back.victims.iter();
@@ -109,7 +109,7 @@ impl World {
 
     /// Whoever is to give memory back, and on which node.
     pub(super) fn victims(&self) -> Vec<(Arc<str>, Borrower)> {
-        let backs = self.ledger.call_backs(self.now).into_iter();
+        let backs = self.ledger.reclaims(self.now).into_iter();
         let backs = backs.map(|back| (back.node, back.victims));
         let short = self.ledger.shortages(self.now).into_iter();
         let short = short.map(|short| (short.node, short.victims));
@@ -186,9 +186,9 @@ impl World {
     }
 
     /// Whoever is asked uses more than it holds, by a report that is not stale; of one card's memory one pod
-    /// has some called back at a time.
-    pub(super) fn check_call_backs(&mut self) -> Result<(), String> {
-        let backs = self.ledger.call_backs(self.now);
+    /// has some reclaimed at a time.
+    pub(super) fn check_reclaims(&mut self) -> Result<(), String> {
+        let backs = self.ledger.reclaims(self.now);
         let under_way: BTreeSet<Key> = backs.iter().map(key).collect();
         self.lending.begun.retain(|key, _| under_way.contains(key));
         for key in under_way {
@@ -231,13 +231,13 @@ impl World {
     }
 
     /// With time alone.
-    pub(super) fn check_call_backs_end(&mut self) -> Result<(), String> {
-        self.call_back()?;
+    pub(super) fn check_reclaims_end(&mut self) -> Result<(), String> {
+        self.reclaim()?;
         self.deliver_pods(usize::MAX);
-        self.check_call_backs()?;
+        self.check_reclaims()?;
         self.now += CALLED_FOR;
         self.ledger.expire(self.now);
-        let left = self.ledger.call_backs(self.now);
+        let left = self.ledger.reclaims(self.now);
         require(left.is_empty(), || format!("does not end: {left:?}"))
     }
 }

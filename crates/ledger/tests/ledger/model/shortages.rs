@@ -84,7 +84,7 @@ impl World {
 
     /// What is to be given back on the card.
     fn missing(&self, name: &str, gpu: &Gpu, there: &[There]) -> u64 {
-        let backs = self.ledger.call_backs(self.now);
+        let backs = self.ledger.reclaims(self.now);
         let mut called = backs.iter().flat_map(|back| &back.cards);
         if !self.switches.reclaim {
             return 0;

@@ -138,7 +138,7 @@ impl Switches {
         }
         if self.disrupts() {
             pod.never = random.below(8) == 0;
-            pod.movable = self.defragment && random.below(2) == 0;
+            pod.evictable = self.defragment && random.below(2) == 0;
         }
     }
 

@@ -63,9 +63,9 @@ impl World {
     pub(super) fn new(switches: Switches) -> Self {
         let config = Config {
             stale_after: lending::STALE_AFTER,
-            call_back: switches.reclaim,
+            reclaim: switches.reclaim,
             queue: switches.queue,
-            call_back_for: lending::CALLED_FOR,
+            reclaim_for: lending::CALLED_FOR,
             over_limit_for: over_limits::OVER_FOR,
             keep: switches.reserve.then_some(Duration::ZERO),
             keep_for: places::kept_for(switches),
@@ -116,7 +116,7 @@ impl World {
     pub(super) fn step(&mut self, event: &Event) -> Result<(), String> {
         self.handle(event)?;
         self.check_books()?;
-        self.check_call_backs()?;
+        self.check_reclaims()?;
         self.note_asked();
         self.check_shortages()?;
         self.check_over_limits()?;
@@ -164,7 +164,7 @@ impl World {
                 pod,
                 mib,
             } => self.uses(NODES[node % 3], card, pod, mib),
-            Event::CallBack => return self.call_back(),
+            Event::CallBack => return self.reclaim(),
             Event::KeepPlaces => return self.keep_places(),
             Event::GivesBack { pod } => self.gives_back(pod),
             Event::Evict { pod } => self.evict(pod),

@@ -73,7 +73,7 @@ pub(crate) struct Args {
     moves: Vec<Count>,
     /// Of how many pods in a hundred the owner lets them be moved
     #[arg(long, default_value = "50", value_parser = clap::value_parser!(u8).range(1..=100))]
-    movable: u8,
+    evictable: u8,
     /// Where a pod has ended, place so many of those that wait longest and fit there together, the largest first, and
     /// not each in its turn; or off: one or several
     #[arg(long, value_delimiter = ',', default_value = "off", value_parser = count, conflicts_with = "use")]
@@ -176,8 +176,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         for ((((policy, after), per_hour), together), window) in ways {
             plan.window = window;
             plan.together = together;
-            let movable = args.movable.into();
-            plan.moving = per_hour.map(|per_hour| Moving { movable, per_hour });
+            let evictable = args.evictable.into();
+            plan.moving = per_hour.map(|per_hour| Moving {
+                evictable,
+                per_hour,
+            });
             plan.keep = after.map(|after| Keep {
                 after: lasting(after),
                 lasts: lasting(args.keep_for),

@@ -149,12 +149,12 @@ fn of_some_kind(pod: PodBuilder, dice: &mut fastrand::Rng) -> Pod {
     if dice.u8(..4) == 0 {
         pod = pod.annotation(names::MEM_LIMIT, "max");
     }
-    let movable = dice.u8(..4) == 0;
-    if movable {
+    let evictable = dice.u8(..4) == 0;
+    if evictable {
         pod = pod.annotation(names::EVICTABLE, "true");
     }
     let mut pod = pod.build();
-    pod.metadata.owner_references = movable.then(|| {
+    pod.metadata.owner_references = evictable.then(|| {
         vec![OwnerReference {
             api_version: "apps/v1".to_owned(),
             kind: "ReplicaSet".to_owned(),

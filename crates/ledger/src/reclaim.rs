@@ -1,7 +1,7 @@
 //! Calling back: what a pod uses of a card beyond its request is lent to it, and is asked back where it keeps
 //! a pod off whose request fits by the books.
 //!
-//! The ledger keeps the place ([`crate::queue`]), says who is to give memory back ([`Ledger::call_backs`]) and
+//! The ledger keeps the place ([`crate::queue`]), says who is to give memory back ([`Ledger::reclaims`]) and
 //! wakes the pod once NVML shows the room. It acts on nobody. Nobody who is within its request is ever named,
 //! nobody at all while the node's report is stale, and of one card's memory only one pod has some called
 //! back at a time. What does not come until the deadline is given up, and another card is tried.
@@ -22,7 +22,7 @@ use crate::round::{Offer, Round};
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
 
-/// Memory that is called back for a pod.
+/// Memory that is reclaimed for a pod.
 #[derive(Clone, Debug)]
 pub struct CallBack {
     /// For whom.
@@ -84,15 +84,15 @@ impl Means for Reclaim {
     const CAUSE: Cause = Cause::Reclaim;
 
     fn lasts(sight: &Sight<'_>, plan: &Plan) -> Duration {
-        sight.config.call_back_for + sight.grace(&plan.waits_for)
+        sight.config.reclaim_for + sight.grace(&plan.waits_for)
     }
 }
 
 impl Ledger {
-    /// Looks after what is called back: ends what has come to its end, asks others where the first did not
+    /// Looks after what is reclaimed: ends what has come to its end, asks others where the first did not
     /// suffice, and begins anew for pods that wait. To be called every second or so.
-    pub fn call_back(&mut self, now: Duration) {
-        if !self.config.call_back {
+    pub fn reclaim(&mut self, now: Duration) {
+        if !self.config.reclaim {
             return;
         }
         self.note_refusals(now);
@@ -103,9 +103,9 @@ impl Ledger {
         self.call_more_back(now);
     }
 
-    /// What [`Ledger::call_back`] has cost so far in looks for pods that wait, in GPUs looked at.
+    /// What [`Ledger::reclaim`] has cost so far in looks for pods that wait, in GPUs looked at.
     #[must_use]
-    pub fn work_on_call_backs(&self) -> u64 {
+    pub fn work_on_reclaims(&self) -> u64 {
         self.calling.spent
     }
 
@@ -117,14 +117,14 @@ impl Ledger {
         }
         let mut round = take(&mut self.calling.round);
         if round.is_over() {
-            let may = |uid: &str| self.sight(now).may_call_back(uid).is_some();
+            let may = |uid: &str| self.sight(now).may_reclaim(uid).is_some();
             round = Round::of(self.queue.without_room(usize::MAX, may));
         }
         let mut budget = Budget::of_round();
         while let Some((uid, found)) = round.go_on(
             &mut budget,
             |uid| {
-                self.sight(now).may_call_back(uid)?;
+                self.sight(now).may_reclaim(uid)?;
                 let nodes = self.books.nodes();
                 Some(nodes.map(|(name, _)| name.clone()).collect())
             },
@@ -139,7 +139,7 @@ impl Ledger {
                 found => found,
             };
             match found {
-                Offer::Plan(plan) if !plan.rank.is_unknown => self.begin_call_back(&uid, plan, now),
+                Offer::Plan(plan) if !plan.rank.is_unknown => self.begin_reclaim(&uid, plan, now),
                 Offer::Plan(_) => self.queue.ask_for_evidence(&uid, now),
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
@@ -154,15 +154,15 @@ impl Ledger {
         self.calling.spent += budget.spent();
     }
 
-    fn begin_call_back(&mut self, uid: &Uid, plan: Plan, now: Duration) {
+    fn begin_reclaim(&mut self, uid: &Uid, plan: Plan, now: Duration) {
         if let Some(pod) = self.books.pod(uid).cloned() {
             self.pursue::<Reclaim>(&pod, plan, now);
         }
     }
 
-    /// What is called back now, and from whom.
+    /// What is reclaimed now, and from whom.
     #[must_use]
-    pub fn call_backs(&self, now: Duration) -> Vec<CallBack> {
+    pub fn reclaims(&self, now: Duration) -> Vec<CallBack> {
         let all = self.queue.all_reclaims();
         all.iter()
             .filter_map(|uid| self.sight(now).called(uid))
@@ -171,13 +171,13 @@ impl Ledger {
 
     /// Calls memory back for a pod that was refused on all of these nodes. False if none of them has any for
     /// it, or the pod has another way.
-    pub(crate) fn call_back_for(
+    pub(crate) fn reclaim_for(
         &mut self,
         pod: &PodFacts,
         candidates: &[&str],
         now: Duration,
     ) -> bool {
-        let Some(request) = self.sight(now).may_call_back_for(pod) else {
+        let Some(request) = self.sight(now).may_reclaim_for(pod) else {
             return false;
         };
         // Where the candidates are too many for a call, a look compares them all.
@@ -193,11 +193,11 @@ impl Ledger {
         let Some(plan) = best else {
             return false;
         };
-        self.begin_call_back(&pod.uid, plan, now);
+        self.begin_reclaim(&pod.uid, plan, now);
         true
     }
 
-    /// One call-back goes on, with others if need be, or ends.
+    /// One reclaim goes on, with others if need be, or ends.
     fn look_after(&mut self, uid: &Uid, now: Duration) {
         let Some(earmark) = self.queue.reclaim_for(uid) else {
             return;
@@ -248,14 +248,14 @@ impl Ledger {
 }
 
 impl Sight<'_> {
-    fn may_call_back(&self, uid: &str) -> Option<Arc<PodFacts>> {
+    fn may_reclaim(&self, uid: &str) -> Option<Arc<PodFacts>> {
         let pod = self.asleep(uid)?;
-        self.may_call_back_for(&pod).map(|_| pod)
+        self.may_reclaim_for(&pod).map(|_| pod)
     }
 
     /// What the borrowers of a node could leave to a pod that waits.
     fn offer_of_borrowers(&self, uid: &Uid, name: &Arc<str>, budget: &mut Budget) -> Offer<Plan> {
-        let Some(pod) = self.without_room_on(name, self.may_call_back(uid), budget) else {
+        let Some(pod) = self.without_room_on(name, self.may_reclaim(uid), budget) else {
             return Offer::Fits;
         };
         let mut plan = || {
@@ -263,7 +263,7 @@ impl Sight<'_> {
                 return None;
             }
             let request = pod.request.as_ref().ok()?;
-            let continues = pod.kept_on.as_ref() == Some(name);
+            let continues = pod.reserved_on.as_ref() == Some(name);
             let offered = match self.evidence(&pod, name) {
                 Evidence::Offered | Evidence::Short => true,
                 Evidence::Unknown => continues,
@@ -313,7 +313,7 @@ impl Sight<'_> {
         Some(victims.collect())
     }
 
-    /// Why a node is refused for the pod, if memory may be called back for it there.
+    /// Why a node is refused for the pod, if memory may be reclaimed for it there.
     pub(crate) fn refused_because(&self, uid: &str, name: &str, reason: Reason) -> Reason {
         let is_here = || {
             let earmark = self.queue.reclaim_for(uid);
@@ -325,11 +325,11 @@ impl Sight<'_> {
         }
     }
 
-    /// What the pod asks for, if memory may be called back for it.
-    fn may_call_back_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
+    /// What the pod asks for, if memory may be reclaimed for it.
+    fn may_reclaim_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
         let request = pod.request.as_ref().ok()?;
         let known = self.books.pod(&pod.uid)?;
-        let may = self.config.call_back
+        let may = self.config.reclaim
             && self.has_waited(pod, self.config.reclaim_after)
             && known.may_be_placed()
             && known.nominated.is_none()

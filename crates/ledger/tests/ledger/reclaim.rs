@@ -1,4 +1,4 @@
-//! Memory that pods use beyond their requests is called back for those who have a right to it.
+//! Memory that pods use beyond their requests is reclaimed for those who have a right to it.
 
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
@@ -13,7 +13,7 @@ pub(crate) const CARD: u64 = 100;
 /// pods use there.
 pub(crate) fn lent(nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        call_back: true,
+        reclaim: true,
         ..Config::default()
     });
     for (name, cards) in nodes {
@@ -40,7 +40,7 @@ pub(crate) fn with_priority(priority: i32, pod: PodFacts) -> PodFacts {
 
 /// Whom the ledger would have give memory back: (for whom, victim, what it uses beyond its request).
 pub(crate) fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
-    let backs = ledger.call_backs(at(second));
+    let backs = ledger.reclaims(at(second));
     let each = backs.iter().flat_map(|back| {
         back.victims.iter().map(|victim| {
             let excess = victim.used.minus(victim.held).0;
@@ -88,7 +88,7 @@ fn a_pod_that_has_a_right_gets_what_was_lent_once_it_is_given_back() {
     let higher = with_priority(1, pod("higher", 11));
     assert_eq!(choose(&mut ledger, &higher, &["a"], at(2)), ["a"]);
     ledger.delete_pod("higher");
-    ledger.call_back(at(3));
+    ledger.reclaim(at(3));
     assert_eq!(victims(&ledger, 3), [is("p", "greedy", 30)]);
     // And now all.
     uses(&mut ledger, "a", &[&[used("greedy", 30)]], 4);
@@ -96,18 +96,18 @@ fn a_pod_that_has_a_right_gets_what_was_lent_once_it_is_given_back() {
     let woken = ledger.wake(9, at(4));
     assert_eq!(woken.iter().map(|pod| &*pod.uid).collect::<Vec<_>>(), ["p"]);
     assert_eq!(choose(&mut ledger, &pod("p", 60), &["a"], at(4)), ["a"]);
-    assert!(ledger.call_backs(at(4)).is_empty());
+    assert!(ledger.reclaims(at(4)).is_empty());
 }
 
 #[test]
-fn nothing_is_called_back_unless_the_operator_wants_it() {
+fn reclaim_does_nothing_unless_it_is_configured() {
     let mut ledger = crate::build::ledger(&[("a", &[CARD])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
     uses(&mut ledger, "a", &[&[used("greedy", 90)]], 0);
     let no_room = Reason::Fit(gpustow_pack::Refusal::NoRoom);
     assert_eq!(refused(&mut ledger, &pod("p", 60), 0), [no_room]);
-    ledger.call_back(at(1));
-    assert!(ledger.call_backs(at(1)).is_empty());
+    ledger.reclaim(at(1));
+    assert!(ledger.reclaims(at(1)).is_empty());
 }
 
 #[test]
@@ -179,8 +179,8 @@ fn whoever_holds_nothing_there_and_whoever_is_not_seen_is_no_victim() {
     let mut ledger = lent(&[("a", &[&[used("elsewhere", 60), used("unknown", 20)], &[]])]);
     ledger.apply_pod(bound("elsewhere", "a", "a-1", 95));
     refused(&mut ledger, &pod("p", 50), 0);
-    ledger.call_back(at(1));
-    assert!(ledger.call_backs(at(1)).is_empty());
+    ledger.reclaim(at(1));
+    assert!(ledger.reclaims(at(1)).is_empty());
 }
 
 #[test]
@@ -190,8 +190,8 @@ fn nobody_is_asked_by_a_stale_report() {
     refused(&mut ledger, &pod("p", 60), 170);
     assert_eq!(victims(&ledger, 180), [is("p", "greedy", 60)]);
     assert_eq!(victims(&ledger, 181), []);
-    ledger.call_back(at(181));
-    assert!(ledger.call_backs(at(181)).is_empty());
+    ledger.reclaim(at(181));
+    assert!(ledger.reclaims(at(181)).is_empty());
 }
 
 #[test]
@@ -208,11 +208,11 @@ fn nobody_is_asked_where_the_agent_cannot_tell_whose_processes_they_are() {
     }];
     ledger.apply_gpunode("a", half, at(0));
     refused(&mut ledger, &pod("p", 60), 0);
-    assert!(ledger.call_backs(at(0)).is_empty());
+    assert!(ledger.reclaims(at(0)).is_empty());
 }
 
 #[test]
-fn of_one_card_memory_is_called_back_for_one_pod_at_a_time() {
+fn reclaim_works_for_one_pod_at_a_time_on_a_gpu() {
     let greedy = [used("one", 90)];
     let mut ledger = lent(&[("a", &[&greedy, &[used("two", 90)]])]);
     ledger.apply_pod(bound("one", "a", "a-0", 10));
@@ -221,7 +221,7 @@ fn of_one_card_memory_is_called_back_for_one_pod_at_a_time() {
         refused(&mut ledger, &pod(uid, 40), 0);
     }
     assert_eq!(victims(&ledger, 0).len(), 2);
-    let backs = ledger.call_backs(at(0));
+    let backs = ledger.reclaims(at(0));
     assert_ne!(backs[0].cards, backs[1].cards);
     // The third has its turn when one of them has its room.
     uses(
@@ -250,14 +250,14 @@ fn what_does_not_come_is_given_up_and_another_card_is_tried() {
     assert_eq!(victims(&ledger, 0), [is("p", "one", 80)]);
     ledger.apply_pod(PodFacts {
         waiting: true,
-        kept_on: Some("a".into()),
+        reserved_on: Some("a".into()),
         ..pod("p", 40)
     });
     // A minute, and the time that the victim has to end.
-    assert_eq!(ledger.call_backs(at(0))[0].until, at(80));
-    ledger.call_back(at(79));
+    assert_eq!(ledger.reclaims(at(0))[0].until, at(80));
+    ledger.reclaim(at(79));
     assert_eq!(victims(&ledger, 79), [is("p", "one", 80)]);
-    ledger.call_back(at(80));
+    ledger.reclaim(at(80));
     assert_eq!(victims(&ledger, 80), [is("p", "two", 81)]);
     // There is no third: for a minute nothing is kept for it, and one who fits beside them gets the room.
     let now = |ledger: &mut Ledger, second: u64| {
@@ -267,7 +267,7 @@ fn what_does_not_come_is_given_up_and_another_card_is_tried() {
             &[&[used("one", 90)], &[used("two", 91)]],
             second,
         );
-        ledger.call_back(at(second));
+        ledger.reclaim(at(second));
         victims(ledger, second)
     };
     assert_eq!(now(&mut ledger, 140), []);
@@ -296,7 +296,7 @@ fn others_are_asked_where_the_first_does_not_suffice_any_more() {
     assert_eq!(victims(&ledger, 0), [is("p", "one", 40)]);
     // It gives back, and the other takes it.
     uses(&mut ledger, "a", &[&[used("one", 15), used("two", 80)]], 1);
-    ledger.call_back(at(1));
+    ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), [is("p", "two", 70)]);
 }
 
@@ -309,7 +309,7 @@ fn what_a_victim_that_is_gone_still_uses_is_about_to_come() {
     assert_eq!(victims(&ledger, 0).len(), 2);
     // Its agent has yet to say so.
     ledger.delete_pod("one");
-    ledger.call_back(at(1));
+    ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), [is("p", "two", 35)]);
     uses(&mut ledger, "a", &[&[used("two", 10)]], 2);
     assert_eq!(choose(&mut ledger, &pod("p", 70), &["a"], at(2)), ["a"]);
@@ -329,10 +329,10 @@ fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
     });
     ledger.apply_pod(PodFacts {
         waiting: true,
-        kept_on: Some("b".into()),
+        reserved_on: Some("b".into()),
         ..pod("p", 30)
     });
-    ledger.call_back(at(1));
+    ledger.reclaim(at(1));
     assert_eq!(victims(&ledger, 1), [is("p", "three", 25)]);
 }
 
@@ -344,8 +344,8 @@ fn a_pod_that_fits_elsewhere_calls_nothing_back() {
         waiting: true,
         ..pod("p", 60)
     });
-    ledger.call_back(at(1));
-    assert!(ledger.call_backs(at(1)).is_empty());
+    ledger.reclaim(at(1));
+    assert!(ledger.reclaims(at(1)).is_empty());
     assert_eq!(
         choose(&mut ledger, &pod("p", 60), &["a", "b"], at(2)),
         ["b"]

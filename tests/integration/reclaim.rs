@@ -1,4 +1,4 @@
-//! Memory that pods use beyond their requests is called back for a pod that has a right to it, whether it waits or
+//! Memory that pods use beyond their requests is reclaimed for a pod that has a right to it, whether it waits or
 //! runs beside them, and nobody is touched without that setting.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
