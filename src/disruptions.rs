@@ -9,6 +9,7 @@
 
 mod conditions;
 mod demand;
+mod gangs;
 pub(crate) mod marks;
 mod perform;
 mod resume;
@@ -18,7 +19,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{Group, PodFacts, names};
 use gpustow_serve::rate::{Backoff, Window};
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::{Instant, sleep};
@@ -69,6 +70,8 @@ struct Disruptions {
     disrupted: HashSet<Uid>,
     /// Disruptions that were refused: when they are tried again, and the pauses after that.
     refused: HashMap<Uid, (Instant, Backoff)>,
+    /// Gangs for which the first victims were deleted.
+    begun: HashSet<Group>,
     ended: Ended,
     /// By node, in the last minute.
     lately: Window<Arc<str>>,
@@ -93,6 +96,7 @@ impl Disruptions {
             marked: HashSet::new(),
             disrupted: HashSet::new(),
             refused: HashMap::new(),
+            begun: HashSet::new(),
             ended: Ended::default(),
             lately: Window::new(MINUTE),
             defragmented: Window::new(HOUR),
@@ -151,13 +155,19 @@ impl Disruptions {
             }
         }
         self.end(&marked, &demands).await;
-        let mut waits = HashSet::new();
+        let (mut waits, mut late) = (HashSet::new(), HashSet::new());
         for reserved in &demands.reserved {
             if reserved.cause != Cause::Reserve && !self.announce(reserved).await {
                 waits.insert(reserved.pod.uid.clone());
+                late.extend(reserved.gang.clone());
             }
         }
-        for demand in &demands.all {
+        let by_gang = demands.by_gang();
+        self.begun.retain(|gang| by_gang.contains_key(gang));
+        for (gang, of_gang) in by_gang.iter().filter(|(gang, _)| !late.contains(*gang)) {
+            self.perform_for_gang(epoch, gang, of_gang).await;
+        }
+        for demand in demands.all.iter().filter(|it| it.gang.is_none()) {
             let whom = demand.whom.pod().map(|pod| &pod.uid);
             if whom.is_some_and(|uid| waits.contains(uid)) || self.perform(epoch, demand).await {
                 continue;

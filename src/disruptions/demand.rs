@@ -1,10 +1,10 @@
 //! What one pod must do for another, and why.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, config, names};
+use gpustow_api::{Group, PodFacts, config, names};
 use gpustow_ledger::{Borrower, CallBack, Harm, Ledger, OverLimit, Preemption, Shortage};
 use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantArray};
@@ -84,6 +84,8 @@ pub(super) struct Reserved {
     /// What it gets of each GPU, by UUID.
     pub(super) cards: Vec<(Box<str>, Mib)>,
     pub(super) victims: Vec<Arc<PodFacts>>,
+    /// It is a part of the room of this gang.
+    pub(super) gang: Option<Group>,
 }
 
 impl From<CallBack> for Reserved {
@@ -96,6 +98,7 @@ impl From<CallBack> for Reserved {
             until: it.until,
             cards: it.cards,
             victims: victims.collect(),
+            gang: None,
         }
     }
 }
@@ -114,6 +117,7 @@ impl From<Preemption> for Reserved {
             until: it.until,
             cards: it.cards,
             victims: it.victims,
+            gang: it.gang,
         }
     }
 }
@@ -145,6 +149,8 @@ pub(super) struct Demand {
     pub(super) action: Action,
     pub(super) node: Arc<str>,
     pub(super) whom: Whom,
+    /// For all pods of this gang: all that is demanded for it is done, or nothing.
+    pub(super) gang: Option<Group>,
     /// What it uses too much of.
     pub(super) cards: Vec<Borrower>,
 }
@@ -206,6 +212,7 @@ impl Demands {
                     action: ledger.action_on(&borrower.pod).into(),
                     node: node.clone(),
                     whom: whom.clone(),
+                    gang: None,
                     cards: vec![borrower],
                 });
             }
@@ -237,8 +244,10 @@ impl Demands {
                         Cause::Defragment => Action::Evict,
                         _ => Action::Delete,
                     },
-                    node: reserved.node.clone(),
+                    // Those of a gang that finish together may be on nodes where nothing is reserved.
+                    node: victim.node.as_ref().unwrap_or(&reserved.node).clone(),
                     whom: Whom::Pod(reserved.pod.clone()),
+                    gang: reserved.gang.clone(),
                     cards: Vec::new(),
                 }));
             demands.reserved.push(reserved);
@@ -254,6 +263,7 @@ impl Demands {
             node: place.node,
             until: place.until,
             cards: place.cards,
+            gang: None,
         });
         demands.reserved.extend(places);
         demands
@@ -271,6 +281,17 @@ impl Demands {
             demand.cards.retain(is_new);
             known.cards.extend(demand.cards);
         }
+    }
+
+    /// What is demanded for each gang.
+    pub(super) fn by_gang(&self) -> BTreeMap<Group, Vec<&Demand>> {
+        let mut all = BTreeMap::<_, Vec<_>>::new();
+        for demand in &self.all {
+            if let Some(gang) = &demand.gang {
+                all.entry(gang.clone()).or_default().push(demand);
+            }
+        }
+        all
     }
 
     /// Must this pod give memory back?

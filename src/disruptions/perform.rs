@@ -24,8 +24,7 @@ impl Disruptions {
     /// Performs one demand as far as that can be done now. False if what it rests on has changed.
     pub(super) async fn perform(&mut self, epoch: u64, demand: &Demand) -> bool {
         let uid = &demand.victim.uid;
-        let pauses = self.refused.get(uid);
-        let pauses = pauses.is_some_and(|(until, _)| *until > Instant::now());
+        let pauses = self.pauses(demand);
         let is_marked = demand.is_marked();
         let done = is_marked && !demand.terminates() && self.marked.contains(uid);
         if pauses || done || self.disrupted.contains(uid) || !self.is_wanted(demand) {
@@ -52,6 +51,12 @@ impl Disruptions {
                 true
             }
         }
+    }
+
+    /// Was it refused so lately that it is not tried again yet?
+    pub(super) fn pauses(&self, demand: &Demand) -> bool {
+        let known = self.refused.get(&demand.victim.uid);
+        known.is_some_and(|(until, _)| *until > Instant::now())
     }
 
     /// Do the limits of all disruptions together allow this one? Then it counts.
@@ -92,6 +97,25 @@ impl Disruptions {
 
     /// False if this replica leads no more, or the victim need not be disrupted any more.
     async fn carry_out(&mut self, epoch: u64, demand: &Demand) -> Result<bool, AskError> {
+        let Some(version) = self.mark(epoch, demand).await? else {
+            return Ok(false);
+        };
+        if !demand.terminates() {
+            return Ok(true);
+        }
+        if self.app.epoch.confirm(epoch).await.is_err() || !self.is_wanted(demand) {
+            return Ok(false);
+        }
+        let terminated = self.terminate(demand, version, false).await;
+        terminated.map(|()| true)
+    }
+
+    /// Says on the victim why it is disrupted; the resourceVersion after that. None if this replica leads no more.
+    pub(super) async fn mark(
+        &mut self,
+        epoch: u64,
+        demand: &Demand,
+    ) -> Result<Option<String>, AskError> {
         let (victim, of_type) = (&demand.victim, demand.condition());
         let text = say::why(
             demand,
@@ -102,7 +126,7 @@ impl Disruptions {
             for (nth, reason) in demand.reasons().iter().enumerate() {
                 // By the second the victim's agent, or the next leader, would act.
                 if nth > 0 && self.app.epoch.confirm(epoch).await.is_err() {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 let says = Says::condition(of_type, "True", reason, &text);
                 version = self.write(victim, Some(&version), says).await?;
@@ -113,17 +137,16 @@ impl Disruptions {
             version = self.write(victim, Some(&version), says).await?;
         }
         self.marked.insert(victim.uid.clone());
-        if !demand.terminates() {
-            return Ok(true);
-        }
-        if self.app.epoch.confirm(epoch).await.is_err() || !self.is_wanted(demand) {
-            return Ok(false);
-        }
-        self.terminate(demand, version).await.map(|()| true)
+        Ok(Some(version))
     }
 
-    /// Evicts or deletes this very copy of the victim.
-    async fn terminate(&self, demand: &Demand, version: String) -> Result<(), AskError> {
+    /// Evicts or deletes this very copy of the victim, or has the API server say whether it would be deleted.
+    pub(super) async fn terminate(
+        &self,
+        demand: &Demand,
+        version: String,
+        dry_run: bool,
+    ) -> Result<(), AskError> {
         let victim: &PodFacts = &demand.victim;
         let pods = self.pods(victim);
         if demand.action == Action::Delete {
@@ -132,6 +155,7 @@ impl Disruptions {
                     resource_version: Some(version),
                     uid: Some(victim.uid.to_string()),
                 }),
+                dry_run,
                 ..DeleteParams::default()
             };
             let deleted = pods.delete(&victim.name, &params);
@@ -158,7 +182,7 @@ impl Disruptions {
     }
 
     /// Counts what was done, and tells whom it concerns.
-    fn done(&mut self, demand: &Demand) {
+    pub(super) fn done(&mut self, demand: &Demand) {
         let Demand {
             victim,
             cause,
@@ -192,7 +216,7 @@ impl Disruptions {
     }
 
     /// The API server refused or failed: it is tried again after a pause.
-    fn failed(&mut self, demand: &Demand, error: &AskError) {
+    pub(super) fn failed(&mut self, demand: &Demand, error: &AskError) {
         let Demand {
             victim,
             cause,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{Group, PodFacts, names};
 use gpustow_pack::Mib;
 
 use super::demand::{Action, Cause, Demand, Reserved, Whom, name};
@@ -28,6 +28,13 @@ pub(super) fn reserved(it: &Reserved, until: &str, give_up_after: Duration) -> S
                 finish(&it.victims),
                 period(give_up_after)
             );
+        }
+        _ if it.gang.is_some() => {
+            let group = it.gang.as_ref().map(Group::to_string).unwrap_or_default();
+            match it.victims.is_empty() {
+                true => format!("All pods of group {group} are placed together"),
+                false => format!("Preempting {names} for group {group}"),
+            }
         }
         _ if it.victims.is_empty() => "Pods there terminate already".to_owned(),
         Cause::Defragment => format!("Evicting {names}, which can run elsewhere"),
@@ -79,6 +86,12 @@ pub(super) fn why(demand: &Demand, over_limit_after: Duration) -> String {
     match demand.cause {
         Cause::Preempt => {
             let priority = whom.pod().map_or(0, |pod| pod.priority);
+            if let Some(gang) = &demand.gang {
+                return format!(
+                    "Preempted by {whom_named} (priority {priority} over {}): all pods of group {gang} are placed together.",
+                    victim.priority
+                );
+            }
             format!(
                 "Preempted by {whom_named} (priority {priority} over {}): free memory on node {node} is fragmented across GPUs.",
                 victim.priority
@@ -215,6 +228,7 @@ mod tests {
                     .map(|card| (format!("GPU-{card}").into(), Mib(81_920)))
                     .collect(),
                 victims: (0..pods).map(|nth| pod(&format!("pod-{nth}"))).collect(),
+                gang: None,
             };
             reserved(&it, "", Duration::from_secs(lasts))
         };

@@ -15,7 +15,7 @@ use crate::support::{Rig, SOON, Setup};
 const GROUPS: &str = "/apis/scheduling.k8s.io/v1beta1";
 
 /// A cluster with gangs, an extender and a scheduler. None where Kubernetes has no gangs: the API server serves no PodGroups.
-async fn cluster() -> Result<Option<ControlPlane>> {
+pub(crate) async fn cluster() -> Result<Option<ControlPlane>> {
     let cluster = ControlPlane::start(Options::default()).await?;
     let request = Request::get(format!("{GROUPS}/podgroups")).body(Vec::new())?;
     let served = cluster.admin()?.request::<Value>(request).await;
@@ -32,17 +32,22 @@ async fn post(case: &Case, path: &str, object: &Value) -> Result<Value> {
 
 /// Creates a PodGroup with this policy.
 async fn group(case: &Case, name: &str, policy: Value) -> Result<Value> {
+    group_of(case, name, json!({"schedulingPolicy": policy})).await
+}
+
+/// The same with this specification.
+pub(crate) async fn group_of(case: &Case, name: &str, spec: Value) -> Result<Value> {
     let path = format!("{GROUPS}/namespaces/{}/podgroups", case.namespace);
     let group = json!({
         "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup",
         "metadata": {"name": name, "namespace": case.namespace},
-        "spec": {"schedulingPolicy": policy},
+        "spec": spec,
     });
     post(case, &path, &group).await
 }
 
 /// Creates a pod of that group.
-async fn member(case: &Case, group: &str, pod: PodBuilder) -> Result<Pod> {
+pub(crate) async fn member(case: &Case, group: &str, pod: PodBuilder) -> Result<Pod> {
     let mut pod = serde_json::to_value(pod.build())?;
     pod["spec"]["schedulingGroup"] = json!({"podGroupName": group});
     let path = format!("/api/v1/namespaces/{}/pods", case.namespace);
@@ -61,7 +66,7 @@ async fn gang(case: &Case, name: &str, count: usize, mib: u64) -> Result<Vec<Pod
 }
 
 /// Waits until kube-scheduler has refused the pod in these words.
-async fn refused(case: &Case, pod: &Pod, text: &str) -> Result<()> {
+pub(crate) async fn refused(case: &Case, pod: &Pod, text: &str) -> Result<()> {
     eventually(SOON, text, async || {
         let pod = case.pods().get(&pod.name_any()).await?;
         let conditions = pod.status.and_then(|status| status.conditions);

@@ -22,6 +22,7 @@ mod evidence;
 mod fault_rig;
 mod faults;
 mod fence;
+mod gang_preemption;
 mod gangs;
 mod gpunodes;
 mod helm;

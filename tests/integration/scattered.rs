@@ -73,7 +73,7 @@ pub(crate) async fn staying(case: &Case) -> Result<Vec<String>> {
 }
 
 /// Deletes that reach the replica's proxy, the `which`-th among them.
-fn on_delete(replica: &Replica, which: usize, action: Action) -> Rule {
+pub(crate) fn on_delete(replica: &Replica, which: usize, action: Action) -> Rule {
     let count = AtomicUsize::new(0);
     replica.proxy.rule(
         move |method, uri| {

@@ -40,6 +40,7 @@ the same by Helm 3|helm3::an_earlier_chart_is_upgraded_while_pods_run_and_wait
 a gang that does not fit holds nothing|gangs::single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit|1.37
 a gang is bound as a whole|gangs::gang_is_bound_once_all_of_it_fits|1.37
 50 gangs beside 200 single pods|gangs::fifty_gangs_and_two_hundred_single_pods_are_all_bound_and_no_gang_in_part|1.37
+a gang preempts for all of its pods|gang_preemption::gang_of_higher_priority_preempts_for_all_of_its_pods|1.37
 a recreated group is another|gangs::group_created_again_under_its_name_is_bound|1.37
 schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
 LIST

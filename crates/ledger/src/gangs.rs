@@ -4,33 +4,47 @@
 //! the gang up. So a cycle ends here when a pod is asked about that this cycle has had, or when too few of the gang are
 //! left to reach `minCount`: then nothing is held for any of them. The first call of a cycle plans for all pods that are
 //! known ([`plan`]); if too few fit, it is refused, and nothing is held at all.
+//!
+//! kube-scheduler's preemption for a gang calls no extender. So the victims are chosen here, for the whole gang at once
+//! ([`victims`]): they finish together or not at all. The room of each of its pods is earmarked, all of it with one deadline.
 
 mod plan;
+mod preempt;
+mod roll;
+mod victims;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{Group, GroupPolicy, PodFacts};
+use gpustow_api::{Group, PodFacts};
 
-use crate::books::{Uid, may_come};
+use crate::books::Uid;
 use crate::decide::refuse_all;
 use crate::maps::HashMap;
-use crate::queue::NodeSet;
-use crate::sight::Sight;
-use crate::{Ask, Filtered, Ledger, Reason};
+use crate::queue::{Cause, Earmark, Ended, NodeSet, Turn};
+use crate::scattered::Broken;
+use crate::{Ask, Filtered, Ledger, Preemption, Reason};
 use plan::Member;
 pub(crate) use plan::{Seat, Seats};
+use roll::Roll;
+use victims::{Found, Plan, SEEN};
 
 /// For the next call about a gang, or its first bind: kube-scheduler takes some milliseconds.
 const HOLD: Duration = Duration::from_secs(2);
 /// The same after a cycle that ended without a bind: something that is not asked here refused the gang.
 const HOLD_AGAIN: Duration = Duration::from_millis(500);
-/// A cycle is forgotten when nothing was heard of its gang for so long.
+/// A cycle is forgotten when nothing was heard of its gang for so long, and a gang that was not seen to wait.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Cycles that are remembered before old ones are looked for.
 const CYCLES: usize = 256;
+/// So long a gang must have waited: kube-scheduler had its chance.
+const CHANCE: Duration = Duration::from_secs(1);
+/// A gang for which disruption budgets allow no plan rests for so long.
+const REST: Duration = Duration::from_secs(5);
+/// Groups that one look sees.
+const GROUPS: usize = 256;
 
 /// How many pods of a group fit at the same time, and how many must.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,31 +82,23 @@ struct Cycle {
     heard: Duration,
 }
 
-/// Who of a gang is where.
-struct Roll {
-    min_count: usize,
-    /// Bound, or assumed.
-    placed: usize,
-    /// They request no GPU memory: kube-scheduler does not ask about them here.
-    others: usize,
-    /// Those that may come and have no place.
-    open: Vec<Arc<PodFacts>>,
+/// What is known of gangs that wait, between two looks.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    gangs: HashMap<Group, Wait>,
+    /// Where the next look goes on among the groups, and among the nodes.
+    next: usize,
+    node: usize,
 }
 
-impl Roll {
-    /// So many of those that have no place must get one.
-    fn wanted(&self) -> usize {
-        self.min_count.saturating_sub(self.placed + self.others)
-    }
-
-    /// So many of them get one.
-    fn shortfall(&self, gang: &Group, count: usize) -> Shortfall {
-        Shortfall {
-            group: gang.clone(),
-            fit: self.min_count.saturating_sub(self.wanted()) + count,
-            of: self.min_count,
-        }
-    }
+#[derive(Debug)]
+struct Wait {
+    since: Duration,
+    seen: Duration,
+    /// When a plan was looked for last.
+    tried: Option<Duration>,
+    /// No plan is looked for before: disruption budgets allowed none.
+    rests: Duration,
 }
 
 impl Ledger {
@@ -156,7 +162,9 @@ impl Ledger {
         let mut members = vec![Member::among(pod, nodes)];
         let others = roll.open.iter().filter(|it| it.uid != pod.uid);
         members.extend(others.map(|it| Member::anywhere(it)));
-        let Seats { mut seats, count } = sight.seats(members, wanted);
+        let Seats {
+            mut seats, count, ..
+        } = sight.seats(members, wanted);
         let shortfall = roll.shortfall(gang, count);
         if count < wanted {
             self.end_cycle(gang);
@@ -291,61 +299,182 @@ impl Cycles {
     }
 }
 
-impl Sight<'_> {
-    /// Are both of one gang whose pods are placed together?
-    pub(crate) fn is_of_gang(&self, pod: &PodFacts, other: &PodFacts) -> bool {
-        pod.group == other.group && self.books.gang(pod).is_some_and(Group::is_in_tree)
-    }
-
-    /// Who of the gang is where, if it is known how many must be placed. Of the pods without a place `asking` counts, and
-    /// those about which this cycle has not been asked yet.
-    fn roll(
-        &self,
-        gang: &Group,
-        asking: Option<&PodFacts>,
-        asked: Option<&BTreeSet<Uid>>,
-    ) -> Option<Roll> {
-        let GroupPolicy::Gang(min_count) = self.books.pod_group(gang)?.policy else {
-            return None;
-        };
-        let mut roll = Roll {
-            min_count,
-            placed: 0,
-            others: 0,
-            open: Vec::new(),
-        };
-        for pod in self.books.members(gang) {
-            let is_asking = asking.is_some_and(|it| it.uid == pod.uid);
-            if pod.node.is_some() || !is_asking && self.books.reservation(&pod.uid).is_some() {
-                roll.placed += 1;
-            } else if pod.deleting || is_asking {
-            } else if !pod.requests_memory() {
-                roll.others += usize::from(!pod.gated);
-            } else if may_come(pod) && !asked.is_some_and(|asked| asked.contains(&pod.uid)) {
-                roll.open.push(pod.clone());
+/// Preemption for gangs.
+impl Ledger {
+    /// A pod of the gang for which it is to be decided now who finishes. One gang is looked at, each in turn.
+    pub(crate) fn gang_that_may_preempt(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
+        let (gang, roll) = self.next_waiting_gang(now)?;
+        let (from, mut spent) = (self.waits.node, 0);
+        self.waits.node = from.wrapping_add(SEEN);
+        let found = self
+            .sight(now)
+            .victims_for(&gang, &roll, &|_| Vec::new(), from, &mut spent);
+        self.count_spent(spent);
+        let first = roll.open.first()?;
+        match found {
+            Found::Plan(_) => {
+                self.waits.node = from;
+                return Some(first.clone());
+            }
+            Found::Unknown => self.queue.ask_for_evidence(&first.uid, now),
+            Found::Nothing => {
+                for pod in &roll.open {
+                    self.queue.all_tried(pod, Cause::Preempt, now);
+                }
             }
         }
-        if let Some(asking) = asking {
-            roll.open.insert(0, Arc::new(asking.clone()));
+        None
+    }
+
+    /// The gang that was tried the longest time ago, of those that have waited for long enough.
+    fn next_waiting_gang(&mut self, now: Duration) -> Option<(Group, Roll)> {
+        let sight = self.sight(now);
+        let from = match self.waits.next < sight.books.count_groups() {
+            true => self.waits.next,
+            false => 0,
+        };
+        let groups = sight.books.gangs_from(from).take(GROUPS);
+        let waits = groups.filter_map(|gang| Some((gang.clone(), sight.waiting_gang(gang)?)));
+        let waits: Vec<_> = waits.collect();
+        self.waits.next = from + GROUPS;
+        let known = &mut self.waits.gangs;
+        known.retain(|_, wait| now.saturating_sub(wait.seen) < FORGOTTEN);
+        let mut may: Vec<_> = Vec::new();
+        for (gang, roll) in waits {
+            let wait = known.entry(gang.clone()).or_insert(Wait {
+                since: now,
+                seen: now,
+                tried: None,
+                rests: Duration::ZERO,
+            });
+            wait.seen = now;
+            if now.saturating_sub(wait.since) >= CHANCE && wait.rests <= now {
+                let turn = roll.open.first().map(|pod| Turn::of(pod));
+                may.push((wait.tried, turn, gang, roll));
+            }
         }
-        Some(roll)
+        let (.., gang, roll) = may.into_iter().min_by(|one, other| {
+            let key = |it: &(Option<Duration>, Option<Turn>, Group, Roll)| (it.0, it.1.clone());
+            key(one).cmp(&key(other))
+        })?;
+        known.get_mut(&gang)?.tried = Some(now);
+        // Not one that fits: it is woken.
+        let fits = roll.open.first().map(|pod| self.sight(now).has_seats(pod));
+        (fits == Some(false)).then_some((gang, roll))
     }
 
-    /// Do enough of the pod's gang fit now, as far as is known?
-    pub(crate) fn has_seats(&self, pod: &PodFacts) -> bool {
-        self.seats_of_gang(pod).is_none_or(|seats| seats.is_ok())
-    }
-
-    /// Seats for the pod's gang if enough of it fit now, or how many do; none if it is of no gang whose size is known.
-    pub(crate) fn seats_of_gang(&self, pod: &PodFacts) -> Option<Result<Seats, Shortfall>> {
+    /// Chooses who is to finish for the pod's gang, and earmarks the room of all of its pods. None if it is of no gang, false
+    /// if there is no plan.
+    pub(crate) fn preempt_for_gang(
+        &mut self,
+        uid: &str,
+        broken: Broken<'_>,
+        now: Duration,
+    ) -> Option<bool> {
+        let pod = self.books.pod(uid)?;
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
-        let roll = self.roll(gang, Some(pod), None)?;
-        let wanted = roll.wanted().min(roll.open.len());
-        let members = roll.open.iter().map(|it| Member::anywhere(it)).collect();
-        let seats = self.seats(members, wanted);
-        Some(match seats.count < wanted {
-            true => Err(roll.shortfall(gang, seats.count)),
-            false => Ok(seats),
-        })
+        let gang = gang.clone();
+        let Some(roll) = self.sight(now).waiting_gang(&gang) else {
+            return Some(false);
+        };
+        let (from, mut spent) = (self.waits.node, 0);
+        let found = self
+            .sight(now)
+            .victims_for(&gang, &roll, broken, from, &mut spent);
+        self.count_spent(spent);
+        let Found::Plan(plan) = found else {
+            if let Some(wait) = self.waits.gangs.get_mut(&gang) {
+                wait.rests = now + REST;
+            }
+            return Some(false);
+        };
+        self.earmark_for_gang(&gang, &roll, plan, now);
+        Some(true)
+    }
+
+    fn earmark_for_gang(&mut self, gang: &Group, roll: &Roll, plan: Plan, now: Duration) {
+        let victims = plan.victims.iter().map(|pod| pod.uid.clone());
+        let ends = plan.leaving.iter().cloned().chain(victims);
+        let ends: Vec<Uid> = ends.collect();
+        let until = now + self.config.reclaim_for + self.sight(now).grace(&ends);
+        let Plan {
+            seats, mut victims, ..
+        } = plan;
+        let mut seats = seats.seats;
+        let mut earmarks = Vec::new();
+        for pod in &roll.open {
+            let seat = seats.swap_remove(&pod.uid);
+            let (Some(Seat { node, choice }), Ok(request)) = (seat, &pod.request) else {
+                continue;
+            };
+            let Some(known) = self.books.node(&node) else {
+                continue;
+            };
+            let charges = choice.placement.charges.iter();
+            let cards = charges.map(|&(card, mib)| (known.uuid(card).into(), mib));
+            let here = victims.extract_if(.., |it| it.node.as_ref() == Some(&node));
+            let here: Vec<Uid> = here.map(|it| it.uid.clone()).collect();
+            let cards = cards.collect();
+            earmarks.push((&pod.uid, node, request, cards, here));
+        }
+        // Those that finish beside others on nodes where no pod of the gang goes.
+        if let Some((.., first)) = earmarks.first_mut() {
+            first.extend(victims.iter().map(|pod| pod.uid.clone()));
+        }
+        for (uid, node, request, cards, victims) in earmarks {
+            let earmark = Earmark::of_cards(&node, Cause::Preempt, request, cards, victims, until);
+            self.queue.put(uid, earmark.of_gang(gang), &self.books);
+        }
+    }
+
+    /// Who is to finish for the gang now: for each of its pods that is not assumed. All of them finish, or none.
+    #[must_use]
+    pub fn preemptions_of(&self, gang: &Group, now: Duration) -> Vec<Preemption> {
+        let sight = self.sight(now);
+        let mut victims = sight.needed_by(gang).unwrap_or_default();
+        let all = self.queue.evictions_for(gang).into_iter();
+        let all = all.filter(|(uid, _)| self.books.reservation(uid).is_none());
+        let all = all.filter_map(|(uid, earmark)| {
+            let its = |pod: &mut Arc<PodFacts>| earmark.waits_for().contains(&pod.uid);
+            Some(Preemption {
+                pod: self.books.pod(uid)?.clone(),
+                node: earmark.node().clone(),
+                until: earmark.until(),
+                cards: earmark.cards().to_vec(),
+                victims: victims.extract_if(.., its).collect(),
+                moves: false,
+                gang: Some(gang.clone()),
+            })
+        });
+        let mut all: Vec<Preemption> = all.collect();
+        if let Some(first) = all.first_mut() {
+            first.victims.extend(victims);
+        }
+        all
+    }
+
+    /// Gives up what is earmarked for a gang: its victims cannot all finish.
+    pub fn spare_for_gang(&mut self, gang: &Group) {
+        self.end_gang(gang, Ended::Late);
+    }
+
+    /// What is earmarked for gangs goes on, or ends for all pods of a gang together.
+    pub(crate) fn look_after_gangs(&mut self, now: Duration) {
+        for gang in self.queue.gangs_with_evictions() {
+            for (uid, how) in self.sight(now).left_gang(&gang) {
+                self.queue.end(&uid, how, &self.books);
+            }
+            if let Some(how) = self.sight(now).gang_ends(&gang) {
+                self.end_gang(&gang, how);
+            }
+        }
+    }
+
+    fn end_gang(&mut self, gang: &Group, how: Ended) {
+        let all = self.queue.evictions_for(gang).into_iter();
+        let all: Vec<Uid> = all.map(|(uid, _)| uid.clone()).collect();
+        for uid in all {
+            self.queue.end(&uid, how, &self.books);
+        }
     }
 }

@@ -116,6 +116,7 @@ pub struct Ledger {
     scattered: scattered::Seen,
     moving: scattered::Tries,
     gangs: gangs::Cycles,
+    waits: gangs::Waits,
     arriving: provision::Arriving,
     /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
     unix: Option<i64>,
@@ -139,6 +140,7 @@ impl Ledger {
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
             gangs: gangs::Cycles::default(),
+            waits: gangs::Waits::default(),
             arriving: provision::Arriving::default(),
             unix: None,
             work: AtomicU64::default(),

@@ -19,7 +19,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Group, PodFacts};
 use gpustow_pack::{Choice, Mib, Request};
 
 use crate::Ledger;
@@ -59,6 +59,8 @@ pub struct Preemption {
     pub victims: Vec<Arc<PodFacts>>,
     /// They move: others that their controllers make have places elsewhere.
     pub moves: bool,
+    /// They end for a gang: those of all its pods end together, or none.
+    pub gang: Option<Group>,
 }
 
 /// Evicts pods of lower priority.
@@ -76,7 +78,7 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    fn of(victims: &[Arc<PodFacts>], broken: usize) -> Self {
+    pub(crate) fn of(victims: &[Arc<PodFacts>], broken: usize) -> Self {
         let priorities = || victims.iter().map(|pod| pod.priority);
         let highest = priorities().max();
         let weights = priorities().map(|priority| i128::from(priority) - i128::from(i32::MIN));
@@ -145,7 +147,8 @@ impl Ledger {
         let all = self.queue.all_evictions();
         self.scattered.keep_looked(&all);
         let mut budget = Budget::of_look();
-        for uid in all {
+        self.look_after_gangs(now);
+        for uid in self.queue.all_evictions_for_pods() {
             self.look_after_scattered(&uid, now);
             self.look_at_gains(&uid, now, &mut budget);
         }
@@ -155,7 +158,7 @@ impl Ledger {
             return Vec::new();
         }
         let mut seen = take(&mut self.scattered);
-        let looked = seen.search(&self.sight(now));
+        let mut looked = seen.search(&self.sight(now));
         self.scattered = seen;
         self.count_spent(looked.spent);
         for uid in looked.unknown {
@@ -166,12 +169,17 @@ impl Ledger {
                 self.queue.all_tried(pod, Cause::Preempt, now);
             }
         }
+        let gang = self.gang_that_may_preempt(now);
+        looked.due.extend(gang);
         looked.due
     }
 
     /// Chooses who is to end for one of the pods that [`Ledger::scattered`] named, and keeps the room. False if no other
     /// need or can end, or if the search goes on: the next look names the pod again.
     pub fn preempt_scattered(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
+        if let Some(found) = self.preempt_for_gang(uid, broken, now) {
+            return found;
+        }
         let (mut seen, mut spent) = (take(&mut self.scattered), 0);
         let chosen = seen.choose(uid, broken, &self.sight(now), &mut spent);
         self.scattered = seen;
@@ -271,16 +279,18 @@ impl Ledger {
     /// Who is to end now, and for whom.
     #[must_use]
     pub fn preemptions(&self, now: Duration) -> Vec<Preemption> {
-        let all = self.queue.all_evictions();
-        all.iter()
-            .filter_map(|uid| self.preemption(uid, now))
-            .collect()
+        let all = self.queue.all_evictions_for_pods();
+        let of_pods = all.iter().filter_map(|uid| self.preemption(uid, now));
+        let gangs = self.queue.gangs_with_evictions();
+        let of_gangs = gangs.iter().flat_map(|gang| self.preemptions_of(gang, now));
+        of_pods.chain(of_gangs).collect()
     }
 
-    /// The same for one pod.
+    /// The same for one pod, unless it is of a gang.
     #[must_use]
     pub fn preemption(&self, uid: &str, now: Duration) -> Option<Preemption> {
         let earmark = self.queue.eviction_for(uid)?;
+        let earmark = Some(earmark).filter(|it| it.gang().is_none())?;
         let pod = self.books.pod(uid)?.clone();
         let victims = match self.may_fit_elsewhere(&pod, now) {
             true => Vec::new(),
@@ -291,6 +301,7 @@ impl Ledger {
             until: earmark.until(),
             cards: earmark.cards().to_vec(),
             moves: earmark.cause() == Cause::Defragment,
+            gang: None,
             victims,
             pod,
         })
@@ -479,6 +490,6 @@ impl Sight<'_> {
 }
 
 /// The most important first, as kube-scheduler has it: high priority, then long life.
-fn importance(pod: &PodFacts) -> (Reverse<i32>, i64, Uid) {
+pub(crate) fn importance(pod: &PodFacts) -> (Reverse<i32>, i64, Uid) {
     (Reverse(pod.priority), pod.started, pod.uid.clone())
 }

@@ -72,6 +72,18 @@ impl Books {
         self.groups.described.get(group)
     }
 
+    /// How many groups PodGroups describe.
+    pub(crate) fn count_groups(&self) -> usize {
+        self.groups.described.len()
+    }
+
+    /// Groups that PodGroups describe, from the `from`th on.
+    pub(crate) fn gangs_from(&self, from: usize) -> impl Iterator<Item = &Group> {
+        let described = self.groups.described.iter().skip(from);
+        let gangs = described.filter(|(_, it)| matches!(it.policy, GroupPolicy::Gang(_)));
+        gangs.map(|(group, _)| group)
+    }
+
     /// The group with which the pod is scheduled or not at all.
     pub(crate) fn gang<'p>(&self, pod: &'p PodFacts) -> Option<&'p Group> {
         let group = pod.group.as_ref()?;
@@ -85,6 +97,18 @@ impl Books {
             let facts = self.pod_group(group);
             facts.is_some_and(|facts| facts.disrupted_singly)
         })
+    }
+
+    /// The pods of its group that go with the pod if it is disrupted, and itself. None if that is not known, or if one of them
+    /// is on its way to a node.
+    pub(crate) fn disrupted_with(&self, pod: &Arc<PodFacts>) -> Option<Vec<Arc<PodFacts>>> {
+        let Some(group) = pod.group.as_ref().filter(|_| !self.is_disrupted_alone(pod)) else {
+            return Some(vec![pod.clone()]);
+        };
+        self.pod_group(group)?;
+        let is_settled = self.assumed_of(group).is_empty();
+        let all = self.members(group).filter(|pod| pod.node.is_some());
+        is_settled.then(|| all.cloned().collect())
     }
 
     /// The pods of a group that have not ended, those that request no GPU memory among them.

@@ -27,7 +27,7 @@ const NODES: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Seat {
     pub(super) node: Arc<str>,
-    choice: Choice,
+    pub(super) choice: Choice,
 }
 
 impl Seat {
@@ -45,6 +45,8 @@ impl Seat {
 pub(crate) struct Seats {
     pub(super) seats: HashMap<Uid, Seat>,
     pub(super) count: usize,
+    /// Fits that were tried.
+    pub(super) fits: usize,
 }
 
 impl Seats {
@@ -55,6 +57,7 @@ impl Seats {
 }
 
 /// A pod that wants a seat.
+#[derive(Clone)]
 pub(crate) struct Member<'p> {
     pod: &'p PodFacts,
     /// The nodes that kube-scheduler has offered, best first; none if it may be any.
@@ -78,6 +81,7 @@ impl<'p> Member<'p> {
 struct Kind<'p> {
     pod: &'p PodFacts,
     request: &'p Arc<Request>,
+    among: Option<Vec<Arc<str>>>,
     /// kube-scheduler has not offered all of the cluster.
     is_narrow: bool,
     nodes: Vec<usize>,
@@ -98,6 +102,7 @@ type Found = Vec<Option<(usize, Choice)>>;
 
 struct Search<'s, 'p> {
     sight: &'s Sight<'s>,
+    gone: &'s HashSet<Uid>,
     sites: Vec<Site<'s>>,
     kinds: Vec<Kind<'p>>,
     /// The kind of each pod, in the order of the search.
@@ -114,16 +119,28 @@ impl Sight<'_> {
     /// Seats for at least `wanted` of the members, for more of them if that is easy to find. The first is the one that
     /// kube-scheduler asks about.
     pub(crate) fn seats(&self, members: Vec<Member<'_>>, wanted: usize) -> Seats {
+        self.seats_without(members, wanted, &HashSet::default())
+    }
+
+    /// The same as if these bound pods were gone.
+    pub(crate) fn seats_without(
+        &self,
+        members: Vec<Member<'_>>,
+        wanted: usize,
+        gone: &HashSet<Uid>,
+    ) -> Seats {
         let Some(asking) = members.first().map(|member| member.pod) else {
             return Seats::default();
         };
         let most = NODES + members.len();
         let mut sites = Sites {
             sight: self,
+            gone,
             asking,
             index: HashMap::default(),
             all: Vec::new(),
         };
+        let roams = members.iter().any(|member| member.among.is_none());
         let mut kinds: Vec<Kind<'_>> = Vec::new();
         let mut pods = Vec::new();
         for Member { pod, among } in members {
@@ -131,19 +148,22 @@ impl Sight<'_> {
                 continue;
             };
             let is_same = |kind: &Kind<'_>| {
-                !kind.is_narrow
+                (kind.among == among || among.is_none() && !kind.is_narrow)
                     && kind.request == request
                     && kind.pod.constraints == pod.constraints
             };
-            let known = kinds.iter().position(is_same).filter(|_| among.is_none());
-            let kind = known.unwrap_or_else(|| {
-                let roomy = self.roomy(pod, request, most);
+            let kind = kinds.iter().position(is_same).unwrap_or_else(|| {
+                let roomy = match roams {
+                    true => self.roomy(pod, request, most),
+                    false => Vec::new(),
+                };
                 let is_narrow = |among: &Vec<Arc<str>>| roomy.iter().any(|it| !among.contains(it));
                 kinds.push(Kind {
                     pod,
                     request,
                     is_narrow: among.as_ref().is_some_and(is_narrow),
                     nodes: sites.of(among.as_ref().unwrap_or(&roomy), most),
+                    among,
                 });
                 kinds.len() - 1
             });
@@ -157,6 +177,7 @@ impl Sight<'_> {
         });
         let mut search = Search {
             sight: self,
+            gone,
             sites: sites.all,
             order: pods.iter().map(|(kind, _)| *kind).collect(),
             kinds,
@@ -177,6 +198,7 @@ impl Sight<'_> {
         Seats {
             seats: seats.collect(),
             count: search.best_count,
+            fits: search.fits,
         }
     }
 
@@ -225,6 +247,7 @@ impl Sight<'_> {
 /// Nodes that the search may use.
 struct Sites<'s> {
     sight: &'s Sight<'s>,
+    gone: &'s HashSet<Uid>,
     asking: &'s PodFacts,
     index: HashMap<&'s str, usize>,
     all: Vec<Site<'s>>,
@@ -242,14 +265,24 @@ impl<'s> Sites<'s> {
         }
         let sight = self.sight;
         let (name, node) = sight.books.named_node(name)?;
-        let mut budget = Budget::all();
-        let beside = sight.beside_kept(name, node, self.asking, |_| false, &mut budget);
+        let (gone, mut budget) = (self.gone, Budget::all());
+        let view = match gone.is_empty() {
+            true => sight.beside_kept(name, node, self.asking, |_| false, &mut budget),
+            false => {
+                let gone = |uid: &str| gone.contains(uid);
+                let view = sight.view_without(name, node, self.asking, gone, &mut budget);
+                view.map(Some)
+            }
+        };
         let facts = node.facts();
         let pods = facts.and_then(|facts| facts.pods);
+        let left = gone.iter().filter(|uid| node.bound().contains_key(*uid));
+        let left = u64::try_from(left.count()).unwrap_or(u64::MAX);
+        let count = node.count().saturating_sub(left);
         self.all.push(Site {
             name,
-            view: beside.ok()?.unwrap_or_else(|| node.view().clone()),
-            pods: pods.map_or(u64::MAX, |pods| pods.saturating_sub(node.count())),
+            view: view.ok()?.unwrap_or_else(|| node.view().clone()),
+            pods: pods.map_or(u64::MAX, |pods| pods.saturating_sub(count)),
             is_known: facts.is_some(),
         });
         self.index.insert(name, self.all.len() - 1);
@@ -364,9 +397,8 @@ impl Search<'_, '_> {
         let pod = self.kinds[self.order[at]].pod;
         let node = self.sight.books.node(site.name)?;
         let all = &mut Budget::all();
-        let choice = self
-            .sight
-            .fit_on(site.name, node, view, pod, |_| false, all);
+        let gone = |uid: &str| self.gone.contains(uid);
+        let choice = self.sight.fit_on(site.name, node, view, pod, gone, all);
         choice.ok()
     }
 

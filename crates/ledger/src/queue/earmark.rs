@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::Group;
 use gpustow_pack::{Mib, Request};
 use strum::{IntoStaticStr, VariantArray};
 
@@ -26,6 +27,8 @@ pub(crate) struct Earmark {
     pub(super) cause: Cause,
     want: Want,
     pub(super) waits_for: Box<[Uid]>,
+    /// The gang for all of which others are evicted: it lasts until the pod is bound.
+    gang: Option<Group>,
     /// When it ends; that of a pod which is nominated lasts as long as the nomination, and then so long.
     pub(super) until: Duration,
 }
@@ -104,6 +107,7 @@ impl Earmark {
             cause,
             want: Want::WhatFits,
             waits_for: Box::default(),
+            gang: None,
             until,
         }
     }
@@ -125,8 +129,21 @@ impl Earmark {
                 cards,
             },
             waits_for: waits_for.into(),
+            gang: None,
             until,
         }
+    }
+
+    /// As a part of the room of a gang.
+    pub(crate) fn of_gang(self, gang: &Group) -> Self {
+        Self {
+            gang: Some(gang.clone()),
+            ..self
+        }
+    }
+
+    pub(crate) fn gang(&self) -> Option<&Group> {
+        self.gang.as_ref()
     }
 
     pub(crate) fn node(&self) -> &Arc<str> {

@@ -6,10 +6,11 @@
 //!
 //! Every earmark ends: with its pod, once the pod has memory, or at its deadline.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Group, PodFacts};
 
 use super::Queue;
 use super::earmark::{Cause, Earmark, Ended, Holder};
@@ -110,6 +111,27 @@ impl Queue {
     /// The pods for which others are to be evicted, by UID.
     pub(crate) fn all_evictions(&self) -> Vec<Uid> {
         self.all_earmarked(Cause::evicts)
+    }
+
+    /// The same without pods of gangs.
+    pub(crate) fn all_evictions_for_pods(&self) -> Vec<Uid> {
+        let mut all = self.all_evictions();
+        all.retain(|uid| self.earmark(uid).is_some_and(|it| it.gang().is_none()));
+        all
+    }
+
+    /// The gangs for which others are to be evicted.
+    pub(crate) fn gangs_with_evictions(&self) -> BTreeSet<Group> {
+        let gangs = self.earmarks.values().filter_map(Earmark::gang);
+        gangs.cloned().collect()
+    }
+
+    /// The pods of the gang for which others are to be evicted, by UID, and what is earmarked for each.
+    pub(crate) fn evictions_for(&self, gang: &Group) -> Vec<(&Uid, &Earmark)> {
+        let all = self.earmarks.iter();
+        let mut all: Vec<_> = all.filter(|(_, it)| it.gang() == Some(gang)).collect();
+        all.sort_unstable_by_key(|(uid, _)| *uid);
+        all
     }
 
     fn all_earmarked(&self, is_it: impl Fn(Cause) -> bool) -> Vec<Uid> {
@@ -303,7 +325,10 @@ impl Queue {
         if let Some(node) = pod.and_then(|pod| pod.nominated.as_ref()) {
             self.waiting.room_on(node);
         }
-        self.end(uid, Ended::Taken, books);
+        // A gang may be given up after some of its pods have reserved.
+        if self.earmark(uid).is_none_or(|it| it.gang().is_none()) {
+            self.end(uid, Ended::Taken, books);
+        }
     }
 
     /// The node where room is earmarked for an unbound pod.

@@ -1,0 +1,161 @@
+//! For which gangs others may be preempted, and whether a plan for one holds still.
+
+use std::sync::Arc;
+
+use gpustow_api::{Group, PodFacts};
+
+use super::roll::Roll;
+use crate::books::Uid;
+use crate::budget::Budget;
+use crate::maps::{HashMap, HashSet};
+use crate::queue::{Earmark, Ended, Evidence};
+use crate::scattered::importance;
+use crate::sight::Sight;
+
+impl Sight<'_> {
+    /// Who of the gang is where, if others may finish for it: it waits as a whole, and nothing is done for it yet.
+    pub(super) fn waiting_gang(&self, gang: &Group) -> Option<Roll> {
+        let roll = self.roll(gang, None, None)?;
+        let wanted = roll.wanted();
+        let may = |pod: &Arc<PodFacts>| {
+            pod.preempts
+                && !pod.queued
+                && pod.nominated.is_none()
+                && !self.books.is_unfenced(&pod.uid)
+                && !self.queue.pauses_evictions(pod, self.now)
+                && !self.queue.has_more_than_reservation(&pod.uid)
+                && self.has_waited(pod, self.config.preempt_after)
+        };
+        let waits = wanted > 0
+            && wanted <= roll.open.len()
+            && roll.open.iter().any(|pod| pod.waiting)
+            && roll.open.iter().all(may)
+            && self.books.assumed_of(gang).is_empty();
+        waits.then_some(roll)
+    }
+
+    /// Pods of the gang for which nothing is to be earmarked any more.
+    pub(super) fn left_gang(&self, gang: &Group) -> Vec<(Uid, Ended)> {
+        let all = self.queue.evictions_for(gang).into_iter();
+        let left = all.filter(|(uid, earmark)| {
+            let pod = self.books.pod(uid);
+            !pod.is_some_and(|pod| {
+                let request = pod.request.as_ref();
+                request.is_ok_and(|request| earmark.is_for(request)) && pod.may_be_placed()
+            })
+        });
+        left.map(|(uid, _)| (uid.clone(), Ended::Gone)).collect()
+    }
+
+    /// Why what is earmarked for the gang ends, if it does.
+    pub(super) fn gang_ends(&self, gang: &Group) -> Option<Ended> {
+        let all = self.queue.evictions_for(gang);
+        let Some(roll) = self.roll(gang, None, None) else {
+            return Some(Ended::Gone);
+        };
+        let open = all
+            .iter()
+            .filter(|(uid, _)| self.books.reservation(uid).is_none());
+        if roll.wanted() > open.count() {
+            return Some(Ended::Gone);
+        }
+        if all
+            .iter()
+            .any(|(_, earmark)| self.check(earmark.node()).is_err())
+        {
+            return Some(Ended::Unfit);
+        }
+        self.needed_by(gang).is_none().then_some(Ended::Late)
+    }
+
+    /// Those of the chosen that the gang needs for its room. None if it does not get it though all of them
+    /// finish, or if kube-scheduler refuses one of the nodes meanwhile.
+    pub(super) fn needed_by(&self, gang: &Group) -> Option<Vec<Arc<PodFacts>>> {
+        let all = self.queue.evictions_for(gang);
+        let open = all.iter().filter_map(|(uid, earmark)| {
+            let pod = self.books.pod(uid)?;
+            let is_open = pod.node.is_none() && self.books.reservation(uid).is_none();
+            is_open.then_some((pod, *earmark))
+        });
+        let open: Vec<(&Arc<PodFacts>, &Earmark)> = open.collect();
+        let refused = |(pod, earmark): &(&Arc<PodFacts>, &Earmark)| {
+            self.is_for_member(gang, pod, earmark.node()) == Evidence::Rejected
+        };
+        if open.iter().any(refused) {
+            return None;
+        }
+        let chosen = all.iter().flat_map(|(_, earmark)| earmark.waits_for());
+        let chosen = chosen.filter_map(|uid| self.books.pod(uid));
+        let chosen: Vec<&Arc<PodFacts>> = chosen.filter(|pod| pod.node.is_some()).collect();
+        let begun: HashSet<&Group> = chosen
+            .iter()
+            .filter(|pod| pod.deleting && !self.books.is_disrupted_alone(pod))
+            .filter_map(|pod| pod.group.as_ref())
+            .collect();
+        let mut left: Vec<&Arc<PodFacts>> =
+            chosen.into_iter().filter(|pod| !pod.deleting).collect();
+        left.sort_unstable_by_key(|pod| importance(pod));
+        let mut gone: HashSet<Uid> = left.iter().map(|pod| pod.uid.clone()).collect();
+        if !self.has_room_for(&open, &gone) {
+            return None;
+        }
+        let unit_of = |pod: &PodFacts| match self.books.is_disrupted_alone(pod) {
+            true => None,
+            false => pod.group.clone(),
+        };
+        let mut spared: HashSet<Uid> = HashSet::default();
+        for pod in &left {
+            let unit = unit_of(pod);
+            let is_begun = unit.as_ref().is_some_and(|unit| begun.contains(unit));
+            if is_begun || spared.contains(&pod.uid) {
+                continue;
+            }
+            let with = left
+                .iter()
+                .filter(|other| other.uid == pod.uid || unit.is_some() && unit_of(other) == unit);
+            let with: Vec<Uid> = with.map(|pod| pod.uid.clone()).collect();
+            gone.retain(|uid| !with.contains(uid));
+            match self.has_room_for(&open, &gone) {
+                true => spared.extend(with),
+                false => gone.extend(with),
+            }
+        }
+        let needed = left.into_iter().filter(|pod| gone.contains(&pod.uid));
+        Some(needed.cloned().collect())
+    }
+
+    /// Do these pods of a gang get their GPUs once these pods are gone, and those that leave?
+    fn has_room_for(&self, open: &[(&Arc<PodFacts>, &Earmark)], gone: &HashSet<Uid>) -> bool {
+        let mut views = HashMap::default();
+        open.iter().all(|(pod, earmark)| {
+            let mut fits = || {
+                let (name, node) = self.books.named_node(earmark.node())?;
+                let request = pod.request.as_ref().ok()?;
+                let leaving = self.leaving(name);
+                let gone = |uid: &str| gone.contains(uid) || leaving.contains(uid);
+                let budget = &mut Budget::all();
+                if !views.contains_key(name) {
+                    let view = self.view_without(name, node, pod, gone, budget).ok()?;
+                    views.insert(name.clone(), view);
+                }
+                let view = views.get_mut(name)?;
+                let its = node.charges(earmark.cards());
+                let mut own = view.clone();
+                for (card, state) in own.cards.iter_mut().enumerate() {
+                    state.usable &= its.iter().any(|(known, _)| *known == card);
+                }
+                let has_host =
+                    view.cpu_free_milli >= request.cpu_milli && view.ram_free >= request.ram;
+                has_host.then_some(())?;
+                let choice = self.fit_on(name, node, &own, pod, gone, budget).ok()?;
+                for (card, mib) in choice.placement.charges {
+                    view.cards[card].free = view.cards[card].free.minus(mib);
+                }
+                view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
+                view.ram_free = view.ram_free.minus(request.ram);
+                Some(())
+            };
+            fits().is_some()
+        })
+    }
+}

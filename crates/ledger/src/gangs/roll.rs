@@ -1,0 +1,97 @@
+//! Who of a gang is where, and whether enough of it fit.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use gpustow_api::{Group, GroupPolicy, PodFacts};
+
+use super::Shortfall;
+use super::plan::{Member, Seats};
+use crate::books::{Uid, may_come};
+use crate::sight::Sight;
+
+/// Who of a gang is where.
+pub(super) struct Roll {
+    min_count: usize,
+    /// Bound, or assumed.
+    placed: usize,
+    /// They request no GPU memory: kube-scheduler does not ask about them here.
+    others: usize,
+    /// Those that may come and have no place.
+    pub(super) open: Vec<Arc<PodFacts>>,
+}
+
+impl Roll {
+    /// So many of those that have no place must get one.
+    pub(super) fn wanted(&self) -> usize {
+        self.min_count.saturating_sub(self.placed + self.others)
+    }
+
+    /// So many of them get one.
+    pub(super) fn shortfall(&self, gang: &Group, count: usize) -> Shortfall {
+        Shortfall {
+            group: gang.clone(),
+            fit: self.min_count.saturating_sub(self.wanted()) + count,
+            of: self.min_count,
+        }
+    }
+}
+
+impl Sight<'_> {
+    /// Are both of one gang whose pods are placed together?
+    pub(crate) fn is_of_gang(&self, pod: &PodFacts, other: &PodFacts) -> bool {
+        pod.group == other.group && self.books.gang(pod).is_some_and(Group::is_in_tree)
+    }
+
+    /// Who of the gang is where, if it is known how many must be placed. Of the pods without a place `asking` counts, and
+    /// those about which this cycle has not been asked yet.
+    pub(super) fn roll(
+        &self,
+        gang: &Group,
+        asking: Option<&PodFacts>,
+        asked: Option<&BTreeSet<Uid>>,
+    ) -> Option<Roll> {
+        let GroupPolicy::Gang(min_count) = self.books.pod_group(gang)?.policy else {
+            return None;
+        };
+        let mut roll = Roll {
+            min_count,
+            placed: 0,
+            others: 0,
+            open: Vec::new(),
+        };
+        for pod in self.books.members(gang) {
+            let is_asking = asking.is_some_and(|it| it.uid == pod.uid);
+            if pod.node.is_some() || !is_asking && self.books.reservation(&pod.uid).is_some() {
+                roll.placed += 1;
+            } else if pod.deleting || is_asking {
+            } else if !pod.requests_memory() {
+                roll.others += usize::from(!pod.gated);
+            } else if may_come(pod) && !asked.is_some_and(|asked| asked.contains(&pod.uid)) {
+                roll.open.push(pod.clone());
+            }
+        }
+        if let Some(asking) = asking {
+            roll.open.insert(0, Arc::new(asking.clone()));
+        }
+        Some(roll)
+    }
+
+    /// Do enough of the pod's gang fit now, as far as is known?
+    pub(crate) fn has_seats(&self, pod: &PodFacts) -> bool {
+        self.seats_of_gang(pod).is_none_or(|seats| seats.is_ok())
+    }
+
+    /// Seats for the pod's gang if enough of it fit now, or how many do; none if it is of no gang whose size is known.
+    pub(crate) fn seats_of_gang(&self, pod: &PodFacts) -> Option<Result<Seats, Shortfall>> {
+        let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
+        let roll = self.roll(gang, Some(pod), None)?;
+        let wanted = roll.wanted().min(roll.open.len());
+        let members = roll.open.iter().map(|it| Member::anywhere(it)).collect();
+        let seats = self.seats(members, wanted);
+        Some(match seats.count < wanted {
+            true => Err(roll.shortfall(gang, seats.count)),
+            false => Ok(seats),
+        })
+    }
+}

@@ -1,0 +1,331 @@
+//! Which pods of lower priority must finish so that enough of a gang fits at the same time.
+//!
+//! One plan is for the whole gang. Pods that are disrupted together are one [`Unit`]; a unit whose end would break a
+//! disruption budget is spared. Of a few units every combination is tried, by kube-scheduler's order of victims; of more,
+//! the most important are spared first, as kube-scheduler does. What a plan may cost is bounded.
+
+use std::sync::Arc;
+
+use gpustow_api::{Group, PodFacts};
+use gpustow_pack::Mib;
+
+use super::plan::{Member, Seats};
+use super::roll::Roll;
+use crate::books::{Node, Uid};
+use crate::maps::HashSet;
+use crate::queue::Evidence;
+use crate::scattered::{Broken, Rank, importance};
+use crate::sight::Sight;
+
+/// Nodes that a plan may use, beside one for each pod of the gang.
+const NODES: usize = 16;
+/// Nodes that one look sees.
+pub(super) const SEEN: usize = 1024;
+/// So few units are tried in every combination.
+const FEW: usize = 8;
+/// What a fit counts as: see [`crate::Ledger::work`].
+const FIT: u64 = 8;
+/// Fits that one plan may try.
+const FITS: usize = 4096;
+
+/// What a look for a plan comes to.
+pub(super) enum Found {
+    Plan(Plan),
+    Nothing,
+    /// No recent call tells whether kube-scheduler would place the pods where others could finish.
+    Unknown,
+}
+
+/// Who is to finish for a gang, and where its pods then go.
+pub(super) struct Plan {
+    pub(super) seats: Seats,
+    pub(super) victims: Vec<Arc<PodFacts>>,
+    /// Pods that terminate already.
+    pub(super) leaving: HashSet<Uid>,
+}
+
+/// Pods that are disrupted together.
+type Unit = Vec<Arc<PodFacts>>;
+
+/// A search for victims.
+struct Search<'s, 'p> {
+    sight: &'s Sight<'s>,
+    members: Vec<Member<'p>>,
+    wanted: usize,
+    leaving: HashSet<Uid>,
+    units: Vec<Unit>,
+    broken: Broken<'s>,
+    fits: usize,
+}
+
+impl Sight<'_> {
+    /// Who is to finish for the gang. Nodes are looked at from the `from`th on.
+    pub(super) fn victims_for(
+        &self,
+        gang: &Group,
+        roll: &Roll,
+        broken: Broken<'_>,
+        from: usize,
+        spent: &mut u64,
+    ) -> Found {
+        let priorities = roll.open.iter().map(|pod| pod.priority);
+        let priority = priorities.min().unwrap_or(i32::MIN);
+        let (nodes, mut is_unknown) = self.nodes_for(gang, roll, priority, from);
+        let mut members = Vec::new();
+        for pod in &roll.open {
+            let mut among = Vec::new();
+            for name in &nodes {
+                match self.is_for_member(gang, pod, name) {
+                    Evidence::Offered => among.push(name.clone()),
+                    Evidence::Unknown => is_unknown = true,
+                    _ => {}
+                }
+            }
+            members.push(Member::among(pod, among));
+        }
+        let leaving = nodes.iter().flat_map(|name| self.leaving(name));
+        let mut search = Search {
+            sight: self,
+            members,
+            wanted: roll.wanted(),
+            leaving: leaving.collect(),
+            units: self.units_on(&nodes, gang, priority, broken),
+            broken,
+            fits: 0,
+        };
+        let victims = search.victims();
+        *spent += u64::try_from(search.fits)
+            .unwrap_or(u64::MAX)
+            .saturating_mul(FIT);
+        let Some(victims) = victims else {
+            return match is_unknown {
+                true => Found::Unknown,
+                false => Found::Nothing,
+            };
+        };
+        let mut gone = search.leaving.clone();
+        gone.extend(victims.iter().map(|pod| pod.uid.clone()));
+        Found::Plan(Plan {
+            seats: self.seats_without(search.members, search.wanted, &gone),
+            victims,
+            leaving: search.leaving,
+        })
+    }
+
+    /// Is the node for this pod of the gang? kube-scheduler asks about the first pod only if the gang does not fit: what it
+    /// said of that holds for pods with the same constraints.
+    pub(super) fn is_for_member(&self, gang: &Group, pod: &PodFacts, node: &str) -> Evidence {
+        if self.books.excluded(node, &pod.constraints).is_some() {
+            return Evidence::Rejected;
+        }
+        let tried = self.queue.tried(&pod.uid);
+        if tried.is_some_and(|tried| tried.has(node)) {
+            return Evidence::Rejected;
+        }
+        let alike = self.books.members(gang);
+        let alike = alike.filter(|other| {
+            other.uid == pod.uid || other.node.is_none() && other.constraints == pod.constraints
+        });
+        let mut found = Evidence::Unknown;
+        for other in alike {
+            match self.evidence(other, node) {
+                Evidence::Offered | Evidence::Short => return Evidence::Offered,
+                Evidence::Rejected => found = Evidence::Rejected,
+                Evidence::Unknown => {}
+            }
+        }
+        found
+    }
+
+    /// The nodes that a plan may use, and whether others could be used if kube-scheduler would place the pods there.
+    fn nodes_for(
+        &self,
+        gang: &Group,
+        roll: &Roll,
+        priority: i32,
+        from: usize,
+    ) -> (Vec<Arc<str>>, bool) {
+        let count = self.books.nodes().len().max(1);
+        let all = self.books.nodes().chain(self.books.nodes());
+        let requests = roll.open.iter().filter_map(|pod| pod.request.as_ref().ok());
+        let least = requests.filter_map(|request| Some(request.hardest()?.mib));
+        let least = least.min().unwrap_or_default();
+        let mut kinds: Vec<&Arc<PodFacts>> = Vec::new();
+        for pod in &roll.open {
+            let is_known = |kind: &&Arc<PodFacts>| kind.constraints == pod.constraints;
+            if !kinds.iter().any(is_known) {
+                kinds.push(pod);
+            }
+        }
+        let (mut found, mut is_unknown) = (Vec::new(), false);
+        for (name, node) in all.skip(from % count).take(SEEN.min(count)) {
+            let failed = |pod: &Arc<PodFacts>| self.queue.avoids_node(pod, name);
+            let is_there = node.facts().is_some() && self.check(name).is_ok();
+            if !is_there || roll.open.iter().any(failed) {
+                continue;
+            }
+            let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
+            if evidence.any(|it| it == Evidence::Offered) {
+                found.push((self.price(node, priority, least), name.clone()));
+            } else {
+                let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
+                is_unknown |= evidence.any(|it| it == Evidence::Unknown);
+            }
+        }
+        found.sort_unstable();
+        found.truncate(NODES + roll.open.len());
+        (
+            found.into_iter().map(|(_, name)| name).collect(),
+            is_unknown,
+        )
+    }
+
+    /// Roughly what room on a node costs: the priority of its least important pod, and how many are of lower priority.
+    fn price(&self, node: &Node, priority: i32, least: Mib) -> (bool, Option<i32>, usize) {
+        let bound = node.bound().keys().filter_map(|uid| self.books.pod(uid));
+        let lower = bound.map(|pod| pod.priority).filter(|it| *it < priority);
+        let lower: Vec<i32> = lower.collect();
+        let has_room = node.view().largest() >= least;
+        (!has_room, lower.iter().min().copied(), lower.len())
+    }
+
+    /// The pods of lower priority on these nodes that may be disrupted, the most important first.
+    fn units_on(
+        &self,
+        nodes: &[Arc<str>],
+        gang: &Group,
+        priority: i32,
+        broken: Broken<'_>,
+    ) -> Vec<Unit> {
+        let evicted = self.queue.all_evictions();
+        let evicted = evicted
+            .iter()
+            .filter_map(|uid| self.queue.eviction_for(uid));
+        let evicted: HashSet<&Uid> = evicted.flat_map(|it| it.waits_for()).collect();
+        let may = |pod: &Arc<PodFacts>| {
+            pod.priority < priority
+                && pod.assignment.is_some()
+                && !evicted.contains(&pod.uid)
+                && pod.group.as_ref() != Some(gang)
+        };
+        let mut seen: HashSet<Uid> = HashSet::default();
+        let mut units = Vec::new();
+        for name in nodes {
+            let bound = self.books.node(name).into_iter();
+            for uid in bound.flat_map(|node| node.bound().keys()) {
+                let Some(pod) = self.books.pod(uid).filter(|pod| !pod.deleting && may(pod)) else {
+                    continue;
+                };
+                if seen.contains(uid) {
+                    continue;
+                }
+                let Some(mut unit) = self.books.disrupted_with(pod) else {
+                    continue;
+                };
+                unit.retain(|pod| !pod.deleting);
+                seen.extend(unit.iter().map(|pod| pod.uid.clone()));
+                if unit.iter().all(may) && broken(&unit).is_empty() {
+                    unit.sort_unstable_by_key(|pod| importance(pod));
+                    units.push(unit);
+                }
+            }
+        }
+        units.sort_unstable_by_key(|unit| unit.first().map(|pod| importance(pod)));
+        units
+    }
+}
+
+impl Search<'_, '_> {
+    fn victims(&mut self) -> Option<Vec<Arc<PodFacts>>> {
+        // Room that pods leave which terminate already is waited for.
+        if self.fits_without(&[]) {
+            return None;
+        }
+        match self.units.len() {
+            0..=FEW => self.best_of_few(),
+            _ => self.best_of_many(),
+        }
+    }
+
+    fn victims_of(&self, units: &[usize]) -> Vec<Arc<PodFacts>> {
+        let pods = units.iter().flat_map(|unit| &self.units[*unit]);
+        let mut pods: Vec<_> = pods.cloned().collect();
+        pods.sort_unstable_by_key(|pod| importance(pod));
+        pods
+    }
+
+    /// Do enough pods fit without these units?
+    fn fits_without(&mut self, units: &[usize]) -> bool {
+        if self.fits >= FITS {
+            return false;
+        }
+        let mut gone = self.leaving.clone();
+        let pods = units.iter().flat_map(|unit| &self.units[*unit]);
+        gone.extend(pods.map(|pod| pod.uid.clone()));
+        let members = self.members.clone();
+        let seats = self.sight.seats_without(members, self.wanted, &gone);
+        self.fits += seats.fits;
+        seats.count >= self.wanted
+    }
+
+    /// The best of all combinations.
+    fn best_of_few(&mut self) -> Option<Vec<Arc<PodFacts>>> {
+        let count = self.units.len();
+        let set =
+            |mask: u32| -> Vec<usize> { (0..count).filter(|it| mask >> it & 1 == 1).collect() };
+        let ranked = (1..1_u32 << count).map(|mask| {
+            let victims = self.victims_of(&set(mask));
+            let names: Vec<Uid> = victims.iter().map(|pod| pod.uid.clone()).collect();
+            (Rank::of(&victims, 0), names, mask)
+        });
+        let mut ranked: Vec<_> = ranked.collect();
+        ranked.sort_unstable();
+        let mut too_few: Vec<u32> = Vec::new();
+        for (_, _, mask) in ranked {
+            let victims = self.victims_of(&set(mask));
+            let is_more = |known: &u32| mask & !known == 0;
+            if too_few.iter().any(is_more) || !(self.broken)(&victims).is_empty() {
+                continue;
+            }
+            if self.fits_without(&set(mask)) {
+                return Some(victims);
+            }
+            too_few.push(mask);
+        }
+        None
+    }
+
+    /// Spares the most important that need not finish. Units that would break a budget together with less important ones
+    /// are spared before.
+    fn best_of_many(&mut self) -> Option<Vec<Arc<PodFacts>>> {
+        let mut gone: Vec<usize> = Vec::new();
+        for unit in (0..self.units.len()).rev() {
+            gone.push(unit);
+            if !(self.broken)(&self.victims_of(&gone)).is_empty() {
+                gone.pop();
+            }
+        }
+        gone.reverse();
+        if !self.fits_without(&gone) {
+            return None;
+        }
+        let mut blocks = vec![gone.clone()];
+        while let Some(block) = blocks.pop() {
+            let rest: Vec<usize> = gone
+                .iter()
+                .copied()
+                .filter(|it| !block.contains(it))
+                .collect();
+            if self.fits_without(&rest) {
+                gone = rest;
+            } else if self.fits >= FITS {
+                return None;
+            } else if block.len() > 1 {
+                let (first, then) = block.split_at(block.len() / 2);
+                blocks.push(then.to_vec());
+                blocks.push(first.to_vec());
+            }
+        }
+        Some(self.victims_of(&gone))
+    }
+}

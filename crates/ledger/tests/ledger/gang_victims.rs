@@ -1,0 +1,375 @@
+//! Who finishes for a gang of higher priority.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
+use gpustow_ledger::{Config, Ledger, Outcome, Preemption};
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use crate::build::{at, bound, card, choose, node, offer_all, pod, report};
+
+fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        preempt_scattered: true,
+        ..Config::default()
+    });
+    for (name, sizes) in nodes {
+        ledger.apply_node(node(name));
+        let card = |(index, &size)| card(&format!("{name}-{index}"), size);
+        let cards: Vec<_> = sizes.iter().enumerate().map(card).collect();
+        ledger.apply_gpunode(name, report(&cards), at(0));
+    }
+    ledger
+}
+
+fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {
+    PodGroupFacts {
+        group: Group::in_tree("default", name),
+        uid: name.into(),
+        policy: GroupPolicy::Gang(min_count),
+        disrupted_singly: singly,
+    }
+}
+
+fn in_group(name: &str, pod: PodFacts) -> PodFacts {
+    PodFacts {
+        group: Some(Group::in_tree("default", name)),
+        ..pod
+    }
+}
+
+/// A bound pod of that priority.
+fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
+    let node = card.split('-').next().unwrap_or_default();
+    PodFacts {
+        priority,
+        ..bound(uid, node, card, mib)
+    }
+}
+
+/// A gang `g` of priority 10 that kube-scheduler could not place.
+fn gang(ledger: &mut Ledger, min_count: usize, sizes: &[u64]) -> Vec<PodFacts> {
+    ledger.apply_pod_group(pod_group("g", min_count, true));
+    let pods = sizes.iter().enumerate().map(|(index, mib)| {
+        let pod = PodFacts {
+            priority: 10,
+            waiting: true,
+            ..pod(&format!("g{index}"), *mib)
+        };
+        in_group("g", pod)
+    });
+    let pods: Vec<PodFacts> = pods.collect();
+    pods.iter().for_each(|pod| ledger.apply_pod(pod.clone()));
+    pods
+}
+
+/// Whom the ledger names at the third second, once it has decided. No two of the protected may finish.
+fn decide(ledger: &mut Ledger, protected: &[&str], most: usize) -> BTreeSet<String> {
+    offer_all(ledger, at(0));
+    assert!(ledger.scattered(at(0)).is_empty());
+    let broken = |pods: &[Arc<PodFacts>]| {
+        let covered = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
+        covered.map(|pod| pod.uid.clone()).skip(most).collect()
+    };
+    for pod in ledger.scattered(at(3)) {
+        ledger.preempt_scattered(&pod.uid, &broken, at(3));
+    }
+    victims(ledger, 3)
+}
+
+fn preemptions(ledger: &Ledger, second: u64) -> Vec<Preemption> {
+    ledger.preemptions(at(second))
+}
+
+fn victims(ledger: &Ledger, second: u64) -> BTreeSet<String> {
+    let all = preemptions(ledger, second).into_iter();
+    let victims = all.flat_map(|it| it.victims);
+    victims.map(|pod| pod.uid.to_string()).collect()
+}
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Two GPUs, each held by a pod of low priority, and a gang that wants both.
+fn full() -> (Ledger, Vec<PodFacts>) {
+    let mut ledger = ledger(&[("a", &[15_000, 15_000])]);
+    ledger.apply_pod(holder("x", "a-0", 10_000, 1));
+    ledger.apply_pod(holder("y", "a-1", 10_000, 1));
+    let pods = gang(&mut ledger, 2, &[10_000, 10_000]);
+    (ledger, pods)
+}
+
+#[test]
+fn all_victims_of_a_gang_are_named_together_and_its_room_is_kept_until_it_is_bound() {
+    let (mut ledger, pods) = full();
+    assert_eq!(decide(&mut ledger, &[], 0), set(&["x", "y"]));
+    let kept = preemptions(&ledger, 3);
+    let both: BTreeSet<_> = kept.iter().map(|it| it.pod.uid.to_string()).collect();
+    assert_eq!(both, set(&["g0", "g1"]));
+    assert!(
+        kept.iter()
+            .all(|it| it.gang == pods[0].group && it.until == kept[0].until)
+    );
+    ledger.delete_pod("x");
+    assert_eq!(victims(&ledger, 4), set(&["y"]));
+    let single = PodFacts {
+        priority: 10,
+        ..pod("single", 10_000)
+    };
+    assert!(choose(&mut ledger, &single, &["a"], at(4)).is_empty());
+    ledger.delete_pod("y");
+    assert!(victims(&ledger, 5).is_empty());
+    // A cycle that comes to nothing does not cost the gang its room.
+    for pod in &pods {
+        assert_eq!(choose(&mut ledger, pod, &["a"], at(5)), ["a"]);
+    }
+    assert!(choose(&mut ledger, &single, &["a"], at(8)).is_empty());
+    for pod in &pods {
+        assert_eq!(choose(&mut ledger, pod, &["a"], at(9)), ["a"]);
+    }
+    for pod in &pods {
+        assert!(ledger.begin_bind(pod, "a", at(9)).is_ok());
+        ledger.end_bind(pod, Outcome::Bound, at(9));
+    }
+    ledger.scattered(at(10));
+    assert!(preemptions(&ledger, 10).is_empty());
+}
+
+#[test]
+fn budget_that_protects_one_victim_spares_all() {
+    let (mut ledger, _) = full();
+    assert!(decide(&mut ledger, &["y"], 0).is_empty());
+    let (mut ledger, _) = full();
+    assert!(decide(&mut ledger, &["x", "y"], 1).is_empty());
+    let (mut ledger, _) = full();
+    assert_eq!(decide(&mut ledger, &["x", "y"], 2), set(&["x", "y"]));
+}
+
+#[test]
+fn no_pod_finishes_for_a_gang_that_never_preempts_or_would_not_fit_anyway() {
+    let (mut ledger, pods) = full();
+    ledger.apply_pod(PodFacts {
+        preempts: false,
+        ..pods[1].clone()
+    });
+    assert!(decide(&mut ledger, &[], 0).is_empty());
+    let (mut ledger, _) = full();
+    ledger.apply_pod(holder("y", "a-1", 10_000, 10));
+    assert!(decide(&mut ledger, &[], 0).is_empty());
+    let (mut ledger, _) = full();
+    gang(&mut ledger, 3, &[10_000, 10_000, 10_000]);
+    assert!(decide(&mut ledger, &[], 0).is_empty());
+}
+
+#[test]
+fn no_pod_finishes_where_kube_scheduler_did_not_offer_the_node() {
+    let (mut ledger, pods) = full();
+    ledger.apply_node(node("b"));
+    ledger.apply_gpunode("b", report(&[card("b-0", 15_000)]), at(0));
+    assert!(choose(&mut ledger, &pods[0], &["b"], at(0)).is_empty());
+    for second in [0, 3] {
+        assert!(ledger.scattered(at(second)).is_empty());
+    }
+}
+
+/// kube-scheduler offers no node whose sum is too small, and so asks nothing.
+#[test]
+fn gang_preempts_where_the_whole_node_is_full_without_being_asked_about() {
+    let mut ledger = ledger(&[("a", &[100, 100])]);
+    ledger.apply_pod(holder("x", "a-0", 100, 1));
+    ledger.apply_pod(holder("y", "a-1", 100, 1));
+    gang(&mut ledger, 2, &[100, 100]);
+    assert!(ledger.scattered(at(0)).is_empty());
+    for pod in ledger.scattered(at(3)) {
+        ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), at(3));
+    }
+    assert_eq!(victims(&ledger, 3), set(&["x", "y"]));
+}
+
+#[test]
+fn gang_among_the_victims_goes_whole_or_stays() {
+    let build = |other: i32| {
+        let mut ledger = ledger(&[("a", &[100, 100]), ("b", &[50])]);
+        ledger.apply_pod_group(pod_group("v", 2, false));
+        ledger.apply_pod(in_group("v", holder("v0", "a-0", 60, 1)));
+        ledger.apply_pod(in_group("v", holder("v1", "b-0", 50, other)));
+        ledger.apply_pod(holder("y", "a-1", 60, 1));
+        gang(&mut ledger, 2, &[80, 80]);
+        ledger
+    };
+    assert_eq!(decide(&mut build(1), &[], 0), set(&["v0", "v1", "y"]));
+    assert!(decide(&mut build(10), &[], 0).is_empty());
+    assert!(decide(&mut build(1), &["v1"], 0).is_empty());
+}
+
+#[test]
+fn plan_ends_for_all_pods_when_one_of_the_gang_is_deleted_or_a_victim_stays() {
+    let (mut ledger, pods) = full();
+    decide(&mut ledger, &[], 0);
+    ledger.delete_pod(&pods[0].uid);
+    ledger.scattered(at(4));
+    assert!(preemptions(&ledger, 4).is_empty());
+    let (mut ledger, pods) = full();
+    decide(&mut ledger, &[], 0);
+    let gang = pods[0].group.clone().expect("it is in a group");
+    ledger.spare_for_gang(&gang);
+    assert!(preemptions(&ledger, 4).is_empty());
+    // It is not tried again at once.
+    for second in 5..20 {
+        offer_all(&mut ledger, at(second));
+        assert!(ledger.scattered(at(second)).is_empty());
+    }
+}
+
+#[test]
+fn pods_that_terminate_already_make_the_room_first() {
+    let (mut ledger, _) = full();
+    for (uid, card) in [("x", "a-0"), ("y", "a-1")] {
+        ledger.apply_pod(PodFacts {
+            deleting: true,
+            ..holder(uid, card, 10_000, 1)
+        });
+    }
+    assert!(decide(&mut ledger, &[], 0).is_empty());
+    let (mut ledger, _) = full();
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        ..holder("x", "a-0", 10_000, 1)
+    });
+    assert_eq!(decide(&mut ledger, &[], 0), set(&["y"]));
+}
+
+/// Can so many of these sizes be placed at the same time?
+fn fits(free: &mut Vec<u64>, sizes: &[u64], wanted: usize) -> bool {
+    let Some((&mib, rest)) = sizes.split_first() else {
+        return wanted == 0;
+    };
+    if wanted == 0 {
+        return true;
+    }
+    for card in 0..free.len() {
+        if free[card] >= mib {
+            free[card] -= mib;
+            let fits = fits(free, rest, wanted - 1);
+            free[card] += mib;
+            if fits {
+                return true;
+            }
+        }
+    }
+    fits(free, rest, wanted)
+}
+
+/// What kube-scheduler compares first of two sets of victims, as far as these differ here.
+fn rank(victims: &[(i32, usize)]) -> (Option<i32>, i64) {
+    let highest = victims.iter().map(|(priority, _)| *priority).max();
+    let weights = victims
+        .iter()
+        .map(|(priority, _)| i64::from(*priority) - i64::from(i32::MIN));
+    (highest, weights.sum())
+}
+
+/// The victims are the best of all sets that make room, and there are none where no set does.
+#[test]
+fn victims_are_those_of_an_exhaustive_search() {
+    let (mut preempted, mut spared) = (0, 0);
+    for seed in 0..1500 {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let nodes = random.random_range(1..=3);
+        let mut some = |most: usize, up_to: u64| -> Vec<u64> {
+            let count = random.random_range(1..=most);
+            (0..count).map(|_| random.random_range(1..=up_to)).collect()
+        };
+        let names = ["a", "b", "c"];
+        let cards: Vec<Vec<u64>> = (0..nodes).map(|_| some(2, 6)).collect();
+        let sizes = some(4, 4);
+        let wanted = some(1, sizes.len() as u64)[0] as usize;
+        let all: Vec<(&str, &[u64])> = names
+            .iter()
+            .copied()
+            .zip(cards.iter().map(|it| &**it))
+            .collect();
+        let mut ledger = ledger(&all);
+        // Each pod: its priority, its GPU, what it holds, and its group, 0 if it has none.
+        let mut free: Vec<u64> = cards.iter().flatten().copied().collect();
+        let mut pods: Vec<(i32, usize, u64, u64)> = Vec::new();
+        let places = cards.iter().enumerate();
+        let places = places.flat_map(|(node, it)| (0..it.len()).map(move |card| (node, card)));
+        let places: Vec<(usize, usize)> = places.collect();
+        for group in [1, 2] {
+            ledger.apply_pod_group(pod_group(&format!("v{group}"), 1, false));
+        }
+        let mut protected: Vec<String> = Vec::new();
+        for (index, (node, card)) in places.iter().enumerate() {
+            while pods.len() < 7 && some(1, 4)[0] > 1 {
+                let (priority, mib) = ([1, 1, 2, 10][some(1, 4)[0] as usize - 1], some(1, 3)[0]);
+                let group = [0, 0, 0, 1, 2][some(1, 5)[0] as usize - 1];
+                if free[index] < mib {
+                    continue;
+                }
+                free[index] -= mib;
+                let uid = format!("p{}", pods.len());
+                let name = format!("{}-{card}", names[*node]);
+                let pod = holder(&uid, &name, mib, priority);
+                ledger.apply_pod(match group {
+                    0 => pod,
+                    group => in_group(&format!("v{group}"), pod),
+                });
+                pods.push((priority, index, mib, group));
+                if some(1, 8)[0] == 8 {
+                    protected.push(uid);
+                }
+            }
+        }
+        gang(&mut ledger, wanted, &sizes);
+        let mut best: Option<(Option<i32>, i64)> = None;
+        for mask in 0..1_u32 << pods.len() {
+            let has = |pod: usize| mask >> pod & 1 == 1;
+            let may = (0..pods.len()).all(|pod| {
+                let whole = (0..pods.len()).all(|other| {
+                    let same = pods[pod].3 > 0 && pods[pod].3 == pods[other].3;
+                    !same || has(other) == has(pod)
+                });
+                let is_protected = protected.contains(&format!("p{pod}"));
+                !has(pod) || whole && pods[pod].0 < 10 && !is_protected
+            });
+            let mut free = free.clone();
+            let victims: Vec<(i32, usize)> = (0..pods.len())
+                .filter(|pod| has(*pod))
+                .map(|pod| (pods[pod].0, pod))
+                .collect();
+            for &(_, pod) in &victims {
+                free[pods[pod].1] += pods[pod].2;
+            }
+            if may && fits(&mut free, &sizes, wanted) {
+                let rank = rank(&victims);
+                best = Some(best.map_or(rank, |best| best.min(rank)));
+            }
+        }
+        let protected: Vec<&str> = protected.iter().map(|it| &**it).collect();
+        let victims = decide(&mut ledger, &protected, 0);
+        let found: Vec<(i32, usize)> = victims
+            .iter()
+            .map(|uid| uid[1..].parse::<usize>().expect("a number"))
+            .map(|pod| (pods[pod].0, pod))
+            .collect();
+        let text =
+            format!("{seed}: {cards:?} {pods:?} {protected:?} {sizes:?} {wanted}: {victims:?}");
+        match best {
+            // It fits without any victim.
+            Some((None, _)) => assert!(victims.is_empty(), "{text}"),
+            Some(best) => {
+                assert_eq!(rank(&found), best, "{text}");
+                preempted += 1;
+            }
+            None => {
+                assert!(victims.is_empty(), "{text}");
+                spared += 1;
+            }
+        }
+    }
+    assert!(preempted > 200 && spared > 200, "{preempted} {spared}");
+}

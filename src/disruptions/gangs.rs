@@ -1,0 +1,125 @@
+//! Performs what is demanded for a gang: all of its victims are deleted in one look, or none.
+//!
+//! All are marked first. Then disruption budgets are read again, the API server is asked whether it would delete each, and
+//! the ledger is asked whether all are needed still. If one of these fails, no victim is deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::future::join_all;
+use gpustow_api::Group;
+
+use super::conditions::is_settled;
+use super::demand::Demand;
+use super::{Disruptions, Uid};
+use crate::ask::AskError;
+use crate::budgets::{broken, budgets};
+
+impl Disruptions {
+    pub(super) async fn perform_for_gang(&mut self, epoch: u64, gang: &Group, all: &[&Demand]) {
+        let is_left = |it: &&&Demand| !self.disrupted.contains(&it.victim.uid);
+        let left: Vec<&Demand> = all.iter().filter(is_left).copied().collect();
+        let pauses = left.iter().any(|demand| self.pauses(demand));
+        if left.is_empty()
+            || pauses
+            || !self.are_wanted(gang, all)
+            || !self.may_disrupt_all(gang, &left)
+        {
+            return;
+        }
+        let mut versions = Vec::new();
+        for demand in &left {
+            match self.mark(epoch, demand).await {
+                Ok(Some(version)) => versions.push(version),
+                Ok(None) => return,
+                Err(error) => return self.tell_unless_settled(demand, &error),
+            }
+        }
+        if !self.begun.contains(gang) && !self.do_budgets_allow(gang, &left).await {
+            return;
+        }
+        let tries = left.iter().zip(&versions);
+        let tries = tries.map(|(demand, version)| self.terminate(demand, version.clone(), true));
+        for (demand, tried) in left.iter().zip(join_all(tries).await) {
+            if let Err(error) = tried {
+                return self.tell_unless_settled(demand, &error);
+            }
+        }
+        if self.app.epoch.confirm(epoch).await.is_err() || !self.are_wanted(gang, all) {
+            return;
+        }
+        self.begun.insert(gang.clone());
+        let ends = left.iter().zip(versions);
+        let ends = ends.map(|(demand, version)| self.terminate(demand, version, false));
+        for (demand, ended) in left.iter().zip(join_all(ends).await) {
+            match ended {
+                Ok(()) => self.done(demand),
+                // The next look goes on with it.
+                Err(error) => self.tell_unless_settled(demand, &error),
+            }
+        }
+    }
+
+    fn tell_unless_settled(&mut self, demand: &Demand, error: &AskError) {
+        if !is_settled(error) {
+            self.failed(demand, error);
+        }
+    }
+
+    /// Are these the victims that the gang needs now?
+    fn are_wanted(&self, gang: &Group, all: &[&Demand]) -> bool {
+        let now = self.app.ledger.now();
+        let needed = self.app.ledger.lock().preemptions_of(gang, now);
+        let needed = needed.iter().flat_map(|it| &it.victims);
+        let needed: BTreeSet<&Uid> = needed.map(|pod| &pod.uid).collect();
+        let demanded: BTreeSet<&Uid> = all.iter().map(|it| &it.victim.uid).collect();
+        needed == demanded
+    }
+
+    /// Do the limits of all disruptions together allow all of these? Then they count.
+    fn may_disrupt_all(&mut self, gang: &Group, left: &[&Demand]) -> bool {
+        let limits = self.app.config.spec().disruptions.clone();
+        let now = self.app.ledger.now();
+        let [most, most_here] =
+            [limits.per_minute, limits.per_node_per_minute].map(|it| it as usize);
+        let new = left.iter().filter(|it| !it.is_marked());
+        let new: Vec<&Arc<str>> = new.map(|it| &it.node).collect();
+        let mut by_node = BTreeMap::<&Arc<str>, usize>::new();
+        for node in &new {
+            *by_node.entry(node).or_default() += 1;
+        }
+        if new.len() > most || by_node.values().any(|count| *count > most_here) {
+            tracing::warn!(
+                %gang, victims = new.len(),
+                "spec.disruptions of the GpustowConfig allows fewer disruptions in a minute than the group needs: none is done"
+            );
+            self.app.ledger.lock().spare_for_gang(gang);
+            return false;
+        }
+        let mut here = by_node.into_iter();
+        let may = self.lately.left(most, now) >= new.len()
+            && here.all(|(node, count)| self.lately.left_of(node, most_here, now) >= count);
+        if may {
+            new.into_iter()
+                .for_each(|node| self.lately.note(node.clone(), now));
+        }
+        may
+    }
+
+    /// Would no budget be broken if all of these were gone?
+    async fn do_budgets_allow(&mut self, gang: &Group, left: &[&Demand]) -> bool {
+        let victims: Vec<_> = left.iter().map(|demand| demand.victim.clone()).collect();
+        match budgets(&self.app).await {
+            Ok(budgets) if broken(&victims, &budgets).is_empty() => true,
+            Ok(_) => {
+                tracing::info!(%gang, "a disruption budget protects a victim of this group: no pod is preempted for it");
+                self.app.ledger.lock().spare_for_gang(gang);
+                false
+            }
+            Err(error) => {
+                tracing::warn!(error = %error.text, %gang, "no pod is preempted for this group");
+                false
+            }
+        }
+    }
+}
