@@ -7,6 +7,7 @@ use gpustow_api::{Group, PodFacts};
 use super::roll::Roll;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::late::ended_on;
 use crate::maps::{HashMap, HashSet};
 use crate::queue::{Earmark, Ended, Evidence};
 use crate::scattered::importance;
@@ -131,7 +132,9 @@ impl Sight<'_> {
             let mut fits = || {
                 let (name, node) = self.books.named_node(earmark.node())?;
                 let request = pod.request.as_ref().ok()?;
-                let leaving = self.leaving(name);
+                let mut leaving = self.leaving(name);
+                // The agent's next report is awaited.
+                leaving.extend(ended_on(node));
                 let gone = |uid: &str| gone.contains(uid) || leaving.contains(uid);
                 let budget = &mut Budget::all();
                 if !views.contains_key(name) {

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use gpustow_api::gpunode::Gpu;
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
 use gpustow_ledger::{Config, Ledger, Outcome, Preemption};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::build::{at, bound, card, choose, node, offer_all, pod, report};
+use crate::build::{at, bound, card, choose, node, offer_all, pod, report, used};
 
 fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let mut ledger = Ledger::new(Config {
@@ -172,6 +173,23 @@ fn no_pod_finishes_where_kube_scheduler_did_not_offer_the_node() {
     assert!(choose(&mut ledger, &pods[0], &["b"], at(0)).is_empty());
     for second in [0, 3] {
         assert!(ledger.scattered(at(second)).is_empty());
+    }
+}
+
+#[test]
+fn room_of_a_gang_is_kept_until_the_agent_reports_that_its_victims_use_none_of_it() {
+    let (mut ledger, _) = full();
+    let in_use = |mib| {
+        let pods = vec![used("x", mib)];
+        let first = card("a-0", 15_000);
+        report(&[Gpu { pods, ..first }, card("a-1", 15_000)])
+    };
+    ledger.apply_gpunode("a", in_use(12_000), at(0));
+    decide(&mut ledger, &[], 0);
+    ["x", "y"].iter().for_each(|uid| ledger.delete_pod(uid));
+    for second in [4, 30] {
+        ledger.scattered(at(second));
+        assert_eq!(preemptions(&ledger, second).len(), 2);
     }
 }
 
