@@ -43,11 +43,12 @@ pub enum Answer {
 /// If the question cannot be answered: exit code 2.
 pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Result<Answer> {
     let Args { global, command } = args;
-    let cluster = || load(&global.source);
+    // On the heap: every arm would have one of its own on the stack.
+    let cluster = || Box::pin(async { load(&global.source).await.map(Box::new) });
     match command {
-        Command::Nodes { output } => lists::nodes(&cluster().await?).print(&output, screen, out),
+        Command::Nodes { output } => lists::nodes(&*cluster().await?).print(&output, screen, out),
         Command::Gpus { node, output } => {
-            lists::gpus(&cluster().await?, node.as_deref())?.print(&output, screen, out)
+            lists::gpus(&*cluster().await?, node.as_deref())?.print(&output, screen, out)
         }
         Command::Pods { output } => {
             let cluster = cluster().await?;
@@ -73,10 +74,10 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             why.print(answer.format, out)?;
             Ok(why.answer())
         }
-        Command::Fit { file, answer } => fit::run(&cluster().await?, &file, answer.format, out),
-        Command::Adopt(args) => adopt::run(&global, &args, out, screen).await,
-        Command::Advise(args) => advise::run(&global, &args, out, screen).await,
-        Command::Whatif(args) => whatif::run(&global.source, &args, out, screen).await,
+        Command::Fit { file, answer } => fit::run(&*cluster().await?, &file, answer.format, out),
+        Command::Adopt(args) => Box::pin(adopt::run(&global, &args, out, screen)).await,
+        Command::Advise(args) => Box::pin(advise::run(&global, &args, out, screen)).await,
+        Command::Whatif(args) => Box::pin(whatif::run(&global.source, &args, out, screen)).await,
         Command::Defrag { output } => {
             let cluster = cluster().await?;
             // What is free is the whole cluster's, and so is who waits unless a namespace is named.
@@ -86,11 +87,11 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             };
             defrag::plans(&cluster, &scope).print(&output, screen, out)
         }
-        Command::Capacity(args) => capacity::run(&cluster().await?, &args, screen, out),
-        Command::Check { output } => check::run(&cluster().await?).print(&output, screen, out),
-        Command::Top(top) => top::run(&global, &top, out, screen).await,
-        Command::Ui(ui) => ui::run(&global, &ui, out).await,
+        Command::Capacity(args) => capacity::run(&*cluster().await?, &args, screen, out),
+        Command::Check { output } => check::run(&*cluster().await?).print(&output, screen, out),
+        Command::Top(top) => Box::pin(top::run(&global, &top, out, screen)).await,
+        Command::Ui(ui) => Box::pin(ui::run(&global, &ui, out)).await,
         Command::Completion(completion) => completion::run(&completion, out),
-        Command::Complete { words } => completion::complete(&global, &words, out).await,
+        Command::Complete { words } => Box::pin(completion::complete(&global, &words, out)).await,
     }
 }
