@@ -248,7 +248,10 @@ async fn every_command_in_the_documentation_works() -> Result<()> {
         .kubectl(&["apply", "-f", &crds.display().to_string()])
         .await?;
     let case = Case::new(&cluster, "docs").await?;
-    case.node("n", &[24576, 24576]).create(&case.client).await?;
+    case.node("n", &[24576, 24576])
+        .label("node.kubernetes.io/instance-type", "g5.48xlarge")
+        .create(&case.client)
+        .await?;
     case.pod("shown").gpu_mem(8192).create(&case.client).await?;
     run_old_pod(&case).await?;
     let plugin = plugin().await?;
