@@ -118,6 +118,13 @@ impl Ledger {
             Ok(seat) => seat,
             Err(shortfall) => return self.refuse_gang(ask.pod, candidates, shortfall, now),
         };
+        // The pods of a gang may take their places in an order in which their rules would not allow each of them.
+        let seated = |name: &str, found| match (found, &seat) {
+            (Err(Reason::Fit(Refusal::Neighbours)), Some(seat)) if seat.is_on(name) => {
+                Ok((seat.cost(), false))
+            }
+            (found, _) => found,
+        };
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
         let class = self.scores.class(&request);
@@ -154,7 +161,8 @@ impl Ledger {
                 refused.push((name, Reason::InLine));
                 continue;
             }
-            match self.cost(slot, name, ask.pod, class, now, &mut remembered) {
+            let found = self.cost(slot, name, ask.pod, class, now, &mut remembered);
+            match seated(name, found) {
                 Ok((cost, tainted)) => take(
                     name,
                     cost,
@@ -167,7 +175,8 @@ impl Ledger {
         let mut stopped = None;
         self.queue.in_turn(uid, &mut unknown);
         for (slot, name) in unknown {
-            match self.cost(slot, name, ask.pod, class, now, &mut budget) {
+            let found = self.cost(slot, name, ask.pod, class, now, &mut budget);
+            match seated(name, found) {
                 Ok((cost, tainted)) => take(
                     name,
                     cost,

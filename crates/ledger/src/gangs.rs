@@ -11,6 +11,7 @@
 mod plan;
 mod preempt;
 mod roll;
+mod rules;
 mod victims;
 
 use std::collections::BTreeSet;

@@ -53,7 +53,8 @@ impl Rules {
     }
 
     /// Do the pods that hold the card suit the pod? `begun` says that a card of the node is the affinity group's.
-    fn suits(&self, card: &Traits<'_>, begun: bool) -> bool {
+    #[must_use]
+    pub fn suits(&self, card: &Traits<'_>, begun: bool) -> bool {
         let apart = self.anti_affinity.is_none()
             || card
                 .holders
@@ -63,7 +64,8 @@ impl Rules {
     }
 
     /// Does a pod of the affinity group hold the card?
-    fn shares_with(&self, card: &Traits<'_>) -> bool {
+    #[must_use]
+    pub fn shares_with(&self, card: &Traits<'_>) -> bool {
         let group = self.affinity.as_ref();
         group.is_some() && card.holders.iter().any(|it| it.affinity.as_ref() == group)
     }

@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Choice, NodeGpus, Request};
+use gpustow_pack::{Choice, Cost, NodeGpus, Request, Rules};
 
 use crate::Budget;
 use crate::books::Uid;
@@ -33,6 +33,10 @@ pub(crate) struct Seat {
 impl Seat {
     pub(crate) fn is_on(&self, node: &str) -> bool {
         *self.node == *node
+    }
+
+    pub(crate) fn cost(&self) -> Cost {
+        self.choice.cost
     }
 
     pub(crate) fn into_choice(self) -> Choice {
@@ -107,6 +111,8 @@ struct Search<'s, 'p> {
     kinds: Vec<Kind<'p>>,
     /// The kind of each pod, in the order of the search.
     order: Vec<usize>,
+    /// A pod says which GPUs it may get: then GPUs with as much free differ.
+    ruled: bool,
     taken: Found,
     best: Found,
     best_count: usize,
@@ -180,6 +186,7 @@ impl Sight<'_> {
             gone,
             sites: sites.all,
             order: pods.iter().map(|(kind, _)| *kind).collect(),
+            ruled: kinds.iter().any(|kind| kind.request.rules.is_some()),
             kinds,
             taken: vec![None; pods.len()],
             best: vec![None; pods.len()],
@@ -221,15 +228,16 @@ impl Sight<'_> {
         found.into_iter().map(|(.., name)| name.clone()).collect()
     }
 
-    /// Is the room of this seat free still? Rules may forbid it since others have come: then another is looked for.
+    /// Is the room of this seat free still, and do the pod's rules allow it beside others that have come?
     pub(crate) fn is_free(&self, seat: &Seat, pod: &PodFacts) -> bool {
         let node = self.books.node(&seat.node);
         node.zip(pod.request.as_ref().ok())
             .is_some_and(|(node, request)| {
                 let mut charges = seat.choice.placement.charges.iter();
                 let room = |card: usize| request.room(node.view().cards.get(card)?);
-                request.rules.is_none()
-                    && self.may_fit(&seat.node, pod)
+                let rules = request.rules.as_ref();
+                self.may_fit(&seat.node, pod)
+                    && rules.is_none_or(|rules| self.allow(rules, seat, pod, node))
                     && charges.all(|&(card, mib)| room(card).is_some_and(|room| mib <= room))
             })
     }
@@ -381,6 +389,9 @@ impl Search<'_, '_> {
             (index, site.pods).hash(&mut hasher);
             free.for_each(|free| free.hash(&mut hasher));
         }
+        for (site, rules, choice) in self.planned(at) {
+            (site, rules, &choice.placement.charges).hash(&mut hasher);
+        }
         self.seen.insert(hasher.finish())
     }
 
@@ -394,12 +405,33 @@ impl Search<'_, '_> {
     }
 
     fn fit(&self, at: usize, site: &Site<'_>, view: &NodeGpus) -> Option<Choice> {
-        let pod = self.kinds[self.order[at]].pod;
+        let Kind { pod, request, .. } = self.kinds[self.order[at]];
         let node = self.sight.books.node(site.name)?;
         let all = &mut Budget::all();
         let gone = |uid: &str| self.gone.contains(uid);
-        let choice = self.sight.fit_on(site.name, node, view, pod, gone, all);
+        let mut here = Vec::new();
+        if let Some(own) = &request.rules {
+            for (index, rules, choice) in self.planned(at) {
+                let is_here = self.sites[index].name == site.name;
+                if !is_here && own.affinity.is_some() && own.affinity == rules.affinity {
+                    return None;
+                }
+                here.extend(is_here.then_some((rules, choice)));
+            }
+        }
+        let sight = self.sight;
+        let choice = sight.fit_beside(site.name, node, view, pod, gone, &here, all);
         choice.ok()
+    }
+
+    /// The pods before this one that have a place and rules.
+    fn planned(&self, at: usize) -> impl Iterator<Item = (usize, &Rules, &Choice)> {
+        let taken = self.order.iter().zip(&self.taken).take(at);
+        taken.filter_map(|(kind, taken)| {
+            let (site, choice) = taken.as_ref()?;
+            let rules = self.kinds[*kind].request.rules.as_deref()?;
+            Some((*site, rules, choice))
+        })
     }
 
     /// Other GPUs for it there, of those that cannot be told apart the first.
@@ -415,6 +447,7 @@ impl Search<'_, '_> {
         let mut sets = Vec::new();
         subsets(
             view,
+            self.ruled,
             &usable,
             first.placement.charges.len(),
             &mut Vec::new(),
@@ -439,9 +472,10 @@ impl Search<'_, '_> {
     }
 }
 
-/// Sets of so many of these cards, of those that are alike the first, until there are [`SETS`].
+/// Sets of so many of these cards, until there are [`SETS`]; where no pod is `ruled`, of those that are alike the first.
 fn subsets(
     view: &NodeGpus,
+    ruled: bool,
     cards: &[usize],
     size: usize,
     chosen: &mut Vec<usize>,
@@ -456,11 +490,11 @@ fn subsets(
         if found.len() >= SETS || cards.len() - at < size - chosen.len() {
             return;
         }
-        if cards[..at].iter().any(is_alike) {
+        if !ruled && cards[..at].iter().any(is_alike) {
             continue;
         }
         chosen.push(card);
-        subsets(view, &cards[at + 1..], size, chosen, found);
+        subsets(view, ruled, &cards[at + 1..], size, chosen, found);
         chosen.pop();
     }
 }

@@ -10,6 +10,7 @@ mod cordons;
 mod evidence;
 mod filter;
 mod forged;
+mod gang_rules;
 mod gang_victims;
 mod gangs;
 mod host;

@@ -33,7 +33,12 @@ fn in_group(name: &str, pod: PodFacts) -> PodFacts {
 }
 
 /// Tells the ledger of a gang of so many, and of its pods.
-fn gang(ledger: &mut Ledger, name: &str, min_count: usize, pods: Vec<PodFacts>) -> Vec<PodFacts> {
+pub(crate) fn gang(
+    ledger: &mut Ledger,
+    name: &str,
+    min_count: usize,
+    pods: Vec<PodFacts>,
+) -> Vec<PodFacts> {
     ledger.apply_pod_group(pod_group(name, name, GroupPolicy::Gang(min_count)));
     let pods = pods.into_iter().map(|pod| in_group(name, pod));
     let pods: Vec<PodFacts> = pods.collect();

@@ -11,7 +11,7 @@ use gpustow_pack::{Refusal, Request, Rules};
 use crate::build::{ask, at, bound, card, choose, ledger, pod, report};
 use crate::model::Random;
 
-fn with(pod: PodFacts, rules: Rules) -> PodFacts {
+pub(crate) fn with(pod: PodFacts, rules: Rules) -> PodFacts {
     let ruled = |request: Arc<Request>| {
         let request = (*request).clone();
         let rules = Some(Arc::new(rules));

@@ -129,6 +129,18 @@ fn promises_of_two_nodes_that_come_to_too_much_are_told_of() {
     assert_eq!(problems.iter().filter(over).count(), 2, "{problems:?}");
 }
 
+/// So a report is not refused because another one has the same GPU: one agent in wrong hands could close all nodes.
+#[test]
+fn report_that_names_the_gpus_of_all_nodes_closes_none_of_them() {
+    let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
+    ledger.apply_node(node("liar"));
+    let all = [card("a-0", 100), card("b-0", 100)];
+    ledger.apply_gpunode("liar", report(&all), at(0));
+    for name in ["a", "b"] {
+        assert_eq!(choose(&mut ledger, &pod(name, 80), &[name], at(0)), [name]);
+    }
+}
+
 /// What bound pods and reservations hold of a GPU, on all nodes.
 fn held(ledger: &Ledger, uuid: &str, now: Duration) -> u64 {
     let cards = ledger.snapshot(now).into_iter().flat_map(|node| node.cards);
