@@ -398,8 +398,8 @@ impl Attempt<'_> {
         let mut notes = assignment.annotations();
         if let Ok(request) = &pod.request {
             let ledger = self.app.ledger.lock();
-            let total = |uuid: &str| ledger.card_total(&self.args.node, uuid);
-            notes.extend(allowances(request, &pod.containers, assignment, total));
+            let size = |uuid: &str| ledger.card_size(&self.args.node, uuid);
+            notes.extend(allowances(request, &pod.containers, assignment, size));
         }
         notes
     }

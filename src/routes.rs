@@ -250,10 +250,7 @@ fn refusal(
         .request
         .as_ref()
         .map_or_else(ToString::to_string, |request| {
-            let claims = request.claims.iter().map(|claim| match claim.gpus {
-                1 => claim.mib.to_string(),
-                gpus => format!("{} on each of {gpus} GPUs", claim.mib),
-            });
+            let claims = request.claims.iter().map(ToString::to_string);
             claims.collect::<Vec<_>>().join(" and ")
         });
     let (namespace, name) = (&pod.namespace, &pod.name);

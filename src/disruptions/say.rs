@@ -127,8 +127,10 @@ fn uses(demand: &Demand) -> String {
 
 fn need(whom: &Whom, named: &str, over_limit_after: Duration) -> String {
     let requests = |pod: &PodFacts| match &pod.request {
-        Ok(request) => request.hardest().map_or(Mib::ZERO, |claim| claim.mib),
-        Err(_) => Mib::ZERO,
+        Ok(request) => request
+            .hardest()
+            .map_or_else(|| Mib::ZERO.to_string(), ToString::to_string),
+        Err(_) => Mib::ZERO.to_string(),
     };
     match whom {
         Whom::Pod(pod) if pod.node.is_some() => format!(

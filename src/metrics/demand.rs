@@ -135,7 +135,8 @@ impl Supply {
     }
 
     fn why(&self, request: &Request) -> Why {
-        if self.free[usize::from(request.exclusive)].has(request) {
+        // What a percentage comes to, these sizes do not tell.
+        if !request.is_relative() && self.free[usize::from(request.exclusive)].has(request) {
             return Why::Policy;
         }
         let answer = |question| {

@@ -263,7 +263,7 @@ async fn a_key_that_nobody_knows_is_refused_and_a_later_versions_is_warned_of() 
     for key in [
         "gpustow.dev/quota",
         "gpustow.dev/queue",
-        "gpustow.dev/gpu-share",
+        "gpustow.dev/topology",
         "limits.gpustow.dev/a",
     ] {
         let asking = pod(json!({ key: "2" }), asks("a", "2"))?;

@@ -12,14 +12,14 @@ use crate::{Assignment, names};
 /// Shares are whole numbers of these.
 const PARTS: u64 = 10_000;
 
-/// The annotations that say so to every container of `request`, whose names are `containers`. `total` is
-/// all memory of a card, by its UUID; where it is not known, no share is told.
+/// The annotations that say so to every container of `request`, whose names are `containers`. `size` is what pods may
+/// hold of a card, and all of its memory, by its UUID; where it is not known, no share is told.
 #[must_use]
 pub fn allowances(
     request: &Request,
     containers: &[Box<str>],
     assignment: &Assignment,
-    total: impl Fn(&str) -> Option<Mib>,
+    size: impl Fn(&str) -> Option<(Mib, Mib)>,
 ) -> BTreeMap<String, String> {
     let mut told = BTreeMap::new();
     for (claim, name) in request.claims.iter().zip(containers) {
@@ -40,10 +40,15 @@ pub fn allowances(
         };
         // Of cards that differ, what is right on each of them.
         let whole = cards.iter().filter_map(|card| charged(card)).min();
-        let mib = whole.filter(|_| request.exclusive).unwrap_or(claim.mib);
+        let sizes: Option<Vec<(Mib, Mib)>> = cards.iter().map(|card| size(card)).collect();
+        let part = sizes
+            .iter()
+            .flatten()
+            .map(|(capacity, _)| claim.on(*capacity));
+        let part = part.min().unwrap_or(claim.mib);
+        let mib = whole.filter(|_| request.exclusive).unwrap_or(part);
         told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
-        let totals: Option<Vec<Mib>> = cards.iter().map(|card| total(card)).collect();
-        let largest = totals.and_then(|totals| totals.into_iter().max());
+        let largest = sizes.and_then(|sizes| sizes.into_iter().map(|(_, total)| total).max());
         if let Some(share) = largest.and_then(|total| share(request.exclusive, mib, total)) {
             told.insert(format!("{}{name}", names::SHARE_OF), share);
         }
@@ -83,12 +88,12 @@ mod tests {
             containers: vec![("main".into(), uuids)],
             exclusive: Some(exclusive),
         };
-        let total = |uuid: &str| {
+        let size = |uuid: &str| {
             let card = cards.iter().find(|card| card.0 == uuid);
-            card.map(|&(.., total)| Mib(total))
-                .filter(|total| *total > Mib::ZERO)
+            card.map(|&(.., total)| (Mib(total), Mib(total)))
+                .filter(|(_, total)| *total > Mib::ZERO)
         };
-        allowances(&request, &["main".into()], &assignment, total)
+        allowances(&request, &["main".into()], &assignment, size)
             .into_iter()
             .collect()
     }
@@ -145,7 +150,9 @@ mod tests {
                 .collect(),
             exclusive: Some(false),
         };
-        let told = allowances(&request, &names, &assignment, |_| Some(Mib(81_920)));
+        let told = allowances(&request, &names, &assignment, |_| {
+            Some((Mib(81_000), Mib(81_920)))
+        });
         let told: Vec<_> = told.values().map(String::as_str).collect();
         assert_eq!(told, ["15552", "4096", "0.9492", "0.0500"]);
     }

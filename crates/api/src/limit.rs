@@ -101,6 +101,15 @@ pub(crate) struct Asking<'a> {
     pub(crate) env: &'a [EnvVar],
 }
 
+/// How much of its GPUs a pod requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Size {
+    Mib,
+    /// A percentage: how much that is follows from the GPU.
+    Part,
+    Whole,
+}
+
 type Notes = BTreeMap<String, String>;
 
 /// The annotation that says how much a container may use, and its value.
@@ -140,15 +149,21 @@ fn in_mib(text: &str) -> Option<u64> {
 pub(crate) fn of_driver(
     notes: &Notes,
     asking: &[Asking<'_>],
-    exclusive: bool,
+    size: Size,
     waits: bool,
     resource: &str,
 ) -> Result<Vec<Mib>, BadRequest> {
     let enforce = annotation(notes, names::ENFORCE, Enforce::read)?.unwrap_or_default();
-    let driver = enforce == Enforce::Driver && !exclusive;
+    if enforce == Enforce::Driver && size == Size::Part {
+        return Err(BadRequest {
+            field: field_of(names::ENFORCE),
+            problem: "the driver cannot hold a pod to a percentage: write watch or none".to_owned(),
+        });
+    }
+    let driver = enforce == Enforce::Driver && size == Size::Mib;
     let limits = asking
         .iter()
-        .map(|it| of_container(notes, it, exclusive, driver, resource))
+        .map(|it| of_container(notes, it, size, driver, resource))
         .collect::<Result<Vec<Mib>, BadRequest>>()?;
     if !driver {
         return Ok(vec![Mib::ZERO; asking.len()]);
@@ -187,7 +202,7 @@ fn bears(env: &[EnvVar], limit: Mib) -> bool {
 fn of_container(
     notes: &Notes,
     it: &Asking<'_>,
-    exclusive: bool,
+    size: Size,
     driver: bool,
     resource: &str,
 ) -> Result<Mib, BadRequest> {
@@ -212,8 +227,14 @@ fn of_container(
         let field = field_of(&key);
         Err(BadRequest { field, problem })
     };
-    if exclusive {
-        return bad("exclusive pods cannot set a limit: remove it".to_owned());
+    match size {
+        Size::Mib => {}
+        Size::Whole => return bad("exclusive pods cannot set a limit: remove it".to_owned()),
+        Size::Part => {
+            return bad(
+                "a pod that requests a percentage cannot set a limit: remove it".to_owned(),
+            );
+        }
     }
     if text == "max" {
         return Ok(WHOLE);

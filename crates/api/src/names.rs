@@ -20,6 +20,11 @@ pub const NVIDIA_DRA_DRIVER: &str = "gpu.nvidia.com";
 pub const GPU_COUNT: &str = "gpustow.dev/gpu-count";
 /// Set by users: the same for one container.
 pub const GPU_COUNT_OF: &str = "gpu-count.gpustow.dev/";
+/// Set by users: pod annotation with the percentage of each GPU that each requesting container gets. Its MiB are then the
+/// least.
+pub const GPU_MEM_PERCENTAGE: &str = "gpustow.dev/gpu-mem-percentage";
+/// Set by users: the same for one container.
+pub const GPU_MEM_PERCENTAGE_OF: &str = "gpu-mem-percentage.gpustow.dev/";
 /// Set by users: pod annotation, `true` for whole GPUs.
 pub const EXCLUSIVE: &str = "gpustow.dev/exclusive";
 /// Set by users: pod annotation with the MiB that a container may use at most, over all its GPUs, or `max`.
@@ -183,9 +188,10 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 21] = [
+pub const POD_KEYS: [&str; 22] = [
     ADOPTED,
     GPU_COUNT,
+    GPU_MEM_PERCENTAGE,
     EXCLUSIVE,
     MEM_LIMIT,
     ENFORCE,
@@ -207,7 +213,14 @@ pub const POD_KEYS: [&str; 21] = [
     PLACEHOLDER_FOR,
 ];
 /// Those that the name of a container follows.
-pub const POD_KEYS_OF: [&str; 5] = [GPU_COUNT_OF, MEM_LIMIT_OF, DEVICES_OF, MIB_OF, SHARE_OF];
+pub const POD_KEYS_OF: [&str; 6] = [
+    GPU_COUNT_OF,
+    GPU_MEM_PERCENTAGE_OF,
+    MEM_LIMIT_OF,
+    DEVICES_OF,
+    MIB_OF,
+    SHARE_OF,
+];
 
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -226,6 +239,8 @@ pub const MEM_SHARE: &str = "GPUSTOW_MEM_SHARE";
 
 /// Namespace of everything that the manifests install.
 pub const NAMESPACE: &str = "gpustow-system";
+/// The webhook that translates requests of other GPU sharers.
+pub const ADOPT: &str = "gpustow-adopt";
 /// The admission policies, and the webhook, that queue new pods.
 pub const QUEUE: &str = "gpustow-queue";
 /// Service there behind which the webhook is.

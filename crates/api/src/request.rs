@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
-use crate::limit::{self, Asking};
+use crate::limit::{self, Asking, Size};
 use crate::{Assignment, names, quantity};
 
 /// The most GPUs that one container may ask for.
@@ -82,9 +82,14 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     let gpus = annotation(annotations, names::GPU_COUNT, gpu_count)?.unwrap_or(1);
     request.exclusive = annotation(annotations, names::EXCLUSIVE, flag)?.unwrap_or(false);
     request.policy = annotation(annotations, names::POLICY, policy)?;
+    let part = annotation(annotations, names::GPU_MEM_PERCENTAGE, percentage)?.unwrap_or(0);
     request.rules = rules::of(annotations, pod.metadata.namespace.as_deref())?;
     for key in annotations.keys() {
-        let of = [names::GPU_COUNT_OF, names::MEM_LIMIT_OF];
+        let of = [
+            names::GPU_COUNT_OF,
+            names::GPU_MEM_PERCENTAGE_OF,
+            names::MEM_LIMIT_OF,
+        ];
         if let Some(container) = of.iter().find_map(|of| key.strip_prefix(of))
             && !asking.iter().any(|(_, _, name, ..)| *name == container)
         {
@@ -102,7 +107,11 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
         let own = format!("{}{name}", names::GPU_COUNT_OF);
         let gpus = annotation(annotations, &own, gpu_count)?.unwrap_or(gpus);
         let mib = Mib(split(*mib, gpus, path, resource)?);
-        request.claims.push(Claim::new(*kind, gpus, mib));
+        let own = format!("{}{name}", names::GPU_MEM_PERCENTAGE_OF);
+        request.claims.push(Claim {
+            percentage: annotation(annotations, &own, percentage)?.unwrap_or(part),
+            ..Claim::new(*kind, gpus, mib)
+        });
         limited.push(Asking {
             path,
             name,
@@ -114,12 +123,23 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     // A pod that is only planned says nothing in its containers yet.
     let bound = spec.node_name.as_ref().is_some_and(|node| !node.is_empty());
     let waits = pod.metadata.resource_version.is_some() && !bound;
-    let exclusive = request.exclusive;
-    let limits = limit::of_driver(annotations, &limited, exclusive, waits, resource)?;
+    if request.is_relative() && request.exclusive {
+        return Err(BadRequest {
+            field: field_of(names::EXCLUSIVE),
+            problem: "a pod requests either whole GPUs or a percentage of them: remove one of them"
+                .to_owned(),
+        });
+    }
+    let size = match (request.exclusive, request.is_relative()) {
+        (true, _) => Size::Whole,
+        (_, true) => Size::Part,
+        _ => Size::Mib,
+    };
+    let limits = limit::of_driver(annotations, &limited, size, waits, resource)?;
     for (claim, limit) in request.claims.iter_mut().zip(limits) {
         claim.driver_limit = limit;
     }
-    request.bursts = !request.exclusive && limit::bursts(annotations, &limited);
+    request.bursts = size == Size::Mib && limit::bursts(annotations, &limited);
     let gpus = request.claims.iter().map(|claim| claim.gpus);
     let names = asking.iter().map(|(_, _, name, ..)| *name);
     if !annotations.contains_key(names::ASSIGNMENT)
@@ -257,6 +277,16 @@ fn gpu_count(value: &str) -> Result<u32, String> {
         Ok(gpus @ 1..=MAX_GPUS) if digits => Ok(gpus),
         _ => Err(format!(
             "{value:?} is not a number of GPUs: write 1 to {MAX_GPUS}"
+        )),
+    }
+}
+
+fn percentage(value: &str) -> Result<u8, String> {
+    let is_plain = value.bytes().all(|byte| byte.is_ascii_digit()) && !value.starts_with('0');
+    match value.parse() {
+        Ok(percentage @ 1..=100) if is_plain => Ok(percentage),
+        _ => Err(format!(
+            "{value:?} is not a percentage of a GPU: write 1 to 100"
         )),
     }
 }

@@ -248,6 +248,7 @@ fn becomes(pod: &Pod, facts: &PodFacts, resource: &str) -> String {
         let gpus = if claim.gpus == 1 { "GPU" } else { "GPUs" };
         match exclusive {
             true => format!("{name}: {} whole {gpus}", claim.gpus),
+            false if claim.percentage > 0 => format!("{name}: {claim}"),
             false if claim.gpus == 1 => format!("{name}: {resource} {}", claim.mib.0),
             false => {
                 let all = claim.mib.0 * u64::from(claim.gpus);

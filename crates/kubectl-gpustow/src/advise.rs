@@ -220,6 +220,9 @@ fn notes(cluster: &Cluster, pod: &PodInfo) -> Vec<String> {
         return Vec::new();
     };
     let mut notes = Vec::new();
+    if pod.facts.request.as_ref().is_ok_and(|it| it.is_relative()) {
+        notes.push("requests a percentage of a GPU".to_owned());
+    }
     let uid = &*pod.facts.uid;
     let used = || -> Vec<&PodUse> {
         let all = report.gpus.iter().flat_map(|gpu| &gpu.pods);

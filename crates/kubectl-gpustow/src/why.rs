@@ -150,11 +150,15 @@ fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
                 1 => String::new(),
                 gpus => format!(" on each of {gpus} GPUs"),
             };
+            let part = match claim.percentage {
+                0 => String::new(),
+                part => format!("{part} % of a GPU, at least "),
+            };
             let limit = match claim.driver_limit {
                 Mib::ZERO => String::new(),
                 limit => format!(", held by the driver to {}", memory(limit)),
             };
-            format!("{container}: {}{gpus}{limit}", memory(claim.mib))
+            format!("{container}: {part}{}{gpus}{limit}", memory(claim.mib))
         });
     let mut asks: Vec<String> = asks.collect();
     if let Some(request) = request {

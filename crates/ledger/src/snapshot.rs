@@ -211,12 +211,13 @@ impl Ledger {
         known.then_some(view)
     }
 
-    /// All memory of a card of this node, if it is reported.
+    /// What pods may hold of a card of this node, and all of its memory, if it is reported.
     #[must_use]
-    pub fn card_total(&self, node: &str, uuid: &str) -> Option<Mib> {
-        let mut gpus = self.books.node(node)?.gpus().iter();
-        let gpu = gpus.find(|gpu| gpu.uuid == uuid)?;
-        Some(Mib(gpu.total_mib))
+    pub fn card_size(&self, node: &str, uuid: &str) -> Option<(Mib, Mib)> {
+        let node = self.books.node(node)?;
+        let mut cards = node.gpus().iter().zip(&node.view().cards);
+        let (gpu, card) = cards.find(|(gpu, _)| gpu.uuid == uuid)?;
+        Some((card.capacity, Mib(gpu.total_mib)))
     }
 
     fn cards(&self, node: &Node) -> Vec<CardView> {
@@ -438,7 +439,7 @@ impl Ledger {
 }
 
 /// Is this an assignment that the pod's request cannot have led to? A whole card may be any that is
-/// large enough.
+/// large enough, and so may one of which a percentage is asked for.
 fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
     let Ok(request) = &facts.request else {
         return false;
@@ -462,7 +463,7 @@ fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
     }
     let more = |(uuid, charged): &(Box<str>, Mib)| {
         let asked = asked.get(&**uuid);
-        asked.is_none_or(|asked| !exclusive && charged > asked)
+        asked.is_none_or(|asked| !exclusive && !request.is_relative() && charged > asked)
     };
     assignment.containers.len() != request.claims.len() || assignment.charges.iter().any(more)
 }

@@ -221,11 +221,11 @@ fn fit_one(
     let mut survey = None;
     for (index, card) in node.cards.iter().enumerate() {
         // Of cards that cannot be told apart the first wins; here only neighbours are.
-        if !request.may_take(card, claim.mib) || index > 0 && node.cards[index - 1] == *card {
+        if !request.may_take(card, claim) || index > 0 && node.cards[index - 1] == *card {
             continue;
         }
         let survey = survey.get_or_insert_with(|| policy.survey(node));
-        let charge = request.charge(card, claim.mib);
+        let charge = request.charge(card, claim.on(card.capacity));
         let cost = Cost {
             cards: 1,
             policy: policy.cost(node, survey, request, &[(index, charge)]),

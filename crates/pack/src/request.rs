@@ -1,5 +1,6 @@
 //! What a pod asks for.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::{Bytes, Card, Lending, Mib, NodeGpus, PolicyKind, Rules};
@@ -22,8 +23,11 @@ pub struct Claim {
     pub kind: ClaimKind,
     /// On how many cards, at least one.
     pub gpus: u32,
-    /// MiB on each of them; for an exclusive request, the least capacity of each.
+    /// MiB on each of them; for an exclusive request, the least capacity of each; for a percentage, the least that it
+    /// comes to.
     pub mib: Mib,
+    /// Hundredths of each of them; zero if MiB alone count.
+    pub percentage: u8,
     /// MiB of each of them to which the driver must hold it; zero if it need not.
     pub driver_limit: Mib,
 }
@@ -36,14 +40,37 @@ impl Claim {
             kind,
             gpus,
             mib,
+            percentage: 0,
             driver_limit: Mib::ZERO,
         }
+    }
+
+    /// MiB on a card of this capacity, rounded down, so that hundredths never come to more than the card.
+    #[must_use]
+    pub fn on(&self, capacity: Mib) -> Mib {
+        let part = capacity.0.saturating_mul(self.percentage.into()) / 100;
+        self.mib.max(Mib(part))
     }
 
     /// MiB on all of its cards together.
     #[must_use]
     pub fn in_sum(&self) -> Mib {
         Mib(self.mib.0.saturating_mul(self.gpus.into()))
+    }
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.percentage, self.gpus) {
+            (0, ..=1) => write!(f, "{}", self.mib),
+            (0, gpus) => write!(f, "{} on each of {gpus} GPUs", self.mib),
+            (part, ..=1) => write!(f, "{part} % of a GPU, at least {}", self.mib),
+            (part, gpus) => write!(
+                f,
+                "{part} % of each of {gpus} GPUs, at least {} on each",
+                self.mib
+            ),
+        }
     }
 }
 
@@ -101,15 +128,32 @@ impl Request {
         may.then_some(card.free)
     }
 
-    /// May this card take so much of this request?
-    pub(crate) fn may_take(&self, card: &Card, mib: Mib) -> bool {
-        self.room(card).is_some_and(|room| mib <= room)
+    /// True if a container asks for a part of its cards, whatever their size.
+    #[must_use]
+    pub fn is_relative(&self) -> bool {
+        self.claims.iter().any(|claim| claim.percentage > 0)
+    }
+
+    /// The request as it is on cards of this capacity.
+    #[must_use]
+    pub fn on(&self, capacity: Mib) -> Self {
+        let mut request = self.clone();
+        for claim in &mut request.claims {
+            (claim.mib, claim.percentage) = (claim.on(capacity), 0);
+        }
+        request
+    }
+
+    /// May this card take what this claim of the request wants on it?
+    pub(crate) fn may_take(&self, card: &Card, claim: &Claim) -> bool {
+        self.room(card)
+            .is_some_and(|room| claim.on(card.capacity) <= room)
     }
 
     /// Are there enough cards that may take what this claim wants on each?
     pub(crate) fn has_cards(&self, claim: &Claim, cards: impl Iterator<Item = Card>) -> bool {
         let wanted = claim.gpus as usize;
-        let may = cards.filter(|card| self.may_take(card, claim.mib));
+        let may = cards.filter(|card| self.may_take(card, claim));
         may.take(wanted).count() == wanted
     }
 

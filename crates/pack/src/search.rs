@@ -21,16 +21,16 @@ struct Held {
 }
 
 impl Held {
-    /// The same with one claim more; sidecars and init containers come in their order.
-    fn with(self, claim: &Claim) -> Self {
+    /// The same with one claim more, of so much; sidecars and init containers come in their order.
+    fn with(self, claim: &Claim, mib: Mib) -> Self {
         let mut held = Self {
             claims: self.claims + 1,
             ..self
         };
         match claim.kind {
-            ClaimKind::Init => held.peak = held.peak.max(held.sidecars + claim.mib),
-            ClaimKind::Sidecar => held.sidecars = held.sidecars + claim.mib,
-            ClaimKind::Main => held.mains = held.mains + claim.mib,
+            ClaimKind::Init => held.peak = held.peak.max(held.sidecars + mib),
+            ClaimKind::Sidecar => held.sidecars = held.sidecars + mib,
+            ClaimKind::Main => held.mains = held.mains + mib,
         }
         held
     }
@@ -55,7 +55,7 @@ pub(crate) struct Search<'a> {
     order: Vec<usize>,
     /// For each place of the order the one before it that asks for the same, if any.
     alike: Vec<Option<usize>>,
-    /// For each place of the order what it and those after it hold for the pod's life.
+    /// For each place of the order what it and those after it hold for the pod's life, at least.
     lasting: Vec<Mib>,
     /// For each card what it may hold; none if it takes no pods.
     limits: Vec<Option<Mib>>,
@@ -85,7 +85,15 @@ impl<'a> Search<'a> {
             .iter()
             .take_while(|claim| claim.kind != ClaimKind::Main);
         let mains = &mut order[first.count()..];
-        mains.sort_by_key(|&claim| std::cmp::Reverse((claims[claim].mib, claims[claim].gpus)));
+        mains.sort_by_key(|&claim| {
+            let Claim {
+                mib,
+                percentage,
+                gpus,
+                ..
+            } = claims[claim];
+            std::cmp::Reverse((percentage, mib, gpus))
+        });
         Self {
             first_only: true,
             ..Self::of(node, request, policy, order)
@@ -177,7 +185,7 @@ impl<'a> Search<'a> {
             }
             self.steps += 1;
             let before = self.held[card];
-            let held = before.with(&wanted);
+            let held = before.with(&wanted, wanted.on(self.node.cards[card].capacity));
             if self.limits[card].is_none_or(|limit| held.most() > limit)
                 || before.claims == 0 && self.is_at_its_widest()
                 || self.twin_before(from, card)

@@ -13,7 +13,7 @@ pub(crate) fn fit_several(
     policy: &dyn Policy,
     steps: &mut u64,
 ) -> Result<(Vec<(usize, Mib)>, Cost), Refusal> {
-    let may_take = |&card: &usize| request.may_take(&node.cards[card], claim.mib);
+    let may_take = |&card: &usize| request.may_take(&node.cards[card], claim);
     let cards: Vec<usize> = (0..node.cards.len()).filter(may_take).collect();
     if cards.len() < claim.gpus as usize {
         return Err(refusal_of_one(node, request, claim));
@@ -25,7 +25,7 @@ pub(crate) fn fit_several(
         survey: policy.survey(node),
         cards,
         wanted: claim.gpus as usize,
-        mib: claim.mib,
+        claim,
         chosen: Vec::new(),
         best: None,
         steps: 0,
@@ -44,7 +44,7 @@ struct Search<'a> {
     /// Those that would do.
     cards: Vec<usize>,
     wanted: usize,
-    mib: Mib,
+    claim: &'a Claim,
     chosen: Vec<(usize, Mib)>,
     best: Option<(Vec<(usize, Mib)>, Cost)>,
     steps: u32,
@@ -70,7 +70,7 @@ impl Search<'_> {
             if before.any(|&twin| self.node.cards[twin] == *card) {
                 continue;
             }
-            let charge = self.request.charge(card, self.mib);
+            let charge = self.request.charge(card, self.claim.on(card.capacity));
             self.chosen.push((index, charge));
             self.choose(at + 1);
             self.chosen.pop();

@@ -111,6 +111,8 @@ struct Wish {
     gpus: u64,
     /// MiB of all of them.
     mib: u64,
+    /// Hundredths of each of them, if that was asked for.
+    percentage: u64,
     whole: bool,
     /// The number that was written, in gpushare's unit.
     units: u64,
@@ -179,6 +181,7 @@ fn wish(container: &Container, terms: Terms) -> Result<Option<Wish>, Refused> {
             return Ok(asks(names::GPUSHARE_MEM).then(|| Wish {
                 gpus: 1,
                 mib: units.saturating_mul(terms.mib_per_unit),
+                percentage: 0,
                 whole: false,
                 units,
             }));
@@ -199,21 +202,22 @@ fn wish(container: &Container, terms: Terms) -> Result<Option<Wish>, Refused> {
         Sharer::Whole if !asks(names::NVIDIA_GPU) => return Ok(None),
         Sharer::Whole => (number(names::NVIDIA_GPU)?, "", None),
     };
-    let percentage = percentage.filter(|it| it.0 != "100");
-    let each = match (number(memory)?, percentage) {
-        (0, None) => terms.mib_per_gpu.unwrap_or(LEAST_MIB),
-        (0, Some(percentage)) => {
-            let percentage = quantity::whole(percentage).filter(|it| (1..100).contains(it));
-            let each = percentage.zip(terms.mib_per_gpu);
-            let each = each.map(|(percentage, mib)| (mib * percentage / 100).max(1));
-            each.ok_or_else(|| refused(terms.sharer))?
+    let whole = terms.mib_per_gpu.unwrap_or(LEAST_MIB);
+    let asked_part = percentage.filter(|it| it.0 != "100");
+    let (each, percentage) = match (number(memory)?, asked_part) {
+        (0, None) => (whole, 0),
+        (0, Some(part)) => {
+            let part = quantity::whole(part).filter(|it| (1..100).contains(it));
+            let part = part.ok_or_else(|| refused(terms.sharer))?;
+            ((whole * part / 100).max(1), part)
         }
-        (mib, _) => mib,
+        (mib, _) => (mib, 0),
     };
     Ok(Some(Wish {
         gpus,
         mib: gpus.saturating_mul(each),
-        whole: !asks(memory) && percentage.is_none(),
+        percentage,
+        whole: !asks(memory) && asked_part.is_none(),
         units: 0,
     }))
 }
@@ -226,8 +230,7 @@ pub(crate) fn refused(sharer: Sharer) -> Refused {
     };
     Refused(format!(
         "gpustow cannot translate a request of {name} for whole GPUs in one container and memory in another, {grouped}or \
-         for a percentage of a GPU in a namespace without the label {}",
-        names::ADOPT_MIB_LABEL
+         for a percentage that is not 1 to 100"
     ))
 }
 
@@ -316,6 +319,10 @@ fn change(pod: &mut Pod, sharer: Sharer, wishes: &[Option<Wish>], resource: &str
         if wish.gpus > 1 {
             let key = format!("{}{}", names::GPU_COUNT_OF, container.name);
             annotations.insert(key, wish.gpus.to_string());
+        }
+        if wish.percentage > 0 {
+            let key = format!("{}{}", names::GPU_MEM_PERCENTAGE_OF, container.name);
+            annotations.insert(key, wish.percentage.to_string());
         }
         let resources = container.resources.get_or_insert_default();
         for list in [&mut resources.limits, &mut resources.requests] {

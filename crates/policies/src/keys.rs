@@ -79,12 +79,13 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 14] {
+pub(crate) fn of_users() -> [&'static str; 15] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
         names::POLICY,
         names::MADE_FOR,
+        names::GPU_MEM_PERCENTAGE,
         names::MEM_LIMIT,
         names::ENFORCE,
         names::RECLAIM_ACTION,
@@ -100,8 +101,13 @@ pub(crate) fn of_users() -> [&'static str; 14] {
 }
 
 /// Those that may be about one container.
-pub(crate) fn of_containers() -> [&'static str; 2] {
-    [names::GPU_COUNT, names::MEM_LIMIT].map(word)
+pub(crate) fn of_containers() -> [&'static str; 3] {
+    [
+        names::GPU_COUNT,
+        names::GPU_MEM_PERCENTAGE,
+        names::MEM_LIMIT,
+    ]
+    .map(word)
 }
 
 fn word(key: &'static str) -> &'static str {

@@ -3,12 +3,15 @@
 //! on the pod as it came, so that fields stay that this version does not know. It refuses nothing: the policy
 //! gpustow-requests judges what comes of it.
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
 use gpustow_api::config::Requests;
 use gpustow_api::limit::{self, Enforce};
 use gpustow_api::{names, quantity};
+
+use crate::adopt::{Terms, translate};
 
 /// The most containers of all kinds that are looked at.
 pub const MAX_CONTAINERS: usize = 256;
@@ -38,6 +41,61 @@ pub fn patch(change: Change<'_>, resource: &str, requests: &Requests) -> Vec<Val
         give_devices(&mut patch, change, resource);
     }
     if !change.debugs && applies(&patch.pod) {
+        give_defaults(&mut patch, resource, requests);
+    }
+    patch.operations
+}
+
+/// The JSON patch for a new pod of a namespace whose requests are translated on these terms: [`patch`] of the translated
+/// pod is a part of it. Empty if nothing is translated, or if it cannot be: the policy gpustow-adopt refuses such pods.
+#[must_use]
+pub fn adopt(pod: &Value, terms: Terms, resource: &str, requests: &Requests) -> Vec<Value> {
+    let read = serde_json::from_value::<Pod>(pod.clone()).ok();
+    let read = read.filter(|_| is_bounded(pod));
+    let new = read.and_then(|it| translate(&it, terms, resource).ok().flatten());
+    let Some(new) = new.and_then(|it| serde_json::to_value(it).ok()) else {
+        return Vec::new();
+    };
+    let mut patch = Patch {
+        pod: pod.clone(),
+        operations: Vec::new(),
+    };
+    patch.put(
+        "add",
+        "/metadata/annotations",
+        new["metadata"]["annotations"].clone(),
+    );
+    if pod["spec"]["schedulerName"] != new["spec"]["schedulerName"] {
+        let name = new["spec"]["schedulerName"].clone();
+        patch.put("replace", "/spec/schedulerName", name);
+    }
+    for kind in ["initContainers", "containers"] {
+        for path in paths(pod, kind, |_| true) {
+            for list in ["limits", "requests"] {
+                let at = format!("{path}/resources/{list}");
+                if let Some(amounts) = new.pointer(&at)
+                    && pod.pointer(&at) != Some(amounts)
+                {
+                    patch.put("add", &at, amounts.clone());
+                }
+            }
+            // What is translated adds variables at the end.
+            let at = format!("{path}/env");
+            let count = |pod: &Value| pod.pointer(&at)?.as_array().map(Vec::len);
+            let variables = new.pointer(&at).and_then(Value::as_array);
+            let variables = variables.into_iter().flatten();
+            for variable in variables.skip(count(pod).unwrap_or(0)) {
+                patch.give_variable(&path, "-", variable.clone());
+            }
+        }
+    }
+    let change = Change {
+        pod,
+        before: None,
+        debugs: false,
+    };
+    if is_bounded(&patch.pod) && asks(&patch.pod, resource) {
+        give_devices(&mut patch, change, resource);
         give_defaults(&mut patch, resource, requests);
     }
     patch.operations
@@ -203,6 +261,16 @@ fn is_exclusive(pod: &Value) -> bool {
     note(pod, names::EXCLUSIVE) == Some("true")
 }
 
+/// Does a container ask for a part of its GPUs, whatever their size?
+fn is_relative(pod: &Value) -> bool {
+    let all = list(pod, "containers")
+        .iter()
+        .chain(list(pod, "initContainers"));
+    let mut own = all.filter_map(|it| it["name"].as_str());
+    note(pod, names::GPU_MEM_PERCENTAGE).is_some()
+        || own.any(|name| note(pod, &format!("{}{name}", names::GPU_MEM_PERCENTAGE_OF)).is_some())
+}
+
 fn give_defaults(patch: &mut Patch, resource: &str, requests: &Requests) {
     if !requests.runtime_class_name.is_empty() && patch.pod["spec"]["runtimeClassName"].is_null() {
         let class = json!(requests.runtime_class_name);
@@ -212,6 +280,7 @@ fn give_defaults(patch: &mut Patch, resource: &str, requests: &Requests) {
     if enforce != Enforce::default()
         && note(&patch.pod, names::ENFORCE).is_none()
         && !is_exclusive(&patch.pod)
+        && !is_relative(&patch.pod)
     {
         if !patch.pod["metadata"]["annotations"].is_object() {
             patch.put("add", "/metadata/annotations", json!({}));

@@ -18,6 +18,8 @@ pub(crate) fn keys() -> Vec<String> {
         names::ADOPTED,
         names::GPU_COUNT,
         names::GPU_COUNT_OF,
+        names::GPU_MEM_PERCENTAGE,
+        names::GPU_MEM_PERCENTAGE_OF,
         names::EXCLUSIVE,
         names::MEM_LIMIT,
         names::MEM_LIMIT_OF,

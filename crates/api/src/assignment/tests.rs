@@ -139,7 +139,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
         let name = [longest.containers[0].0.clone()];
         let mut all = longest.annotations();
         all.extend(allowances(&request, &name, &longest, |_| {
-            Some(Mib(u64::MAX))
+            Some((Mib(u64::MAX), Mib(u64::MAX)))
         }));
         assert_eq!(all.len(), 5);
         let added: usize = all.iter().map(|(k, v)| k.len() + v.len()).sum();

@@ -66,6 +66,25 @@ fn annotations_say_how_many_gpus_whether_whole_and_by_which_policy() {
 }
 
 #[test]
+fn percentage_is_of_each_gpu_and_the_amount_is_the_least() {
+    let two = json!({"containers": [asks("a", 4096), asks("b", 3000)]});
+    let (request, _) = read(&pod(
+        json!({
+            names::GPU_MEM_PERCENTAGE: "25",
+            "gpu-mem-percentage.gpustow.dev/b": "100",
+            "gpu-count.gpustow.dev/b": "2",
+        }),
+        two,
+    ))
+    .unwrap();
+    let on = |mib| request.claims.iter().map(move |claim| claim.on(Mib(mib)).0);
+    assert_eq!(on(80_003).collect::<Vec<_>>(), [20_000, 80_003]);
+    assert_eq!(on(8_000).collect::<Vec<_>>(), [4_096, 8_000]);
+    assert_eq!(request.in_sum(), Mib(4096 + 3000));
+    assert!(!request.bursts && !request.exclusive);
+}
+
+#[test]
 fn the_assignment_must_have_room_among_the_annotations() {
     let large = "v".repeat(240 << 10);
     let spec = || json!({"containers": [asks("main", 4096)]});

@@ -1,6 +1,7 @@
 //! The GPUs that lack least for a pod, which pods must finish before it fits, and what to change if none suffices.
 
 use gpustow_api::{PodFacts, names};
+use gpustow_inspect::owner::Owners;
 use gpustow_inspect::{Cluster, Trial, memory, state};
 use gpustow_ledger::{CardView, NodeView, PodShare, Reason};
 use gpustow_pack::{Mib, Refusal};
@@ -116,6 +117,9 @@ pub(super) struct Near {
     pub(super) no_limit: Option<&'static str>,
     /// Pods whose end would make the room; empty if none would.
     pub(super) freed_by: Vec<String>,
+    /// Who holds something of it that gpustow did not give out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) others: Vec<String>,
 }
 
 /// Why a card takes no pods, or none with a limit; what it lacks; where it is.
@@ -132,23 +136,21 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
     let Ok(request) = &facts.request else {
         return Vec::new();
     };
-    let need = request
-        .claims
-        .iter()
-        .map(|claim| claim.mib)
-        .max()
-        .unwrap_or_default();
+    let need = |card: &CardView| {
+        let claims = request.claims.iter().map(|claim| claim.on(card.capacity));
+        claims.max().unwrap_or_default()
+    };
     let cards = trial
         .asked
         .iter()
         .flat_map(|view| view.cards.iter().map(|card| (*view, card)));
     let mut near: Vec<Found<'_>> = cards
-        .filter(|(_, card)| card.capacity >= need)
+        .filter(|(_, card)| card.capacity >= need(card))
         .map(|(view, card)| {
             let target = if request.exclusive {
                 card.capacity
             } else {
-                need
+                need(card)
             };
             let refuses = state::refuses(cluster, view, card);
             let no_limit = state::no_limit(cluster, view, card);
@@ -167,6 +169,7 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
     near.truncate(NEAREST);
     // Of a pod of several GPUs none of these alone would make it fit.
     let several = is_several(facts);
+    let owners = Owners::of(cluster);
     let near = near
         .into_iter()
         .map(|((refuses, no_limit), lacks, view, card)| Near {
@@ -180,6 +183,7 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
                 (None, None) if !several => freed_by(&card.pods, lacks),
                 _ => Vec::new(),
             },
+            others: owners.others(&view.name, card),
             healthy: card.healthy,
             refuses,
             no_limit,

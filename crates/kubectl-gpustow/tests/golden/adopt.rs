@@ -108,13 +108,14 @@ async fn pods_of_every_sharer_are_translated_and_placed_together() -> Result<()>
 #[tokio::test]
 async fn pods_that_would_be_refused_or_wait_are_named_and_keep_what_they_hold() -> Result<()> {
     let none = json!({});
-    let half = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50" });
+    let of = |part: &str| json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": part });
     let [node, report] = gpus("n", 20_000);
     let objects = [
         node,
         report,
         namespace("typo", &json!({ "gpustow.dev/adopt": "nvshare" })),
-        pod("hami", "half", "n", &none, &half),
+        pod("hami", "half", "n", &none, &of("50")),
+        pod("hami", "more", "n", &none, &of("500")),
         pod(
             "typo",
             "a",
@@ -137,12 +138,12 @@ async fn pods_that_would_be_refused_or_wait_are_named_and_keep_what_they_hold() 
         row.and_then(|row| row["note"].as_str()).unwrap_or_default()
     };
     ensure!(
-        note("hami/half").contains("without the label gpustow.dev/adopt-mib-per-gpu"),
+        note("hami/more").contains("for a percentage that is not 1 to 100"),
         "{rows:#?}"
     );
     ensure!(note("typo/a").contains("nvshare is no sharer"), "{rows:#?}");
     // 20000 of 24000 MiB of each GPU stay with pods that are refused.
-    assert_eq!(total["waiting"], 1);
+    assert_eq!(total["waiting"], 2);
     assert_eq!(
         (&total["refused"], &total["gpusThen"]),
         (&json!(2), &json!(2))
@@ -152,9 +153,9 @@ async fn pods_that_would_be_refused_or_wait_are_named_and_keep_what_they_hold() 
     let (answer, total, rows) = rehearsed(&files, "-n hami --mib-per-gpu 24000").await?;
     assert_eq!(
         becomes(&rows, "hami/half"),
-        "main: gpustow.dev/gpu-mem 12000"
+        "main: 50 % of a GPU, at least 12000 MiB"
     );
-    assert_eq!((rows.len(), &total["waiting"]), (1, &json!(1)));
+    assert_eq!((rows.len(), &total["waiting"]), (2, &json!(1)));
     assert_eq!(answer, Answer::No);
     Ok(())
 }

@@ -213,3 +213,16 @@ async fn pod_of_a_gang_that_does_not_fit_is_told_how_many_of_it_do() -> Result<(
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn percentage_is_of_each_gpu_that_is_named() -> Result<()> {
+    let notes = json!({ names::GPU_MEM_PERCENTAGE: "25" });
+    let (said, text) = why(full("n", 1, "Holds"), asks(1_024, &notes)).await?;
+    ensure!(
+        said.contains("asks for main: 25 % of a GPU, at least 1Gi"),
+        "{text}"
+    );
+    // A quarter of 24,000 MiB.
+    ensure!(said.contains(": 0 free, 5.9Gi short; fits once"), "{text}");
+    Ok(())
+}

@@ -43,7 +43,10 @@ impl Charges {
 
     /// On every card what the request can take of one, whatever cards there are.
     pub(super) fn everywhere(request: &Request) -> Self {
-        Self::Everywhere(request.claims.iter().map(|claim| claim.mib).sum())
+        Self::Everywhere(match request.is_relative() {
+            true => Mib(u64::MAX),
+            false => request.claims.iter().map(|claim| claim.mib).sum(),
+        })
     }
 
     fn on(&self, uuid: &str) -> Mib {

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use gpustow_api::{Assignment, PodFacts};
-use gpustow_pack::Mib;
+use gpustow_pack::{Claim, Mib};
 
 use super::node::{Charges, Hold, Node};
 use super::{Books, Change, Uid};
@@ -27,11 +27,11 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
             true => Mib::ZERO,
             false => card.capacity.minus(held),
         };
-        (gpu.uuid.as_str(), free)
+        (gpu.uuid.as_str(), card.capacity, free)
     });
     let mut charges = Vec::new();
-    for (uuid, free) in cards.clone() {
-        let fitting = request.claims.iter().map(|claim| claim.mib);
+    for (uuid, capacity, free) in cards.clone() {
+        let fitting = request.claims.iter().map(|claim| claim.on(capacity));
         let most: Mib = fitting.filter(|mib| *mib <= free).sum();
         if most > Mib::ZERO {
             let most = if request.exclusive {
@@ -42,10 +42,15 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
             charges.push((Box::from(uuid), most));
         }
     }
-    let fits = |mib: Mib| cards.clone().filter(|(_, free)| *free >= mib).count();
+    let fits = |claim: &Claim| {
+        let fitting = cards.clone();
+        fitting
+            .filter(|(_, capacity, free)| *free >= claim.on(*capacity))
+            .count()
+    };
     let mut claims = request.claims.iter();
     claims
-        .all(|claim| fits(claim.mib) >= claim.gpus as usize)
+        .all(|claim| fits(claim) >= claim.gpus as usize)
         .then(|| {
             Charges::Assigned(Some(Arc::new(Assignment {
                 charges,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Bytes, Class, Mib, ModelId, Request, Tight, cost};
+use gpustow_pack::{Bytes, Claim, Class, Mib, ModelId, Request, Tight, cost};
 
 use super::Scores;
 use crate::books::{Books, Models, asks};
@@ -69,16 +69,16 @@ impl Make {
     /// Could a pod that is bound to `models`, unless that is empty, ever run there?
     fn could_hold(&self, request: &Request, models: &[ModelId]) -> bool {
         let allowed = |model| models.is_empty() || models.contains(model);
-        let fitting = |mib: Mib| {
+        let fitting = |claim: &Claim| {
             let cards = self.cards.iter();
             cards
-                .filter(|(capacity, model)| *capacity >= mib && allowed(model))
+                .filter(|(capacity, model)| *capacity >= claim.on(*capacity) && allowed(model))
                 .count()
         };
         let mut claims = request.claims.iter();
         self.cpu_milli >= request.cpu_milli
             && self.ram >= request.ram
-            && claims.all(|claim| fitting(claim.mib) >= claim.gpus as usize)
+            && claims.all(|claim| fitting(claim) >= claim.gpus as usize)
     }
 }
 
@@ -86,6 +86,9 @@ impl Scores {
     /// Learns anew what pods ask for: from those known now and from nothing else.
     pub(crate) fn learn(&mut self, books: &Books) {
         let makes = makes(books);
+        let cards = || makes.iter().flat_map(|make| &make.cards);
+        let all: Mib = cards().map(|(capacity, _)| *capacity).sum();
+        let mean = Mib(all.0 / u64::try_from(cards().count().max(1)).unwrap_or(u64::MAX));
         let mut mix = Vec::with_capacity(self.demand.wishes.len());
         for ((request, labels), &pods) in &self.demand.wishes {
             let models = labelled(books.models(), labels);
@@ -93,7 +96,10 @@ impl Scores {
             // large for every node.
             let can = labels.is_empty() == models.is_empty();
             if can && makes.iter().any(|make| make.could_hold(request, &models)) {
-                mix.push(Class::of(request, models, pods));
+                mix.push(match request.is_relative() {
+                    true => Class::of(&request.on(mean), models, pods),
+                    false => Class::of(request, models, pods),
+                });
             }
         }
         mix.sort_unstable();

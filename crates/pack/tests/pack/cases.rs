@@ -113,6 +113,30 @@ fn an_exclusive_pod_is_charged_whole_free_cards() {
 }
 
 #[test]
+fn percentage_is_of_the_card_that_the_pod_gets() {
+    let part = |percentage, mib| Claim {
+        percentage,
+        ..main(1, mib)
+    };
+    let node = node(&[(80, 30), (40, 40)]);
+    let charges = |claims: &[Claim]| {
+        fit(&node, &pod(claims), &FirstFit).map(|choice| choice.placement.charges)
+    };
+    assert_eq!(charges(&[part(25, 1)]), Ok(vec![(0, Mib(20))]));
+    assert_eq!(charges(&[part(50, 1)]), Ok(vec![(1, Mib(20))]));
+    // The amount is the least.
+    assert_eq!(charges(&[part(25, 30)]), Ok(vec![(0, Mib(30))]));
+    let two = Claim {
+        gpus: 2,
+        ..part(25, 1)
+    };
+    assert_eq!(charges(&[two]), Ok(vec![(0, Mib(20)), (1, Mib(10))]));
+    let third = part(33, 1);
+    assert_eq!(charges(&[third; 3]), Ok(vec![(1, Mib(39))]));
+    assert_eq!(charges(&[part(100, 1), part(50, 1)]), Err(Refusal::NoRoom));
+}
+
+#[test]
 fn refusals_name_the_most_lasting_reason() {
     let mut node = node(&[(80, 10), (40, 40)]);
     let binpack = PolicyKind::Binpack;

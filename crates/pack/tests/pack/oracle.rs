@@ -275,11 +275,15 @@ fn placement(node: &NodeGpus, request: &Request, cards: &Assignment) -> Option<P
         if !cards.iter().any(|chosen| chosen.contains(&index)) {
             continue;
         }
+        let wants = |claim: &Claim| {
+            let part = card.capacity.0 * u64::from(claim.percentage) / 100;
+            part.max(claim.mib.0)
+        };
         let held = |running: &Vec<usize>| -> u64 {
             let here = running
                 .iter()
                 .filter(|&&claim| cards[claim].contains(&index));
-            here.map(|&claim| request.claims[claim].mib.0).sum()
+            here.map(|&claim| wants(&request.claims[claim])).sum()
         };
         let peak = life(&request.claims).iter().map(held).max()?;
         if !card.usable || peak > card.free.0 || request.exclusive && card.free != card.capacity {

@@ -70,8 +70,12 @@ fn linked() -> impl Strategy<Value = NodeGpus> {
 
 fn request() -> impl Strategy<Value = Request> {
     let kind = select(vec![ClaimKind::Main, ClaimKind::Init, ClaimKind::Sidecar]);
-    let claim = (kind, 1..=3_u32, 1..=10_u64)
-        .prop_map(|(kind, gpus, mib)| Claim::new(kind, gpus, Mib(mib)));
+    let percentage = prop_oneof![3 => Just(0), 1 => select(vec![10, 25, 33, 50, 100])];
+    let claim =
+        (kind, 1..=3_u32, 1..=10_u64, percentage).prop_map(|(kind, gpus, mib, percentage)| Claim {
+            percentage,
+            ..Claim::new(kind, gpus, Mib(mib))
+        });
     let limits = prop_oneof![3 => Just(Vec::new()), 2 => vec(0..=12_u64, 3)];
     (
         vec(claim, 1..=3),
