@@ -95,6 +95,13 @@ async fn a_reader_is_told_what_the_extender_then_does() -> Result<()> {
         assert!(!check.contains(wrong), "{check}");
     }
 
+    // All that it reads, the reader may read.
+    let (_, adopt) = reader.ask(&["adopt", "--dry-run", &ours]).await?;
+    assert!(
+        adopt.contains("No pod requests GPUs of gpushare"),
+        "{adopt}"
+    );
+
     // 9000 MiB are left in sum and on no card.
     let large = case
         .pod("large")

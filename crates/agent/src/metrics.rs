@@ -1,6 +1,7 @@
 //! What Prometheus sees of the agent. Series of cards and pods are made at the scrape from what is
 //! there: a pod that is gone leaves none behind.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpustow_api::gpunode::Gpu;
@@ -24,6 +25,7 @@ struct Snapshot {
     driver: String,
     cards: Vec<Seen>,
     shares: Vec<Share>,
+    owners: Vec<(String, &'static str, f64)>,
     missing: Vec<Limited>,
 }
 
@@ -32,6 +34,17 @@ const CONTAINER: [&str; 5] = ["node", "gpu_uuid", "namespace", "pod", "container
 
 /// A series' name, its help, and its value.
 type Amount<T, V> = (&'static str, &'static str, fn(&T) -> V);
+
+/// Who may have given out memory of a card.
+const OWNERS: [&str; 7] = [
+    "gpustow",
+    "gpushare",
+    "hami",
+    "volcano",
+    "kai",
+    "whole",
+    "unmanaged",
+];
 
 /// A container's memory on a card.
 #[derive(Debug)]
@@ -144,11 +157,13 @@ impl Metrics {
     pub fn sampled(&self, driver: Option<&str>, state: &State, pods: &NodePods) {
         let cards: Vec<Seen> = state.cards().cloned().collect();
         let shares = cards.iter().flat_map(|seen| shares(seen, pods)).collect();
+        let owners = cards.iter().flat_map(|seen| owners(seen, pods)).collect();
         let driver = driver.unwrap_or_default().to_owned();
         let snapshot = Arc::new(Snapshot {
             driver,
             cards,
             shares,
+            owners,
             missing: state.limits().missing().cloned().collect(),
         });
         *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
@@ -232,6 +247,17 @@ impl Metrics {
             let series = cards.map(|seen| ([&self.node, &seen.gpu.uuid], amount(seen)));
             scrape.gauges(name, help, ["node", "gpu_uuid"], series)?;
         }
+        let owners = snapshot.owners.iter().map(|(uuid, owner, bytes)| {
+            let labels: [&str; 3] = [&self.node, uuid, owner];
+            (labels, *bytes)
+        });
+        scrape.gauges(
+            "gpustow_gpu_memory_held_bytes",
+            "Memory of the GPU that each GPU sharer has given out: gpustow, gpushare, hami, volcano, kai, or whole for a device \
+             plugin's GPU; unmanaged is what other processes use",
+            ["node", "gpu_uuid", "owner"],
+            owners,
+        )?;
         let limits = snapshot.cards.iter().map(|seen| {
             let word = seen.gpu.memory_limit.as_deref().unwrap_or_default();
             let holds = word == <&str>::from(Support::Holds);
@@ -286,6 +312,38 @@ impl Metrics {
     }
 }
 
+/// Who gave out how many bytes of the card.
+fn owners(seen: &Seen, pods: &NodePods) -> Vec<(String, &'static str, f64)> {
+    let gpu = &seen.gpu;
+    let mut held: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for pod in pods.iter() {
+        let (owner, bytes) = match &pod.promise {
+            Some(promise) => {
+                let total = Mib(gpu.total_mib).bytes();
+                (promise.sharer, promise.on(&gpu.uuid, gpu.index, total))
+            }
+            None => ("gpustow", pod.assigned(&gpu.uuid).bytes()),
+        };
+        let sum = held.entry(owner).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+    if let Some(by) = &gpu.held_by {
+        let owner = match by.pod.starts_with("kai-resource-reservation/") {
+            true => "kai",
+            false => "whole",
+        };
+        held.insert(owner, Mib(gpu.total_mib).bytes());
+    }
+    // What pods of other sharers use beyond what they were promised is nobody's.
+    let theirs = held.iter().filter(|(owner, _)| **owner != "gpustow");
+    let theirs = theirs.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+    let unmanaged = Mib(gpu.unmanaged_mib).bytes().saturating_sub(theirs);
+    held.insert("unmanaged", unmanaged);
+    let held = held.into_iter().filter(|(_, bytes)| *bytes > 0);
+    held.map(|(owner, bytes)| (gpu.uuid.clone(), owner, bytes as f64))
+        .collect()
+}
+
 /// Containers that hold memory of the card, and containers that use it.
 fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
     let uuid = &seen.gpu.uuid;
@@ -304,7 +362,10 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
                 let all = pod.assigned(uuid);
                 let [mib, limit] = match request.exclusive {
                     true => [all, all],
-                    false => [claim.mib, (*limit).min(Mib(seen.gpu.total_mib))],
+                    false => {
+                        let mib = claim.on(seen.gpu.capacity(Mib::ZERO)).min(all);
+                        [mib, (*limit).max(mib).min(Mib(seen.gpu.total_mib))]
+                    }
                 };
                 users.extend(mine.then(|| (&**name, Some([mib, limit].map(bytes)))));
             }
@@ -376,6 +437,7 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
         driver: ANY.to_owned(),
         cards: cards.collect(),
         shares: vec![share],
+        owners: OWNERS.map(|owner| (ANY.to_owned(), owner, 0.0)).to_vec(),
         missing: vec![missing],
     });
     metrics.gather()

@@ -108,7 +108,8 @@ fn mib(mib: u64) -> Amount {
 }
 
 /// The containers' limits of a resource, added up; zero for what is no whole number.
-fn requested(pod: &Pod, resource: &str) -> u64 {
+#[must_use]
+pub fn requested(pod: &Pod, resource: &str) -> u64 {
     let spec = pod.spec.iter();
     let containers = spec.flat_map(|spec| {
         spec.containers

@@ -51,6 +51,8 @@ pub struct Cluster {
     unasking: BTreeMap<Arc<str>, PodInfo>,
     /// Those that have their GPUs from another sharer, by UID.
     pub others: BTreeMap<Arc<str>, Other>,
+    /// DeviceClasses that map an extended resource to devices, with that resource.
+    pub device_classes: Vec<(String, String)>,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// The GpustowConfig as it was read.
@@ -113,6 +115,7 @@ impl Cluster {
             pods: BTreeMap::new(),
             unasking: BTreeMap::new(),
             others: BTreeMap::new(),
+            device_classes: Vec::new(),
             configs: None,
             config: Seen::NotThere,
             spec,

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gpustow_api::PodFacts;
 use gpustow_api::owner::of;
-use gpustow_api::sharers::Promise;
+use gpustow_api::sharers::{Promise, requested};
+use gpustow_api::{PodFacts, names};
 use gpustow_ledger::CardView;
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
@@ -34,6 +34,8 @@ pub struct Other {
     pub node: Arc<str>,
     /// What it was promised.
     pub promise: Promise,
+    /// What it requests of gpushare, in gpushare's unit.
+    pub units: u64,
 }
 
 impl Other {
@@ -44,6 +46,7 @@ impl Other {
             pod: format!("{}/{}", facts.namespace, facts.name),
             node,
             promise: Promise::of(pod)?,
+            units: requested(pod, names::GPUSHARE_MEM),
         })
     }
 

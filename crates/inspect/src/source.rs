@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Node};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Client, Config};
 use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
@@ -61,6 +62,8 @@ pub struct Lists {
     pub pods: Vec<PodObject>,
     /// PodGroups; none where the API server serves none, or they may not be read.
     pub pod_groups: Vec<PodGroup>,
+    /// DeviceClasses that map an extended resource to devices, with that resource; empty if they may not be read.
+    pub device_classes: Vec<(String, String)>,
     /// ConfigMaps of gpustow's namespace; `None` if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// The admission policies that do not hold, and why.
@@ -92,11 +95,12 @@ impl Source {
         }
         let (client, namespace) = self.client().await?;
         let configs = Api::namespaced(client.clone(), names::NAMESPACE);
-        let (nodes, gpunodes, pods, pod_groups, configs, policies, leases, version) = tokio::join!(
+        let (nodes, gpunodes, pods, pod_groups, classes, configs, policies, leases, version) = tokio::join!(
             list(Api::<Node>::all(client.clone()), "nodes"),
             list(Api::<GpuNode>::all(client.clone()), "gpunodes"),
             list(Api::<PodObject>::all(client.clone()), "pods"),
             list(Api::<PodGroup>::all(client.clone()), "podgroups"),
+            device_classes(&client),
             list(configs, "configmaps"),
             policies(&client, Expected::new(&self.resource_name)),
             leases(&client),
@@ -135,6 +139,7 @@ impl Source {
             gpunodes: gpunodes?,
             pods,
             pod_groups: pod_groups.unwrap_or_default(),
+            device_classes: classes.unwrap_or_default(),
             configs: configs.ok(),
             policies: policies.map_or(Seen::Unreadable, Seen::Read),
             leases: leases.map_or(Seen::Unreadable, Seen::Read),
@@ -243,6 +248,7 @@ pub fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.reset_pod_groups(&lists.pod_groups);
     cluster.reset_pods(lists.pods);
     cluster.kept_places = said_of_places(lists.events);
+    cluster.device_classes = lists.device_classes;
     cluster.configs = lists.configs;
     cluster.policies = lists.policies;
     cluster.system.leases = lists.leases;
@@ -263,6 +269,22 @@ async fn policies(
     let looked = expected.look(read).await.into_iter();
     let looked = looked.filter_map(|(name, weak)| Some(weak.transpose()?.map(|weak| (name, weak))));
     looked.collect()
+}
+
+/// The DeviceClasses, where the API server serves them.
+async fn device_classes(client: &Client) -> Result<Vec<(String, String)>, Error> {
+    let kind = GroupVersionKind::gvk("resource.k8s.io", "v1", "DeviceClass");
+    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    let classes = list(api, "deviceclasses").await?.into_iter();
+    Ok(classes
+        .filter_map(|it| device_class(&it.data, it.metadata.name?))
+        .collect())
+}
+
+/// The name of a DeviceClass, and the extended resource that it maps, if it maps one.
+fn device_class(object: &Value, name: String) -> Option<(String, String)> {
+    let resource = object["spec"]["extendedResourceName"].as_str()?;
+    Some((name, resource.to_owned()))
 }
 
 /// The GpustowConfig, unless the user may not read it. Without its kind there is none.
@@ -435,6 +457,11 @@ impl Lists {
             "ConfigMap" => {
                 let config = serde_json::from_value(object)?;
                 self.configs.get_or_insert_default().push(config);
+            }
+            "DeviceClass" => {
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                let class = device_class(&object, name.to_owned());
+                self.device_classes.extend(class);
             }
             "Lease" => self.leases.push(serde_json::from_value(object)?),
             // There are two forms of Events, and one that cannot be read says nothing.

@@ -197,11 +197,16 @@ fn sharer(pod: &Pod) -> Option<&'static str> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut images = containers.filter_map(|it| it.image.as_deref());
     images.find_map(|image| {
+        if image.contains("/kai-scheduler/") {
+            return Some("KAI");
+        }
         let name = image.rsplit('/').next()?.split([':', '@']).next()?;
         match name {
             "k8s-gpushare-plugin" | "k8s-gpushare-schd-extender" => Some("gpushare"),
             "hami" => Some("HAMi"),
+            "vc-scheduler" => Some("Volcano"),
             "volcano-vgpu-device-plugin" => Some("Volcano's vGPU"),
+            "k8s-device-plugin" => Some("NVIDIA's device plugin"),
             _ => None,
         }
     })

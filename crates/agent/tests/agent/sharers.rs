@@ -1,11 +1,13 @@
 //! What other GPU sharers promised to pods of the node counts as taken.
 
+use gpustow_agent::metrics::Metrics;
 use gpustow_agent::pods::{NodePod, NodePods};
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::names;
 use gpustow_api::sharers::Promise;
 use gpustow_machine::Gpu;
 use k8s_openapi::api::core::v1::Pod;
+use prometheus::proto::LabelPair;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -98,6 +100,61 @@ fn promises_of_each_sharer_are_taken_before_they_are_used() {
                 .all(|it| it.r#type != "OtherSharersReadable")
         );
     }
+}
+
+/// MiB by who gave them out, as the metrics of a GPU say.
+fn held(pod: &Pod, used: u64) -> Vec<(String, u64)> {
+    let host = Host::new(&machine(vec![Gpu {
+        processes: vec![process(1, used)],
+        used_mib: Some(used),
+        ..h100(0)
+    }]));
+    host.process(1, &cgroup_of(UID));
+    let pods = NodePods::new(NodePod::from_pod(pod, names::GPU_MEM));
+    let mut state = state();
+    host.sample(&mut state, &pods, at(0));
+    let metrics = Metrics::new("n").unwrap();
+    metrics.sampled(None, &state, &pods);
+    let families = metrics.gather().unwrap();
+    let family = families
+        .iter()
+        .find(|it| it.name() == "gpustow_gpu_memory_held_bytes");
+    let series = family.iter().flat_map(|family| family.get_metric());
+    let owner = |labels: &[LabelPair]| {
+        let label = labels.iter().find(|label| label.name() == "owner");
+        label
+            .map(|label| label.value().to_owned())
+            .unwrap_or_default()
+    };
+    series
+        .map(|it| {
+            (
+                owner(it.get_label()),
+                it.get_gauge().get_value() as u64 >> 20,
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn metrics_name_who_gave_out_the_memory_of_each_gpu() {
+    let memory = json!({ "nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000" });
+    let hamis = hami(&memory, "GPU-0,NVIDIA,3000,0:;");
+    let held_by = |owner: &str, mib| (owner.to_owned(), mib);
+    assert_eq!(held(&hamis, 1000), [held_by("hami", 3000)]);
+    assert_eq!(
+        held(&hamis, 5000),
+        [held_by("hami", 3000), held_by("unmanaged", 2000)]
+    );
+    let limits = json!({ names::GPU_MEM: "7000" });
+    let assignment =
+        r#"{"version":1,"gpus":[{"uuid":"GPU-0","mib":7000}],"containers":{"main":["GPU-0"]}}"#;
+    let ours = pod(&limits, &json!({ names::ASSIGNMENT: assignment }));
+    assert_eq!(held(&ours, 1000), [held_by("gpustow", 7000)]);
+    assert_eq!(
+        held(&pod(&json!({}), &json!({})), 900),
+        [held_by("unmanaged", 900)]
+    );
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Other GPU sharers: whose pods run, in which unit they count, and what of theirs is still installed.
 
+use std::collections::BTreeMap;
+
 use gpustow_api::{names, quantity};
 use gpustow_inspect::Cluster;
 
@@ -34,6 +36,17 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
             "keep it off nodes of gpustow, and remove it when the last of its pods has moved: docs/migrate.md",
         );
     }
+    for (class, resource) in &cluster.device_classes {
+        if *resource == cluster.resource() {
+            findings.add(
+                Level::Warning,
+                format!("deviceclass/{class}"),
+                format!("maps {resource} to its devices: kube-scheduler may claim one of them for a pod of gpustow"),
+                "remove spec.extendedResourceName from the DeviceClass",
+            );
+        }
+    }
+    units(cluster, findings);
     for node in cluster.nodes.keys() {
         if let Some(unit) = unit(cluster, node) {
             findings.add(
@@ -43,6 +56,32 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
                 format!("label its namespaces {}={unit}", names::ADOPT_UNIT_LABEL),
             );
         }
+    }
+}
+
+/// In which unit the pods of a namespace seem to request gpushare's memory: no GPU has as many GiB as a usual request has
+/// MiB.
+fn units(cluster: &Cluster, findings: &mut Findings) {
+    let mut largest: BTreeMap<&str, u64> = BTreeMap::new();
+    for other in cluster.others.values().filter(|other| other.units > 0) {
+        let namespace = other.pod.split('/').next().unwrap_or_default();
+        let most = largest.entry(namespace).or_default();
+        *most = other.units.max(*most);
+    }
+    let reports = cluster.reports.values();
+    let gpus = reports.flat_map(|report| report.gpus.iter().map(|gpu| gpu.total_mib));
+    let gib = gpus.max().unwrap_or(0).div_ceil(1024);
+    for (namespace, units) in largest.into_iter().filter(|_| gib > 0) {
+        let unit = if units > gib { "MiB" } else { "GiB" };
+        findings.add(
+            Level::Info,
+            format!("namespace/{namespace}"),
+            format!(
+                "its requests of {} seem to be in {unit}: the largest is {units}, and a GPU has {gib} GiB",
+                names::GPUSHARE_MEM
+            ),
+            format!("label it {}={unit}", names::ADOPT_UNIT_LABEL),
+        );
     }
 }
 

@@ -124,7 +124,11 @@ fn state(near: &Near) -> String {
         [] => String::new(),
         pods => format!("; fits once {} ends", pods.join(" and ")),
     };
-    format!("{} free, {lacks}{freed}", memory(near.room))
+    let others = match near.others.as_slice() {
+        [] => String::new(),
+        others => format!("; not gpustow's: {}", listed(others)),
+    };
+    format!("{} free, {lacks}{freed}{others}", memory(near.room))
 }
 
 /// Those of which the same is to be said once: the first, and how many more.

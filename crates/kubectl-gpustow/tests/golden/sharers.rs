@@ -28,6 +28,13 @@ fn shared() -> Vec<Value> {
     let plugin = json!({ "kind": "Pod", "metadata": { "namespace": "kube-system", "name": "plugin", "uid": "plugin" },
         "spec": { "nodeName": "n", "containers": [{ "name": "a", "image": "example.com/acs/k8s-gpushare-plugin:v2" }] },
         "status": { "phase": "Running" } });
+    let class = json!({ "kind": "DeviceClass", "apiVersion": "resource.k8s.io/v1", "metadata": { "name": "memory" },
+        "spec": { "extendedResourceName": "gpustow.dev/gpu-mem" } });
+    let runs = |name: &str, image: &str| {
+        json!({ "kind": "Pod", "metadata": { "namespace": "kube-system", "name": name, "uid": name },
+            "spec": { "nodeName": "n", "containers": [{ "name": "a", "image": image }] },
+            "status": { "phase": "Running" } })
+    };
     vec![
         node,
         report,
@@ -39,6 +46,13 @@ fn shared() -> Vec<Value> {
         ),
         pod("c", json!({ "nvidia.com/gpu": "1" }), json!({})),
         plugin,
+        class,
+        runs("volcano", "docker.io/volcanosh/vc-scheduler:v1.13.0"),
+        runs("nvidia", "nvcr.io/nvidia/k8s-device-plugin:v0.18.0"),
+        runs(
+            "kai",
+            "ghcr.io/kai-scheduler/kai-scheduler/scheduler:v0.18.0",
+        ),
     ]
 }
 
@@ -55,6 +69,15 @@ async fn every_holder_of_a_gpu_is_named_with_its_share() -> Result<()> {
     let (_, json) = files.ask("gpus -o json").await?;
     let json: Value = serde_json::from_str(&json)?;
     assert_eq!(json["items"][0]["others"], json!(owners));
+    let mut waiting = shared();
+    waiting.push(json!({ "kind": "Pod", "metadata": { "namespace": "new", "name": "p", "uid": "p" },
+        "spec": { "containers": [{ "name": "main", "resources": { "limits": { "gpustow.dev/gpu-mem": "20000" } } }] } }));
+    let files = Files::new("owners-why", &waiting)?;
+    let (_, why) = files.ask("why p -n new").await?;
+    ensure!(
+        why.contains(&format!("not gpustow's: {}", owners.join(", "))),
+        "{why}"
+    );
     for owner in owners {
         ensure!(table.contains(owner), "{table}");
         ensure!(top.contains(owner), "{top}");
@@ -77,11 +100,22 @@ async fn check_says_which_sharers_run_and_in_which_unit_they_count() -> Result<(
         "gpustow.dev/adopt-unit=MiB",
     )
     .await?;
+    for sharer in ["gpushare", "Volcano", "KAI", "NVIDIA's device plugin"] {
+        let problem = format!("is a part of {sharer}, which");
+        find(&files, "info", &problem, "remove it when the last").await?;
+    }
     find(
         &files,
         "info",
-        "is a part of gpushare",
-        "remove it when the last",
+        "its requests of aliyun.com/gpu-mem seem to be in MiB: the largest is 12000",
+        "label it gpustow.dev/adopt-unit=MiB",
+    )
+    .await?;
+    find(
+        &files,
+        "warning",
+        "maps gpustow.dev/gpu-mem to its devices",
+        "spec.extendedResourceName",
     )
     .await?;
     let (_, rows) = files.check().await?;
