@@ -56,7 +56,12 @@ const PODS: Place = Place {
     name: names::WEBHOOK_CONFIGURATION,
     webhook: "pods",
 };
-/// The one that has pods queued: it trusts what the other trusts.
+/// The one that has other sharers' requests translated: it trusts what that one trusts.
+const ADOPT: Place = Place {
+    name: names::ADOPT,
+    webhook: "adopt",
+};
+/// The one that has pods queued: the same.
 const LINE: Place = Place {
     name: names::QUEUE,
     webhook: "queue",
@@ -178,7 +183,7 @@ impl Keeper {
                 now: self.now(),
             };
             match next(&seen)? {
-                Step::Wait => return self.trust_for_queue(bundle).await,
+                Step::Wait => return self.trust_for_others(bundle).await,
                 Step::Write(kept) => {
                     self.write(secret, &kept).await?;
                     // It may be lost before the next look.
@@ -271,16 +276,20 @@ impl Keeper {
         Ok(())
     }
 
-    /// Has the queue's webhook trust what the other trusts. Until then pods are created without the gate.
-    async fn trust_for_queue(&mut self, bundle: Option<&str>) -> Result<(), StepError> {
-        let Some(bundle) = bundle.filter(|_| self.config.spec().queue.mode != QueueMode::Off)
-        else {
+    /// Has the other webhooks trust what that of all pods trusts. Until then pods are created without the gate.
+    async fn trust_for_others(&mut self, bundle: Option<&str>) -> Result<(), StepError> {
+        let Some(bundle) = bundle else {
             return Ok(());
         };
-        match self.configuration(LINE).await? {
-            Some(line) if line.bundle != bundle => self.trust(LINE, &line, bundle.to_owned()).await,
-            _ => Ok(()),
+        let queues = self.config.spec().queue.mode != QueueMode::Off;
+        for at in [ADOPT].into_iter().chain(queues.then_some(LINE)) {
+            if let Some(other) = self.configuration(at).await?
+                && other.bundle != bundle
+            {
+                self.trust(at, &other, bundle.to_owned()).await?;
+            }
         }
+        Ok(())
     }
 
     async fn write(&self, before: Option<Secret>, kept: &Kept) -> Result<(), StepError> {

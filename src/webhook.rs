@@ -2,6 +2,7 @@
 //! reviews and answers with patches. What is changed is `gpustow_policies::mutate`'s affair. Every replica
 //! serves, whether it decides or not. Where there is a line, pods get its gate here too.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,13 +16,17 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use gpustow_api::config::Requests;
-use gpustow_policies::mutate::{Change, gate, patch};
+use gpustow_policies::adopt::Terms;
+use gpustow_policies::mutate::{Change, adopt, gate, patch};
 use gpustow_serve::{Bounds, Tls, serve_until};
 use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::app::App;
+use crate::ask::within;
 use crate::call::{Call, Calls, Rejected};
 use crate::certificate::Keeper;
 use crate::config::Followed;
@@ -63,6 +68,7 @@ impl WebhookArgs {
 }
 
 struct Webhook {
+    client: Client,
     calls: Calls,
     resource: String,
     config: Arc<Followed>,
@@ -83,12 +89,14 @@ pub(crate) async fn start(app: &App, ready: Arc<AtomicBool>) -> Result<()> {
         .await
         .with_context(|| format!("--webhook-listen {address}"))?;
     let webhook = Webhook {
+        client: app.client.clone(),
         calls: Calls::of_api_servers(),
         resource: app.args.resource_name.clone(),
         config: app.config.clone(),
     };
     let router = Router::new()
         .route("/mutate", post(on_mutate))
+        .route("/adopt", post(on_adopt))
         .route("/queue", post(on_queue))
         .with_state(Arc::new(webhook));
     tracing::info!(listen = ?listener.local_addr(), "serving the webhook");
@@ -130,7 +138,23 @@ impl Webhook {
         let unknown = "gpustow cannot read its GpustowConfig yet: try again";
         Ok(current.ok_or(unknown)?.spec.requests.clone())
     }
+
+    /// What the namespace's labels say; the error is for the user who creates a pod there.
+    async fn labels(&self, namespace: &str) -> Result<Labels, &'static str> {
+        let all = Api::<Namespace>::all(self.client.clone());
+        match within(DEFAULTS, all.get_metadata(namespace)).await {
+            Ok(found) => Ok(found.metadata.labels.unwrap_or_default()),
+            Err(error) => {
+                tracing::warn!(%error, namespace, "cannot read the labels of a namespace");
+                Err(
+                    "gpustow cannot read the namespace's labels: apply manifests/adopt-webhook again, or try again",
+                )
+            }
+        }
+    }
 }
+
+type Labels = BTreeMap<String, String>;
 
 async fn on_mutate(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
     let review: Value = match call.read("mutate") {
@@ -149,6 +173,26 @@ async fn on_mutate(State(webhook): State<Arc<Webhook>>, call: Call) -> Response 
         }
         Err(message) => Err(message),
     };
+    answer(&review, change)
+}
+
+/// Which namespaces are meant is said in the webhook's configuration; what cannot be translated, a policy refuses.
+async fn on_adopt(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
+    let review: Value = match call.read("adopt") {
+        Ok(review) => review,
+        Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
+    };
+    let request = &review["request"];
+    let namespace = request["namespace"].as_str().unwrap_or_default();
+    let (labels, requests) = tokio::join!(webhook.labels(namespace), webhook.requests());
+    let change = labels.and_then(|labels| {
+        let requests = requests?;
+        let terms = Terms::of(&labels).ok().flatten();
+        let resource = &webhook.resource;
+        Ok(terms.map_or_else(Vec::new, |terms| {
+            adopt(&request["object"], terms, resource, &requests)
+        }))
+    });
     answer(&review, change)
 }
 

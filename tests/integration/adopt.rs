@@ -16,6 +16,7 @@ use crate::fault_rig::Replica;
 use crate::install::{heard, installed, try_create};
 use crate::policies::{pod, refusal};
 use crate::support::{SOON, assignment, repository};
+use crate::webhook::Webhook;
 
 /// The control plane with the policies that translate, in force.
 async fn adopting() -> Result<&'static ControlPlane> {
@@ -23,40 +24,50 @@ async fn adopting() -> Result<&'static ControlPlane> {
     let cluster = installed().await?;
     ADOPTING
         .get_or_try_init(async || {
-            let policies = match cluster.minor() {
-                34 | 35 => "manifests/overlays/adopt-v1beta1",
-                _ => "manifests/adopt",
-            };
-            let path = repository(policies);
-            let path = path.to_str().context("path of the repository")?;
-            let flags = heard(policies, &["--server-side", "--warnings-as-errors"]);
-            let args = [&["apply", "-k", path], &flags[..]].concat();
-            cluster.kubectl(&args).await?;
-            let client = cluster.admin()?;
-            let probes = [
-                ("gpushare", json!({names::GPUSHARE_MEM: "1"})),
-                ("hami", json!({"nvidia.com/gpumem": "1"})),
-                ("volcano", json!({"volcano.sh/vgpu-number": "1"})),
-                ("whole", json!({names::NVIDIA_GPU: "1"})),
-            ];
-            for (source, limits) in probes {
-                let name = format!("probe-{source}");
-                namespace(&client, &name, json!({names::ADOPT_LABEL: source})).await?;
-                let probe = of(&name, json!({}), &[("main", limits)])?;
-                eventually(SOON, "the policies translate", async || {
-                    let made = try_create(&client, &probe).await?;
-                    ensure!(annotation(&made, names::ADOPTED).is_some(), "{source}");
-                    Ok(())
-                })
-                .await?;
-            }
-            anyhow::Ok(())
+            let webhook = cluster.minor() < 34;
+            adopt(cluster, webhook).await
         })
         .await?;
     Ok(cluster)
 }
 
-async fn namespace(client: &Client, name: &str, labels: Value) -> Result<()> {
+/// Installs what translates requests, and waits until it does, in a namespace `probe-SHARER` for each.
+pub(crate) async fn adopt(cluster: &ControlPlane, webhook: bool) -> Result<()> {
+    let manifests = match cluster.minor() {
+        _ if webhook => "manifests/adopt-webhook",
+        34 | 35 => "manifests/overlays/adopt-v1beta1",
+        _ => "manifests/adopt",
+    };
+    let path = repository(manifests);
+    let path = path.to_str().context("path of the repository")?;
+    let flags = heard(manifests, &["--server-side", "--warnings-as-errors"]);
+    let args = [&["apply", "-k", path], &flags[..]].concat();
+    cluster.kubectl(&args).await?;
+    if webhook {
+        cluster.keep(Webhook::start(cluster).await?.process);
+    }
+    let client = cluster.admin()?;
+    let probes = [
+        ("gpushare", json!({names::GPUSHARE_MEM: "1"})),
+        ("hami", json!({"nvidia.com/gpumem": "1"})),
+        ("volcano", json!({"volcano.sh/vgpu-number": "1"})),
+        ("whole", json!({names::NVIDIA_GPU: "1"})),
+    ];
+    for (source, limits) in probes {
+        let name = format!("probe-{source}");
+        namespace(&client, &name, json!({names::ADOPT_LABEL: source})).await?;
+        let probe = of(&name, json!({}), &[("main", limits)])?;
+        eventually(SOON, "requests are translated", async || {
+            let made = try_create(&client, &probe).await?;
+            ensure!(annotation(&made, names::ADOPTED).is_some(), "{source}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn namespace(client: &Client, name: &str, labels: Value) -> Result<()> {
     let namespace = json!({"metadata": {"name": name, "labels": labels}});
     let namespace: Namespace = serde_json::from_value(namespace)?;
     let all = Api::<Namespace>::all(client.clone());
@@ -65,7 +76,7 @@ async fn namespace(client: &Client, name: &str, labels: Value) -> Result<()> {
 }
 
 /// A pod of containers with these limits.
-fn of(namespace: &str, annotations: Value, containers: &[(&str, Value)]) -> Result<Pod> {
+pub(crate) fn of(namespace: &str, annotations: Value, containers: &[(&str, Value)]) -> Result<Pod> {
     let containers: Vec<_> = containers
         .iter()
         .map(|(name, limits)| json!({"name": name, "resources": {"limits": limits}}))
@@ -221,6 +232,13 @@ async fn requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus() -> 
             "hami",
         ),
         (
+            hami(json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"})),
+            "512",
+            None,
+            false,
+            "hami",
+        ),
+        (
             hami(
                 json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "9", "nvidia.com/gpucores": "30"}),
             ),
@@ -316,6 +334,15 @@ async fn requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus() -> 
         };
         foretold(&asked, &made, &labels).context(request.to_string())?;
         assert_eq!(limits(&made)?, [mib(amount)], "{request}");
+        let percentages = [
+            "nvidia.com/gpumem-percentage",
+            "volcano.sh/vgpu-memory-percentage",
+        ];
+        let percentage = percentages.iter().find_map(|key| request[*key].as_str());
+        let percentage =
+            percentage.filter(|_| !exclusive && request["nvidia.com/gpumem"].is_null());
+        let part = format!("{}main", names::GPU_MEM_PERCENTAGE_OF);
+        assert_eq!(annotation(&made, &part), percentage, "{request}");
         let count = format!("{}main", names::GPU_COUNT_OF);
         assert_eq!(annotation(&made, &count), gpus, "{request}");
         assert_eq!(
@@ -394,7 +421,6 @@ async fn annotations_of_hami_that_choose_gpus_become_those_of_gpustow() -> Resul
 async fn requests_that_cannot_be_translated_are_refused_and_others_pass() -> Result<()> {
     let client = adopting().await?.admin()?;
     namespace(&client, "unknown", json!({names::ADOPT_LABEL: "nvshare"})).await?;
-    let half = json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"});
     let memory = json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "9"});
     let whole = json!({"nvidia.com/gpu": "1"});
     let volcano = json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "9"});
@@ -402,10 +428,10 @@ async fn requests_that_cannot_be_translated_are_refused_and_others_pass() -> Res
     let gpushare = json!({names::GPUSHARE_MEM: "3"});
     let hami = "gpustow cannot translate a request of HAMi for whole GPUs in one container";
     let too_much = json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "101"});
-    let percent = json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory-percentage": "5"});
+    let percent =
+        json!({"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory-percentage": "500"});
     let volcanos = "gpustow cannot translate a request of Volcano";
     let rows = [
-        of("probe-hami", json!({}), &[("a", half)]).map(|pod| (pod, hami)),
         of("probe-hami", json!({}), &[("a", memory), ("b", whole.clone())]).map(|pod| (pod, hami)),
         of("probe-volcano", grouped, &[("a", volcano.clone())])
             .map(|pod| (pod, volcanos)),

@@ -3,6 +3,7 @@
 
 mod admission_options;
 mod adopt;
+mod adopt_webhook;
 mod after_filter;
 mod agent;
 mod agent_capacity;
@@ -37,6 +38,7 @@ mod manifests;
 mod moving;
 mod observability;
 mod packing;
+mod percentage;
 mod places;
 mod policies;
 mod preemption;

@@ -175,6 +175,8 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GPU_MEM,
         names::GPU_COUNT,
         names::GPU_COUNT_OF,
+        names::GPU_MEM_PERCENTAGE,
+        names::GPU_MEM_PERCENTAGE_OF,
         names::EXCLUSIVE,
         names::MEM_LIMIT,
         names::MEM_LIMIT_OF,
@@ -231,6 +233,7 @@ fn no_file_invents_a_name() -> Result<()> {
         ".gpustow.dev/",
         // The webhooks.
         "pods.gpustow.dev",
+        "adopt.gpustow.dev",
         "queue.gpustow.dev",
     ];
     let is_part = |c: char| c.is_ascii_alphanumeric() || "./-".contains(c);

@@ -25,8 +25,9 @@ pub(crate) struct Webhook {
 }
 
 /// The configurations that call it, and where: the second one with a line.
-const CALLED: [(&str, &str); 2] = [
+const CALLED: [(&str, &str); 3] = [
     (names::WEBHOOK_CONFIGURATION, "mutate"),
+    (names::ADOPT, "adopt"),
     (names::QUEUE, "queue"),
 ];
 

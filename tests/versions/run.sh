@@ -32,6 +32,11 @@ all gates come off before gpustow goes|attack::line::before_gpustow_goes_one_com
 the next in line is bound|queue::the_next_in_turn_is_bound_when_one_leaves
 what preempts deletes no other pod|attack::scattered::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy
 webhook equals policies|webhook::of_a_pod_comes_the_same_by_webhook_and_by_policy|1.34
+other sharers' requests are translated|adopt::requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus
+gpushare's too, with its variables|adopt::gpushare_requests_become_mib_and_programs_find_the_old_units
+those that cannot be are refused|adopt::requests_that_cannot_be_translated_are_refused_and_others_pass
+a pod of gpushare is bound|adopt::pod_of_gpushare_is_bound_to_a_gpu_with_room
+the same by webhook and by policy|adopt_webhook::requests_become_the_same_by_webhook_and_by_policy|1.34
 helm test places a pod|helm::helm_test_ends_well_once_its_pod_has_a_gpu
 installed, upgraded, removed by Helm|helm::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
 the same by Helm 3|helm3::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are

@@ -11,8 +11,8 @@
 {{- if and .Values.guard (has (include "gpustow.admission" .) (list "webhook" "none")) }}
 {{- fail "guard: it needs policies that change pods, of Kubernetes 1.36, or of 1.34 with the feature gate: set guard=false" }}
 {{- end }}
-{{- if and .Values.adopt (has (include "gpustow.admission" .) (list "webhook" "none")) }}
-{{- fail "adopt: it needs policies that change pods, of Kubernetes 1.36, or of 1.34 with the feature gate: set adopt=false" }}
+{{- if and .Values.adopt (eq (include "gpustow.admission" .) "none") }}
+{{- fail "adopt: it needs policies or a webhook that change pods: set adopt=false or another admission" }}
 {{- end }}
 {{- if and (ne (include "gpustow.queue" .) "Off") (eq (include "gpustow.admission" .) "none") }}
 {{- fail "config.queue.mode: the queue needs policies or a webhook that change pods: set config.queue.mode=Off or another admission" }}

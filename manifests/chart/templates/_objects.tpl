@@ -18,7 +18,9 @@
 {{- end }}
 {{- if .Values.adopt }}
 {{- $files = append $files "adopt/policy.yaml" }}
-{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/adopt-v1beta1/policies.yaml" }}{{- end }}
+{{- if eq $admission "v1beta1" }}{{- $files = append $files "overlays/adopt-v1beta1/policies.yaml" }}
+{{- else if eq $admission "webhook" }}{{- $files = concat $files (list "adopt-webhook/rbac.yaml" "adopt-webhook/webhook.yaml") }}
+{{- end }}
 {{- end }}
 {{- if .Values.guard }}
 {{- $files = append $files "guard/policy.yaml" }}
