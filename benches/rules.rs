@@ -42,7 +42,7 @@ fn main() {
     let one = uuid(NODES / 2, 3);
     let (mut without, mut beside) = (Vec::new(), Vec::new());
     for call in 0..CALLS {
-        let pod = pod(call, &json!({}));
+        let pod = pod("plain", call, &json!({}));
         without.push(ask(&mut plain, &pod, &names));
         beside.push(ask(&mut ruled, &pod, &names));
     }
@@ -62,7 +62,7 @@ fn main() {
         ),
     ] {
         let calls = (0..CALLS).map(|call| {
-            let pod = pod(call, &annotations);
+            let pod = pod(what, call, &annotations);
             ask(&mut ruled, &pod, &names)
         });
         row(&format!("with {what}"), calls.collect());
@@ -117,12 +117,10 @@ fn cluster(annotations: &Value) -> (Ledger, Vec<String>) {
     (ledger, names)
 }
 
-fn pod(call: u64, annotations: &Value) -> PodFacts {
-    facts(body(
-        &format!("new-{call}"),
-        9_000 + call,
-        annotations.clone(),
-    ))
+/// One whose UID no other kind has: a pod that is gone stays so.
+fn pod(kind: &str, call: u64, annotations: &Value) -> PodFacts {
+    let name = format!("{kind}-{call}");
+    facts(body(&name, 9_000 + call, annotations.clone()))
 }
 
 fn body(name: &str, mib: u64, annotations: Value) -> Value {
