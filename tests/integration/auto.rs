@@ -7,14 +7,15 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use gpustow_advice::History;
 use gpustow_api::owner::Owner;
 use gpustow_api::workload::{ContainerHistory, TargetRef, name_of};
-use gpustow_api::{GpuWorkload, GpuWorkloadSpec, names};
+use gpustow_api::{GpuWorkload, GpuWorkloadSpec, names, quantity};
 use gpustow_pack::Mib;
+use gpustow_policies::auto;
 use gpustow_testkit::{Case, eventually, wait_bound};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::ResourceExt as _;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::support::{SOON, rig, rounds};
@@ -98,6 +99,36 @@ async fn admitted(case: &Case, pod: &Pod) -> Result<Pod> {
     Ok(case.pods().create(&params, pod).await?)
 }
 
+/// What `kubectl gpustow fit` says that the API server would make of it.
+async fn foreseen(case: &Case, mut pod: Pod) -> Result<Pod> {
+    let namespaces = Api::<Namespace>::all(case.client.clone());
+    let namespace = namespaces.get(&case.namespace).await?;
+    let histories = Api::<GpuWorkload>::namespaced(case.client.clone(), &case.namespace);
+    let histories = histories.list(&ListParams::default()).await?.items;
+    auto::admit(&mut pod, &namespace, &histories, names::GPU_MEM)?;
+    Ok(pod)
+}
+
+/// Do both give the pod the same amount, limit and word about it?
+async fn is_foreseen(case: &Case, pod: &Pod) -> Result<()> {
+    let said = |pod: &Pod| -> Result<_> {
+        let spec = pod.spec.as_ref().context("no spec")?;
+        let limits = spec.containers[0].resources.as_ref();
+        let limits = limits.and_then(|it| it.limits.as_ref());
+        let amount = limits.and_then(|it| it.get(names::GPU_MEM));
+        let notes = pod.annotations();
+        let limit = notes.get(&format!("{}main", names::MEM_LIMIT_OF));
+        let amount = amount.map(|it| quantity::rounded_up(it, 1));
+        Ok((amount, limit.cloned(), notes.get(names::GPU_MEM).cloned()))
+    };
+    let (one, other) = (
+        admitted(case, pod).await?,
+        foreseen(case, pod.clone()).await?,
+    );
+    ensure!(said(&one)? == said(&other)?, "{one:?} and {other:?}");
+    Ok(())
+}
+
 /// Amount, limit, where the amount is from, and whether the container gets its devices.
 fn got(pod: &Pod) -> Result<(String, Option<String>, String, bool)> {
     let spec = pod.spec.as_ref().context("no spec")?;
@@ -163,6 +194,10 @@ async fn new_pod_of_a_known_workload_gets_its_amount_in_every_try() -> Result<()
         })
         .await?;
     }
+    for (kind, owner) in kinds {
+        is_foreseen(&case, &pod(&case, kind, owner, "web:1")).await?;
+        is_foreseen(&case, &pod(&case, kind, owner, "web:2")).await?;
+    }
     let binding = "mutatingadmissionpolicybinding/gpustow-auto";
     let expected = p95("auto-p95");
     for round in 0..rounds()? {
@@ -202,6 +237,9 @@ async fn pod_without_a_history_gets_the_default_or_a_reason() -> Result<()> {
         let refused = admitted(&case, &new()).await;
         let refused = refused.err().context("it is admitted")?.to_string();
         ensure!(refused.contains(text), "{refused}");
+        let foreseen = foreseen(&case, new()).await.err();
+        let foreseen = foreseen.context("it is foreseen")?.to_string();
+        ensure!(refused.contains(&foreseen), "{refused} and {foreseen}");
         anyhow::Ok(())
     };
     eventually(SOON, "the policy is in force", async || {
@@ -233,6 +271,7 @@ async fn pod_without_a_history_gets_the_default_or_a_reason() -> Result<()> {
         .insert(names::GPU_COUNT.to_owned(), "2".to_owned());
     let (amount, _, from, _) = got(&admitted(&case, &own).await?)?;
     assert_eq!((&*amount, &*from), ("24k", "auto-default"));
+    is_foreseen(&case, &own).await?;
     let own = json!({ "limits": { names::GPU_MEM: "500" } });
     let mut said = pod(&case, "ReplicaSet", "web-5f9474c99c", "web:1");
     if let Some(spec) = &mut said.spec {

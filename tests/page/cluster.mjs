@@ -38,6 +38,20 @@ export function pod(namespace, name, mib, { node, uuid, charged = mib, message, 
   };
 }
 
+/// What a StatefulSet's pods used, and should request.
+export function history(namespace, name, mib) {
+  return {
+    kind: "GpuWorkload", apiVersion: "gpustow.dev/v1alpha1", metadata: { namespace, name: `statefulset-${name}` },
+    spec: {
+      targetRef: { kind: "StatefulSet", name },
+      containers: [{
+        name: "main", image: "", gpuMiB: 81920, advice: { p95MiB: mib, p99MiB: mib, limitMiB: mib, enough: true },
+        history: { buckets: {}, total: 0, first: 0, last: 0, samples: 1440, peakMiB: mib },
+      }],
+    },
+  };
+}
+
 /// Every fiftieth node's agent is silent.
 const silent = (number) => number % 50 === 7;
 

@@ -10,7 +10,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { chromium } from "playwright-core";
-import { HOSTILE, cluster, hostile, pod } from "./cluster.mjs";
+import { HOSTILE, cluster, history, hostile, pod } from "./cluster.mjs";
 
 const [program, browserPath, option, folder] = process.argv.slice(2);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
@@ -223,6 +223,30 @@ const cases = {
     await page.getByRole("button", { name: "javascript:alert(1)" }).click();
     await page.waitForSelector("pre");
     assert.equal(await page.evaluate(() => window.hostile), undefined);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "a pod's bar marks what it requests, uses and should request"() {
+    const made = cluster(1, 1);
+    const uuid = made.items.find(({ kind }) => kind === "GpuNode").status.gpus[0].uuid;
+    made.items = made.items.filter(({ spec }) => spec.nodeName !== "gpu-0000");
+    made.items.push(pod("team", "web-0", 8192, { node: "gpu-0000", uuid, set: "web" }));
+    made.items.push(pod("team", "new-0", 1024, { node: "gpu-0000", uuid, set: "new" }));
+    made.items.find(({ kind }) => kind === "GpuNode").status.gpus[0].pods = [{ uid: "uid-team-web-0", usedMiB: 2048 }];
+    made.items.push(history("team", "web", 4096));
+    const { url } = await serve(made);
+    const { page, wrong, context } = await open(url);
+    const web = page.locator("[title='team/web-0: 8 GiB requested, 2 GiB in use, 4 GiB advised']");
+    await web.waitFor();
+    const marks = await web.locator("i").evaluateAll((all) => all.map((it) => [it.className, it.style.left]));
+    assert.deepEqual(marks, [["used", "25%"], ["advised", "50%"]]);
+    await page.locator("[title^='team/new-0: 1 GiB requested']:not([title*='advised'])").waitFor();
+    const label = await page.locator(".bar").first().getAttribute("aria-label");
+    assert.match(label, /, available [\d.]+ GiB[,.] .*web-0 8 GiB requested, 2 GiB in use, 4 GiB advised/);
+    await accessible(page, "advice");
+    await page.keyboard.press("2");
+    assert.ok(!(await page.locator("#table").textContent()).includes("NaN"));
     assert.deepEqual(wrong, []);
     await context.close();
   },

@@ -19,6 +19,7 @@ use kube::ResourceExt as _;
 use kube::core::{Selector, SelectorExt as _};
 
 use crate::Error;
+use crate::advised::Advised;
 use crate::owner::{self, Other};
 use crate::state;
 use crate::system::{Seen, System};
@@ -53,6 +54,8 @@ pub struct Cluster {
     pub others: BTreeMap<Arc<str>, Other>,
     /// DeviceClasses that map an extended resource to devices, with that resource.
     pub device_classes: Vec<(String, String)>,
+    /// What workloads should request; empty if histories may not be read.
+    pub advised: Advised,
     /// ConfigMaps of gpustow's namespace; None if they may not be read.
     pub configs: Option<Vec<ConfigMap>>,
     /// The GpustowConfig as it was read.
@@ -116,6 +119,7 @@ impl Cluster {
             unasking: BTreeMap::new(),
             others: BTreeMap::new(),
             device_classes: Vec::new(),
+            advised: Advised::default(),
             configs: None,
             config: Seen::NotThere,
             spec,

@@ -4,6 +4,7 @@
 //! It works with the extender down. It does not know reservations in flight, which only the extender's
 //! memory has, and it writes nothing.
 
+mod advised;
 mod cluster;
 mod error;
 mod lent;
@@ -15,6 +16,7 @@ pub mod system;
 mod trial;
 mod units;
 
+pub use advised::Advised;
 pub use cluster::{Cluster, PodInfo, Scope};
 pub use error::Error;
 pub use gpustow_settings::{Feature, Right};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt as _};
-use gpustow_api::{GpuNode, GpustowConfig, PodGroup, PodObject};
+use gpustow_api::{GpuNode, GpuWorkload, GpustowConfig, PodGroup, PodObject};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -75,6 +75,14 @@ impl Live {
                         Change::Reset(configs) => configs.into_iter().next(),
                     };
                     cluster.set_config(config.map_or(Seen::NotThere, Seen::Read));
+                },
+            );
+            live.follow(
+                watched(Api::<GpuWorkload>::all(client.clone())),
+                |cluster, change| match change {
+                    Change::Apply(workload) => cluster.advised.apply(workload),
+                    Change::Delete(workload) => cluster.advised.delete(&workload),
+                    Change::Reset(workloads) => cluster.advised.reset(workloads),
                 },
             );
             live.follow(

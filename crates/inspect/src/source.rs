@@ -247,6 +247,7 @@ pub fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.reset_gpunodes(lists.gpunodes);
     cluster.reset_pod_groups(&lists.pod_groups);
     cluster.reset_pods(lists.pods);
+    cluster.advised.reset(lists.workloads);
     cluster.kept_places = said_of_places(lists.events);
     cluster.device_classes = lists.device_classes;
     cluster.configs = lists.configs;

@@ -4,31 +4,47 @@ use std::io::{Read as _, Write};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use gpustow_inspect::Cluster;
-use gpustow_policies::keys;
-use k8s_openapi::api::core::v1::Pod;
+use gpustow_api::{BadRequest, GpuWorkload};
+use gpustow_inspect::{Cluster, load};
+use gpustow_policies::{auto, keys};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::ResourceExt as _;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::Answer;
+use crate::args::Global;
 use crate::output::Format;
 use crate::why;
 
 /// Answers for every pod of the file, each as if it were alone.
-pub(crate) fn run(
-    cluster: &Cluster,
+pub(crate) async fn run(
+    global: &Global,
     file: &Path,
     format: Format,
-    out: &mut dyn Write,
+    out: &mut (dyn Write + Send),
 ) -> Result<Answer> {
+    let cluster = load(&global.source).await?;
+    let cluster = &cluster;
+    let mut pods = pods(file)?;
+    let wants = |pod: &Pod| auto::wants(pod, cluster.resource());
+    let known = match pods.iter().any(wants) {
+        true => Some(Known::read(global).await?),
+        false => None,
+    };
     let mut answer = Answer::Yes;
-    for (number, pod) in pods(file)?.iter().enumerate() {
+    for (number, pod) in pods.iter_mut().enumerate() {
+        let admitted = match known.as_ref().filter(|_| wants(pod)) {
+            Some(known) => known.admit(pod, cluster, global.namespace.as_deref())?,
+            None => Ok(()),
+        };
+        let pod = &*pod;
         let facts = cluster.facts(pod).context("the pod cannot be read")?;
-        if facts
-            .request
-            .as_ref()
-            .is_ok_and(|request| request.is_empty())
+        if admitted.is_ok()
+            && facts
+                .request
+                .as_ref()
+                .is_ok_and(|request| request.is_empty())
         {
             match keys::unasked(pod.annotations(), cluster.resource()) {
                 Some(missing) => bail!("{}: {missing}", facts.name),
@@ -42,7 +58,9 @@ pub(crate) fn run(
         if number > 0 {
             writeln!(out, "{}", if format == Format::Yaml { "---" } else { "" })?;
         }
-        let why = match unlimited(pod, cluster.resource()).or_else(|| unknown(cluster, pod)) {
+        let wrong = admitted.err().map(|refusal| refusal.to_string());
+        let wrong = wrong.or_else(|| unlimited(pod, cluster.resource()));
+        let why = match wrong.or_else(|| unknown(cluster, pod)) {
             Some(refusal) => why::refused(cluster, &facts, refusal),
             None => why::waiting(cluster, pod, &facts),
         };
@@ -53,6 +71,48 @@ pub(crate) fn run(
         why.print(format, out)?;
     }
     Ok(answer)
+}
+
+/// What the API server asks when a pod leaves its amount to the history.
+struct Known {
+    namespaces: Vec<Namespace>,
+    workloads: Vec<GpuWorkload>,
+}
+
+impl Known {
+    async fn read(global: &Global) -> Result<Self> {
+        Ok(Self {
+            namespaces: global.source.namespaces().await?,
+            workloads: global.source.workloads().await?,
+        })
+    }
+
+    /// Gives the pod its amount, or what the API server would say.
+    fn admit(
+        &self,
+        pod: &mut Pod,
+        cluster: &Cluster,
+        named: Option<&str>,
+    ) -> Result<std::result::Result<(), BadRequest>> {
+        let own = pod.metadata.namespace.as_deref().or(named);
+        let name = own.or(cluster.namespace.as_deref()).unwrap_or("default");
+        let namespace = self
+            .namespaces
+            .iter()
+            .find(|it| it.metadata.name.as_deref() == Some(name));
+        let namespace = namespace.with_context(|| {
+            format!(
+                "no namespace {name}: it says what a pod with {}: auto gets; try -n",
+                cluster.resource()
+            )
+        })?;
+        Ok(auto::admit(
+            pod,
+            namespace,
+            &self.workloads,
+            cluster.resource(),
+        ))
+    }
 }
 
 /// What the policies say of annotations that gpustow does not have.
@@ -136,6 +196,13 @@ fn pod(object: &Value) -> Result<Option<Pod>> {
         .pointer("/metadata/name")
         .cloned()
         .unwrap_or_else(|| json!("unnamed"));
+    if !is_pod {
+        // The history is that of the workload.
+        pod["metadata"]["namespace"] = object["metadata"]["namespace"].clone();
+        pod["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": object["apiVersion"], "kind": object["kind"], "name": name, "uid": "not-created", "controller": true,
+        }]);
+    }
     pod["metadata"]["name"] = name;
     pod["metadata"]["uid"] = json!("not-created");
     serde_json::from_value(pod).map(Some).context("not a pod")

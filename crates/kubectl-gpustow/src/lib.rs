@@ -74,7 +74,9 @@ pub async fn run(args: Args, out: &mut (dyn Write + Send), screen: Screen) -> Re
             why.print(answer.format, out)?;
             Ok(why.answer())
         }
-        Command::Fit { file, answer } => fit::run(&*cluster().await?, &file, answer.format, out),
+        Command::Fit { file, answer } => {
+            Box::pin(fit::run(&global, &file, answer.format, out)).await
+        }
         Command::Adopt(args) => Box::pin(adopt::run(&global, &args, out, screen)).await,
         Command::Advise(args) => Box::pin(advise::run(&global, &args, out, screen)).await,
         Command::Whatif(args) => Box::pin(whatif::run(&global.source, &args, out, screen)).await,

@@ -12,7 +12,7 @@ use gpustow_inspect::{
 };
 use gpustow_ledger::{NodeView, Shortfall};
 use gpustow_pack::{Choice, Mib};
-use gpustow_policies::keys;
+use gpustow_policies::{auto, keys};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, Serializer};
 
@@ -180,6 +180,12 @@ fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     }
 }
 
+/// Where the amount is from, if a policy gave it.
+fn origin(cluster: &Cluster, pod: &Pod) -> Option<String> {
+    let origin = auto::origin(pod, cluster.resource())?;
+    Some(format!("by {}: auto: {origin}", cluster.resource()))
+}
+
 /// Annotations that look like gpustow's and are not known: policies refuse them, but for those of a later
 /// version, and those that were there before them.
 fn unknown(cluster: &Cluster, pod: &Pod) -> Vec<String> {
@@ -205,6 +211,7 @@ pub(crate) fn refused(cluster: &Cluster, facts: &PodFacts, refusal: String) -> W
 /// What there is to say about a pod that is not bound, or not even created.
 pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let mut why = about(cluster, facts, "Why");
+    why.asks.extend(origin(cluster, pod));
     why.unknown = unknown(cluster, pod);
     why.scheduler_said = state::said(pod).map(str::to_owned);
     if let Err(bad) = &facts.request {
@@ -385,6 +392,7 @@ fn place_gpu(gpu: String, requested: Mib, room: Mib) -> LocationGpu {
 fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     let facts = &pod.facts;
     let mut why = about(cluster, facts, "Why");
+    why.asks.extend(origin(cluster, &pod.object));
     why.unknown = unknown(cluster, &pod.object);
     why.verdict = Verdict::Running;
     let node = facts.node.as_deref().unwrap_or_default();

@@ -63,10 +63,19 @@ pub fn ahead(annotations: &BTreeMap<String, String>) -> Vec<&str> {
 /// What is missing from a pod that asks for no `resource` and bears an annotation of gpustow's all the same.
 #[must_use]
 pub fn unasked(annotations: &BTreeMap<String, String>, resource: &str) -> Option<BadRequest> {
-    let key = annotations.keys().find(|key| is_ours(key))?;
+    let is_auto = annotations
+        .get(resource)
+        .is_some_and(|it| it.starts_with("auto"));
+    let (key, problem) = if is_auto {
+        let problem = "no policy gave the pod an amount when it was created: see `kubectl gpustow check`, or write an amount";
+        (resource, problem.to_owned())
+    } else {
+        let key = annotations.keys().find(|key| is_ours(key))?;
+        (key.as_str(), unasked_says(resource))
+    };
     Some(BadRequest {
         field: format!("metadata.annotations[{key}]"),
-        problem: unasked_says(resource),
+        problem,
     })
 }
 

@@ -3,6 +3,7 @@
 
 pub mod admission;
 pub mod adopt;
+pub mod auto;
 pub mod keys;
 pub mod manifests;
 pub mod mutate;

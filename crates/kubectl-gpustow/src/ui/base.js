@@ -50,12 +50,18 @@ function loan(gpu) {
   return `${lent}${from}${lent && "."}${kept}`;
 }
 
+// What a pod requests of a GPU, uses there, and should request.
+export function ofPod(held, used, advised) {
+  return `${memory(held)} requested` + (used === null ? "" : `, ${memory(used)} in use`) +
+    (advised === null ? "" : `, ${memory(advised)} advised`);
+}
+
 export function describe(gpu) {
-  const pods = gpu.pods.map(([name, held]) => `${name} ${memory(held)}`).join(", ");
+  const pods = gpu.pods.map(([name, ...amounts]) => `${name} ${ofPod(...amounts)}`).join(", ");
   const others = gpu.others.length ? ` (${gpu.others.join(", ")})` : "";
   const unmanaged = gpu.unmanaged ? `, outside gpustow pods ${memory(gpu.unmanaged)}${others}` : "";
   const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";
   return `GPU ${gpu.gpu}, ${gpu.model}: ${memory(gpu.held)} of ${memory(gpu.capacity)} requested, ` +
-    `${memory(gpu.used)} in use, available ${memory(gpu.room)}${unmanaged}${sick}. ${pods || "No pods"}. ` +
+    `${memory(gpu.used)} in use, available ${memory(gpu.available)}${unmanaged}${sick}. ${pods || "No pods"}. ` +
     `Memory limits: ${gpu.noLimit ?? "hold"}.${loan(gpu)}`;
 }

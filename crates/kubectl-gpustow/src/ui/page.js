@@ -1,6 +1,6 @@
 // The page: one stream of events, one picture of the cluster, text only. Memory comes in MiB.
 
-import { $, age, colour, describe, isBad, make, memory, natural, percent } from "./base.js";
+import { $, age, colour, describe, isBad, make, memory, natural, ofPod, percent } from "./base.js";
 import * as overview from "./overview.js";
 import { drawTable, drawTeams, drawWaiting, firstPage, nothing } from "./tabs.js";
 
@@ -17,11 +17,17 @@ function bar(gpu) {
   bar.setAttribute("role", "img");
   bar.setAttribute("aria-label", describe(gpu));
   const requests = make("div", "requests");
-  for (const [name, held, used] of gpu.pods) {
+  for (const [name, held, used, advised] of gpu.pods) {
     if (!held) continue;
     const segment = make("span", colour(name.split("/", 1)[0]), name.slice(name.indexOf("/") + 1));
     segment.style.width = percent(held, gpu.total);
-    segment.title = `${name}: ${memory(held)} requested` + (used === null ? "" : `, ${memory(used)} in use`);
+    segment.title = `${name}: ${ofPod(held, used, advised)}`;
+    for (const [kind, amount] of [["used", used], ["advised", advised]]) {
+      if (amount === null) continue;
+      const mark = make("i", kind);
+      mark.style.left = percent(amount, held);
+      segment.append(mark);
+    }
     requests.append(segment);
   }
   if (gpu.unmanaged) {

@@ -98,10 +98,13 @@ fn node(cluster: &Cluster, loans: &Loans<'_>, owners: &Owners<'_>, view: &NodeVi
                 .pods
                 .iter()
                 .map(|pod| {
+                    let info = cluster.pods.get(&pod.uid);
+                    let advised = info.and_then(|it| cluster.advised.on(it, &card.uuid));
                     json!([
                         format!("{}/{}", pod.namespace, pod.name),
                         pod.charged.0,
-                        pod.used.map(|it| it.0)
+                        pod.used.map(|it| it.0),
+                        advised.map(|it| it.0)
                     ])
                 })
                 .collect();

@@ -33,7 +33,7 @@ export const nothing = (text) => make("p", "nothing", text);
 export function drawTable(chosen, whenNone) {
   const rows = chosen.flatMap(({ name, data }) => data.gpus.map((gpu) => [
     name, gpu.gpu, gpu.model, gpu.sick || data.state || "ready", memory(gpu.held), memory(gpu.used),
-    memory(gpu.room), memory(gpu.unmanaged),
+    memory(gpu.available), memory(gpu.unmanaged),
     [...gpu.pods.map(([pod, held]) => `${pod} ${memory(held)}`), ...gpu.others].join(", "),
   ]));
   if (!rows.length) return $("table").replaceChildren(whenNone());

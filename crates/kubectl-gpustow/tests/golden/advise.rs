@@ -34,7 +34,7 @@ fn holder(kind: &str, name: &str, number: u64, on: &str, mib: u64) -> Value {
 }
 
 /// A history of these MiB, one a minute.
-fn workload(kind: &str, name: &str, minutes: u64, mib: impl Fn(u64) -> u64) -> Value {
+pub(crate) fn workload(kind: &str, name: &str, minutes: u64, mib: impl Fn(u64) -> u64) -> Value {
     let mut history = History::default();
     for minute in 0..minutes {
         history.add(Mib(mib(minute)), 60 * minute as i64);

@@ -29,6 +29,15 @@ impl Files {
         Ok(Self(folder))
     }
 
+    /// A file beside the folder's list that commands do not read as a part of the cluster.
+    pub(crate) fn file(&self, name: &str, object: &Value) -> Result<String> {
+        let folder = self.0.join("other");
+        std::fs::create_dir_all(&folder)?;
+        let path = folder.join(name);
+        std::fs::write(&path, object.to_string())?;
+        Ok(path.display().to_string())
+    }
+
     pub(crate) async fn ask(&self, command: &str) -> Result<(Answer, String)> {
         output_of(&self.0, command, Screen::default()).await
     }

@@ -3,6 +3,7 @@
 
 mod adopt;
 mod advise;
+mod auto;
 mod capacity;
 mod check;
 mod cordons;

@@ -1,0 +1,76 @@
+//! What pods should request, by the histories of their workloads.
+
+use std::collections::HashMap;
+
+use gpustow_api::GpuWorkload;
+use gpustow_api::owner::{self, Owner};
+use gpustow_pack::Mib;
+use kube::ResourceExt as _;
+
+use crate::PodInfo;
+
+/// The advice that may be followed, by namespace and workload.
+#[derive(Debug, Default)]
+pub struct Advised(HashMap<(String, Owner), Vec<Container>>);
+
+#[derive(Debug)]
+struct Container {
+    name: String,
+    image: String,
+    p95: Mib,
+}
+
+impl Advised {
+    /// A history is new or has changed.
+    pub(crate) fn apply(&mut self, workload: GpuWorkload) {
+        let key = key(&workload);
+        let enough = workload.spec.containers.into_iter();
+        let enough = enough.filter(|it| it.advice.enough).map(|it| Container {
+            name: it.name,
+            image: it.image,
+            p95: Mib(it.advice.p95_mib),
+        });
+        self.0.insert(key, enough.collect());
+    }
+
+    /// A history is gone.
+    pub(crate) fn delete(&mut self, workload: &GpuWorkload) {
+        self.0.remove(&key(workload));
+    }
+
+    /// These are all histories.
+    pub(crate) fn reset(&mut self, workloads: Vec<GpuWorkload>) {
+        self.0.clear();
+        workloads.into_iter().for_each(|it| self.apply(it));
+    }
+
+    /// What the containers of a pod that have this GPU should request of it; none if there is no advice for one of them.
+    pub fn on(&self, pod: &PodInfo, uuid: &str) -> Option<Mib> {
+        let key = (
+            pod.facts.namespace.to_string(),
+            owner::workload(&pod.object),
+        );
+        let advised = self.0.get(&key)?;
+        let assignment = pod.facts.assignment.as_ref()?.as_ref().ok()?;
+        let here = assignment.containers.iter();
+        let mut here = here.filter(|(_, uuids)| uuids.iter().any(|it| **it == *uuid));
+        let spec = pod.object.spec.as_ref()?;
+        here.try_fold(Mib::ZERO, |sum, (name, _)| {
+            let image = spec.containers.iter().find(|it| *it.name == **name)?;
+            let image = image.image.as_deref().unwrap_or_default();
+            let of = advised
+                .iter()
+                .find(|it| *it.name == **name && it.image == image)?;
+            Some(sum + of.p95)
+        })
+    }
+}
+
+fn key(workload: &GpuWorkload) -> (String, Owner) {
+    let target = &workload.spec.target_ref;
+    let owner = Owner {
+        kind: target.kind.clone(),
+        name: target.name.clone(),
+    };
+    (workload.namespace().unwrap_or_default(), owner)
+}
