@@ -2,6 +2,8 @@
 //! on the second. Pods are put on a GPU until their requests fill it, and the minutes count in which they together use
 //! more than it has.
 
+use std::str::FromStr;
+
 use anyhow::{Context as _, Result, ensure};
 use gpustow_advice::{History, advise_at};
 use gpustow_pack::Mib;
@@ -54,6 +56,10 @@ pub fn series(text: &str) -> Result<Vec<Series>> {
 }
 
 impl Series {
+    pub(crate) fn new(samples: Vec<(i64, Mib)>) -> Self {
+        Self(samples)
+    }
+
     fn spans(&self) -> i64 {
         let ends = self.0.first().zip(self.0.last());
         ends.map_or(0, |((first, _), (last, _))| last - first)
@@ -74,14 +80,13 @@ impl Series {
         self.0.iter().map(part).collect()
     }
 
-    /// What is advised at p95 from all of it, in millionths of the peak.
-    pub(crate) fn advised(&self) -> u64 {
+    /// What the pod requests if all of it is known, in millionths of the peak.
+    pub(crate) fn request(&self, request: Request) -> u64 {
         let mut history = History::default();
         let samples = self.0.iter();
         samples.for_each(|(at, used)| history.add(*used, *at));
         let peak = self.peak();
-        let request = advise_at(&history, peak, 950).map_or(peak, |advice| advice.request);
-        request.0.saturating_mul(1_000_000) / peak.0.max(1)
+        request.of(&history, peak, peak).0.saturating_mul(1_000_000) / peak.0.max(1)
     }
 
     /// The history of the first half of the time, and the samples of the second.
@@ -125,6 +130,31 @@ impl Request {
             Self::HalfPeak => "half of peak".to_owned(),
         }
     }
+
+    /// What a pod with this history and this peak requests on a GPU of this size.
+    fn of(self, history: &History, peak: Mib, gpu: Mib) -> Mib {
+        match self {
+            Self::Peak => peak,
+            Self::HalfPeak => Mib(peak.0 / 2),
+            Self::Advised(permille) => {
+                advise_at(history, gpu, permille).map_or(peak, |advice| advice.request)
+            }
+        }
+    }
+}
+
+impl FromStr for Request {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "peak" => Ok(Self::Peak),
+            "half" => Ok(Self::HalfPeak),
+            "p95" => Ok(Self::Advised(950)),
+            "p99" => Ok(Self::Advised(990)),
+            _ => Err(format!("{text:?} is none of p95, p99, peak, half")),
+        }
+    }
 }
 
 /// One way to request on GPUs of one size, over all seeds.
@@ -157,13 +187,7 @@ pub fn judge(
         let requests: Vec<Mib> = halves
             .iter()
             .zip(&peaks)
-            .map(|((history, _), peak)| match request {
-                Request::Peak => *peak,
-                Request::HalfPeak => Mib(peak.0 / 2),
-                Request::Advised(permille) => {
-                    advise_at(history, gpu, permille).map_or(*peak, |advice| advice.request)
-                }
-            })
+            .map(|((history, _), peak)| request.of(history, *peak, gpu))
             .collect();
         let runs: Vec<(f64, f64)> = seeds
             .clone()
@@ -218,7 +242,37 @@ fn that_fit(order: &[usize], requests: &[Mib], gpu: Mib) -> usize {
     sums.take_while(|sum| *sum <= gpu).count()
 }
 
-/// The judgements as a table.
+/// What advice is to come to on GPUs of any size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    /// What pods request.
+    pub request: String,
+    /// Minutes over the GPU's size at most, in percent.
+    pub most_over_pct: f64,
+    /// Pods at least, relative to requests at the peak.
+    pub least_pods: f64,
+    /// Is it so on GPUs of every size that was judged?
+    pub met: bool,
+}
+
+/// The goals, and whether these judgements meet them.
+#[must_use]
+pub fn goals(judged: &[Judged]) -> Vec<Goal> {
+    let goal = |permille, most_over_pct, least_pods| {
+        let request = Request::Advised(permille).name();
+        let mut of_it = judged.iter().filter(|it| it.request == request);
+        let met = of_it.all(|it| it.over_pct.mean <= most_over_pct && it.pods.mean >= least_pods);
+        Goal {
+            request,
+            most_over_pct,
+            least_pods,
+            met,
+        }
+    };
+    vec![goal(990, 0.1, 1.1), goal(950, 2.0, 1.3)]
+}
+
+/// The judgements as a table, and which goals they meet.
 #[must_use]
 pub fn advice_table(judged: &[Judged]) -> String {
     let mut text = format!(
@@ -233,6 +287,13 @@ pub fn advice_table(judged: &[Judged]) -> String {
             it.request,
             format!("{:.2} ±{:.2}", pods.mean, pods.ci95),
             format!("{:.3} ±{:.3}", over.mean, over.ci95),
+        );
+    }
+    for it in goals(judged) {
+        let met = if it.met { "met" } else { "missed" };
+        text += &format!(
+            "goal {met}: {}, at most {} % of minutes over and at least {} times the pods\n",
+            it.request, it.most_over_pct, it.least_pods
         );
     }
     text

@@ -42,6 +42,8 @@ pub struct Stowed {
     exclusive: bool,
     /// Pods may use more than they ask for.
     bursts: bool,
+    /// What agents keep free of each card, in percent.
+    headroom: u64,
     /// Of so many pods in a hundred the owner lets them be moved.
     evictable: usize,
     /// Which nodes the ledger is asked about.
@@ -84,17 +86,23 @@ impl Stowed {
         }
     }
 
-    /// The same, which reclaims what pods use beyond their requests.
+    /// The same, which reclaims what pods use beyond their requests. Agents keep so many percent of each card free.
     #[must_use]
-    pub fn lending(hosts: &[Host], policy: PolicyKind) -> Self {
-        Self::with(
-            hosts,
-            Config {
-                policy,
-                reclaim: true,
-                ..Config::default()
-            },
-        )
+    pub fn lending(hosts: &[Host], policy: PolicyKind, headroom: u64) -> Self {
+        let config = Config {
+            policy,
+            reclaim: true,
+            ..Config::default()
+        };
+        let mut stowed = Self::with(hosts, config);
+        stowed.headroom = headroom;
+        stowed.exclusive |= headroom > 0;
+        for (at, host) in hosts.iter().enumerate() {
+            stowed.reports[at].headroom_mib = host.card * headroom / 100;
+            let (name, report) = (&stowed.names[at], stowed.reports[at].clone());
+            stowed.ledger.apply_gpunode(name, report, Duration::ZERO);
+        }
+        stowed
     }
 
     fn with(hosts: &[Host], config: Config) -> Self {
@@ -138,6 +146,7 @@ impl Stowed {
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
             bursts: config.reclaim,
+            headroom: 0,
             evictable: 0,
             sampler: Sampler::new(hosts, Window::default()),
         }
@@ -192,11 +201,16 @@ impl Stowed {
             self.requests.resize(job.class + 1, None);
         }
         let exclusive = self.exclusive && job.whole();
+        // A whole card is what pods may hold of it.
+        let units = match job.whole() {
+            true => job.units - job.units * self.headroom / 100,
+            false => job.units,
+        };
         let request = || {
             let claim = Claim::new(
                 ClaimKind::Main,
                 u32::try_from(job.gpus).unwrap_or(u32::MAX),
-                Mib(job.units),
+                Mib(units),
             );
             Arc::new(Request {
                 claims: if job.gpus > 0 {

@@ -1,6 +1,6 @@
 //! Memory that pods hold and do not use: what lending it brings, and what it costs those who have a right to it.
 //! The same pods with the same programs, once where each asks for the most that it may ever use, once where it asks
-//! for a part of that and borrows the rest, and once where cards are promised several times over.
+//! for what its use advises and borrows the rest, and once where cards are promised several times over.
 
 mod report;
 mod usage;
@@ -27,8 +27,8 @@ pub use usage::Recorded;
 
 /// Milliseconds until a pod that is called has given back: one sample of the agent and the grace of a signal.
 const GIVES_BACK_AFTER: u64 = 11_000;
-/// Milliseconds between two looks of the ledger at who is to give back.
-const LOOKS_EVERY: u64 = 10_000;
+/// Milliseconds from a change to the call: one sample of the agent and one look of the extender.
+const LOOKS_EVERY: u64 = 2_000;
 /// Milliseconds of a day.
 const DAY: f64 = 86_400_000.0;
 
@@ -75,10 +75,10 @@ pub struct LendPlan {
     pub load: f64,
     /// How long pods run.
     pub lifetimes: Lifetimes,
-    /// What pods of a part of a card ask for, in parts of the most that they may use.
-    pub request: f64,
-    /// The use of real pods; then each asks for what is advised for it. Without it, use is drawn.
-    pub recorded: Option<Recorded>,
+    /// What pods of a part of a card use, and ask for where they borrow.
+    pub recorded: Recorded,
+    /// What agents keep free of each card, in percent.
+    pub headroom: u64,
 }
 
 /// What one run showed over the time measured.
@@ -88,6 +88,8 @@ pub struct LendRun {
     pub pods: f64,
     /// Mean of what programs use, in percent of the cards' memory.
     pub used: f64,
+    /// Time in which the programs on a card want more than it has, in percent.
+    pub over: f64,
     /// Minutes that each pod with a GPU waited (so far, at the end), ascending.
     pub waits: Vec<f64>,
     /// Pods reclaimed, a day that a pod of a part of a card runs.
@@ -108,6 +110,7 @@ struct Life {
     placed: Option<Placed>,
     /// On each of its cards.
     uses: u64,
+    wants: u64,
     called: bool,
 }
 
@@ -125,6 +128,9 @@ struct World {
     /// Units of each card, as it is, and what is used of it.
     sizes: Vec<u64>,
     used: Vec<Vec<u64>>,
+    /// What the programs on each card want of it, and on how many that is more than there is.
+    wanted: Vec<Vec<u64>>,
+    over: u64,
     stowed: Stowed,
     lives: Vec<Life>,
     waiting: BTreeSet<usize>,
@@ -139,8 +145,7 @@ struct World {
     in_use: f64,
     shared_ms: f64,
     seed: u64,
-    request: f64,
-    recorded: Option<Recorded>,
+    recorded: Recorded,
 }
 
 impl World {
@@ -150,6 +155,7 @@ impl World {
             let time = (until - from) as f64;
             self.run.pods += time * self.running as f64;
             self.run.used += time * self.in_use;
+            self.run.over += time * self.over as f64;
             self.shared_ms += time * self.sharing as f64;
         }
         self.now = until;
@@ -160,12 +166,11 @@ impl World {
         let id = self.lives.len();
         let seed = self.seed.wrapping_mul(1 << 32).wrapping_add(id as u64);
         let shares = job.gpus > 0 && !job.whole();
-        let program = shares.then(|| Program::new(seed, job.units, self.recorded.as_ref()));
-        let advised = program.as_ref().and_then(Program::advised);
-        let mut job = asks(self.way, job, advised.map(|(_, units)| units), self.request);
+        let program = shares.then(|| Program::new(seed, job.units, &self.recorded));
+        let mut job = self.asks(job, program.as_ref());
         // Pods of one class ask for the same.
-        job.class *= self.recorded.as_ref().map_or(0, Recorded::count) + 1;
-        job.class += advised.map_or(0, |(which, _)| which + 1);
+        job.class *= self.recorded.count() + 1;
+        job.class += program.as_ref().map_or(0, |program| program.which() + 1);
         self.lives.push(Life {
             job,
             program,
@@ -173,6 +178,7 @@ impl World {
             runs_for,
             placed: None,
             uses: 0,
+            wants: 0,
             called: false,
         });
         if !self.starts(id)? {
@@ -215,8 +221,23 @@ impl World {
         Ok(true)
     }
 
+    /// The program wants so much of each of its cards from now on, whether it is there or not.
+    fn wants(&mut self, id: usize, wants: u64) {
+        let life = &mut self.lives[id];
+        let Some(placed) = &life.placed else { return };
+        let size = self.sizes[placed.host];
+        for &card in &placed.cards {
+            let wanted = &mut self.wanted[placed.host][card];
+            self.over -= u64::from(*wanted > size);
+            *wanted = *wanted + wants - life.wants;
+            self.over += u64::from(*wanted > size);
+        }
+        life.wants = wants;
+    }
+
     /// The pod's program wants so much of each of its cards, and gets it if it is there.
     fn allocates(&mut self, id: usize, wants: u64) {
+        self.wants(id, wants);
         let life = &self.lives[id];
         let Some(placed) = &life.placed else { return };
         let size = self.sizes[placed.host];
@@ -286,10 +307,12 @@ impl World {
                     if self.now >= self.since {
                         self.run.called += 1.0;
                     }
+                    self.wants(id, level);
                     self.uses(id, level);
                 }
             }
             Event::Ends => {
+                self.wants(id, 0);
                 self.uses(id, 0);
                 let life = &mut self.lives[id];
                 self.running -= u64::from(life.job.gpus > 0);
@@ -320,11 +343,25 @@ impl World {
         let time = (end - self.since) as f64;
         run.pods /= time * cards as f64;
         run.used *= 100.0 / (time * cards as f64);
+        run.over *= 100.0 / (time * cards as f64);
         let days = self.shared_ms / DAY;
         for sum in [&mut run.called, &mut run.failed, &mut run.failed_below] {
             *sum /= days.max(f64::MIN_POSITIVE);
         }
         run
+    }
+
+    /// What a pod of the list asks for. Those of whole cards ask for whole ones on every way.
+    fn asks(&self, job: &Job, program: Option<&Program>) -> Job {
+        let units = match (self.way, program) {
+            (Way::Lent, Some(program)) => program.request(),
+            (Way::Scaled, None) if job.whole() => scaled(job.units, self.recorded.request()),
+            _ => job.units,
+        };
+        Job {
+            units,
+            ..job.clone()
+        }
     }
 
     /// Those that wait are tried again, in their order, where something has changed.
@@ -335,20 +372,6 @@ impl World {
             }
         }
         Ok(())
-    }
-}
-
-/// What a pod of the list asks for on this way. Those of whole cards ask for whole ones on every way.
-fn asks(way: Way, job: &Job, advised: Option<u64>, request: f64) -> Job {
-    let part = || ((job.units as f64 * request).ceil() as u64).max(1);
-    let units = match way {
-        Way::Lent if !job.whole() => advised.unwrap_or_else(part),
-        Way::Scaled if job.whole() => scaled(job.units, request),
-        _ => job.units,
-    };
-    Job {
-        units,
-        ..job.clone()
     }
 }
 
@@ -373,11 +396,11 @@ pub fn lend(
     hosts.truncate(plan.hosts.max(1));
     let cards: usize = hosts.iter().map(|host| host.left.len()).sum();
     let sizes = hosts.iter().map(|host| host.card).collect();
-    let used = hosts.iter().map(|host| vec![0; host.left.len()]).collect();
+    let none: Vec<Vec<u64>> = hosts.iter().map(|host| vec![0; host.left.len()]).collect();
     let source = Source::new(&plan.workload.jobs, &hosts, plan.load, 1000 * cards as u64)?;
     if way == Way::Scaled {
         for host in &mut hosts {
-            host.card = scaled(host.card, plan.request);
+            host.card = scaled(host.card, plan.recorded.request());
             host.left.fill(host.card);
         }
     }
@@ -385,14 +408,16 @@ pub fn lend(
     let mut world = World {
         way,
         stowed: match way {
-            Way::Lent => Stowed::lending(&hosts, PolicyKind::default()),
+            Way::Lent => Stowed::lending(&hosts, PolicyKind::default(), plan.headroom),
             Way::Asked | Way::Scaled => {
                 Stowed::new(&hosts, PolicyKind::default(), Settings::default())
             }
         },
         hosts,
         sizes,
-        used,
+        used: none.clone(),
+        wanted: none,
+        over: 0,
         lives: Vec::new(),
         waiting: BTreeSet::new(),
         events: BinaryHeap::new(),
@@ -405,7 +430,6 @@ pub fn lend(
         in_use: 0.0,
         shared_ms: 0.0,
         seed,
-        request: plan.request,
         recorded: plan.recorded.clone(),
     };
     let comes = |world: &mut World, random: &mut Random, runs_for: u64| {

@@ -15,6 +15,8 @@ pub struct LendSummary {
     pub pods_per_gpu: Mean,
     /// What programs use of the cards' memory, in percent.
     pub used_pct: Mean,
+    /// Minutes in which the programs on a card want more than it has, in percent.
+    pub over_pct: Mean,
     /// Minutes that a pod waits, where pods run for an hour on average: the mean, and the 99th percentile.
     pub wait_minutes: Mean,
     /// The 99th percentile of the same.
@@ -37,6 +39,7 @@ impl LendSummary {
             runs: runs.len(),
             pods_per_gpu: over(&|run| run.pods),
             used_pct: over(&|run| run.used),
+            over_pct: over(&|run| run.over),
             wait_minutes: over(&|run| mean(&run.waits)),
             wait_p99_minutes: over(&|run| quantile(&run.waits, 0.99)),
             called_back_per_pod_day: over(&|run| run.called),
@@ -52,6 +55,7 @@ pub fn lend_table(summaries: &[(f64, &str, LendSummary)]) -> String {
     let heads = [
         "pods/GPU",
         "used %",
+        "minutes over, %",
         "wait, min",
         "wait p99, min",
         "called/day",
@@ -68,6 +72,7 @@ pub fn lend_table(summaries: &[(f64, &str, LendSummary)]) -> String {
         for Mean { mean, ci95, .. } in [
             &summary.pods_per_gpu,
             &summary.used_pct,
+            &summary.over_pct,
             &summary.wait_minutes,
             &summary.wait_p99_minutes,
             &summary.called_back_per_pod_day,

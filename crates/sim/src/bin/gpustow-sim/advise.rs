@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use gpustow_pack::Mib;
-use gpustow_sim::advise::{advice_table, judge, series};
+use gpustow_sim::advise::{advice_table, goals, judge, series};
 use gpustow_sim::trace;
 use serde_json::json;
 
@@ -42,7 +42,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             print!("{}", advice_table(&judged));
         }
         Output::Json => {
-            let document = json!({"pods": all.len(), "seeds": args.seeds, "judged": judged});
+            let goals = goals(&judged);
+            let document =
+                json!({"pods": all.len(), "seeds": args.seeds, "judged": judged, "goals": goals});
             println!("{}", serde_json::to_string_pretty(&document)?);
         }
     }

@@ -4,18 +4,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use gpustow_ledger::Config;
-use gpustow_sim::advise::series;
 use gpustow_sim::churn::{
     ChurnSummary, Lifetimes, Moving, Plan, churn_all, churn_table, sizes_table,
 };
-use gpustow_sim::lend::{LendPlan, LendSummary, Recorded, Way, lend_all, lend_table};
 use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::Workload;
 use gpustow_sim::stowed::Keep;
 use gpustow_sim::synthetic;
-use gpustow_sim::trace;
 use gpustow_sim::window::{Window, sampled_table};
 use serde_json::json;
 
@@ -42,21 +39,9 @@ pub(crate) struct Args {
     /// Distribution of run times
     #[arg(long, value_enum, default_value = "exponential")]
     lifetimes: Lifetimes,
-    /// Give each pod of a part of a GPU a use over time (assumed, see docs/simulator.md), the list's size being the
-    /// most that it uses, and compare asking for that, borrowing it, and scaling the GPUs' memory up
-    #[arg(long, conflicts_with_all = ["change_mix", "policy"])]
-    r#use: bool,
-    /// Take the use of recorded pods instead, CSV with seconds,pod,mib, each scaled to the size in the list. Who borrows
-    /// asks for what is advised at p95
-    #[arg(long, value_name = "CSV", requires = "use")]
-    trace: Option<PathBuf>,
-    /// What such a pod asks for where it borrows, in parts of the most that it uses; GPUs are scaled by its inverse;
-    /// 0.5, or with --trace the mean of what is advised
-    #[arg(long, requires = "use", conflicts_with = "trace", value_parser = part)]
-    request: Option<f64>,
     /// Minutes after which a place is kept for a pod that waits, or off: one or several. gpustow's own
     /// policies alone keep places; how long pods of each size wait is printed as well
-    #[arg(long, value_delimiter = ',', default_value = "off", value_parser = minutes, conflicts_with = "use")]
+    #[arg(long, value_delimiter = ',', default_value = "off", value_parser = minutes)]
     keep: Vec<Minutes>,
     /// Minutes without an end after which a place is given up
     #[arg(long, default_value = "240", value_parser = number)]
@@ -69,14 +54,14 @@ pub(crate) struct Args {
     keep_percent: usize,
     /// Pods that may be moved in an hour to join up free memory for one that waits, or off: one or several. Whoever is
     /// moved goes on where it was; gpustow's own policies alone move pods; how long pods of each size wait is printed too
-    #[arg(long = "move", value_delimiter = ',', default_value = "off", value_parser = count, conflicts_with = "use")]
+    #[arg(long = "move", value_delimiter = ',', default_value = "off", value_parser = count)]
     moves: Vec<Count>,
     /// Of how many pods in a hundred the owner lets them be moved
     #[arg(long, default_value = "50", value_parser = clap::value_parser!(u8).range(1..=100))]
     evictable: u8,
     /// Where a pod has ended, place so many of those that wait longest and fit there together, the largest first, and
     /// not each in its turn; or off: one or several
-    #[arg(long, value_delimiter = ',', default_value = "off", value_parser = count, conflicts_with = "use")]
+    #[arg(long, value_delimiter = ',', default_value = "off", value_parser = count)]
     together: Vec<Count>,
     #[command(flatten)]
     runs: Runs,
@@ -119,12 +104,7 @@ fn lasting(minutes: f64) -> Duration {
     Duration::from_secs_f64(60.0 * minutes)
 }
 
-fn part(text: &str) -> Result<f64, String> {
-    let part = text.parse().ok().filter(|it| (0.05..=1.0).contains(it));
-    part.ok_or_else(|| format!("{text:?} is not a number from 0.05 to 1"))
-}
-
-fn load(text: &str) -> Result<f64, String> {
+pub(crate) fn load(text: &str) -> Result<f64, String> {
     let load = text
         .parse()
         .ok()
@@ -146,9 +126,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(path) => Some(workload.read(read_pods(path)?)),
         None => None,
     };
-    if args.r#use {
-        return lends(args, workload);
-    }
     let mut plan = Plan {
         hosts: args.runs.nodes_count.unwrap_or(workload.hosts.len()),
         workload,
@@ -229,61 +206,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let document = json!({
                 "protocol": "churn",
                 "mode": args.runs.mode.name(),
-                "nodes": plan.hosts.min(plan.workload.hosts.len()),
-                "seeds": args.runs.seeds,
-                "complete": !Progress::stopped(),
-                "loads": loads,
-            });
-            println!("{}", serde_json::to_string_pretty(&document)?);
-        }
-    }
-    Ok(())
-}
-
-fn lends(args: &Args, workload: Workload) -> Result<()> {
-    let recorded = match &args.trace {
-        Some(path) => {
-            let all = series(&trace::read(path)?).with_context(|| path.display().to_string())?;
-            Some(Recorded::of(&all))
-        }
-        None => None,
-    };
-    let usual = || recorded.as_ref().map_or(0.5, Recorded::request);
-    let request = args.request.unwrap_or_else(usual);
-    let mut plan = LendPlan {
-        hosts: args.runs.nodes_count.unwrap_or(workload.hosts.len()),
-        workload,
-        load: 0.0,
-        lifetimes: args.lifetimes,
-        request,
-        recorded,
-    };
-    let runs = args.load.len() * Way::ALL.len();
-    let mut progress = Progress::new(args.runs.of_each_policy().saturating_mul(runs));
-    let mut summaries = Vec::new();
-    for load in &args.load {
-        plan.load = *load;
-        for way in Way::ALL {
-            let runs = lend_all(&plan, way, args.runs.seeds(), &mut progress)?;
-            if !runs.is_empty() {
-                summaries.push((*load, way.name(), LendSummary::of(&runs)));
-            }
-        }
-    }
-    match args.runs.output {
-        Output::Table => print!("{}", lend_table(&summaries)),
-        Output::Json => {
-            let mut loads: BTreeMap<String, BTreeMap<&str, LendSummary>> = BTreeMap::new();
-            for (load, way, summary) in summaries {
-                loads
-                    .entry(load.to_string())
-                    .or_default()
-                    .insert(way, summary);
-            }
-            let document = json!({
-                "protocol": "use",
-                "mode": args.runs.mode.name(),
-                "request": request,
                 "nodes": plan.hosts.min(plan.workload.hosts.len()),
                 "seeds": args.runs.seeds,
                 "complete": !Progress::stopped(),

@@ -2,6 +2,7 @@
 
 mod advise;
 mod churn;
+mod lend;
 mod replay;
 
 use std::ops::RangeInclusive;
@@ -27,6 +28,8 @@ enum Command {
     Replay(replay::Args),
     /// Let pods come, wait, run and go at a given load: waiting time and waste by policy
     Churn(churn::Args),
+    /// Let pods borrow what others do not use, as recorded: pods per GPU, minutes over capacity, refused allocations
+    Lend(lend::Args),
     /// Judge advice on what to request, on the recorded GPU memory of pods
     Advise(advise::Args),
     /// Compare every policy on a synthetic list, and with --openb print every goal and every pod list of
@@ -156,6 +159,7 @@ fn main() -> Result<ExitCode> {
     match command {
         Command::Replay(args) => replay::run(&args)?,
         Command::Churn(args) => churn::run(&args)?,
+        Command::Lend(args) => lend::run(&args)?,
         Command::Advise(args) => advise::run(&args)?,
         Command::Sampling(args) => {
             sampling(args.openb.as_deref(), &(args.seeds.0..=args.seeds.1))?;
