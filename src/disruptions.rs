@@ -11,6 +11,7 @@ mod conditions;
 mod demand;
 mod gangs;
 pub(crate) mod marks;
+mod memory;
 mod perform;
 mod resume;
 mod say;
@@ -64,6 +65,8 @@ struct Disruptions {
     fenced: Option<u64>,
     /// What waiting pods were told of their reservations.
     told: HashMap<Uid, Told>,
+    /// Pods that were told just now that their memory is free: their copies may not show it yet.
+    told_free: HashMap<Uid, Instant>,
     /// Victims whose conditions this leadership wrote.
     marked: HashSet<Uid>,
     /// Pods whose eviction or deletion was taken.
@@ -93,6 +96,7 @@ impl Disruptions {
             app,
             fenced: None,
             told: HashMap::new(),
+            told_free: HashMap::new(),
             marked: HashSet::new(),
             disrupted: HashSet::new(),
             refused: HashMap::new(),
@@ -130,13 +134,17 @@ impl Disruptions {
         sleep(TURN).await;
         let short = under_pressure(&app).await;
         app.metrics.under_pressure(short.len());
-        let (mut demands, marked) = {
+        let (mut demands, marked, news) = {
             let (now, ledger) = (ledger.now(), ledger.lock());
             let marked: Vec<_> = ledger.marked().cloned().collect();
-            (Demands::of(&ledger, short.clone(), now), marked)
+            let demands = Demands::of(&ledger, short.clone(), now);
+            self.told_free
+                .retain(|_, at| at.elapsed() < memory::SHOWN_WITHIN);
+            let told = |uid: &str| self.told_free.contains_key(uid);
+            (demands, marked, ledger.memory_news(told, now))
         };
         self.tell_of_places(&demands);
-        let none = demands.is_empty() && due.is_empty() && to_move.is_none();
+        let none = demands.is_empty() && due.is_empty() && to_move.is_none() && news.is_empty();
         // It begins after every copy that this look rests on.
         if none && marked.is_empty() || app.epoch.confirm(epoch).await.is_err() {
             return;
@@ -148,6 +156,7 @@ impl Disruptions {
             }
             return;
         }
+        self.tell_of_memory(&news).await;
         if self.choose(&due, to_move.as_deref()).await {
             demands = Demands::of(&ledger.lock(), short, ledger.now());
             if app.epoch.confirm(epoch).await.is_err() {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{Group, PodFacts, names};
+use gpustow_api::{Group, Memory, PodFacts, names};
+use gpustow_ledger::News;
 use gpustow_pack::Mib;
 
 use super::demand::{Action, Cause, Demand, Reserved, Whom, name};
@@ -154,6 +155,22 @@ pub(super) fn pressure(demand: &Demand) -> String {
         gpus.collect::<Vec<_>>().join(" and "),
         name(&demand.victim)
     )
+}
+
+/// Whether a pod has the memory that it requested.
+pub(super) fn memory(it: &News) -> String {
+    match it.memory {
+        Memory::Asleep => "The pod sleeps: others may borrow what it does not use.".to_owned(),
+        Memory::Free => "All memory that the pod requested is free.".to_owned(),
+        Memory::Reclaiming => {
+            let missing = it.missing.iter();
+            let missing = missing.map(|(uuid, mib)| format!("{mib} of GPU {uuid}"));
+            format!(
+                "Others use {} that the pod requested. The extender reclaims what pods use beyond their requests.",
+                missing.collect::<Vec<_>>().join(" and ")
+            )
+        }
+    }
 }
 
 /// What follows.

@@ -19,7 +19,9 @@ use crate::policies::pod;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 20] = [
+const NOT_RUN: [(&str, &str); 22] = [
+    ("kubectl annotate pod my-model", "asleep.rs does it"),
+    ("kubectl wait pod my-model", "asleep.rs does it"),
     ("git clone", "this is the repository"),
     (
         "helm ",

@@ -9,6 +9,7 @@ mod agent;
 mod agent_capacity;
 mod agent_events;
 mod agent_token;
+mod asleep;
 mod attack;
 mod auto;
 mod bind_faults;

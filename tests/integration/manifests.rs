@@ -209,6 +209,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::ADOPT_LABEL,
         names::ADOPT_MIB_LABEL,
         names::ADOPT_UNIT_LABEL,
+        names::ASLEEP,
         names::AUTO_LABEL,
         names::AUTO_DEFAULT,
         names::MANAGED_LABEL,

@@ -208,6 +208,13 @@ impl NodePods {
             .or_else(|| self.iter().find(|pod| *pod.cgroup == *name))
     }
 
+    /// Does a pod of this card say whether it sleeps? What it may allocate depends on all that others use.
+    #[must_use]
+    pub fn sleeps_on(&self, uuid: &str) -> bool {
+        let mut pods = self.iter();
+        pods.any(|pod| pod.facts.sleep.is_some() && pod.assigned(uuid) > Mib::ZERO)
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &NodePod> {
         self.by_uid.values()

@@ -431,8 +431,9 @@ impl State {
     #[must_use]
     pub fn is_news(&self, old: &GpuNodeStatus, new: &GpuNodeStatus, pods: &NodePods) -> bool {
         let taken = |gpu: &Gpu| {
+            let all = pods.sleeps_on(&gpu.uuid);
             let excess = gpu.pods.iter().map(|share| {
-                let pod = pods.get(&share.uid);
+                let pod = pods.get(&share.uid).filter(|_| !all);
                 let assigned = pod.map(|pod| pod.assigned(&gpu.uuid)).unwrap_or_default();
                 Mib(share.used_mib).minus(assigned)
             });

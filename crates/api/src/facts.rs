@@ -5,9 +5,11 @@ mod meta;
 mod node;
 mod nominated;
 mod phase;
+mod sleep;
 
 pub use node::NodeFacts;
 pub use phase::Phase;
+pub use sleep::{Memory, Sleep};
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -113,6 +115,8 @@ pub struct PodFacts {
     pub controller: Option<Arc<str>>,
     /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::EVICTABLE`]).
     pub evictable: Option<Arc<str>>,
+    /// Whether it needs what it requested, if it says so.
+    pub sleep: Option<Sleep>,
     /// A PersistentVolumeClaim or ResourceClaim that the next pod will use, too, may tie it to its node.
     pub tied: bool,
     /// What each claim of its request may use of each of its cards; empty if no more than it asks for.
@@ -212,6 +216,7 @@ impl PodFacts {
             evictable: annotation(names::EVICTABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
+            sleep: sleep::sleep(meta, status).filter(|_| asks),
             tied: asks && spec.is_some_and(is_tied),
             limits,
             enforce,

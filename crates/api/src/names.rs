@@ -40,6 +40,9 @@ pub const RECLAIM_ACTION: &str = "gpustow.dev/reclaim-action";
 /// Set by users: pod annotation, `true` if the pod may be evicted against fragmentation, because its controller makes
 /// a replacement.
 pub const EVICTABLE: &str = "gpustow.dev/evictable";
+/// Set by users: pod annotation, `true` while the pod does not need the memory that it requested, and others may borrow
+/// all of it. `false` asks for it back. It may change while the pod runs.
+pub const ASLEEP: &str = "gpustow.dev/asleep";
 /// Set by users: pod annotation with a comma list of patterns of models. Each GPU of the pod matches one.
 pub const GPU_MODELS: &str = "gpustow.dev/gpu-models";
 /// Set by users: pod annotation with a comma list of patterns of models. No GPU of the pod matches one.
@@ -82,7 +85,8 @@ pub const FENCE: &str = "gpustow.dev/fence";
 /// Written by the extender: annotation of the extender's Lease whose holder left with every bind done.
 pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
 
-/// Written by the extender: pod condition whose change wakes a waiting pod.
+/// Written by the extender: pod condition whose change wakes a waiting pod. On a running pod that says whether it sleeps it
+/// is true once all that the pod requested is free.
 pub const AVAILABLE_CONDITION: &str = "gpustow.dev/MemoryAvailable";
 
 /// Its reason where the same write nominates the pod to a node that kube-scheduler did not show the extender: the
@@ -188,7 +192,7 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 22] = [
+pub const POD_KEYS: [&str; 23] = [
     ADOPTED,
     GPU_COUNT,
     GPU_MEM_PERCENTAGE,
@@ -197,6 +201,7 @@ pub const POD_KEYS: [&str; 22] = [
     ENFORCE,
     RECLAIM_ACTION,
     EVICTABLE,
+    ASLEEP,
     GPU_MODELS,
     NOT_GPU_MODELS,
     GPU_UUIDS,

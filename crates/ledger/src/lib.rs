@@ -49,6 +49,7 @@
 //! ```
 
 mod among;
+mod asleep;
 mod beside;
 mod bind;
 mod books;
@@ -86,6 +87,7 @@ use books::{Books, Change, Event};
 use queue::Queue;
 use scores::Scores;
 
+pub use asleep::News;
 pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
 pub use config::Config;

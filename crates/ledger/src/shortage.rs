@@ -5,6 +5,7 @@
 //! request, never by a stale report, and not on a card of which memory is reclaimed already. A pod that was asked
 //! has a condition that says so: it comes first and goes on being named until the shortage ends, or until its time is over.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,10 +57,14 @@ impl Ledger {
     /// The nodes with GPUs that may be short: [`Ledger::shortages_on`] says of each which are.
     #[must_use]
     pub fn may_be_short(&self) -> Vec<Arc<str>> {
-        match self.config.reclaim {
-            true => self.books.short().iter().cloned().collect(),
-            false => Vec::new(),
+        if !self.config.reclaim {
+            return Vec::new();
         }
+        let short = self.books.short().iter().cloned();
+        let asked = self.books.sleepers().filter(|pod| pod.wants_all());
+        let asked = asked.filter_map(|pod| pod.node.clone());
+        let all: BTreeSet<Arc<str>> = short.chain(asked).collect();
+        all.into_iter().collect()
     }
 
     /// The cards of one node that are short now.
@@ -76,14 +81,13 @@ impl Ledger {
 }
 
 impl Sight<'_> {
-    fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
-        let borrowers = || node.borrowers(gpu);
-        borrowers().next()?;
-        let mut reclaims = self.queue.reclaims_on(name);
-        // Of a card that takes nobody the figures may be old.
-        if !gpu.healthy || gpu.missing || reclaims.any(|it| it.has(&gpu.uuid)) {
-            return None;
-        }
+    /// What is free of a card, and who may still grow there to its request, by how much. A pod that sleeps does not.
+    pub(crate) fn below_request<'s>(
+        &'s self,
+        name: &Arc<str>,
+        node: &'s Node,
+        gpu: &Gpu,
+    ) -> (Mib, Vec<(Mib, &'s Arc<PodFacts>)>) {
         let here = |uid: &str| {
             let pod = self.books.pod(uid)?;
             (!pod.released && pod.node.as_ref() == Some(name)).then_some(pod)
@@ -98,14 +102,31 @@ impl Sight<'_> {
             held.minus(its.map(|used| Mib(used.used_mib)).sum())
         };
         let below = node.bound().iter().filter_map(|(uid, hold)| {
-            let pod = here(uid).filter(|pod| !pod.deleting)?;
-            Some((left(uid, hold.on(&gpu.uuid)), uid, pod))
+            let pod = here(uid).filter(|pod| !pod.deleting && !pod.is_asleep())?;
+            let left = left(uid, hold.on(&gpu.uuid));
+            (left > Mib::ZERO).then_some((left, pod))
         });
-        let most = below.max_by_key(|(left, uid, _)| (*left, *uid));
-        let most = most.filter(|(left, ..)| *left > free);
+        (free, below.collect())
+    }
+
+    fn shortage(&self, name: &Arc<str>, node: &Node, card: usize, gpu: &Gpu) -> Option<Shortage> {
+        let borrowers = || node.borrowers(gpu);
+        borrowers().next()?;
+        let mut reclaims = self.queue.reclaims_on(name);
+        // Of a card that takes nobody the figures may be old.
+        if !gpu.healthy || gpu.missing || reclaims.any(|it| it.has(&gpu.uuid)) {
+            return None;
+        }
+        let (free, below) = self.below_request(name, node, gpu);
+        // All that pods asked for which slept; of the others, one may grow at a time.
+        let (asked, others): (Vec<_>, Vec<_>) = below.into_iter().partition(|it| it.1.wants_all());
+        let one = others.iter().max_by_key(|(left, pod)| (*left, &pod.uid));
+        let harmed = asked.iter().max_by_key(|(left, pod)| (*left, &pod.uid));
+        let harmed = harmed.or(one).map(|(_, pod)| *pod);
+        let left: Mib = asked.iter().chain(one).map(|(left, _)| *left).sum();
         let headroom = Mib(node.status()?.headroom_mib);
-        let (wanted, harm) = match most {
-            Some((left, _, pod)) => (left.max(headroom), Harm::Neighbour(pod.clone())),
+        let (wanted, harm) = match harmed.filter(|_| left > free) {
+            Some(pod) => (left.max(headroom), Harm::Neighbour(pod.clone())),
             None => (headroom, Harm::Headroom(headroom)),
         };
         // A pod that should be gone by now gives nothing back.

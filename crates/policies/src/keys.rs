@@ -88,7 +88,7 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 15] {
+pub(crate) fn of_users() -> [&'static str; 16] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
@@ -99,6 +99,7 @@ pub(crate) fn of_users() -> [&'static str; 15] {
         names::ENFORCE,
         names::RECLAIM_ACTION,
         names::EVICTABLE,
+        names::ASLEEP,
         names::GPU_MODELS,
         names::NOT_GPU_MODELS,
         names::GPU_UUIDS,

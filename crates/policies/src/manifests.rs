@@ -543,6 +543,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("RECLAIM_ACTION", names::RECLAIM_ACTION),
         ("RECLAIM_ACTIONS", &reclaim_actions),
         ("EVICTABLE", names::EVICTABLE),
+        ("ASLEEP", names::ASLEEP),
         ("GPU_MODELS", names::GPU_MODELS),
         ("NOT_GPU_MODELS", names::NOT_GPU_MODELS),
         ("GPU_UUIDS", names::GPU_UUIDS),

@@ -221,6 +221,28 @@ fn news_is_what_a_scheduler_must_know() {
 }
 
 #[test]
+fn all_use_of_a_gpu_is_news_if_one_of_its_pods_sleeps() {
+    for (sleep, news) in [("?", false), ("true", true), ("false", true)] {
+        let mut sleeper = pod(&[("GPU-0", 1000)]);
+        let notes = sleeper.metadata.annotations.get_or_insert_default();
+        notes.insert(names::ASLEEP.to_owned(), sleep.to_owned());
+        let holder = pods(&[sleeper]);
+        let mut state = state();
+        let mut with = |own: u64| -> GpuNodeStatus {
+            let host = Host::new(&machine(vec![Gpu {
+                processes: vec![process(1, own)],
+                ..h100(0)
+            }]));
+            host.process(1, &cgroup_of(UID));
+            host.sample(&mut state, &holder, at(0));
+            status_of(&state, &holder)
+        };
+        let (base, now) = (with(100), with(900));
+        assert_eq!(state.is_news(&base, &now, &holder), news, "{sleep}");
+    }
+}
+
+#[test]
 fn nothing_that_a_driver_says_is_refused_by_the_api_server() {
     let long = "x".repeat(5000);
     let mut gpus = vec![

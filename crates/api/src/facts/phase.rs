@@ -57,6 +57,7 @@ impl PodFacts {
             action: None,
             controller: None,
             evictable: None,
+            sleep: None,
             tied: false,
             limits: NO_LIMITS.clone(),
             enforce: Enforce::default(),

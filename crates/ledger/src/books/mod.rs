@@ -53,6 +53,8 @@ pub(crate) struct Books {
     sharing: Sharing,
     /// Those with a condition that the extender wrote.
     marked: BTreeSet<Uid>,
+    /// Those that say whether they sleep.
+    sleepers: BTreeSet<Uid>,
     gone: Gone,
     /// See [`Books::copies`].
     copies: u64,

@@ -45,6 +45,11 @@ impl Books {
         self.marked.iter().filter_map(|uid| self.pod(uid))
     }
 
+    /// The pods that say whether they sleep, by UID.
+    pub(crate) fn sleepers(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
+        self.sleepers.iter().filter_map(|uid| self.pod(uid))
+    }
+
     /// A pod as a watch shows it.
     pub(crate) fn apply_pod(&mut self, pod: PodFacts) -> Change {
         let mut change = Change::default();
@@ -112,6 +117,10 @@ impl Books {
             true => self.marked.insert(uid.clone()),
             false => self.marked.remove(&uid),
         };
+        match pod.sleep.is_some() {
+            true => self.sleepers.insert(uid.clone()),
+            false => self.sleepers.remove(&uid),
+        };
         let was_held = match pod.node.is_some() || pod.released {
             true => self.take_reservation(&uid),
             false => None,
@@ -144,6 +153,7 @@ impl Books {
         let old = self.pods.swap_remove(uid).map(|known| known.facts);
         self.groups.follow(&uid.into(), old.as_deref(), None);
         self.marked.remove(uid);
+        self.sleepers.remove(uid);
         let asks = |pod: &Arc<PodFacts>| !pod.request.as_ref().is_ok_and(|r| r.is_empty());
         if old.as_ref().is_none_or(asks) {
             self.gone.note(uid.into(), when);

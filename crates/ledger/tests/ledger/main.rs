@@ -1,5 +1,6 @@
 //! The ledger through its public API: behaviour by theme, and a model test of random histories.
 
+mod asleep;
 mod binding;
 mod borrowers;
 mod bounds;
