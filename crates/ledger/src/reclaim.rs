@@ -224,7 +224,7 @@ impl Ledger {
             let cards = earmark.cards();
             let missing = self
                 .sight(now)
-                .missing(&pod, name, node, cards, asked, &mut budget)?;
+                .missing(&pod, name, node, cards, true, &mut budget)?;
             match self
                 .sight(now)
                 .choose_borrowers(node, &missing, asked, true)
@@ -294,7 +294,7 @@ impl Sight<'_> {
         self.check(name).ok()?;
         let node = self.books.node(name)?;
         let mut budget = Budget::of(self.config);
-        let missing = self.missing(pod, name, node, earmark.cards(), waits_for, &mut budget)?;
+        let missing = self.missing(pod, name, node, earmark.cards(), true, &mut budget)?;
         let needed = self.choose_borrowers(node, &missing, waits_for, true)?;
         let short = missing.iter().filter(|(_, mib)| *mib > Mib::ZERO);
         let short = short.filter_map(|(card, _)| node.gpus().get(*card));
@@ -414,7 +414,7 @@ impl Sight<'_> {
             let charges = choice.placement.charges.iter();
             let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
             let cards: Vec<(Box<str>, Mib)> = cards.collect();
-            let missing = self.missing(pod, name, node, &cards, &[], budget)?;
+            let missing = self.missing(pod, name, node, &cards, false, budget)?;
             let victims = self.choose_borrowers(node, &missing, &[], false)?;
             let rank = Rank {
                 is_unknown: false,
@@ -436,14 +436,14 @@ impl Sight<'_> {
     }
 
     /// What is missing of these cards for the pod to have what it is to get of them. None if one of them
-    /// takes it no more. What victims that are gone still use by the last report is about to come.
+    /// takes it no more. With `ended`, what the last report shows of pods that are gone is about to come.
     fn missing(
         &self,
         pod: &PodFacts,
         name: &str,
         node: &Node,
         cards: &[(Box<str>, Mib)],
-        victims: &[Uid],
+        ended: bool,
         budget: &mut Budget,
     ) -> Option<Missing> {
         let request = pod.request.as_ref().ok()?;
@@ -452,10 +452,7 @@ impl Sight<'_> {
         let view = view.ok().filter(|_| charges.len() == cards.len())?;
         let left = |card: usize| {
             let used = node.gpus().get(card).into_iter().flat_map(|gpu| &gpu.pods);
-            let is_gone = |uid: &str| {
-                victims.iter().any(|it| **it == *uid) && !node.bound().contains_key(uid)
-            };
-            let gone = used.filter(|used| is_gone(&used.uid));
+            let gone = used.filter(|used| ended && !node.bound().contains_key(used.uid.as_str()));
             gone.map(|used| Mib(used.used_mib)).sum()
         };
         let missing = |(card, mib): (usize, Mib)| {

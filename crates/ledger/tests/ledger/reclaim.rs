@@ -316,6 +316,21 @@ fn what_a_victim_that_is_gone_still_uses_is_about_to_come() {
 }
 
 #[test]
+fn reclaim_spares_a_pod_while_as_much_comes_of_another_that_is_gone() {
+    let mut ledger = lent(&[("a", &[&[used("one", 45), used("two", 45)]])]);
+    ledger.apply_pod(bound("one", "a", "a-0", 10));
+    ledger.apply_pod(bound("two", "a", "a-0", 10));
+    refused(&mut ledger, &pod("p", 40), 0);
+    assert_eq!(victims(&ledger, 0), [is("p", "one", 35)]);
+    // Its agent has yet to say so.
+    ledger.delete_pod("two");
+    ledger.reclaim(at(1));
+    assert_eq!(victims(&ledger, 1), []);
+    uses(&mut ledger, "a", &[&[used("one", 45)]], 2);
+    assert_eq!(choose(&mut ledger, &pod("p", 40), &["a"], at(2)), ["a"]);
+}
+
+#[test]
 fn a_successor_goes_on_with_whom_and_where_its_predecessor_began() {
     let mut ledger = lent(&[
         ("a", &[&[used("one", 90)]]),
