@@ -32,6 +32,8 @@ pub(crate) struct Call {
     applies: bool,
     /// Only metadata is wanted.
     partial: bool,
+    /// It is a question whether the write would be taken.
+    tries: bool,
     /// It is a watch, from this version on.
     pub(crate) watches: Option<u64>,
     pub(crate) seconds: u64,
@@ -86,6 +88,7 @@ impl Call {
             strategic: header("content-type").contains("strategic"),
             applies: header("content-type").contains("apply-patch"),
             partial: header("accept").contains("as=PartialObjectMetadata"),
+            tries: value("dryRun").is_some(),
             watches: value("watch").map(|_| number("resourceVersion").unwrap_or(0)),
             seconds: number("timeoutSeconds").unwrap_or(300),
             body,
@@ -197,6 +200,7 @@ impl Call {
             (&Method::PATCH, part) if self.applies => {
                 server.apply(key, self.body, part == "status")
             }
+            (&Method::PATCH, _) if self.tries => server.may_patch(&key, &self.body),
             (&Method::PATCH, part) => {
                 let before = server.get(&key);
                 let patched = server.patch(key, &self.body, self.strategic, part == "status");

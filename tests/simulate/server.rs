@@ -332,6 +332,13 @@ impl Server {
         self.written(key, object)
     }
 
+    /// PATCH with `dryRun`: nothing is written.
+    pub(crate) fn may_patch(&self, key: &Key, patch: &Value) -> Answer {
+        let now = self.get(key)?;
+        preconditions(&patch["metadata"], &now)?;
+        Ok(now)
+    }
+
     /// PATCH by the only one who applies to these objects: what it says is all there is, and the object is made if
     /// it is not there.
     pub(crate) fn apply(&mut self, key: Key, object: Value, status: bool) -> Answer {

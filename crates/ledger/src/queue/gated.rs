@@ -311,7 +311,10 @@ impl Sight<'_> {
             })
         };
         let first = gated.order.iter().take(LOOK_AT).filter(fits);
-        let leaving = gated.leaving.keys().take(LOOK_AT);
+        // What this replica chose by itself when it led is not the new leader's choice.
+        let needs_no_room = |why: &Ungate| matches!(why, Ungate::NotOurs | Ungate::Off);
+        let leaving = gated.leaving.iter().filter(|(_, why)| needs_no_room(why));
+        let leaving = leaving.map(|(turn, _)| turn).take(LOOK_AT);
         let turns: BTreeSet<&Turn> = leaving.chain(first).collect();
         let pods = turns
             .into_iter()

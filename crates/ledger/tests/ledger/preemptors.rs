@@ -68,6 +68,16 @@ fn wide(number: u64) -> PodFacts {
 }
 
 #[test]
+fn stalled_are_no_pods_that_this_replica_chose_to_ungate_when_it_led() {
+    let mut ledger = full(1);
+    ledger.apply_pod(queued("p", 60, 1));
+    // It loses the lead before it ungates anyone.
+    assert!(ledger.wake(0, at(1)).is_empty());
+    assert!(ledger.stalled(at(20)).is_empty());
+    assert_eq!(ungated(&mut ledger, 20), ["p"]);
+}
+
+#[test]
 fn look_for_preemptors_costs_no_more_on_1000_nodes_than_on_100() {
     for nodes in [100, 1000] {
         let mut ledger = full(nodes);
