@@ -113,8 +113,9 @@ impl Doubts {
     fn nominated(&self, pod: &PodFacts) -> Option<(Arc<str>, Instant)> {
         let inner = self.lock();
         let doubt = inner.pods.get(&pod.uid)?;
-        let nominated = doubt.nominated.clone().or_else(|| doubt.waits.clone());
-        nominated.filter(|(_, at)| at.elapsed() < PATIENCE)
+        let both = [&doubt.nominated, &doubt.waits];
+        let last = both.into_iter().flatten().max_by_key(|(_, at)| *at)?;
+        Some(last.clone()).filter(|(_, at)| at.elapsed() < PATIENCE)
     }
 
     /// May the pod wait (longer) for its nominated node? The time begins with the first call for that node.
