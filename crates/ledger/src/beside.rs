@@ -53,7 +53,13 @@ impl Sight<'_> {
                 let pod = self.queue.pod_of(holder, self.books)?;
                 Some(Other { pod, earmark })
             });
+        // Room that a pod was woken for is not for those of lower priority. Among equals the first that asks has it.
+        let woken = self.queue.woken_for(name, self.now);
+        let woken = woken.filter_map(|uid| self.books.pod(uid));
+        let woken = woken.filter(|it| it.priority > pod.priority);
+        let woken = woken.map(|pod| Other { pod, earmark: None });
         others
+            .chain(woken)
             .filter(move |it| !shares || it.earmark_if(|cause| cause == Cause::Ungated).is_none())
             .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
             // Room for one pod of a gang is for any of them: they are placed together.

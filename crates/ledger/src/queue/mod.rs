@@ -319,6 +319,15 @@ impl Queue {
         self.waiting.is_offered(uid, node)
     }
 
+    /// Pods that were woken for room on this node and may still ask for it, without those for which it is earmarked.
+    pub(crate) fn woken_for(&self, node: &str, now: Duration) -> impl Iterator<Item = &Uid> {
+        let holders = self.holders.get(node);
+        let earmarked =
+            move |uid: &Uid| holders.is_some_and(|it| it.contains(&Holder::Pod(uid.clone())));
+        let promised = self.waiting.promised_on(node).iter();
+        promised.filter(move |uid| self.waiting.may_come(uid, now) && !earmarked(uid))
+    }
+
     /// A pod that was to be woken could not be.
     pub(crate) fn wake_failed(&mut self, uid: &str) {
         self.waiting.take_back(uid);

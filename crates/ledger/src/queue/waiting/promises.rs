@@ -197,6 +197,12 @@ impl Waiting {
         wait.is_some_and(|wait| wait.promised.is_some())
     }
 
+    /// Does what is promised to the pod last still?
+    pub(in crate::queue) fn may_come(&self, uid: &str, now: Duration) -> bool {
+        let promised = self.pods.get(uid).and_then(|wait| wait.promised.as_ref());
+        promised.is_some_and(|(_, end)| *end > now)
+    }
+
     /// Is room on this node offered to the pod, or about to be beyond what fits together?
     pub(in crate::queue) fn is_offered(&self, uid: &str, node: &str) -> bool {
         let wait = self.pods.get(uid);
