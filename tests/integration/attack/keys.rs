@@ -16,6 +16,7 @@ use crate::policies::{asks, pod};
 pub(crate) fn keys() -> Vec<String> {
     let users = [
         names::ADOPTED,
+        names::ASLEEP,
         names::GPU_COUNT,
         names::GPU_COUNT_OF,
         names::GPU_MEM_PERCENTAGE,
