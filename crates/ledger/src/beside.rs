@@ -106,7 +106,8 @@ impl Sight<'_> {
         gone: impl Fn(&str) -> bool,
         budget: &mut Budget,
     ) -> Result<bool, Reason> {
-        let mut kept: Vec<_> = self.others_kept(name, pod).collect();
+        let others = self.others_kept(name, pod);
+        let mut kept: Vec<_> = others.filter(|it| !gone(&it.pod.uid)).collect();
         if kept.is_empty() {
             return Ok(false);
         }

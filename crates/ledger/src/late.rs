@@ -123,6 +123,8 @@ impl Sight<'_> {
             return false;
         }
         let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
+        // A pod that was woken for the room may not come: nobody is evicted elsewhere for that.
+        gone.extend(self.queue.woken_for(name, self.now).cloned());
         if ended {
             gone.extend(ended_on(node));
             gone.extend(self.assumed_below(node, pod.priority));
