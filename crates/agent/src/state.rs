@@ -1,5 +1,7 @@
 //! The agent's mind: from readings to what is to be reported. No I/O and no clock of its own.
 
+mod news;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -425,56 +427,6 @@ impl State {
             .into_iter()
             .chain(others)
             .collect()
-    }
-
-    /// True if `new` tells a scheduler something that it should not wait a heartbeat for.
-    #[must_use]
-    pub fn is_news(&self, old: &GpuNodeStatus, new: &GpuNodeStatus, pods: &NodePods) -> bool {
-        let taken = |gpu: &Gpu| {
-            let all = pods.sleeps_on(&gpu.uuid);
-            let excess = gpu.pods.iter().map(|share| {
-                let pod = pods.get(&share.uid).filter(|_| !all);
-                let assigned = pod.map(|pod| pod.assigned(&gpu.uuid)).unwrap_or_default();
-                Mib(share.used_mib).minus(assigned)
-            });
-            excess.chain([Mib(gpu.unmanaged_mib)]).sum::<Mib>()
-        };
-        let same_users = |old: &Gpu, new: &Gpu| {
-            old.pods
-                .iter()
-                .map(|share| &share.uid)
-                .eq(new.pods.iter().map(|share| &share.uid))
-        };
-        let same_card = |old: &Gpu, new: &Gpu| {
-            let key = |gpu: &Gpu| {
-                (
-                    gpu.uuid.clone(),
-                    gpu.index,
-                    gpu.total_mib,
-                    gpu.reserved_mib,
-                    gpu.healthy,
-                    gpu.reason.clone(),
-                    gpu.memory_limit.clone(),
-                )
-            };
-            key(old) == key(new)
-                && same_users(old, new)
-                && taken(old).0.abs_diff(taken(new).0) < self.settings.threshold.0
-        };
-        let key = |status: &GpuNodeStatus| {
-            (
-                status.driver.clone(),
-                status.headroom_mib,
-                status.conditions.clone(),
-            )
-        };
-        key(old) != key(new)
-            || old.gpus.len() != new.gpus.len()
-            || !old
-                .gpus
-                .iter()
-                .zip(&new.gpus)
-                .all(|(old, new)| same_card(old, new))
     }
 }
 

@@ -1,5 +1,6 @@
 //! `why`: the verdict on one pod, refusals by reason, the nearest cards and what would free them.
 
+mod location;
 mod nearest;
 mod print;
 
@@ -11,7 +12,7 @@ use gpustow_inspect::{
     try_pod,
 };
 use gpustow_ledger::{NodeView, Shortfall};
-use gpustow_pack::{Choice, Mib};
+use gpustow_pack::Mib;
 use gpustow_policies::{auto, keys};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Serialize, Serializer};
@@ -19,6 +20,7 @@ use serde::{Serialize, Serializer};
 use crate::Answer;
 use crate::lists::indices;
 use crate::output::api_version;
+use location::{Location, LocationGpu};
 use nearest::{Finish, Near, advice, fewest_to_finish, nearest};
 
 /// Seconds after which a scheduler has said something of a new pod.
@@ -68,38 +70,9 @@ pub(crate) enum Verdict {
     Invalid,
 }
 
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Location {
-    node: String,
-    gpus: Vec<LocationGpu>,
-    /// Since the node's last report, by the clocks of two machines.
-    agent_age_seconds: Option<u64>,
-    /// Why no new pod goes there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    refuses: Option<&'static str>,
-    /// Nodes that would do, and the place of this one among them, 1 for the best.
-    feasible_nodes: usize,
-    rank: usize,
-    /// Why these GPUs are the best ones, by the books as they are now, without the pod.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    because: Option<String>,
-}
-
 /// Programs get whole bytes.
 fn bytes<S: Serializer>(amount: &Mib, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.serialize_u64(amount.bytes())
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct LocationGpu {
-    gpu: String,
-    #[serde(rename = "requestedBytes", serialize_with = "bytes")]
-    requested: Mib,
-    /// Room on the card once the pod is there.
-    #[serde(rename = "availableBytes", serialize_with = "bytes")]
-    room: Mib,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -242,7 +215,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
             because: cluster
                 .ledger
                 .speaks_for(facts, &view.name, &choice.placement.charges),
-            ..place(view, choice, nodes)
+            ..Location::best(view, choice, nodes)
         });
     } else {
         why.verdict = Verdict::Waiting;
@@ -365,30 +338,6 @@ fn counts(trial: &Trial<'_>) -> Vec<Count> {
     counts
 }
 
-fn place(view: &NodeView, choice: &Choice, feasible_nodes: usize) -> Location {
-    let gpus = choice.placement.charges.iter().filter_map(|&(index, mib)| {
-        let card = view.cards.get(index)?;
-        Some(place_gpu(card.index.to_string(), mib, card.free.minus(mib)))
-    });
-    Location {
-        node: view.name.to_string(),
-        agent_age_seconds: None,
-        refuses: None,
-        gpus: gpus.collect(),
-        feasible_nodes,
-        rank: 1,
-        because: None,
-    }
-}
-
-fn place_gpu(gpu: String, requested: Mib, room: Mib) -> LocationGpu {
-    LocationGpu {
-        gpu,
-        requested,
-        room,
-    }
-}
-
 fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     let facts = &pod.facts;
     let mut why = about(cluster, facts, "Why");
@@ -422,12 +371,11 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
     let view = views.iter().find(|view| *view.name == *node);
     let gpus = assignment.charges.iter().map(|(uuid, mib)| {
         let card = view.and_then(|view| view.cards.iter().find(|card| *card.uuid == **uuid));
-        let name = indices(cluster, Some(node), [&**uuid].into_iter()).join("");
-        place_gpu(
-            name,
-            *mib,
-            card.map_or(Mib::ZERO, |card| card.free.minus(*mib)),
-        )
+        LocationGpu {
+            gpu: indices(cluster, Some(node), [&**uuid].into_iter()).join(""),
+            requested: *mib,
+            room: card.map_or(Mib::ZERO, |card| card.free.minus(*mib)),
+        }
     });
     let policy = match &facts.request {
         Ok(request) => cluster.ledger.policy(request).name(),

@@ -4,6 +4,7 @@
 pub mod admission;
 pub mod adopt;
 pub mod auto;
+mod expressions;
 pub mod keys;
 pub mod manifests;
 pub mod mutate;

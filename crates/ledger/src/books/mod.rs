@@ -8,6 +8,7 @@ mod change;
 mod gate;
 mod gone;
 mod groups;
+mod hold;
 mod index;
 mod intree;
 mod lending;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::NodeFacts;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
-use gpustow_api::{Assignment, NodeFacts, PodFacts};
-use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus, Request, Rules};
+use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus};
 
 use super::gate::Gate;
+use super::hold::Hold;
 use super::index::Marks;
 use super::lending::lending;
 use super::twins::Elsewhere;
@@ -15,127 +16,6 @@ use crate::maps::HashMap;
 
 /// A pod's UID.
 pub(crate) type Uid = Arc<str>;
-
-/// What a pod takes from a node, whether bound or only reserved.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Hold {
-    charges: Charges,
-    /// Nobody else on its cards, whatever size they turn out to have.
-    exclusive: bool,
-    rules: Option<Arc<Rules>>,
-    /// What kube-scheduler counts in the node's sum of GPU memory.
-    in_sum: Mib,
-    cpu_milli: u64,
-    ram: Bytes,
-}
-
-/// On which cards a pod holds memory.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Charges {
-    /// As it says; nowhere if there is none.
-    Assigned(Option<Arc<Assignment>>),
-    /// Nobody can tell: its assignment is unreadable. Charged on every card.
-    Everywhere(Mib),
-}
-
-impl Charges {
-    const NONE: Self = Self::Assigned(None);
-
-    /// On every card what the request can take of one, whatever cards there are.
-    pub(super) fn everywhere(request: &Request) -> Self {
-        Self::Everywhere(match request.is_relative() {
-            true => Mib(u64::MAX),
-            false => request.claims.iter().map(|claim| claim.mib).sum(),
-        })
-    }
-
-    fn on(&self, uuid: &str) -> Mib {
-        match self {
-            Self::Assigned(assignment) => assignment
-                .iter()
-                .flat_map(|assignment| &assignment.charges)
-                .filter(|(card, _)| **card == *uuid)
-                .map(|&(_, mib)| mib)
-                .sum(),
-            Self::Everywhere(mib) => *mib,
-        }
-    }
-}
-
-impl Hold {
-    /// What is held on a card.
-    pub(crate) fn on(&self, uuid: &str) -> Mib {
-        self.charges.on(uuid)
-    }
-
-    pub(super) fn rules(&self) -> Option<&Rules> {
-        self.rules.as_deref()
-    }
-
-    /// The cards that the pod holds, if an assignment says so.
-    pub(crate) fn cards(&self) -> impl Iterator<Item = &str> {
-        let assigned = match &self.charges {
-            Charges::Assigned(assigned) => assigned.as_deref(),
-            Charges::Everywhere(_) => None,
-        };
-        let charges = assigned.into_iter().flat_map(|assigned| &assigned.charges);
-        charges.map(|(uuid, _)| &**uuid)
-    }
-
-    /// GPU memory alone.
-    pub(super) fn of_charges(charges: Charges) -> Self {
-        Self {
-            charges,
-            exclusive: false,
-            rules: None,
-            in_sum: Mib::ZERO,
-            cpu_milli: 0,
-            ram: Bytes::ZERO,
-        }
-    }
-
-    /// What is held for a pod that asks for this and has this assignment.
-    pub(super) fn reserved(assignment: &Arc<Assignment>, request: &Request) -> Self {
-        Self {
-            charges: Charges::Assigned(Some(assignment.clone())),
-            exclusive: request.exclusive,
-            rules: request.rules.clone(),
-            in_sum: request.in_sum(),
-            cpu_milli: request.cpu_milli,
-            ram: request.ram,
-        }
-    }
-
-    /// What a bound pod holds. A request that is unreadable beside a broken assignment takes whole
-    /// cards.
-    pub(super) fn of(pod: &PodFacts) -> Self {
-        let request = pod.request.as_ref().ok();
-        let charges = match &pod.assignment {
-            _ if pod.released => Charges::NONE,
-            None => Charges::NONE,
-            Some(Ok(assignment)) => Charges::Assigned(Some(assignment.clone())),
-            Some(Err(_)) => request.map_or(Charges::Everywhere(Mib(u64::MAX)), |request| {
-                Charges::everywhere(request)
-            }),
-        };
-        let none = Arc::default();
-        let counted = request.filter(|_| !pod.released).unwrap_or(&none);
-        // The annotation may have changed since the bind; the assignment cannot.
-        let assigned = pod
-            .assignment
-            .as_ref()
-            .and_then(|it| it.as_ref().ok()?.exclusive);
-        let asked = || request.is_some_and(|request| request.exclusive);
-        Self {
-            charges,
-            exclusive: assigned.unwrap_or_else(asked),
-            in_sum: counted.in_sum(),
-            cpu_milli: counted.cpu_milli,
-            ram: counted.ram,
-            rules: counted.rules.clone(),
-        }
-    }
-}
 
 /// What the agent said last, and when that was seen to change.
 #[derive(Clone, Debug)]
@@ -339,7 +219,7 @@ impl Node {
     pub(crate) fn held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> Mib {
         self.holds()
             .filter(|(uid, _)| counts(uid))
-            .map(|(_, hold)| hold.charges.on(uuid))
+            .map(|(_, hold)| hold.on(uuid))
             .sum()
     }
 
@@ -440,8 +320,7 @@ impl Node {
                 .iter()
                 .filter(|used| counts(&used.uid))
                 .map(|used| {
-                    let held =
-                        holds(&used.uid).map_or(Mib::ZERO, |hold| hold.charges.on(&gpu.uuid));
+                    let held = holds(&used.uid).map_or(Mib::ZERO, |hold| hold.on(&gpu.uuid));
                     Mib(used.used_mib).minus(held)
                 });
             let lent = self.borrowers(gpu).filter(|(uid, ..)| counts(uid));
@@ -452,9 +331,9 @@ impl Node {
             };
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.unmanaged_mib) + excess;
             let taken = taken + self.elsewhere.on(&gpu.uuid);
-            let whole = self.holds().any(|(uid, hold)| {
-                hold.exclusive && counts(uid) && hold.charges.on(&gpu.uuid) > Mib::ZERO
-            });
+            let whole = self
+                .holds()
+                .any(|(uid, hold)| hold.exclusive && counts(uid) && hold.on(&gpu.uuid) > Mib::ZERO);
             Card {
                 capacity,
                 free: if whole || self.elsewhere.is_whole(&gpu.uuid) {
@@ -468,7 +347,7 @@ impl Node {
                 lending: match self.weighs_use {
                     true => lending(gpu, capacity, |uid| {
                         let hold = holds(uid).filter(|_| counts(uid));
-                        hold.map(|hold| hold.charges.on(&gpu.uuid))
+                        hold.map(|hold| hold.on(&gpu.uuid))
                     }),
                     false => Lending::default(),
                 },

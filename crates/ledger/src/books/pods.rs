@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::node::Hold;
+use super::hold::Hold;
 use super::{Books, Change, Event, Uid};
 use crate::maps::HashSet;
 

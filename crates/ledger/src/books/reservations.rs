@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpustow_api::{Assignment, Group, PodFacts};
 use gpustow_pack::{Placement, Refusal, Request};
 
-use super::node::Hold;
+use super::hold::Hold;
 use super::{Books, Change, Event, Uid};
 use crate::{Outcome, Reason};
 

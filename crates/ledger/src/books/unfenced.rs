@@ -11,7 +11,8 @@ use std::sync::Arc;
 use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::{Claim, Mib};
 
-use super::node::{Charges, Hold, Node};
+use super::hold::{Charges, Hold};
+use super::node::Node;
 use super::{Books, Change, Uid};
 
 /// What a Binding of the pod may bring to this node at most; none if it cannot come here.
