@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_api::gpunode::{Gpu, PodUse};
 
 use crate::Ledger;
 use crate::books::{Node, Uid};
@@ -123,7 +124,7 @@ impl Sight<'_> {
             return false;
         }
         let mut gone: HashSet<Arc<str>> = leaving.iter().cloned().collect();
-        // A pod that was woken for the room may not come: nobody is evicted elsewhere for that.
+        // A pod that was woken for the room may not come. That is no reason to evict pods elsewhere.
         gone.extend(self.queue.woken_for(name, self.now).cloned());
         if ended {
             gone.extend(ended_on(node));
@@ -155,8 +156,12 @@ impl Sight<'_> {
 
 /// Pods whose memory the last report shows and that are bound to the node no more.
 pub(crate) fn ended_on(node: &Node) -> impl Iterator<Item = Arc<str>> {
-    let shown = node.gpus().iter().flat_map(|gpu| &gpu.pods);
-    shown
-        .filter(|shown| !node.bound().contains_key(shown.uid.as_str()))
-        .map(|shown| Arc::from(shown.uid.as_str()))
+    let all = node.gpus().iter().flat_map(|gpu| ended_in(node, gpu));
+    all.map(|shown| Arc::from(shown.uid.as_str()))
+}
+
+/// What the last report shows of a GPU that pods use which are bound to the node no more.
+pub(crate) fn ended_in<'n>(node: &'n Node, gpu: &'n Gpu) -> impl Iterator<Item = &'n PodUse> {
+    let shown = gpu.pods.iter();
+    shown.filter(|shown| !node.bound().contains_key(shown.uid.as_str()))
 }

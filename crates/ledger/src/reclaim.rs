@@ -16,6 +16,7 @@ use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
+use crate::late::ended_in;
 use crate::means::Means;
 use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::round::{Offer, Round};
@@ -451,8 +452,8 @@ impl Sight<'_> {
         let view = self.view_without(name, node, pod, |_| false, budget);
         let view = view.ok().filter(|_| charges.len() == cards.len())?;
         let left = |card: usize| {
-            let used = node.gpus().get(card).into_iter().flat_map(|gpu| &gpu.pods);
-            let gone = used.filter(|used| ended && !node.bound().contains_key(used.uid.as_str()));
+            let gpu = node.gpus().get(card).filter(|_| ended);
+            let gone = gpu.into_iter().flat_map(|gpu| ended_in(node, gpu));
             gone.map(|used| Mib(used.used_mib)).sum()
         };
         let missing = |(card, mib): (usize, Mib)| {
