@@ -321,11 +321,16 @@ impl Queue {
 
     /// Pods that were woken for room on this node and may still ask for it, without those for which it is earmarked.
     pub(crate) fn woken_for(&self, node: &str, now: Duration) -> impl Iterator<Item = &Uid> {
-        let holders = self.holders.get(node);
-        let earmarked =
-            move |uid: &Uid| holders.is_some_and(|it| it.contains(&Holder::Pod(uid.clone())));
         let promised = self.waiting.promised_on(node).iter();
-        promised.filter(move |uid| self.waiting.may_come(uid, now) && !earmarked(uid))
+        promised.filter(move |uid| {
+            let holder = Holder::Pod((*uid).clone());
+            let earmarked = || {
+                self.holders
+                    .get(node)
+                    .is_some_and(|it| it.contains(&holder))
+            };
+            self.waiting.may_come(uid, now) && !earmarked()
+        })
     }
 
     /// A pod that was to be woken could not be.
