@@ -36,13 +36,7 @@ pub fn patch(change: Change<'_>, resource: &str, requests: &Requests) -> Vec<Val
         pod: change.pod.clone(),
         operations: Vec::new(),
     };
-    let applies = |pod: &Value| is_bounded(pod) && asks(pod, resource);
-    if applies(&patch.pod) {
-        give_devices(&mut patch, change, resource);
-    }
-    if !change.debugs && applies(&patch.pod) {
-        give_defaults(&mut patch, resource, requests);
-    }
+    give(&mut patch, change, resource, requests);
     patch.operations
 }
 
@@ -94,10 +88,7 @@ pub fn adopt(pod: &Value, terms: Terms, resource: &str, requests: &Requests) -> 
         before: None,
         debugs: false,
     };
-    if is_bounded(&patch.pod) && asks(&patch.pod, resource) {
-        give_devices(&mut patch, change, resource);
-        give_defaults(&mut patch, resource, requests);
-    }
+    give(&mut patch, change, resource, requests);
     patch.operations
 }
 
@@ -161,6 +152,17 @@ impl Patch {
         let field = format!("metadata.annotations['{key}{}']", own.unwrap_or_default());
         let from = json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": field } });
         self.give_variable(container, place, json!({ "name": name, "valueFrom": from }));
+    }
+}
+
+/// What every pod that asks is given.
+fn give(patch: &mut Patch, change: Change<'_>, resource: &str, requests: &Requests) {
+    let applies = |pod: &Value| is_bounded(pod) && asks(pod, resource);
+    if applies(&patch.pod) {
+        give_devices(patch, change, resource);
+    }
+    if !change.debugs && applies(&patch.pod) {
+        give_defaults(patch, resource, requests);
     }
 }
 
