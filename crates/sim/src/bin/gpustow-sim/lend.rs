@@ -13,7 +13,7 @@ use gpustow_sim::{synthetic, trace};
 use serde_json::json;
 
 use crate::churn::load;
-use crate::{Output, read_nodes, read_pods, seeds};
+use crate::{Output, count_of, read_nodes, read_pods, seeds};
 
 /// Give each pod of a part of a GPU a use over time, the list's size being the most that it uses, and compare three ways:
 /// each requests the most (asked); each requests what its use advises and borrows the rest (lent); each requests the most and
@@ -77,9 +77,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         recorded: Recorded::of(&all, args.request),
         headroom: args.headroom,
     };
-    let of_each = usize::try_from(args.seeds.1 - args.seeds.0);
-    let of_each = of_each.unwrap_or(usize::MAX).saturating_add(1);
-    let mut progress = Progress::new(of_each.saturating_mul(args.load.len() * Way::ALL.len()));
+    let runs = args.load.len() * Way::ALL.len();
+    let mut progress = Progress::new(count_of(args.seeds).saturating_mul(runs));
     let mut summaries = Vec::new();
     for load in &args.load {
         plan.load = *load;

@@ -102,14 +102,19 @@ impl Runs {
     }
 
     fn of_each_policy(&self) -> usize {
-        let more = usize::try_from(self.seeds.1 - self.seeds.0);
-        more.unwrap_or(usize::MAX).saturating_add(1)
+        count_of(self.seeds)
     }
 
     fn count(&self) -> usize {
         let runs = self.of_each_policy().saturating_mul(self.policy.len());
         runs.saturating_mul(self.window.len())
     }
+}
+
+/// How many seeds a range of them has.
+fn count_of((first, last): (u64, u64)) -> usize {
+    let more = usize::try_from(last - first);
+    more.unwrap_or(usize::MAX).saturating_add(1)
 }
 
 #[derive(Args)]
