@@ -7,6 +7,10 @@
     clippy::expect_used,
     reason = "a bench that cannot make its world has to stop"
 )]
+#![allow(
+    dead_code,
+    reason = "the module of the load is shared with the other benches"
+)]
 
 mod load;
 

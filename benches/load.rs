@@ -173,6 +173,26 @@ pub(crate) fn facts(pod: Value) -> PodFacts {
     PodFacts::from_pod(&pod, gpustow_api::names::GPU_MEM).expect("a UID")
 }
 
+/// A ledger of `nodes` nodes without pods of which no two have the same free, and the names of the nodes.
+pub(crate) fn diverse(nodes: usize, cards: usize, config: Config) -> (Ledger, Vec<String>) {
+    let (mut ledger, names) = empty(nodes, cards, config);
+    let mut rng = SmallRng::seed_from_u64(11);
+    for (index, name) in names.iter().enumerate() {
+        let mut report = gpunode(index, cards);
+        for gpu in &mut report.gpus {
+            gpu.unmanaged_mib = rng.random_range(0..60_000);
+        }
+        ledger.apply_gpunode(name, report, NOW);
+    }
+    (ledger, names)
+}
+
+/// The time that so many percent of the calls took at most; the calls in ascending order.
+pub(crate) fn percentile(calls: &[Duration], percent: usize) -> Duration {
+    let last = calls.len().saturating_sub(1);
+    calls.get(last * percent / 100).copied().unwrap_or_default()
+}
+
 /// A ledger of `nodes` nodes without pods, and the names of the nodes.
 pub(crate) fn empty(nodes: usize, cards: usize, config: Config) -> (Ledger, Vec<String>) {
     let mut ledger = Ledger::new(config);

@@ -17,9 +17,7 @@ use std::time::{Duration, Instant};
 
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::{Ask, Config, Ledger};
-use load::{CARDS, NOW, empty, facts, gpunode, uuid};
-use rand::rngs::SmallRng;
-use rand::{RngExt as _, SeedableRng as _};
+use load::{CARDS, NOW, diverse, facts, percentile, uuid};
 use serde_json::{Value, json};
 
 const NODES: usize = 1_000;
@@ -80,29 +78,14 @@ fn ask(ledger: &mut Ledger, pod: &PodFacts, names: &[&str]) -> Duration {
 
 fn row(what: &str, mut calls: Vec<Duration>) {
     calls.sort_unstable();
-    let us = |at: usize| {
-        calls
-            .get(at)
-            .map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
-    };
-    let last = calls.len() - 1;
-    println!(
-        "{what:>44} {:>8.1} {:>8.1}",
-        us(last / 2),
-        us(last * 99 / 100)
-    );
+    let us = |percent| percentile(&calls, percent).as_secs_f64() * 1e6;
+    println!("{what:>44} {:>8.1} {:>8.1}", us(50), us(99));
 }
 
 /// A ledger in which no two nodes have the same free and each has a pod with these annotations.
 fn cluster(annotations: &Value) -> (Ledger, Vec<String>) {
-    let (mut ledger, names) = empty(NODES, CARDS, Config::default());
-    let mut rng = SmallRng::seed_from_u64(11);
+    let (mut ledger, names) = diverse(NODES, CARDS, Config::default());
     for (index, name) in names.iter().enumerate() {
-        let mut report = gpunode(index, CARDS);
-        for gpu in &mut report.gpus {
-            gpu.unmanaged_mib = rng.random_range(0..60_000);
-        }
-        ledger.apply_gpunode(name, report, NOW);
         let card = uuid(index, 0);
         let mut annotations = annotations.clone();
         annotations[names::ASSIGNMENT] = json!(

@@ -16,10 +16,8 @@ mod load;
 use std::time::{Duration, Instant};
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ask, Config, Ledger};
-use load::{CARDS, NOW, empty, facts, gpunode};
-use rand::rngs::SmallRng;
-use rand::{RngExt as _, SeedableRng as _};
+use gpustow_ledger::{Ask, Config};
+use load::{CARDS, NOW, diverse, facts, percentile};
 use serde_json::json;
 
 const NODES: usize = 5_000;
@@ -56,7 +54,12 @@ fn table(search_steps: u64) {
         "{:>16} {:>8} {:>8} {:>8} {:>8}",
         "", "p50", "p99", "max", "placed"
     );
-    let (mut ledger, names) = diverse(search_steps);
+    let config = Config {
+        search_steps,
+        ..Config::default()
+    };
+    let (mut ledger, names) = diverse(NODES, CARDS, config);
+    ledger.learn();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     for (kind, containers, gpus, mib, step) in KINDS {
         let mut placed = 0;
@@ -72,38 +75,14 @@ fn table(search_steps: u64) {
             })
             .collect();
         calls.sort_unstable();
-        let ms = |at: usize| {
-            calls
-                .get(at)
-                .map_or(f64::NAN, |took| took.as_secs_f64() * 1e3)
-        };
-        let last = calls.len() - 1;
+        let ms = |percent| percentile(&calls, percent).as_secs_f64() * 1e3;
         println!(
             "{kind:>16} {:>8.1} {:>8.1} {:>8.1} {placed:>8}",
-            ms(last / 2),
-            ms(last * 99 / 100),
-            ms(last)
+            ms(50),
+            ms(99),
+            ms(100)
         );
     }
-}
-
-/// A ledger in which no two nodes have the same free.
-fn diverse(search_steps: u64) -> (Ledger, Vec<String>) {
-    let config = Config {
-        search_steps,
-        ..Config::default()
-    };
-    let (mut ledger, names) = empty(NODES, CARDS, config);
-    let mut rng = SmallRng::seed_from_u64(11);
-    for (index, name) in names.iter().enumerate() {
-        let mut report = gpunode(index, CARDS);
-        for gpu in &mut report.gpus {
-            gpu.unmanaged_mib = rng.random_range(0..60_000);
-        }
-        ledger.apply_gpunode(name, report, NOW);
-    }
-    ledger.learn();
-    (ledger, names)
 }
 
 fn pod(kind: &str, call: u64, containers: u64, gpus: u64, mib: u64, step: u64) -> PodFacts {

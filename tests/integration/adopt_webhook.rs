@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, bail, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Options, eventually};
+use gpustow_testkit::eventually;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use rand::rngs::StdRng;
@@ -12,8 +12,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 
 use crate::adopt::{adopt, namespace, of};
-use crate::install::{apply, install, try_create};
+use crate::install::try_create;
 use crate::support::SOON;
+use crate::webhook::policies_and_webhook;
 
 /// Namespaces with the labels of each.
 fn namespaces() -> Vec<(&'static str, Value)> {
@@ -134,15 +135,7 @@ async fn created(client: &Client, pod: &Pod) -> Result<Result<Value, String>> {
 
 #[tokio::test]
 async fn requests_become_the_same_by_webhook_and_by_policy() -> Result<()> {
-    let start = || ControlPlane::start(Options::default());
-    let (policies, webhook) = tokio::try_join!(start(), start())?;
-    ensure!(
-        policies.minor() >= 34,
-        "this API server has no policies that change pods"
-    );
-    install(&policies, "manifests/base").await?;
-    let flags = ["--server-side", "--warnings-as-errors"];
-    apply(&webhook, "manifests/overlays/webhook", &flags).await?;
+    let (policies, webhook) = policies_and_webhook().await?;
     adopt(&policies, false).await?;
     adopt(&webhook, true).await?;
     let clients = (policies.admin()?, webhook.admin()?);

@@ -248,8 +248,8 @@ fn in_order(mut pod: Value) -> Value {
     pod
 }
 
-#[tokio::test]
-async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
+/// A control plane with gpustow's policies, and one with the webhook in their place.
+pub(crate) async fn policies_and_webhook() -> Result<(ControlPlane, ControlPlane)> {
     let start = || ControlPlane::start(Options::default());
     let (policies, webhook) = tokio::try_join!(start(), start())?;
     ensure!(
@@ -259,6 +259,12 @@ async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
     install(&policies, "manifests/base").await?;
     let flags = ["--server-side", "--warnings-as-errors"];
     apply(&webhook, "manifests/overlays/webhook", &flags).await?;
+    Ok((policies, webhook))
+}
+
+#[tokio::test]
+async fn of_a_pod_comes_the_same_by_webhook_and_by_policy() -> Result<()> {
+    let (policies, webhook) = policies_and_webhook().await?;
     for cluster in [&policies, &webhook] {
         for name in ["nvidia", "other"] {
             let class = json!({ "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",

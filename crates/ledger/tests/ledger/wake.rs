@@ -76,38 +76,40 @@ fn the_limit_holds_and_the_rest_follows() {
     assert!(wake(&mut ledger, 2, at(1)).is_empty());
 }
 
-#[test]
-fn room_that_a_pod_was_woken_for_is_not_for_those_of_lower_priority() {
-    let mut ledger = full(&[]);
-    let of = |uid: &str, priority| PodFacts {
+fn of_priority(priority: i32, uid: &str) -> PodFacts {
+    PodFacts {
         priority,
         ..pod(uid, 60)
-    };
-    assert!(choose(&mut ledger, &of("p", 1), &["a"], at(0)).is_empty());
-    ledger.apply_pod(of("p", 1));
+    }
+}
+
+/// A ledger with one card of 100, for 60 of which a pod of priority 1 was woken.
+fn woken() -> Ledger {
+    let mut ledger = full(&[]);
+    let pod = of_priority(1, "p");
+    assert!(choose(&mut ledger, &pod, &["a"], at(0)).is_empty());
+    ledger.apply_pod(pod);
     ledger.delete_pod("old");
     assert_eq!(wake(&mut ledger, 9, at(1)), ["p"]);
-    assert!(choose(&mut ledger, &of("lower", 0), &["a"], at(1)).is_empty());
+    ledger
+}
+
+#[test]
+fn room_that_a_pod_was_woken_for_is_not_for_those_of_lower_priority() {
+    let mut ledger = woken();
+    let lower = of_priority(0, "lower");
+    assert!(choose(&mut ledger, &lower, &["a"], at(1)).is_empty());
     // The 40 beside it are for anybody, and so is all of it once the pod has not come.
     assert_eq!(choose(&mut ledger, &pod("small", 40), &["a"], at(1)), ["a"]);
     ledger.delete_pod("small");
-    assert_eq!(choose(&mut ledger, &of("lower", 0), &["a"], at(9)), ["a"]);
+    assert_eq!(choose(&mut ledger, &lower, &["a"], at(9)), ["a"]);
 }
 
 #[test]
 fn room_that_a_pod_was_woken_for_goes_to_the_first_of_its_priority_or_a_higher_one() {
     for priority in [1, 2] {
-        let mut ledger = full(&[]);
-        let of = |uid: &str, priority| PodFacts {
-            priority,
-            ..pod(uid, 60)
-        };
-        assert!(choose(&mut ledger, &of("p", 1), &["a"], at(0)).is_empty());
-        ledger.apply_pod(of("p", 1));
-        ledger.delete_pod("old");
-        assert_eq!(wake(&mut ledger, 9, at(1)), ["p"]);
-        let other = of("other", priority);
-        assert_eq!(choose(&mut ledger, &other, &["a"], at(1)), ["a"]);
+        let other = of_priority(priority, "other");
+        assert_eq!(choose(&mut woken(), &other, &["a"], at(1)), ["a"]);
     }
 }
 
