@@ -334,7 +334,7 @@ fn owners(seen: &Seen, pods: &NodePods) -> Vec<(String, &'static str, f64)> {
         };
         held.insert(owner, Mib(gpu.total_mib).bytes());
     }
-    // What pods of other sharers use beyond what they were promised is nobody's.
+    // Memory that pods of other sharers use beyond their promises is unmanaged.
     let theirs = held.iter().filter(|(owner, _)| **owner != "gpustow");
     let theirs = theirs.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
     let unmanaged = Mib(gpu.unmanaged_mib).bytes().saturating_sub(theirs);

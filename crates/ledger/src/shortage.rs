@@ -113,7 +113,7 @@ impl Sight<'_> {
         let borrowers = || node.borrowers(gpu);
         borrowers().next()?;
         let mut reclaims = self.queue.reclaims_on(name);
-        // Of a card that takes nobody the figures may be old.
+        // The figures of a GPU that takes no pods may be old.
         if !gpu.healthy || gpu.missing || reclaims.any(|it| it.has(&gpu.uuid)) {
             return None;
         }
