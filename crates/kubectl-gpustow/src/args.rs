@@ -199,7 +199,7 @@ pub(crate) enum Command {
     Whatif(WhatifArgs),
     /// What moving pods would gain. Exit code 1 if it would not do for all that wait
     ///
-    /// For the first pod of each kind that waits though enough GPU memory is free, in pieces: which pods would
+    /// For the first pod of each kind that waits for fragmented GPU memory: which pods would
     /// have to move, and where to. Only those move that have the annotation gpustow.dev/evictable and have a
     /// controller that makes replacements; the fewest MiB move, each to a place that is free now. Each plan is as if
     /// it were alone. Nothing is written to the cluster. Node selectors, required node affinity, taints, CPU and

@@ -66,7 +66,7 @@ pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
             Some(moves) => format!("pod/{}", moves.pod),
             None => format!("waiting/{}", row.waits),
         },
-        empty: "no pod waits for free memory that is in pieces",
+        empty: "no pod waits for fragmented memory",
         answer,
     }
 }
