@@ -7,15 +7,14 @@ use std::{fs, io};
 /// Words that a page for users has at most.
 const PAGE: usize = 900;
 /// Pages that may have more: evidence and reviews.
-const LONGER: [(&str, usize); 5] = [
-    ("docs/benchmarks.md", 2_000),
-    ("docs/packing.md", 2_000),
-    ("docs/reliability.md", 1_350),
-    ("docs/security-review.md", 1_400),
-    ("docs/simulator.md", 1_100),
+const LONGER: [(&str, usize); 4] = [
+    ("docs/benchmarks.md", 1_400),
+    ("docs/packing.md", 1_600),
+    ("docs/reliability.md", 1_050),
+    ("docs/security-review.md", 1_150),
 ];
 /// Words of all Markdown together that people write.
-const ALL: usize = 39_500;
+const ALL: usize = 35_000;
 /// What `make generate` writes: it has no more words than its sources.
 const GENERATED: [&str; 2] = ["docs/reference/", "manifests/chart/README.md"];
 
