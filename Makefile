@@ -72,8 +72,10 @@ node: control-plane helm
 	$(CARGO) test --workspace --locked --test node --no-run
 
 .PHONY: test-gpu
-test-gpu: ## Run the agent on this machine's NVIDIA GPU, beside nvidia-smi (AGENT=…: that program, else it is compiled)
-	@python3 tests/gpu/run.py $(AGENT)
+test-gpu: control-plane ## Test on this machine's NVIDIA GPU: the agent beside nvidia-smi, MPS, and pods' programs in a cluster (root)
+	$(CARGO) build --workspace --locked --bin gpustow-agent
+	@python3 tests/gpu/run.py
+	$(CARGO) test --workspace --locked --test gpu -- --test-threads 1 --nocapture
 
 .PHONY: test-page
 test-page: ## Test the page of kubectl gpustow ui in headless Chromium
@@ -229,7 +231,7 @@ fmt: ## Check the formatting
 .PHONY: clippy
 clippy: ## Check the lints
 	$(CARGO) clippy --workspace --all-targets $(PROGRAMS) --locked -- -D warnings
-	$(CARGO) clippy --workspace --test node --test neighbours --locked -- -D warnings
+	$(CARGO) clippy --workspace --test node --test neighbours --test gpu --locked -- -D warnings
 
 .PHONY: doc
 doc: ## Check that the documentation builds

@@ -1,11 +1,13 @@
 /* A small program of CUDA's driver API, which needs no CUDA toolkit to build or run: the driver brings libcuda.
      gpu hold MIB                 takes so much of the first GPU that it sees, says so, and ends with its input
      gpu limit CGROUP UUID MIB    has the driver hold a cgroup to a limit (driver 615 and later), and reads it back
+     gpu suspend PID              moves a process's GPU memory to the host, says so, and moves it back at end of input
    Exit codes: 2 where there is too little memory, 3 where the driver has no limits, 1 for any other error. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef unsigned long long u64;
 
@@ -27,7 +29,7 @@ static void *function(void *from, const char *name) {
     return found;
 }
 
-enum { OUT_OF_MEMORY = 2 };
+enum { OUT_OF_MEMORY = 2, MULTIPROCESSOR_COUNT = 16 };
 
 static void *cuda;
 
@@ -46,13 +48,14 @@ static int hold(u64 mib) {
     void *context;
     u64 memory;
     size_t free, total;
-    int device;
+    int device, processors;
 
     cuda = library("libcuda.so.1");
     int (*init)(unsigned) = function(cuda, "cuInit");
     int (*get)(int *, int) = function(cuda, "cuDeviceGet");
     int (*create)(void **, unsigned, int) = function(cuda, "cuCtxCreate_v2");
     int (*info)(size_t *, size_t *) = function(cuda, "cuMemGetInfo_v2");
+    int (*attribute)(int *, int, int) = function(cuda, "cuDeviceGetAttribute");
     int (*allocate)(u64 *, size_t) = function(cuda, "cuMemAlloc_v2");
     int (*fill)(u64, unsigned char, size_t) = function(cuda, "cuMemsetD8_v2");
     int (*wait)(void) = function(cuda, "cuCtxSynchronize");
@@ -60,10 +63,11 @@ static int hold(u64 mib) {
     check("cuDeviceGet", get(&device, 0));
     check("cuCtxCreate", create(&context, 0, device));
     check("cuMemGetInfo", info(&free, &total));
+    check("cuDeviceGetAttribute", attribute(&processors, MULTIPROCESSOR_COUNT, device));
     check("cuMemAlloc", allocate(&memory, mib << 20));
     check("cuMemsetD8", fill(memory, 1, mib << 20));
     check("cuCtxSynchronize", wait());
-    printf("holds %llu MiB of %zu MiB\n", mib, total >> 20);
+    printf("holds %llu MiB of %zu MiB, %zu MiB were free, %d multiprocessors\n", mib, total >> 20, free >> 20, processors);
     fflush(stdout);
     while (getchar() != EOF)
         ;
@@ -110,11 +114,50 @@ static int limit(const char *cgroup, const char *uuid, u64 mib) {
     return 0;
 }
 
+static double seconds(void) {
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+/* From driver 570 on, https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CHECKPOINT.html */
+static int suspend(int pid) {
+    double begun;
+
+    cuda = library("libcuda.so.1");
+    int (*init)(unsigned) = function(cuda, "cuInit");
+    int (*lock)(int, void *) = dlsym(cuda, "cuCheckpointProcessLock");
+    int (*checkpoint)(int, void *) = dlsym(cuda, "cuCheckpointProcessCheckpoint");
+    int (*restore)(int, void *) = dlsym(cuda, "cuCheckpointProcessRestore");
+    int (*unlock)(int, void *) = dlsym(cuda, "cuCheckpointProcessUnlock");
+
+    if (!lock || !checkpoint || !restore || !unlock) {
+        fprintf(stderr, "the driver cannot suspend a process\n");
+        return 3;
+    }
+    check("cuInit", init(0));
+    begun = seconds();
+    check("cuCheckpointProcessLock", lock(pid, NULL));
+    check("cuCheckpointProcessCheckpoint", checkpoint(pid, NULL));
+    printf("%.2f s\n", seconds() - begun);
+    fflush(stdout);
+    while (getchar() != EOF)
+        ;
+    begun = seconds();
+    check("cuCheckpointProcessRestore", restore(pid, NULL));
+    check("cuCheckpointProcessUnlock", unlock(pid, NULL));
+    printf("%.2f s\n", seconds() - begun);
+    return 0;
+}
+
 int main(int count, char **arguments) {
     if (count == 3 && !strcmp(arguments[1], "hold"))
         return hold(strtoull(arguments[2], NULL, 10));
     if (count == 5 && !strcmp(arguments[1], "limit"))
         return limit(arguments[2], arguments[3], strtoull(arguments[4], NULL, 10));
-    fprintf(stderr, "usage: gpu hold MIB | gpu limit CGROUP UUID MIB\n");
+    if (count == 3 && !strcmp(arguments[1], "suspend"))
+        return suspend(atoi(arguments[2]));
+    fprintf(stderr, "usage: gpu hold MIB | gpu limit CGROUP UUID MIB | gpu suspend PID\n");
     return 1;
 }

@@ -1,12 +1,11 @@
 """Runs the agent on a machine's real GPU: what it sees beside nvidia-smi, whose memory is whose, and, where the
-driver has limits, that they hold. Needs a GPU with its driver, nvidia-smi and a C compiler; the parts about pods and
-limits need root and a cgroup file system that can be written. Prints a line for each check, then the table for
-docs/platforms.md; ends with 1 where a check fails.
+driver has them, limits, suspended processes and MPS. Needs a GPU with its driver, nvidia-smi and a C compiler; the parts
+about pods and limits need root and a cgroup file system that can be written. Prints a line for each check, then the table
+for docs/platforms.md; ends with 1 where a check fails.
 
-    run.py [AGENT]      the agent's program; without it, it is compiled
+    run.py [AGENT]      the agent's program, else target/debug/gpustow-agent
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,82 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
+import mps
+from common import CONTEXT, HELD, HERE, Holder, agent_sees, card_of, check, fail, rows, run, says, smi
+
 CGROUPS = Path("/sys/fs/cgroup")
-# What a program takes of the GPU, MiB, and what its context may take beside it.
-HELD, CONTEXT = 1024, 1024
 POD = "9a3c7f52-0d0e-4b5e-9a61-1f0a5d3c2b10"
 CONTAINER = "ab" * 32
-
-rows = []
-
-
-def fail(text):
-    sys.exit(f"test-gpu: {text}")
-
-
-def says(kind, what, seen):
-    rows.append((kind, what, seen))
-    print(f"{kind:<8} {what}: {seen}", flush=True)
-
-
-def check(what, is_so, seen):
-    says("ok" if is_so else "FAILED", what, seen)
-
-
-def run(*command):
-    return subprocess.run([str(it) for it in command], capture_output=True, text=True, timeout=120)
-
-
-def build():
-    subprocess.run(["cargo", "build", "--locked", "--package", "gpustow-agent"], cwd=HERE, check=True)
-    target = os.environ.get("CARGO_TARGET_DIR", HERE.parent.parent / "target")
-    return Path(target, "debug/gpustow-agent")
-
-
-def smi(what, fields):
-    done = run("nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits")
-    if done.returncode:
-        fail(f"nvidia-smi: {done.stdout}{done.stderr}".strip())
-    lines = (line for line in done.stdout.splitlines() if line.strip())
-    return [dict(zip(fields, (cell.strip() for cell in line.split(",")))) for line in lines]
-
-
-def agent_sees(agent):
-    done = run(agent, "--once", "--output", "json")
-    if done.returncode:
-        fail(f"the agent: {done.stderr.strip()}")
-    return json.loads(done.stdout)
-
-
-class Holder:
-    """A program that holds memory of a GPU, in a cgroup if one is given."""
-
-    def __init__(self, program, uuid, mib, cgroup=None):
-        def enter():
-            if cgroup:
-                (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-
-        self.process = subprocess.Popen(
-            [program, "hold", str(mib)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=enter,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
-        )
-        self.said = self.process.stdout.readline().strip()
-        if not self.said:
-            self.said = self.process.stderr.read().strip()
-            self.process.wait(timeout=60)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
 
 
 def cards(agent, smi_cards):
@@ -110,19 +39,19 @@ def cards(agent, smi_cards):
 def used(agent, program, uuid):
     """Memory in use, by process."""
     with Holder(program, uuid, HELD) as holder:
-        if holder.process.poll() is not None:
+        if not holder.holds:
             fail(f"no memory of the GPU: {holder.said}")
         # nvidia-smi and the agent are asked one after the other: others may come and go between.
         for _ in range(5):
             apps = smi("compute-apps", ["pid", "gpu_uuid", "used_gpu_memory"])
             theirs = {int(app["pid"]): app["used_gpu_memory"] for app in apps if app["gpu_uuid"] == uuid}
-            card = next(card for card in agent_sees(agent)["cards"] if card["uuid"] == uuid)
+            card = card_of(agent, uuid)
             ours = {it["pid"]: "[N/A]" if it["used"] is None else str(it["used"] >> 20) for it in card["processes"] or []}
             if ours == theirs:
                 break
             time.sleep(1)
         check("memory by process", ours == theirs, f"agent {ours}, nvidia-smi {theirs}")
-        mib = ours.get(holder.process.pid, "")
+        mib = ours.get(holder.pid, "")
         foreign = [pid for pid in ours if not Path("/proc", str(pid)).exists()]
         if not mib and foreign:
             says("not run", "the program's own", f"NVML names processes that are not to be seen from here: {foreign}")
@@ -149,8 +78,8 @@ def of_pods(agent, program, uuid):
         return
     try:
         with Holder(program, uuid, HELD, cgroup) as holder:
-            card = next(card for card in agent_sees(agent)["cards"] if card["uuid"] == uuid)
-            mine = [it["of"] for it in card["processes"] or [] if it["pid"] == holder.process.pid]
+            card = card_of(agent, uuid)
+            mine = [it["of"] for it in card["processes"] or [] if it["pid"] == holder.pid]
             check("memory of a pod", mine == [{"pod": POD, "container": CONTAINER}], mine)
     finally:
         for made in [cgroup, cgroup.parent]:
@@ -159,7 +88,7 @@ def of_pods(agent, program, uuid):
 
 def limits(agent, program, uuid):
     """A limit of memory by cgroup holds."""
-    able = next(card for card in agent_sees(agent)["cards"] if card["uuid"] == uuid)["can_limit"]
+    able = card_of(agent, uuid)["can_limit"]
     try:
         cgroup = make_cgroup("gpustow-test-gpu", version=2)
     except OSError as error:
@@ -173,13 +102,29 @@ def limits(agent, program, uuid):
             return
         check("the agent says of limits what the driver says", able, done.stdout.strip())
         with Holder(program, uuid, HELD, cgroup) as holder:
-            check("within the limit", holder.process.poll() is None, holder.said)
+            check("within the limit", holder.holds, holder.said)
         with Holder(program, uuid, 3 * HELD, cgroup) as holder:
             check("beyond the limit", holder.process.poll() == 2, holder.said)
         with Holder(program, uuid, 3 * HELD) as holder:
-            check("the same without the limit", holder.process.poll() is None, holder.said)
+            check("the same without the limit", holder.holds, holder.said)
     finally:
         cgroup.rmdir()
+
+
+def suspends(program, uuid):
+    """How long a process needs to give its memory up and to get it back, without a word from its program."""
+    for mib in [HELD, 16 * HELD]:
+        with Holder(program, uuid, mib) as holder:
+            with subprocess.Popen([program, "suspend", str(holder.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) as suspend:
+                gone = suspend.stdout.readline().strip()
+                if not gone:
+                    says("not run", "suspended", suspend.stderr.read().strip())
+                    return
+                apps = smi("compute-apps", ["pid", "used_gpu_memory"])
+                left = [app["used_gpu_memory"] for app in apps if app["pid"] == str(holder.pid)]
+                back, error = suspend.communicate()
+            check(f"{mib} MiB suspended", not suspend.returncode, f"gone in {gone}, {left} MiB left, back in {back.strip()}{error}")
 
 
 def main():
@@ -189,7 +134,7 @@ def main():
     smi_cards = smi("gpu", fields)
     if not smi_cards:
         fail("nvidia-smi knows of no GPU")
-    agent = sys.argv[1] if len(sys.argv) > 1 else build()
+    agent = sys.argv[1] if len(sys.argv) > 1 else HERE.parent.parent / "target/debug/gpustow-agent"
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "gpu")
         built = run(os.environ.get("CC", "cc"), "-O1", "-Wall", "-Wextra", "-o", program, HERE / "gpu.c", "-ldl")
@@ -201,6 +146,8 @@ def main():
             used(agent, program, whole[0])
             of_pods(agent, program, whole[0])
             limits(agent, program, whole[0])
+            suspends(program, whole[0])
+            mps.part(agent, program, whole[0])
     print(f"\n| seen on {smi_cards[0]['name']}, driver {smi_cards[0]['driver_version']} | | |\n|---|---|---|")
     for kind, what, seen in rows:
         print(f"| {what} | {kind} | {seen} |")
