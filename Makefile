@@ -36,7 +36,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	$(CARGO) build --locked --workspace --bin gpustow --bin gpustow-agent --bin kubectl-gpustow --bin cluster
 	@target/debug/cluster $(ARGS)
 
-# Cases that need programs of others which take long to build, or an earlier build of ours: `make ci` runs them too.
+# Cases that need programs of others which take long to build, or an earlier build of ours.
 BESIDE := previous:: observability:: dashboard::a_pod_counts dashboard::every_query
 
 .PHONY: test
@@ -206,7 +206,7 @@ release-dry-run: images control-plane helm ## A whole release against a registry
 	@release/dry-run.sh
 
 .PHONY: ci
-ci: fmt clippy doc deny generated book workflows test test-beside test-node test-page ## Everything that must hold before a change lands
+ci: fmt clippy doc deny generated book workflows test test-node test-page ## What must hold before a change lands
 
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)
