@@ -84,3 +84,32 @@ async fn reclaim_ends_the_program_that_uses_more_than_its_pod_requested() -> Res
     }
     site.end().await
 }
+
+#[tokio::test]
+async fn model_that_wakes_gets_the_memory_that_another_pod_borrowed() -> Result<()> {
+    let site = Site::open(&["reclaim: {action: KillProcess}"]).await?;
+    let awake = site.total / 2;
+    let model = site.case.pod("model").gpu_mem(awake);
+    let model = model.annotation(names::ASLEEP, "true");
+    let model = model.create(&site.case.client).await?;
+    let model = wait_bound(&site.case.client, &model, SOON).await?;
+    let borrower = site.pod_with_limit("borrower", 4096, "max").await?;
+    let _asleep = site.runs_in(&model, 2048).await?;
+    let borrowed = site.total - 8192;
+    let mut ended = site.runs_in(&borrower, borrowed).await?;
+    site.used(&borrower, borrowed).await?;
+
+    let asked = Instant::now();
+    site.wake(&model).await?;
+    println!(
+        "asked for its memory → told that it is free: {:?}",
+        asked.elapsed()
+    );
+    ensure!(
+        !ended.wait()?.success(),
+        "the borrower's program ended by itself"
+    );
+    let awake = site.runs_in(&model, awake - 2048 - 2 * CONTEXT).await?;
+    ensure!(awake.runs()?, "the model has no memory");
+    site.end().await
+}

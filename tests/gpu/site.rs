@@ -17,8 +17,8 @@ use serde_json::json;
 
 use crate::program::{Program, build, container_id};
 
-/// Bound on what takes seconds.
-pub(crate) const SOON: Duration = Duration::from_secs(60);
+/// Bound on what takes seconds. What a pod uses within its request can wait for the agent's heartbeat, a minute.
+pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 pub(crate) struct Site {
     pub(crate) case: Case,
@@ -144,6 +144,22 @@ impl Site {
     /// Starts a program that belongs to no pod.
     pub(crate) fn runs_outside(&self, mib: u64) -> Result<Program> {
         Program::start(&self.program, &self.uuid, mib, None)
+    }
+
+    /// Asks for the memory of a model that sleeps, and waits until the pod is told that all of it is free.
+    pub(crate) async fn wake(&self, pod: &Pod) -> Result<()> {
+        let (pods, name) = (self.case.pods(), pod.name_any());
+        let awake = json!({ "metadata": { "annotations": { names::ASLEEP: "false" } } });
+        let patch = Patch::Merge(awake);
+        pods.patch(&name, &PatchParams::default(), &patch).await?;
+        eventually(SOON, "the model's memory is free", async || {
+            let status = pods.get(&name).await?.status.unwrap_or_default();
+            let mut all = status.conditions.iter().flatten();
+            let memory = all.find(|it| it.type_ == names::AVAILABLE_CONDITION);
+            let free = memory.is_some_and(|it| it.status == "True");
+            free.then_some(()).with_context(|| format!("{memory:?}"))
+        })
+        .await
     }
 
     /// Waits until the report says of the GPU what `find` looks for.
