@@ -290,6 +290,29 @@ fn every_test_that_architecture_names_exists() -> io::Result<()> {
     Ok(())
 }
 
+/// `make test-versions` picks its cases by name, where a name of no case would select nothing.
+#[test]
+fn every_case_that_the_versions_run_exists() -> io::Result<()> {
+    let script = fs::read_to_string(root().join("tests/versions/run.sh"))?;
+    let list = script
+        .split_once("<<'LIST'\n")
+        .and_then(|(_, list)| list.split_once("\nLIST\n"));
+    let (list, _) = list.ok_or_else(|| io::Error::other("run.sh has no list of cases"))?;
+    for line in list.lines() {
+        let name = line.split('|').nth(1).unwrap_or_default();
+        // The same cases with another Helm.
+        let name = name.replace("helm3::", "helm::");
+        let (module, case) = name.rsplit_once("::").unwrap_or_default();
+        let file = format!("tests/integration/{}.rs", module.replace("::", "/"));
+        let code = fs::read_to_string(root().join(&file))?;
+        assert!(
+            code.contains(&format!("fn {case}(")),
+            "{file} has no {case}"
+        );
+    }
+    Ok(())
+}
+
 /// `make teeth` takes mends out of the code again: their patches follow it.
 #[test]
 fn every_mend_can_be_taken_out_again() -> io::Result<()> {
