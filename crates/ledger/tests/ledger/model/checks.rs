@@ -171,7 +171,7 @@ impl World {
             let excess: u64 = excess
                 .map(|used| used.used_mib.saturating_sub(charged(&used.uid)))
                 .sum();
-            let taken = card.held.0 + gpu.unmanaged_mib + excess;
+            let taken = card.held.0.saturating_add(gpu.unmanaged_mib + excess);
             let free = if whole {
                 0
             } else {
@@ -201,7 +201,7 @@ impl World {
                 .filter(|name| !self.server.barred.contains(**name))
             {
                 let fits = self.admits(pod, name) && self.fits_on(&self.ledger, pod, name);
-                require(!fits, || {
+                require(!fits || self.waits_behind(pod), || {
                     format!("{} fits on {name} and is not bound", pod.uid)
                 })?;
             }

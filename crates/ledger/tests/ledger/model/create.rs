@@ -3,8 +3,8 @@
 use std::iter;
 use std::sync::Arc;
 
-use gpustow_api::PodFacts;
 use gpustow_api::limit::Enforce;
+use gpustow_api::{PodFacts, Sleep};
 use gpustow_pack::Mib;
 
 use super::event::{Event, Limit};
@@ -39,9 +39,11 @@ impl World {
         } else if let Limit::Nobody = limit {
             pod.enforce = Enforce::None;
         }
+        // Neither whole GPUs nor the driver's limits go with a percentage, nor limits of its own.
+        let part = if whole || held { 0 } else { traits.percentage };
         let more = |mib| iter::repeat_n(Mib(mib), 1).collect();
         match limit {
-            _ if whole => {}
+            _ if whole || part > 0 => {}
             Limit::More(mib) => pod.limits = more(size + mib),
             Limit::Whole => pod.limits = more(u64::MAX),
             Limit::Same | Limit::Nobody => {}
@@ -53,8 +55,12 @@ impl World {
             pod.queued = queued;
             pod.preempts = !traits.never;
             pod.evictable = traits.evictable.then(|| "rs".into());
+            pod.sleep = traits.asleep.map(|asleep| Sleep { asleep, told: None });
             if let Ok(request) = &mut pod.request {
-                Arc::make_mut(request).cpu_milli = traits.cpu_milli;
+                let request = Arc::make_mut(request);
+                request.cpu_milli = traits.cpu_milli;
+                let claims = request.claims.iter_mut();
+                claims.for_each(|claim| claim.percentage = part);
             }
             self.reject(&pod.uid, traits.rejects);
             self.server.create(pod);
@@ -92,6 +98,7 @@ impl World {
             tied: false,
             reserved_on: None,
             refusal: 0,
+            sleep: leaving[index].sleep.map(|it| Sleep { told: None, ..it }),
             ..leaving[index].clone()
         };
         self.server.create(pod);

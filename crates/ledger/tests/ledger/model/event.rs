@@ -54,6 +54,10 @@ pub(super) struct Traits {
     pub(super) never: bool,
     /// Its owner lets it be moved.
     pub(super) evictable: bool,
+    /// It requests this part of its GPUs, if that is more than its amount.
+    pub(super) percentage: u8,
+    /// It says whether it sleeps.
+    pub(super) asleep: Option<bool>,
 }
 
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when
@@ -191,6 +195,10 @@ pub(super) enum Event {
     },
     /// The extender looks after what is reclaimed, and writes down whom it asked and for whom.
     CallBack,
+    /// A pod says that it sleeps, or that it wakes.
+    Sleep {
+        pod: usize,
+    },
     /// The extender looks after the places that it keeps.
     KeepPlaces,
     /// A pod that was asked gives back what it uses beyond its request.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::PodFacts;
 use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
 use gpustow_ledger::{Borrower, CallBack};
 
@@ -28,11 +29,17 @@ pub(super) struct Lending {
     heard: BTreeMap<&'static str, Vec<Heard>>,
     /// The call-backs under way, with the time at which each was first seen.
     begun: BTreeMap<Key, Duration>,
+    /// The pods that were told of free memory, and in which version, until a watch shows it.
+    pub(super) told: BTreeMap<Arc<str>, u64>,
 }
 
 impl Lending {
     pub(super) fn forget(&mut self, name: &str) {
         self.heard.remove(name);
+    }
+
+    pub(super) fn forget_told(&mut self) {
+        self.told.clear();
     }
 
     pub(super) fn reports(&self) -> &BTreeMap<&'static str, Vec<Heard>> {
@@ -87,7 +94,7 @@ impl World {
             require(!late, || format!("does not end: {back:?}"))?;
         }
         self.announce();
-        Ok(())
+        self.tell_of_memory()
     }
 
     /// Notes since when pods are asked: others come before a pod that was asked for as long as memory is waited for.
@@ -230,6 +237,16 @@ impl World {
         Ok(())
     }
 
+    /// Where windows show in turn a node on which memory is reclaimed for a pod, and one that refuses its Binding, the
+    /// pods behind it wait: no time passes in which others could give back.
+    pub(super) fn waits_behind(&self, pod: &PodFacts) -> bool {
+        let on = self.switches;
+        let in_turn = on.reclaim && on.window.is_some() && !self.server.barred.is_empty();
+        let turn = |pod: &PodFacts| (-pod.priority, pod.created, pod.uid.clone());
+        let mut waiting = self.server.pods.iter().filter(|it| it.node.is_none());
+        in_turn && waiting.any(|it| !it.gated && !it.deleting && turn(it) < turn(pod))
+    }
+
     /// With time alone.
     pub(super) fn check_reclaims_end(&mut self) -> Result<(), String> {
         self.reclaim()?;
@@ -238,6 +255,7 @@ impl World {
         self.now += CALLED_FOR;
         self.ledger.expire(self.now);
         let left = self.ledger.reclaims(self.now);
-        require(left.is_empty(), || format!("does not end: {left:?}"))
+        require(left.is_empty(), || format!("does not end: {left:?}"))?;
+        self.check_sleepers_end()
     }
 }

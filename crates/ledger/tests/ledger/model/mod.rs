@@ -15,6 +15,7 @@ mod queued;
 mod scheduler;
 mod server;
 mod shortages;
+mod sleepers;
 mod switches;
 mod windows;
 mod world;
@@ -93,6 +94,7 @@ fn number(variable: &str) -> Option<u64> {
 /// that has only seen lists says the same; a pod that fits is woken, ungated and placed.
 /// * Queue: no pod is given what one before it would take, and no room is kept beyond its deadline.
 /// * Reclaim: no pod within its request is a victim, none is disrupted by old data, and everything that is reclaimed ends.
+/// * Pods that wake: each is told that its memory is free once borrowers gave it back, and no two of the same memory.
 /// * Reservations: no more than the bounds say, none twice, none that could not hold its pod, none beyond its pod or its
 ///   time, and no pod of higher priority is kept away.
 /// * Preemption for fragmented memory and defragmentation: victims are of lower priority or may move, those of one pod are

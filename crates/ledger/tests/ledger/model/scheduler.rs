@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
+use gpustow_pack::Mib;
 
 use super::server::{NODES, Post};
 use super::world::{World, require};
@@ -107,6 +108,8 @@ impl World {
         };
         self.check_gains(&gaining, &pod)?;
         let whole = pod.request.as_ref().is_ok_and(|request| request.exclusive);
+        let claims = pod.request.iter().flat_map(|request| &request.claims);
+        let least = |total| claims.clone().map(|claim| claim.on(Mib(total))).max();
         for (uuid, mib) in &assignment.charges {
             let report = self
                 .known
@@ -118,6 +121,9 @@ impl World {
             let limit = pod.request.as_ref().map_or(0, |request| request.limit().0);
             require(limit <= card.limit().0, || {
                 format!("the driver cannot hold {uid} to {limit} MiB on {uuid}")
+            })?;
+            require(Some(*mib) >= least(card.total_mib), || {
+                format!("{uid} takes {mib} of {uuid}, which has {}", card.total_mib)
             })?;
             require(card.healthy, || format!("{uuid} is not healthy"))?;
             require(others + mib.0 <= card.total_mib, || {

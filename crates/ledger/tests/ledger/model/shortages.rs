@@ -23,6 +23,11 @@ impl There {
         }
     }
 
+    /// What it may still allocate of its request.
+    fn left(&self) -> u64 {
+        self.held.saturating_sub(self.used)
+    }
+
     /// It was asked to give back, or ends.
     fn was_asked(&self) -> bool {
         self.pod.deleting || self.pod.asked_back.is_some()
@@ -68,8 +73,12 @@ impl World {
                     own.map(|(_, mib)| mib.0).sum()
                 }
                 Some(Err(_)) => {
-                    let claims = pod.request.iter().flat_map(|request| &request.claims);
-                    claims.map(|claim| claim.mib.0).sum()
+                    let request = pod.request.as_ref();
+                    let claims = request.iter().flat_map(|request| &request.claims);
+                    match request.is_ok_and(|request| request.is_relative()) {
+                        true => u64::MAX,
+                        false => claims.map(|claim| claim.mib.0).sum(),
+                    }
                 }
             };
             let own = gpu.pods.iter().filter(|used| *used.uid == *pod.uid);
@@ -93,13 +102,27 @@ impl World {
         if !speaks || called.any(|(uuid, _)| **uuid == *gpu.uuid) {
             return 0;
         }
-        let used: u64 = there.iter().map(|it| it.used).sum();
-        let free = gpu.total_mib.saturating_sub(used + gpu.unmanaged_mib);
-        let grow = there.iter().filter(|it| !it.pod.deleting);
-        let grow = grow.map(|it| it.held.saturating_sub(it.used)).max();
+        // One pod grows at a time, beside all that woke.
+        let grow = there
+            .iter()
+            .filter(|it| !it.pod.deleting && it.pod.sleep.is_none());
+        let grow = grow.map(There::left).max().unwrap_or(0);
+        let grow = grow.saturating_add(wanted(there, |pod| pod.wants_all()));
         let lent = there.iter().map(There::excess).sum();
-        grow.unwrap_or(0).saturating_sub(free).min(lent)
+        grow.saturating_sub(free(gpu, there)).min(lent)
     }
+}
+
+/// What nobody uses of the card.
+pub(super) fn free(gpu: &Gpu, there: &[There]) -> u64 {
+    let used: u64 = there.iter().map(|it| it.used).sum();
+    gpu.total_mib.saturating_sub(used + gpu.unmanaged_mib)
+}
+
+/// What these pods may still allocate of their requests, those apart that end.
+pub(super) fn wanted(there: &[There], of: impl Fn(&PodFacts) -> bool) -> u64 {
+    let some = there.iter().filter(|it| !it.pod.deleting && of(&it.pod));
+    some.fold(0, |sum, it| sum.saturating_add(it.left()))
 }
 
 fn check_victims(

@@ -17,6 +17,10 @@ pub(super) struct Switches {
     pub(super) preempt: bool,
     /// Others move for such pods.
     pub(super) defragment: bool,
+    /// Some pods request a percentage of their GPUs.
+    pub(super) percentages: bool,
+    /// Some pods sleep and wake.
+    pub(super) sleepers: bool,
     /// Nodes have CPU for a few pods only.
     pub(super) scarce_cpu: bool,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
@@ -73,6 +77,8 @@ impl Switches {
             1 => Some(2),
             _ => None,
         };
+        switches.percentages = random.below(4) == 0;
+        switches.sleepers = switches.reclaim && random.below(2) == 0;
         switches.bystander = match random.below(12) {
             0 => Some(Bystander::Hopeless),
             1 => Some(Bystander::Never),
@@ -99,6 +105,10 @@ impl Switches {
 
     /// One event, of what is turned on.
     pub(super) fn event(self, random: &mut Random) -> Event {
+        if self.sleepers && random.below(8) == 0 {
+            let pod = random.index();
+            return Event::Sleep { pod };
+        }
         let themes = [
             (self.queue, Theme::Queue),
             (self.reclaim, Theme::Reclaim),
@@ -135,6 +145,12 @@ impl Switches {
         }
         if self.rejects {
             pod.rejects = [0, 0, 1, 2, 3, 4, 6, 7][random.index()];
+        }
+        if self.percentages {
+            pod.percentage = [0, 0, 0, 0, 25, 50, 75, 100][random.index()];
+        }
+        if self.sleepers {
+            pod.asleep = [None, None, Some(true), Some(false)][random.index() % 4];
         }
         if self.disrupts() {
             pod.never = random.below(8) == 0;

@@ -34,7 +34,7 @@ pub(super) struct World {
     /// Pods that kube-scheduler gave up after it had asked, with what it said.
     pub(super) given_up: HashMap<Arc<str>, u64>,
     /// The server was restored, and the list that shows it is not in: the extender does not bind.
-    restored: bool,
+    pub(super) restored: bool,
     broken: Option<String>,
     pub(super) switches: Switches,
     pub(super) config: Config,
@@ -165,6 +165,7 @@ impl World {
                 mib,
             } => self.uses(NODES[node % 3], card, pod, mib),
             Event::CallBack => return self.reclaim(),
+            Event::Sleep { pod } => self.sleep(pod),
             Event::KeepPlaces => return self.keep_places(),
             Event::GivesBack { pod } => self.gives_back(pod),
             Event::Evict { pod } => self.evict(pod),
@@ -189,6 +190,7 @@ impl World {
                 self.reads.clear();
                 self.gone.clear();
                 self.given_up.clear();
+                self.lending.forget_told();
                 self.restored = true;
             }
             Event::Bar { node } => {
@@ -234,7 +236,7 @@ impl World {
                 let asked = self.ledger.copies();
                 self.reads.push((pod.uid.clone(), Some(pod), asked));
             }
-            Event::Edit { .. } => {
+            Event::Edit { .. } if !pod.request.as_ref().is_ok_and(|it| it.is_relative()) => {
                 let whole = exclusive(pod.clone()).request;
                 let plain = pod.request.clone().map(|request| {
                     Arc::new(Request {
