@@ -37,7 +37,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 	@target/debug/cluster $(ARGS)
 
 # Cases that need programs of others which take long to build, or an earlier build of ours.
-BESIDE := previous:: observability:: dashboard::a_pod_counts dashboard::every_query
+BESIDE := previous:: prometheus:: observability:: dashboard::a_pod_counts dashboard::every_query
 
 .PHONY: test
 test: ## Run the tests, those on the real control plane included (KUBERNETES=1.37: on that one)

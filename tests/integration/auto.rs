@@ -54,7 +54,11 @@ async fn known(case: &Case, kind: &str, name: &str) -> Result<GpuWorkload> {
     Ok(objects.create(&PostParams::default(), &object).await?)
 }
 
-async fn namespace(case: &Case, quantile: Option<&str>, default: Option<&str>) -> Result<()> {
+pub(crate) async fn namespace(
+    case: &Case,
+    quantile: Option<&str>,
+    default: Option<&str>,
+) -> Result<()> {
     let patch = json!({ "metadata": {
         "labels": { names::AUTO_LABEL: quantile }, "annotations": { names::AUTO_DEFAULT: default },
     } });
@@ -67,7 +71,7 @@ async fn namespace(case: &Case, quantile: Option<&str>, default: Option<&str>) -
 }
 
 /// A pod without an amount, of the controller that Kubernetes would name.
-fn pod(case: &Case, kind: &str, owner: &str, image: &str) -> Pod {
+pub(crate) fn pod(case: &Case, kind: &str, owner: &str, image: &str) -> Pod {
     let mut pod = case
         .pod(&format!("{}-{}", owner, rand::random::<u32>()))
         .annotation(names::GPU_MEM, "auto")
@@ -91,7 +95,7 @@ fn pod(case: &Case, kind: &str, owner: &str, image: &str) -> Pod {
 }
 
 /// What the API server makes of the pod.
-async fn admitted(case: &Case, pod: &Pod) -> Result<Pod> {
+pub(crate) async fn admitted(case: &Case, pod: &Pod) -> Result<Pod> {
     let params = PostParams {
         dry_run: true,
         ..PostParams::default()

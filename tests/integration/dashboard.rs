@@ -2,18 +2,15 @@
 //! extender and a real agent on cards out of a file.
 
 use std::collections::BTreeSet;
-use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_generate::dashboard;
 use gpustow_testkit::{Case, eventually};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpStream;
-use tokio::process::{Child, Command};
 
 use crate::agent::AgentNode;
-use crate::observability::{prometheus, promtool};
+use crate::observability::promtool;
+use crate::prometheus::Prometheus;
 use crate::support::{SOON, refused, repository, rig};
 
 /// What a classic dashboard may hold.
@@ -106,74 +103,6 @@ async fn a_pod_counts_in_gib_hours_for_as_long_as_it_was_there() -> Result<()> {
     promtool(&["test", "rules", &path], "").await
 }
 
-/// A Prometheus that scrapes an extender and an agent.
-struct Prometheus {
-    address: String,
-    _child: Child,
-    _folder: tempfile::TempDir,
-}
-
-impl Prometheus {
-    async fn start(extender: &str, agent: &str) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let config = folder.path().join("prometheus.yml");
-        let scrape = |job: &str, target: &str| json!({ "job_name": job, "static_configs": [{ "targets": [target] }] });
-        let extender = extender.trim_start_matches("http://").trim_end_matches('/');
-        let settings = json!({
-            "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
-            "rule_files": [repository("manifests/alerts/gpustow.rules.yaml")],
-            "scrape_configs": [scrape("gpustow-extender", extender), scrape("gpustow-agent", agent)],
-        });
-        std::fs::write(&config, settings.to_string())?;
-        let mut child = Command::new(prometheus().await?.join("prometheus"))
-            .arg(format!("--config.file={}", config.display()))
-            .arg(format!(
-                "--storage.tsdb.path={}",
-                folder.path().join("data").display()
-            ))
-            .arg("--web.listen-address=127.0.0.1:0")
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
-        let mut lines = BufReader::new(child.stderr.take().context("no log")?).lines();
-        let address = loop {
-            let line = lines
-                .next_line()
-                .await?
-                .context("Prometheus ended at once")?;
-            if line.contains("Listening on")
-                && let Some((_, address)) = line.split_once("address=")
-            {
-                break address.to_owned();
-            }
-        };
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        Ok(Self {
-            address,
-            _child: child,
-            _folder: folder,
-        })
-    }
-
-    /// The answer to one expression; an error if there is a complaint.
-    async fn ask(&self, expr: &str) -> Result<Vec<Value>> {
-        let query: String = expr.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let mut stream = TcpStream::connect(&self.address).await?;
-        let request = format!("GET /api/v1/query?query={query} HTTP/1.0\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        let (_, body) = answer.split_once("\r\n\r\n").context("no answer")?;
-        let body: Value = serde_json::from_str(body).with_context(|| answer.clone())?;
-        ensure!(body["status"] == "success", "{expr}: {body}");
-        for complaint in ["warnings", "infos"] {
-            ensure!(body[complaint].is_null(), "{expr}: {body}");
-        }
-        let result = body["data"]["result"].as_array();
-        Ok(result.context("no result")?.clone())
-    }
-}
-
 fn substituted(expr: &str) -> String {
     let mut expr = expr.to_owned();
     for (variable, value) in [
@@ -229,6 +158,9 @@ async fn every_query_of_the_dashboard_is_answered_by_a_real_prometheus() -> Resu
         let expr = substituted(note["expr"].as_str().context("an expression")?);
         prometheus.ask(&expr).await?;
     }
+    // The agent's series are those that advice is read from.
+    let advice = prometheus.advice(&case, &["pod/busy"]).await?;
+    assert_eq!(advice["peakBytes"], 8500_u64 << 20, "{advice:#}");
     node.end().await;
     case.end().await
 }

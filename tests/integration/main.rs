@@ -44,6 +44,7 @@ mod places;
 mod policies;
 mod preemption;
 mod previous;
+mod prometheus;
 mod provision;
 mod queue;
 mod quota;

@@ -1,11 +1,12 @@
-//! `advise`: what workloads should request, by the history that the extender keeps of them.
+//! `advise`: what workloads should request, by the history that the extender or Prometheus keeps of them.
 
 mod patch;
+mod prometheus;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_advice::Caution;
 use gpustow_api::GpuWorkload;
 use gpustow_api::gpunode::PodUse;
@@ -15,12 +16,15 @@ use gpustow_inspect::{Cluster, PodInfo, Scope, cluster};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use kube::api::{Api, PostParams};
 
 use crate::args::{AdviseArgs, Global};
 use crate::output::Shown::{Always, Table, Wide};
 use crate::output::{Column, Listing, Value, column};
 use crate::whatif::Inventory;
 use crate::{Answer, Screen};
+
+pub(crate) use prometheus::Flags as Prometheus;
 
 /// A pod this young, in seconds, may have no history yet.
 const YOUNG: u64 = 300;
@@ -69,7 +73,10 @@ pub(crate) async fn run(
     screen: Screen,
 ) -> Result<Answer> {
     let source = &global.source;
-    let workloads = source.workloads().await?;
+    ensure!(
+        !args.prometheus.save || source.from.is_none(),
+        "--save writes to a cluster: remove --from"
+    );
     let lists = source.lists().await?;
     let (nodes, gpunodes, pods) = (
         lists.nodes.clone(),
@@ -78,9 +85,17 @@ pub(crate) async fn run(
     );
     let cluster = cluster(lists, &source.resource_name);
     let scope = global.scope(&cluster);
+    let found = prometheus::workloads(&args.prometheus, &cluster, &scope).await?;
+    let workloads = match &found {
+        Some(found) => found.clone(),
+        None => source.workloads().await?,
+    };
     let mut rows = rows(&cluster, &scope, workloads, args.quantile.permille());
     if let Some(wanted) = &args.workload {
         keep(&mut rows, wanted)?;
+    }
+    if let Some(found) = found.filter(|_| args.prometheus.save) {
+        save(global, &mut rows, &found).await?;
     }
     rows.sort_by(|a, b| (b.frees, &a.key).cmp(&(a.frees, &b.key)));
     let advised: HashMap<&Key, Mib> = rows
@@ -123,6 +138,41 @@ fn keep(rows: &mut Vec<Row>, wanted: &str) -> Result<()> {
     });
     if rows.is_empty() {
         bail!("no pod and no history of {wanted} here: try -n or -A");
+    }
+    Ok(())
+}
+
+/// Writes the histories of these rows, as far as the cluster knows less.
+async fn save(global: &Global, rows: &mut [Row], found: &[GpuWorkload]) -> Result<()> {
+    let (client, _) = global.source.client().await?;
+    let params = PostParams::default();
+    let mut saved = HashSet::new();
+    let of = |namespace: &str, owner: &Owner| (namespace.to_owned(), name_of(owner));
+    let keys = rows.iter().filter_map(|row| row.key.as_ref());
+    let wanted: HashSet<_> = keys.map(|it| of(&it.namespace, &it.workload)).collect();
+    for object in found {
+        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        if !wanted.contains(&(namespace.clone(), name.clone())) {
+            continue;
+        }
+        let objects = Api::<GpuWorkload>::namespaced(client.clone(), &namespace);
+        let failed = || format!("cannot save GpuWorkload {name} in {namespace}");
+        let stored = objects.get_opt(&name).await.with_context(failed)?;
+        let is_new = stored.is_none();
+        if let Some(object) = prometheus::merged(stored, object) {
+            let written = match is_new {
+                true => objects.create(&params, &object).await,
+                false => objects.replace(&name, &params, &object).await,
+            };
+            written.with_context(failed)?;
+            saved.insert((namespace, name));
+        }
+    }
+    for row in rows {
+        let key = row.key.as_ref();
+        if key.is_some_and(|it| saved.contains(&of(&it.namespace, &it.workload))) {
+            row.notes.push("saved".to_owned());
+        }
     }
     Ok(())
 }

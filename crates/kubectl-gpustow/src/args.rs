@@ -9,6 +9,7 @@ use gpustow_inspect::{Cluster, Scope, Source};
 use gpustow_pack::PolicyKind;
 use kube::core::Selector;
 
+use crate::advise::Prometheus;
 use crate::capacity;
 use crate::output::{Format, Output};
 use crate::selector;
@@ -181,9 +182,9 @@ pub(crate) enum Command {
     /// A row for each container of a workload: what it requests, its peak, the advised request and limit, and what
     /// these free. GPUS says how many more GPUs are empty if all pods are placed again with the advised requests,
     /// as whatif does. Containers with a note that speaks against the advice free nothing. JSON and YAML have a
-    /// patch. Nothing is written to the cluster.
+    /// patch. Nothing is written to the cluster without --save.
     #[command(
-        after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p99\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
+        after_help = "Examples:\n  kubectl gpustow advise -A\n  kubectl gpustow advise deploy/web --quantile p99\n  kubectl gpustow advise -A --prometheus http://localhost:9090\n  kubectl patch deploy web --patch \"$(kubectl gpustow advise deploy/web -o json | jq -r '.items[0].patch')\""
     )]
     Advise(AdviseArgs),
     /// Place every pod again: other policies, more or fewer nodes
@@ -323,6 +324,8 @@ pub(crate) struct AdviseArgs {
     /// The share of minutes in which a container stays within the request
     #[arg(long, default_value = "p95")]
     pub(crate) quantile: Quantile,
+    #[command(flatten)]
+    pub(crate) prometheus: Prometheus,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -15,7 +15,7 @@ const GPU: u64 = 24_000;
 const DAY: u64 = 1440;
 
 /// A pod with these MiB on the GPU of a node, of a controller of this kind and name.
-fn holder(kind: &str, name: &str, number: u64, on: &str, mib: u64) -> Value {
+pub(crate) fn holder(kind: &str, name: &str, number: u64, on: &str, mib: u64) -> Value {
     let uuid = format!("GPU-{on}");
     let assignment = json!({
         "version": 1, "gpus": [{ "uuid": uuid, "mib": mib }], "containers": { "main": [uuid] },

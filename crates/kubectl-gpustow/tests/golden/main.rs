@@ -11,6 +11,7 @@ mod defrag;
 mod docs;
 mod incidents;
 mod marks;
+mod prometheus_history;
 mod queue;
 mod sampling;
 mod settings;

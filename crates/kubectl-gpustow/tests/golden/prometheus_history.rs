@@ -1,0 +1,252 @@
+//! `advise --prometheus`, and what it says of servers of every sort.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::advise::holder;
+use crate::incidents::{Files, NOW, node, report};
+
+const GIB: u64 = 1 << 30;
+/// `exported`, as it is in a query.
+const RENAMED: &str = "65%78%70%6F%72%74%65%64";
+/// 2026-11-21T10:01:00Z, when the minute of [`NOW`] ends.
+const END: i64 = 1_795_255_260;
+
+/// Serves what this says of a path with its query, to those with the token `secret` if `guarded`.
+async fn serve(
+    guarded: bool,
+    answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
+) -> Result<SocketAddr> {
+    let answer = Arc::new(answer);
+    let handle = async move |request: Request| {
+        let token = request.headers().get(header::AUTHORIZATION);
+        let known = token.is_some_and(|it| it == "Bearer secret");
+        let (status, body) = match known || !guarded {
+            true => answer(&request.uri().to_string()),
+            false => (401, String::new()),
+        };
+        (StatusCode::from_u16(status).unwrap_or_default(), body)
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let app = Router::new().fallback(handle);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    Ok(address)
+}
+
+fn success(result: &[Value]) -> (u16, String) {
+    let body = json!({ "status": "success", "data": { "result": result } });
+    (200, body.to_string())
+}
+
+/// A number of the query.
+fn number(query: &str, name: &str) -> i64 {
+    let after = query.split_once(&format!("{name}=")).map_or("", |it| it.1);
+    let digits = after.split('&').next().unwrap_or_default();
+    let bytes = digits.split('%').skip(1);
+    let byte = bytes.filter_map(|it| u8::from_str_radix(it, 16).ok());
+    let text: String = byte.map(char::from).collect();
+    text.parse().unwrap_or(0)
+}
+
+fn size() -> Value {
+    json!({ "metric": { "gpu_uuid": "GPU-n" }, "value": [0, (24 * GIB).to_string()] })
+}
+
+/// A series of a pod: so many bytes in each of the query's minutes.
+fn series(query: &str, namespace: &str, pod: &str, bytes: impl Fn(i64) -> String) -> Value {
+    let minutes = (number(query, "start")..=number(query, "end")).step_by(60);
+    let values: Vec<_> = minutes.map(|at| json!([at, bytes(at)])).collect();
+    json!({
+        "metric": { "namespace": namespace, "pod": pod, "container": "main", "gpu_uuid": "GPU-n" }, "values": values,
+    })
+}
+
+/// A pod of a ReplicaSet, one of a StatefulSet, and their node.
+fn objects() -> Vec<Value> {
+    let mut web = holder("ReplicaSet", "web-5f9474c99c", 1, "n", 10_000);
+    web["metadata"]["generateName"] = json!("web-5f9474c99c-");
+    web["metadata"]["labels"] = json!({ "pod-template-hash": "5f9474c99c" });
+    let used = ["web-5f9474c99c-1", "db-1"].map(|uid| json!({ "uid": uid, "usedMiB": 4000 }));
+    let used = json!({ "pods": used });
+    vec![
+        node("n", &json!({}), "24k"),
+        report("n", NOW, &used),
+        web,
+        holder("StatefulSet", "db", 1, "n", 10_000),
+    ]
+}
+
+async fn rows(files: &Files, flags: &str) -> Result<Vec<Value>> {
+    let (_, printed) = files.ask(&format!("advise {flags} -o json")).await?;
+    let list: Value = serde_json::from_str(&printed)?;
+    Ok(list["items"].as_array().context(printed)?.clone())
+}
+
+#[tokio::test]
+async fn advice_is_read_from_prometheus_with_the_pods_that_are_gone() -> Result<()> {
+    let address = serve(true, |query| {
+        if !query.starts_with("/sub/api/v1/query_range?") {
+            return success(&[size()]);
+        }
+        // A day of a pod that is gone, at 9 GiB once in fifty minutes; before that a week of another template.
+        let gone = |at: i64| match (at < END - 86_400, at / 60 % 50) {
+            (true, _) => "0".to_owned(),
+            (false, 0) => (9 * GIB).to_string(),
+            (false, _) => (4 * GIB).to_string(),
+        };
+        success(&[
+            series(query, "ops", "web-5f9474c99c-x2x2x", gone),
+            series(query, "ops", "web-aaaaaaaaaa-x2x2x", |_| {
+                (20 * GIB).to_string()
+            }),
+            // One before had this name.
+            series(query, "ops", "db-1", |_| GIB.to_string()),
+            series(query, "team", "db-1", |_| (20 * GIB).to_string()),
+        ])
+    })
+    .await?;
+    let files = Files::new("prometheus", &objects())?;
+    let token = files.file("token", &json!("secret"))?;
+    std::fs::write(&token, "secret\n")?;
+    let flags =
+        format!("--prometheus http://{address}/sub/ --prometheus-token-file {token} -n ops");
+    let rows = rows(&files, &flags).await?;
+    let [web, db] = &rows[..] else {
+        panic!("{rows:#?}")
+    };
+    assert_eq!(web["workload"], "deployment/web");
+    assert_eq!(web["samples"], 1441);
+    assert_eq!(web["peakBytes"], 9 * GIB);
+    let advised = web["advisedBytes"].as_u64().unwrap_or_default();
+    assert!((4 * GIB..5 * GIB).contains(&advised), "{web:#}");
+    assert!(web["patch"].is_string(), "{web:#}");
+    // The pod is ten minutes old.
+    assert_eq!(db["samples"], 12);
+    assert_eq!(db["notes"], json!(["less than half a day of history"]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn queries_name_the_minutes_the_namespace_and_the_labels() -> Result<()> {
+    let address = serve(false, |query| {
+        let wanted = "cluster=\"a\\\"b\",region=\"eu\",namespace=\"ops\"";
+        let wanted: String = wanted.bytes().map(|it| format!("%{it:02X}")).collect();
+        let is_whole = number(query, "end") - number(query, "start") == 119 * 60;
+        match query.starts_with("/api/v1/query_range") {
+            true if is_whole && query.contains(&wanted) => success(&[]),
+            true => (400, json!({ "error": query }).to_string()),
+            false if query.contains(RENAMED) => success(&[]),
+            false => success(&[size()]),
+        }
+    })
+    .await?;
+    let files = Files::new("prometheus-queries", &objects())?;
+    let flags = format!("--prometheus http://{address} --prometheus-labels cluster=a\"b,region=eu");
+    let rows = rows(&files, &format!("{flags} -n ops --days 1")).await?;
+    let notes: Vec<_> = rows.iter().map(|it| &it["notes"]).collect();
+    assert_eq!(notes, [&json!(["no history yet"]); 2]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn rubbish_is_no_history() -> Result<()> {
+    let address = serve(false, |query| {
+        if query.contains(RENAMED) {
+            return success(&[]);
+        }
+        if !query.starts_with("/api/v1/query_range") {
+            let bad = json!({ "metric": { "gpu_uuid": "GPU-n" }, "value": [0, "1e300"] });
+            return success(&[json!({ "metric": {} }), bad, size()]);
+        }
+        let rubbish = ["NaN", "+Inf", "-5", "1e300", "", "many", "0"];
+        let rubbish = |at: i64| rubbish[at as usize / 60 % rubbish.len()].to_owned();
+        let pod = "web-5f9474c99c-x2x2x";
+        let mut early = series(query, "ops", pod, |_| GIB.to_string());
+        early["values"] = json!([[-1e300, GIB.to_string()], [0, GIB.to_string()]]);
+        success(&[
+            series(query, "ops", pod, rubbish),
+            series(query, "ops", "äöü", |_| GIB.to_string()),
+            series(query, "ops", "web-5f9474c99c-äx", |_| GIB.to_string()),
+            early,
+            json!({ "metric": { "namespace": "ops" } }),
+        ])
+    })
+    .await?;
+    let files = Files::new("prometheus-rubbish", &objects())?;
+    for row in rows(&files, &format!("--prometheus http://{address} -A")).await? {
+        assert_eq!(row["notes"], json!(["no history yet"]));
+    }
+    Ok(())
+}
+
+/// A path with its query, and the answer to it.
+type Says = fn(&str) -> (u16, String);
+
+#[tokio::test]
+async fn each_error_says_what_to_do() -> Result<()> {
+    let files = Files::new("prometheus-errors", &objects())?;
+    let cases: [(Says, &str); 8] = [
+        (|_| (401, String::new()), "--prometheus-token-file"),
+        (|_| (403, "<html>".to_owned()), "--prometheus-token-file"),
+        (|_| (404, "<html>".to_owned()), "check the address"),
+        (|_| (302, String::new()), "check the address"),
+        (
+            |_| (200, json!({ "data": { "result": [0, "1"] } }).to_string()),
+            "check the address",
+        ),
+        (
+            |_| (422, json!({ "error": "too many samples" }).to_string()),
+            "422 Unprocessable Entity: too many samples",
+        ),
+        (|_| success(&[]), "gpustow_gpu_memory_total_bytes"),
+        (
+            |query| match query.starts_with("/api/v1/query_range") {
+                true => success(&[]),
+                false => success(&[size()]),
+            },
+            "honor_labels: true",
+        ),
+    ];
+    for (answer, wanted) in cases {
+        let address = serve(false, answer).await?;
+        let said = files
+            .ask(&format!("advise --prometheus http://{address}"))
+            .await;
+        let said = format!("{:#}", said.err().context(wanted)?);
+        ensure!(said.contains(wanted), "{said}");
+    }
+    let endless = serve(false, |_| (200, " ".repeat(65 << 20))).await?;
+    let closed = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+    for (flags, wanted) in [
+        (format!("--prometheus http://{endless}"), "more than 64 MiB"),
+        (format!("--prometheus http://{closed}"), "cannot reach"),
+        ("--prometheus localhost:9090".to_owned(), "http://localhost"),
+        ("--prometheus http://a:b@c".to_owned(), "token-file"),
+        (
+            format!("--prometheus http://{closed} --prometheus-ca-file /none"),
+            "cannot read /none",
+        ),
+        (
+            format!("--prometheus http://{closed} --prometheus-labels 9=a"),
+            "no name of a label",
+        ),
+        ("--save".to_owned(), "--prometheus"),
+        (
+            format!("--prometheus http://{closed} --save"),
+            "remove --from",
+        ),
+    ] {
+        let said = files.ask(&format!("advise {flags}")).await;
+        let said = format!("{:#}", said.err().context(flags)?);
+        ensure!(said.contains(wanted), "{said}");
+    }
+    Ok(())
+}
