@@ -40,7 +40,8 @@ struct History {
 
 fn history(seed: u64) -> History {
     let mut random = Random::new(seed);
-    let switches = Switches::draw(&mut random);
+    let mut switches = Switches::draw(&mut random);
+    switches.draw_words(&mut Random::new(!seed));
     // Chance alone seldom leads to a pod that waits for what others borrow or hold.
     let mut events = switches.prelude(&mut random);
     let length = 4 + random.below(LENGTH);

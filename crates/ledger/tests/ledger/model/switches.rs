@@ -77,8 +77,6 @@ impl Switches {
             1 => Some(2),
             _ => None,
         };
-        switches.percentages = random.below(4) == 0;
-        switches.sleepers = switches.reclaim && random.below(2) == 0;
         switches.bystander = match random.below(12) {
             0 => Some(Bystander::Hopeless),
             1 => Some(Bystander::Never),
@@ -86,6 +84,12 @@ impl Switches {
             _ => None,
         };
         switches
+    }
+
+    /// Turns on what pods may say of themselves: by a generator of its own, so that all other histories stay as they were.
+    pub(super) fn draw_words(&mut self, random: &mut Random) {
+        self.percentages = random.below(8) == 0;
+        self.sleepers = self.reclaim && random.below(4) == 0;
     }
 
     /// Does something make pods finish for others?
