@@ -83,8 +83,8 @@ pub(crate) struct Totals {
     pub(crate) earmarks_ended: Vec<(ledger::Cause, ledger::Ended, u64)>,
     /// Pods that an earlier extender may still bind.
     pub(crate) unfenced: usize,
-    /// What the pods that wait for room ask for.
-    pub(crate) waiting: Vec<Arc<Request>>,
+    /// What the pods that wait for room ask for, and which of them wait for others of their gang.
+    pub(crate) waiting: Vec<(Arc<Request>, bool)>,
     /// When the oldest of them was created, in seconds since 1970.
     pub(crate) oldest: Option<i64>,
     /// How many pods are queued, and when the oldest of them was created.

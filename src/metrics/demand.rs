@@ -32,6 +32,8 @@ enum Why {
     NoRoom,
     /// The room is there, in pieces.
     Fragmented,
+    /// The room is there, and too little of it for the pod's gang, or as for `Policy`.
+    Group,
     /// The room is there, and something else about the pod stands against it.
     Policy,
 }
@@ -134,10 +136,10 @@ impl Supply {
         supply
     }
 
-    fn why(&self, request: &Request) -> Why {
+    fn why(&self, request: &Request, of_gang: bool) -> Why {
         // What a percentage comes to, these sizes do not tell.
         if !request.is_relative() && self.free[usize::from(request.exclusive)].has(request) {
-            return Why::Policy;
+            return if of_gang { Why::Group } else { Why::Policy };
         }
         let answer = |question| {
             Ok::<_, Infallible>(match question {
@@ -194,8 +196,9 @@ pub(super) fn demand(
     let supply = Supply::of(&totals.nodes);
     let mut reasons: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
     reasons.extend(Why::VARIANTS.iter().map(|reason| (*reason, [0.0; 2])));
-    for request in &totals.waiting {
-        let [pods, memory] = reasons.entry(supply.why(request).into()).or_default();
+    for (request, of_gang) in &totals.waiting {
+        let why = supply.why(request, *of_gang);
+        let [pods, memory] = reasons.entry(why.into()).or_default();
         *pods += 1.0;
         *memory += bytes(asked(request));
     }
@@ -312,7 +315,14 @@ mod tests {
             (asks(2, 30, false), Why::Policy),
             (asks(1, 10, false), Why::Policy),
         ] {
-            assert_eq!(supply.why(&request), reason, "{request:?}");
+            assert_eq!(supply.why(&request, false), reason, "{request:?}");
+            // Of a gang it is the same, but where the room for one pod is there.
+            let reason = if reason == Why::Policy {
+                Why::Group
+            } else {
+                reason
+            };
+            assert_eq!(supply.why(&request, true), reason, "{request:?}");
         }
     }
 
@@ -330,7 +340,7 @@ mod tests {
         ] {
             let mut request = asks(gpus, mib, false);
             request.claims[0].driver_limit = Mib(mib);
-            assert_eq!(supply.why(&request), reason, "{request:?}");
+            assert_eq!(supply.why(&request, false), reason, "{request:?}");
         }
     }
 }

@@ -99,6 +99,7 @@ const cases = {
     assert.match(await page.locator("pre").first().textContent(), /short/);
     await page.keyboard.press("2");
     assert.ok((await page.locator("#table tbody tr").count()) > 6);
+    assert.doesNotMatch(await page.locator("#table").textContent(), /NaN/);
     await page.keyboard.press("4");
     assert.ok((await page.locator("#teams tbody tr").count()) > 3);
     assert.deepEqual(wrong, []);
@@ -114,7 +115,7 @@ const cases = {
     const focused = () => page.evaluate(() => document.activeElement.dataset.name);
     await page.locator("#overview").focus();
     for (const key of ["ArrowRight", "ArrowRight", "ArrowDown"]) await page.keyboard.press(key);
-    assert.match(await page.locator("#cell").textContent(), /^gpu-0002 GPU 1,/);
+    assert.match(await page.locator("#cell").textContent(), /^gpu-0002 GPU 1,.* available [0-9]/);
     await page.keyboard.press("Enter");
     assert.equal(await focused(), "gpu-0002");
     await page.locator("#overview").click({ position: { x: 3, y: 3 } });
@@ -161,6 +162,32 @@ const cases = {
     await page.keyboard.press("/");
     await page.keyboard.type("nobody");
     await page.getByText("No waiting pod matches").waitFor();
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "a waiting pod names its group, and why says what of the group fits"() {
+    const made = cluster(1, 2);
+    made.items.push({
+      apiVersion: "scheduling.k8s.io/v1beta1", kind: "PodGroup", metadata: { namespace: "ads", name: "training", uid: "training" },
+      spec: { schedulingPolicy: { gang: { minCount: 2 } } },
+    });
+    for (const name of ["worker-0", "worker-1"]) {
+      const worker = pod("ads", name, 999999, { message: "group ads/training: 0 of 2 fit" });
+      worker.spec.schedulingGroup = { podGroupName: "training" };
+      made.items.push(worker);
+    }
+    const { url } = await serve(made);
+    const { page, wrong, context } = await open(url);
+    await page.keyboard.press("3");
+    await page.keyboard.press("/");
+    await page.keyboard.type("ads/training");
+    const rows = page.locator("#waiting tbody tr");
+    assert.equal(await rows.count(), 1);
+    assert.match(await rows.textContent(), /group ads\/training ×2/);
+    await rows.getByRole("button").click();
+    await page.getByText("Group ads/training needs 2 pods at the same time; 0 fit:").waitFor();
+    await page.getByText("2 need main: 976.6Gi: no GPU as large as the pod asks for: ads/worker-0, ads/worker-1").waitFor();
     assert.deepEqual(wrong, []);
     await context.close();
   },

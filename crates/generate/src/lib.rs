@@ -95,7 +95,7 @@ fn demand(board: &mut Board) {
     let mut waiting = panel(
         "timeseries",
         "Waiting pods by reason",
-        "too_large: no GPU of that size. no_limit: none whose memory the driver can limit. no_room: all full. fragmented: the room is there, in pieces. policy: the room is there, and the pod's own rules or another pod's claim stand against it.",
+        "too_large: no GPU of that size. no_limit: none whose memory the driver can limit. no_room: all full. fragmented: the room is there, in pieces. group: the room for one pod is there, but not for its gang. policy: the room is there, and the pod's own rules or another pod's claim stand against it.",
         "short",
         &[(
             &format!("sum by (reason) (max by (cluster, reason) (gpustow_pending_pods{CLUSTER}))"),

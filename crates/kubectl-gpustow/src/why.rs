@@ -1,5 +1,6 @@
 //! `why`: the verdict on one pod, refusals by reason, the nearest cards and what would free them.
 
+mod gang;
 mod location;
 mod nearest;
 mod print;
@@ -11,7 +12,7 @@ use gpustow_inspect::{
     state::{self, room},
     try_pod,
 };
-use gpustow_ledger::{NodeView, Shortfall};
+use gpustow_ledger::{GangView, NodeView};
 use gpustow_pack::Mib;
 use gpustow_policies::{auto, keys};
 use k8s_openapi::api::core::v1::Pod;
@@ -20,6 +21,7 @@ use serde::{Serialize, Serializer};
 use crate::Answer;
 use crate::lists::indices;
 use crate::output::api_version;
+use gang::Gang;
 use location::{Location, LocationGpu};
 use nearest::{Finish, Near, advice, fewest_to_finish, nearest};
 
@@ -47,6 +49,9 @@ pub(crate) struct Why {
     /// Nodes that were looked at, by why they refuse.
     refusals: Vec<Count>,
     nearest: Vec<Near>,
+    /// For a pod of a gang that has too few of its pods yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gang: Option<Gang>,
     /// For a pod of several GPUs: where the fewest pods must finish before it fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     fewest_to_finish: Option<Finish>,
@@ -111,7 +116,8 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
     Ok(why)
 }
 
-fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
+/// What the pod asks for: per container, and as a whole.
+fn asks(facts: &PodFacts) -> Vec<String> {
     let request = facts.request.as_ref().ok();
     let claims = request.iter().flat_map(|request| &request.claims);
     let asks = facts
@@ -142,12 +148,16 @@ fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
             asks.push(format!("policy {policy}"));
         }
     }
+    asks
+}
+
+fn about(cluster: &Cluster, facts: &PodFacts, kind: &'static str) -> Why {
     Why {
         api_version: api_version(),
         kind,
         namespace: facts.namespace.to_string(),
         pod: facts.name.to_string(),
-        asks,
+        asks: asks(facts),
         age_seconds: u64::try_from(cluster.wall.as_second() - facts.created).unwrap_or(0),
         ..Why::default()
     }
@@ -193,6 +203,10 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     let views = cluster.views();
     let trial = try_pod(cluster, &views, facts);
     why.refusals = counts(&trial);
+    let gang = cluster.ledger.gang(facts, cluster.now);
+    why.gang = gang
+        .as_ref()
+        .and_then(|gang| gang::of(cluster, &views, gang));
     if let Some((view, choice)) = trial.fits.first() {
         let nodes = trial.fits.len();
         let of = format!(
@@ -200,7 +214,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
             views.len(),
             view.name
         );
-        (why.verdict, why.summary) = match held_by(cluster, pod, facts) {
+        (why.verdict, why.summary) = match held_by(cluster, pod, facts, gang.as_ref()) {
             None => (
                 Verdict::Fits,
                 format!("It fits now on {of}.{}", sampled(pod)),
@@ -289,7 +303,12 @@ fn verdict(views: &[NodeView], trial: &Trial<'_>) -> String {
 }
 
 /// What keeps a pod that fits from its place, if anything is known to.
-fn held_by(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Option<String> {
+fn held_by(
+    cluster: &Cluster,
+    pod: &Pod,
+    facts: &PodFacts,
+    gang: Option<&GangView>,
+) -> Option<String> {
     if cluster.system.extender_is_down() {
         let down = "no pod of gpustow's extender is ready: see `kubectl get pods -n ";
         return Some(format!("{down}{}`", names::NAMESPACE));
@@ -299,10 +318,8 @@ fn held_by(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Option<String> {
     {
         return Some(problem);
     }
-    if let Some(Shortfall { group, fit, of }) = cluster.ledger.shortfall(facts, cluster.now) {
-        return Some(format!(
-            "only {fit} of the {of} pods that its group {group} needs fit at the same time"
-        ));
+    if let Some(lacks) = gang.and_then(gang::lacks) {
+        return Some(lacks);
     }
     match state::said(pod) {
         Some(said) => state::held_by(said),

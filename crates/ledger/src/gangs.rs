@@ -13,6 +13,7 @@ mod preempt;
 mod roll;
 mod rules;
 mod victims;
+mod view;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,6 +32,7 @@ use plan::Member;
 pub(crate) use plan::{Seat, Seats};
 use roll::Roll;
 use victims::{Found, Plan, SEEN};
+pub use view::{GangView, Standing};
 
 /// For the next call about a gang, or its first bind: kube-scheduler takes some milliseconds.
 const HOLD: Duration = Duration::from_secs(2);
@@ -183,10 +185,10 @@ impl Ledger {
         }
     }
 
-    /// Too few of the pod's gang fit now.
+    /// The gang of a pod that has no node, if it is in one that a PodGroup describes or should.
     #[must_use]
-    pub fn shortfall(&self, pod: &PodFacts, now: Duration) -> Option<Shortfall> {
-        self.sight(now).seats_of_gang(pod)?.err()
+    pub fn gang(&self, pod: &PodFacts, now: Duration) -> Option<GangView> {
+        self.sight(now).gang_view(pod)
     }
 
     /// The candidates that would do, best first.

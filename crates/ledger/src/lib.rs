@@ -92,7 +92,7 @@ pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
 pub use config::Config;
 pub use decide::{Ask, Filtered};
-pub use gangs::Shortfall;
+pub use gangs::{GangView, Shortfall, Standing};
 pub use over_limit::OverLimit;
 pub use places::Place;
 pub use preempt::Victims;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Group, PodFacts};
 use gpustow_pack::Request;
 
 use crate::Ledger;
 use crate::books::Uid;
+use crate::maps::HashMap;
 use crate::queue::{Ended, Queued, Ungate, Waking, is_sample};
 
 impl Ledger {
@@ -58,9 +59,18 @@ impl Ledger {
         self.queue.waiting()
     }
 
-    /// What the waiting pods ask for, one entry per pod.
-    pub fn waiting_requests(&self) -> impl Iterator<Item = Arc<Request>> {
-        self.queue.requests()
+    /// What the waiting pods ask for, one entry per pod, and whether the pod waits for others of its gang.
+    pub fn waiting_requests(&self) -> impl Iterator<Item = (Arc<Request>, bool)> {
+        let mut waits: HashMap<&Group, bool> = HashMap::default();
+        self.queue.requests().map(move |(uid, request)| {
+            let pod = self.books.pod(uid);
+            let gang = pod.and_then(|pod| self.books.gang(pod));
+            let of_gang = gang.is_some_and(|gang| {
+                let waits = waits.entry(gang);
+                *waits.or_insert_with(|| self.sight(Duration::ZERO).waits_for_others(gang))
+            });
+            (request, of_gang)
+        })
     }
 
     /// When the pod that has existed longest among those that wait was created, in seconds since

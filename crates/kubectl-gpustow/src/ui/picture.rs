@@ -56,6 +56,7 @@ impl Picture {
                     "said": pod.scheduler_said(),
                     "reason": reason,
                     "inLine": queued,
+                    "group": pod.facts.group.as_ref().map(ToString::to_string),
                     "owner": owner.map(|it| format!("{}/{} {}", pod.facts.namespace, it.name, it.kind.to_lowercase())),
                 })
             })

@@ -65,6 +65,8 @@ async function why(pod, ask) {
       near.noLimit ? `cannot limit memory: ${near.noLimit}` : `${memory(near.lacksBytes / 1048576)} short`;
     lines.push(`${near.node} GPU ${near.gpu}: ${lacks}${freed}`);
   }
+  if (why.gang) lines.push(`Group ${why.gang.group} needs ${why.gang.minCount} pods at the same time; ${why.gang.fit} fit:`);
+  for (const { what, pods } of why.gang?.parts ?? []) lines.push(`${pods.length} ${what}: ${pods.slice(0, 3).join(", ")}`);
   return lines.join("\n");
 }
 
@@ -72,7 +74,7 @@ async function why(pod, ask) {
 function grouped(pods) {
   const groups = new Map();
   for (const pod of pods) {
-    const key = JSON.stringify([pod.owner ?? pod.pod, pod.reason, pod.mib]);
+    const key = JSON.stringify([pod.owner ?? pod.group ?? pod.pod, pod.group, pod.reason, pod.mib]);
     if (groups.has(key)) groups.get(key).push(pod);
     else groups.set(key, [pod]);
   }
@@ -80,7 +82,7 @@ function grouped(pods) {
 }
 
 export function drawWaiting(waiting, words, ask) {
-  const pods = waiting.filter((it) => words.every((word) => `${it.pod} ${it.owner ?? ""} ${it.reason}`.toLowerCase().includes(word)));
+  const pods = waiting.filter((it) => words.every((word) => `${it.pod} ${it.owner ?? ""} ${it.group ?? ""} ${it.reason}`.toLowerCase().includes(word)));
   if (!pods.length) {
     const text = waiting.length ? "No waiting pod matches the filter." : "No pod waits for GPU memory.";
     return $("waiting").replaceChildren(nothing(text));
@@ -88,7 +90,7 @@ export function drawWaiting(waiting, words, ask) {
   const now = Date.now() / 1000;
   const groups = grouped(pods);
   const rows = groups.slice(0, PAGE).map((group) => {
-    const [{ pod, owner, mib, created, reason, said }] = group;
+    const [{ pod, owner, group: gang, mib, created, reason, said }] = group;
     const cell = make("div");
     const button = make("button", "", "Why?");
     button.setAttribute("aria-label", `Why does ${pod} wait?`);
@@ -98,7 +100,9 @@ export function drawWaiting(waiting, words, ask) {
       cell.append(make("pre", "", answers.get(pod)));
       if (said) cell.append(make("p", "sub", `kube-scheduler said: ${said}`));
     }
-    const name = owner && group.length > 1 ? `${owner} ×${group.length}` : pod;
+    const all = group.length > 1 ? `${owner ?? `group ${gang}`} ×${group.length}` : pod;
+    const name = make("div", "", all);
+    if (gang && (owner || group.length === 1)) name.append(make("p", "sub", `group ${gang}`));
     return [name, memory(mib), age(now - created), cell];
   });
   const caption = `${pods.length} ${pods.length === 1 ? "pod waits" : "pods wait"}, oldest first` +

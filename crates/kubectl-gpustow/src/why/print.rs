@@ -79,6 +79,17 @@ impl Why {
             let text = format!("{line}{more}: {}", state(near));
             writeln!(out, "  {}", printable(&text))?;
         }
+        if let Some(gang) = &self.gang {
+            let text = format!(
+                "Group {} needs {} pods at the same time; {} fit:",
+                gang.group, gang.min_count, gang.fit
+            );
+            writeln!(out, "\n{}", printable(&text))?;
+            for part in &gang.parts {
+                let text = format!("{}: {}", part.what, listed(&part.pods));
+                writeln!(out, "  {:>5}  {}", part.pods.len(), printable(&text))?;
+            }
+        }
         if let Some(finish) = &self.fewest_to_finish {
             let count = match finish.pods.len() {
                 1 => "1 pod finishes".to_owned(),

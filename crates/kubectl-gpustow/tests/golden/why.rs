@@ -1,6 +1,6 @@
 //! What `why` says of pods that no end of a single pod helps: of several GPUs, too large, or held to a limit.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use serde_json::{Value, json};
 
@@ -173,43 +173,114 @@ async fn a_pod_that_no_node_can_hold_is_told_what_to_change() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn pod_of_a_gang_that_does_not_fit_is_told_how_many_of_it_do() -> Result<()> {
+/// The names of pods, and how many MiB each requests.
+type Pods<'a> = &'a [(&'a str, u64)];
+
+/// Two GPUs of 15,000 MiB, and a PodGroup of these pods, of which `min_count` must be placed.
+fn gang(min_count: Option<usize>, pods: Pods<'_>) -> Vec<Value> {
     let cards: Vec<_> = (0..2)
         .map(|gpu| {
             json!({ "uuid": format!("GPU-{gpu}"), "index": gpu, "model": "NVIDIA L4", "totalMiB": 15_000 })
         })
         .collect();
-    let group = |min_count: usize| {
+    let mut objects = vec![
+        node("two", &json!({}), "30k"),
+        json!({ "kind": "GpuNode", "metadata": { "name": "two" }, "spec": {},
+            "status": { "heartbeat": NOW, "gpus": cards } }),
+    ];
+    objects.extend(min_count.map(|min_count| {
         json!({ "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup",
             "metadata": { "namespace": "ops", "name": "training", "uid": "training" },
             "spec": { "schedulingPolicy": { "gang": { "minCount": min_count } } } })
-    };
-    for (min_count, says) in [
-        (
-            3,
-            "but only 2 of the 3 pods that its group ops/training needs fit at the same time.",
-        ),
-        (
-            2,
-            "on 1 of 1 GPU nodes; the best is two, but kube-scheduler says",
-        ),
-    ] {
-        let mut objects = vec![
-            node("two", &json!({}), "30k"),
-            json!({ "kind": "GpuNode", "metadata": { "name": "two" }, "spec": {},
-                "status": { "heartbeat": NOW, "gpus": cards } }),
-            group(min_count),
-        ];
-        let member = |name: &str| {
-            let mut pod = waiting(name, "");
-            pod["spec"]["schedulingGroup"] = json!({ "podGroupName": "training" });
-            pod["spec"]["containers"][0]["resources"]["limits"][names::GPU_MEM] = json!("10000");
-            pod
+    }));
+    let member = |(name, mib): &(&str, u64)| {
+        let mut pod = waiting(name, "");
+        pod["spec"]["schedulingGroup"] = json!({ "podGroupName": "training" });
+        pod["spec"]["containers"][0]["resources"]["limits"] = match mib {
+            0 => json!({}),
+            mib => json!({ names::GPU_MEM: mib.to_string() }),
         };
-        objects.extend(["one", "other"].map(member));
-        let (words, said) = why(objects, member("asks")).await?;
-        ensure!(words.contains(says), "{min_count}: {said}");
+        pod
+    };
+    objects.extend(pods.iter().map(member));
+    objects
+}
+
+#[tokio::test]
+async fn pod_of_a_gang_is_told_which_of_it_fit_and_what_the_others_need() -> Result<()> {
+    let three = [("one", 10_000), ("other", 10_000)];
+    let small = [("one", 1_000), ("other", 9_000), ("driver", 0)];
+    let huge = [("one", 70_000), ("other", 20_000)];
+    let cases: [(Option<usize>, Pods<'_>, u64, &[&str]); 7] = [
+        (
+            Some(3),
+            &three,
+            10_000,
+            &[
+                "but only 2 of the 3 pods that its group ops/training needs fit at the same time.",
+                "Group ops/training needs 3 pods at the same time; 2 fit: 2 fit on two: ops/",
+                "1 need main: 9.8Gi: no GPU is left beside the others: ops/",
+            ],
+        ),
+        // The pod itself does not fit, and the others do.
+        (
+            Some(4),
+            &small,
+            20_000,
+            &[
+                "It fits on none of 1 GPU nodes.",
+                "Group ops/training needs 4 pods at the same time; 3 fit: 2 fit on two: ops/one, ops/other",
+                "1 need main: 19.5Gi: no GPU as large as the pod asks for: ops/asks",
+                "1 request no GPU memory: ops/driver",
+            ],
+        ),
+        // None does.
+        (
+            Some(3),
+            &huge,
+            20_000,
+            &[
+                "Group ops/training needs 3 pods at the same time; 0 fit:",
+                "2 need main: 19.5Gi: no GPU as large as the pod asks for: ops/asks, ops/other",
+                "1 need main: 68.4Gi: no GPU as large as the pod asks for: ops/one",
+            ],
+        ),
+        // One more than is needed does not fit.
+        (
+            Some(2),
+            &three,
+            10_000,
+            &["on 1 of 1 GPU nodes; the best is two, but kube-scheduler says"],
+        ),
+        (
+            Some(9),
+            &three[..1],
+            10_000,
+            &["but kube-scheduler waits until its group ops/training has 9 pods, and it has 2."],
+        ),
+        (
+            None,
+            &three,
+            10_000,
+            &["but there is no PodGroup ops/training, and kube-scheduler waits for it."],
+        ),
+        // All that are needed fit.
+        (
+            Some(2),
+            &three[..1],
+            10_000,
+            &[
+                "Group ops/training needs 2 pods at the same time; 2 fit: 2 fit on two: ops/asks, ops/one",
+            ],
+        ),
+    ];
+    for (min_count, others, mib, says) in cases {
+        let mut objects = gang(min_count, &[others, &[("asks", mib)]].concat());
+        let asks = objects.pop().context("the pod")?;
+        let (words, said) = why(objects, asks).await?;
+        for text in says {
+            ensure!(words.contains(text), "{text}: {said}");
+        }
     }
     Ok(())
 }

@@ -249,7 +249,7 @@ impl Queue {
     }
 
     /// What they ask for, one entry per pod.
-    pub(crate) fn requests(&self) -> impl Iterator<Item = Arc<Request>> {
+    pub(crate) fn requests(&self) -> impl Iterator<Item = (&Uid, Arc<Request>)> {
         self.waiting.requests()
     }
 

@@ -101,9 +101,10 @@ impl Waiting {
         self.pods.contains_key(uid)
     }
 
-    pub(super) fn requests(&self) -> impl Iterator<Item = Arc<Request>> {
-        let kinds = self.pods.values().filter_map(|w| self.kinds.get(&w.kind));
-        kinds.map(|kind| kind.key.0.clone())
+    pub(super) fn requests(&self) -> impl Iterator<Item = (&Uid, Arc<Request>)> {
+        let request = |wait: &Wait| Some(self.kinds.get(&wait.kind)?.key.0.clone());
+        let pods = self.pods.iter();
+        pods.filter_map(move |(uid, wait)| Some((uid, request(wait)?)))
     }
 
     /// Where each of them stands.
