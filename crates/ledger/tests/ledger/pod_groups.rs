@@ -384,3 +384,48 @@ fn pods_of_a_group_are_disrupted_alone_only_if_its_mode_says_so() {
         assert_eq!(is_victim(facts.clone()), victim, "{facts:?}");
     }
 }
+
+#[test]
+fn pods_for_two_kinds_of_node_leave_the_large_gpu_to_the_one_that_needs_it() {
+    let sizes = [20_000, 20_000, 70_000];
+    for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
+        for (large, fit) in [(80_000, 4), (60_000, 3)] {
+            let mut ledger = ledger(&[("large", &[large]), ("small", &[24_000, 24_000])]);
+            let pods = sizes.iter().enumerate();
+            let pods = pods.map(|(index, mib)| pod(&format!("g{index}"), *mib));
+            let driver = PodFacts::new("default", "driver", "driver");
+            let pods = gang(&mut ledger, "g", 4, pods.chain([driver]).collect());
+            let mut nodes = Vec::new();
+            for index in order {
+                let answer = filter(&mut ledger, &pods[index], &["large", "small"], at(0));
+                match fit {
+                    4 => nodes.push((sizes[index], answer.nodes[0])),
+                    _ => {
+                        let shortfall = answer.shortfall.map(|it| (it.fit, it.of));
+                        assert_eq!(shortfall, Some((3, 4)), "{order:?}");
+                        assert_eq!(assumed(&ledger), (0, 0));
+                    }
+                }
+            }
+            nodes.sort_unstable();
+            let wanted = [(20_000, "small"), (20_000, "small"), (70_000, "large")];
+            assert_eq!(nodes, wanted[..nodes.len()], "{order:?}");
+        }
+    }
+}
+
+#[test]
+fn room_of_a_pod_deleted_before_its_bind_is_free_at_once_for_another_of_its_gang() {
+    let mut ledger = ledger(&[("n", &[100, 100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 2, 100));
+    for pod in &pods {
+        assert_eq!(choose(&mut ledger, pod, &["n"], at(0)), ["n"]);
+    }
+    ledger.delete_pod(&pods[0].uid);
+    assert_eq!(assumed(&ledger), (1, 0));
+    bind(&mut ledger, &pods[1], "n", at(0));
+    let other = in_group("g", pod("other", 100));
+    ledger.apply_pod(other.clone());
+    assert_eq!(choose(&mut ledger, &other, &["n"], at(0)), ["n"]);
+    bind(&mut ledger, &other, "n", at(0));
+}
