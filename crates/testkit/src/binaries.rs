@@ -29,6 +29,14 @@ pub(crate) async fn binaries() -> Result<Binaries> {
     Ok(Binaries { bin, minor })
 }
 
+/// The minor version of the Kubernetes 1 that the tests run, without starting it.
+///
+/// # Errors
+/// If it cannot be built.
+pub async fn kubernetes_minor() -> Result<u32> {
+    Ok(binaries().await?.minor)
+}
+
 /// Flags of kube-apiserver by which policies may change pods where they do so by an administrator's
 /// will alone. Before 1.34 their form is another.
 pub(crate) fn beta_policies(minor: u32) -> Vec<String> {

@@ -21,6 +21,7 @@ mod shared;
 mod wait;
 
 pub use agent::Agent;
+pub use binaries::kubernetes_minor;
 pub use builders::{GpuNodeBuilder, PodBuilder, gpu_node, pod};
 pub use case::Case;
 pub use check::{BY_HAND, check_cluster, held};
