@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use crate::support::{Rig, SOON, Setup};
+use crate::support::{Rig, SOON, Setup, bound};
 
 const GROUPS: &str = "/apis/scheduling.k8s.io/v1beta1";
 
@@ -35,7 +35,7 @@ async fn post(case: &Case, path: &str, object: &Value) -> Result<Value> {
 }
 
 /// Creates a PodGroup with this policy.
-async fn group(case: &Case, name: &str, policy: Value) -> Result<Value> {
+pub(crate) async fn group(case: &Case, name: &str, policy: Value) -> Result<Value> {
     group_of(case, name, json!({"schedulingPolicy": policy})).await
 }
 
@@ -59,7 +59,7 @@ pub(crate) async fn member(case: &Case, group: &str, pod: PodBuilder) -> Result<
 }
 
 /// Creates a gang of as many pods, all of which must be bound.
-async fn gang(case: &Case, name: &str, count: usize, mib: u64) -> Result<Vec<Pod>> {
+pub(crate) async fn gang(case: &Case, name: &str, count: usize, mib: u64) -> Result<Vec<Pod>> {
     group(case, name, json!({"gang": {"minCount": count}})).await?;
     let mut pods = Vec::new();
     for index in 0..count {
@@ -69,14 +69,19 @@ async fn gang(case: &Case, name: &str, count: usize, mib: u64) -> Result<Vec<Pod
     Ok(pods)
 }
 
+/// Why kube-scheduler has not scheduled the pod; empty if it has not tried.
+async fn why_unscheduled(case: &Case, pod: &Pod) -> Result<String> {
+    let pod = case.pods().get(&pod.name_any()).await?;
+    let conditions = pod.status.and_then(|status| status.conditions);
+    let mut conditions = conditions.into_iter().flatten();
+    let why = conditions.find(|it| it.type_ == "PodScheduled" && it.status == "False");
+    Ok(why.and_then(|why| why.message).unwrap_or_default())
+}
+
 /// Waits until kube-scheduler has refused the pod in these words.
 pub(crate) async fn refused(case: &Case, pod: &Pod, text: &str) -> Result<()> {
     eventually(SOON, text, async || {
-        let pod = case.pods().get(&pod.name_any()).await?;
-        let conditions = pod.status.and_then(|status| status.conditions);
-        let mut conditions = conditions.into_iter().flatten();
-        let why = conditions.find(|it| it.type_ == "PodScheduled" && it.status == "False");
-        let why = why.and_then(|why| why.message).unwrap_or_default();
+        let why = why_unscheduled(case, pod).await?;
         ensure!(why.contains(text), "{why}");
         Ok(())
     })
@@ -125,6 +130,13 @@ async fn single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit() -> Result
         &pods[0],
         &format!("group {}/big: 2 of 3 fit", case.namespace),
     )
+    .await?;
+    eventually(SOON, "three pods wait for their group", async || {
+        let metrics = rig.extender.metrics().await?;
+        let waits = "gpustow_pending_pods{reason=\"group\"} 3";
+        ensure!(metrics.contains(waits), "no {waits}: {metrics}");
+        Ok(())
+    })
     .await?;
     let mut singles = Vec::new();
     for name in ["first", "second"] {
@@ -212,6 +224,51 @@ async fn group_created_again_under_its_name_is_bound() -> Result<()> {
         .create(&case.client)
         .await?;
     wait_bound(&case.client, &single, SOON).await?;
+    rig.end(case).await
+}
+
+#[tokio::test]
+async fn gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits() -> Result<()> {
+    let Some(cluster) = cluster().await? else {
+        return Ok(());
+    };
+    let rig = Rig::start(&cluster, Setup::default()).await?;
+    let case = Case::new(&cluster, "gang").await?;
+    case.node("large", &[80_000]).create(&case.client).await?;
+    let blocks = case.pod("blocks").gpu_mem(70_000);
+    let blocks = bound(&case.client, blocks).await?;
+    case.node("small", &[24_000; 2])
+        .create(&case.client)
+        .await?;
+    group(&case, "g", json!({"gang": {"minCount": 4}})).await?;
+    let mut pods = Vec::new();
+    for (name, mib) in [("a", 20_000), ("b", 20_000), ("most", 70_000)] {
+        let pod = case.pod(name).gpu_mem(mib);
+        pods.push(member(&case, "g", pod).await?);
+    }
+    // It requests no GPU memory.
+    pods.push(member(&case, "g", case.pod("driver")).await?);
+    // kube-scheduler asks about some pod first.
+    eventually(SOON, "the gang is refused", async || {
+        let mut said = String::new();
+        for pod in &pods {
+            said += &why_unscheduled(&case, pod).await?;
+        }
+        ensure!(!said.is_empty(), "not yet");
+        Ok(())
+    })
+    .await?;
+    let single = case.pod("single").gpu_mem(20_000);
+    let single = bound(&case.client, single).await?;
+    for pod in &pods {
+        assert!(!is_bound(&case, pod).await?, "{} is bound", pod.name_any());
+    }
+    for pod in [&blocks, &single] {
+        delete(&case.client, pod, 0).await?;
+    }
+    for pod in &pods {
+        wait_bound(&case.client, pod, SOON).await?;
+    }
     rig.end(case).await
 }
 

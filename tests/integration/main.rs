@@ -24,6 +24,7 @@ mod evidence;
 mod fault_rig;
 mod faults;
 mod fence;
+mod gang_faults;
 mod gang_preemption;
 mod gangs;
 mod gpunodes;
