@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::Replica;
-use crate::gangs::{cluster, group_of, member, refused};
+use crate::gang_binding::{cluster, group_of, member, refused};
 use crate::install::install;
 use crate::scattered::{bound, nothing_is_left, on_delete, staying};
 use crate::support::SOON;
@@ -58,9 +58,7 @@ async fn crowd(case: &Case, gpus: usize) -> Result<(Vec<Pod>, Vec<Pod>)> {
 
 #[tokio::test]
 async fn gang_of_higher_priority_preempts_for_all_of_its_pods() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     install(&cluster, "manifests/base").await?;
     let replica = Replica::start(&cluster, "gang", &[PREEMPTS]).await?;
     let _scheduler = replica.scheduler(&cluster).await?;
@@ -78,9 +76,7 @@ async fn gang_of_higher_priority_preempts_for_all_of_its_pods() -> Result<()> {
 
 #[tokio::test]
 async fn budget_that_protects_one_victim_spares_all_victims_of_a_gang() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     install(&cluster, "manifests/base").await?;
     let replica = Replica::start(&cluster, "gang", &[PREEMPTS]).await?;
     let _scheduler = replica.scheduler(&cluster).await?;
@@ -115,9 +111,7 @@ async fn budget_that_protects_one_victim_spares_all_victims_of_a_gang() -> Resul
 
 #[tokio::test]
 async fn successor_goes_on_between_two_deletes_for_a_gang() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     install(&cluster, "manifests/base").await?;
     let replica = Replica::start(&cluster, "first", &[PREEMPTS]).await?;
     let case = Case::new(&cluster, "gang").await?;

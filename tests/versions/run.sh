@@ -42,14 +42,14 @@ installed, upgraded, removed by Helm|helm::helm_installs_upgrades_rolls_back_and
 the same by Helm 3|helm3::helm_installs_upgrades_rolls_back_and_uninstalls_and_pods_stay_as_they_are
 upgraded from an earlier chart|helm::an_earlier_chart_is_upgraded_while_pods_run_and_wait
 the same by Helm 3|helm3::an_earlier_chart_is_upgraded_while_pods_run_and_wait
-a gang that does not fit holds nothing|gangs::single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit|1.37
-a gang is bound as a whole|gangs::gang_is_bound_once_all_of_it_fits|1.37
-50 gangs beside 200 single pods|gangs::fifty_gangs_and_two_hundred_single_pods_are_all_bound_and_no_gang_in_part|1.37
+a gang that does not fit holds nothing|gang_binding::single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit|1.37
+a gang is bound as a whole|gang_binding::gang_is_bound_once_all_of_it_fits|1.37
+50 gangs beside 200 single pods|gang_binding::fifty_gangs_and_two_hundred_single_pods_are_all_bound_and_no_gang_in_part|1.37
 a gang preempts for all of its pods|gang_preemption::gang_of_higher_priority_preempts_for_all_of_its_pods|1.37
-a gang on two kinds of node|gangs::gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits|1.37
+a gang on two kinds of node|gang_binding::gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits|1.37
 a pod of a gang goes before its bind|gang_faults::gang_goes_on_with_another_pod_if_one_is_deleted_before_its_bind|1.37
 a successor binds the rest of a gang|gang_faults::successor_binds_the_rest_of_a_gang|1.37
-a recreated group is another|gangs::group_created_again_under_its_name_is_bound|1.37
+a recreated group is another|gang_binding::group_created_again_under_its_name_is_bound|1.37
 schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
 LIST
 

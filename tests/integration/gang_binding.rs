@@ -16,15 +16,16 @@ use crate::support::{Rig, SOON, Setup, bound};
 
 const GROUPS: &str = "/apis/scheduling.k8s.io/v1beta1";
 
-/// A cluster that serves PodGroups. None before Kubernetes 1.37: `make test-versions` runs these cases.
-pub(crate) async fn cluster() -> Result<Option<ControlPlane>> {
-    if kubernetes_minor().await? < 37 {
-        return Ok(None);
-    }
+/// A cluster that serves PodGroups. `make test` leaves these cases out before Kubernetes 1.37.
+pub(crate) async fn cluster() -> Result<ControlPlane> {
+    ensure!(
+        kubernetes_minor().await? >= 37,
+        "PodGroups need Kubernetes 1.37: make test-versions ARGS=1.37"
+    );
     let cluster = ControlPlane::start(Options::default()).await?;
     let request = Request::get(format!("{GROUPS}/podgroups")).body(Vec::new())?;
     cluster.admin()?.request::<Value>(request).await?;
-    Ok(Some(cluster))
+    Ok(cluster)
 }
 
 async fn post(case: &Case, path: &str, object: &Value) -> Result<Value> {
@@ -116,9 +117,7 @@ async fn delete_group(case: &Case, name: &str) -> Result<()> {
 
 #[tokio::test]
 async fn single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     let rig = Rig::start(&cluster, Setup::default()).await?;
     let case = Case::new(&cluster, "gang").await?;
     case.node("n", &[15_000, 15_000])
@@ -159,9 +158,7 @@ async fn single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit() -> Result
 
 #[tokio::test]
 async fn gang_is_bound_once_all_of_it_fits() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     let rig = Rig::start(&cluster, Setup::default()).await?;
     let case = Case::new(&cluster, "gang").await?;
     case.node("n", &[15_000, 15_000])
@@ -197,9 +194,7 @@ async fn gang_is_bound_once_all_of_it_fits() -> Result<()> {
 
 #[tokio::test]
 async fn group_created_again_under_its_name_is_bound() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     let rig = Rig::start(&cluster, Setup::default()).await?;
     let case = Case::new(&cluster, "gang").await?;
     case.node("n", &[15_000, 15_000])
@@ -229,9 +224,7 @@ async fn group_created_again_under_its_name_is_bound() -> Result<()> {
 
 #[tokio::test]
 async fn gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     let rig = Rig::start(&cluster, Setup::default()).await?;
     let case = Case::new(&cluster, "gang").await?;
     case.node("large", &[80_000]).create(&case.client).await?;
@@ -283,9 +276,7 @@ fn waited(pod: &Pod) -> Option<i64> {
 /// Gangs beside as many single pods as fill the cluster together with them: nobody waits for a gang that does not fit.
 #[tokio::test]
 async fn fifty_gangs_and_two_hundred_single_pods_are_all_bound_and_no_gang_in_part() -> Result<()> {
-    let Some(cluster) = cluster().await? else {
-        return Ok(());
-    };
+    let cluster = cluster().await?;
     let rig = Rig::start(&cluster, Setup::default()).await?;
     let case = Case::new(&cluster, "many").await?;
     for index in 0..20 {
