@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, config, names};
-use gpustow_ledger::{Borrower, CallBack, Harm, Ledger, OverLimit, Preemption, Shortage};
+use gpustow_ledger::{Borrower, Harm, Ledger, OverLimit, Preemption, Reclamation, Shortage};
 use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantArray};
 use tokio::time::sleep;
@@ -88,8 +88,8 @@ pub(super) struct Reserved {
     pub(super) gang: Option<Group>,
 }
 
-impl From<CallBack> for Reserved {
-    fn from(it: CallBack) -> Self {
+impl From<Reclamation> for Reserved {
+    fn from(it: Reclamation) -> Self {
         let victims = it.victims.into_iter().map(|borrower| borrower.pod);
         Self {
             pod: it.pod,

@@ -5,9 +5,9 @@
 //! memory has, and it writes nothing.
 
 mod advised;
+mod borrowed;
 mod cluster;
 mod error;
-mod lent;
 mod live;
 pub mod owner;
 mod source;
@@ -17,10 +17,10 @@ mod trial;
 mod units;
 
 pub use advised::Advised;
+pub use borrowed::{Borrowed, Borrowings};
 pub use cluster::{Cluster, PodInfo, Scope};
 pub use error::Error;
 pub use gpustow_settings::{Feature, Right};
-pub use lent::{Loan, Loans};
 pub use live::Live;
 pub use source::{Lists, Source, cluster, load};
 pub use trial::{Trial, try_pod};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use gpustow_inspect::{
-    Cluster, Loan, Loans, PodInfo, Scope, memory,
+    Borrowed, Borrowings, Cluster, PodInfo, Scope, memory,
     owner::Owners,
     state::{self, room},
 };
@@ -160,7 +160,7 @@ pub(crate) struct GpuRow {
     owners: Vec<String>,
     /// Those that did not get it from gpustow.
     others: Vec<String>,
-    loan: Loan,
+    borrowed: Borrowed,
 }
 
 fn share(pod: &gpustow_ledger::PodShare) -> String {
@@ -179,10 +179,10 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
     let views = views
         .into_iter()
         .filter(|view| node.is_none_or(|name| *view.name == *name));
-    let (loans, owners) = (Loans::of(cluster), Owners::of(cluster));
+    let (borrowings, owners) = (Borrowings::of(cluster), Owners::of(cluster));
     let rows = views.flat_map(|view| {
         let row = |card: &CardView| GpuRow {
-            loan: loans.on(cluster, &view.name, card),
+            borrowed: borrowings.on(cluster, &view.name, card),
             node: view.name.to_string(),
             room: room(&view, card),
             refuses: state::refuses(cluster, &view, card),
@@ -247,14 +247,14 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                         .map_or("hold".to_owned(), |why| format!("no: {why}")),
                 )
             }),
-            column("LENT", "lentBytes", Wide, |row| {
-                Value::Memory(row.loan.lent)
+            column("BORROWED", "borrowedBytes", Wide, |row| {
+                Value::Memory(row.borrowed.memory)
             }),
-            column("CALLED-FROM", "calledBackFrom", Wide, |row| {
-                Value::Names(row.loan.called_from.clone())
+            column("RECLAIMED-FROM", "reclaimedFrom", Wide, |row| {
+                Value::Names(row.borrowed.reclaimed_from.clone())
             }),
-            column("KEPT-FOR", "keptFor", Wide, |row| {
-                Value::Names(row.loan.kept_for.clone())
+            column("RESERVATIONS", "reservations", Wide, |row| {
+                Value::Names(row.borrowed.reservations.clone())
             }),
         ],
         rows: rows.collect(),

@@ -72,8 +72,8 @@ impl Sight<'_> {
         let others = || self.others_kept(name, pod);
         let reserves = |cause| cause == Cause::Reserve;
         match () {
-            () if others().all(|it| it.reclaim().is_some()) => Reason::CalledBack,
-            () if others().any(|it| it.earmark_if(reserves).is_some()) => Reason::Kept,
+            () if others().all(|it| it.reclaim().is_some()) => Reason::Reclaimed,
+            () if others().any(|it| it.earmark_if(reserves).is_some()) => Reason::Reserved,
             () => Reason::Nominated,
         }
     }

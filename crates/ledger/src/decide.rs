@@ -158,7 +158,7 @@ impl Ledger {
             };
             offered.insert(slot);
             if behind && self.queue.is_for_queued(name) && !self.queue.goes_first(ask.pod, name) {
-                refused.push((name, Reason::InLine));
+                refused.push((name, Reason::Queued));
                 continue;
             }
             let found = self.cost(slot, name, ask.pod, class, now, &mut remembered);
@@ -206,9 +206,9 @@ impl Ledger {
                         why,
                         Reason::Fit(Refusal::NoRoom)
                             | Reason::Fit(Refusal::Neighbours)
-                            | Reason::CalledBack
+                            | Reason::Reclaimed
                             | Reason::Nominated
-                            | Reason::Kept
+                            | Reason::Reserved
                     )
                 };
                 let short = refused.iter().filter(|(_, why)| cured(*why));

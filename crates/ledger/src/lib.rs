@@ -99,7 +99,7 @@ pub use preempt::Victims;
 pub use provision::{Placeholder, Provision};
 pub use queue::{Cause, Ended, Queued, Ungate};
 pub use reason::Reason;
-pub use reclaim::{Borrower, CallBack};
+pub use reclaim::{Borrower, Reclamation};
 pub use scattered::{Broken, Move, Moves, Preemption};
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};

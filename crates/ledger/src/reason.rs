@@ -14,9 +14,9 @@ pub enum Reason {
     /// The room is kept for a pod that preempts there.
     Nominated,
     /// What comes free is kept for a pod that has waited longer.
-    Kept,
+    Reserved,
     /// Others use the room beyond their requests, and were asked to give it back.
-    CalledBack,
+    Reclaimed,
     /// An earlier bind of this pod has an unknown outcome that is being looked up.
     BindUnderWay,
     /// The pod has been deleted, and kube-scheduler does not know yet.
@@ -26,7 +26,7 @@ pub enum Reason {
     /// An earlier extender's Binding of this pod may still arrive.
     Unfenced,
     /// The room is first offered to pods in the queue before this one.
-    InLine,
+    Queued,
     /// It would fit if an administrator had not cordoned GPUs there.
     Cordoned,
     /// Too few of its group fit with it ([`crate::Shortfall`]).
@@ -40,13 +40,13 @@ impl Reason {
             Self::NoReport,
             Self::Stale,
             Self::Nominated,
-            Self::Kept,
-            Self::CalledBack,
+            Self::Reserved,
+            Self::Reclaimed,
             Self::BindUnderWay,
             Self::Gone,
             Self::NotYet,
             Self::Unfenced,
-            Self::InLine,
+            Self::Queued,
             Self::Cordoned,
             Self::Gang,
         ];
@@ -61,8 +61,8 @@ impl Reason {
             Self::NoReport => "no GPU report from a gpustow agent",
             Self::Stale => "the GPU report is stale: the gpustow agent does not report",
             Self::Nominated => "free GPU memory is reserved for a pod that preempts here",
-            Self::Kept => "free GPU memory is reserved for a pod that has waited longer",
-            Self::CalledBack => "GPU memory used above requests is being reclaimed",
+            Self::Reserved => "free GPU memory is reserved for a pod that has waited longer",
+            Self::Reclaimed => "GPU memory used above requests is being reclaimed",
             Self::BindUnderWay => "an earlier bind of this pod is still being looked up",
             Self::Gone => "the pod has been deleted",
             Self::NotYet => "not evaluated yet: search in progress",
@@ -70,7 +70,7 @@ impl Reason {
                 "a previous extender may still bind this pod, and its status cannot be written: see \
                  its Events"
             }
-            Self::InLine => "pods ahead in the queue go first",
+            Self::Queued => "pods ahead in the queue go first",
             Self::Cordoned => "the GPUs that it fits on are cordoned",
             Self::Gang => "too few pods of its group fit at the same time",
         }
@@ -92,13 +92,13 @@ impl Reason {
             Self::NoReport => "no_report",
             Self::Stale => "stale",
             Self::Nominated => "nominated",
-            Self::Kept => "reserved",
-            Self::CalledBack => "reclaimed",
+            Self::Reserved => "reserved",
+            Self::Reclaimed => "reclaimed",
             Self::BindUnderWay => "bind_under_way",
             Self::Gone => "gone",
             Self::NotYet => "not_yet",
             Self::Unfenced => "unfenced",
-            Self::InLine => "queued",
+            Self::Queued => "queued",
             Self::Cordoned => "gpu_cordoned",
             Self::Gang => "group",
         }
@@ -168,12 +168,12 @@ impl Reason {
                 "Wait.",
                 "preemption.md",
             ),
-            Self::Kept => (
+            Self::Reserved => (
                 "A pod that waited longer has a reservation there.",
                 "Wait, or give the pod a higher priority.",
                 "reservations.md",
             ),
-            Self::CalledBack => (
+            Self::Reclaimed => (
                 "Other pods use more than they requested there, and the extender reclaims it.",
                 "Wait. `kubectl describe pod` says from which pods; if the memory does not come, other GPUs are tried.",
                 "reclaim.md",
@@ -198,7 +198,7 @@ impl Reason {
                 "The Event `GpuFenceFailed` says what refuses.",
                 "reference/events.md",
             ),
-            Self::InLine => (
+            Self::Queued => (
                 "The queue offers the memory to other pods first.",
                 "Wait. `kubectl gpustow why POD` says the position.",
                 "queue.md",

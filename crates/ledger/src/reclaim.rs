@@ -25,7 +25,7 @@ use crate::{Ledger, Reason};
 
 /// Memory that is reclaimed for a pod.
 #[derive(Clone, Debug)]
-pub struct CallBack {
+pub struct Reclamation {
     /// For whom.
     pub pod: Arc<PodFacts>,
     /// Where.
@@ -163,7 +163,7 @@ impl Ledger {
 
     /// What is reclaimed now, and from whom.
     #[must_use]
-    pub fn reclaims(&self, now: Duration) -> Vec<CallBack> {
+    pub fn reclaims(&self, now: Duration) -> Vec<Reclamation> {
         let all = self.queue.all_reclaims();
         all.iter()
             .filter_map(|uid| self.sight(now).called(uid))
@@ -277,10 +277,10 @@ impl Sight<'_> {
         plan().map_or(Offer::Nothing, Offer::Plan)
     }
 
-    pub(crate) fn called(&self, uid: &str) -> Option<CallBack> {
+    pub(crate) fn called(&self, uid: &str) -> Option<Reclamation> {
         let earmark = self.queue.reclaim_for(uid)?;
         let pod = self.books.pod(uid)?;
-        Some(CallBack {
+        Some(Reclamation {
             pod: pod.clone(),
             node: earmark.node().clone(),
             until: earmark.until(),
@@ -321,7 +321,7 @@ impl Sight<'_> {
             earmark.is_some_and(|it| **it.node() == *name)
         };
         match reason {
-            Reason::Fit(Refusal::NoRoom) if is_here() => Reason::CalledBack,
+            Reason::Fit(Refusal::NoRoom) if is_here() => Reason::Reclaimed,
             other => other,
         }
     }

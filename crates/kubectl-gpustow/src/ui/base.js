@@ -43,11 +43,11 @@ export function isBad(data) {
   return data.state !== "" || data.gpus.some((gpu) => gpu.sick);
 }
 
-function loan(gpu) {
-  const lent = gpu.lent ? ` Lent ${memory(gpu.lent)}` : "";
-  const from = gpu.calledFrom.length ? `, called back from ${gpu.calledFrom.join(", ")}` : "";
-  const kept = gpu.keptFor.length ? ` Reserved for ${gpu.keptFor.join(", ")}.` : "";
-  return `${lent}${from}${lent && "."}${kept}`;
+function borrowed(gpu) {
+  const memoryOf = gpu.borrowed ? ` Borrowed: ${memory(gpu.borrowed)}` : "";
+  const from = gpu.reclaimedFrom.length ? `, reclaimed from ${gpu.reclaimedFrom.join(", ")}` : "";
+  const reserved = gpu.reservations.length ? ` Reserved for ${gpu.reservations.join(", ")}.` : "";
+  return `${memoryOf}${from}${memoryOf && "."}${reserved}`;
 }
 
 // What a pod requests of a GPU, uses there, and should request.
@@ -63,5 +63,5 @@ export function describe(gpu) {
   const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";
   return `GPU ${gpu.gpu}, ${gpu.model}: ${memory(gpu.held)} of ${memory(gpu.capacity)} requested, ` +
     `${memory(gpu.used)} in use, available ${memory(gpu.available)}${unmanaged}${sick}. ${pods || "No pods"}. ` +
-    `Memory limits: ${gpu.noLimit ?? "hold"}.${loan(gpu)}`;
+    `Memory limits: ${gpu.noLimit ?? "hold"}.${borrowed(gpu)}`;
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpustow_inspect::{
-    Cluster, Loans, Scope,
+    Borrowings, Cluster, Scope,
     owner::Owners,
     state::{self, room},
 };
@@ -31,10 +31,10 @@ pub(crate) struct Seen {
 impl Picture {
     /// The picture of `cluster`.
     pub(crate) fn of(cluster: &Cluster) -> Self {
-        let (views, loans) = (cluster.views(), Loans::of(cluster));
+        let (views, borrowings) = (cluster.views(), Borrowings::of(cluster));
         let owners = Owners::of(cluster);
         let nodes = views.iter().map(|view| {
-            let text: Arc<str> = node(cluster, &loans, &owners, view).to_string().into();
+            let text: Arc<str> = node(cluster, &borrowings, &owners, view).to_string().into();
             (view.name.to_string(), text)
         });
         let waiting: Vec<_> = cluster
@@ -84,7 +84,12 @@ impl Picture {
     }
 }
 
-fn node(cluster: &Cluster, loans: &Loans<'_>, owners: &Owners<'_>, view: &NodeView) -> Value {
+fn node(
+    cluster: &Cluster,
+    borrowings: &Borrowings<'_>,
+    owners: &Owners<'_>,
+    view: &NodeView,
+) -> Value {
     let state = match state::node_refuses(cluster, view) {
         Some(refuses) => refuses,
         None if !view.problems.is_empty() => "see kubectl gpustow check",
@@ -94,7 +99,7 @@ fn node(cluster: &Cluster, loans: &Loans<'_>, owners: &Owners<'_>, view: &NodeVi
         .cards
         .iter()
         .map(|card| {
-            let loan = loans.on(cluster, &view.name, card);
+            let borrowed = borrowings.on(cluster, &view.name, card);
             let pods: Vec<_> = card
                 .pods
                 .iter()
@@ -116,7 +121,7 @@ fn node(cluster: &Cluster, loans: &Loans<'_>, owners: &Owners<'_>, view: &NodeVi
                 "others": owners.others(&view.name, card),
                 "sick": state::refuses(cluster, view, card),
                 "noLimit": state::no_limit(cluster, view, card),
-                "lent": loan.lent.0, "calledFrom": loan.called_from, "keptFor": loan.kept_for,
+                "borrowed": borrowed.memory.0, "reclaimedFrom": borrowed.reclaimed_from, "reservations": borrowed.reservations,
             })
         })
         .collect();

@@ -79,10 +79,10 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     assert_eq!(ends.map(|ends| ends.len()), Some(2));
     // Neither what is free now nor what comes free goes to whoever came later.
     let late = pod("late", 40);
-    assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Kept]);
-    assert_eq!(ledger.explain(&late, "a", at(AFTER)), Err(Reason::Kept));
+    assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Reserved]);
+    assert_eq!(ledger.explain(&late, "a", at(AFTER)), Err(Reason::Reserved));
     ledger.delete_pod("one");
-    assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Kept]);
+    assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Reserved]);
     assert_eq!(refusals(&mut ledger, &large, &["a"]).len(), 1);
     ledger.delete_pod("two");
     let woken = ledger.wake(10, at(AFTER));
@@ -128,7 +128,7 @@ fn higher_priority_gets_the_room_all_the_same() {
     waits(&mut ledger, pod("p", 100), &["a"], 0);
     keep(&mut ledger, AFTER);
     let equal = pod("equal", 40);
-    assert_eq!(refusals(&mut ledger, &equal, &["a"]), [Reason::Kept]);
+    assert_eq!(refusals(&mut ledger, &equal, &["a"]), [Reason::Reserved]);
     let higher = PodFacts {
         priority: 1,
         ..pod("higher", 40)

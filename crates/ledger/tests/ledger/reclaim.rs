@@ -66,11 +66,11 @@ pub(crate) fn refused(ledger: &mut Ledger, pod: &PodFacts, second: u64) -> Vec<R
 fn a_pod_that_has_a_right_gets_what_was_lent_once_it_is_given_back() {
     let mut ledger = lent(&[("a", &[&[used("greedy", 90)]])]);
     ledger.apply_pod(bound("greedy", "a", "a-0", 30));
-    assert_eq!(refused(&mut ledger, &pod("p", 60), 0), [Reason::CalledBack]);
+    assert_eq!(refused(&mut ledger, &pod("p", 60), 0), [Reason::Reclaimed]);
     assert_eq!(victims(&ledger, 0), [is("p", "greedy", 60)]);
     assert_eq!(
         ledger.explain(&pod("p", 60), "a", at(0)),
-        Err(Reason::CalledBack)
+        Err(Reason::Reclaimed)
     );
     // Beside what is kept, 10 are free by the books and by what is used.
     let second = ledger.filter(&ask(&pod("q", 11)), &["a"], at(1));
@@ -83,7 +83,7 @@ fn a_pod_that_has_a_right_gets_what_was_lent_once_it_is_given_back() {
     // It gives half of it back: that is not for others.
     uses(&mut ledger, "a", &[&[used("greedy", 60)]], 2);
     let second = ledger.filter(&ask(&pod("q", 11)), &["a"], at(2));
-    assert_eq!(second.refused, [("a", Reason::CalledBack)]);
+    assert_eq!(second.refused, [("a", Reason::Reclaimed)]);
     assert!(ledger.begin_bind(&pod("q", 11), "a", at(2)).is_err());
     let higher = with_priority(1, pod("higher", 11));
     assert_eq!(choose(&mut ledger, &higher, &["a"], at(2)), ["a"]);

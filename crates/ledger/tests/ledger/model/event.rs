@@ -194,7 +194,7 @@ pub(super) enum Event {
         mib: u64,
     },
     /// The extender looks after what is reclaimed, and writes down whom it asked and for whom.
-    CallBack,
+    Reclaim,
     /// A pod says that it sleeps, or that it wakes.
     Sleep {
         pod: usize,
@@ -306,7 +306,7 @@ impl Event {
                 pod: random.index(),
                 mib: random.below(13),
             },
-            7..11 => Self::CallBack,
+            7..11 => Self::Reclaim,
             11 => Self::GivesBack {
                 pod: random.index(),
             },

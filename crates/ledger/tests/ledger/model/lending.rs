@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
-use gpustow_ledger::{Borrower, CallBack};
+use gpustow_ledger::{Borrower, Reclamation};
 
 use super::world::{World, pick, require};
 use crate::build::used;
@@ -47,7 +47,7 @@ impl Lending {
     }
 }
 
-fn key(back: &CallBack) -> Key {
+fn key(back: &Reclamation) -> Key {
     let cards = back.cards.iter().map(|(uuid, _)| uuid.clone()).collect();
     (back.pod.uid.clone(), back.node.clone(), cards)
 }
@@ -80,7 +80,7 @@ impl World {
         self.ledger.reclaim(self.now);
         let backs = self.ledger.reclaims(self.now);
         for back in &backs {
-            let uids = |back: &CallBack| -> Vec<Arc<str>> {
+            let uids = |back: &Reclamation| -> Vec<Arc<str>> {
                 let victims = back.victims.iter();
                 victims.map(|victim| victim.pod.uid.clone()).collect()
             };

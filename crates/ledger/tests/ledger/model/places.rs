@@ -141,7 +141,7 @@ impl World {
         pod: &PodFacts,
         refused: &[(&str, Reason)],
     ) -> Result<(), String> {
-        let kept = refused.iter().filter(|(_, why)| *why == Reason::Kept);
+        let kept = refused.iter().filter(|(_, why)| *why == Reason::Reserved);
         for (name, _) in kept {
             let places = self.ledger.places();
             let others = places.iter().filter(|place| *place.node == **name);

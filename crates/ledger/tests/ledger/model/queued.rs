@@ -77,7 +77,7 @@ impl World {
         }
         // It is not queued any more, whatever the watch has shown so far.
         self.woken.insert(pod.uid.clone());
-        let queued = |(_, reason): &(&str, Reason)| *reason == Reason::InLine;
+        let queued = |(_, reason): &(&str, Reason)| *reason == Reason::Queued;
         let waits = refused.iter().any(queued);
         require(!waits || self.ledger.queued().pods > 0, || {
             format!("nobody is queued before {}", pod.uid)

@@ -42,7 +42,7 @@ impl World {
             require(!settled || *reason != Reason::BindUnderWay, || {
                 "no bind is under way".into()
             })?;
-            let queued = *reason == Reason::InLine;
+            let queued = *reason == Reason::Queued;
             require(!settled || !room(name) || queued, || {
                 format!("filter refuses {name} ({reason:?}), preempt does not")
             })?;

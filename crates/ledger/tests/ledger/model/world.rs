@@ -164,7 +164,7 @@ impl World {
                 pod,
                 mib,
             } => self.uses(NODES[node % 3], card, pod, mib),
-            Event::CallBack => return self.reclaim(),
+            Event::Reclaim => return self.reclaim(),
             Event::Sleep { pod } => self.sleep(pod),
             Event::KeepPlaces => return self.keep_places(),
             Event::GivesBack { pod } => self.gives_back(pod),
