@@ -19,7 +19,7 @@ use crate::policies::pod;
 use crate::support::repository;
 
 /// How commands begin that are not run here, and why.
-const NOT_RUN: [(&str, &str); 22] = [
+const NOT_RUN: [(&str, &str); 23] = [
     ("kubectl annotate pod my-model", "asleep.rs does it"),
     ("kubectl wait pod my-model", "asleep.rs does it"),
     ("git clone", "this is the repository"),
@@ -40,6 +40,10 @@ const NOT_RUN: [(&str, &str); 22] = [
     (
         "kubectl patch deploy web",
         "no workload has half a day of history",
+    ),
+    (
+        "kubectl gpustow advise -A --prometheus",
+        "no Prometheus runs here; prometheus.rs does it",
     ),
     ("skopeo copy", "no registry here"),
     ("cp -r manifests", "writes below /etc"),
