@@ -149,6 +149,7 @@ fn day(namespace: &str, pod: &str) -> String {
 async fn advice_and_new_pods_follow_the_day_that_prometheus_remembers() -> Result<()> {
     let rig = rig().await?;
     let case = Case::new(rig.cluster, "remembers").await?;
+    case.node("n", &[80_000]).create(&case.client).await?;
     namespace(&case, Some("p95"), None).await?;
     let of_web = || pod(&case, "ReplicaSet", "web-5f9474c99c", "web:1");
     let mut there = of_web();
