@@ -201,7 +201,7 @@ impl World {
                 .filter(|name| !self.server.barred.contains(**name))
             {
                 let fits = self.admits(pod, name) && self.fits_on(&self.ledger, pod, name);
-                require(!fits || self.waits_behind(pod), || {
+                require(!fits, || {
                     format!("{} fits on {name} and is not bound", pod.uid)
                 })?;
             }

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
 use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
 use gpustow_ledger::{Borrower, Reclamation};
 
@@ -27,7 +26,7 @@ pub(super) struct Lending {
     asked: BTreeMap<Arc<str>, Duration>,
     /// What the reports of a node said that were seen to change.
     heard: BTreeMap<&'static str, Vec<Heard>>,
-    /// The call-backs under way, with the time at which each was first seen.
+    /// What is reclaimed, with the time at which each was first seen.
     begun: BTreeMap<Key, Duration>,
     /// The pods that were told of free memory, and in which version, until a watch shows it.
     pub(super) told: BTreeMap<Arc<str>, u64>,
@@ -205,7 +204,7 @@ impl World {
         for back in &backs {
             for (uuid, _) in &back.cards {
                 require(cards.insert(uuid.clone()), || {
-                    format!("{uuid} is called back for two pods: {backs:?}")
+                    format!("{uuid} is reclaimed for two pods: {backs:?}")
                 })?;
             }
             let speaks = self.is_fresh(&back.node) && self.is_readable(&back.node);
@@ -235,16 +234,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// Where windows show in turn a node on which memory is reclaimed for a pod, and one that refuses its Binding, the
-    /// pods behind it wait: no time passes in which others could give back.
-    pub(super) fn waits_behind(&self, pod: &PodFacts) -> bool {
-        let on = self.switches;
-        let in_turn = on.reclaim && on.window.is_some() && !self.server.barred.is_empty();
-        let turn = |pod: &PodFacts| (-pod.priority, pod.created, pod.uid.clone());
-        let mut waiting = self.server.pods.iter().filter(|it| it.node.is_none());
-        in_turn && waiting.any(|it| !it.gated && !it.deleting && turn(it) < turn(pod))
     }
 
     /// With time alone.

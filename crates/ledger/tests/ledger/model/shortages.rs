@@ -113,7 +113,7 @@ impl World {
     }
 }
 
-/// What nobody uses of the card.
+/// The memory of the card that no process uses.
 pub(super) fn free(gpu: &Gpu, there: &[There]) -> u64 {
     let used: u64 = there.iter().map(|it| it.used).sum();
     gpu.total_mib.saturating_sub(used + gpu.unmanaged_mib)
