@@ -51,7 +51,7 @@ impl Ledger {
         for uid in self.queue.all_reclaims() {
             let earmark = self.queue.earmark(&uid);
             if earmark.is_some_and(|it| it.until() <= now) {
-                let victims = self.sight(now).called(&uid).into_iter();
+                let victims = self.sight(now).reclamation(&uid).into_iter();
                 let victims = victims.flat_map(|called| called.victims);
                 refused.extend(victims.map(|victim| victim.pod.uid.clone()));
             }

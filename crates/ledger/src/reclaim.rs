@@ -1,10 +1,10 @@
-//! Calling back: what a pod uses of a card beyond its request is lent to it, and is asked back where it keeps
+//! Reclaim: what a pod uses of a card beyond its request is borrowed, and is reclaimed where it keeps
 //! a pod off whose request fits by the books.
 //!
 //! The ledger keeps the place ([`crate::queue`]), says who is to give memory back ([`Ledger::reclaims`]) and
 //! wakes the pod once NVML shows the room. It acts on nobody. Nobody who is within its request is ever named,
-//! nobody at all while the node's report is stale, and of one card's memory only one pod has some called
-//! back at a time. What does not come until the deadline is given up, and another card is tried.
+//! nobody at all while the node's report is stale, and one card's memory is reclaimed for only one
+//! pod at a time. What does not come until the deadline is given up, and another card is tried.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -166,7 +166,7 @@ impl Ledger {
     pub fn reclaims(&self, now: Duration) -> Vec<Reclamation> {
         let all = self.queue.all_reclaims();
         all.iter()
-            .filter_map(|uid| self.sight(now).called(uid))
+            .filter_map(|uid| self.sight(now).reclamation(uid))
             .collect()
     }
 
@@ -277,7 +277,7 @@ impl Sight<'_> {
         plan().map_or(Offer::Nothing, Offer::Plan)
     }
 
-    pub(crate) fn called(&self, uid: &str) -> Option<Reclamation> {
+    pub(crate) fn reclamation(&self, uid: &str) -> Option<Reclamation> {
         let earmark = self.queue.reclaim_for(uid)?;
         let pod = self.books.pod(uid)?;
         Some(Reclamation {

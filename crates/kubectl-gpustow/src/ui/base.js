@@ -44,10 +44,10 @@ export function isBad(data) {
 }
 
 function borrowed(gpu) {
-  const memoryOf = gpu.borrowed ? ` Borrowed: ${memory(gpu.borrowed)}` : "";
+  const amount = gpu.borrowed ? ` Borrowed: ${memory(gpu.borrowed)}` : "";
   const from = gpu.reclaimedFrom.length ? `, reclaimed from ${gpu.reclaimedFrom.join(", ")}` : "";
   const reserved = gpu.reservations.length ? ` Reserved for ${gpu.reservations.join(", ")}.` : "";
-  return `${memoryOf}${from}${memoryOf && "."}${reserved}`;
+  return `${amount}${from}${amount && "."}${reserved}`;
 }
 
 // What a pod requests of a GPU, uses there, and should request.

@@ -247,7 +247,7 @@ function stats() {
     ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Available", memory(sum.available)],
     ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Problems", sum.bad],
   ];
-  const line = rest.waiting.filter((it) => it.inLine);
+  const line = rest.waiting.filter((it) => it.queued);
   if (line.length) entries.splice(1, 0, ["Queued, oldest", `${line.length}, ${age(Date.now() / 1000 - line[0].created)}`]);
   if (sum.others) entries.splice(-1, 0, ["Unmanaged", memory(sum.others)]);
   $("stats").replaceChildren(...entries.map(([name, value]) => {

@@ -55,7 +55,7 @@ impl Picture {
                     "created": pod.facts.created,
                     "said": pod.scheduler_said(),
                     "reason": reason,
-                    "inLine": queued,
+                    "queued": queued,
                     "group": pod.facts.group.as_ref().map(ToString::to_string),
                     "owner": owner.map(|it| format!("{}/{} {}", pod.facts.namespace, it.name, it.kind.to_lowercase())),
                 })
