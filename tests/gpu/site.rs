@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use gpustow_api::gpunode::{Gpu, GpuNode};
 use gpustow_api::{names, quantity};
 use gpustow_testkit::{
-    Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig,
-    built, eventually, wait_bound,
+    Agent, Case, ControlPlane, Extender, ExtenderOptions, Options, PodBuilder, Scheduler, built,
+    eventually, wait_bound,
 };
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
@@ -89,9 +89,7 @@ impl Site {
         };
         let gpustow = Path::new(env!("CARGO_BIN_EXE_gpustow"));
         let extender = Extender::start(&cluster, gpustow, &kubeconfig, options).await?;
-        let config = repository("scheduler-config/gpustow-scheduler.yaml");
-        let config = SchedulerConfig::load(&config)?.with_extender(&extender.url)?;
-        let scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+        let scheduler = Scheduler::calling(&cluster, &repository(""), &extender).await?;
         Ok(Site {
             case,
             uuid,
@@ -106,19 +104,21 @@ impl Site {
         })
     }
 
-    /// A pod that requests so much and is bound.
-    pub(crate) async fn pod(&self, name: &str, mib: u64) -> Result<Pod> {
-        let pod = self.case.pod(name).gpu_mem(mib);
+    /// Creates the pod, and waits until it is bound.
+    pub(crate) async fn bound(&self, pod: PodBuilder) -> Result<Pod> {
         let pod = pod.create(&self.case.client).await?;
         wait_bound(&self.case.client, &pod, SOON).await
     }
 
-    /// The same with a limit.
-    pub(crate) async fn pod_with_limit(&self, name: &str, mib: u64, limit: &str) -> Result<Pod> {
-        let pod = self.case.pod(name).gpu_mem(mib);
-        let pod = pod.annotation(names::MEM_LIMIT, limit);
-        let pod = pod.create(&self.case.client).await?;
-        wait_bound(&self.case.client, &pod, SOON).await
+    /// A bound pod that requests so much.
+    pub(crate) async fn pod(&self, name: &str, mib: u64) -> Result<Pod> {
+        self.bound(self.case.pod(name).gpu_mem(mib)).await
+    }
+
+    /// The same for one that may use all of the GPU.
+    pub(crate) async fn borrower(&self, mib: u64) -> Result<Pod> {
+        let pod = self.case.pod("borrower").gpu_mem(mib);
+        self.bound(pod.annotation(names::MEM_LIMIT, "max")).await
     }
 
     /// Starts the program of the pod's container, which takes so much of the GPU, and says that it runs.

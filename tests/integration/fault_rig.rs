@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{
     Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, Rule, Scheduler,
-    SchedulerConfig, eventually,
+    eventually,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -83,10 +83,7 @@ impl Replica {
 
     /// Starts a kube-scheduler that calls it.
     pub(crate) async fn scheduler(&self, cluster: &ControlPlane) -> Result<Scheduler> {
-        let config = SchedulerConfig::load(&repository("scheduler-config/gpustow-scheduler.yaml"))?
-            .with_extender(&self.extender.url)?;
-        let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-        Scheduler::start(cluster, config, &kubeconfig).await
+        Scheduler::calling(cluster, &repository(""), &self.extender).await
     }
 
     /// SIGKILL and a new life.

@@ -115,14 +115,18 @@ async fn delete_group(case: &Case, name: &str) -> Result<()> {
     .await
 }
 
+/// gpustow, and a node with two GPUs.
+async fn two_gpus(cluster: &ControlPlane) -> Result<(Rig<'_>, Case)> {
+    let rig = Rig::start(cluster, Setup::default()).await?;
+    let case = Case::new(cluster, "gang").await?;
+    case.node("n", &[15_000; 2]).create(&case.client).await?;
+    Ok((rig, case))
+}
+
 #[tokio::test]
 async fn single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit() -> Result<()> {
     let cluster = cluster().await?;
-    let rig = Rig::start(&cluster, Setup::default()).await?;
-    let case = Case::new(&cluster, "gang").await?;
-    case.node("n", &[15_000, 15_000])
-        .create(&case.client)
-        .await?;
+    let (rig, case) = two_gpus(&cluster).await?;
     let pods = gang(&case, "big", 3, 10_000).await?;
     refused(
         &case,
@@ -159,11 +163,7 @@ async fn single_pod_is_bound_at_once_beside_a_gang_that_does_not_fit() -> Result
 #[tokio::test]
 async fn gang_is_bound_once_all_of_it_fits() -> Result<()> {
     let cluster = cluster().await?;
-    let rig = Rig::start(&cluster, Setup::default()).await?;
-    let case = Case::new(&cluster, "gang").await?;
-    case.node("n", &[15_000, 15_000])
-        .create(&case.client)
-        .await?;
+    let (rig, case) = two_gpus(&cluster).await?;
     // Two gangs of which one fits at a time, and one pod that is there before its PodGroup.
     let early = member(&case, "late", case.pod("early").gpu_mem(1_000)).await?;
     let first = gang(&case, "a", 2, 10_000).await?;
@@ -195,11 +195,7 @@ async fn gang_is_bound_once_all_of_it_fits() -> Result<()> {
 #[tokio::test]
 async fn group_created_again_under_its_name_is_bound() -> Result<()> {
     let cluster = cluster().await?;
-    let rig = Rig::start(&cluster, Setup::default()).await?;
-    let case = Case::new(&cluster, "gang").await?;
-    case.node("n", &[15_000, 15_000])
-        .create(&case.client)
-        .await?;
+    let (rig, case) = two_gpus(&cluster).await?;
     let pods = gang(&case, "g", 3, 10_000).await?;
     refused(&case, &pods[0], "2 of 3 fit").await?;
     for pod in &pods {

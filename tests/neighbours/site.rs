@@ -7,8 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{
-    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, eventually,
-    wait_bound,
+    Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, eventually, wait_bound,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
@@ -73,9 +72,7 @@ impl Site {
         };
         let program = Path::new(env!("CARGO_BIN_EXE_gpustow"));
         let _extender = Extender::start(&cluster, program, &kubeconfig, options).await?;
-        let config = repository("scheduler-config/gpustow-scheduler.yaml");
-        let config = SchedulerConfig::load(&config)?.with_extender(&_extender.url)?;
-        let _scheduler = Scheduler::start(&cluster, config, &kubeconfig).await?;
+        let _scheduler = Scheduler::calling(&cluster, &repository(""), &_extender).await?;
         let case = Case::new(&cluster, "neighbour").await?;
         case.node("n", &vec![CARD; cards])
             .create(&case.client)

@@ -5,9 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use gpustow_api::names;
-use gpustow_testkit::{
-    ControlPlane, Extender, ExtenderOptions, Scheduler, SchedulerConfig, shared,
-};
+use gpustow_testkit::{ControlPlane, Extender, ExtenderOptions, Scheduler, shared};
 use tokio::sync::OnceCell;
 
 const ACCOUNT: &str = "gpustow-scheduler";
@@ -45,9 +43,7 @@ async fn start(cluster: &'static ControlPlane) -> Result<Rig> {
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(cluster, gpustow, &kubeconfig, options).await?;
-    let config = repository.join("scheduler-config/gpustow-scheduler.yaml");
-    let config = SchedulerConfig::load(&config)?.with_extender(&extender.url)?;
-    let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+    let scheduler = Scheduler::calling(cluster, repository, &extender).await?;
     Ok(Rig {
         cluster,
         _extender: extender,

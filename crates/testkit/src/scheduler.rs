@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use gpustow_api::names;
 use serde_yaml::Value;
 
 use crate::binaries::pod_groups;
 use crate::control_plane::ControlPlane;
+use crate::extender::Extender;
 use crate::net::{free_port, get};
 use crate::process::Process;
 
@@ -104,6 +106,18 @@ impl Scheduler {
         };
         scheduler.wait_ready().await?;
         Ok(scheduler)
+    }
+
+    /// Starts the one that gpustow's repository configures, which calls this extender.
+    pub async fn calling(
+        cluster: &ControlPlane,
+        repository: &Path,
+        extender: &Extender,
+    ) -> Result<Scheduler> {
+        let config = repository.join("scheduler-config/gpustow-scheduler.yaml");
+        let config = SchedulerConfig::load(&config)?.with_extender(&extender.url)?;
+        let kubeconfig = cluster.kubeconfig(names::NAMESPACE, names::SCHEDULER, None);
+        Scheduler::start(cluster, config, &kubeconfig.await?).await
     }
 
     /// Waits until it says that it is ready, after a restart for example.
