@@ -4,6 +4,7 @@ mod gang;
 mod location;
 mod nearest;
 mod print;
+mod report;
 
 use anyhow::{Context as _, Result};
 use gpustow_api::{PodFacts, names};
@@ -24,6 +25,7 @@ use crate::output::api_version;
 use gang::Gang;
 use location::{Location, LocationGpu};
 use nearest::{Finish, Near, advice, fewest_to_finish, nearest};
+use report::Means;
 
 /// Seconds after which a scheduler has said something of a new pod.
 const LOOKED_AT_WITHIN: i64 = 60;
@@ -55,6 +57,9 @@ pub(crate) struct Why {
     /// For a pod of several GPUs: where the fewest pods must finish before it fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     fewest_to_finish: Option<Finish>,
+    /// What the extender does to make room for it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    means: Vec<Means>,
     /// What the extender's last Event said of GPU memory that it reserves for the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     reserved: Option<Reserved>,
@@ -238,6 +243,10 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         why.summary = verdict(&views, &trial);
         if let Some(advice) = advice(&trial, facts, cluster.resource()) {
             why.summary += &format!(" {advice}");
+        }
+        // One that is not created yet has nothing done for it.
+        if pod.metadata.creation_timestamp.is_some() {
+            why.means = report::of(cluster, facts);
         }
         if let Some(kept) = state::holds(pod, names::RESERVED_CONDITION) {
             why.summary += &format!(" {kept}");

@@ -217,9 +217,14 @@ impl Ledger {
         let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
         let long = unix.saturating_sub(pod.created) >= after && pod.nominated.is_none();
         let free = self.books.reservation(uid).is_none() && !self.books.is_unfenced(uid);
-        let absent = self.placing.absent.get(uid);
-        let rests = absent.is_some_and(|absent| absent.until > now);
+        let rests = self.absent_until(uid, now).is_some();
         (long && free && !rests).then_some(pod)
+    }
+
+    /// The pod did not come for its reservation: until then it has no other.
+    pub(crate) fn absent_until(&self, uid: &str, now: Duration) -> Option<Duration> {
+        let absent = self.placing.absent.get(uid)?;
+        (absent.until > now).then_some(absent.until)
     }
 
     fn standing(&self, pod: &PodFacts, has: bool) -> Rank {

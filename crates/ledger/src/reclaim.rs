@@ -345,6 +345,19 @@ impl Sight<'_> {
         may.then(|| request.clone())
     }
 
+    /// The best plan of all nodes, whatever kube-scheduler said of them.
+    pub(crate) fn plan_reclaim(
+        &self,
+        pod: &PodFacts,
+        budget: &mut Budget,
+    ) -> Option<(Arc<str>, Vec<Uid>)> {
+        let request = pod.request.as_ref().ok()?;
+        let nodes = self.books.nodes().map(|(name, _)| name);
+        let nodes = nodes.filter(|name| self.books.refused_in_tree(name, pod).is_none());
+        let plans = nodes.filter_map(|name| self.plan(pod, request, name, budget));
+        plans.min().map(|plan| (plan.node, plan.waits_for))
+    }
+
     /// Does the pod fit somewhere, so that it will be woken? True, too, if that takes too long to tell.
     pub(crate) fn may_fit_now(&self, pod: &PodFacts) -> bool {
         let mut budget = Budget::of(self.config);

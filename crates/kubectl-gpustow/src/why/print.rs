@@ -7,6 +7,7 @@ use gpustow_inspect::{age, memory};
 use gpustow_pack::Mib;
 
 use super::nearest::Near;
+use super::report::Means;
 use super::{Count, Verdict, Why};
 use crate::output::{Format, printable, write_value};
 
@@ -102,6 +103,12 @@ impl Why {
             );
             writeln!(out, "\n{}", printable(&text))?;
         }
+        if !self.means.is_empty() {
+            writeln!(out, "\nTo make room for it:")?;
+        }
+        for Means { means, does } in &self.means {
+            writeln!(out, "  {means:<10}  {}", printable(does))?;
+        }
         if let Some(reserved) = &self.reserved {
             let text = format!(
                 "Event {}, {} ago: {}",
@@ -158,7 +165,7 @@ fn grouped(all: &[Near]) -> Vec<(&Near, usize)> {
 }
 
 /// The first few names, and how many more.
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     let (first, more) = names.split_at(names.len().min(NAMED));
     match more.len() {
         0 => first.join(", "),

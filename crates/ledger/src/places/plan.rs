@@ -52,7 +52,7 @@ impl Sight<'_> {
     }
 
     /// The best reservation for the pod on this node.
-    pub(super) fn place_on_node(
+    pub(crate) fn place_on_node(
         &self,
         pod: &PodFacts,
         name: &str,

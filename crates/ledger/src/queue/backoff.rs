@@ -162,6 +162,19 @@ impl Queue {
         self.backoffs.of(pod).flatten().any(evicts)
     }
 
+    /// Until when nothing is tried for the pod by this cause. Causes that evict pods pause together.
+    pub(crate) fn backs_off(
+        &self,
+        pod: &PodFacts,
+        cause: Cause,
+        now: Duration,
+    ) -> Option<Duration> {
+        let pauses = |it: &Cause| *it == cause || it.evicts() && cause.evicts();
+        let failures = self.backoffs.of(pod).flatten();
+        let paused = failures.filter(|(it, backoff)| pauses(it) && backoff.is_paused(now));
+        paused.filter_map(|(_, backoff)| backoff.until).max()
+    }
+
     /// Was this GPU awaited for the pod without success?
     pub(crate) fn avoids_card(&self, uid: &str, cause: Cause, card: &str) -> bool {
         let of_pod = self.backoffs.pods.get(uid);

@@ -107,11 +107,15 @@ impl Planning {
 impl Sight<'_> {
     /// What would give room to a pod that waits for pieces; none if nothing would.
     pub(crate) fn moves_for(&self, pod: &Arc<PodFacts>) -> Option<Moves> {
+        self.moves_within(pod, &mut Budget::of_plan())
+    }
+
+    pub(crate) fn moves_within(&self, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Moves> {
         if !self.waits_for_pieces(pod) {
             return None;
         }
         let mut planning = Planning::new(pod.uid.clone(), 0, self.nodes_to_see(), false);
-        self.plan_on(pod, &mut planning, &mut Budget::of_plan());
+        self.plan_on(pod, &mut planning, budget);
         planning.best
     }
 

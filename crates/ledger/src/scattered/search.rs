@@ -368,6 +368,24 @@ impl Sight<'_> {
         }
     }
 
+    /// The best plan of all nodes, whatever kube-scheduler said of them.
+    pub(crate) fn plan_preempt(
+        &self,
+        pod: &PodFacts,
+        budget: &mut Budget,
+    ) -> Option<(Arc<str>, Vec<Uid>)> {
+        let plans = self.books.nodes().filter_map(|(name, _)| {
+            if self.books.refused_in_tree(name, pod).is_some() {
+                return None;
+            }
+            let site = self.site(pod, name)?;
+            self.plans_on(&site, &|_| Vec::new(), budget)
+                .into_iter()
+                .min()
+        });
+        plans.min().map(|plan| (plan.node, plan.waits_for))
+    }
+
     /// Who could end on one node: for each of its cards, or for all of them where the pod asks for several.
     fn plans_on(&self, site: &Site<'_>, broken: Broken<'_>, budget: &mut Budget) -> Vec<Plan> {
         let mut lower = self.books.evictable(site.name, site.pod.priority);

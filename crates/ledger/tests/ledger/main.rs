@@ -32,6 +32,7 @@ mod preemptors;
 mod provision;
 mod queued;
 mod reclaim;
+mod report;
 mod reports;
 mod rescan;
 mod rules;

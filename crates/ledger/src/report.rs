@@ -1,0 +1,184 @@
+//! What each means does for a pod that waits, or why it does nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::{Group, PodFacts};
+
+use crate::Ledger;
+use crate::books::Uid;
+use crate::budget::Budget;
+use crate::queue::Cause;
+use crate::round::Offer;
+use crate::sight::Sight;
+
+/// The means by which room is made for a pod that waits, the mildest first.
+pub const MEANS: [Cause; 4] = [
+    Cause::Reclaim,
+    Cause::Defragment,
+    Cause::Preempt,
+    Cause::Reserve,
+];
+
+/// What one means does for a pod that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pursuit {
+    /// It is not turned on.
+    Off,
+    /// It does not act for the pod as things are.
+    NotNow(NotNow),
+    /// What it tried was of no use: it pauses until then.
+    BackingOff(Duration),
+    /// Room on the node is reserved for the pod until then, and these pods must leave it.
+    WaitsFor {
+        /// The name of the node.
+        node: Arc<str>,
+        /// By UID.
+        pods: Vec<Uid>,
+        /// When the reservation ends.
+        until: Duration,
+    },
+    /// It would have these pods leave room on the node.
+    Plan {
+        /// The name of the node.
+        node: Arc<str>,
+        /// By UID.
+        pods: Vec<Uid>,
+    },
+    /// Nothing that it may do gives the pod room.
+    NoPlan,
+    /// The search takes longer than one look.
+    BudgetSpent,
+}
+
+/// Why a means does not act for a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotNow {
+    /// Scheduling gates hold the pod, or it is bound or being deleted.
+    NotPlaced,
+    /// It was filtered, and its bind is awaited.
+    Assumed,
+    /// kube-scheduler nominated it to a node.
+    Nominated,
+    /// Room for one pod of a gang is of no use: the gang is looked at as a whole.
+    OfGang,
+    /// Its `preemptionPolicy` is `Never`.
+    PreemptsNobody,
+    /// Another means has reserved room for it.
+    HasRoom,
+    /// It must have existed for so long.
+    TooYoung(Duration),
+}
+
+impl Ledger {
+    /// What each means does for a pod that fits nowhere, or why it does nothing. Whether kube-scheduler would place the
+    /// pod where a plan is, the plan does not say. Costs as much as a plan that is made for people.
+    #[must_use]
+    pub fn report(&self, pod: &Arc<PodFacts>, now: Duration) -> [(Cause, Pursuit); 4] {
+        let sight = self.sight(now);
+        MEANS.map(|means| {
+            let absent = (means == Cause::Reserve)
+                .then(|| self.absent_until(&pod.uid, now))
+                .flatten();
+            let pursuit = match absent {
+                Some(until) => Pursuit::BackingOff(until),
+                None => sight.pursuit(means, pod),
+            };
+            (means, pursuit)
+        })
+    }
+}
+
+impl Sight<'_> {
+    fn pursuit(&self, means: Cause, pod: &Arc<PodFacts>) -> Pursuit {
+        let Some(after) = self.acts_after(means) else {
+            return Pursuit::Off;
+        };
+        if let Some(earmark) = self.queue.earmark(&pod.uid)
+            && earmark.cause() == means
+        {
+            return Pursuit::WaitsFor {
+                node: earmark.node().clone(),
+                pods: earmark.waits_for().to_vec(),
+                until: earmark.until(),
+            };
+        }
+        if let Some(why) = self.not_now(means, pod, after) {
+            return Pursuit::NotNow(why);
+        }
+        if let Some(until) = self.queue.backs_off(pod, means, self.now) {
+            return Pursuit::BackingOff(until);
+        }
+        let mut budget = Budget::of_plan();
+        let found = match means {
+            Cause::Reclaim => self.plan_reclaim(pod, &mut budget),
+            Cause::Defragment => self.plan_defragment(pod, &mut budget),
+            Cause::Preempt => self.plan_preempt(pod, &mut budget),
+            _ => self.plan_reserve(pod, &mut budget),
+        };
+        match found {
+            Some((node, pods)) => Pursuit::Plan { node, pods },
+            None if budget.is_spent() => Pursuit::BudgetSpent,
+            None => Pursuit::NoPlan,
+        }
+    }
+
+    /// How old a pod must be; none if the means is off.
+    fn acts_after(&self, means: Cause) -> Option<Duration> {
+        let config = self.config;
+        match means {
+            Cause::Reclaim => config.reclaim.then_some(config.reclaim_after),
+            Cause::Defragment => config.moves.then_some(Duration::ZERO),
+            Cause::Preempt => config.preempt_scattered.then_some(config.preempt_after),
+            _ => config.keep,
+        }
+    }
+
+    fn not_now(&self, means: Cause, pod: &PodFacts, after: Duration) -> Option<NotNow> {
+        let gang = self.books.gang(pod);
+        let of_gang = match means {
+            Cause::Reserve => false,
+            Cause::Reclaim => gang.is_some_and(Group::is_in_tree),
+            _ => gang.is_some(),
+        };
+        // A reservation is given up for what another means makes.
+        let has_room = match means {
+            Cause::Reserve => self.queue.earmark(&pod.uid).is_some(),
+            _ => self.queue.has_more_than_reservation(&pod.uid),
+        };
+        let reasons = [
+            (!pod.may_be_placed(), NotNow::NotPlaced),
+            (self.books.reservation(&pod.uid).is_some(), NotNow::Assumed),
+            (pod.nominated.is_some(), NotNow::Nominated),
+            (of_gang, NotNow::OfGang),
+            (
+                means == Cause::Preempt && !pod.preempts,
+                NotNow::PreemptsNobody,
+            ),
+            (has_room, NotNow::HasRoom),
+            (!self.has_waited(pod, after), NotNow::TooYoung(after)),
+        ];
+        let mut all = reasons.into_iter().filter(|(holds, _)| *holds);
+        all.next().map(|(_, why)| why)
+    }
+
+    fn plan_reserve(&self, pod: &PodFacts, budget: &mut Budget) -> Option<(Arc<str>, Vec<Uid>)> {
+        let plans = self.books.nodes().filter_map(|(name, _)| {
+            match self.place_on_node(pod, name, budget) {
+                Offer::Plan(plan) => Some(plan),
+                Offer::Nothing | Offer::Fits => None,
+            }
+        });
+        plans.min().map(|plan| (plan.node, plan.waits_for))
+    }
+
+    fn plan_defragment(
+        &self,
+        pod: &Arc<PodFacts>,
+        budget: &mut Budget,
+    ) -> Option<(Arc<str>, Vec<Uid>)> {
+        let moves = self.moves_within(pod, budget)?;
+        let pods = moves.moves.iter().map(|it| it.pod.uid.clone());
+        Some((moves.node, pods.collect()))
+    }
+}

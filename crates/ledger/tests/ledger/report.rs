@@ -1,0 +1,193 @@
+//! What each means does for a pod that waits, or why it does nothing.
+
+use std::sync::Arc;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Cause, Config, Ledger, MEANS, NotNow, Pursuit};
+
+use crate::build::{at, bound, card, choose, node, offer_all, pod, report, used};
+
+/// Everything is on. A pod that borrows 60 MiB on `a`, one of low priority that may be evicted on `b`, and 50 MiB free
+/// on `c`: 80 fit on none.
+fn cluster(config: Config) -> Ledger {
+    let mut ledger = Ledger::new(config);
+    for name in ["a", "b", "c"] {
+        let mut card = card(&format!("{name}-0"), 100);
+        if name == "a" {
+            card.pods = vec![used("greedy", 90)];
+        }
+        ledger.apply_node(node(name));
+        ledger.apply_gpunode(name, report(&[card]), at(0));
+    }
+    ledger.apply_pod(of_priority(20, bound("greedy", "a", "a-0", 20)));
+    let low = bound("low", "b", "b-0", 50);
+    ledger.apply_pod(PodFacts {
+        evictable: Some("its-replicaset".into()),
+        ..low
+    });
+    ledger.apply_pod(of_priority(20, bound("high", "c", "c-0", 50)));
+    ledger
+}
+
+fn all_on() -> Config {
+    Config {
+        reclaim: true,
+        moves: true,
+        preempt_scattered: true,
+        keep: Some(at(120)),
+        ..Config::default()
+    }
+}
+
+fn of_priority(priority: i32, pod: PodFacts) -> PodFacts {
+    PodFacts { priority, ..pod }
+}
+
+/// A pod that kube-scheduler could not place.
+fn waits() -> PodFacts {
+    PodFacts {
+        waiting: true,
+        ..of_priority(10, pod("p", 80))
+    }
+}
+
+fn told(ledger: &Ledger, pod: PodFacts, means: Cause, second: u64) -> Pursuit {
+    let all = ledger.report(&Arc::new(pod), at(second));
+    let of_means = all.into_iter().find(|(it, _)| *it == means);
+    of_means.expect("every means is in the report").1
+}
+
+fn plan(node: &str, pods: &[&str]) -> Pursuit {
+    Pursuit::Plan {
+        node: node.into(),
+        pods: pods.iter().map(|&uid| uid.into()).collect(),
+    }
+}
+
+#[test]
+fn report_names_whom_each_means_would_have_leave() {
+    let mut ledger = cluster(all_on());
+    ledger.apply_pod(waits());
+    let told = |means| told(&ledger, waits(), means, 0);
+    assert_eq!(told(Cause::Reclaim), plan("a", &["greedy"]));
+    assert_eq!(told(Cause::Preempt), plan("b", &["low"]));
+    assert!(matches!(told(Cause::Reserve), Pursuit::Plan { .. }));
+}
+
+#[test]
+fn report_names_whom_defragment_would_have_leave_for_a_pod_of_equal_priority() {
+    let mut ledger = cluster(Config {
+        moves: true,
+        ..Config::default()
+    });
+    let equal = of_priority(0, waits());
+    ledger.apply_pod(equal.clone());
+    let pursuit = told(&ledger, equal, Cause::Defragment, 0);
+    assert_eq!(pursuit, plan("b", &["low"]));
+}
+
+#[test]
+fn report_says_that_a_means_is_off() {
+    let mut ledger = cluster(Config::default());
+    ledger.apply_pod(waits());
+    for means in MEANS {
+        assert_eq!(told(&ledger, waits(), means, 0), Pursuit::Off);
+    }
+}
+
+#[test]
+fn report_says_why_a_means_does_not_act_for_the_pod() {
+    let mut ledger = cluster(all_on());
+    let pods = [
+        (
+            PodFacts {
+                nominated: Some("a".into()),
+                ..waits()
+            },
+            Cause::Reserve,
+            NotNow::Nominated,
+        ),
+        (
+            PodFacts {
+                preempts: false,
+                ..waits()
+            },
+            Cause::Preempt,
+            NotNow::PreemptsNobody,
+        ),
+        (
+            PodFacts {
+                gated: true,
+                ..waits()
+            },
+            Cause::Reclaim,
+            NotNow::NotPlaced,
+        ),
+    ];
+    for (pod, means, why) in pods {
+        ledger.apply_pod(pod.clone());
+        assert_eq!(told(&ledger, pod, means, 0), Pursuit::NotNow(why));
+    }
+}
+
+#[test]
+fn report_says_that_nothing_would_help() {
+    let mut ledger = cluster(all_on());
+    let pod = PodFacts {
+        waiting: true,
+        ..pod("huge", 101)
+    };
+    ledger.apply_pod(pod.clone());
+    for means in MEANS {
+        assert_eq!(told(&ledger, pod.clone(), means, 0), Pursuit::NoPlan);
+    }
+}
+
+#[test]
+fn report_says_what_is_waited_for_and_that_the_others_leave_it_alone() {
+    let mut ledger = cluster(Config {
+        moves: false,
+        ..all_on()
+    });
+    ledger.apply_pod(waits());
+    assert_eq!(
+        choose(&mut ledger, &waits(), &["a", "b", "c"], at(0)),
+        [""; 0]
+    );
+    let Pursuit::WaitsFor { node, pods, .. } = told(&ledger, waits(), Cause::Reclaim, 1) else {
+        panic!("nothing is reclaimed");
+    };
+    assert_eq!((&*node, &*pods), ("a", &["greedy".into()][..]));
+    for means in [Cause::Preempt, Cause::Reserve] {
+        let pursuit = told(&ledger, waits(), means, 1);
+        assert_eq!(pursuit, Pursuit::NotNow(NotNow::HasRoom));
+    }
+}
+
+#[test]
+fn report_says_until_when_a_means_backs_off() {
+    let mut ledger = crate::build::ledger(&[("a", &[100, 100])]);
+    ledger.configure(Config {
+        preempt_scattered: true,
+        ..Config::default()
+    });
+    for (uid, card) in [("x", "a-0"), ("y", "a-1")] {
+        ledger.apply_pod(bound(uid, "a", card, 40));
+    }
+    ledger.apply_pod(waits());
+    for second in [0, 3] {
+        offer_all(&mut ledger, at(second));
+        ledger.scattered(at(second));
+    }
+    assert!(ledger.preempt_scattered("p", &|_| Vec::new(), at(3)));
+    let Pursuit::WaitsFor { until, .. } = told(&ledger, waits(), Cause::Preempt, 4) else {
+        panic!("nobody is evicted");
+    };
+    // Nobody leaves until the reservation ends.
+    let late = until.as_secs() + 1;
+    ledger.scattered(at(late));
+    let Pursuit::BackingOff(until) = told(&ledger, waits(), Cause::Preempt, late) else {
+        panic!("no pause");
+    };
+    assert!(until > at(late));
+}
