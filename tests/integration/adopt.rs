@@ -64,7 +64,15 @@ pub(crate) async fn adopt(cluster: &ControlPlane, webhook: bool) -> Result<()> {
         })
         .await?;
     }
-    Ok(())
+    // An API server takes up policies that validate on a clock of their own.
+    let too_much = json!({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "101"});
+    let probe = of("probe-hami", json!({}), &[("main", too_much)])?;
+    eventually(SOON, "what cannot be translated is refused", async || {
+        let said = refusal(&client, &probe).await?;
+        ensure!(said.contains("cannot translate"), "{said}");
+        Ok(())
+    })
+    .await
 }
 
 pub(crate) async fn namespace(client: &Client, name: &str, labels: Value) -> Result<()> {

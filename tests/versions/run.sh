@@ -20,16 +20,16 @@ bound with annotations in one write|main_path::one_pod_is_bound_with_its_gpu_in_
 a Binding needs its resourceVersion|takeover::a_binding_that_arrives_after_a_takeover_fails
 the Lease is taken anew|takeover::a_lease_that_somebody_deletes_is_taken_anew
 a condition wakes a waiting pod|waiting::a_waiting_pod_is_bound_though_the_extenders_watch_is_late
-preemption frees a card|preemption::the_schedulers_own_victim_frees_the_card
+preemption frees a GPU|preemption::the_schedulers_own_victim_frees_the_card
 webhook: others do not notice it|webhook::pods_that_ask_for_nothing_do_not_notice_that_the_webhook_is_down
 webhook: certificate replaced|webhook::no_pod_is_refused_while_the_webhooks_certificate_is_replaced
 webhook: certificate of its own|webhook_certificate::no_pod_is_refused_while_the_extenders_renew_their_certificate
 webhook: extender held to caBundle|webhook_certificate::the_extender_changes_nothing_of_the_webhook_but_whom_to_trust
-pods stand in line, and some never|attack::queue::pods_are_queued_while_the_status_says_so_and_some_never
-webhook: the same pods stand in line|attack::queue::webhook_queues_the_pods_that_the_policy_queues
+pods are queued, and some never|attack::queue::pods_are_queued_while_the_status_says_so_and_some_never
+webhook: the same pods are queued|attack::queue::webhook_queues_the_pods_that_the_policy_queues
 the gate comes off in turn|attack::queue::the_gate_comes_off_in_turn_or_by_who_has_the_right
 all gates come off before gpustow goes|attack::queue::before_gpustow_goes_one_command_takes_every_gate_off
-the next in line is bound|queue::the_next_in_turn_is_bound_when_one_leaves
+the next in the queue is bound|queue::the_next_in_turn_is_bound_when_one_leaves
 what preempts deletes no other pod|attack::scattered::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy
 webhook equals policies|webhook::of_a_pod_comes_the_same_by_webhook_and_by_policy|1.34
 other sharers' requests are translated|adopt::requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus

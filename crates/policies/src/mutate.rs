@@ -124,7 +124,10 @@ impl Patch {
         match self.pod.pointer_mut(parent) {
             Some(Value::Array(list)) => {
                 let at = key.parse().unwrap_or(list.len()).min(list.len());
-                list.insert(at, value.clone());
+                match list.get_mut(at).filter(|_| operation == "replace") {
+                    Some(old) => *old = value.clone(),
+                    None => list.insert(at, value.clone()),
+                }
             }
             Some(Value::Object(fields)) => {
                 fields.insert(key.replace("~1", "/").replace("~0", "~"), value.clone());
@@ -143,15 +146,32 @@ impl Patch {
         self.put("add", &format!("{env}/{place}"), variable);
     }
 
-    /// Gives a container the variable `name`, which reads the annotation `key` of the container.
-    fn tell(&mut self, container: &str, place: &str, name: &str, key: &str) {
+    /// The variable `name`, which reads the annotation `key` of the container.
+    fn variable(&self, container: &str, name: &str, key: &str) -> Value {
         let own = self
             .pod
             .pointer(container)
             .and_then(|it| it["name"].as_str());
         let field = format!("metadata.annotations['{key}{}']", own.unwrap_or_default());
         let from = json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": field } });
-        self.give_variable(container, place, json!({ "name": name, "valueFrom": from }));
+        json!({ "name": name, "valueFrom": from })
+    }
+
+    /// A container that was given no devices gets those that it requests.
+    fn give_instead_of_void(&mut self, container: &str) {
+        let env = format!("{container}/env");
+        let is_void = |it: &Value| it["name"] == names::VISIBLE_DEVICES && it["value"] == "void";
+        let all = self.pod.pointer(&env).and_then(Value::as_array);
+        if let Some(index) = all.and_then(|all| all.iter().position(is_void)) {
+            let variable = self.variable(container, names::VISIBLE_DEVICES, names::DEVICES_OF);
+            self.put("replace", &format!("{env}/{index}"), variable);
+        }
+    }
+
+    /// Gives a container that variable.
+    fn tell(&mut self, container: &str, place: &str, name: &str, key: &str) {
+        let variable = self.variable(container, name, key);
+        self.give_variable(container, place, variable);
     }
 }
 
@@ -199,6 +219,12 @@ fn give_devices(patch: &mut Patch, change: Change<'_>, resource: &str) {
     });
     // Those that ask come first, as the policy has it.
     let (asking, idle): (Vec<_>, Vec<_>) = open.partition(|path| wants(&of(path), resource));
+    // The API server may translate a request of another sharer after its container was given no devices.
+    if note(&patch.pod, names::ADOPTED).is_some() {
+        for path in &told {
+            patch.give_instead_of_void(path);
+        }
+    }
     for (name, key) in [
         (names::MEM_SHARE, names::SHARE_OF),
         (names::MEM_MIB, names::MIB_OF),
