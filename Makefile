@@ -84,10 +84,13 @@ test-page: ## Test the page of kubectl gpustow ui in headless Chromium
 	@tests/page/run.sh
 
 .PHONY: test-neighbours
-test-neighbours: control-plane ## Test beside the real Kueue and the real Karpenter (builds both once)
+test-neighbours: control-plane ## Test beside the real Kueue, Karpenter and JobSet (builds them once)
 	@tests/neighbours/build.sh kueue >/dev/null
 	@tests/neighbours/build.sh karpenter >/dev/null
-	$(CARGO) test --workspace --locked --test neighbours -- --test-threads 1
+	@tests/neighbours/build.sh jobset >/dev/null
+	$(CARGO) test --workspace --locked --test neighbours -- --test-threads 1 --skip jobset::
+	@KUBERNETES=1.37 tests/control-plane/build.sh >/dev/null
+	KUBERNETES=1.37 $(CARGO) test --workspace --locked --test neighbours -- --test-threads 1 jobset::
 
 .PHONY: screenshots
 screenshots: ## Take the page's pictures in docs/images anew

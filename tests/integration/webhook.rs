@@ -1,11 +1,12 @@
 //! Where the API server cannot change pods by policy, the extender does: the same pods come of it.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::{ControlPlane, Launch, Options, Process, configure, eventually, free_port};
+use gpustow_testkit::{
+    ControlPlane, Launch, Options, Process, certificate, configure, eventually, free_port,
+};
 use kube::Client;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -30,23 +31,6 @@ const CALLED: [(&str, &str); 3] = [
     (names::ADOPT, "adopt"),
     (names::QUEUE, "queue"),
 ];
-
-/// Writes certificate and key of a new authority for the webhook by this name; the authority, in PEM.
-pub(crate) fn certificate(folder: &Path, of: &str) -> Result<String> {
-    let root_key = rcgen::KeyPair::generate()?;
-    let mut root = rcgen::CertificateParams::default();
-    root.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    // Two authorities of one name cannot be told apart.
-    let name = format!("{:016x}", rand::random::<u64>());
-    root.distinguished_name
-        .push(rcgen::DnType::CommonName, name);
-    let issuer = rcgen::Issuer::from_params(&root, &root_key);
-    let key = rcgen::KeyPair::generate()?;
-    let leaf = rcgen::CertificateParams::new([of.to_owned()])?;
-    std::fs::write(folder.join("tls.crt"), leaf.signed_by(&key, &issuer)?.pem())?;
-    std::fs::write(folder.join("tls.key"), key.serialize_pem())?;
-    Ok(root.self_signed(&root_key)?.pem())
-}
 
 impl Webhook {
     /// Starts it, and has the installed configuration call it.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::{
-    ControlPlane, Extender, ExtenderOptions, Options, configure, eventually, free_port, get,
+    ControlPlane, Extender, ExtenderOptions, Options, certificate, configure, eventually,
+    free_port, get,
 };
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -22,7 +23,7 @@ use tokio::time::{Instant, sleep};
 use crate::attack::{Refused, Taken, account, row, run};
 use crate::helm::{chart, helm};
 use crate::support::{ACCOUNT, SOON, SYSTEM, gpustow, repository};
-use crate::webhook::{certificate, created};
+use crate::webhook::created;
 
 const OVERLAY: &str = "manifests/overlays/webhook-self-signed";
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";

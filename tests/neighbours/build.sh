@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds a neighbour that the tests run: kueue, or karpenter with its simulated cloud. Says what it does on stderr; the
+# Builds a neighbour that the tests run: kueue, jobset, or karpenter with its simulated cloud. Says what it does on stderr; the
 # two lines on stdout are the program's path and the folder of its source, which has its manifests.
 set -eu
 

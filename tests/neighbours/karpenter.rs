@@ -116,7 +116,7 @@ async fn join(site: &Site, cards: usize, joined: &mut BTreeSet<String>) -> Resul
 
 #[tokio::test]
 async fn first_in_the_queue_are_seen_and_nodes_come_until_all_are_bound() -> Result<()> {
-    let site = Site::open(1, &["queue: {showToAutoscaler: 2}"]).await?;
+    let (site, _) = Site::with_queue(1, &["queue: {showToAutoscaler: 2}"]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _karpenter = karpenter(&site, 1).await?;
     for name in ["first", "second", "third"] {
@@ -150,7 +150,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
         "queue: {showToAutoscaler: 1}",
         "reserve: {after: 1s, markNodes: true}",
     ];
-    let site = Site::open(1, &config).await?;
+    let (site, occupant) = Site::with_queue(1, &config).await?;
     let (case, client) = (&site.case, &site.case.client);
     let karpenter = karpenter(&site, 2).await?;
     let (mut small, mut joined) = (Vec::new(), BTreeSet::new());
@@ -180,7 +180,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     .await?;
 
     // Its pod would fit on the other node now, and Karpenter have this one.
-    for ends in [&site.occupant, &small[1]] {
+    for ends in [&occupant, &small[1]] {
         delete(client, ends, 0).await?;
     }
     // It says so once in a quarter of an hour, whatever the cause; one that starts anew says it again.
@@ -215,7 +215,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
 
 #[tokio::test]
 async fn autoscalers_see_no_queued_pod_unless_the_extender_shows_some() -> Result<()> {
-    let site = Site::open(1, &[]).await?;
+    let (site, _) = Site::with_queue(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _karpenter = karpenter(&site, 1).await?;
     let beside = format!("{}-beside", case.namespace);

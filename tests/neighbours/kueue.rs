@@ -1,111 +1,37 @@
-//! Kueue admits by quota on `gpustow.dev/gpu-mem`; whom it admits stands in gpustow's line.
+//! Kueue admits by quota on `gpustow.dev/gpu-mem`; what it admits is queued by gpustow.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::{delete, set_phase};
-use gpustow_testkit::{
-    Case, Launch, Process, eventually, free_port, get, wait_bound, wait_gone, wait_pods,
-};
+use gpustow_testkit::{Case, Process, eventually, wait_bound, wait_gone, wait_pods};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::Api;
-use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound};
+use crate::manager::Manager;
+use crate::site::{CARD, SOON, Site, gates, is_bound};
 
-const SYSTEM: &str = "kueue-system";
-const SERVICE: &str = "kueue-webhook-service";
-const SECRET: &str = "kueue-webhook-server-cert";
 /// Kueue's gate on pods that are nobody's.
 const ADMISSION: &str = "kueue.x-k8s.io/admission";
 const QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
-/// Starts Kueue by its own manifests, as a process beside the API server, with this for `waitForPodsReady`.
+/// Starts Kueue, with this for `waitForPodsReady`.
 async fn kueue(site: &Site, patience: Option<Value>) -> Result<Process> {
-    let neighbour = Neighbour::built("kueue").await?;
-    let (port, health) = (free_port()?, free_port()?);
-    let overlay = neighbour.source.join("config/default");
-    let overlay = overlay.to_str().context("a path in UTF-8")?;
-    let rendered = site.cluster.kubectl(&["kustomize", overlay]).await?;
-    let mut manifests = Vec::new();
-    for document in serde_yaml::Deserializer::from_str(&rendered) {
-        manifests.extend(beside(Value::deserialize(document)?, port));
-    }
-    let certificates = site.cluster.dir().join("kueue");
-    std::fs::create_dir(&certificates)?;
-    let file = certificates.join("manifests.json");
-    let list = json!({ "apiVersion": "v1", "kind": "List", "items": manifests });
-    std::fs::write(&file, list.to_string())?;
-    let file = file.display().to_string();
-    let apply = ["apply", "--server-side", "-f", &file];
-    site.cluster.kubectl(&apply).await?;
-
-    let config = json!({
-        "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration",
-        "namespace": SYSTEM,
-        "health": { "healthProbeBindAddress": format!("127.0.0.1:{health}") },
-        "metrics": { "bindAddress": "0" },
-        "webhook": { "host": "127.0.0.1", "port": port, "certDir": certificates },
-        "leaderElection": { "leaderElect": false },
-        "internalCertManagement":
-            { "enable": true, "webhookServiceName": SERVICE, "webhookSecretName": SECRET },
-        "integrations": { "frameworks": ["batch/job", "pod"] },
-        "waitForPodsReady": patience,
-    });
-    let file = certificates.join("config.json");
-    std::fs::write(&file, config.to_string())?;
-    let kubeconfig = site.cluster.admin_kubeconfig().display().to_string();
-    let process = Process::start(Launch {
-        program: neighbour.program,
-        args: vec![
-            format!("--config={}", file.display()),
-            "--feature-gates=VisibilityOnDemand=false".to_owned(),
-        ],
-        env: vec![("KUBECONFIG".to_owned(), kubeconfig)],
-        log: site.cluster.dir().join("kueue.log"),
-    })?;
-    // What a kubelet does with the Secret that is mounted.
-    let secrets = Api::<Secret>::namespaced(site.case.client.clone(), SYSTEM);
-    let data = eventually(SOON, "Kueue has a certificate", async || {
-        let data = secrets.get(SECRET).await?.data.unwrap_or_default();
-        ensure!(data.contains_key("tls.crt"), "not yet");
-        Ok(data)
-    });
-    for (name, bytes) in data.await? {
-        std::fs::write(certificates.join(name), bytes.0)?;
-    }
-    let url = format!("http://127.0.0.1:{health}");
-    eventually(SOON, "Kueue is ready", async || get(&url, "/readyz").await).await?;
-    Ok(process)
-}
-
-/// What of Kueue's manifests is applied, and how, where it is a process that listens on `port`.
-fn beside(mut manifest: Value, port: u16) -> Option<Value> {
-    let kind = manifest["kind"].as_str()?.to_owned();
-    let name = manifest["metadata"]["name"].as_str()?.to_owned();
-    match kind.as_str() {
-        "Deployment" | "APIService" => return None,
-        "Service" if name == SERVICE => {
-            manifest["spec"] = json!({ "type": "ExternalName", "externalName": "localhost" });
-        }
-        "MutatingWebhookConfiguration" | "ValidatingWebhookConfiguration" => {
-            for webhook in manifest["webhooks"].as_array_mut()? {
-                webhook["clientConfig"]["service"]["port"] = port.into();
-            }
-        }
-        "CustomResourceDefinition" => {
-            let conversion = manifest.pointer_mut("/spec/conversion/webhook/clientConfig/service");
-            if let Some(service) = conversion {
-                service["port"] = port.into();
-            }
-        }
-        _ => {}
-    }
-    Some(manifest)
+    let manager = Manager {
+        name: "kueue",
+        config_version: "config.kueue.x-k8s.io/v1beta2",
+        config: json!({
+            "namespace": "kueue-system",
+            "integrations": { "frameworks": ["batch/job", "pod"] },
+            "waitForPodsReady": patience,
+        }),
+        args: &["--feature-gates=VisibilityOnDemand=false"],
+    };
+    manager.start(site).await
 }
 
 /// A queue in the case's namespace whose jobs may have so many cards together.
@@ -183,7 +109,7 @@ async fn workload(site: &Site, job: &str, condition: &str) -> Result<Value> {
 
 #[tokio::test]
 async fn jobs_are_admitted_by_quota_and_then_queued() -> Result<()> {
-    let site = Site::open(1, &[]).await?;
+    let (site, occupant) = Site::with_queue(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _kueue = kueue(&site, None).await?;
     queue(&site, 2).await?;
@@ -203,7 +129,7 @@ async fn jobs_are_admitted_by_quota_and_then_queued() -> Result<()> {
     let third = jobs.get("third").await?.spec.context("a spec")?;
     ensure!(third.suspend == Some(true), "it runs");
 
-    delete(client, &site.occupant, 0).await?;
+    delete(client, &occupant, 0).await?;
     let first = wait_bound(client, &first, SOON).await?;
     let waits = case.pods().get(&second.name_any()).await?;
     ensure!(gates(&waits) == [names::GATE], "two pods for one card");
@@ -218,7 +144,7 @@ async fn jobs_are_admitted_by_quota_and_then_queued() -> Result<()> {
 
 #[tokio::test]
 async fn a_pod_of_nobodys_is_gated_twice_and_nobody_waits_for_it_meanwhile() -> Result<()> {
-    let site = Site::open(3, &[]).await?;
+    let (site, _) = Site::with_queue(3, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _kueue = kueue(&site, None).await?;
     queue(&site, 1).await?;
@@ -250,7 +176,7 @@ async fn a_pod_of_nobodys_is_gated_twice_and_nobody_waits_for_it_meanwhile() -> 
 
 #[tokio::test]
 async fn pod_queued_for_longer_than_kueue_waits_is_evicted_and_comes_back() -> Result<()> {
-    let site = Site::open(1, &[]).await?;
+    let (site, occupant) = Site::with_queue(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let patience = json!({ "timeout": "5s", "requeuingStrategy": { "backoffBaseSeconds": 1 } });
     let _kueue = kueue(&site, Some(patience)).await?;
@@ -266,7 +192,7 @@ async fn pod_queued_for_longer_than_kueue_waits_is_evicted_and_comes_back() -> R
     })
     .await?;
     // It comes back as another pod, later in age.
-    delete(client, &site.occupant, 0).await?;
+    delete(client, &occupant, 0).await?;
     let what = "the Job has its card";
     let long = Duration::from_secs(120);
     wait_pods(client, &case.namespace, what, long, |pods| {

@@ -1,5 +1,7 @@
-//! gpustow beside the real Kueue and the real Karpenter, which share a cluster with it: `make test-neighbours`.
+//! gpustow beside the real Kueue, Karpenter and JobSet, which share a cluster with it: `make test-neighbours`.
 
+mod jobset;
 mod karpenter;
 mod kueue;
+mod manager;
 mod site;

@@ -1,4 +1,4 @@
-//! A control plane with gpustow, its line, and a neighbour.
+//! A control plane with gpustow and a neighbour.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -45,29 +45,26 @@ impl Neighbour {
 pub(crate) struct Site {
     pub(crate) cluster: ControlPlane,
     pub(crate) case: Case,
-    /// Has a card, since before there was a line.
-    pub(crate) occupant: Pod,
     /// These end with the site.
     _extender: Extender,
     _scheduler: Scheduler,
 }
 
 impl Site {
-    /// Every pod that requests GPU memory is queued here. There is one node, with so many GPUs.
-    pub(crate) async fn open(cards: usize, config: &[&str]) -> Result<Site> {
+    /// One node with so many GPUs.
+    pub(crate) async fn start(overlay: &str, cards: usize, config: &[&str]) -> Result<Site> {
         let cluster = ControlPlane::start(Options {
             controllers: true,
             ..Options::default()
         })
         .await?;
-        let overlay = repository("manifests/overlays/queue").display().to_string();
+        let overlay = repository(overlay).display().to_string();
         cluster.kubectl(&["apply", "-k", &overlay]).await?;
         let kubeconfig = cluster
             .kubeconfig("gpustow-system", "gpustow-scheduler", None)
             .await?;
-        let config = ["queue: {mode: Always}"].iter().chain(config);
         let options = ExtenderOptions {
-            config: Some(config.map(ToString::to_string).collect()),
+            config: Some(config.iter().map(ToString::to_string).collect()),
             ..ExtenderOptions::default()
         };
         let program = Path::new(env!("CARGO_BIN_EXE_gpustow"));
@@ -77,6 +74,20 @@ impl Site {
         case.node("n", &vec![CARD; cards])
             .create(&case.client)
             .await?;
+        Ok(Site {
+            cluster,
+            case,
+            _extender,
+            _scheduler,
+        })
+    }
+
+    /// The same, and every pod that requests GPU memory is queued. The pod has a GPU since before.
+    pub(crate) async fn with_queue(cards: usize, config: &[&str]) -> Result<(Site, Pod)> {
+        let config = ["queue: {mode: Always}"].iter().chain(config);
+        let config: Vec<_> = config.copied().collect();
+        let site = Self::start("manifests/overlays/queue", cards, &config).await?;
+        let case = &site.case;
         let occupant = case.pod("occupant").gpu_mem(CARD);
         let occupant = occupant.create(&case.client).await?;
         let occupant = wait_bound(&case.client, &occupant, SOON).await?;
@@ -91,13 +102,7 @@ impl Site {
             Ok(())
         })
         .await?;
-        Ok(Site {
-            cluster,
-            case,
-            occupant,
-            _extender,
-            _scheduler,
-        })
+        Ok((site, occupant))
     }
 }
 

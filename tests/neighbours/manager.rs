@@ -1,0 +1,102 @@
+//! A controller with webhooks, installed by its own manifests and run as a process beside the API server.
+
+use anyhow::{Context as _, Result};
+use gpustow_testkit::{Launch, Process, certificate, eventually, free_port, get};
+use k8s_openapi::ByteString;
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+use crate::site::{Neighbour, SOON, Site};
+
+/// The controller, by the name of its module.
+pub(crate) struct Manager<'a> {
+    pub(crate) name: &'a str,
+    /// `apiVersion` of its configuration.
+    pub(crate) config_version: &'a str,
+    /// What its configuration says beside how it is reached.
+    pub(crate) config: Value,
+    pub(crate) args: &'a [&'a str],
+}
+
+impl Manager<'_> {
+    /// Starts it, and waits until it is ready.
+    pub(crate) async fn start(self, site: &Site) -> Result<Process> {
+        let Self { name, .. } = self;
+        let service = format!("{name}-webhook-service");
+        let neighbour = Neighbour::built(name).await?;
+        let (port, health) = (free_port()?, free_port()?);
+        let overlay = neighbour.source.join("config/default");
+        let overlay = overlay.to_str().context("a path in UTF-8")?;
+        let rendered = site.cluster.kubectl(&["kustomize", overlay]).await?;
+        let certificates = site.cluster.dir().join(name);
+        std::fs::create_dir(&certificates)?;
+        let authority = certificate(&certificates, &format!("{service}.{name}-system.svc"))?;
+        let reached = json!({ "port": port, "authority": ByteString(authority.into_bytes()) });
+        let mut manifests = Vec::new();
+        for document in serde_yaml::Deserializer::from_str(&rendered) {
+            manifests.extend(beside(Value::deserialize(document)?, &service, &reached));
+        }
+        let file = certificates.join("manifests.json");
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": manifests });
+        std::fs::write(&file, list.to_string())?;
+        let file = file.display().to_string();
+        let apply = ["apply", "--server-side", "-f", &file];
+        site.cluster.kubectl(&apply).await?;
+
+        let mut config = json!({
+            "apiVersion": self.config_version, "kind": "Configuration",
+            "health": { "healthProbeBindAddress": format!("127.0.0.1:{health}") },
+            "metrics": { "bindAddress": "0" },
+            "webhook": { "host": "127.0.0.1", "port": port, "certDir": certificates },
+            "leaderElection": { "leaderElect": false },
+            "internalCertManagement": { "enable": false },
+        });
+        for (key, value) in self.config.as_object().into_iter().flatten() {
+            config[key] = value.clone();
+        }
+        let file = certificates.join("config.json");
+        std::fs::write(&file, config.to_string())?;
+        let kubeconfig = site.cluster.admin_kubeconfig().display().to_string();
+        let args = self.args.iter().map(ToString::to_string);
+        let process = Process::start(Launch {
+            program: neighbour.program,
+            args: args
+                .chain([format!("--config={}", file.display())])
+                .collect(),
+            env: vec![("KUBECONFIG".to_owned(), kubeconfig)],
+            log: site.cluster.dir().join(format!("{name}.log")),
+        })?;
+        let url = format!("http://127.0.0.1:{health}");
+        let ready = async || get(&url, "/readyz").await;
+        eventually(SOON, "the controller is ready", ready).await?;
+        Ok(process)
+    }
+}
+
+/// What of the manifests is applied, and how, where the controller is a process that is reached like this.
+fn beside(mut manifest: Value, service: &str, reached: &Value) -> Option<Value> {
+    let kind = manifest["kind"].as_str()?.to_owned();
+    let name = manifest["metadata"]["name"].as_str()?.to_owned();
+    let reach = |client: &mut Value| {
+        client["service"]["port"] = reached["port"].clone();
+        client["caBundle"] = reached["authority"].clone();
+    };
+    match kind.as_str() {
+        "Deployment" | "APIService" => return None,
+        "Service" if name == service => {
+            manifest["spec"] = json!({ "type": "ExternalName", "externalName": "localhost" });
+        }
+        "MutatingWebhookConfiguration" | "ValidatingWebhookConfiguration" => {
+            for webhook in manifest["webhooks"].as_array_mut()? {
+                reach(&mut webhook["clientConfig"]);
+            }
+        }
+        "CustomResourceDefinition" => {
+            if let Some(client) = manifest.pointer_mut("/spec/conversion/webhook/clientConfig") {
+                reach(client);
+            }
+        }
+        _ => {}
+    }
+    Some(manifest)
+}
