@@ -159,6 +159,7 @@ const cases = {
     assert.equal(await page.getByText("0/6 nodes are available").count(), 0);
     await triton.getByRole("button").click();
     await page.getByText("kube-scheduler said: 0/6 nodes").waitFor();
+    assert.match(await triton.locator("pre").textContent(), /To make room for it:\n {2}reclaim is off/);
     await page.keyboard.press("/");
     await page.keyboard.type("nobody");
     await page.getByText("No waiting pod matches").waitFor();
@@ -234,6 +235,118 @@ const cases = {
     await page.getByRole("button", { name: "Why does" }).first().click();
     await page.waitForSelector("pre");
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390, "an answer");
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "counters filter"() {
+    const { url } = await serve(cluster(60, true));
+    const { page, wrong, context } = await open(url);
+    const counter = (name) => page.locator("#stats").getByRole("button", { name: new RegExp(`^${name}`) });
+    const problems = Number(await counter("Problems").textContent());
+    await counter("Problems").click();
+    assert.equal(await visible(page), problems);
+    assert.ok(page.url().endsWith("?bad=1"), page.url());
+    await counter("Problems").click();
+    assert.equal(await visible(page), 60);
+    await counter("Unmanaged").click();
+    assert.ok(await visible(page) < 60);
+    await page.reload();
+    await page.waitForFunction(() => document.querySelector("section.node"));
+    assert.ok(await visible(page) < 60);
+    await counter("Waiting").click();
+    assert.equal(await page.getByRole("tab", { name: "Waiting" }).getAttribute("aria-selected"), "true");
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "a fault of a whole node is told once, that of a GPU in short and on a click in full"() {
+    const made = cluster(8, 4);
+    const [first] = made.items.filter(({ kind }) => kind === "GpuNode");
+    Object.assign(first.status.gpus[1], { healthy: false, reason: "NVML's error 15 (GPU has fallen off the bus or is otherwise inaccessible)" });
+    const { url } = await serve(made);
+    const { page, wrong, context } = await open(url);
+    const silent = page.locator("[data-name='gpu-0007']");
+    assert.equal((await silent.textContent()).split("agent silent").length - 1, 1);
+    assert.equal(await silent.locator(".sick").count(), 0);
+    const fault = page.locator("[data-name='gpu-0000'] details");
+    assert.equal(await fault.locator("summary").textContent(), "⚠ GPU has fallen off the bus");
+    const seen = () => fault.evaluate((it) => it.innerText);
+    assert.doesNotMatch(await seen(), /otherwise inaccessible/);
+    await fault.locator("summary").click();
+    assert.match(await seen(), /otherwise inaccessible/);
+    await accessible(page, "an open fault");
+    await page.keyboard.press("2");
+    assert.match(await page.locator("#table tr", { hasText: "off the bus" }).first().textContent(), /⚠/);
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "equal pods of one owner are one part of a bar, which names them all"() {
+    const made = cluster(1, 1);
+    const uuid = made.items.find(({ kind }) => kind === "GpuNode").status.gpus[0].uuid;
+    made.items = made.items.filter(({ spec }) => spec.nodeName !== "gpu-0000");
+    for (const number of [1, 2, 3]) {
+      made.items.push(pod("serving", `triton-${number}`, 1024, { node: "gpu-0000", uuid, set: "triton" }));
+    }
+    const { url } = await serve(made);
+    const { page, wrong, context } = await open(url);
+    const part = page.locator(".requests span", { hasText: "triton ×3" });
+    assert.match(await part.getAttribute("title"), /serving\/triton ×3: 3 GiB requested.*\nserving\/triton-1: 1 GiB requested/);
+    await page.keyboard.press("2");
+    await page.getByText("serving/triton ×3 3 GiB").waitFor();
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "a namespace has the same colour in every cluster"() {
+    const colours = [];
+    for (const nodes of [2, 9]) {
+      const { url } = await serve(cluster(nodes, true));
+      const { page, context } = await open(url);
+      const key = page.locator("#namespaces .key", { hasText: "vision" });
+      colours.push(await key.locator(".swatch").evaluate((it) => it.style.background));
+      await context.close();
+    }
+    assert.equal(colours[0], colours[1]);
+  },
+
+  async "full nodes of a large cluster are a line each until somebody asks"() {
+    const made = cluster(120, 1);
+    const reports = made.items.filter(({ kind }) => kind === "GpuNode");
+    made.items = made.items.filter(({ kind }) => kind !== "Pod");
+    for (const { metadata: { name }, status } of reports) {
+      const [gpu] = status.gpus;
+      Object.assign(gpu, { healthy: true, reason: undefined, unmanagedMiB: 0, pods: [] });
+      status.heartbeat = new Date().toISOString();
+      if (name !== "gpu-0001") made.items.push(pod("ads", `all-${name}`, gpu.totalMiB - 512, { node: name, uuid: gpu.uuid }));
+    }
+    const { url } = await serve(made);
+    const { page, wrong, context } = await open(url);
+    const bars = (name) => page.locator(`[data-name='${name}'] .gpu`).count();
+    await page.getByRole("button", { name: "gpu-0000 is full: show its GPUs" }).waitFor();
+    assert.equal(await bars("gpu-0001"), 1);
+    assert.equal(await bars("gpu-0000"), 0);
+    await page.getByRole("button", { name: "gpu-0000 is full" }).click();
+    assert.equal(await bars("gpu-0000"), 1);
+    await accessible(page, "folded nodes");
+    await page.locator("#overview").click({ position: { x: 3, y: 3 } });
+    assert.deepEqual(wrong, []);
+    await context.close();
+  },
+
+  async "a phone shows a GPU on its first screen and opens filters and legend on demand"() {
+    const { url } = await serve(cluster(12, true));
+    const { page, wrong, context } = await open(url, { width: 390, height: 844 });
+    const top = (await page.locator(".gpu").first().boundingBox()).y;
+    assert.ok(top < 500, `the first GPU is at ${top} px`);
+    assert.equal(await page.getByLabel("Filter", { exact: true }).isVisible(), false);
+    await page.getByText("Filters", { exact: true }).click();
+    await page.getByLabel("Filter", { exact: true }).fill("gpu-0003");
+    assert.equal(await visible(page), 1);
+    await page.getByRole("tab", { name: "Table" }).click();
+    assert.equal(await page.locator("#table").evaluate((it) => it.scrollWidth <= it.clientWidth), true);
+    await accessible(page, "a phone");
     assert.deepEqual(wrong, []);
     await context.close();
   },

@@ -29,15 +29,35 @@ export const percent = (part, whole) => `${Math.min(100, (100 * part) / Math.max
 const collator = new Intl.Collator("en", { numeric: true });
 export const natural = (a, b) => collator.compare(a, b);
 
-// Each namespace has a colour as long as there are some left, and keeps it; the rest share the last.
-// The name is always there as well.
-const COLOURS = 8;
-const given = new Map();
+// A namespace's colour follows from its name: the same for everybody, every day. Of two that would have the same, the
+// later in the alphabet takes the next. The name is always there as well.
+const HUES = 12;
+let slots = new Map();
+
+function hash(name) {
+  let hash = 2166136261;
+  for (const sign of name) hash = Math.imul(hash ^ sign.codePointAt(0), 16777619) >>> 0;
+  return hash % HUES;
+}
+
+export function colourAll(namespaces) {
+  slots = new Map();
+  const taken = new Set();
+  for (const name of [...namespaces].sort()) {
+    let slot = hash(name);
+    while (taken.size < HUES && taken.has(slot)) slot = (slot + 1) % HUES;
+    taken.add(slot);
+    slots.set(name, slot);
+  }
+}
 
 export function colour(namespace) {
-  if (!given.has(namespace)) given.set(namespace, Math.min(given.size, COLOURS));
-  return `c${given.get(namespace)}`;
+  const slot = slots.get(namespace) ?? hash(namespace);
+  return `hsl(${(slot * 360) / HUES} 75% ${slot % 2 ? 70 : 82}%)`;
 }
+
+// The first words of a reason: "GPU has fallen off the bus" of "NVML's error 15 (GPU has fallen off the bus or is …)".
+export const short = (reason) => (reason.match(/\((.+)\)/)?.[1] ?? reason).split(/ or |;/, 1)[0];
 
 export function isBad(data) {
   return data.state !== "" || data.gpus.some((gpu) => gpu.sick);
@@ -56,8 +76,28 @@ export function ofPod(held, used, advised) {
     (advised === null ? "" : `, ${memory(advised)} advised`);
 }
 
+// The pods of a GPU by workload, each as { name, label, pods, amounts }.
+export function workloads(gpu) {
+  const groups = new Map();
+  for (const pod of gpu.pods) {
+    const [name, , , , owner] = pod;
+    const [namespace, own] = name.split("/", 2);
+    const key = `${namespace}/${owner ?? own}`;
+    if (!groups.has(key)) groups.set(key, { label: owner ?? own, namespace, pods: [] });
+    groups.get(key).pods.push(pod);
+  }
+  for (const group of groups.values()) {
+    const { pods } = group;
+    const sum = (at) => pods.reduce((sum, pod) => (sum === null || pod[at] === null ? null : sum + pod[at]), 0);
+    group.amounts = [sum(1), sum(2), sum(3)];
+    group.name = pods.length === 1 ? pods[0][0] : `${group.namespace}/${group.label} ×${pods.length}`;
+    if (pods.length > 1) group.label += ` ×${pods.length}`;
+  }
+  return [...groups.values()];
+}
+
 export function describe(gpu) {
-  const pods = gpu.pods.map(([name, ...amounts]) => `${name} ${ofPod(...amounts)}`).join(", ");
+  const pods = gpu.pods.map(([name, held, used, advised]) => `${name} ${ofPod(held, used, advised)}`).join(", ");
   const others = gpu.others.length ? ` (${gpu.others.join(", ")})` : "";
   const unmanaged = gpu.unmanaged ? `, outside gpustow pods ${memory(gpu.unmanaged)}${others}` : "";
   const sick = gpu.sick ? `, takes no pods: ${gpu.sick}` : "";

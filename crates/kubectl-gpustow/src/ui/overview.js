@@ -81,6 +81,7 @@ export function draw(nodes, shown) {
     return column;
   });
   pen.globalAlpha = 1;
+  $("cell").textContent ||= "A column per node, a cell per GPU. Click to jump to the node.";
   if (at && document.activeElement === canvas) mark(pen, colours.mark);
   const bad = nodes.filter(({ data }) => isBad(data)).length;
   canvas.ariaLabel = `Overview of ${nodes.length} nodes, ${bad} with problems: ${failed} failed GPUs, ${silent} of silent agents. ` +

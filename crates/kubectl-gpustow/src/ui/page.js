@@ -1,10 +1,10 @@
 // The page: one stream of events, one picture of the cluster, text only. Memory comes in MiB.
 
-import { $, age, colour, describe, isBad, make, memory, natural, ofPod, percent } from "./base.js";
+import { $, age, colour, colourAll, describe, isBad, make, memory, natural, ofPod, percent, short, workloads } from "./base.js";
 import * as overview from "./overview.js";
 import { drawTable, drawTeams, drawWaiting, firstPage, nothing } from "./tabs.js";
 
-const nodes = new Map(); // name -> { name, data, search, element, filled }
+const nodes = new Map(); // name -> { name, data, search, element, filled, open }
 let order = []; // the nodes as they are sorted
 let blocks = []; // { element, nodes }
 const BLOCK = 50;
@@ -17,11 +17,14 @@ function bar(gpu) {
   bar.setAttribute("role", "img");
   bar.setAttribute("aria-label", describe(gpu));
   const requests = make("div", "requests");
-  for (const [name, held, used, advised] of gpu.pods) {
+  for (const { name, namespace, label, pods, amounts } of workloads(gpu)) {
+    const [held, used, advised] = amounts;
     if (!held) continue;
-    const segment = make("span", colour(name.split("/", 1)[0]), name.slice(name.indexOf("/") + 1));
+    const segment = make("span", "", label);
     segment.style.width = percent(held, gpu.total);
-    segment.title = `${name}: ${ofPod(held, used, advised)}`;
+    segment.style.background = colour(namespace);
+    const each = pods.length > 1 ? `\n${pods.map(([pod, held, used, advised]) => `${pod}: ${ofPod(held, used, advised)}`).join("\n")}` : "";
+    segment.title = `${name}: ${ofPod(held, used, advised)}${each}`;
     for (const [kind, amount] of [["used", used], ["advised", advised]]) {
       if (amount === null) continue;
       const mark = make("i", kind);
@@ -65,15 +68,18 @@ const near = new IntersectionObserver((entries) => {
 const empty = make("section", "node");
 empty.tabIndex = -1;
 
-function shell(name, gpus) {
+function shell(name) {
   const element = empty.cloneNode();
   element.dataset.name = name;
   element.ariaLabel = `Node ${name}`;
-  element.style.minHeight = `${height(gpus)}px`;
   return element;
 }
 
-const height = (gpus) => gpus * 34 + 10;
+// In a large cluster nodes without problems and with less than a GiB on each GPU are one line each.
+const MANY = 100;
+const isFolded = ({ data, open }) => nodes.size >= MANY && !open && !isBad(data) && data.gpus.every((gpu) => gpu.available < 1024);
+
+const height = (node) => (isFolded(node) ? 44 : node.data.gpus.length * 34 + 10);
 
 const sum = (data, of) => data.gpus.reduce((sum, gpu) => sum + of(gpu), 0);
 const share = (data) => sum(data, (gpu) => gpu.held) / Math.max(1, sum(data, (gpu) => gpu.capacity));
@@ -97,6 +103,10 @@ function arrange() {
     block.element.append(...block.nodes.map(({ element }) => element));
     blocks.push(block);
   }
+  for (const node of order) {
+    node.element.style.minHeight = `${height(node)}px`;
+    if (node.filled && node.folded !== isFolded(node)) fill(node);
+  }
   $("nodes").replaceChildren(...blocks.map(({ element }) => element));
   for (const { element } of blocks) near.observe(element);
 }
@@ -108,19 +118,40 @@ function fill(node) {
   head.append(make("h2", "", name), make("span", "sub", `${data.gpus.length} GPUs, available ${memory(available)}`));
   if (data.state) head.append(make("span", "note", `⚠ ${data.state}`));
   const list = make("div");
-  for (const gpu of data.gpus) {
-    const line = make("div", gpu.sick ? "gpu sick" : "gpu");
+  node.folded = isFolded(node);
+  if (node.folded) {
+    const show = make("button", "", "Full: show its GPUs");
+    show.ariaLabel = `${name} is full: show its GPUs`;
+    show.onclick = () => unfold(node);
+    list.append(show);
+  }
+  for (const gpu of node.folded ? [] : data.gpus) {
+    // A cause of the whole node stands once, below its name.
+    const own = gpu.sick && gpu.sick !== data.state;
+    const line = make("div", own ? "gpu sick" : "gpu");
     const label = make("span", "", `${gpu.gpu} ${gpu.model}`);
     label.title = gpu.model;
-    // A cause of the whole node stands once, beside its name.
-    const cause = gpu.sick === data.state ? "no new pods" : gpu.sick;
-    const state = gpu.sick ? make("span", "num note", `⚠ ${cause}`) : make("span", "num", `available ${memory(gpu.available)}`);
-    state.title = gpu.sick || "";
+    const state = own ? fault(gpu.sick) : make("span", "num", gpu.sick ? "no new pods" : `available ${memory(gpu.available)}`);
     line.append(label, bar(gpu), state);
     list.append(line);
   }
+  element.style.minHeight = `${height(node)}px`;
   element.replaceChildren(head, list);
   node.filled = true;
+}
+
+// In short; the rest on a click.
+function fault(reason) {
+  const box = make("details", "note");
+  box.append(make("summary", "", `⚠ ${short(reason)}`));
+  if (short(reason) !== reason) box.append(reason);
+  return box;
+}
+
+function unfold(node) {
+  node.open = true;
+  fill(node);
+  node.element.focus();
 }
 
 const hasMemory = (data) => data.gpus.some((gpu) => gpu.available > 0);
@@ -134,7 +165,8 @@ function searched(node) {
 
 function chosen(node, words) {
   return words.every((word) => searched(node).includes(word)) &&
-    (!$("bad").checked || isBad(node.data)) && (!$("free").checked || hasMemory(node.data));
+    (!$("bad").checked || isBad(node.data)) && (!$("free").checked || hasMemory(node.data)) &&
+    (!$("unmanaged").checked || node.data.gpus.some((gpu) => gpu.unmanaged > 0));
 }
 
 function filter() {
@@ -147,7 +179,7 @@ function filter() {
       if (node.element.hidden !== hidden) node.element.hidden = hidden;
       if (hidden) continue;
       shown += 1;
-      tall += height(node.data.gpus.length);
+      tall += height(node);
     }
     block.element.hidden = tall === 0;
     const size = `auto ${tall}px`;
@@ -160,6 +192,17 @@ function filter() {
   redraw();
 }
 
+// The checkboxes among the filters.
+const ONLY = ["bad", "free", "unmanaged"];
+
+// The filters or the tab are others than before.
+function changed() {
+  firstPage();
+  remember();
+  filter();
+  drawTab();
+}
+
 // What to say and do where no node is shown.
 function none() {
   const box = make("div", "none");
@@ -170,10 +213,8 @@ function none() {
   const clear = make("button", "", "Clear the filters");
   clear.onclick = () => {
     $("q").value = "";
-    $("bad").checked = $("free").checked = false;
-    remember();
-    filter();
-    drawTab();
+    for (const id of ONLY) $(id).checked = false;
+    changed();
   };
   box.append(nothing("No node matches the filters."), clear);
   return box;
@@ -192,8 +233,10 @@ function redraw() {
 
 // From a cell of the overview to its node in the list.
 function goTo(name) {
-  const { element } = nodes.get(name);
+  const node = nodes.get(name);
+  const { element } = node;
   if (element.hidden) return;
+  if (isFolded(node)) unfold(node);
   for (const other of $("nodes").querySelectorAll("[tabindex='0']")) other.tabIndex = -1;
   element.tabIndex = 0;
   element.scrollIntoView({ block: "center" });
@@ -204,6 +247,7 @@ function receive(update) {
   if (update.full) nodes.clear();
   if (update.rest) {
     rest = update.rest;
+    colourAll(rest.teams.map(({ team }) => team));
     legend();
   }
   let others = update.full;
@@ -213,7 +257,7 @@ function receive(update) {
       others = nodes.delete(name) || others;
       continue;
     }
-    const node = old ?? { name, element: shell(name, data.gpus.length), filled: false };
+    const node = old ?? { name, element: shell(name), filled: false, open: false };
     node.data = data;
     node.search = undefined;
     nodes.set(name, node);
@@ -243,32 +287,57 @@ function stats() {
     }
   }
   const share = (part) => `${Math.round((100 * part) / Math.max(1, sum.capacity))} %`;
+  const waiting = (text) => () => {
+    $("q").value = text;
+    tab = "waiting";
+    changed();
+  };
+  const only = (id) => () => {
+    $(id).checked = !$(id).checked;
+    if (tab !== "table") tab = "gpus";
+    changed();
+  };
   const entries = [
-    ["Waiting", rest.waiting.length], ["Largest free piece", memory(sum.piece)], ["Available", memory(sum.available)],
-    ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Problems", sum.bad],
+    ["Waiting", rest.waiting.length, waiting("")], ["Largest free piece", memory(sum.piece)], ["Available", memory(sum.available)],
+    ["GPUs", sum.gpus], ["Requested", share(sum.held)], ["In use", share(sum.used)], ["Problems", sum.bad, only("bad")],
   ];
-  const line = rest.waiting.filter((it) => it.queued);
-  if (line.length) entries.splice(1, 0, ["Queued, oldest", `${line.length}, ${age(Date.now() / 1000 - line[0].created)}`]);
-  if (sum.others) entries.splice(-1, 0, ["Unmanaged", memory(sum.others)]);
-  $("stats").replaceChildren(...entries.map(([name, value]) => {
+  const queued = rest.waiting.filter((it) => it.queued);
+  const oldest = () => `${queued.length}, ${age(Date.now() / 1000 - queued[0].created)}`;
+  if (queued.length) entries.splice(1, 0, ["Queued, oldest", oldest(), waiting("queued")]);
+  if (sum.others) entries.splice(-1, 0, ["Unmanaged", memory(sum.others), only("unmanaged")]);
+  const focused = document.activeElement?.dataset.stat;
+  $("stats").replaceChildren(...entries.map(([name, value, act]) => {
     const entry = make("div");
-    entry.append(make("dt", "", name), make("dd", "", String(value)));
+    const place = make("dd");
+    if (act) {
+      const button = make("button", "", String(value));
+      button.dataset.stat = name;
+      button.ariaLabel = `${name}: ${value}, show`;
+      button.onclick = act;
+      place.append(button);
+    } else {
+      place.append(String(value));
+    }
+    entry.append(make("dt", "", name), place);
     return entry;
   }));
+  if (focused) $("stats").querySelector(`[data-stat="${focused}"]`)?.focus();
 }
 
-// The largest namespaces get their colours first; those without one of their own share the last.
+// The largest namespaces.
+const NAMED = 8;
+
 function legend() {
   const teams = [...rest.teams].sort((a, b) => b.requested - a.requested).filter(({ requested }) => requested);
-  const key = (kind, text) => {
+  const keys = teams.slice(0, NAMED).map(({ team }) => {
     const key = make("span", "key");
-    key.append(make("span", `swatch ${kind}`), ` ${text}`);
+    const swatch = make("span", "swatch");
+    swatch.style.background = colour(team);
+    key.append(swatch, ` ${team}`);
     return key;
-  };
-  const own = teams.map(({ team }) => [colour(team), team]);
-  const parts = own.filter(([kind]) => kind !== "c8").map(([kind, team]) => key(kind, team));
-  if (own.some(([kind]) => kind === "c8")) parts.push(key("c8", "other namespaces"));
-  $("namespaces").replaceChildren(...parts);
+  });
+  if (teams.length > NAMED) keys.push(make("span", "key", `and ${teams.length - NAMED} more`));
+  $("namespaces").replaceChildren(...keys);
 }
 
 function drawTab() {
@@ -280,7 +349,7 @@ function drawTab() {
   }
   $("panel").setAttribute("aria-labelledby", `tab-${tab}`);
   for (const element of $("filters").querySelectorAll(".ofNodes")) element.hidden = tab === "waiting";
-  $("filters").hidden = tab === "teams";
+  $("find").hidden = tab === "teams";
   const words = wanted();
   if (tab === "gpus") redraw();
   if (tab === "table") drawTable(order.filter((node) => chosen(node, words)), none);
@@ -292,8 +361,7 @@ function drawTab() {
 function remember() {
   const params = new URLSearchParams();
   if ($("q").value) params.set("q", $("q").value);
-  if ($("bad").checked) params.set("bad", "1");
-  if ($("free").checked) params.set("free", "1");
+  for (const id of ONLY) if ($(id).checked) params.set(id, "1");
   if ($("sort").value !== "name") params.set("sort", $("sort").value);
   if (tab !== "gpus") params.set("tab", tab);
   const query = params.toString();
@@ -303,8 +371,7 @@ function remember() {
 function recall() {
   const params = new URLSearchParams(location.search);
   $("q").value = params.get("q") ?? "";
-  $("bad").checked = params.has("bad");
-  $("free").checked = params.has("free");
+  for (const id of ONLY) $(id).checked = params.has(id);
   $("sort").value = params.get("sort") in SORTS ? params.get("sort") : "name";
   tab = TABS.includes(params.get("tab")) ? params.get("tab") : "gpus";
 }
@@ -328,12 +395,15 @@ function move(step) {
 
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("filters").addEventListener("input", (event) => {
-  firstPage();
   if (event.target === $("sort")) arrange();
-  remember();
-  filter();
-  drawTab();
+  changed();
 });
+
+// On a phone the filters and the legend are folded.
+const narrow = matchMedia("(max-width: 800px)");
+const fold = () => { for (const id of ["find", "key"]) $(id).open = !narrow.matches; };
+narrow.addEventListener("change", fold);
+fold();
 overview.start(redraw, goTo);
 for (const name of TABS) $(`tab-${name}`).onclick = () => open(name);
 document.addEventListener("keydown", (event) => {
@@ -348,6 +418,7 @@ document.addEventListener("keydown", (event) => {
     $(`tab-${tab}`).focus();
   } else if (event.key === "/") {
     event.preventDefault();
+    $("find").open = true;
     $("q").focus();
   } else if (TABS[Number(event.key) - 1]) {
     open(TABS[Number(event.key) - 1]);

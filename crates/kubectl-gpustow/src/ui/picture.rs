@@ -106,11 +106,13 @@ fn node(
                 .map(|pod| {
                     let info = cluster.pods.get(&pod.uid);
                     let advised = info.and_then(|it| cluster.advised.on(it, &card.uuid));
+                    let owner = info.and_then(|it| gpustow_api::owner::of(&it.object).pop());
                     json!([
                         format!("{}/{}", pod.namespace, pod.name),
                         pod.charged.0,
                         pod.used.map(|it| it.0),
-                        advised.map(|it| it.0)
+                        advised.map(|it| it.0),
+                        owner.map(|it| it.name)
                     ])
                 })
                 .collect();

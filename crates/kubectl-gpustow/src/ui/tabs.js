@@ -1,6 +1,6 @@
 // The tabs beside the bars: GPUs as a table, the pods that wait, the teams.
 
-import { $, age, colour, make, memory, natural, percent } from "./base.js";
+import { $, age, colour, make, memory, natural, percent, workloads } from "./base.js";
 
 const PAGE = 500;
 let page = 0;
@@ -20,6 +20,7 @@ function table(caption, heads, rows) {
     const row = body.insertRow();
     cells.forEach((cell, index) => {
       const place = make("td", heads[index][1] ?? "");
+      [place.dataset.head] = heads[index];
       place.append(cell instanceof Node ? cell : String(cell));
       row.append(place);
     });
@@ -29,25 +30,36 @@ function table(caption, heads, rows) {
 
 export const nothing = (text) => make("p", "nothing", text);
 
+const state = (problem) => (problem ? make("span", "note", `⚠ ${problem}`) : "ready");
+
+// By workload; the title names each pod.
+function pods(gpu) {
+  const held = workloads(gpu).map(({ name, amounts }) => `${name} ${memory(amounts[0])}`);
+  const cell = make("span", "", [...held, ...gpu.others].join(", "));
+  cell.title = gpu.pods.map(([pod, held]) => `${pod} ${memory(held)}`).join("\n");
+  return cell;
+}
+
 // `chosen` nodes, in the order of the list.
 export function drawTable(chosen, whenNone) {
   const rows = chosen.flatMap(({ name, data }) => data.gpus.map((gpu) => [
-    name, gpu.gpu, gpu.model, gpu.sick || data.state || "ready", memory(gpu.held), memory(gpu.used),
+    name, gpu.gpu, gpu.model, state(gpu.sick || data.state), memory(gpu.held), memory(gpu.used),
     memory(gpu.available), memory(gpu.unmanaged),
-    [...gpu.pods.map(([pod, held]) => `${pod} ${memory(held)}`), ...gpu.others].join(", "),
+    pods(gpu),
   ]));
   if (!rows.length) return $("table").replaceChildren(whenNone());
   const pages = Math.max(1, Math.ceil(rows.length / PAGE));
   page = Math.min(page, pages - 1);
   const heads = [["Node", "name"], ["GPU", "num"], ["Model", "name"], ["State"], ["Requested", "num"], ["In use", "num"],
     ["Available", "num"], ["Unmanaged", "num"], ["Pods", "pods"]];
-  const parts = [table(`GPUs, page ${page + 1} of ${pages}`, heads, rows.slice(page * PAGE, (page + 1) * PAGE))];
+  const parts = [];
   for (const [text, step] of pages > 1 ? [["Previous page", -1], ["Next page", 1]] : []) {
     const button = make("button", "", text);
     button.disabled = page + step < 0 || page + step >= pages;
     button.onclick = () => { page += step; drawTable(chosen, whenNone); };
     parts.push(button);
   }
+  parts.push(table(`GPUs, page ${page + 1} of ${pages}`, heads, rows.slice(page * PAGE, (page + 1) * PAGE)));
   $("table").replaceChildren(...parts);
 }
 
@@ -67,6 +79,8 @@ async function why(pod, ask) {
   }
   if (why.gang) lines.push(`Group ${why.gang.group} needs ${why.gang.minCount} pods at the same time; ${why.gang.fit} fit:`);
   for (const { what, pods } of why.gang?.parts ?? []) lines.push(`${pods.length} ${what}: ${pods.slice(0, 3).join(", ")}`);
+  if (why.means) lines.push("To make room for it:");
+  for (const { means, does } of why.means ?? []) lines.push(`  ${means} ${does}`);
   return lines.join("\n");
 }
 
@@ -117,7 +131,8 @@ export function drawTeams(teams) {
   const most = Math.max(1, ...teams.map((row) => row.requested));
   const bar = (row) => {
     const bar = make("div", "bar share");
-    const held = make("span", colour(row.team));
+    const held = make("span");
+    held.style.background = colour(row.team);
     held.style.width = percent(row.requested, most);
     const use = make("span", "live");
     use.style.width = percent(row.used, most);
