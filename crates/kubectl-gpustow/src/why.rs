@@ -244,14 +244,14 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
         if let Some(advice) = advice(&trial, facts, cluster.resource()) {
             why.summary += &format!(" {advice}");
         }
-        // One that is not created yet has nothing done for it.
-        if pod.metadata.creation_timestamp.is_some() {
-            why.means = report::of(cluster, facts);
-        }
         if let Some(kept) = state::holds(pod, names::RESERVED_CONDITION) {
             why.summary += &format!(" {kept}");
         } else {
             why.reserved = reserved(cluster, facts);
+            // One that is not created yet has nothing done for it.
+            if pod.metadata.creation_timestamp.is_some() {
+                why.means = report::of(cluster, facts, why.reserved.is_some());
+            }
         }
     }
     if let Some(before) = cluster.ledger.queued_before(&facts.uid) {

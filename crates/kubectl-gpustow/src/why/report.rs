@@ -16,13 +16,16 @@ pub(super) struct Means {
     pub(super) does: String,
 }
 
-/// What each means does for the pod.
-pub(super) fn of(cluster: &Cluster, facts: &PodFacts) -> Vec<Means> {
+/// What each means does for the pod. `is_reserved`: an Event says that GPUs are reserved for it.
+pub(super) fn of(cluster: &Cluster, facts: &PodFacts, is_reserved: bool) -> Vec<Means> {
     let pod = Arc::new(facts.clone());
     let all = cluster.ledger.report(&pod, cluster.now).into_iter();
     all.map(|(cause, pursuit)| Means {
         means: cause.into(),
-        does: does(cluster, cause, &pursuit),
+        does: match cause {
+            Cause::Reserve if is_reserved => "has reserved GPUs, as the Event says".to_owned(),
+            _ => does(cluster, cause, &pursuit),
+        },
     })
     .collect()
 }

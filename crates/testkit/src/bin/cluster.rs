@@ -210,14 +210,20 @@ async fn node(
     number: u16,
 ) -> Result<Agent> {
     let (l40s, t4) = (("NVIDIA L40S", 49_152), ("Tesla T4", 16_384));
-    let (cores, memory, cards) = match number % 3 {
-        0 => ("128", "1Ti", vec![("NVIDIA H100 80GB HBM3", 81_920); 8]),
-        1 => ("48", "256Gi", vec![("NVIDIA L4", 24_576); 4]),
-        _ => ("64", "384Gi", vec![l40s, l40s, t4, t4]),
+    let (kind, cores, memory, cards) = match number % 3 {
+        0 => (
+            "8-h100",
+            "128",
+            "1Ti",
+            vec![("NVIDIA H100 80GB HBM3", 81_920); 8],
+        ),
+        1 => ("4-l4", "48", "256Gi", vec![("NVIDIA L4", 24_576); 4]),
+        _ => ("mixed", "64", "384Gi", vec![l40s, l40s, t4, t4]),
     };
     let name = format!("gpu-node-{number}");
     let mut node = gpu_node(&name, cores, memory, &[])
         .label("kubernetes.io/hostname", &name)
+        .label("node.kubernetes.io/instance-type", kind)
         .node;
     if let Some(status) = &mut node.status {
         status.allocatable = status.capacity.clone();
@@ -268,15 +274,7 @@ A tour:
       # ten pods, each on the GPU that leaves the most useful room; this terminal says where
   kubectl gpustow gpus
       # requested against in use: programs take 60, 100, 35 or 115 % of their request, every fifth none
-  kubectl scale deployment triton --replicas=200; sleep 30; kubectl gpustow why deploy/triton
-      # more than fit: what the next one lacks, on which GPU, and which pods must finish first
-  kubectl gpustow check
-      # pods above their request, 3 GiB on gpu-node-0 that belong to no pod; after five minutes, idle pods
-  kubectl gpustow ui
-      # all of it live in a browser
-
 {}
-
 More to try: kubectl describe pod inference; kubectl gpustow top; curl -s {}/metrics | grep gpustow_cluster
 
 The nodes' agents are real and look for their cards in {}.
@@ -290,7 +288,7 @@ and CronJobs work. Logs are in {}. Ctrl-C ends all of it.
         cluster.admin_kubeconfig().display(),
         plugin.display(),
         cluster.bin().display(),
-        features::tour(&args.with),
+        features::tour(&args.with, &examples.to_string()),
         extender.health_url,
         folder.display(),
         cluster.dir().display(),

@@ -29,7 +29,7 @@ impl Feature {
         }
     }
 
-    /// The page that says what to look at.
+    /// Its page.
     fn page(self) -> &'static str {
         match self {
             Self::Queue => "docs/queue.md",
@@ -39,20 +39,105 @@ impl Feature {
             Self::Provision => "docs/autoscaling.md",
         }
     }
+
+    /// Commands that show it, and what they show. `EXAMPLES` is the folder of the examples.
+    fn steps(self) -> &'static [(&'static str, &'static str)] {
+        const FILL: (&str, &str) = (
+            "kubectl scale deployment triton --replicas=200; sleep 40",
+            "more than fit",
+        );
+        match self {
+            Self::Queue => &[
+                FILL,
+                (
+                    "kubectl scale deployment triton --replicas=203; sleep 3; kubectl get pods | grep SchedulingGated",
+                    "while pods wait, new ones are queued; kubectl gpustow why POD says at which position",
+                ),
+            ],
+            Self::Reclaim => &[
+                FILL,
+                (
+                    "kubectl get events --field-selector reason=GpuPodDisrupted",
+                    "a pod that uses 115 % of its request is evicted for one that waits",
+                ),
+            ],
+            Self::Reserve => &[
+                FILL,
+                (
+                    "sleep 60; kubectl get events --field-selector reason=GpuMemoryReserved",
+                    "for pods that have waited for a minute, and whom each waits for",
+                ),
+            ],
+            Self::Defragment => &[
+                (
+                    r#"kubectl patch deployment triton -p '{"spec":{"template":{"metadata":{"annotations":{"gpustow.dev/evictable":"true"}}}}}'"#,
+                    "its pods may be evicted",
+                ),
+                (
+                    "kubectl scale deployment triton --replicas=120; sleep 30; kubectl scale deployment triton --replicas=70; sleep 10",
+                    "leaves free memory on many GPUs, and few empty ones",
+                ),
+                (
+                    r#"for job in one two three; do sed "s/train-whole-gpu/$job/" EXAMPLES/exclusive-job.yaml | kubectl apply -f -; done; sleep 30"#,
+                    "each needs an empty GPU",
+                ),
+                (
+                    "kubectl get events --field-selector reason=GpuPodDisrupted",
+                    "who was evicted for them; kubectl get pods shows all of them running",
+                ),
+            ],
+            Self::Provision => &[
+                (
+                    "kubectl scale deployment triton --replicas=112; sleep 40",
+                    "free memory suffices in sum, in pieces that are too small for the last pods",
+                ),
+                (
+                    "kubectl get pods -A -l gpustow.dev/placeholder",
+                    "for these an autoscaler would add nodes",
+                ),
+            ],
+        }
+    }
 }
 
-/// What the tour says of them.
-pub(crate) fn tour(features: &[Feature]) -> String {
+/// The tour once the examples are applied: of these features, or of what works without any.
+pub(crate) fn tour(features: &[Feature], examples: &str) -> String {
+    let lines = |steps: &[(&str, &str)]| -> String {
+        let lines = steps.iter().map(|(command, what)| {
+            let command = command.replace("EXAMPLES", examples);
+            format!("  {command}\n      # {what}\n")
+        });
+        lines.collect()
+    };
     if features.is_empty() {
-        return "To try features that are off by default: make cluster ARGS=\"--with queue,reserve\" (ARGS=--help lists them)".to_owned();
+        let hint = "To try features that are off by default: make cluster ARGS=\"--with queue,reserve\" (ARGS=--help lists them)";
+        return format!("{}\n{hint}", lines(&ALWAYS));
     }
-    let lines = features
-        .iter()
-        .map(|it| format!("  {}  # {}", it.field(), it.page()));
-    let lines: Vec<_> = lines.collect();
-    format!(
-        "Turned on, and the page that says what to look at:\n\n{}\n\n  kubectl describe gpustowconfig gpustow\n      \
-         # says of each feature whether it works",
-        lines.join("\n")
-    )
+    let parts = features.iter().map(|it| {
+        format!(
+            "\n{}, see {}:\n\n{}",
+            it.field(),
+            it.page(),
+            lines(it.steps())
+        )
+    });
+    let parts: String = parts.collect();
+    let status = (
+        "kubectl describe gpustowconfig gpustow",
+        "says of each feature whether it works",
+    );
+    format!("{parts}\n{}", lines(&[status]))
 }
+
+/// Shows what works without any feature.
+const ALWAYS: [(&str, &str); 3] = [
+    (
+        "kubectl scale deployment triton --replicas=200; sleep 30; kubectl gpustow why deploy/triton",
+        "more than fit: what the next one lacks, on which GPU, and which pods must finish first",
+    ),
+    (
+        "kubectl gpustow check",
+        "pods above their request, 3 GiB on gpu-node-0 that belong to no pod; after five minutes, idle pods",
+    ),
+    ("kubectl gpustow ui", "all of it live in a browser"),
+];
