@@ -99,7 +99,7 @@ async fn take_off(app: &App, pod: &PodFacts, dry_run: bool) -> Result<(), AskErr
         ..PatchParams::default()
     };
     let patch = Patch::Strategic(patch);
-    within(TIMEOUT, pods.patch(&pod.name, &params, &patch)).await?;
+    within(TIMEOUT, pods.patch_metadata(&pod.name, &params, &patch)).await?;
     Ok(())
 }
 

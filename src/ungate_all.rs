@@ -63,7 +63,7 @@ async fn ungate(client: &Client, pod: &Pod) -> Result<(), AskError> {
         PatchParams::default(),
         Patch::Strategic(patch),
     );
-    let ungated = pods.patch(&name, &params, &patch);
+    let ungated = pods.patch_metadata(&name, &params, &patch);
     within(TIMEOUT, ungated).await.map(drop)
 }
 

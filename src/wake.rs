@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, names};
+use gpustow_serve::status_patch;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use kube::Api;
 use kube::api::{Patch, PatchParams};
+use kube::core::{PartialObjectMeta, Resource as _};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-use crate::ask::{AskError, within};
+use crate::ask::{AskError, send, within};
 use crate::epoch::EpochError;
 use crate::queue;
 
@@ -173,22 +174,18 @@ impl Waker {
 
     /// Writes the condition that wakes the pod, and the extender's own nomination.
     async fn patch(&self, pod: &PodFacts, node: Option<&str>) -> Result<(), AskError> {
-        let pods = Api::<Pod>::namespaced(self.app.client.clone(), &pod.namespace);
-        let patch = Patch::Strategic(status_patch(
-            pod,
-            node,
-            &self.app.identity,
-            Timestamp::now(),
-        ));
-        let params = PatchParams::default();
-        within(TIMEOUT, pods.patch_status(&pod.name, &params, &patch)).await?;
+        let patch = Patch::Strategic(wake_up(pod, node, &self.app.identity, Timestamp::now()));
+        let url = Pod::url_path(&(), Some(&pod.namespace));
+        let request = status_patch(url, &pod.name, &PatchParams::default(), &patch)?;
+        let patched = send::<PartialObjectMeta<Pod>>(&self.app.client, request);
+        within(TIMEOUT, patched).await?;
         Ok(())
     }
 }
 
 /// The extender's nomination is set to `node`, or ended; such a write names the copy of the pod that it is about. A
 /// nomination by kube-scheduler is left alone.
-fn status_patch(pod: &PodFacts, node: Option<&str>, identity: &str, now: Timestamp) -> Value {
+fn wake_up(pod: &PodFacts, node: Option<&str>, identity: &str, now: Timestamp) -> Value {
     let mut metadata = json!({"uid": &*pod.uid});
     let mut status = json!({"conditions": [{
         "type": names::AVAILABLE_CONDITION,

@@ -11,9 +11,10 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, PodObject, names};
 use gpustow_serve::rate::Backoff;
+use gpustow_serve::status_patch;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::{PartialObjectMeta, Request, Resource};
+use kube::core::{PartialObjectMeta, Resource};
 use kube::{Api, Client};
 use serde_json::json;
 use thiserror::Error;
@@ -209,9 +210,8 @@ impl Fence {
         }});
         let params = PatchParams::default();
         let url = Pod::url_path(&(), Some(&pod.namespace));
-        let patch = Request::new(url)
-            .patch_subresource("status", &pod.name, &params, &Patch::Merge(patch))
-            .map_err(|error| AskError::Broken(Box::new(kube::Error::BuildRequest(error))))?;
+        let patch =
+            status_patch(url, &pod.name, &params, &Patch::Merge(patch)).map_err(AskError::from)?;
         let patched = within(TIMEOUT, send::<PartialObjectMeta<Pod>>(&self.client, patch)).await;
         let now = match patched {
             Ok(now) => Some(now),

@@ -1,16 +1,20 @@
 //! What the agent writes to the API server, and the little that it reads of its own Node.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gpustow_api::{names, quantity};
 use gpustow_pack::Mib;
+use gpustow_serve::status_patch;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, ListParams, Patch, PatchParams, Request};
+use kube::core::PartialObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource as _};
+use serde::Serialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::time::timeout;
@@ -217,6 +221,18 @@ impl Cluster {
         Ok(Slices::of(slices.unwrap_or_default()))
     }
 
+    async fn patch_status<P: Serialize + Debug>(
+        &self,
+        url: String,
+        name: &str,
+        params: &PatchParams,
+        patch: &Patch<P>,
+    ) -> Result<(), ClusterError> {
+        let request = status_patch(url, name, params, patch)?;
+        let patched = self.client.request::<PartialObjectMeta>(request);
+        bounded(patched).await.map(drop)
+    }
+
     /// Makes the report's object, owned by the node.
     ///
     /// # Errors
@@ -226,7 +242,7 @@ impl Cluster {
         object.metadata.owner_references = Some(vec![owner.clone()]);
         let api = Api::<GpuNode>::all(self.client.clone());
         let params = PatchParams::apply(names::AGENT).force();
-        bounded(api.patch(&self.node, &params, &Patch::Apply(object))).await?;
+        bounded(api.patch_metadata(&self.node, &params, &Patch::Apply(object))).await?;
         Ok(())
     }
 
@@ -237,10 +253,10 @@ impl Cluster {
     pub async fn report(&self, status: &GpuNodeStatus) -> Result<(), ClusterError> {
         let mut object = GpuNode::new(&self.node, GpuNodeSpec::default());
         object.status = Some(status.clone());
-        let api = Api::<GpuNode>::all(self.client.clone());
         let params = PatchParams::apply(names::AGENT).force();
-        bounded(api.patch_status(&self.node, &params, &Patch::Apply(object))).await?;
-        Ok(())
+        let url = GpuNode::url_path(&(), None);
+        self.patch_status(url, &self.node, &params, &Patch::Apply(object))
+            .await
     }
 
     /// Writes the node's capacity, if given, and its labels; those that it should not bear any more
@@ -263,10 +279,9 @@ impl Cluster {
         if let Some(Mib(mib)) = capacity {
             patch["status"] = json!({ "capacity": { resource: mib.to_string() } });
         }
-        let api = Api::<Node>::all(self.client.clone());
-        bounded(api.patch_status(&self.node, &PatchParams::default(), &Patch::Merge(patch)))
-            .await?;
-        Ok(())
+        let (url, params) = (Node::url_path(&(), None), PatchParams::default());
+        self.patch_status(url, &self.node, &params, &Patch::Merge(patch))
+            .await
     }
 
     /// Writes on which devices the pod was seen.
@@ -278,14 +293,10 @@ impl Cluster {
             "uid": &*pod.facts.uid,
             "annotations": { names::CONFIRMED: devices },
         } });
-        let api = Api::<Pod>::namespaced(self.client.clone(), &pod.facts.namespace);
-        bounded(api.patch_status(
-            &pod.facts.name,
-            &PatchParams::default(),
-            &Patch::Merge(patch),
-        ))
-        .await?;
-        Ok(())
+        let url = Pod::url_path(&(), Some(&pod.facts.namespace));
+        let params = PatchParams::default();
+        self.patch_status(url, &pod.facts.name, &params, &Patch::Merge(patch))
+            .await
     }
 
     /// Tells users something about the pod.

@@ -6,6 +6,7 @@ mod door;
 mod exposition;
 pub mod rate;
 mod server;
+mod status;
 mod tls;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ pub use daemon::{ClientError, DaemonArgs, LogError, Seconds, WATCH_SECONDS, seco
 pub use door::Door;
 pub use exposition::{BUCKETS, Scrape, about, exposition};
 pub use server::{Bounds, serve, serve_until};
+pub use status::status_patch;
 pub use tls::{Tls, TlsError};
 
 /// What an operator may set about health and metrics.
