@@ -26,6 +26,7 @@ mod faults;
 mod fence;
 mod gang_binding;
 mod gang_faults;
+mod gang_labels;
 mod gang_preemption;
 mod gpunodes;
 mod helm;
