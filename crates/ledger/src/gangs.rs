@@ -2,7 +2,7 @@
 //!
 //! kube-scheduler asks about the pods of a gang one after the other, in one *cycle*, and no call says that it has given
 //! the gang up. So a cycle ends here when a pod is asked about that this cycle has had, or when too few of the gang are
-//! left to reach `minCount`: then nothing is held for any of them. The first call of a cycle plans for all pods that are
+//! left to reach `minCount`: then nothing is held for any of them, nor for those that it still asks about. The first call of a cycle plans for all pods that are
 //! known ([`plan`]); if too few fit, it is refused, and nothing is held at all.
 //!
 //! kube-scheduler's preemption for a gang calls no extender. So the victims are chosen here, for the whole gang at once
@@ -82,6 +82,8 @@ struct Cycle {
     binds: bool,
     /// Cycles that ended without a bind, one after the other.
     failed: bool,
+    /// Too few can fit. kube-scheduler may still ask about others in this cycle.
+    given_up: Option<Shortfall>,
     heard: Duration,
 }
 
@@ -115,10 +117,12 @@ impl Ledger {
             known.retain(|_, cycle| now.saturating_sub(cycle.heard) < FORGOTTEN);
         }
         let cycle = known.entry(gang.clone()).or_default();
+        let goes_on = cycle.given_up.is_none() || now.saturating_sub(cycle.heard) < HOLD_AGAIN;
         cycle.heard = now;
-        if cycle.asked.insert(pod.uid.clone()) {
+        if goes_on && cycle.asked.insert(pod.uid.clone()) {
             return;
         }
+        cycle.given_up = None;
         let bound = std::mem::take(&mut cycle.binds);
         cycle.failed = !bound;
         cycle.asked = [pod.uid.clone()].into();
@@ -149,6 +153,10 @@ impl Ledger {
         else {
             return Ok(None);
         };
+        let given_up = self.gangs.0.get(gang).and_then(|it| it.given_up.clone());
+        if let Some(shortfall) = given_up {
+            return Err(shortfall);
+        }
         let wanted = roll.wanted().min(roll.open.len());
         if wanted == 0 {
             return Ok(None);
@@ -170,7 +178,7 @@ impl Ledger {
         } = sight.seats(members, wanted);
         let shortfall = roll.shortfall(gang, count);
         if count < wanted {
-            self.end_cycle(gang);
+            self.end_cycle(gang, Some(shortfall.clone()));
             return Err(shortfall);
         }
         let own = seats.swap_remove(&pod.uid);
@@ -223,9 +231,9 @@ impl Ledger {
     }
 
     /// The gang is given up for this cycle: it holds nothing.
-    fn end_cycle(&mut self, gang: &Group) {
+    fn end_cycle(&mut self, gang: &Group, shortfall: Option<Shortfall>) {
         if let Some(cycle) = self.gangs.0.get_mut(gang) {
-            cycle.asked.clear();
+            cycle.given_up = cycle.given_up.take().or(shortfall);
             cycle.seats.clear();
         }
         let change = self.books.release_group(gang);
@@ -262,7 +270,7 @@ impl Ledger {
             .roll(&gang, None, self.gangs.asked(&gang));
         match roll {
             Some(roll) if gang.is_in_tree() && roll.wanted() <= roll.open.len() => {}
-            _ => self.end_cycle(&gang),
+            roll => self.end_cycle(&gang, roll.map(|it| it.shortfall(&gang, it.open.len()))),
         }
     }
 

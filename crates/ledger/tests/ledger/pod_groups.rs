@@ -83,6 +83,24 @@ fn gang_that_does_not_fit_is_refused_at_its_first_pod_and_holds_nothing() {
     );
 }
 
+/// kube-scheduler goes on with the others of a gang as long as enough of them are left.
+#[test]
+fn pod_that_is_asked_about_after_its_gang_was_refused_holds_nothing() {
+    let mut ledger = ledger(&[("n", &[100])]);
+    let pods = [("g0", 40), ("g1", 50), ("g2", 50), ("g3", 301)];
+    let pods = pods.map(|(name, mib)| pod(name, mib));
+    let pods = gang(&mut ledger, "g", 3, pods.to_vec());
+    for pod in &pods {
+        assert!(choose(&mut ledger, pod, &["n"], at(0)).is_empty());
+        assert_eq!(assumed(&ledger), (0, 0));
+    }
+    // The next cycle may begin with any of them.
+    ledger.apply_gpunode("n", report(&[card("n-0", 200)]), at(1));
+    for pod in [&pods[2], &pods[0], &pods[1]] {
+        assert_eq!(choose(&mut ledger, pod, &["n"], at(1)), ["n"]);
+    }
+}
+
 #[test]
 fn gang_holds_its_room_until_its_binds_and_extra_pods_are_placed_like_others() {
     let mut ledger = ledger(&[("n", &[100, 100]), ("m", &[100])]);
