@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn patch(pod: &PodFacts, node: Option<&str>) -> (Value, Value, Value) {
-        let patch = status_patch(pod, node, "e", Timestamp::UNIX_EPOCH);
+        let patch = wake_up(pod, node, "e", Timestamp::UNIX_EPOCH);
         let status = &patch["status"];
         let written = status
             .as_object()

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use axum::http::Request;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Case, ControlPlane, Options, PodBuilder, eventually, kubernetes_minor, wait_bound, wait_gone,
+    Case, ControlPlane, Options, eventually, kubernetes_minor, wait_bound, wait_gone,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -28,35 +28,10 @@ pub(crate) async fn cluster() -> Result<ControlPlane> {
     Ok(cluster)
 }
 
-async fn post(case: &Case, path: &str, object: &Value) -> Result<Value> {
-    let request = Request::post(path)
-        .header("content-type", "application/json")
-        .body(serde_json::to_vec(object)?)?;
-    Ok(case.client.request(request).await?)
-}
-
 /// Creates a PodGroup with this policy.
 pub(crate) async fn group(case: &Case, name: &str, policy: Value) -> Result<Value> {
-    group_of(case, name, json!({"schedulingPolicy": policy})).await
-}
-
-/// The same with this specification.
-pub(crate) async fn group_of(case: &Case, name: &str, spec: Value) -> Result<Value> {
-    let path = format!("{GROUPS}/namespaces/{}/podgroups", case.namespace);
-    let group = json!({
-        "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup",
-        "metadata": {"name": name, "namespace": case.namespace},
-        "spec": spec,
-    });
-    post(case, &path, &group).await
-}
-
-/// Creates a pod of that group.
-pub(crate) async fn member(case: &Case, group: &str, pod: PodBuilder) -> Result<Pod> {
-    let mut pod = serde_json::to_value(pod.build())?;
-    pod["spec"]["schedulingGroup"] = json!({"podGroupName": group});
-    let path = format!("/api/v1/namespaces/{}/pods", case.namespace);
-    Ok(serde_json::from_value(post(case, &path, &pod).await?)?)
+    let spec = json!({"schedulingPolicy": policy});
+    case.pod_group(name, spec).await
 }
 
 /// Creates a gang of as many pods, all of which must be bound.
@@ -65,7 +40,7 @@ pub(crate) async fn gang(case: &Case, name: &str, count: usize, mib: u64) -> Res
     let mut pods = Vec::new();
     for index in 0..count {
         let pod = case.pod(&format!("{name}-{index}")).gpu_mem(mib);
-        pods.push(member(case, name, pod).await?);
+        pods.push(case.member(name, pod).await?);
     }
     Ok(pods)
 }
@@ -165,7 +140,9 @@ async fn gang_is_bound_once_all_of_it_fits() -> Result<()> {
     let cluster = cluster().await?;
     let (rig, case) = two_gpus(&cluster).await?;
     // Two gangs of which one fits at a time, and one pod that is there before its PodGroup.
-    let early = member(&case, "late", case.pod("early").gpu_mem(1_000)).await?;
+    let early = case
+        .member("late", case.pod("early").gpu_mem(1_000))
+        .await?;
     let first = gang(&case, "a", 2, 10_000).await?;
     let second = gang(&case, "b", 2, 10_000).await?;
     let both = [&first, &second];
@@ -207,7 +184,7 @@ async fn group_created_again_under_its_name_is_bound() -> Result<()> {
         wait_bound(&case.client, &pod, SOON).await?;
     }
     // One pod more than the gang needs waits for room alone.
-    let more = member(&case, "g", case.pod("more").gpu_mem(10_000)).await?;
+    let more = case.member("g", case.pod("more").gpu_mem(10_000)).await?;
     refused(&case, &more, "not enough free memory").await?;
     let single = case
         .pod("single")
@@ -233,10 +210,10 @@ async fn gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits() -> Resu
     let mut pods = Vec::new();
     for (name, mib) in [("a", 20_000), ("b", 20_000), ("most", 70_000)] {
         let pod = case.pod(name).gpu_mem(mib);
-        pods.push(member(&case, "g", pod).await?);
+        pods.push(case.member("g", pod).await?);
     }
     // It requests no GPU memory.
-    pods.push(member(&case, "g", case.pod("driver")).await?);
+    pods.push(case.member("g", case.pod("driver")).await?);
     // kube-scheduler asks about some pod first.
     eventually(SOON, "the gang is refused", async || {
         let mut said = String::new();

@@ -6,7 +6,7 @@ use gpustow_testkit::{Action, ApiProxy, Case, wait_bound, wait_gone};
 use kube::ResourceExt as _;
 
 use crate::fault_rig::Replica;
-use crate::gang_binding::{cluster, gang, member};
+use crate::gang_binding::{cluster, gang};
 use crate::install::install;
 use crate::support::{Rig, SOON, Setup};
 
@@ -35,7 +35,7 @@ async fn gang_goes_on_with_another_pod_if_one_is_deleted_before_its_bind() -> Re
         bind.release();
     }
     wait_bound(&case.client, &pods[1], SOON).await?;
-    let other = member(&case, "g", case.pod("other").gpu_mem(MIB)).await?;
+    let other = case.member("g", case.pod("other").gpu_mem(MIB)).await?;
     wait_bound(&case.client, &other, SOON).await?;
     rig.end(case).await
 }

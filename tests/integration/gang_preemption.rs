@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::Replica;
-use crate::gang_binding::{cluster, group_of, member, refused};
+use crate::gang_binding::{cluster, refused};
 use crate::install::install;
 use crate::scattered::{bound, nothing_is_left, on_delete, staying};
 use crate::support::SOON;
@@ -45,13 +45,13 @@ async fn crowd(case: &Case, gpus: usize) -> Result<(Vec<Pod>, Vec<Pod>)> {
         "priorityClassName": HIGH, "schedulingPolicy": {"gang": {"minCount": gpus}},
     });
     eventually(SOON, "the class is known", async || {
-        group_of(case, "g", spec.clone()).await
+        case.pod_group("g", spec.clone()).await
     })
     .await?;
     let mut gang = Vec::new();
     for index in 0..gpus {
         let pod = high(case.pod(&format!("g-{index}")).gpu_mem(HALF));
-        gang.push(member(case, "g", pod).await?);
+        gang.push(case.member("g", pod).await?);
     }
     Ok((low, gang))
 }

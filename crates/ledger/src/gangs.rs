@@ -2,8 +2,8 @@
 //!
 //! kube-scheduler asks about the pods of a gang one after the other, in one *cycle*, and no call says that it has given
 //! the gang up. So a cycle ends here when a pod is asked about that this cycle has had, or when too few of the gang are
-//! left to reach `minCount`: then nothing is held for any of them, nor for those that it still asks about. The first call of a cycle plans for all pods that are
-//! known ([`plan`]); if too few fit, it is refused, and nothing is held at all.
+//! left to reach `minCount`: then nothing is held for any of them, nor for those that it still asks about. The first call
+//! of a cycle plans for all pods that are known ([`plan`]); if too few fit, it is refused, and nothing is held at all.
 //!
 //! kube-scheduler's preemption for a gang calls no extender. So the victims are chosen here, for the whole gang at once
 //! ([`victims`]): they finish together or not at all. The room of each of its pods is earmarked, all of it with one deadline.

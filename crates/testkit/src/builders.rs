@@ -207,6 +207,12 @@ fn container(name: &str, gpu_mem: Option<u64>) -> Container {
     }
 }
 
+impl From<PodBuilder> for Pod {
+    fn from(builder: PodBuilder) -> Self {
+        builder.build()
+    }
+}
+
 impl PodBuilder {
     /// MiB that `main` asks for; 0 is an ask, too.
     #[must_use]

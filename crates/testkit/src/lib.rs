@@ -14,6 +14,7 @@ mod config;
 mod control_plane;
 mod etcd;
 mod extender;
+mod gang;
 mod net;
 mod process;
 mod proxy;

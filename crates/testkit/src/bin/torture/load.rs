@@ -97,9 +97,18 @@ pub(crate) async fn watch(case: Case, story: Arc<Story>) {
     }
 }
 
-/// Creates pods and deletes them after a while, for as long as it is polled.
-pub(crate) async fn traffic(case: Case, story: Arc<Story>, seed: u64, rate: f64, pods: usize) {
+/// Creates pods and gangs and deletes them after a while, for as long as it is polled. `has_pod_groups`: the API server
+/// serves PodGroups; otherwise labels name the gangs.
+pub(crate) async fn traffic(
+    case: Case,
+    story: Arc<Story>,
+    seed: u64,
+    rate: f64,
+    pods: usize,
+    has_pod_groups: bool,
+) {
     let mut dice = fastrand::Rng::with_seed(seed);
+    // A gang goes as a whole.
     let mut alive: HashMap<String, Instant> = HashMap::new();
     let mut pace = interval(Duration::from_secs_f64(1.0 / rate));
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -119,25 +128,58 @@ pub(crate) async fn traffic(case: Case, story: Arc<Story>, seed: u64, rate: f64,
         if alive.len() >= pods {
             continue;
         }
-        let name = format!("p{number}");
-        let cards = if dice.u8(..8) == 0 { CARDS.len() } else { 1 };
-        let mib = REQUESTS.get(dice.usize(..REQUESTS.len())).copied();
-        let pod = case
-            .pod(&name)
-            .gpu_mem(mib.unwrap_or(2_048) * cards as u64)
-            .annotation(names::GPU_COUNT, &cards.to_string());
-        let pod = of_some_kind(pod, &mut dice);
-        if case
-            .pods()
-            .create(&PostParams::default(), &pod)
-            .await
-            .is_ok()
-        {
-            let life = Duration::from_secs(dice.u64(20..240));
-            alive.insert(name, Instant::now() + life);
-            story.with(|inner| inner.created += 1);
-        }
+        let until = Instant::now() + Duration::from_secs(dice.u64(20..240));
+        let gang = dice.u8(..12) == 0;
+        let created = match gang {
+            true => create_gang(&case, &format!("g{number}"), &mut dice, has_pod_groups).await,
+            false => {
+                let pod = single(&case, &format!("p{number}"), &mut dice);
+                let created = case.pods().create(&PostParams::default(), &pod).await;
+                created.map(|pod| pod.name_any()).into_iter().collect()
+            }
+        };
+        story.with(|inner| inner.created += created.len());
+        alive.extend(created.into_iter().map(|name| (name, until)));
     }
+}
+
+fn single(case: &Case, name: &str, dice: &mut fastrand::Rng) -> Pod {
+    let cards = if dice.u8(..8) == 0 { CARDS.len() } else { 1 };
+    let pod = case
+        .pod(name)
+        .gpu_mem(request(dice) * cards as u64)
+        .annotation(names::GPU_COUNT, &cards.to_string());
+    of_some_kind(pod, dice)
+}
+
+fn request(dice: &mut fastrand::Rng) -> u64 {
+    let mib = REQUESTS.get(dice.usize(..REQUESTS.len())).copied();
+    mib.unwrap_or(2_048)
+}
+
+/// Creates a gang of two to four equal pods; those of its pods that the API server took.
+async fn create_gang(
+    case: &Case,
+    name: &str,
+    dice: &mut fastrand::Rng,
+    has_pod_groups: bool,
+) -> Vec<String> {
+    let (count, mib) = (dice.usize(2..=4), request(dice));
+    let policy = serde_json::json!({ "schedulingPolicy": { "gang": { "minCount": count } } });
+    if has_pod_groups && case.pod_group(name, policy).await.is_err() {
+        return Vec::new();
+    }
+    let mut created = Vec::new();
+    for index in 0..count {
+        let pod = case.pod(&format!("{name}-{index}")).gpu_mem(mib);
+        let pod = pod.label(names::POD_GROUP_LABELS[0], name);
+        let pod = match has_pod_groups {
+            true => case.member(name, pod).await,
+            false => pod.create(&case.client).await,
+        };
+        created.extend(pod.map(|pod| pod.name_any()));
+    }
+    created
 }
 
 /// Some pods have a high priority, some may be moved, and some use more than they request.
@@ -232,7 +274,8 @@ pub(crate) async fn looks(case: Case, story: Arc<Story>) {
     }
 }
 
-/// Makes room, and waits until every pod that is left is bound.
+/// Makes room, and waits until every pod that is left is bound. Gangs make the room first: one that lost a pod to a fault
+/// or a disruption would wait for ever.
 pub(crate) async fn settle(case: &Case) -> Result<()> {
     let pods = case.pods().list(&ListParams::default()).await?.items;
     let is_bound = |pod: &Pod| {
@@ -240,11 +283,18 @@ pub(crate) async fn settle(case: &Case) -> Result<()> {
             .as_ref()
             .is_some_and(|spec| spec.node_name.is_some())
     };
-    let gone: Vec<_> = pods.iter().filter(|pod| is_bound(pod)).step_by(2).collect();
+    let (gangs, singles): (Vec<_>, Vec<_>) = pods
+        .iter()
+        .partition(|pod| pod.labels().contains_key(names::POD_GROUP_LABELS[0]));
+    let half = singles.into_iter().filter(|pod| is_bound(pod)).step_by(2);
+    let gone: Vec<_> = gangs.into_iter().chain(half).collect();
     stream::iter(gone)
         .map(|pod| async move {
             let at_once = DeleteParams::default().grace_period(0);
-            case.pods().delete(&pod.name_any(), &at_once).await
+            match case.pods().delete(&pod.name_any(), &at_once).await {
+                Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
+                done => done.map(drop),
+            }
         })
         .buffer_unordered(WIDTH)
         .try_collect::<Vec<_>>()

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_testkit::{Case, ControlPlane, Options, built};
+use gpustow_testkit::{Case, ControlPlane, Options, built, kubernetes_minor};
 use tokio::time::sleep;
 
 use faults::{Builds, Happened, Ours, Theirs};
@@ -101,7 +101,16 @@ async fn main() -> Result<()> {
     let reporting = tokio::spawn(load::heartbeats(case.clone(), nodes.clone()));
     let looking = tokio::spawn(load::looks(case.clone(), story.clone()));
     let (seed, rate, pods) = (args.seed, args.rate, args.pods);
-    let coming = tokio::spawn(load::traffic(case.clone(), story.clone(), seed, rate, pods));
+    let has_pod_groups = kubernetes_minor().await? >= 37;
+    let coming = load::traffic(
+        case.clone(),
+        story.clone(),
+        seed,
+        rate,
+        pods,
+        has_pod_groups,
+    );
+    let coming = tokio::spawn(coming);
     {
         let ours = torture_ours(&args, &machines, &builds, began, end);
         let theirs = torture_theirs(&args, &cluster, began, end);
