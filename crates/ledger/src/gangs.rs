@@ -117,7 +117,12 @@ impl Ledger {
             known.retain(|_, cycle| now.saturating_sub(cycle.heard) < FORGOTTEN);
         }
         let cycle = known.entry(gang.clone()).or_default();
-        let goes_on = cycle.given_up.is_none() || now.saturating_sub(cycle.heard) < HOLD_AGAIN;
+        let lasts = if cycle.given_up.is_some() {
+            HOLD_AGAIN
+        } else {
+            HOLD
+        };
+        let goes_on = now.saturating_sub(cycle.heard) < lasts;
         cycle.heard = now;
         if goes_on && cycle.asked.insert(pod.uid.clone()) {
             return;

@@ -102,6 +102,17 @@ fn pod_that_is_asked_about_after_its_gang_was_refused_holds_nothing() {
 }
 
 #[test]
+fn cycle_of_long_ago_is_over_when_another_pod_comes_first() {
+    let mut ledger = ledger(&[("n", &[100, 100])]);
+    let pods = gang(&mut ledger, "g", 2, equal("g", 2, 100));
+    assert_eq!(choose(&mut ledger, &pods[1], &["n"], at(0)), ["n"]);
+    for pod in &pods {
+        assert_eq!(choose(&mut ledger, pod, &["n"], at(9)), ["n"]);
+    }
+    assert_eq!(assumed(&ledger).0, 2);
+}
+
+#[test]
 fn gang_holds_its_room_until_its_binds_and_extra_pods_are_placed_like_others() {
     let mut ledger = ledger(&[("n", &[100, 100]), ("m", &[100])]);
     let pods = gang(&mut ledger, "g", 2, equal("g", 4, 100));
