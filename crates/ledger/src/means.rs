@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Group, PodFacts};
 
 use crate::Ledger;
 use crate::books::Uid;
@@ -35,6 +35,59 @@ pub(crate) trait Means {
 
     /// How long the room of a plan is awaited.
     fn lasts(sight: &Sight<'_>, plan: &Plan<Self::Rank>) -> Duration;
+}
+
+/// Why a means does not act for a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotNow {
+    /// Scheduling gates hold the pod, or it is bound or being deleted.
+    NotPlaced,
+    /// It was filtered, and its bind is awaited.
+    Assumed,
+    /// kube-scheduler nominated it to a node.
+    Nominated,
+    /// Room for one pod of a gang is of no use: the gang is looked at as a whole.
+    OfGang,
+    /// Its `preemptionPolicy` is `Never`.
+    PreemptsNobody,
+    /// Another means has reserved room for it.
+    HasRoom,
+    /// Its last bind may still arrive.
+    Unfenced,
+    /// Pods that terminate leave room for it.
+    ExpectsRoom,
+    /// It must have existed for so long.
+    TooYoung(Duration),
+}
+
+impl Sight<'_> {
+    /// Why a means makes no room for the pod, if that follows from the pod. How old it must be is asked elsewhere.
+    pub(crate) fn not_now(&self, means: Cause, pod: &PodFacts) -> Option<NotNow> {
+        let of_gang = || {
+            let gang = self.books.gang(pod);
+            match means {
+                Cause::Reserve => false,
+                Cause::Reclaim => gang.is_some_and(Group::is_in_tree),
+                _ => gang.is_some(),
+            }
+        };
+        // A reservation is given up for what another means makes.
+        let has_room = || match means {
+            Cause::Reserve => self.queue.earmark(&pod.uid).is_some(),
+            _ => self.queue.has_more_than_reservation(&pod.uid),
+        };
+        Some(match () {
+            () if !pod.may_be_placed() => NotNow::NotPlaced,
+            () if self.books.reservation(&pod.uid).is_some() => NotNow::Assumed,
+            () if pod.nominated.is_some() => NotNow::Nominated,
+            () if of_gang() => NotNow::OfGang,
+            () if means == Cause::Preempt && !pod.preempts => NotNow::PreemptsNobody,
+            () if has_room() => NotNow::HasRoom,
+            () if self.books.is_unfenced(&pod.uid) => NotNow::Unfenced,
+            () if means != Cause::Reserve && self.expects_room(pod) => NotNow::ExpectsRoom,
+            () => return None,
+        })
+    }
 }
 
 impl Ledger {

@@ -176,16 +176,10 @@ impl Ledger {
         pod: &PodFacts,
         now: Duration,
     ) -> Option<(Arc<str>, Vec<Arc<PodFacts>>)> {
-        let mut budget = Budget::of_plan();
-        let mut best: Option<Plan> = None;
-        for (name, _) in self.books.nodes() {
-            if let Offer::Plan(plan) = self.sight(now).place_on_node(pod, name, &mut budget) {
-                best = best.into_iter().chain([plan]).min();
-            }
-        }
-        let plan = best?;
-        let pods = plan.waits_for.iter().filter_map(|uid| self.books.pod(uid));
-        Some((plan.node, pods.cloned().collect()))
+        let plan = self.sight(now).plan_reserve(pod, &mut Budget::of_plan());
+        let (node, pods) = plan?;
+        let pods = pods.iter().filter_map(|uid| self.books.pod(uid));
+        Some((node, pods.cloned().collect()))
     }
 
     /// How many reservations have ended like this.
@@ -213,12 +207,12 @@ impl Ledger {
         unix: i64,
         now: Duration,
     ) -> Option<Arc<PodFacts>> {
-        let pod = self.sight(now).asleep(uid)?;
+        let sight = self.sight(now);
+        let pod = sight.asleep(uid)?;
         let after = i64::try_from(after.as_secs()).unwrap_or(i64::MAX);
-        let long = unix.saturating_sub(pod.created) >= after && pod.nominated.is_none();
-        let free = self.books.reservation(uid).is_none() && !self.books.is_unfenced(uid);
+        let long = unix.saturating_sub(pod.created) >= after;
         let rests = self.absent_until(uid, now).is_some();
-        (long && free && !rests).then_some(pod)
+        (long && !rests && sight.not_now(Cause::Reserve, &pod).is_none()).then_some(pod)
     }
 
     /// The pod did not come for its reservation: until then it has no other.
@@ -264,9 +258,6 @@ impl Ledger {
         now: Duration,
     ) -> Option<Vec<Arc<str>>> {
         let pod = self.needs_place(uid, after, unix, now)?;
-        if self.queue.earmark(uid).is_some() {
-            return None;
-        }
         let rank = self.standing(&pod, false);
         let mut bound = Bound::new(self.config.keep_places, self.most_cards());
         for (other, cards) in self.placed() {

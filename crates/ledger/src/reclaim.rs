@@ -10,7 +10,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{Group, PodFacts};
+use gpustow_api::PodFacts;
 use gpustow_pack::{Cost, Mib, NodeGpus, Refusal, Request};
 
 use crate::books::{Node, Uid};
@@ -332,16 +332,9 @@ impl Sight<'_> {
         let known = self.books.pod(&pod.uid)?;
         let may = self.config.reclaim
             && self.has_waited(pod, self.config.reclaim_after)
-            && known.may_be_placed()
-            && known.nominated.is_none()
             && pod.nominated.is_none()
             && known.request.as_ref() == Ok(request)
-            // Room for one pod of a gang is of no use to it.
-            && !self.books.gang(pod).is_some_and(Group::is_in_tree)
-            && !self.queue.has_more_than_reservation(&pod.uid)
-            && !self.books.is_unfenced(&pod.uid)
-            && self.books.reservation(&pod.uid).is_none()
-            && !self.expects_room(pod);
+            && self.not_now(Cause::Reclaim, known).is_none();
         may.then(|| request.clone())
     }
 

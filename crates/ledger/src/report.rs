@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{Group, PodFacts};
+use gpustow_api::PodFacts;
 
 use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::means::NotNow;
 use crate::queue::Cause;
 use crate::round::Offer;
 use crate::sight::Sight;
@@ -51,25 +52,6 @@ pub enum Pursuit {
     BudgetSpent,
 }
 
-/// Why a means does not act for a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotNow {
-    /// Scheduling gates hold the pod, or it is bound or being deleted.
-    NotPlaced,
-    /// It was filtered, and its bind is awaited.
-    Assumed,
-    /// kube-scheduler nominated it to a node.
-    Nominated,
-    /// Room for one pod of a gang is of no use: the gang is looked at as a whole.
-    OfGang,
-    /// Its `preemptionPolicy` is `Never`.
-    PreemptsNobody,
-    /// Another means has reserved room for it.
-    HasRoom,
-    /// It must have existed for so long.
-    TooYoung(Duration),
-}
-
 impl Ledger {
     /// What each means does for a pod that fits nowhere, or why it does nothing. Whether kube-scheduler would place the
     /// pod where a plan is, the plan does not say. Costs as much as a plan that is made for people.
@@ -77,14 +59,10 @@ impl Ledger {
     pub fn report(&self, pod: &Arc<PodFacts>, now: Duration) -> [(Cause, Pursuit); 4] {
         let sight = self.sight(now);
         MEANS.map(|means| {
-            let absent = (means == Cause::Reserve)
-                .then(|| self.absent_until(&pod.uid, now))
-                .flatten();
-            let pursuit = match absent {
-                Some(until) => Pursuit::BackingOff(until),
-                None => sight.pursuit(means, pod),
-            };
-            (means, pursuit)
+            let reserves = means == Cause::Reserve && self.config.keep.is_some();
+            let absent = self.absent_until(&pod.uid, now).filter(|_| reserves);
+            let pursuit = absent.map(Pursuit::BackingOff);
+            (means, pursuit.unwrap_or_else(|| sight.pursuit(means, pod)))
         })
     }
 }
@@ -103,8 +81,11 @@ impl Sight<'_> {
                 until: earmark.until(),
             };
         }
-        if let Some(why) = self.not_now(means, pod, after) {
+        if let Some(why) = self.not_now(means, pod) {
             return Pursuit::NotNow(why);
+        }
+        if !self.has_waited(pod, after) {
+            return Pursuit::NotNow(NotNow::TooYoung(after));
         }
         if let Some(until) = self.queue.backs_off(pod, means, self.now) {
             return Pursuit::BackingOff(until);
@@ -134,35 +115,12 @@ impl Sight<'_> {
         }
     }
 
-    fn not_now(&self, means: Cause, pod: &PodFacts, after: Duration) -> Option<NotNow> {
-        let gang = self.books.gang(pod);
-        let of_gang = match means {
-            Cause::Reserve => false,
-            Cause::Reclaim => gang.is_some_and(Group::is_in_tree),
-            _ => gang.is_some(),
-        };
-        // A reservation is given up for what another means makes.
-        let has_room = match means {
-            Cause::Reserve => self.queue.earmark(&pod.uid).is_some(),
-            _ => self.queue.has_more_than_reservation(&pod.uid),
-        };
-        let reasons = [
-            (!pod.may_be_placed(), NotNow::NotPlaced),
-            (self.books.reservation(&pod.uid).is_some(), NotNow::Assumed),
-            (pod.nominated.is_some(), NotNow::Nominated),
-            (of_gang, NotNow::OfGang),
-            (
-                means == Cause::Preempt && !pod.preempts,
-                NotNow::PreemptsNobody,
-            ),
-            (has_room, NotNow::HasRoom),
-            (!self.has_waited(pod, after), NotNow::TooYoung(after)),
-        ];
-        let mut all = reasons.into_iter().filter(|(holds, _)| *holds);
-        all.next().map(|(_, why)| why)
-    }
-
-    fn plan_reserve(&self, pod: &PodFacts, budget: &mut Budget) -> Option<(Arc<str>, Vec<Uid>)> {
+    /// The node on which the fewest pods must finish, and those.
+    pub(crate) fn plan_reserve(
+        &self,
+        pod: &PodFacts,
+        budget: &mut Budget,
+    ) -> Option<(Arc<str>, Vec<Uid>)> {
         let plans = self.books.nodes().filter_map(|(name, _)| {
             match self.place_on_node(pod, name, budget) {
                 Offer::Plan(plan) => Some(plan),

@@ -361,19 +361,12 @@ impl Sight<'_> {
     /// May others end for this pod at all?
     fn may_preempt(&self, pod: &PodFacts) -> bool {
         let waited = self.has_waited(pod, self.config.preempt_after);
-        pod.preempts && pod.waiting && !pod.queued && waited && self.may_be_given_room(pod)
+        pod.waiting && !pod.queued && waited && self.may_evict_for(Cause::Preempt, pod)
     }
 
-    /// Is room that others make of use to the pod, and can it be kept?
-    fn may_be_given_room(&self, pod: &PodFacts) -> bool {
-        pod.may_be_placed()
-            && !self.queue.pauses_evictions(pod, self.now)
-            && pod.nominated.is_none()
-            // Room for one pod of a gang is of no use to it.
-            && self.books.gang(pod).is_none()
-            && self.books.reservation(&pod.uid).is_none()
-            && !self.books.is_unfenced(&pod.uid)
-            && !self.expects_room(pod)
+    /// May others be evicted for the pod by this means?
+    fn may_evict_for(&self, means: Cause, pod: &PodFacts) -> bool {
+        !self.queue.pauses_evictions(pod, self.now) && self.not_now(means, pod).is_none()
     }
 
     /// Those of the chosen without whom the pod would not get its cards. None if it does not get them though all

@@ -73,6 +73,8 @@ fn not_now(why: NotNow) -> String {
         NotNow::OfGang => "it makes no room for a single pod of a gang",
         NotNow::PreemptsNobody => "the pod's preemptionPolicy is Never",
         NotNow::HasRoom => "room is reserved for the pod by other means",
+        NotNow::Unfenced => "an earlier bind of the pod may still arrive",
+        NotNow::ExpectsRoom => "pods that terminate leave room for the pod",
         NotNow::TooYoung(after) => {
             return format!(
                 "does nothing: the pod has not waited {} s yet",

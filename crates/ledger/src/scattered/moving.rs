@@ -12,7 +12,7 @@ use super::{Broken, KINDS, Moves};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::Turn;
+use crate::queue::{Cause, Turn};
 use crate::sight::Sight;
 
 /// So long a pod must have waited: what is free may be joined up by itself.
@@ -72,9 +72,7 @@ impl Tries {
         let now = sight.now;
         let may = |uid: &str| {
             let pod = sight.books.pod(uid);
-            pod.is_some_and(|pod| sight.may_be_moved_for(pod))
-                && !sight.queue.has_more_than_reservation(uid)
-                && sight.asleep(uid).is_some()
+            pod.is_some_and(|pod| sight.may_be_moved_for(pod)) && sight.asleep(uid).is_some()
         };
         self.next.retain(|uid, _| may(uid));
         let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
@@ -111,9 +109,7 @@ impl Tries {
     pub(super) fn take(&mut self, uid: &str, sight: &Sight<'_>) -> Option<Plans> {
         let is_it = |planning: &Planning| *planning.uid == *uid;
         let (planning, plans, _) = self.planning.take_if(|(it, ..)| is_it(it))?;
-        let may = |pod: &&Arc<PodFacts>| {
-            sight.may_be_moved_for(pod) && !sight.queue.has_more_than_reservation(uid)
-        };
+        let may = |pod: &&Arc<PodFacts>| sight.may_be_moved_for(pod);
         let pod = sight.books.pod(uid).filter(may)?.clone();
         Some(Plans {
             pod,
@@ -207,6 +203,6 @@ impl Sight<'_> {
 
     /// May others move for this pod at all?
     fn may_be_moved_for(&self, pod: &PodFacts) -> bool {
-        (pod.waiting || pod.queued) && self.may_be_given_room(pod)
+        (pod.waiting || pod.queued) && self.may_evict_for(Cause::Defragment, pod)
     }
 }

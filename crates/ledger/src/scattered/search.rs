@@ -141,7 +141,6 @@ impl Seen {
         let may = |uid: &Uid| {
             let pod = sight.books.pod(uid);
             pod.is_some_and(|pod| sight.may_preempt(pod))
-                && !sight.queue.has_more_than_reservation(uid)
         };
         self.since.retain(|uid, _| may(uid));
         let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
@@ -195,7 +194,7 @@ impl Seen {
         let now = sight.now;
         let pod = sight.books.pod(uid)?.clone();
         let (uid, (mut search, _)) = self.second.swap_remove_entry(uid)?;
-        if !sight.may_preempt(&pod) || sight.queue.has_more_than_reservation(&uid) {
+        if !sight.may_preempt(&pod) {
             return None;
         }
         let left = self.budget.take();

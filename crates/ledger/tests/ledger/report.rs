@@ -184,9 +184,9 @@ fn report_says_until_when_a_means_backs_off() {
     assert!(ledger.preempt_scattered("p", &|_| Vec::new(), at(3)));
     let pursuit = told(&ledger, waits(), Cause::Preempt, 4);
     let [Pursuit::WaitsFor { until, .. }] = &pursuit[..] else {
-        panic!("nobody is evicted: {pursuit:?}");
+        panic!("no pod is evicted: {pursuit:?}");
     };
-    // Nobody leaves until the reservation ends.
+    // No pod finishes until the reservation ends.
     let late = until.as_secs() + 1;
     ledger.scattered(at(late));
     let pursuit = told(&ledger, waits(), Cause::Preempt, late);
