@@ -4,13 +4,18 @@ use std::time::Duration;
 
 use axum::body::to_bytes;
 use axum::http::{Request, header};
+use gpustow_api::PodFacts;
+use gpustow_serve::status_patch;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::fmt::rfc2822;
 use kube::Client;
+use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::client::Body;
-use kube::core::Status;
 use kube::core::response::StatusDetails;
+use kube::core::{PartialObjectMeta, Resource as _, Status};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use thiserror::Error;
 use tokio::time::timeout;
 
@@ -117,6 +122,21 @@ pub(crate) async fn send_dated<T: DeserializeOwned>(
         details.retry_after_seconds = details.retry_after_seconds.max(seconds);
     }
     Ok((Err(kube::Error::Api(status.boxed())), date))
+}
+
+/// Patches the status of a pod; its metadata after that.
+///
+/// # Errors
+/// If there is no answer, or one that refuses.
+pub(crate) async fn patch_status(
+    client: &Client,
+    pod: &PodFacts,
+    patch: &Patch<Value>,
+) -> Result<ObjectMeta, kube::Error> {
+    let url = Pod::url_path(&(), Some(&pod.namespace));
+    let request = status_patch(url, &pod.name, &PatchParams::default(), patch)?;
+    let patched: PartialObjectMeta<Pod> = send(client, request).await?;
+    Ok(patched.metadata)
 }
 
 /// The request's answer, awaited no longer than `limit`.

@@ -8,16 +8,13 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, names};
-use gpustow_serve::status_patch;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
-use kube::core::{PartialObjectMeta, Resource as _};
+use kube::api::Patch;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-use crate::ask::{AskError, send, within};
+use crate::ask::{AskError, patch_status, within};
 use crate::epoch::EpochError;
 use crate::queue;
 
@@ -175,11 +172,8 @@ impl Waker {
     /// Writes the condition that wakes the pod, and the extender's own nomination.
     async fn patch(&self, pod: &PodFacts, node: Option<&str>) -> Result<(), AskError> {
         let patch = Patch::Strategic(wake_up(pod, node, &self.app.identity, Timestamp::now()));
-        let url = Pod::url_path(&(), Some(&pod.namespace));
-        let request = status_patch(url, &pod.name, &PatchParams::default(), &patch)?;
-        let patched = send::<PartialObjectMeta<Pod>>(&self.app.client, request);
-        within(TIMEOUT, patched).await?;
-        Ok(())
+        let patched = patch_status(&self.app.client, pod, &patch);
+        within(TIMEOUT, patched).await.map(drop)
     }
 }
 

@@ -5,18 +5,16 @@ use std::time::Duration;
 
 use gpustow_api::reserved::Reservation;
 use gpustow_api::{PodFacts, names};
-use gpustow_serve::status_patch;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
-use kube::core::{PartialObjectMeta, Resource as _};
+use kube::api::Patch;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::demand::Reserved;
 use super::{Disruptions, TIMEOUT, Uid};
-use crate::ask::{AskError, send, within};
+use crate::ask::{AskError, patch_status, within};
 
 /// A condition that stands after this time is ended again.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -106,14 +104,10 @@ impl Disruptions {
         if let Some(reservation) = says.reservation {
             patch["metadata"]["annotations"] = json!({names::RESERVATION: reservation});
         }
-        let (url, params) = (
-            Pod::url_path(&(), Some(&pod.namespace)),
-            PatchParams::default(),
-        );
-        let patch = status_patch(url, &pod.name, &params, &Patch::Strategic(patch))?;
-        let patched = send::<PartialObjectMeta<Pod>>(&self.app.client, patch);
+        let patch = Patch::Strategic(patch);
+        let patched = patch_status(&self.app.client, pod, &patch);
         let now = within(TIMEOUT, patched).await?;
-        Ok(now.metadata.resource_version.unwrap_or_default())
+        Ok(now.resource_version.unwrap_or_default())
     }
 
     /// Ends a condition of the pod, unless that was written and is on its way. The next look tries again what failed.

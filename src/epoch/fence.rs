@@ -11,10 +11,9 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, PodObject, names};
 use gpustow_serve::rate::Backoff;
-use gpustow_serve::status_patch;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::{PartialObjectMeta, Resource};
+use kube::api::{ListParams, Patch};
+use kube::core::Resource;
 use kube::{Api, Client};
 use serde_json::json;
 use thiserror::Error;
@@ -22,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use super::TIMEOUT;
-use crate::ask::{AskError, send, within};
+use crate::ask::{AskError, patch_status, within};
 use crate::decode::Each;
 
 /// Patches under way at once.
@@ -208,24 +207,22 @@ impl Fence {
             "uid": &*pod.uid,
             "annotations": {names::EPOCH: &self.epoch, names::FENCE: &self.mark},
         }});
-        let params = PatchParams::default();
-        let url = Pod::url_path(&(), Some(&pod.namespace));
-        let patch =
-            status_patch(url, &pod.name, &params, &Patch::Merge(patch)).map_err(AskError::from)?;
-        let patched = within(TIMEOUT, send::<PartialObjectMeta<Pod>>(&self.client, patch)).await;
+        let patch = Patch::Merge(patch);
+        let patched = within(TIMEOUT, patch_status(&self.client, pod, &patch)).await;
         let now = match patched {
             Ok(now) => Some(now),
             Err(error) if error.status() == Some(404) => None,
             // Another pod of that name, or somebody else writes it just now.
             Err(error) if error.status() == Some(409) => {
                 let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
-                within(TIMEOUT, pods.get_metadata_opt(&pod.name)).await?
+                let now = within(TIMEOUT, pods.get_metadata_opt(&pod.name)).await?;
+                now.map(|now| now.metadata)
             }
             Err(error) => return Err(error.into()),
         };
         let same = now.is_some_and(|now| {
-            now.metadata.uid.as_deref() == Some(&*pod.uid)
-                && now.metadata.resource_version.as_deref() == Some(&*pod.resource_version)
+            now.uid.as_deref() == Some(&*pod.uid)
+                && now.resource_version.as_deref() == Some(&*pod.resource_version)
         });
         match same {
             true => Err(FenceError::Unmoved),
