@@ -42,14 +42,14 @@ function pods(gpu) {
 
 // `chosen` nodes, in the order of the list.
 export function drawTable(chosen, whenNone) {
-  const rows = chosen.flatMap(({ name, data }) => data.gpus.map((gpu) => [
-    name, gpu.gpu, gpu.model, state(gpu.sick || data.state), memory(gpu.held), memory(gpu.used),
-    memory(gpu.available), memory(gpu.unmanaged),
-    pods(gpu),
-  ]));
-  if (!rows.length) return $("table").replaceChildren(whenNone());
-  const pages = Math.max(1, Math.ceil(rows.length / PAGE));
+  const gpus = chosen.flatMap(({ name, data }) => data.gpus.map((gpu) => ({ name, data, gpu })));
+  if (!gpus.length) return $("table").replaceChildren(whenNone());
+  const pages = Math.ceil(gpus.length / PAGE);
   page = Math.min(page, pages - 1);
+  const rows = gpus.slice(page * PAGE, (page + 1) * PAGE).map(({ name, data, gpu }) => [
+    name, gpu.gpu, gpu.model, state(gpu.sick || data.state), memory(gpu.held), memory(gpu.used),
+    memory(gpu.available), memory(gpu.unmanaged), pods(gpu),
+  ]);
   const heads = [["Node", "name"], ["GPU", "num"], ["Model", "name"], ["State"], ["Requested", "num"], ["In use", "num"],
     ["Available", "num"], ["Unmanaged", "num"], ["Pods", "pods"]];
   const parts = [];
@@ -59,7 +59,7 @@ export function drawTable(chosen, whenNone) {
     button.onclick = () => { page += step; drawTable(chosen, whenNone); };
     parts.push(button);
   }
-  parts.push(table(`GPUs, page ${page + 1} of ${pages}`, heads, rows.slice(page * PAGE, (page + 1) * PAGE)));
+  parts.push(table(`GPUs, page ${page + 1} of ${pages}`, heads, rows));
   $("table").replaceChildren(...parts);
 }
 
