@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 
-use crate::adopt::{adopt, namespace, of};
+use crate::adopt_rig::{adopt, namespace, of};
 use crate::install::try_create;
 use crate::support::SOON;
 use crate::webhook::policies_and_webhook;

@@ -110,6 +110,14 @@ impl Replica {
         Ok(())
     }
 
+    /// `/filter` for one node; an error if it passes.
+    pub(crate) async fn refuses(&self, pod: &Pod, node: &str) -> Result<()> {
+        let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [node] });
+        let answer = self.call("filter", &body).await?;
+        ensure!(answer["NodeNames"] == json!([]), "offered: {answer}");
+        Ok(())
+    }
+
     /// `/bind`.
     pub(crate) async fn bind(&self, pod: &Pod, node: &str) -> Result<()> {
         let body = json!({

@@ -6,15 +6,14 @@ use anyhow::{Context as _, Result, ensure};
 use axum::http::Request;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{
-    Case, ControlPlane, Options, eventually, kubernetes_minor, wait_bound, wait_gone,
+    Case, ControlPlane, Options, POD_GROUPS, eventually, kubernetes_minor, refusal, wait_bound,
+    wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use crate::support::{Rig, SOON, Setup, bound};
-
-const GROUPS: &str = "/apis/scheduling.k8s.io/v1beta1";
 
 /// A cluster that serves PodGroups. `make test` leaves these cases out before Kubernetes 1.37.
 pub(crate) async fn cluster() -> Result<ControlPlane> {
@@ -23,7 +22,7 @@ pub(crate) async fn cluster() -> Result<ControlPlane> {
         "PodGroups need Kubernetes 1.37: make test-versions ARGS=1.37"
     );
     let cluster = ControlPlane::start(Options::default()).await?;
-    let request = Request::get(format!("{GROUPS}/podgroups")).body(Vec::new())?;
+    let request = Request::get(format!("{POD_GROUPS}/podgroups")).body(Vec::new())?;
     cluster.admin()?.request::<Value>(request).await?;
     Ok(cluster)
 }
@@ -45,23 +44,9 @@ pub(crate) async fn gang(case: &Case, name: &str, count: usize, mib: u64) -> Res
     Ok(pods)
 }
 
-/// Why kube-scheduler has not scheduled the pod; empty if it has not tried.
-async fn why_unscheduled(case: &Case, pod: &Pod) -> Result<String> {
-    let pod = case.pods().get(&pod.name_any()).await?;
-    let conditions = pod.status.and_then(|status| status.conditions);
-    let mut conditions = conditions.into_iter().flatten();
-    let why = conditions.find(|it| it.type_ == "PodScheduled" && it.status == "False");
-    Ok(why.and_then(|why| why.message).unwrap_or_default())
-}
-
 /// Waits until kube-scheduler has refused the pod in these words.
 pub(crate) async fn refused(case: &Case, pod: &Pod, text: &str) -> Result<()> {
-    eventually(SOON, text, async || {
-        let why = why_unscheduled(case, pod).await?;
-        ensure!(why.contains(text), "{why}");
-        Ok(())
-    })
-    .await
+    wait_refused(&case.client, pod, text, SOON).await.map(drop)
 }
 
 async fn is_bound(case: &Case, pod: &Pod) -> Result<bool> {
@@ -71,7 +56,10 @@ async fn is_bound(case: &Case, pod: &Pod) -> Result<bool> {
 
 /// A PodGroup has a finalizer that the controller manager removes, which does not run here.
 async fn delete_group(case: &Case, name: &str) -> Result<()> {
-    let path = format!("{GROUPS}/namespaces/{}/podgroups/{name}", case.namespace);
+    let path = format!(
+        "{POD_GROUPS}/namespaces/{}/podgroups/{name}",
+        case.namespace
+    );
     let patch = Request::patch(&path)
         .header("content-type", "application/merge-patch+json")
         .body(br#"{"metadata":{"finalizers":null}}"#.to_vec())?;
@@ -218,7 +206,8 @@ async fn gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits() -> Resu
     eventually(SOON, "the gang is refused", async || {
         let mut said = String::new();
         for pod in &pods {
-            said += &why_unscheduled(&case, pod).await?;
+            let pod = case.pods().get(&pod.name_any()).await?;
+            said += refusal(&pod).unwrap_or_default();
         }
         ensure!(!said.is_empty(), "not yet");
         Ok(())

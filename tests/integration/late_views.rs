@@ -51,13 +51,6 @@ async fn asks(replica: &Replica, pod: &Pod, node: &str, victim: &Pod) -> Result<
     Ok(nodes.context("no map")?.len())
 }
 
-async fn refuses(replica: &Replica, pod: &Pod, node: &str) -> Result<()> {
-    let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [node] });
-    let answer = replica.call("filter", &body).await?;
-    ensure!(answer["NodeNames"] == json!([]), "offered: {answer}");
-    Ok(())
-}
-
 /// Two nodes of one GPU, each full with a pod of low priority.
 async fn full(replica: &Replica, case: &Case) -> Result<[(String, Pod); 2]> {
     let mut full = Vec::new();
@@ -91,7 +84,7 @@ async fn preempt_evicts_no_pod_while_an_offered_node_is_free_already() -> Result
 
     delete(&case.client, &on_a, 0).await?;
     wait_gone(&case.client, &on_a, SOON).await?;
-    refuses(&replica, &pod, &a).await?;
+    replica.refuses(&pod, &a).await?;
     assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 0);
     // The ledger has learnt it, long before its watch tells.
     replica.place(&pod, &a).await?;
@@ -115,10 +108,10 @@ async fn preempt_evicts_no_pod_while_earlier_victims_terminate() -> Result<()> {
     let pod = high(&case, "p").gpu_mem(10000).create(&case.client).await?;
 
     // Not nominated there, it may have others end.
-    refuses(&replica, &pod, &a).await?;
+    replica.refuses(&pod, &a).await?;
     assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 1);
     let pod = status(&case, &pod, json!({ "nominatedNodeName": a })).await?;
-    refuses(&replica, &pod, &a).await?;
+    replica.refuses(&pod, &a).await?;
     assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 0);
 
     let ended = json!({ "terminated": { "exitCode": 0 } });
@@ -140,7 +133,7 @@ async fn preempt_after_a_takeover_asks_about_the_nominated_node() -> Result<()> 
     wait_gone(&case.client, &on_a, SOON).await?;
     let pod = high(&case, "p").gpu_mem(10000).create(&case.client).await?;
     let pod = status(&case, &pod, json!({ "nominatedNodeName": a })).await?;
-    refuses(&first, &pod, &a).await?;
+    first.refuses(&pod, &a).await?;
     let second = Replica::start(turn.cluster, "late-second", &[]).await?;
     assert_eq!(asks(&second, &pod, &b, &on_b).await?, 0);
     drop(late);
@@ -159,7 +152,7 @@ async fn preempt_evicts_no_pod_while_a_report_is_on_its_way() -> Result<()> {
     case.node("new", &[10000]).create(&case.client).await?;
     let new = case.node_name("new");
     let pod = high(&case, "p").gpu_mem(10000).create(&case.client).await?;
-    refuses(&replica, &pod, &new).await?;
+    replica.refuses(&pod, &new).await?;
     assert_eq!(asks(&replica, &pod, &b, &on_b).await?, 0);
     replica.place(&pod, &new).await?;
     drop(late);
@@ -225,7 +218,7 @@ async fn condition_is_ended_once_while_the_watch_is_late() -> Result<()> {
     case.node("n", &[10000]).create(&case.client).await?;
     let pod = case.pod("p").gpu_mem(20000).create(&case.client).await?;
     // Its first call has the extender decide.
-    refuses(&replica, &pod, &case.node_name("n")).await?;
+    replica.refuses(&pod, &case.node_name("n")).await?;
     let status_of_pod = format!("/api/v1/namespaces/{}/pods/p/status", case.namespace);
     let writes = |action| {
         let path = status_of_pod.clone();

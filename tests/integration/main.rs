@@ -3,6 +3,7 @@
 
 mod admission_options;
 mod adopt;
+mod adopt_rig;
 mod adopt_webhook;
 mod after_filter;
 mod agent;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use gpustow_testkit::builders::{delete, set_phase};
-use gpustow_testkit::{Process, eventually, wait_bound, wait_pods};
+use gpustow_testkit::{Process, eventually, refusal, wait_bound, wait_pods};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -72,9 +72,7 @@ async fn pods(
 
 /// kube-scheduler refused the pod.
 fn is_refused(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().filter_map(|it| it.conditions.as_ref());
-    let mut conditions = conditions.flatten();
-    conditions.any(|it| it.type_ == "PodScheduled" && it.status == "False")
+    refusal(pod).is_some()
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::Case;
 
 /// Where PodGroups are served.
-const GROUPS: &str = "/apis/scheduling.k8s.io/v1beta1";
+pub const POD_GROUPS: &str = "/apis/scheduling.k8s.io/v1beta1";
 
 impl Case {
     /// Creates a PodGroup with this specification.
@@ -16,7 +16,7 @@ impl Case {
     /// # Errors
     /// The API server refuses it, or serves none.
     pub async fn pod_group(&self, name: &str, spec: Value) -> Result<Value> {
-        let url = format!("{GROUPS}/namespaces/{}/podgroups", self.namespace);
+        let url = format!("{POD_GROUPS}/namespaces/{}/podgroups", self.namespace);
         let group = json!({
             "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup",
             "metadata": {"name": name, "namespace": self.namespace},

@@ -31,9 +31,12 @@ pub use check::{BY_HAND, check_cluster, held};
 pub use config::configure;
 pub use control_plane::{ControlPlane, Options, client};
 pub use extender::{Build, Extender, ExtenderOptions};
+pub use gang::POD_GROUPS;
 pub use net::{free_port, get};
 pub use process::{Launch, Process, built};
 pub use proxy::{Action, ApiProxy, Rule};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use shared::shared;
-pub use wait::{eventually, wait_bound, wait_condition, wait_gone, wait_pods, wait_refused};
+pub use wait::{
+    eventually, refusal, wait_bound, wait_condition, wait_gone, wait_pods, wait_refused,
+};

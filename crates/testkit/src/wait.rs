@@ -82,7 +82,8 @@ pub async fn wait_refused(
 }
 
 /// Why kube-scheduler finds no node for the pod.
-fn refusal(pod: &Pod) -> Option<&str> {
+#[must_use]
+pub fn refusal(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let scheduled = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
     let refused = scheduled.reason.as_deref() == Some("Unschedulable");

@@ -65,7 +65,7 @@ impl Feature {
                 FILL,
                 (
                     "sleep 60; kubectl get events --field-selector reason=GpuMemoryReserved",
-                    "for pods that have waited for a minute, and whom each waits for",
+                    "GPUs are reserved for pods that have waited a minute, until the named pods finish",
                 ),
             ],
             Self::Defragment => &[
