@@ -16,6 +16,7 @@ async fn jobset(site: &Site) -> Result<Process> {
         config_version: "config.jobset.x-k8s.io/v1alpha1",
         config: json!({}),
         args: &[],
+        makes_certificate: false,
     };
     manager.start(site).await
 }

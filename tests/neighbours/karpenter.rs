@@ -220,7 +220,7 @@ async fn autoscalers_see_no_queued_pod_unless_the_extender_shows_some() -> Resul
     let _karpenter = karpenter(&site, 1).await?;
     let beside = format!("{}-beside", case.namespace);
     let namespace =
-        json!({ "metadata": { "name": beside, "labels": { "gpustow.dev/line": "off" } } });
+        json!({ "metadata": { "name": beside, "labels": { names::QUEUE_LABEL: "off" } } });
     let namespace: Namespace = serde_json::from_value(namespace)?;
     Api::all(client.clone())
         .create(&PostParams::default(), &namespace)

@@ -30,6 +30,7 @@ async fn kueue(site: &Site, patience: Option<Value>) -> Result<Process> {
             "waitForPodsReady": patience,
         }),
         args: &["--feature-gates=VisibilityOnDemand=false"],
+        makes_certificate: true,
     };
     manager.start(site).await
 }

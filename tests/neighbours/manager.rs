@@ -1,8 +1,12 @@
 //! A controller with webhooks, installed by its own manifests and run as a process beside the API server.
 
-use anyhow::{Context as _, Result};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
 use gpustow_testkit::{Launch, Process, certificate, eventually, free_port, get};
 use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::Api;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
@@ -16,13 +20,16 @@ pub(crate) struct Manager<'a> {
     /// What its configuration says beside how it is reached.
     pub(crate) config: Value,
     pub(crate) args: &'a [&'a str],
+    /// It makes its own certificate and has the API server trust that. Otherwise it is given one.
+    pub(crate) makes_certificate: bool,
 }
 
 impl Manager<'_> {
     /// Starts it, and waits until it is ready.
     pub(crate) async fn start(self, site: &Site) -> Result<Process> {
         let Self { name, .. } = self;
-        let service = format!("{name}-webhook-service");
+        let (system, service) = (format!("{name}-system"), format!("{name}-webhook-service"));
+        let secret = format!("{name}-webhook-server-cert");
         let neighbour = Neighbour::built(name).await?;
         let (port, health) = (free_port()?, free_port()?);
         let overlay = neighbour.source.join("config/default");
@@ -30,7 +37,7 @@ impl Manager<'_> {
         let rendered = site.cluster.kubectl(&["kustomize", overlay]).await?;
         let certificates = site.cluster.dir().join(name);
         std::fs::create_dir(&certificates)?;
-        let authority = certificate(&certificates, &format!("{service}.{name}-system.svc"))?;
+        let authority = certificate(&certificates, &format!("{service}.{system}.svc"))?;
         let reached = json!({ "port": port, "authority": ByteString(authority.into_bytes()) });
         let mut manifests = Vec::new();
         for document in serde_yaml::Deserializer::from_str(&rendered) {
@@ -49,7 +56,10 @@ impl Manager<'_> {
             "metrics": { "bindAddress": "0" },
             "webhook": { "host": "127.0.0.1", "port": port, "certDir": certificates },
             "leaderElection": { "leaderElect": false },
-            "internalCertManagement": { "enable": false },
+            "internalCertManagement": {
+                "enable": self.makes_certificate,
+                "webhookServiceName": service, "webhookSecretName": secret,
+            },
         });
         for (key, value) in self.config.as_object().into_iter().flatten() {
             config[key] = value.clone();
@@ -66,11 +76,28 @@ impl Manager<'_> {
             env: vec![("KUBECONFIG".to_owned(), kubeconfig)],
             log: site.cluster.dir().join(format!("{name}.log")),
         })?;
+        if self.makes_certificate {
+            mount(site, &system, &secret, &certificates).await?;
+        }
         let url = format!("http://127.0.0.1:{health}");
         let ready = async || get(&url, "/readyz").await;
         eventually(SOON, "the controller is ready", ready).await?;
         Ok(process)
     }
+}
+
+/// Writes the Secret's data into the folder, as a kubelet does.
+async fn mount(site: &Site, namespace: &str, name: &str, folder: &Path) -> Result<()> {
+    let secrets = Api::<Secret>::namespaced(site.case.client.clone(), namespace);
+    let data = eventually(SOON, "the controller has a certificate", async || {
+        let data = secrets.get(name).await?.data.unwrap_or_default();
+        ensure!(data.contains_key("tls.crt"), "not yet");
+        Ok(data)
+    });
+    for (key, bytes) in data.await? {
+        std::fs::write(folder.join(key), bytes.0)?;
+    }
+    Ok(())
 }
 
 /// What of the manifests is applied, and how, where the controller is a process that is reached like this.
