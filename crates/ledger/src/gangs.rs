@@ -17,6 +17,7 @@ mod view;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -166,21 +167,29 @@ impl Ledger {
         if wanted == 0 {
             return Ok(None);
         }
+        let tried = self.queue.tried(&pod.uid);
         if let Some(cycle) = self.gangs.0.get_mut(gang)
             && let Some(seat) = cycle.seats.swap_remove(&pod.uid)
             && candidates.contains(&&*seat.node)
+            && tried.is_none_or(|tried| !tried.has(&seat.node))
             && self.sight(now).is_free(&seat, pod)
         {
             return Ok(Some(seat));
         }
-        let nodes = self.best_nodes(ask, candidates, now);
+        let [untried, nodes] = self.best_nodes(ask, candidates, now);
         let sight = self.sight(now);
-        let mut members = vec![Member::among(pod, nodes)];
-        let others = roll.open.iter().filter(|it| it.uid != pod.uid);
-        members.extend(others.map(|it| Member::anywhere(it)));
+        let plan = |nodes: Vec<Arc<str>>| {
+            let others = roll.open.iter().filter(|it| it.uid != pod.uid);
+            let others = others.map(|it| Member::anywhere(it));
+            let members = iter::once(Member::among(pod, nodes)).chain(others);
+            sight.seats(members.collect(), wanted)
+        };
+        // A node where the pod's bind was refused is for when no other will do.
+        let first = (0 < untried.len() && untried.len() < nodes.len()).then(|| plan(untried));
+        let first = first.filter(|it| it.count >= wanted && it.seats.contains_key(&pod.uid));
         let Seats {
             mut seats, count, ..
-        } = sight.seats(members, wanted);
+        } = first.unwrap_or_else(|| plan(nodes));
         let shortfall = roll.shortfall(gang, count);
         if count < wanted {
             self.end_cycle(gang, Some(shortfall.clone()));
@@ -204,11 +213,16 @@ impl Ledger {
         self.sight(now).gang_view(pod)
     }
 
-    /// The candidates that would do, best first.
-    fn best_nodes(&mut self, ask: &Ask<'_>, candidates: &[&str], now: Duration) -> Vec<Arc<str>> {
+    /// The candidates that would do, best first: those where no bind of the pod was refused, and all of them.
+    fn best_nodes(
+        &mut self,
+        ask: &Ask<'_>,
+        candidates: &[&str],
+        now: Duration,
+    ) -> [Vec<Arc<str>>; 2] {
         let pod = ask.pod;
         let Ok(request) = pod.request.clone() else {
-            return Vec::new();
+            return Default::default();
         };
         let class = self.scores.class(&request);
         let mut budget = crate::Budget::of(&self.config);
@@ -230,9 +244,14 @@ impl Ledger {
             }
         }
         found.sort_unstable();
-        let names = found.into_iter().map(|(.., name)| name);
-        let known = names.filter_map(|name| self.books.named_node(name));
-        known.map(|(name, _)| name.clone()).collect()
+        let named = |only_untried: bool| {
+            let names = found
+                .iter()
+                .filter(|(_, tried, ..)| !(only_untried && *tried));
+            let known = names.filter_map(|(.., name)| self.books.named_node(name));
+            known.map(|(name, _)| name.clone()).collect()
+        };
+        [named(true), named(false)]
     }
 
     /// The gang is given up for this cycle: it holds nothing.

@@ -26,9 +26,9 @@ impl Ledger {
         Waking::new(queue, books, scores, config, asked, now, *unix)
     }
 
-    /// The pods to wake now, at most `limit`; of those that are queued, the gate is to be taken off instead. For room that
-    /// appeared, those that would fit in it together, in the scheduler's order; and those that have waited since their last
-    /// wake-up though they would fit.
+    /// The pods to wake now, at most `limit`; a gang that is ungated as a whole counts as one. Of those that are queued, the
+    /// gate is to be taken off instead. For room that appeared, those that would fit in it together, in the scheduler's
+    /// order; and those that have waited since their last wake-up though they would fit.
     pub fn wake(&mut self, limit: usize, now: Duration) -> Vec<Arc<PodFacts>> {
         self.expire(now);
         self.waking(now).wake(limit)

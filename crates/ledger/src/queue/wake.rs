@@ -115,9 +115,7 @@ impl Waking<'_> {
         }
     }
 
-    /// The pods to wake now, at most `limit`; the gate of queued ones must be removed instead. For room that appeared, those that would fit in it
-    /// together, in the scheduler's order; and those that have waited since their last wake-up
-    /// though they would fit.
+    /// See [`Ledger::wake`](crate::Ledger::wake).
     pub(crate) fn wake(&mut self, limit: usize) -> Vec<Arc<PodFacts>> {
         let seen = |uid: &str| self.books.pod(uid).is_some();
         for uid in self.queue.waiting.forget_unseen(seen, self.now) {

@@ -458,3 +458,19 @@ fn room_of_a_pod_deleted_before_its_bind_is_free_at_once_for_another_of_its_gang
     assert_eq!(choose(&mut ledger, &other, &["n"], at(0)), ["n"]);
     bind(&mut ledger, &other, "n", at(0));
 }
+
+/// kube-scheduler may have reasons of its own to offer the other node to none of the rest.
+#[test]
+fn pod_of_a_gang_goes_elsewhere_once_its_bind_to_a_node_was_refused() {
+    let mut ledger = ledger(&[("n", &[70]), ("m", &[100])]);
+    let pods = vec![pod("small", 40), pod("large", 70)];
+    let pods = gang(&mut ledger, "g", 1, pods);
+    assert_eq!(choose(&mut ledger, &pods[0], &["n", "m"], at(0)), ["m"]);
+    assert!(ledger.begin_bind(&pods[0], "m", at(0)).is_ok());
+    ledger.end_bind(&pods[0], Outcome::Refused, at(1));
+    assert_eq!(choose(&mut ledger, &pods[0], &["n", "m"], at(2)), ["n"]);
+    assert!(ledger.begin_bind(&pods[0], "n", at(2)).is_ok());
+    ledger.end_bind(&pods[0], Outcome::Refused, at(3));
+    // All were tried.
+    assert_eq!(choose(&mut ledger, &pods[0], &["n", "m"], at(4)).len(), 1);
+}

@@ -80,6 +80,8 @@ impl World {
     /// cannot be disrupted.
     pub(super) fn cast(&self, bystander: Bystander, there: bool) -> Vec<PodFacts> {
         let mut pods = self.server.pods.clone();
+        // kube-scheduler asks about the pods of a group in cycles of their own.
+        pods.retain(|pod| pod.node.is_some() || pod.group.is_none());
         for pod in &mut pods {
             pod.queued = false;
             pod.nominated = None;

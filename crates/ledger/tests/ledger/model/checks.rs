@@ -54,6 +54,7 @@ impl World {
             self.list_arrives();
         }
         self.deliver_pods(usize::MAX);
+        self.deliver_groups();
         self.check_books()?;
         self.check_places_end()?;
         // Assumed pods have thirty seconds, and what is kept for replacements has twice what others have.
@@ -193,7 +194,8 @@ impl World {
         self.schedule((NODES.len() + 2) * windows)?;
         let open = NODES;
         for pod in &self.server.pods {
-            if pod.node.is_some() || pod.gated || pod.deleting {
+            // Of gangs enough fit, or none is bound: that is looked at below.
+            if pod.node.is_some() || pod.gated || pod.deleting || !self.is_single(pod) {
                 continue;
             }
             for name in open
@@ -206,7 +208,7 @@ impl World {
                 })?;
             }
         }
-        Ok(())
+        self.check_gangs_placed()
     }
 
     /// The first waiting pod that fits is woken before long.
@@ -216,7 +218,7 @@ impl World {
             self.ledger.is_waiting(&pod.uid) && pod.node.is_none() && !pod.gated && !pod.deleting
         };
         let waiting = self.server.pods.iter().filter(able);
-        let waiting = waiting.filter(|pod| self.fits(&self.ledger, pod));
+        let waiting = waiting.filter(|pod| self.is_single(pod) && self.fits(&self.ledger, pod));
         let first = waiting.min_by_key(turn);
         let Some(first) = first.map(|pod| pod.uid.clone()) else {
             return Ok(());
@@ -265,7 +267,7 @@ impl World {
         }
         // Only now: the mix of those that wait decides which card room is kept on for the nominated.
         let fitting = asleep.iter().copied();
-        let fitting = fitting.filter(|pod| self.fits(&ledger, pod));
+        let fitting = fitting.filter(|pod| self.is_single(pod) && self.fits(&ledger, pod));
         let Some(last) = fitting.max_by_key(turn) else {
             return Ok(());
         };

@@ -8,6 +8,7 @@ use gpustow_api::{PodFacts, Sleep};
 use gpustow_pack::Mib;
 
 use super::event::{Event, Limit};
+use super::gangs::group;
 use super::world::{World, pick};
 use crate::build::{asking, exclusive, limited};
 
@@ -54,6 +55,7 @@ impl World {
             (pod.priority, pod.gated) = (priority, gated);
             pod.queued = queued;
             pod.preempts = !traits.never;
+            pod.group = traits.group.map(group);
             pod.evictable = traits.evictable.then(|| "rs".into());
             pod.sleep = traits.asleep.map(|asleep| Sleep { asleep, told: None });
             if let Ok(request) = &mut pod.request {
@@ -101,6 +103,10 @@ impl World {
             sleep: leaving[index].sleep.map(|it| Sleep { told: None, ..it }),
             ..leaving[index].clone()
         };
+        if pod.group.is_some() {
+            let uid = leaving[index].uid.clone();
+            self.reject_as(&pod.uid, &uid);
+        }
         self.server.create(pod);
     }
 }

@@ -55,7 +55,9 @@ impl World {
         if !self.switches.disrupts() {
             return Ok(());
         }
-        for it in self.ledger.preemptions(self.now) {
+        let all = self.ledger.preemptions(self.now);
+        self.check_units(&all)?;
+        for it in all {
             require(it.until <= self.now + CALLED_FOR, || {
                 format!("without end: {it:?}")
             })?;
@@ -81,6 +83,10 @@ impl World {
         let Some((it, victim)) = pick(&each, number).map(|index| each[index].clone()) else {
             return Ok(());
         };
+        if let Some(gang) = &it.gang {
+            self.displace_for(gang);
+            return Ok(());
+        }
         let victims: BTreeSet<Arc<str>> = it.victims.iter().map(|pod| pod.uid.clone()).collect();
         require(self.gains(&it.pod, &it.node, &victims), || {
             format!("{} is deleted without a gain: {it:?}", victim.uid)
@@ -152,7 +158,7 @@ impl World {
         }
         self.ledger.expire(self.now);
         let all = self.ledger.preemptions(self.now).into_iter();
-        let gaining = all.filter(|it| {
+        let gaining = all.filter(|it| it.gang.is_none()).filter(|it| {
             let done = self.disruptions.done.get(&it.pod.uid);
             done.is_some_and(|(node, victims, _)| {
                 *node == it.node && self.gains(&it.pod, node, victims)

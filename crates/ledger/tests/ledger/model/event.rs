@@ -58,6 +58,8 @@ pub(super) struct Traits {
     pub(super) percentage: u8,
     /// It says whether it sleeps.
     pub(super) asleep: Option<bool>,
+    /// It is of this group.
+    pub(super) group: Option<usize>,
 }
 
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when
@@ -82,6 +84,20 @@ pub(super) enum Event {
     },
     /// The next events of the node and GpuNode watches arrive.
     DeliverNodes,
+    /// A PodGroup is created, or deleted if it is there.
+    Group {
+        group: usize,
+        min_count: usize,
+        basic: bool,
+        single: bool,
+    },
+    /// The next events of the watch of PodGroups arrive.
+    DeliverGroups,
+    /// kube-scheduler asks about all pods of a group that wait.
+    Cycle {
+        group: usize,
+        binds: bool,
+    },
     /// The watch breaks: a new list is asked for.
     ListBegins,
     /// The API server answers it.
@@ -358,6 +374,26 @@ impl Event {
             9 => Self::Protect { pod },
             10 => Self::DeliverPods { count: 8 },
             11 => Self::FilterAndBind { pod },
+            _ => Self::random(random),
+        }
+    }
+
+    /// One of a history with gangs.
+    pub(super) fn of_gangs(random: &mut Random) -> Self {
+        let group = random.index();
+        match random.below(16) {
+            0..2 => Self::Group {
+                group,
+                min_count: 1 + random.below(4) as usize,
+                basic: random.below(8) == 0,
+                single: random.below(2) == 0,
+            },
+            2..4 => Self::DeliverGroups,
+            4..6 => Self::DeliverPods { count: 8 },
+            6..9 => Self::Cycle {
+                group,
+                binds: random.below(2) == 0,
+            },
             _ => Self::random(random),
         }
     }

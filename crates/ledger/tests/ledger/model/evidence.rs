@@ -31,6 +31,12 @@ impl World {
         self.shown.rejects.insert(uid.clone(), nodes);
     }
 
+    /// The same nodes as for another pod.
+    pub(super) fn reject_as(&mut self, uid: &Arc<str>, other: &Arc<str>) {
+        let rejects = self.shown.rejects.get(other).copied().unwrap_or(0);
+        self.reject(uid, rejects);
+    }
+
     /// Those of the nodes that kube-scheduler shows the extender for the pod: all that its own filters pass, or a
     /// window of those.
     pub(super) fn candidates(
@@ -105,6 +111,19 @@ impl World {
         }
     }
 
+    /// When kube-scheduler last showed the node for the pod, or for another of its group: it asks about the first alone if
+    /// the group does not fit.
+    fn last_shown(&self, key: &(Arc<str>, Arc<str>)) -> Option<Duration> {
+        let group = self.ledger.pod(&key.0).and_then(|pod| pod.group.clone());
+        let is_same = |uid: &Arc<str>| {
+            let other = self.ledger.pod(uid).and_then(|pod| pod.group.clone());
+            *uid == key.0 || group.is_some() && other == group
+        };
+        let shown = self.shown.shown.iter();
+        let shown = shown.filter(|((uid, node), _)| *node == key.1 && is_same(uid));
+        shown.map(|(_, at)| *at).max()
+    }
+
     /// Others finish, move or give memory back for a pod only where kube-scheduler showed the node for it.
     pub(super) fn check_evidence(&mut self) -> Result<(), String> {
         let mut disrupted = BTreeSet::new();
@@ -119,8 +138,8 @@ impl World {
             disrupted.extend(all.map(|it| (it.pod.uid.clone(), it.node)));
         }
         for key in disrupted.difference(&self.shown.disrupted) {
-            let shown = self.shown.shown.get(key);
-            let recent = shown.is_some_and(|shown| self.now <= *shown + RECENT);
+            let shown = self.last_shown(key);
+            let recent = shown.is_some_and(|shown| self.now <= shown + RECENT);
             // kube-scheduler shows no node whose sum does not suffice, and a watch that is late may tell so still. A node
             // without a fresh report is no such node.
             let pod = self.ledger.pod(&key.0);

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::PodFacts;
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
 use gpustow_ledger::{Borrower, Reclamation};
 
@@ -145,9 +147,19 @@ impl World {
         let victims = self.victims();
         if let Some(victim) = pick(&victims, pod)
             && victims[victim].1.pod.asked_back.is_some()
+            && (!self.switches.gangs || self.is_evicted(&victims[victim].1.pod))
         {
             self.server.evict(&victims[victim].1.pod);
         }
+    }
+
+    /// Does the extender evict the pod? Not without its group, unless its policy allows that.
+    fn is_evicted(&mut self, pod: &PodFacts) -> bool {
+        let evicts = self.ledger.action_on(pod) == Action::Evict;
+        if evicts && !self.is_disrupted_alone(pod) {
+            self.broken = Some(format!("{} is evicted without its group", pod.uid));
+        }
+        evicts
     }
 
     /// The agent of a node cannot tell whose processes they are, or can again.

@@ -8,6 +8,7 @@ mod create;
 mod disruptions;
 mod event;
 mod evidence;
+mod gangs;
 mod lending;
 mod over_limits;
 mod places;

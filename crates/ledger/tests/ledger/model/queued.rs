@@ -1,5 +1,6 @@
 //! The queue in the model: which pods are ungated, and what becomes of that.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,12 @@ impl World {
     /// Whoever is to be woken is; of the gates that are to be taken off, one in four stays for now.
     pub(super) fn wake(&mut self, limit: usize) -> Result<(), String> {
         let woken = self.ledger.wake(limit, self.now);
-        require(woken.len() <= limit, || "woke more than the limit".into())?;
+        // A gang is ungated as a whole.
+        let (members, alone): (Vec<_>, Vec<_>) = woken.iter().partition(|pod| pod.group.is_some());
+        let gangs: BTreeSet<_> = members.iter().map(|pod| &pod.group).collect();
+        require(alone.len() + gangs.len() <= limit, || {
+            "woke more than the limit".into()
+        })?;
         for pod in woken {
             let reserved = self.shares().iter().any(|(uid, ..)| *uid == pod.uid);
             require(!reserved, || {
@@ -48,7 +54,7 @@ impl World {
         Ok(())
     }
 
-    /// Those in the queue, as the ledger knows it, that were not ungated before. None while room is promised to
+    /// Those in the queue, as the ledger knows it, that were not ungated before and wait for nobody of their group. None while room is promised to
     /// others, for the books do not say which; nor those of higher priority than somebody who was let out: room
     /// that was promised already is not taken back for them.
     fn untold(&self) -> Vec<Arc<PodFacts>> {
@@ -60,6 +66,7 @@ impl World {
             self.ledger.queued_before(&known.uid).is_some()
                 && !self.woken.contains(&known.uid)
                 && known.priority <= self.lowest
+                && self.is_single(known)
                 && !shares.iter().any(|(uid, ..)| *uid == known.uid)
         });
         queued.cloned().collect()

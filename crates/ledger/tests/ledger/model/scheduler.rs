@@ -1,6 +1,7 @@
 //! What kube-scheduler and the extender do in the model: filter, bind, and what becomes of the Binding.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
@@ -10,6 +11,9 @@ use super::server::{NODES, Post};
 use super::world::{World, require};
 use crate::build::ask;
 
+/// Longer than a gang holds memory without a bind.
+const HELD: Duration = Duration::from_secs(3);
+
 impl World {
     pub(super) fn filter(
         &mut self,
@@ -17,7 +21,17 @@ impl World {
         nodes: &[&'static str],
         cooperative: bool,
     ) -> Result<(), String> {
-        let nodes = &*self.candidates(pod, nodes);
+        let nodes = self.candidates(pod, nodes);
+        self.filter_among(pod, &nodes, cooperative)
+    }
+
+    /// The same of the nodes that kube-scheduler's own filters pass.
+    pub(super) fn filter_among(
+        &mut self,
+        pod: &PodFacts,
+        nodes: &[&'static str],
+        cooperative: bool,
+    ) -> Result<(), String> {
         self.note_shown(pod, nodes);
         let gaining = self.gaining();
         let asked = Ask {
@@ -30,9 +44,13 @@ impl World {
         let known = self.ledger.pod(&pod.uid).map(|known| known.node.clone());
         let settled = !self.ledger.is_binding(&pod.uid)
             && truth.into_iter().chain(known).all(|node| node.is_none());
+        let held = self.held_by_gang(pod);
         let verdict = self.ledger.filter(&asked, nodes, self.now);
         self.given_up.remove(&pod.uid);
+        self.check_shortfall(pod, &verdict)?;
         let room = |name: &str| self.has_room(&self.ledger, pod, name);
+        // What others of its gang held when it was refused is free after that.
+        let gave_up = held > self.held_by_gang(pod);
         for name in &verdict.nodes {
             require(!settled || room(name), || {
                 format!("filter takes {name}, preempt does not")
@@ -42,8 +60,9 @@ impl World {
             require(!settled || *reason != Reason::BindUnderWay, || {
                 "no bind is under way".into()
             })?;
-            let queued = *reason == Reason::Queued;
-            require(!settled || !room(name) || queued, || {
+            // A pod of a gang waits for those before it, and for the rest of its gang.
+            let waits = matches!(reason, Reason::Queued | Reason::Gang);
+            require(!settled || !room(name) || waits || gave_up, || {
                 format!("filter refuses {name} ({reason:?}), preempt does not")
             })?;
         }
@@ -73,15 +92,23 @@ impl World {
             pods.sort_by_key(|pod| (-pod.priority, pod.created, pod.uid.clone()));
             for pod in pods {
                 self.begin_window(round);
-                self.filter(&pod, &NODES, false)?;
-                if let Some(&name) = self.chosen.get(&pod.uid) {
-                    self.begin_bind(&pod.uid, name)?;
+                if let Some(group) = &pod.group {
+                    self.cycle(group, true)?;
+                } else {
+                    self.filter(&pod, &NODES, false)?;
+                    if let Some(&name) = self.chosen.get(&pod.uid) {
+                        self.begin_bind(&pod.uid, name)?;
+                    }
                 }
                 for post in 0..self.server.posts.len() {
                     self.server.land(post);
                     self.end_bind(post);
                 }
                 self.deliver_pods(usize::MAX);
+            }
+            // What a gang holds that kube-scheduler gave up without a call ends with time.
+            if self.switches.gangs {
+                self.now += HELD;
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
-use gpustow_api::{Assignment, BrokenAssignment, PodFacts};
+use gpustow_api::{Assignment, BrokenAssignment, Group, PodFacts, PodGroupFacts};
 
 use crate::build::{able, card, report, used};
 
@@ -22,6 +22,15 @@ pub(super) enum PodEvent {
 pub(super) enum NodeEvent {
     Node(&'static str, bool),
     Report(&'static str, Option<GpuNodeStatus>),
+}
+
+/// What a watch tells of PodGroups.
+#[derive(Clone)]
+pub(super) enum GroupEvent {
+    Apply(PodGroupFacts),
+    Delete(Group),
+    /// A list.
+    Reset(Vec<PodGroupFacts>),
 }
 
 /// A Binding on its way.
@@ -44,15 +53,17 @@ pub(super) struct Server {
     /// By UID, in the order of creation.
     pub(super) pods: Vec<PodFacts>,
     pub(super) nodes: BTreeMap<&'static str, bool>,
+    pub(super) groups: BTreeMap<Group, PodGroupFacts>,
     pub(super) reports: BTreeMap<&'static str, GpuNodeStatus>,
     pub(super) posts: Vec<Post>,
     pub(super) pod_watch: VecDeque<PodEvent>,
     pub(super) node_watch: VecDeque<NodeEvent>,
+    pub(super) group_watch: VecDeque<GroupEvent>,
     /// Bindings to these nodes are refused.
     pub(super) barred: BTreeSet<&'static str>,
     /// Disruption budgets protect these pods.
     pub(super) protected: BTreeSet<Arc<str>>,
-    saved: Vec<PodFacts>,
+    saved: (Vec<PodFacts>, BTreeMap<Group, PodGroupFacts>),
     version: u64,
 }
 
@@ -106,12 +117,15 @@ impl Server {
     }
 
     pub(super) fn save(&mut self) {
-        self.saved = self.pods.clone();
+        self.saved = (self.pods.clone(), self.groups.clone());
     }
 
     pub(super) fn restore(&mut self) {
-        self.pods = self.saved.clone();
+        (self.pods, self.groups) = self.saved.clone();
         self.pod_watch.clear();
+        self.group_watch.clear();
+        let groups = self.groups.values().cloned().collect();
+        self.group_watch.push_back(GroupEvent::Reset(groups));
         for post in &mut self.posts {
             post.landed.get_or_insert(false);
         }
@@ -131,6 +145,20 @@ impl Server {
     pub(super) fn set_node(&mut self, name: &'static str, present: bool) {
         self.nodes.insert(name, present);
         self.node_watch.push_back(NodeEvent::Node(name, present));
+    }
+
+    /// A PodGroup is created, or deleted.
+    pub(super) fn set_group(&mut self, group: Group, facts: Option<PodGroupFacts>) {
+        self.version += 1;
+        let event = match &facts {
+            Some(facts) => GroupEvent::Apply(facts.clone()),
+            None => GroupEvent::Delete(group.clone()),
+        };
+        self.group_watch.push_back(event);
+        match facts {
+            Some(facts) => self.groups.insert(group, facts),
+            None => self.groups.remove(&group),
+        };
     }
 
     pub(super) fn set_report(&mut self, name: &'static str, report: Option<GpuNodeStatus>) {

@@ -1,6 +1,6 @@
 //! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
 
-use super::event::{Event, Random};
+use super::event::{Event, Limit, Random};
 
 /// What one history has turned on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,6 +19,8 @@ pub(super) struct Switches {
     pub(super) defragment: bool,
     /// Some pods request a percentage of their GPUs.
     pub(super) percentages: bool,
+    /// Some pods are of a group.
+    pub(super) gangs: bool,
     /// Some pods sleep and wake.
     pub(super) sleepers: bool,
     /// Nodes have CPU for a few pods only.
@@ -48,6 +50,7 @@ enum Theme {
     Reclaim,
     Reserve,
     Disrupt,
+    Gangs,
 }
 
 impl Switches {
@@ -90,6 +93,7 @@ impl Switches {
     pub(super) fn draw_words(&mut self, random: &mut Random) {
         self.percentages = random.below(8) == 0;
         self.sleepers = self.reclaim && random.below(4) == 0;
+        self.gangs = random.below(5) == 0;
     }
 
     /// Does something make pods finish for others?
@@ -118,6 +122,7 @@ impl Switches {
             (self.reclaim, Theme::Reclaim),
             (self.reserve, Theme::Reserve),
             (self.disrupts(), Theme::Disrupt),
+            (self.gangs, Theme::Gangs),
         ];
         let on = themes.into_iter().filter(|(is_on, _)| *is_on);
         let mut on: Vec<Theme> = on.map(|(_, theme)| theme).collect();
@@ -130,6 +135,7 @@ impl Switches {
                 Theme::Reclaim => Event::of_use(random),
                 Theme::Reserve => Event::of_reservations(random),
                 Theme::Disrupt => Event::of_disruptions(random),
+                Theme::Gangs => Event::of_gangs(random),
             }
         };
         self.adapt(&mut event, random);
@@ -159,6 +165,28 @@ impl Switches {
         if self.disrupts() {
             pod.never = random.below(8) == 0;
             pod.evictable = self.defragment && random.below(2) == 0;
+        }
+        self.join(event, random);
+    }
+
+    /// Makes a new pod one of a group, in some histories. The oracle of gangs knows plain requests alone; what else
+    /// keeps a pod off a node is the same for all of a group.
+    fn join(self, event: &mut Event, random: &mut Random) {
+        if !self.gangs || random.below(2) == 0 {
+            return;
+        }
+        if let Event::Create {
+            pod,
+            exclusive,
+            limited,
+            limit,
+            ..
+        } = event
+        {
+            let group = random.index();
+            (*exclusive, *limited, *limit) = (false, false, Limit::Same);
+            (pod.group, pod.percentage) = (Some(group), 0);
+            pod.rejects = u8::from(self.rejects && group % 2 == 1);
         }
     }
 

@@ -26,7 +26,7 @@ impl World {
         let begin = self.now;
         let asleep = |pod: &&PodFacts| pod.node.is_none() && !pod.gated && !pod.deleting;
         let mut asleep: Vec<PodFacts> = self.server.pods.iter().filter(asleep).cloned().collect();
-        asleep.retain(|pod| !pod.queued && pod.nominated.is_none());
+        asleep.retain(|pod| !pod.queued && pod.nominated.is_none() && self.is_single(pod));
         asleep.sort_by_key(|pod| (-pod.priority, pod.created, pod.name.clone()));
         let mut woken: Vec<Arc<str>> = asleep.iter().map(|pod| pod.uid.clone()).collect();
         let mut since: HashMap<Arc<str>, u64> = HashMap::new();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::config::Action;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger, Victims};
@@ -12,6 +13,7 @@ use gpustow_pack::Request;
 use super::disruptions::Disruptions;
 use super::event::Event;
 use super::evidence::Shown;
+use super::gangs::{self, Known};
 use super::lending::{self, Lending};
 use super::server::{NODES, NodeEvent, PodEvent, Server};
 use super::switches::Switches;
@@ -35,7 +37,8 @@ pub(super) struct World {
     pub(super) given_up: HashMap<Arc<str>, u64>,
     /// The server was restored, and the list that shows it is not in: the extender does not bind.
     pub(super) restored: bool,
-    broken: Option<String>,
+    pub(super) broken: Option<String>,
+    pub(super) known_groups: Known,
     pub(super) switches: Switches,
     pub(super) config: Config,
     pub(super) shown: Shown,
@@ -74,6 +77,10 @@ impl World {
             preempt_scattered: switches.preempt,
             moves: switches.defragment,
             least_nodes: switches.window.unwrap_or(Config::default().least_nodes),
+            action: match switches.gangs {
+                true => Action::Evict,
+                false => Config::default().action,
+            },
             ..Config::default()
         };
         let mut world = Self {
@@ -88,6 +95,7 @@ impl World {
             given_up: HashMap::new(),
             restored: false,
             broken: None,
+            known_groups: Known::new(),
             switches,
             config,
             shown: Shown::default(),
@@ -131,6 +139,8 @@ impl World {
             Event::Create { .. } => self.create(event),
             Event::DeliverPods { count } => self.deliver_pods(count),
             Event::DeliverNodes => self.deliver_nodes(),
+            Event::Group { .. } => self.turn_group(event),
+            Event::DeliverGroups => self.deliver_groups(),
             Event::ListBegins => {
                 self.listing.get_or_insert((self.ledger.copies(), None));
             }
@@ -204,8 +214,12 @@ impl World {
                     return self.answer(read);
                 }
             }
-            Event::Filter { .. } | Event::BeginBind { .. } | Event::FilterAndBind { .. }
+            Event::Filter { .. }
+            | Event::BeginBind { .. }
+            | Event::FilterAndBind { .. }
+            | Event::Cycle { .. }
                 if self.restored => {}
+            Event::Cycle { group, binds } => return self.cycle(&gangs::group(group), binds),
             Event::Ask { pod }
             | Event::Edit { pod }
             | Event::Filter { pod, .. }
@@ -236,6 +250,8 @@ impl World {
                 let asked = self.ledger.copies();
                 self.reads.push((pod.uid.clone(), Some(pod), asked));
             }
+            // The oracle of gangs knows plain requests alone.
+            Event::Edit { .. } if pod.group.is_some() => {}
             Event::Edit { .. } if !pod.request.as_ref().is_ok_and(|it| it.is_relative()) => {
                 let whole = exclusive(pod.clone()).request;
                 let plain = pod.request.clone().map(|request| {
@@ -246,6 +262,10 @@ impl World {
                 });
                 let request = if whole == pod.request { plain } else { whole };
                 self.server.write(index, |pod| pod.request = request);
+            }
+            Event::Filter { .. } | Event::FilterAndBind { .. } if pod.group.is_some() => {
+                let binds = matches!(event, Event::FilterAndBind { .. });
+                return pod.group.map_or(Ok(()), |group| self.cycle(&group, binds));
             }
             Event::Filter {
                 without,
@@ -411,6 +431,8 @@ impl World {
             .for_each(|post| post.awaited = false);
         self.server.pod_watch.clear();
         self.server.node_watch.clear();
+        self.server.group_watch.clear();
+        self.known_groups = self.server.groups.clone();
         self.listing = None;
         self.restored = false;
         self.reads.clear();
@@ -434,6 +456,7 @@ impl World {
     /// The same, of these pods.
     pub(super) fn rebuilt_with(&self, config: Config, pods: &[PodFacts]) -> Ledger {
         let mut ledger = Ledger::new(config);
+        ledger.reset_pod_groups(self.server.groups.values().cloned().collect());
         ledger.reset_pods(pods.iter().rev().cloned().collect(), 0);
         let reports = self.server.reports.iter().rev();
         let reports = reports.map(|(name, report)| ((*name).to_owned(), report.clone()));
