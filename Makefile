@@ -39,7 +39,7 @@ cluster: control-plane ## Start a real control plane with simulated GPU nodes, u
 # Cases that need programs of others which take long to build, or an earlier build of ours.
 BESIDE := previous:: prometheus:: observability:: dashboard::a_pod_counts dashboard::every_query
 # Cases that need Kubernetes 1.37, where this is another minor.
-GANGS := $(if $(filter 1.37,$(KUBERNETES)),,gang_binding:: gang_faults:: gang_preemption::)
+GANGS := $(if $(filter 1.37,$(KUBERNETES)),,gang_binding:: gang_faults:: gang_preemption:: model::gangs)
 
 .PHONY: test
 test: ## Run the tests, those on the real control plane included (KUBERNETES=1.37: on that one)

@@ -41,6 +41,8 @@ impl Place {
 pub(crate) struct Cache {
     pub(crate) pods: BTreeMap<String, Copy>,
     pub(crate) nodes: BTreeMap<String, Copy>,
+    /// PodGroups by name.
+    pub(crate) groups: BTreeMap<String, Copy>,
     pub(crate) places: BTreeMap<String, (Place, u32)>,
     /// Where a pod is assumed to be, by UID.
     pub(crate) assumed: BTreeMap<String, String>,
@@ -72,7 +74,8 @@ impl Cache {
     pub(crate) fn due(&self) -> impl Iterator<Item = (Instant, &Copy)> {
         let all = self.places.iter();
         let all = all.filter_map(|(uid, (place, _))| Some((place.due()?, self.pods.get(uid)?)));
-        all.filter(|(_, pod)| !pod["metadata"]["deletionTimestamp"].is_string() && !gated(pod))
+        let gone = |pod: &Copy| pod["metadata"]["deletionTimestamp"].is_string();
+        all.filter(move |(_, pod)| !gone(pod) && !gated(pod) && self.is_complete(pod))
     }
 
     /// The pods on a node, and those that are assumed to be.

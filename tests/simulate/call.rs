@@ -171,6 +171,9 @@ impl Call {
                 other => Err(Refusal(404, "NotFound", format!("no {other} here"))),
             };
         };
+        if kind == Kind::PodGroup && !server.has_pod_groups {
+            return Err(Refusal(404, "NotFound", "no PodGroups here".to_owned()));
+        }
         let key = (kind, self.namespace.clone(), self.name.clone());
         let partial = self.partial;
         let answer = match (&self.method, self.part.as_str()) {
@@ -193,6 +196,9 @@ impl Call {
             }
             (&Method::POST, "eviction") => server.evict(key, &self.body, self.unwanted),
             (&Method::POST, "") => server.create(kind, &self.namespace, self.body),
+            (&Method::DELETE, "") if self.body["dryRun"].is_array() => {
+                server.may_delete(&key, &self.body["preconditions"])
+            }
             (&Method::DELETE, "") if kind == Kind::Pod => {
                 server.preempt(key, &self.body, self.unwanted)
             }

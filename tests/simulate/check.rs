@@ -18,7 +18,7 @@ pub(crate) const CARD: u64 = 80_000;
 /// The label of pods that a disruption budget covers.
 pub(crate) const GUARDED: &str = "example.com/guarded";
 
-/// The label that says how many are in a pod's group.
+/// The label that says how many of a pod's group are scheduled together.
 pub(crate) const MEMBERS: &str = "example.com/members";
 
 /// The label of pods that never finish terminating.
@@ -39,11 +39,17 @@ pub(crate) fn rejects(pod: &Value, node: &str) -> bool {
     nodes.is_some_and(|nodes| nodes.split('_').any(|it| it == node))
 }
 
-/// The group of which all are scheduled or none, and how many they are.
+/// The group of which so many are scheduled at the same time, or none.
 pub(crate) fn group(pod: &Value) -> Option<(&str, usize)> {
     let labels = &pod["metadata"]["labels"];
     let members = labels[MEMBERS].as_str()?.parse().ok()?;
-    Some((labels[names::POD_GROUP_LABELS[0]].as_str()?, members))
+    let by_label = || labels[names::POD_GROUP_LABELS[0]].as_str();
+    Some((pod_group(pod).or_else(by_label)?, members))
+}
+
+/// The name of its PodGroup.
+pub(crate) fn pod_group(pod: &Value) -> Option<&str> {
+    pod["spec"]["schedulingGroup"]["podGroupName"].as_str()
 }
 
 /// Does a disruption budget cover it?
@@ -361,10 +367,15 @@ pub(crate) fn starving(objects: &Objects, places: bool) -> Vec<String> {
             !is_kept(objects, &name, pod) && !rejects(pod, &name)
         };
         let nodes = || objects.all(Kind::Node).filter(open);
-        if let Some((name, _)) = group(pod) {
-            let unbound = of_group(objects, name).filter(|it| !it["spec"]["nodeName"].is_string());
+        if let Some((name, members)) = group(pod) {
+            let bound = |it: &&Copy| it["spec"]["nodeName"].is_string();
+            let (bound, unbound): (Vec<_>, Vec<_>) = of_group(objects, name).partition(bound);
+            let wanted = match pod_group(pod) {
+                Some(_) => members.saturating_sub(bound.len()),
+                None => unbound.len(),
+            };
             let room: u64 = nodes().flat_map(room).sum();
-            if room < unbound.count() as u64 {
+            if room < wanted as u64 {
                 return None;
             }
         }

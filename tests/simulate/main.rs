@@ -10,6 +10,7 @@ mod check;
 mod crowd;
 mod dice;
 mod disruptions;
+mod gangs;
 mod machine;
 mod model;
 mod net;

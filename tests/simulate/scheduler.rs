@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::ServiceExt as _;
 
 use crate::cache::{Cache, Place};
-use crate::check::{ended, group, rejects};
+use crate::check::{ended, group, pod_group, rejects};
 use crate::net::{Link, Mode, Shared, locked};
 use crate::preempt::{nominated, priority};
 use crate::probes::PRIORITY;
@@ -131,7 +131,10 @@ impl Scheduler {
             }
             at = self.catch_up(at);
             match self.next() {
-                Some(pod) => self.clone().schedule(pod).await,
+                Some(pod) => match pod_group(&pod) {
+                    Some(group) => self.clone().cycle(group).await,
+                    None => self.clone().schedule(pod).await,
+                },
                 None if *news.borrow_and_update() > at => sleep(IDLE).await,
                 None => tokio::select! {
                     biased;
@@ -188,6 +191,9 @@ impl Scheduler {
             for node in server.all(Kind::Node) {
                 cache.nodes.insert(name(node), node.clone());
             }
+            for group in server.all(Kind::PodGroup) {
+                cache.groups.insert(name(group), group.clone());
+            }
             return server.version();
         };
         let lag = usize::try_from(self.random(3)).unwrap_or(0);
@@ -227,6 +233,10 @@ impl Scheduler {
                         None => cache.nodes.remove(&name(object)),
                     };
                 }
+                Kind::PodGroup => match after {
+                    Some(group) => drop(cache.groups.insert(name(group), group.clone())),
+                    None => drop(cache.groups.remove(&name(object))),
+                },
                 Kind::GpuNode | Kind::GpustowConfig | Kind::Lease => {}
             }
         }
@@ -256,7 +266,7 @@ impl Scheduler {
     }
 
     /// The nodes that pass, or as many as it looks for; the next call goes on from there.
-    fn window(&self, pod: &Value) -> Vec<String> {
+    pub(crate) fn window(&self, pod: &Value) -> Vec<String> {
         let mut cache = locked(&self.cache);
         let nodes: Vec<String> = cache.nodes.keys().cloned().collect();
         let (begin, enough) = (cache.next, nodes_to_find(0, nodes.len()));
@@ -276,7 +286,7 @@ impl Scheduler {
         passed
     }
 
-    fn put(&self, pod: &Value, place: Place) {
+    pub(crate) fn put(&self, pod: &Value, place: Place) {
         let uid = uid(pod);
         locked(&self.server).disruptions.assume(&uid, None);
         let mut cache = locked(&self.cache);
@@ -288,7 +298,7 @@ impl Scheduler {
     }
 
     /// An error: it comes back after a pause.
-    fn fail(&self, pod: &Value) {
+    pub(crate) fn fail(&self, pod: &Value) {
         let tries = locked(&self.cache)
             .places
             .get(&uid(pod))
@@ -313,50 +323,65 @@ impl Scheduler {
             if look.is_empty() {
                 continue;
             }
-            locked(&self.server)
-                .disruptions
-                .note_shown(&uid(&pod), &look);
-            let body = json!({ "Pod": *pod, "NodeNames": look });
-            let Some(answer) = self.call("filter", &body).await else {
+            let Some(passed) = self.filter(&pod, &look).await else {
                 return self.fail(&pod);
             };
-            if answer["Error"]
-                .as_str()
-                .is_some_and(|text| !text.is_empty())
-            {
-                return self.fail(&pod);
-            }
-            nodes = answer["NodeNames"].as_array().cloned().unwrap_or_default();
+            nodes = passed;
             if !nodes.is_empty() {
                 break;
             }
         }
-        let node = match nodes.len() {
-            0 => {
-                self.put(&pod, Place::Refused(Instant::now()));
-                self.reject_group(&pod);
-                self.preempt(&pod, &passed).await;
-                return self.say_refused(&pod).await;
-            }
-            1 => nodes[0].clone(),
+        if nodes.is_empty() {
+            self.put(&pod, Place::Refused(Instant::now()));
+            self.reject_group(&pod);
+            self.preempt(&pod, &passed).await;
+            return self.say_refused(&pod).await;
+        }
+        let node = self.best(&pod, nodes).await;
+        self.assume(&pod, &node);
+        self.bind(pod, node);
+    }
+
+    /// Which of these nodes the extender passes. None if it does not answer, or says that something is wrong.
+    pub(crate) async fn filter(&self, pod: &Copy, nodes: &[String]) -> Option<Vec<Value>> {
+        locked(&self.server)
+            .disruptions
+            .note_shown(&uid(pod), nodes);
+        let body = json!({ "Pod": **pod, "NodeNames": nodes });
+        let answer = self.call("filter", &body).await?;
+        let error = answer["Error"].as_str().unwrap_or_default();
+        let passed = || answer["NodeNames"].as_array().cloned().unwrap_or_default();
+        error.is_empty().then(passed)
+    }
+
+    /// The one of these nodes that the extender likes best.
+    pub(crate) async fn best(&self, pod: &Copy, nodes: Vec<Value>) -> String {
+        let first = nodes.first().cloned().unwrap_or_default();
+        let best = match nodes.len() {
+            0 | 1 => first,
             _ => {
-                let body = json!({ "Pod": *pod, "NodeNames": nodes });
+                let body = json!({ "Pod": **pod, "NodeNames": nodes });
                 let scores = self.call("prioritize", &body).await.unwrap_or_default();
                 let scores = scores.as_array().cloned().unwrap_or_default();
                 let best = scores.iter().max_by_key(|it| it["Score"].as_i64());
-                best.map_or(nodes[0].clone(), |it| it["Host"].clone())
+                best.map_or(first, |it| it["Host"].clone())
             }
         };
-        let node = node.as_str().unwrap_or_default().to_owned();
-        {
-            let mut server = locked(&self.server);
-            server.disruptions.assume(&uid(&pod), Some(&node));
-            let mut cache = locked(&self.cache);
-            cache.assumed.insert(uid(&pod), node.clone());
-            if let Some(entry) = cache.places.get_mut(&uid(&pod)) {
-                entry.0 = Place::Assumed;
-            }
+        best.as_str().unwrap_or_default().to_owned()
+    }
+
+    pub(crate) fn assume(&self, pod: &Value, node: &str) {
+        let mut server = locked(&self.server);
+        server.disruptions.assume(&uid(pod), Some(node));
+        let mut cache = locked(&self.cache);
+        cache.assumed.insert(uid(pod), node.to_owned());
+        if let Some(entry) = cache.places.get_mut(&uid(pod)) {
+            entry.0 = Place::Assumed;
         }
+    }
+
+    /// Binds the pod where it is assumed to be, while others are looked at.
+    pub(crate) fn bind(self: Arc<Self>, pod: Copy, node: String) {
         // What else holds it back before it is bound: volumes, or other plugins' Permit.
         let permit = match self.random(50) {
             0 if priority(&pod) < PRIORITY => Duration::from_millis(self.random(60_000)),
@@ -386,7 +411,7 @@ impl Scheduler {
     /// Waits at Permit until all of the pod's group are assumed or bound, as the coscheduling plugin has them. False
     /// if one was refused, or that lasts too long.
     async fn group_is_there(&self, pod: &Value) -> bool {
-        let Some((group, members)) = group(pod) else {
+        let Some((group, members)) = group(pod).filter(|_| pod_group(pod).is_none()) else {
             return true;
         };
         let uid = uid(pod);

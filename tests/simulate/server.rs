@@ -33,6 +33,7 @@ pub(crate) enum Kind {
     Lease,
     Node,
     Pod,
+    PodGroup,
 }
 
 impl Kind {
@@ -43,6 +44,7 @@ impl Kind {
             "leases" => Some(Self::Lease),
             "nodes" => Some(Self::Node),
             "pods" => Some(Self::Pod),
+            "podgroups" => Some(Self::PodGroup),
             _ => None,
         }
     }
@@ -52,6 +54,7 @@ impl Kind {
             Self::GpuNode | Self::GpustowConfig => "gpustow.dev/v1alpha1",
             Self::Lease => "coordination.k8s.io/v1",
             Self::Node | Self::Pod => "v1",
+            Self::PodGroup => "scheduling.k8s.io/v1beta1",
         }
     }
 }
@@ -123,6 +126,8 @@ pub(crate) struct Server {
     /// How often it was restored from a backup.
     pub(crate) life: u64,
     changed: watch::Sender<u64>,
+    /// It serves PodGroups.
+    pub(crate) has_pod_groups: bool,
     /// Of the pods that [`check::guarded`] names so many may be away, if there is a budget.
     pub(crate) budget: Option<usize>,
     /// When each pod, by UID, used more than it asked for.
@@ -151,6 +156,7 @@ impl Server {
             uids: 0,
             compacted: 0,
             life: 0,
+            has_pod_groups: false,
             budget: None,
             changed: watch::Sender::new(1),
             over: BTreeMap::new(),
@@ -336,6 +342,13 @@ impl Server {
     pub(crate) fn may_patch(&self, key: &Key, patch: &Value) -> Answer {
         let now = self.get(key)?;
         preconditions(&patch["metadata"], &now)?;
+        Ok(now)
+    }
+
+    /// DELETE with `dryRun`.
+    pub(crate) fn may_delete(&self, key: &Key, precondition: &Value) -> Answer {
+        let now = self.get(key)?;
+        preconditions(precondition, &now)?;
         Ok(now)
     }
 

@@ -10,13 +10,15 @@ use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
 use gpustow_api::names;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use gpustow_testkit::POD_GROUPS;
+use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Request};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::net::{NAMESPACE, Shared, locked};
+use crate::patch::merge;
 use crate::scheduler::{name, uid};
 use crate::server::{Key, Kind, Refusal};
 
@@ -57,24 +59,22 @@ impl Cluster {
     async fn create(&self, kind: Kind, object: Value) -> Result<()> {
         match self {
             Self::Simulated(server) => {
-                let namespace = if kind == Kind::Pod { NAMESPACE } else { "" };
+                let namespace = if kind == Kind::Node { "" } else { NAMESPACE };
                 answered(locked(server).create(kind, namespace, object))?;
             }
             Self::Real(client) => {
-                let params = PostParams::default();
-                match kind {
-                    Kind::Pod => drop(
-                        Self::pods(client)
-                            .create(&params, &serde_json::from_value(object)?)
-                            .await?,
-                    ),
-                    _ => {
-                        let nodes = Api::<Node>::all(client.clone());
-                        nodes
-                            .create(&params, &serde_json::from_value(object)?)
-                            .await?;
-                    }
-                }
+                // The typed API knows nothing of groups.
+                let path = match kind {
+                    Kind::Pod => format!("/api/v1/namespaces/{NAMESPACE}/pods"),
+                    Kind::PodGroup => format!("{POD_GROUPS}/namespaces/{NAMESPACE}/podgroups"),
+                    _ => "/api/v1/nodes".to_owned(),
+                };
+                let mut object = object;
+                object["apiVersion"] = json!(kind.api_version());
+                object["kind"] = json!(format!("{kind:?}"));
+                let request =
+                    Request::new(path).create(&PostParams::default(), object.to_string().into())?;
+                client.request::<Value>(request).await?;
             }
         }
         Ok(())
@@ -247,21 +247,36 @@ impl Stage {
 
     /// A pod that asks for so many MiB; of one of [`RANKS`], or of none.
     pub(crate) async fn pod(&self, name: &str, mib: u64, rank: &str) -> Result<()> {
-        self.pod_with(name, mib, rank, json!([])).await
+        self.pod_with(name, mib, rank, json!({})).await
     }
 
+    /// A PodGroup of which so many pods are scheduled at the same time.
+    pub(crate) async fn gang(&self, name: &str, min_count: usize) -> Result<()> {
+        let policy = json!({ "gang": { "minCount": min_count } });
+        let group = json!({ "metadata": { "name": name }, "spec": { "schedulingPolicy": policy } });
+        self.0.cluster.create(Kind::PodGroup, group).await
+    }
+
+    /// A pod of that PodGroup.
+    pub(crate) async fn member(&self, gang: &str, name: &str, mib: u64, rank: &str) -> Result<()> {
+        let group = json!({ "schedulingGroup": { "podGroupName": gang } });
+        self.pod_with(name, mib, rank, group).await
+    }
+
+    /// With this in its specification.
     pub(crate) async fn pod_with(
         &self,
         name: &str,
         mib: u64,
         rank: &str,
-        gates: Value,
+        more: Value,
     ) -> Result<()> {
         let asks = json!({ names::GPU_MEM: mib.to_string() });
         let mut spec = json!({
-            "schedulerName": names::SCHEDULER, "schedulingGates": gates,
+            "schedulerName": names::SCHEDULER,
             "containers": [{ "name": "main", "image": "i", "resources": { "limits": asks, "requests": asks } }],
         });
+        merge(&mut spec, &more);
         let priority = RANKS
             .iter()
             .find(|(known, _)| *known == rank)

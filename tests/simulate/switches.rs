@@ -46,6 +46,8 @@ pub(crate) struct Switches {
     pub(crate) slow: bool,
     /// When all is well, nothing but pods uses cards any more.
     pub(crate) strangers_leave: bool,
+    /// The API server serves PodGroups, and some pods are of one.
+    pub(crate) gangs: bool,
 }
 
 impl Switches {
@@ -87,6 +89,7 @@ impl Switches {
             lags,
             slow,
             strangers_leave: random.random_bool(0.5),
+            gangs: random.random_bool(0.3),
         }
         .named()
     }

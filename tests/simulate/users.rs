@@ -84,7 +84,9 @@ impl World {
             let names: Vec<String> = names.filter(|_| self.random.random_bool(0.4)).collect();
             pod["metadata"]["labels"][check::REJECTS] = json!(names.join("_"));
         }
-        if members > 1 {
+        if members > 1 && self.on.gangs {
+            self.gang(&mut pod, members);
+        } else if members > 1 {
             let group = format!("of-p{}", self.pods + 1);
             pod["metadata"]["labels"][names::POD_GROUP_LABELS[0]] = json!(group);
             pod["metadata"]["labels"][check::MEMBERS] = json!(members.to_string());
@@ -125,8 +127,9 @@ impl World {
         name
     }
 
-    /// Controllers make pods in place of those that have gone.
+    /// Controllers make pods in place of those that have gone, and PodGroups that are not there.
     pub(crate) fn control(&mut self) {
+        self.make_pod_groups();
         let lives: Vec<String> = {
             let server = locked(&self.server);
             let all = server.all(Kind::Pod);

@@ -73,6 +73,8 @@ pub(crate) struct World {
     pub(crate) on: Switches,
     /// The controllers of pods that may be moved, by their UIDs: as they make a pod.
     pub(crate) owners: BTreeMap<String, Value>,
+    /// The PodGroups that controllers make, from when on.
+    pub(crate) gangs: Vec<(Instant, Value)>,
     /// The version with all nodes in it.
     pub(crate) built: u64,
     pub(crate) machines: Vec<Machine>,
@@ -84,7 +86,7 @@ pub(crate) struct World {
 
 pub(crate) fn key(kind: Kind, name: &str) -> Key {
     let namespace = match kind {
-        Kind::Pod => NAMESPACE,
+        Kind::Pod | Kind::PodGroup => NAMESPACE,
         _ => "",
     };
     (kind, namespace.to_owned(), name.to_owned())
@@ -100,6 +102,7 @@ impl World {
             on: Switches::draw(seed),
             built: 0,
             owners: BTreeMap::new(),
+            gangs: Vec::new(),
             machines: Vec::new(),
             crowd: Crowd::default(),
             pods: 0,
@@ -108,6 +111,7 @@ impl World {
         };
         world.tell(format!("with {:?}", world.on));
         locked(&world.server).budget = world.on.budget;
+        locked(&world.server).has_pod_groups = world.on.gangs;
         world.configure()?;
         world.build()?;
         let trouble = Duration::from_secs(world.random.random_range(TROUBLE));

@@ -50,6 +50,7 @@ a gang on two kinds of node|gang_binding::gang_for_two_kinds_of_node_is_bound_on
 a pod of a gang goes before its bind|gang_faults::gang_goes_on_with_another_pod_if_one_is_deleted_before_its_bind|1.37
 a successor binds the rest of a gang|gang_faults::successor_binds_the_rest_of_a_gang|1.37
 a recreated group is another|gang_binding::group_created_again_under_its_name_is_bound|1.37
+the simulated world's gangs are real|model::gangs_are_asked_about_as_by_the_real_scheduler|1.37
 schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
 LIST
 
@@ -58,7 +59,7 @@ for minor; do
     KUBERNETES=$minor tests/control-plane/build.sh >/dev/null
     names=$(awk -F'|' -v minor="$minor" '$2 !~ /^helm3/ && ($3 == "" || minor >= $3) { print $2 }' "$out/cases")
     # Word splitting is meant: names have no blanks.
-    KUBERNETES=$minor RUST_BACKTRACE=0 GPUSTOW_ROUNDS=3 cargo test --workspace --locked --test integration -- \
+    KUBERNETES=$minor RUST_BACKTRACE=0 GPUSTOW_ROUNDS=3 cargo test --workspace --locked --test integration --test simulate -- \
         --exact $names >"$out/$minor" 2>&1 || sed 's/^/    /' "$out/$minor" >&2
     # The same cases with the older Helm, under names of their own.
     KUBERNETES=$minor HELM=3 RUST_BACKTRACE=0 cargo test --workspace --locked --test integration -- \
