@@ -185,7 +185,8 @@ impl Ledger {
             sight.seats(members.collect(), wanted)
         };
         // A node where the pod's bind was refused is for when no other will do.
-        let first = (0 < untried.len() && untried.len() < nodes.len()).then(|| plan(untried));
+        let some = !untried.is_empty() && untried.len() < nodes.len();
+        let first = some.then(|| plan(untried));
         let first = first.filter(|it| it.count >= wanted && it.seats.contains_key(&pod.uid));
         let Seats {
             mut seats, count, ..
