@@ -64,7 +64,10 @@ pub struct Shortfall {
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { group, fit, of } = self;
-        write!(f, "group {group}: {fit} of {of} fit")
+        if fit < of {
+            return write!(f, "group {group}: {fit} of {of} fit");
+        }
+        write!(f, "group {group}: its other pods need the room")
     }
 }
 

@@ -474,3 +474,17 @@ fn pod_of_a_gang_goes_elsewhere_once_its_bind_to_a_node_was_refused() {
     // All were tried.
     assert_eq!(choose(&mut ledger, &pods[0], &["n", "m"], at(4)).len(), 1);
 }
+
+#[test]
+fn pod_whose_room_others_of_its_gang_need_is_told_so() {
+    let mut ledger = ledger(&[("n", &[100])]);
+    let pods = vec![pod("large", 100), pod("g0", 50), pod("g1", 50)];
+    let pods = gang(&mut ledger, "g", 2, pods);
+    let answer = filter(&mut ledger, &pods[0], &["n"], at(0));
+    let told = answer.shortfall.map(|it| it.to_string());
+    let needed = "group default/g: its other pods need the room";
+    assert_eq!(told.as_deref(), Some(needed));
+    for pod in &pods[1..] {
+        assert_eq!(choose(&mut ledger, pod, &["n"], at(0)), ["n"]);
+    }
+}
