@@ -19,7 +19,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{Group, PodFacts};
 use gpustow_pack::Mib;
 
 use crate::Ledger;
@@ -29,7 +29,7 @@ use crate::maps::HashMap;
 use crate::queue::{Cause, Ended, Turn};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
-use plan::{Plan, Reserve, missing};
+use plan::{Plan, Reserve};
 
 /// A reservation of which all is free is kept for so long: its pod was woken, and something else keeps it off.
 const FREE_FOR: Duration = Duration::from_secs(60);
@@ -231,15 +231,15 @@ impl Ledger {
         }
     }
 
-    /// The pods that have reservations, in their order, and the GPUs of each. A pod that is being ungated counts.
-    fn placed(&self) -> Vec<(Rank, usize)> {
+    /// The pods that have reservations, in their order. A pod that is being ungated counts.
+    fn placed(&self) -> Vec<(Rank, Arc<PodFacts>)> {
         let placed = self.queue.all_reservations().into_iter();
         let placed = placed.filter_map(|uid| {
             let pod = self.books.pod(&uid)?;
-            Some((self.standing(pod, true), cards_of(pod)))
+            Some((self.standing(pod, true), pod.clone()))
         });
         let mut placed: Vec<_> = placed.collect();
-        placed.sort_unstable();
+        placed.sort_unstable_by(|(rank, _), (other, _)| rank.cmp(other));
         placed
     }
 
@@ -260,22 +260,23 @@ impl Ledger {
         let pod = self.needs_place(uid, after, unix, now)?;
         let rank = self.standing(&pod, false);
         let mut bound = Bound::new(self.config.keep_places, self.most_cards());
-        for (other, cards) in self.placed() {
+        for (other, pod) in self.placed() {
             if other < rank {
-                bound.takes(cards);
+                bound.takes(&pod);
             }
         }
         let names = || self.books.nodes().map(|(name, _)| name.clone()).collect();
-        bound.takes(cards_of(&pod)).then(names)
+        let all = self.sight(now).reserved_together(&pod)?;
+        let mut all = all.iter();
+        all.all(|pod| bound.takes(pod)).then(names)
     }
 
     /// Gives up what is beyond the bound.
     fn keep_bounds(&mut self) {
         let mut bound = Bound::new(self.config.keep_places, self.most_cards());
-        for (rank, cards) in self.placed() {
-            if !bound.takes(cards) {
-                let uid = rank.turn.uid();
-                self.queue.end(uid, Ended::Overtaken, &self.books);
+        for (_, pod) in self.placed() {
+            if !bound.takes(&pod) {
+                self.queue.end(&pod.uid, Ended::Overtaken, &self.books);
             }
         }
     }
@@ -346,13 +347,13 @@ impl Ledger {
                 continue;
             };
             let charges = node.charges(cards);
-            let ends = self.sight(now).ends(node, &charges);
-            let missing = missing(node, &charges);
-            if missing == Mib::ZERO {
+            let sight = self.sight(now);
+            let (ends, missing) = sight.ends(name, node, pod, &charges);
+            if missing == Mib::ZERO && !sight.is_awaited_by_gang(pod) {
                 self.wait_for_pod(&uid, now);
             } else {
                 self.placing.free.swap_remove(&uid);
-                let nearer = ends.len() < earmark.waits_for().len();
+                let nearer = missing == Mib::ZERO || ends.len() < earmark.waits_for().len();
                 let until = nearer.then_some(now + self.config.keep_for);
                 self.queue.reservation_nearer(&uid, ends, until);
             }
@@ -404,7 +405,8 @@ impl Ledger {
 struct Bound {
     places: usize,
     cards: usize,
-    is_first: bool,
+    /// The first pod may have any number of GPUs, and so may the others of its gang.
+    first: Option<Option<Group>>,
 }
 
 impl Bound {
@@ -412,18 +414,24 @@ impl Bound {
         Self {
             places,
             cards,
-            is_first: true,
+            first: None,
         }
     }
 
-    /// Takes a reservation of so many GPUs. False if that is too much.
-    fn takes(&mut self, cards: usize) -> bool {
-        if self.places == 0 || !self.is_first && cards > self.cards {
+    /// Takes a reservation for this pod. False if that is too much.
+    fn takes(&mut self, pod: &PodFacts) -> bool {
+        let gang = pod.group.as_ref().filter(|gang| gang.is_in_tree());
+        let is_first = match &self.first {
+            None => true,
+            Some(first) => gang.is_some() && first.as_ref() == gang,
+        };
+        let cards = cards_of(pod);
+        if self.places == 0 || !is_first && cards > self.cards {
             return false;
         }
         self.places -= 1;
         self.cards = self.cards.saturating_sub(cards);
-        self.is_first = false;
+        self.first.get_or_insert_with(|| gang.cloned());
         true
     }
 }
@@ -435,6 +443,39 @@ fn cards_of(pod: &PodFacts) -> usize {
 }
 
 impl Sight<'_> {
+    /// The pods for which GPUs are to be reserved together with this one, which is the first; none if its gang fits. A part
+    /// of a gang is not reserved for where a bound leaves too little for the rest.
+    fn reserved_together(&self, pod: &Arc<PodFacts>) -> Option<Vec<Arc<PodFacts>>> {
+        let mut all = vec![pod.clone()];
+        if let Some((open, wanted)) = self.open_of_gang(pod) {
+            if self.has_seats(pod) {
+                return None;
+            }
+            let has = |it: &Arc<PodFacts>| self.queue.reservation_for(&it.uid).is_some();
+            let (reserved, without): (Vec<_>, Vec<_>) = open.into_iter().partition(has);
+            // Those beyond the least number wait alone.
+            let rest = wanted.checked_sub(reserved.len() + 1)?;
+            let others = without.into_iter().filter(|it| it.uid != pod.uid);
+            all.extend(others.take(rest));
+        }
+        Some(all)
+    }
+
+    /// All that is reserved for the pod is free. Are GPUs reserved for enough others of its gang, and some not free yet?
+    fn is_awaited_by_gang(&self, pod: &PodFacts) -> bool {
+        let Some((open, wanted)) = self.open_of_gang(pod) else {
+            return false;
+        };
+        let missing = open.iter().filter_map(|pod| {
+            let earmark = self.queue.reservation_for(&pod.uid)?;
+            let (name, node) = self.books.named_node(earmark.node())?;
+            let charges = node.charges(earmark.cards());
+            Some(self.ends(name, node, pod, &charges).1)
+        });
+        let missing: Vec<Mib> = missing.collect();
+        missing.len() >= wanted && missing.iter().any(|mib| *mib > Mib::ZERO)
+    }
+
     /// Is this place of another free for the pod, which asks for the same, has one too, and whose turn is before?
     pub(crate) fn may_take_place(&self, pod: &PodFacts, other: &PodFacts) -> bool {
         let both = || {

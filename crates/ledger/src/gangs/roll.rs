@@ -77,6 +77,14 @@ impl Sight<'_> {
         Some(roll)
     }
 
+    /// The pods of the pod's gang that may come and have no place, and how many of them must get one.
+    pub(crate) fn open_of_gang(&self, pod: &PodFacts) -> Option<(Vec<Arc<PodFacts>>, usize)> {
+        let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
+        let roll = self.roll(gang, None, None)?;
+        let wanted = roll.wanted();
+        Some((roll.open, wanted))
+    }
+
     /// Do enough of the pod's gang fit now, as far as is known?
     pub(crate) fn has_seats(&self, pod: &PodFacts) -> bool {
         self.seats_of_gang(pod).is_none_or(|seats| seats.is_ok())

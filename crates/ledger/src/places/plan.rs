@@ -45,7 +45,13 @@ impl Sight<'_> {
         name: &Arc<str>,
         budget: &mut Budget,
     ) -> Offer<Plan> {
-        match self.without_room_on(name, self.asleep(uid), budget) {
+        let asleep = self.asleep(uid);
+        let pod = match asleep {
+            // That one pod of a gang fits helps none of it.
+            Some(pod) if self.is_of_gang(&pod, &pod) => Some(pod),
+            asleep => self.without_room_on(name, asleep, budget),
+        };
+        match pod {
             None => Offer::Fits,
             Some(pod) => self.place_on_node(&pod, name, budget),
         }
@@ -99,7 +105,8 @@ impl Sight<'_> {
         // What others wait for there, and whether the pod may take that from them.
         let mut taken: Vec<(&str, Option<&Uid>)> = Vec::new();
         let mine = Holder::Pod(pod.uid.clone());
-        for holder in self.queue.holders(name).filter(|it| **it != mine) {
+        let others = self.queue.holders(name).filter(|it| **it != mine);
+        for holder in others.filter(|it| !self.is_reserved_for_gang(it, pod)) {
             // Which cards those get that kube-scheduler preempts for is not known.
             let earmark = self.queue.earmark_of(holder)?;
             let cards = Some(earmark.cards()).filter(|cards| !cards.is_empty())?;
@@ -115,8 +122,13 @@ impl Sight<'_> {
         }
         let mut view = node.view().clone();
         budget.charge_view(node);
-        let empty = node.view_of(|_| false);
+        let mut empty = node.view_of(|_| false);
         budget.charge_view(node);
+        for (card, mib) in self.reserved_for_gang(name, node, pod) {
+            for view in [&mut view, &mut empty] {
+                view.cards[card].free = view.cards[card].free.minus(mib);
+            }
+        }
         let mut order = Vec::new();
         for (card, seen) in view.cards.iter_mut().enumerate() {
             let uuid = node.uuid(card);
@@ -153,11 +165,11 @@ impl Sight<'_> {
                         overtaken.filter_map(|(_, loses)| loses.cloned()).collect();
                     overtakes.sort_unstable();
                     overtakes.dedup();
-                    let waits_for = self.ends(node, &charges);
+                    let (waits_for, missing) = self.ends(name, node, pod, &charges);
                     let rank = Rank {
                         overtakes: overtakes.len(),
                         waits_for: waits_for.len(),
-                        missing: missing(node, &charges),
+                        missing,
                     };
                     return Some(Plan {
                         rank,
@@ -174,10 +186,35 @@ impl Sight<'_> {
         None
     }
 
-    /// Who has to end, at the least, before the pod has so much of these cards.
-    pub(super) fn ends(&self, node: &Node, charges: &[(usize, Mib)]) -> Vec<Uid> {
+    /// Is this reserved for another pod of the pod's gang?
+    fn is_reserved_for_gang(&self, holder: &Holder, pod: &PodFacts) -> bool {
+        let Holder::Pod(uid) = holder else {
+            return false;
+        };
+        let other = self.books.pod(uid).filter(|other| other.uid != pod.uid);
+        other.is_some_and(|other| self.is_of_gang(pod, other))
+            && self.queue.reservation_for(uid).is_some()
+    }
+
+    /// What is reserved on the node for other pods of the pod's gang, by GPU: they come together.
+    fn reserved_for_gang(&self, name: &str, node: &Node, pod: &PodFacts) -> Vec<(usize, Mib)> {
+        let holders = self.queue.holders(name);
+        let holders = holders.filter(|it| self.is_reserved_for_gang(it, pod));
+        let earmarks = holders.filter_map(|it| self.queue.earmark_of(it));
+        earmarks.flat_map(|it| node.charges(it.cards())).collect()
+    }
+
+    /// Who has to end, at the least, before the pod has so much of these cards, and what of that is not free.
+    pub(super) fn ends(
+        &self,
+        name: &str,
+        node: &Node,
+        pod: &PodFacts,
+        charges: &[(usize, Mib)],
+    ) -> (Vec<Uid>, Mib) {
         let leaves = |uid: &Uid| self.books.pod(uid).is_some_and(|pod| self.leaves(pod));
-        let mut ends: Vec<Uid> = Vec::new();
+        let gangs = self.reserved_for_gang(name, node, pod);
+        let (mut ends, mut all): (Vec<Uid>, Mib) = (Vec::new(), Mib::ZERO);
         for &(card, mib) in charges {
             let Some(seen) = node.view().cards.get(card) else {
                 continue;
@@ -189,7 +226,10 @@ impl Sight<'_> {
             holds.sort_unstable_by_key(|(held, uid)| {
                 (!leaves(uid), !ends.contains(uid), Reverse(*held), *uid)
             });
-            let mut missing = mib.minus(seen.free);
+            let gangs = gangs.iter().filter(|(other, _)| *other == card);
+            let gangs: Mib = gangs.map(|(_, mib)| *mib).sum();
+            let mut missing = mib.minus(seen.free.minus(gangs));
+            all = [all, missing].into_iter().sum();
             for (held, uid) in holds {
                 if missing == Mib::ZERO {
                     break;
@@ -200,15 +240,6 @@ impl Sight<'_> {
                 }
             }
         }
-        ends
+        (ends, all)
     }
-}
-
-/// What of these cards is not free.
-pub(super) fn missing(node: &Node, charges: &[(usize, Mib)]) -> Mib {
-    let free = |card: usize| Some(node.view().cards.get(card)?.free);
-    let missing = charges
-        .iter()
-        .filter_map(|&(card, mib)| Some(mib.minus(free(card)?)));
-    missing.sum()
 }

@@ -11,6 +11,7 @@ mod cordons;
 mod evidence;
 mod filter;
 mod forged;
+mod gang_places;
 mod gang_rules;
 mod gang_victims;
 mod gangs;

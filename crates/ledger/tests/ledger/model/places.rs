@@ -48,7 +48,13 @@ impl World {
         let most = cards * self.config.keep_percent / 100;
         let places = self.ledger.places();
         let kept: usize = places.iter().map(|place| asked(&place.pod)).sum();
-        require(places.len() <= 1 || kept <= most, || {
+        // A gang is one that has all it needs.
+        let gangs: BTreeSet<_> = places.iter().map(|place| &place.pod.group).collect();
+        let first = match gangs.len() {
+            1 => places[0].pod.group.is_some() || places.len() == 1,
+            count => count == 0,
+        };
+        require(first || kept <= most, || {
             format!("of {cards} cards {kept} are kept: {places:?}")
         })?;
         for place in places.iter().filter(|place| !before.contains(&key(place))) {
@@ -112,7 +118,7 @@ impl World {
         require(places.len() <= self.config.keep_places, || {
             format!("too many: {places:?}")
         })?;
-        let mut cards = BTreeSet::new();
+        let mut cards = BTreeMap::new();
         let shares = if places.is_empty() {
             Vec::new()
         } else {
@@ -127,7 +133,10 @@ impl World {
                 format!("without end: {place:?}")
             })?;
             for (uuid, _) in &place.cards {
-                require(cards.insert((place.node.clone(), uuid.clone())), || {
+                let key = (place.node.clone(), uuid.clone());
+                let other = cards.insert(key, &place.pod.group);
+                let together = place.pod.group.is_some() && other == Some(&place.pod.group);
+                require(other.is_none() || together, || {
                     format!("{uuid} is kept for two pods: {places:?}")
                 })?;
             }
