@@ -14,8 +14,8 @@ mod kinds;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::intree::Constraints;
-use gpustow_api::{PodFacts, names};
+use gpustow_api::intree::{Constraints, Taint};
+use gpustow_api::{NodeFacts, PodFacts, names};
 use gpustow_pack::{Bytes, Mib, Request};
 
 use crate::books::Uid;
@@ -74,9 +74,22 @@ pub struct Placeholder {
     pub present: Vec<Box<str>>,
 }
 
-/// What looks remember: since when nodes without a report have been there. Lost at a restart without harm.
+/// What looks remember: since when nodes that do not take pods yet have been there. Lost at a restart without harm.
 #[derive(Debug, Default)]
 pub(crate) struct Arriving(HashMap<Arc<str>, Duration>);
+
+impl Arriving {
+    /// Nodes that may soon take pods.
+    fn names(&self, now: Duration) -> HashSet<Arc<str>> {
+        let lately =
+            |(_, since): &(&Arc<str>, &Duration)| now.saturating_sub(**since) < ARRIVES_FOR;
+        self.0
+            .iter()
+            .filter(lately)
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+}
 
 /// A pod that no present node can take.
 #[derive(Clone, Debug)]
@@ -99,16 +112,14 @@ impl Ledger {
         }
         self.expire(now);
         self.note_arriving(now);
-        let needs = self.sight(now).needs();
+        let arriving = self.arriving.names(now);
+        let needs = self.sight(now).needs(&arriving);
         if needs.is_empty() {
             return Provision {
                 delete: present,
                 ..Provision::default()
             };
         }
-        let arriving = self.arriving.0.iter();
-        let arriving = arriving.filter(|(_, since)| now.saturating_sub(**since) < ARRIVES_FOR);
-        let arriving: Vec<Arc<str>> = arriving.map(|(name, _)| name.clone()).collect();
         self.sight(now).placeholders(&needs, present, &arriving)
     }
 
@@ -122,11 +133,15 @@ impl Ledger {
         pods
     }
 
-    /// Notes since when nodes have been there that do not report.
+    /// Notes since when nodes have been there that do not report, or have the startup taint.
     fn note_arriving(&mut self, now: Duration) {
         let mut since = HashMap::default();
         for (name, node) in self.books.nodes() {
-            if node.status().is_none() && node.facts().is_some_and(|facts| !facts.cordoned) {
+            let starts = |facts: &NodeFacts| {
+                !facts.cordoned
+                    && (node.status().is_none() || facts.taints.iter().any(Taint::is_startup))
+            };
+            if node.facts().is_some_and(starts) {
                 let before = self.arriving.0.get(name).copied();
                 since.insert(name.clone(), before.unwrap_or(now));
             }
@@ -137,7 +152,7 @@ impl Ledger {
 
 impl Sight<'_> {
     /// The pods that wait and that no present node can take, the first in turn.
-    fn needs(&self) -> Vec<Need> {
+    fn needs(&self, arriving: &HashSet<Arc<str>>) -> Vec<Need> {
         let mut turns: Vec<&Turn> = self.queue.turns().collect();
         turns.sort_unstable();
         let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
@@ -153,7 +168,7 @@ impl Sight<'_> {
             };
             let key = (request.clone(), pod.constraints.clone());
             let fits = fits.entry(key);
-            if *fits.or_insert_with(|| self.may_fit_some(&pod, &mut budget)) {
+            if *fits.or_insert_with(|| self.may_fit_some(&pod, arriving, &mut budget)) {
                 continue;
             }
             let sums = sums.get_or_insert_with(|| self.sums());
@@ -191,7 +206,12 @@ impl Sight<'_> {
     }
 
     /// Can a present node take the pod? True, too, if that takes too long to tell, or if the node may report again.
-    fn may_fit_some(&self, pod: &PodFacts, budget: &mut Budget) -> bool {
+    fn may_fit_some(
+        &self,
+        pod: &PodFacts,
+        arriving: &HashSet<Arc<str>>,
+        budget: &mut Budget,
+    ) -> bool {
         let Ok(request) = &pod.request else {
             return true;
         };
@@ -205,10 +225,14 @@ impl Sight<'_> {
             let Some(node) = self.books.node(name) else {
                 return false;
             };
+            let refused = match arriving.contains(name) {
+                true => self.books.refused_once_started(name, pod),
+                false => self.books.refused_in_tree(name, pod),
+            };
             let lately = self.config.stale_after + STALE_FOR;
             node.facts().is_some()
                 && node.gate().is_stale(self.now, lately) == Some(false)
-                && self.books.refused_in_tree(name, pod).is_none()
+                && refused.is_none()
                 && !matches!(
                     self.choose_within(name, pod, request, budget),
                     Err(reason) if reason != Reason::NotYet
@@ -264,7 +288,7 @@ impl Sight<'_> {
         &self,
         needs: &[Need],
         present: Vec<Arc<PodFacts>>,
-        arriving: &[Arc<str>],
+        arriving: &HashSet<Arc<str>>,
     ) -> Provision {
         let kinds = Kinds::of(self);
         let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
@@ -292,7 +316,7 @@ impl Sight<'_> {
         // The nodes of these placeholders are among those that arrive.
         let arriving = arriving
             .iter()
-            .filter_map(|name| kinds.of_arriving(name, self));
+            .filter_map(|name| kinds.of_unknown(name, self));
         let arriving = arriving.skip(kept.len()).collect::<Vec<_>>();
         let others = arriving.into_iter().map(|kind| Bin::of(kind, &kinds));
         bins.splice(0..0, others);

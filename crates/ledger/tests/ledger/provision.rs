@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::intree::Label;
+use gpustow_api::intree::{Label, Taint};
 use gpustow_api::{NodeFacts, PodFacts, names};
 use gpustow_ledger::{Config, Ledger, Placeholder};
 use gpustow_pack::Mib;
@@ -185,6 +185,24 @@ fn a_node_that_arrives_takes_pods_before_it_reports() {
     // It never reports.
     for seconds in [700, 701] {
         assert_eq!(created(&mut ledger, at(seconds)).len(), 2);
+    }
+}
+
+#[test]
+fn a_node_with_the_startup_taint_is_no_reason_for_another() {
+    for (key, wanted) in [(names::STARTUP_TAINT, 0), ("example.com/closed", 1)] {
+        let mut ledger = ledger(5);
+        full(&mut ledger, "n", LARGE);
+        comes(&mut ledger, "new", LARGE);
+        ledger.apply_node(NodeFacts {
+            taints: [Taint::new(key, "", "NoSchedule")].into(),
+            ..of_type("new", "large")
+        });
+        ledger.apply_pod(queued("p", 60));
+        assert_eq!(created(&mut ledger, at(1)).len(), wanted, "{key}");
+        // Its agent never removes it.
+        ledger.apply_gpunode("new", report(&[card("new-0", 80)]), at(700));
+        assert_eq!(created(&mut ledger, at(701)).len(), 1, "{key}");
     }
 }
 
