@@ -4,11 +4,14 @@
 //! *placeholder* is a pod that it sees instead: it requests what pods wait for, and no present node takes it. The ledger
 //! names the placeholders that are to be created and deleted ([`Ledger::provision`]); it creates none.
 //!
+//! A gang needs what its pods lack beside those that fit now, and nothing if enough of them fit ([`gangs`]).
+//!
 //! Pods for which the autoscaler adds a node by itself have none, and neither have pods that such a node, a node of
 //! another placeholder or a node that arrives will take. What a node takes follows from the kinds of nodes that are
 //! there. Of a kind that is not there nothing is known, so that each pod for it has a placeholder of its own, and the
 //! autoscaler adds up their requests.
 
+mod gangs;
 mod kinds;
 
 use std::sync::Arc;
@@ -25,6 +28,7 @@ use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::{Evidence, Turn};
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
+pub(crate) use gangs::Lacks;
 use kinds::{Bin, Kinds, fewest};
 
 /// Waiting pods that one look thinks of, the first in turn.
@@ -113,7 +117,11 @@ impl Ledger {
         self.expire(now);
         self.note_arriving(now);
         let arriving = self.arriving.names(now);
-        let needs = self.sight(now).needs(&arriving);
+        let mut lacks = std::mem::take(&mut self.lacks);
+        let sight = self.sight(now);
+        lacks.look(&sight, &present, &arriving);
+        let needs = sight.needs(&arriving, &lacks);
+        self.lacks = lacks;
         if needs.is_empty() {
             return Provision {
                 delete: present,
@@ -152,7 +160,7 @@ impl Ledger {
 
 impl Sight<'_> {
     /// The pods that wait and that no present node can take, the first in turn.
-    fn needs(&self, arriving: &HashSet<Arc<str>>) -> Vec<Need> {
+    fn needs(&self, arriving: &HashSet<Arc<str>>, lacks: &Lacks) -> Vec<Need> {
         let mut turns: Vec<&Turn> = self.queue.turns().collect();
         turns.sort_unstable();
         let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
@@ -166,18 +174,24 @@ impl Sight<'_> {
             let Some((pod, request)) = self.without_means(turn.uid()) else {
                 continue;
             };
+            let lacks = lacks.lacks(&pod);
             let key = (request.clone(), pod.constraints.clone());
-            let fits = fits.entry(key);
-            if *fits.or_insert_with(|| self.may_fit_some(&pod, arriving, &mut budget)) {
+            let fits = || {
+                *(fits.entry(key)).or_insert_with(|| self.may_fit_some(&pod, arriving, &mut budget))
+            };
+            if lacks.is_none() && fits() {
                 continue;
             }
+            // It counts the pods that fit and wait for the rest of their gang.
             let sums = sums.get_or_insert_with(|| self.sums());
             let is_seen = !pod.queued && !self.seems_to_fit(&pod, &request, sums);
-            needs.push(Need {
-                pod,
-                request,
-                is_seen,
-            });
+            if lacks != Some(false) {
+                needs.push(Need {
+                    pod,
+                    request,
+                    is_seen,
+                });
+            }
         }
         needs
     }
@@ -219,25 +233,33 @@ impl Sight<'_> {
         let mut names = self.books.with_room(least.unwrap_or_default());
         names.any(|name| {
             budget.charge(1);
-            if budget.is_spent() {
-                return true;
-            }
-            let Some(node) = self.books.node(name) else {
-                return false;
-            };
-            let refused = match arriving.contains(name) {
-                true => self.books.refused_once_started(name, pod),
-                false => self.books.refused_in_tree(name, pod),
-            };
-            let lately = self.config.stale_after + STALE_FOR;
-            node.facts().is_some()
-                && node.gate().is_stale(self.now, lately) == Some(false)
-                && refused.is_none()
-                && !matches!(
-                    self.choose_within(name, pod, request, budget),
-                    Err(reason) if reason != Reason::NotYet
-                )
+            budget.is_spent() || self.may_take(name, pod, request, arriving, budget)
         })
+    }
+
+    fn may_take(
+        &self,
+        name: &Arc<str>,
+        pod: &PodFacts,
+        request: &Request,
+        arriving: &HashSet<Arc<str>>,
+        budget: &mut Budget,
+    ) -> bool {
+        let Some(node) = self.books.node(name) else {
+            return false;
+        };
+        let refused = match arriving.contains(name) {
+            true => self.books.refused_once_started(name, pod),
+            false => self.books.refused_in_tree(name, pod),
+        };
+        let lately = self.config.stale_after + STALE_FOR;
+        node.facts().is_some()
+            && node.gate().is_stale(self.now, lately) == Some(false)
+            && refused.is_none()
+            && !matches!(
+                self.choose_within(name, pod, request, budget),
+                Err(reason) if reason != Reason::NotYet
+            )
     }
 
     /// What an autoscaler sees free on each node.
@@ -298,10 +320,13 @@ impl Sight<'_> {
         let mut kept = HashSet::default();
         for placeholder in present {
             let pods = placeholder.stands_for.as_deref().unwrap_or_default();
-            let owner = pods.first().and_then(|uid| by_uid(uid));
-            let is_needed = owner.is_some_and(|owner| {
-                !needs[owner].is_seen && kept.len() < self.config.provision && kept.insert(owner)
-            });
+            // Its owner may wait for the others of its gang.
+            let owner = pods.first().and_then(|uid| self.books.pod(uid));
+            let waits = owner.is_some_and(|owner| owner.node.is_none());
+            let needed = pods.iter().filter_map(|uid| by_uid(uid));
+            let needed = needed.filter(|it| waits && !needs[*it].is_seen).min();
+            let is_needed = needed
+                .is_some_and(|first| kept.len() < self.config.provision && kept.insert(first));
             if !is_needed {
                 provision.delete.push(placeholder);
                 continue;

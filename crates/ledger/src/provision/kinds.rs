@@ -199,7 +199,7 @@ impl Bin {
 }
 
 /// What is left of a node beside the pod.
-fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
+pub(super) fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
     let request = &need.request;
     if view.cpu_free_milli < request.cpu_milli || view.ram_free < request.ram {
         return None;
