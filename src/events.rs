@@ -166,7 +166,6 @@ impl Events {
             // Its assignment is told soon.
             Ungate::Room => return,
             Ungate::MayPreempt => "pods of lower priority can be preempted for it",
-            Ungate::Shown => "it is at the head of the queue, and autoscalers should see it",
             Ungate::NoNode => "it does not fit on any node, even an empty one",
             Ungate::NotOurs => "its request cannot be read, or its scheduler does not use gpustow",
             Ungate::Off => "the queue is off (spec.queue.mode of the GpustowConfig)",

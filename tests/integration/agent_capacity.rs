@@ -1,10 +1,13 @@
 //! The node's capacity that an agent writes, and what kube-scheduler makes of it.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use gpustow_api::names;
 use gpustow_testkit::builders::{delete, set_accepted};
-use gpustow_testkit::{Action, ApiProxy, Case, wait_bound};
-use k8s_openapi::api::core::v1::Pod;
+use gpustow_testkit::{Action, ApiProxy, Case, eventually, wait_bound};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
 
 use crate::agent::AgentNode;
 use crate::agent_token::agent_config;
@@ -89,6 +92,46 @@ async fn a_pod_without_an_assignment_counts_once_its_kubelet_has_accepted_it() -
     node.capacity(84_000).await?;
     delete(&case.client, &small, 0).await?;
     node.capacity(79_000).await?;
+    node.end().await;
+    rig.end(case).await
+}
+
+#[tokio::test]
+async fn the_startup_taint_goes_once_pods_find_the_capacity_and_others_stay() -> Result<()> {
+    let rig = rig().await?;
+    let case = Case::new(rig.cluster, "startup").await?;
+    let node = AgentNode::start(rig.cluster, &case).await?;
+    let key = names::STARTUP_TAINT;
+    let taints = json!([
+        { "key": "testkit/before", "effect": "NoSchedule" },
+        { "key": key, "effect": "NoSchedule" },
+        { "key": key, "effect": "NoExecute" },
+    ]);
+    let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
+    let nodes = Api::<Node>::all(case.client.clone());
+    let params = PatchParams::default();
+    nodes.patch(&node.name, &params, &patch).await?;
+    node.capacity(79_000).await?;
+    node.card("the report", |gpu| gpu.healthy).await?;
+    let left = async || {
+        let node = nodes.get(&node.name).await?;
+        let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        let taints = taints.into_iter().map(|it| (it.key, it.effect));
+        anyhow::Ok(taints.collect::<Vec<_>>())
+    };
+    // The kubelet has not told kube-scheduler yet.
+    assert_eq!(left().await?.len(), 3);
+
+    node.kubelet_writes("allocatable", 79_000).await?;
+
+    let stay = [("testkit/before", "NoSchedule"), (key, "NoExecute")];
+    let stay = stay.map(|(key, effect)| (key.to_owned(), effect.to_owned()));
+    eventually(SOON, "the startup taint is gone", async || {
+        let left = left().await?;
+        ensure!(left == stay, "{left:?}");
+        Ok(())
+    })
+    .await?;
     node.end().await;
     rig.end(case).await
 }

@@ -202,6 +202,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GPU_MEMORY_LABEL,
         names::GPU_MODEL_LABEL,
         names::KNOWN_LABEL,
+        names::STARTUP_TAINT,
         names::PLACEHOLDER,
         names::PLACEHOLDER_FOR,
         names::GUARD_LABEL,

@@ -253,32 +253,6 @@ async fn queued_pod_of_high_priority_preempts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn first_in_the_queue_are_shown_to_an_autoscaler() -> Result<()> {
-    let cluster = open().await?;
-    let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;
-    let more = ["queue: {showToAutoscaler: 1}"];
-    let extender = extender_by(&cluster, &kubeconfig, "one", "Always", &more).await?;
-    let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "shown").await?;
-    case.node("n", &[CARD]).create(&case.client).await?;
-    let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
-    let first = held(&case, "first").create(&case.client).await?;
-    let told = event(&case.client, &first, "GpuPodUngated").await?;
-    ensure!(told.contains("autoscalers should see it"), "{told}");
-    // What autoscalers look for.
-    wait_refused(&case.client, &first, "Insufficient", SOON).await?;
-    let second = held(&case, "second").create(&case.client).await?;
-    event(&case.client, &second, "GpuPodQueued").await?;
-    still_held(&case, &[&second]).await?;
-
-    delete(&case.client, &holder, 0).await?;
-    wait_bound(&case.client, &first, SOON).await?;
-    // The next one's turn to be seen.
-    event(&case.client, &second, "GpuPodUngated").await?;
-    case.end().await
-}
-
-#[tokio::test]
 async fn queued_pod_preempts_for_fragmented_memory() -> Result<()> {
     let cluster = open().await?;
     let kubeconfig = cluster.kubeconfig(SYSTEM, ACCOUNT, None).await?;

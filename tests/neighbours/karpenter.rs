@@ -68,7 +68,11 @@ async fn karpenter(site: &Site, cards: u64) -> Result<Process> {
     let pool = json!({
         "apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": { "name": "cards" },
         "spec": { "template": {
-            "metadata": { "labels": { LABEL: site.case.namespace } },
+            "metadata": { "labels": {
+                LABEL: site.case.namespace,
+                names::GPU_MEMORY_LABEL: CARD.to_string(),
+                names::GPU_COUNT_LABEL: cards.to_string(),
+            } },
             "spec": {
                 "nodeClassRef": { "group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default" },
                 "requirements": [is("kubernetes.io/arch", "amd64")],
@@ -115,14 +119,14 @@ async fn join(site: &Site, cards: usize, joined: &mut BTreeSet<String>) -> Resul
 }
 
 #[tokio::test]
-async fn first_in_the_queue_are_seen_and_nodes_come_until_all_are_bound() -> Result<()> {
-    let (site, _) = Site::with_queue(1, &["queue: {showToAutoscaler: 2}"]).await?;
+async fn placeholders_of_queued_pods_add_nodes_until_all_are_bound() -> Result<()> {
+    let (site, _) = Site::with_queue(1, &["provision: {max: 2}"]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _karpenter = karpenter(&site, 1).await?;
     for name in ["first", "second", "third"] {
         case.pod(name).gpu_mem(CARD).create(client).await?;
     }
-    eventually(SOON, "a node each for those who are shown", async || {
+    eventually(SOON, "a node for each placeholder", async || {
         let claims = claims(&site).await?;
         ensure!(claims == 2, "{claims}");
         Ok(())
@@ -147,7 +151,7 @@ async fn first_in_the_queue_are_seen_and_nodes_come_until_all_are_bound() -> Res
 #[tokio::test]
 async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     let config = [
-        "queue: {showToAutoscaler: 1}",
+        "provision: {max: 1}",
         "reserve: {after: 1s, markNodes: true}",
     ];
     let (site, occupant) = Site::with_queue(1, &config).await?;
@@ -214,7 +218,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
 }
 
 #[tokio::test]
-async fn autoscalers_see_no_queued_pod_unless_the_extender_shows_some() -> Result<()> {
+async fn autoscalers_see_no_queued_pod() -> Result<()> {
     let (site, _) = Site::with_queue(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
     let _karpenter = karpenter(&site, 1).await?;

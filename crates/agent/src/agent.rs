@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_api::names;
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
@@ -323,6 +324,19 @@ impl Agent {
             self.node = Some(OwnNode {
                 capacity,
                 labels: wanted,
+                ..node
+            });
+        } else if let Some(position) = node.startup_taint
+            && node.capacity.is_some()
+            && node.capacity == node.allocatable
+        {
+            self.cluster.started(position).await?;
+            tracing::info!(
+                taint = names::STARTUP_TAINT,
+                "removed the startup taint: the node takes pods"
+            );
+            self.node = Some(OwnNode {
+                startup_taint: None,
                 ..node
             });
         }

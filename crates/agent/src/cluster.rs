@@ -5,10 +5,12 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
+use gpustow_api::intree::Taint;
 use gpustow_api::{names, quantity};
 use gpustow_pack::Mib;
 use gpustow_serve::status_patch;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, ListParams, Patch, PatchParams, Request};
 use kube::core::PartialObjectMeta;
@@ -54,18 +56,24 @@ pub struct OwnNode {
     pub owner: Option<OwnerReference>,
     /// Its capacity of GPU memory, if it has that at all.
     pub capacity: Option<Mib>,
+    /// The same as its kubelet has told kube-scheduler.
+    pub allocatable: Option<Mib>,
     /// Our labels on it.
     pub labels: BTreeMap<String, String>,
+    /// Where in the list of its taints the startup taint is.
+    pub startup_taint: Option<usize>,
 }
 
 impl OwnNode {
     /// Reduces a node.
     #[must_use]
     pub fn of(node: &Node, resource: &str) -> Self {
-        let capacity = node
-            .status
-            .as_ref()
-            .and_then(|status| status.capacity.as_ref()?.get(resource));
+        let status = node.status.as_ref();
+        let amount = |list: Option<&BTreeMap<String, Quantity>>| {
+            let amount = list?.get(resource)?;
+            Some(Mib(quantity::rounded_up(amount, 1)))
+        };
+        let mut taints = node.spec.iter().flat_map(|it| it.taints.iter().flatten());
         let labels = node.metadata.labels.iter().flatten();
         let ours = [
             names::GPU_MODEL_LABEL,
@@ -75,7 +83,9 @@ impl OwnNode {
         ];
         Self {
             owner: node.owner_ref(&()),
-            capacity: capacity.map(|amount| Mib(quantity::rounded_up(amount, 1))),
+            capacity: amount(status.and_then(|it| it.capacity.as_ref())),
+            allocatable: amount(status.and_then(|it| it.allocatable.as_ref())),
+            startup_taint: taints.position(|taint| Taint::of(taint).is_startup()),
             labels: labels
                 .filter(|(key, _)| ours.contains(&key.as_str()))
                 .map(|(key, value)| (key.clone(), value.clone()))
@@ -282,6 +292,25 @@ impl Cluster {
         let (url, params) = (Node::url_path(&(), None), PatchParams::default());
         self.patch_status(url, &self.node, &params, &Patch::Merge(patch))
             .await
+    }
+
+    /// Removes the startup taint, which is at this position of the node's list, unless the list has changed.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if it cannot be removed.
+    pub async fn started(&self, position: usize) -> Result<(), ClusterError> {
+        let taint = format!("/spec/taints/{position}");
+        let patch = json!([
+            { "op": "test", "path": format!("{taint}/key"), "value": names::STARTUP_TAINT },
+            { "op": "test", "path": format!("{taint}/effect"), "value": "NoSchedule" },
+            { "op": "remove", "path": taint },
+        ]);
+        let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
+        let patch = Patch::<()>::Json(patch);
+        let nodes = Api::<Node>::all(self.client.clone());
+        let params = PatchParams::default();
+        let patched = nodes.patch_metadata(&self.node, &params, &patch);
+        bounded(patched).await.map(drop)
     }
 
     /// Writes on which devices the pod was seen.

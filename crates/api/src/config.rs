@@ -125,9 +125,6 @@ pub struct Queue {
     /// Which new pods are queued with a scheduling gate: Off queues none, Auto queues new pods while others wait, Always
     /// queues every new pod. Quote "Off", because YAML reads it as false.
     pub mode: QueueMode,
-    /// How many pods at the head of the queue are ungated without room, so that an autoscaler sees them.
-    #[schemars(range(min = 0, max = 1000))]
-    pub show_to_autoscaler: u32,
 }
 
 /// Which new pods are queued.

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
     Toleration as PodToleration,
 };
 
-use crate::NodeFacts;
+use crate::{NodeFacts, names};
 
 /// Fewer nodes than that are never left out: `minFeasibleNodesToFind`.
 pub const LEAST_NODES: usize = 100;
@@ -87,7 +87,22 @@ pub(crate) const PREFER_NO_SCHEDULE: &str = "PreferNoSchedule";
 /// Why kube-scheduler does not ask about the node, if it does not.
 #[must_use]
 pub fn refuses(node: &NodeFacts, pod: &Constraints) -> Option<&'static str> {
-    let tolerated = |taint: &Taint| pod.tolerations.iter().any(|it| it.covers(taint));
+    refuses_but_for(node, pod, |_| false)
+}
+
+/// The same once the agent has removed the startup taint.
+#[must_use]
+pub fn refuses_once_started(node: &NodeFacts, pod: &Constraints) -> Option<&'static str> {
+    refuses_but_for(node, pod, Taint::is_startup)
+}
+
+fn refuses_but_for(
+    node: &NodeFacts,
+    pod: &Constraints,
+    ignored: impl Fn(&Taint) -> bool,
+) -> Option<&'static str> {
+    let tolerated =
+        |taint: &Taint| ignored(taint) || pod.tolerations.iter().any(|it| it.covers(taint));
     if node.cordoned && !tolerated(&Taint::new(UNSCHEDULABLE, "", NO_SCHEDULE)) {
         Some("node is cordoned")
     } else if !pod.select(node) {
@@ -151,7 +166,9 @@ impl Label {
 }
 
 impl Taint {
-    fn new(key: &str, value: &str, effect: &str) -> Self {
+    /// One.
+    #[must_use]
+    pub fn new(key: &str, value: &str, effect: &str) -> Self {
         Self {
             key: key.into(),
             value: value.into(),
@@ -159,9 +176,17 @@ impl Taint {
         }
     }
 
-    fn of(taint: &NodeTaint) -> Self {
+    /// One of a node.
+    #[must_use]
+    pub fn of(taint: &NodeTaint) -> Self {
         let value = taint.value.as_deref().unwrap_or_default();
         Self::new(&taint.key, value, &taint.effect)
+    }
+
+    /// Is it the one that the agent removes?
+    #[must_use]
+    pub fn is_startup(&self) -> bool {
+        *self.key == *names::STARTUP_TAINT && *self.effect == *NO_SCHEDULE
     }
 }
 

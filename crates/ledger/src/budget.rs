@@ -87,6 +87,12 @@ impl Budget {
         self.take(u64::try_from(count).unwrap_or(u64::MAX));
     }
 
+    /// A search has tried so many fits.
+    pub(crate) fn charge_fits(&mut self, fits: usize) {
+        let fits = u64::try_from(fits).unwrap_or(u64::MAX);
+        self.take(fits.saturating_mul(self.fit));
+    }
+
     fn take(&mut self, units: u64) {
         self.left = self.left.saturating_sub(units);
         self.spent = self.spent.saturating_add(units);

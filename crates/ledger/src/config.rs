@@ -39,8 +39,6 @@ pub struct Config {
     pub over_limit_for: Duration,
     /// Pods with our scheduling gate wait in the queue; otherwise they are ungated.
     pub queue: bool,
-    /// This many of the first in the queue are ungated without room, so that an autoscaler sees them.
-    pub queue_show: usize,
     /// How long room is kept for a pod that was ungated, until its filter call.
     pub ungate_for: Duration,
     /// Keep a place for a pod that has existed for so long and waits.
@@ -81,7 +79,6 @@ impl Default for Config {
             reclaim_for: Duration::from_secs(60),
             over_limit_for: Duration::from_secs(60),
             queue: false,
-            queue_show: 0,
             ungate_for: Duration::from_secs(10),
             keep: None,
             keep_for: Duration::from_secs(4 * 3600),

@@ -123,6 +123,7 @@ pub struct Ledger {
     gangs: gangs::Cycles,
     waits: gangs::Waits,
     arriving: provision::Arriving,
+    lacks: provision::Lacks,
     /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
     unix: Option<i64>,
     /// See [`Ledger::work`].
@@ -147,6 +148,7 @@ impl Ledger {
             gangs: gangs::Cycles::default(),
             waits: gangs::Waits::default(),
             arriving: provision::Arriving::default(),
+            lacks: provision::Lacks::default(),
             unix: None,
             work: AtomicU64::default(),
         }

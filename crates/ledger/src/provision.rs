@@ -4,18 +4,21 @@
 //! *placeholder* is a pod that it sees instead: it requests what pods wait for, and no present node takes it. The ledger
 //! names the placeholders that are to be created and deleted ([`Ledger::provision`]); it creates none.
 //!
+//! A gang needs what its pods lack beside those that fit now, and nothing if enough of them fit ([`gangs`]).
+//!
 //! Pods for which the autoscaler adds a node by itself have none, and neither have pods that such a node, a node of
 //! another placeholder or a node that arrives will take. What a node takes follows from the kinds of nodes that are
 //! there. Of a kind that is not there nothing is known, so that each pod for it has a placeholder of its own, and the
 //! autoscaler adds up their requests.
 
+mod gangs;
 mod kinds;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::intree::Constraints;
-use gpustow_api::{PodFacts, names};
+use gpustow_api::intree::{Constraints, Taint};
+use gpustow_api::{NodeFacts, PodFacts, names};
 use gpustow_pack::{Bytes, Mib, Request};
 
 use crate::books::Uid;
@@ -25,6 +28,7 @@ use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::{Evidence, Turn};
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
+pub(crate) use gangs::Lacks;
 use kinds::{Bin, Kinds, fewest};
 
 /// Waiting pods that one look thinks of, the first in turn.
@@ -74,9 +78,22 @@ pub struct Placeholder {
     pub present: Vec<Box<str>>,
 }
 
-/// What looks remember: since when nodes without a report have been there. Lost at a restart without harm.
+/// What looks remember: since when nodes that do not take pods yet have been there. Lost at a restart without harm.
 #[derive(Debug, Default)]
 pub(crate) struct Arriving(HashMap<Arc<str>, Duration>);
+
+impl Arriving {
+    /// Nodes that may soon take pods.
+    fn names(&self, now: Duration) -> HashSet<Arc<str>> {
+        let lately =
+            |(_, since): &(&Arc<str>, &Duration)| now.saturating_sub(**since) < ARRIVES_FOR;
+        self.0
+            .iter()
+            .filter(lately)
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+}
 
 /// A pod that no present node can take.
 #[derive(Clone, Debug)]
@@ -99,16 +116,18 @@ impl Ledger {
         }
         self.expire(now);
         self.note_arriving(now);
-        let needs = self.sight(now).needs();
+        let arriving = self.arriving.names(now);
+        let mut lacks = std::mem::take(&mut self.lacks);
+        let sight = self.sight(now);
+        lacks.look(&sight, &present, &arriving);
+        let needs = sight.needs(&arriving, &lacks);
+        self.lacks = lacks;
         if needs.is_empty() {
             return Provision {
                 delete: present,
                 ..Provision::default()
             };
         }
-        let arriving = self.arriving.0.iter();
-        let arriving = arriving.filter(|(_, since)| now.saturating_sub(**since) < ARRIVES_FOR);
-        let arriving: Vec<Arc<str>> = arriving.map(|(name, _)| name.clone()).collect();
         self.sight(now).placeholders(&needs, present, &arriving)
     }
 
@@ -122,11 +141,15 @@ impl Ledger {
         pods
     }
 
-    /// Notes since when nodes have been there that do not report.
+    /// Notes since when nodes have been there that do not report, or have the startup taint.
     fn note_arriving(&mut self, now: Duration) {
         let mut since = HashMap::default();
         for (name, node) in self.books.nodes() {
-            if node.status().is_none() && node.facts().is_some_and(|facts| !facts.cordoned) {
+            let starts = |facts: &NodeFacts| {
+                !facts.cordoned
+                    && (node.status().is_none() || facts.taints.iter().any(Taint::is_startup))
+            };
+            if node.facts().is_some_and(starts) {
                 let before = self.arriving.0.get(name).copied();
                 since.insert(name.clone(), before.unwrap_or(now));
             }
@@ -137,7 +160,7 @@ impl Ledger {
 
 impl Sight<'_> {
     /// The pods that wait and that no present node can take, the first in turn.
-    fn needs(&self) -> Vec<Need> {
+    fn needs(&self, arriving: &HashSet<Arc<str>>, lacks: &Lacks) -> Vec<Need> {
         let mut turns: Vec<&Turn> = self.queue.turns().collect();
         turns.sort_unstable();
         let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
@@ -151,18 +174,24 @@ impl Sight<'_> {
             let Some((pod, request)) = self.without_means(turn.uid()) else {
                 continue;
             };
+            let lacks = lacks.lacks(&pod);
             let key = (request.clone(), pod.constraints.clone());
-            let fits = fits.entry(key);
-            if *fits.or_insert_with(|| self.may_fit_some(&pod, &mut budget)) {
+            let fits = || {
+                *(fits.entry(key)).or_insert_with(|| self.may_fit_some(&pod, arriving, &mut budget))
+            };
+            if lacks.is_none() && fits() {
                 continue;
             }
+            // It counts the pods that fit and wait for the rest of their gang.
             let sums = sums.get_or_insert_with(|| self.sums());
             let is_seen = !pod.queued && !self.seems_to_fit(&pod, &request, sums);
-            needs.push(Need {
-                pod,
-                request,
-                is_seen,
-            });
+            if lacks != Some(false) {
+                needs.push(Need {
+                    pod,
+                    request,
+                    is_seen,
+                });
+            }
         }
         needs
     }
@@ -191,7 +220,12 @@ impl Sight<'_> {
     }
 
     /// Can a present node take the pod? True, too, if that takes too long to tell, or if the node may report again.
-    fn may_fit_some(&self, pod: &PodFacts, budget: &mut Budget) -> bool {
+    fn may_fit_some(
+        &self,
+        pod: &PodFacts,
+        arriving: &HashSet<Arc<str>>,
+        budget: &mut Budget,
+    ) -> bool {
         let Ok(request) = &pod.request else {
             return true;
         };
@@ -199,21 +233,33 @@ impl Sight<'_> {
         let mut names = self.books.with_room(least.unwrap_or_default());
         names.any(|name| {
             budget.charge(1);
-            if budget.is_spent() {
-                return true;
-            }
-            let Some(node) = self.books.node(name) else {
-                return false;
-            };
-            let lately = self.config.stale_after + STALE_FOR;
-            node.facts().is_some()
-                && node.gate().is_stale(self.now, lately) == Some(false)
-                && self.books.refused_in_tree(name, pod).is_none()
-                && !matches!(
-                    self.choose_within(name, pod, request, budget),
-                    Err(reason) if reason != Reason::NotYet
-                )
+            budget.is_spent() || self.may_take(name, pod, request, arriving, budget)
         })
+    }
+
+    fn may_take(
+        &self,
+        name: &Arc<str>,
+        pod: &PodFacts,
+        request: &Request,
+        arriving: &HashSet<Arc<str>>,
+        budget: &mut Budget,
+    ) -> bool {
+        let Some(node) = self.books.node(name) else {
+            return false;
+        };
+        let refused = match arriving.contains(name) {
+            true => self.books.refused_once_started(name, pod),
+            false => self.books.refused_in_tree(name, pod),
+        };
+        let lately = self.config.stale_after + STALE_FOR;
+        node.facts().is_some()
+            && node.gate().is_stale(self.now, lately) == Some(false)
+            && refused.is_none()
+            && !matches!(
+                self.choose_within(name, pod, request, budget),
+                Err(reason) if reason != Reason::NotYet
+            )
     }
 
     /// What an autoscaler sees free on each node.
@@ -264,7 +310,7 @@ impl Sight<'_> {
         &self,
         needs: &[Need],
         present: Vec<Arc<PodFacts>>,
-        arriving: &[Arc<str>],
+        arriving: &HashSet<Arc<str>>,
     ) -> Provision {
         let kinds = Kinds::of(self);
         let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
@@ -274,10 +320,13 @@ impl Sight<'_> {
         let mut kept = HashSet::default();
         for placeholder in present {
             let pods = placeholder.stands_for.as_deref().unwrap_or_default();
-            let owner = pods.first().and_then(|uid| by_uid(uid));
-            let is_needed = owner.is_some_and(|owner| {
-                !needs[owner].is_seen && kept.len() < self.config.provision && kept.insert(owner)
-            });
+            // Its owner may wait for the others of its gang.
+            let owner = pods.first().and_then(|uid| self.books.pod(uid));
+            let waits = owner.is_some_and(|owner| owner.node.is_none());
+            let needed = pods.iter().filter_map(|uid| by_uid(uid));
+            let needed = needed.filter(|it| waits && !needs[*it].is_seen).min();
+            let is_needed = needed
+                .is_some_and(|first| kept.len() < self.config.provision && kept.insert(first));
             if !is_needed {
                 provision.delete.push(placeholder);
                 continue;
@@ -292,7 +341,7 @@ impl Sight<'_> {
         // The nodes of these placeholders are among those that arrive.
         let arriving = arriving
             .iter()
-            .filter_map(|name| kinds.of_arriving(name, self));
+            .filter_map(|name| kinds.of_unknown(name, self));
         let arriving = arriving.skip(kept.len()).collect::<Vec<_>>();
         let others = arriving.into_iter().map(|kind| Bin::of(kind, &kinds));
         bins.splice(0..0, others);

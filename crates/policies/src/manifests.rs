@@ -280,6 +280,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("GPU_MODEL_LABEL", names::GPU_MODEL_LABEL),
         ("HOSTNAME", names::HOSTNAME),
         ("KNOWN_LABEL", names::KNOWN_LABEL),
+        ("STARTUP_TAINT", names::STARTUP_TAINT),
         ("PLACEHOLDER", names::PLACEHOLDER),
         ("PLACEHOLDER_CLASS", names::PLACEHOLDER_CLASS),
         ("PLACEHOLDER_FOR", names::PLACEHOLDER_FOR),

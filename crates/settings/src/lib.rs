@@ -38,7 +38,6 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         reclaim_for: reclaim.timeout.into(),
         over_limit_for: reclaim.over_limit_after.into(),
         queue: queue.mode != QueueMode::Off,
-        queue_show: count(queue.show_to_autoscaler),
         ungate_for: fixed.ungate_for,
         keep: reserve.after.0,
         keep_for: reserve.give_up_after.into(),

@@ -174,8 +174,15 @@ async fn no_binding_but_the_extenders_brings_cards() -> Result<()> {
 async fn an_agent_changes_nothing_else_of_a_node_through_any_door() -> Result<()> {
     let cluster = besieged().await?;
     let case = Case::new(cluster, "any-node-door").await?;
+    let startup = json!({ "key": names::STARTUP_TAINT, "effect": "NoSchedule" });
+    let harder = json!({ "key": names::STARTUP_TAINT, "effect": "NoExecute" });
+    let foreign = json!({ "key": "a", "effect": "NoSchedule" });
+    let tainted = |taints: &[&Value]| json!({ "spec": { "taints": taints } });
     for name in ["mine", "other"] {
-        case.node(name, &[8000]).create(&case.client).await?;
+        let taints = serde_json::from_value(json!([startup, harder, foreign]))?;
+        let node = case.node(name, &[8000]);
+        let node = node.with_node(|node| node.spec.get_or_insert_default().taints = Some(taints));
+        node.create(&case.client).await?;
     }
     let (mine, other) = (case.node_name("mine"), case.node_name("other"));
     let agent = agent_client(cluster, &mine).await?;
@@ -186,10 +193,18 @@ async fn an_agent_changes_nothing_else_of_a_node_through_any_door() -> Result<()
         (&mine, note("a", "b")),
         (&mine, json!({ "metadata": { "labels": { "a": "b" } } })),
         (&mine, json!({ "spec": { "unschedulable": true } })),
+        (&mine, json!({ "spec": { "podCIDR": "10.0.0.0/24" } })),
+        // Others' taints, the same taint with another effect, and a taint in another's place.
+        (&mine, tainted(&[])),
+        (&mine, tainted(&[&startup, &harder])),
+        (&mine, tainted(&[&startup, &foreign])),
+        (&mine, tainted(&[&foreign])),
+        (&mine, tainted(&[&startup, &startup, &harder, &foreign])),
         (
             &mine,
-            json!({ "spec": { "taints": [{ "key": "a", "effect": "NoExecute" }] } }),
+            tainted(&[&json!({ "key": "a", "effect": "NoExecute" })]),
         ),
+        (&other, tainted(&[&harder, &foreign])),
         (
             &other,
             json!({ "metadata": { "labels": { names::GPU_COUNT_LABEL: "9" } } }),
@@ -217,6 +232,14 @@ async fn an_agent_changes_nothing_else_of_a_node_through_any_door() -> Result<()
             ensure!(before == after, "{door} took {stray}: {answer:?}");
         }
     }
+    // Only this, and only there.
+    let path = format!("/api/v1/nodes/{mine}");
+    patch(&agent, &path, &tainted(&[&harder, &foreign])).await?;
+    let taints = &document.get(&case.client, &path).await?["spec"]["taints"];
+    ensure!(*taints == json!([harder, foreign]), "{taints}");
+    let back = tainted(&[&startup, &harder, &foreign]);
+    let answer = send(&agent, "PATCH", &path, &back).await?;
+    ensure!(answer.is_some(), "it put the taint on its node");
     // What a call through a node's or a pod's proxy could do is nobody's of ours to make.
     for path in [
         format!("/api/v1/nodes/{mine}/proxy/pods"),

@@ -33,13 +33,13 @@ pub(super) fn look(cluster: &Cluster, findings: &mut Findings) {
 /// An autoscaler sees no pod with a gate.
 fn unseen(cluster: &Cluster, findings: &mut Findings) {
     if let Some(autoscaler) = cluster.system.autoscaler()
-        && cluster.spec().queue.show_to_autoscaler == 0
+        && cluster.spec().provision.max == 0
     {
         findings.add(
             Level::Warning,
             format!("pod/{autoscaler}"),
             "it looks like an autoscaler, which sees no queued pod and adds no node for it",
-            "set spec.queue.showToAutoscaler of the GpustowConfig to 20: docs/autoscaling.md",
+            "set spec.provision.max of the GpustowConfig to 10: docs/autoscaling.md",
         );
     }
 }

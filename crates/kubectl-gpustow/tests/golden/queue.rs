@@ -46,29 +46,32 @@ async fn check_finds_an_autoscaler_that_sees_no_queued_pod() -> Result<()> {
     };
     let image = "registry.k8s.io/autoscaling/cluster-autoscaler:v1.36.0";
     let problem = "it looks like an autoscaler";
-    let queue = |mode: &str, shown: u32| json!({ "mode": mode, "showToAutoscaler": shown });
-    for (label, image, queue, found) in [
-        ("aws-cluster-autoscaler", "x", queue("Auto", 0), true),
-        ("karpenter", "x@sha256:00", queue("Always", 0), true),
-        ("other", image, queue("Auto", 0), true),
-        ("karpenter", image, queue("Auto", 20), false),
-        ("karpenter", image, queue("Off", 0), false),
+    let spec =
+        |mode: &str, max: u32| json!({ "queue": { "mode": mode }, "provision": { "max": max } });
+    for (label, image, spec, found) in [
+        ("aws-cluster-autoscaler", "x", spec("Auto", 0), true),
+        ("karpenter", "x@sha256:00", spec("Always", 0), true),
+        ("other", image, spec("Auto", 0), true),
+        ("karpenter", image, spec("Auto", 20), false),
+        ("karpenter", image, spec("Off", 0), false),
         (
             "other",
             "example.com/karpenter-exporter:1",
-            queue("Auto", 0),
+            spec("Auto", 0),
             false,
         ),
     ] {
         let mut objects = healthy().to_vec();
-        objects.push(config(json!({ "queue": queue })));
+        objects.push(config(spec.clone()));
         objects.push(pod(label, image));
         let files = Files::new("autoscaler", &objects)?;
         let (_, rows) = files.check().await?;
         let is_there = json!(rows).to_string().contains(problem);
-        ensure!(is_there == found, "{label} {image} {queue}: {rows:#?}");
+        ensure!(is_there == found, "{label} {image} {spec}: {rows:#?}");
         if found {
-            let row = files.finds("warning", problem, "showToAutoscaler").await?;
+            let row = files
+                .finds("warning", problem, "spec.provision.max")
+                .await?;
             ensure!(row["object"] == "pod/kube-system/scales", "{row:#?}");
         }
     }

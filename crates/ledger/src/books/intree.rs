@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use gpustow_api::PodFacts;
 use gpustow_api::intree::{self, Constraints};
+use gpustow_api::{NodeFacts, PodFacts};
 
 use super::Books;
 
@@ -21,10 +21,24 @@ impl Books {
 
     /// Why kube-scheduler's own filters refuse the node for the pod, which must not be in the node's books.
     pub(crate) fn refused_in_tree(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
-        let excluded = self.excluded(node, &pod.constraints);
+        self.refused_by(node, pod, intree::refuses)
+    }
+
+    /// The same once the agent has removed the node's startup taint.
+    pub(crate) fn refused_once_started(&self, node: &str, pod: &PodFacts) -> Option<&'static str> {
+        self.refused_by(node, pod, intree::refuses_once_started)
+    }
+
+    fn refused_by(
+        &self,
+        node: &str,
+        pod: &PodFacts,
+        refuses: fn(&NodeFacts, &Constraints) -> Option<&'static str>,
+    ) -> Option<&'static str> {
         let node = self.node(node)?;
         let facts = node.facts()?;
         let request = pod.request.as_ref().ok()?;
+        let excluded = refuses(facts, &pod.constraints);
         if excluded.is_some() {
             excluded
         } else if request.cpu_milli > node.view().cpu_free_milli {

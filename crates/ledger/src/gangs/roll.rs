@@ -7,7 +7,9 @@ use gpustow_api::{Group, GroupPolicy, PodFacts};
 
 use super::Shortfall;
 use super::plan::{Member, Seats};
+use crate::Budget;
 use crate::books::{Uid, may_come};
+use crate::queue::Turn;
 use crate::sight::Sight;
 
 /// Who of a gang is where.
@@ -83,6 +85,27 @@ impl Sight<'_> {
         let roll = self.roll(gang, None, None)?;
         let wanted = roll.wanted();
         Some((roll.open, wanted))
+    }
+
+    /// The pods of the gang that have no place beside those that fit now: as many as must have one, those that request
+    /// least, the first in turn. None if too few of it are there.
+    pub(crate) fn unseated(&self, gang: &Group, budget: &mut Budget) -> Vec<Arc<PodFacts>> {
+        let Some(mut roll) = self.roll(gang, None, None) else {
+            return Vec::new();
+        };
+        let wanted = roll.wanted();
+        if wanted > roll.open.len() {
+            return Vec::new();
+        }
+        roll.open.sort_by_cached_key(|pod| Turn::of(pod));
+        let members = roll.open.iter().map(|it| Member::anywhere(it)).collect();
+        let Seats { seats, count, fits } = self.seats(members, wanted);
+        budget.charge_fits(fits);
+        roll.open.retain(|pod| !seats.contains_key(&pod.uid));
+        let request = |pod: &Arc<PodFacts>| pod.request.as_ref().map(|it| it.in_sum()).ok();
+        roll.open.sort_by_key(request);
+        roll.open.truncate(wanted.saturating_sub(count));
+        roll.open
     }
 
     /// Do enough of the pod's gang fit now, as far as is known?

@@ -71,8 +71,12 @@ impl<'a> Kinds<'a> {
     }
 
     /// The kind of a node that does not report yet, if its instance type is known.
-    pub(super) fn of_arriving(&self, name: &str, sight: &Sight<'_>) -> Option<usize> {
-        let its = instance_type(sight.books.node(name)?.facts()?)?;
+    pub(super) fn of_unknown(&self, name: &str, sight: &Sight<'_>) -> Option<usize> {
+        let node = sight.books.node(name)?;
+        if node.status().is_some() {
+            return None;
+        }
+        let its = instance_type(node.facts()?)?;
         let mut kinds = self.0.iter();
         kinds.position(|kind| kind.instance_type == Some(its))
     }
@@ -97,7 +101,7 @@ impl Kind<'_> {
         facts.any(|facts| {
             let mut facts = facts.clone();
             facts.cordoned = false;
-            intree::refuses(&facts, &need.pod.constraints).is_none()
+            intree::refuses_once_started(&facts, &need.pod.constraints).is_none()
         })
     }
 }
@@ -195,7 +199,7 @@ impl Bin {
 }
 
 /// What is left of a node beside the pod.
-fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
+pub(super) fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
     let request = &need.request;
     if view.cpu_free_milli < request.cpu_milli || view.ram_free < request.ram {
         return None;

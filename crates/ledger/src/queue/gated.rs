@@ -27,8 +27,6 @@ const AGAIN: Duration = Duration::from_secs(10);
 const STUCK: usize = 256;
 /// Pods that are looked at to see whether the leader stalls.
 const LOOK_AT: usize = 16;
-/// A pod that was shown to an autoscaler and is not helped gives its slot to the next after so long.
-const SHOWN_FOR: Duration = Duration::from_secs(600);
 
 /// Why a gate is taken off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,8 +35,6 @@ pub enum Ungate {
     Room,
     /// Its turn has come, and kube-scheduler may evict others for it.
     MayPreempt,
-    /// It is among the first, and an autoscaler is to see it.
-    Shown,
     /// No node could hold it if it were empty.
     NoNode,
     /// Its request cannot be read, or its scheduler is not known to ask us.
@@ -49,10 +45,9 @@ pub enum Ungate {
 
 impl Ungate {
     /// Every cause.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::Room,
         Self::MayPreempt,
-        Self::Shown,
         Self::NoNode,
         Self::NotOurs,
         Self::Off,
@@ -64,7 +59,6 @@ impl Ungate {
         match self {
             Self::Room => "room",
             Self::MayPreempt => "may_preempt",
-            Self::Shown => "shown",
             Self::NoNode => "no_node",
             Self::NotOurs => "not_ours",
             Self::Off => "off",
@@ -93,8 +87,6 @@ pub(crate) struct Gated {
     /// Let through without room, when and why.
     through: HashMap<Uid, (Duration, Ungate)>,
     preemptors: Preemptors,
-    /// Let through so that an autoscaler sees them, and since when; those that are bound, or had their time, are gone.
-    shown: HashMap<Uid, Duration>,
 }
 
 /// Is the pod queued, or must it be ungated?
@@ -203,9 +195,6 @@ impl Gated {
     fn next_leaving(&mut self, now: Duration) -> Option<(Uid, Ungate)> {
         let (turn, why) = self.leaving.pop_first()?;
         let uid = turn.uid().clone();
-        if why == Ungate::Shown {
-            self.shown.entry(uid.clone()).or_insert(now);
-        }
         self.through.insert(uid.clone(), (now, why));
         Some((uid, why))
     }
@@ -213,11 +202,6 @@ impl Gated {
     /// Something has changed in the books.
     pub(super) fn follow(&mut self, event: &Event) {
         self.preemptors.follow(event);
-    }
-
-    /// It is bound, or gone.
-    pub(super) fn ended(&mut self, uid: &str) {
-        self.shown.swap_remove(uid);
     }
 
     /// Why it was let through without room.
@@ -228,8 +212,6 @@ impl Gated {
     /// What time does: a pod that was ungated long ago and is still queued is ungated again.
     pub(super) fn tick(&mut self, now: Duration) {
         let over = |(since, _): &(Duration, Ungate)| now.saturating_sub(*since) >= AGAIN;
-        self.shown
-            .retain(|_, since| now.saturating_sub(*since) < SHOWN_FOR);
         let turns = &self.turns;
         let leaving = &mut self.leaving;
         self.through.retain(|uid, let_go| {
@@ -262,7 +244,6 @@ impl Waking<'_> {
     /// At most `limit` pods in all that are let through without room.
     pub(super) fn let_go(&mut self, limit: usize, woken: &mut Vec<Arc<PodFacts>>) {
         self.queue.wakes.unfinished |= self.find_preemptors();
-        self.show_first();
         let mut free = STUCK.saturating_sub(self.queue.gated.stuck());
         while free > 0
             && woken.len() < limit
@@ -274,25 +255,6 @@ impl Waking<'_> {
             }
             let waits = |pod: &&Arc<PodFacts>| pod.queued && self.books.reservation(&uid).is_none();
             woken.extend(self.books.pod(&uid).filter(waits).cloned());
-        }
-    }
-
-    /// Lets the first few through for whom there is no room, as an autoscaler sees no pod that is gated.
-    fn show_first(&mut self) {
-        let gated = &self.queue.gated;
-        let leaving = gated.leaving.values().filter(|why| **why == Ungate::Shown);
-        let most = self.config.queue_show;
-        let free = most.saturating_sub(gated.shown.len() + leaving.count());
-        if !gated.on || free == 0 {
-            return;
-        }
-        let first = gated.order.iter().map(Turn::uid).filter(|uid| {
-            let promised = || self.queue.waiting.is_promised(uid);
-            !gated.is_leaving(uid) && !promised()
-        });
-        let first: Vec<Uid> = first.take(free).cloned().collect();
-        for uid in first {
-            self.queue.gated.let_go(&uid, Ungate::Shown);
         }
     }
 }

@@ -164,7 +164,6 @@ impl Queue {
             self.tried.swap_remove(uid);
             self.offered.swap_remove(uid);
             self.backoffs.forget(uid);
-            self.gated.ended(uid);
         }
         if let Some(pod) = new
             && let Some(Ok(_)) = &pod.assignment

@@ -31,6 +31,7 @@ mod pod_groups;
 mod preempt;
 mod preemptors;
 mod provision;
+mod provision_gangs;
 mod queued;
 mod reclaim;
 mod report;

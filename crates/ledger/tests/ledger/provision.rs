@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::intree::Label;
+use gpustow_api::intree::{Label, Taint};
 use gpustow_api::{NodeFacts, PodFacts, names};
 use gpustow_ledger::{Config, Ledger, Placeholder};
 use gpustow_pack::Mib;
@@ -11,13 +11,13 @@ use gpustow_pack::Mib;
 use crate::build::{ask, at, bound, card, node, pod, report};
 
 /// A kind of nodes: its instance type and its GPUs.
-type Kind = (&'static str, &'static [u64]);
+pub(crate) type Kind = (&'static str, &'static [u64]);
 
-const SMALL: Kind = ("small", &[24]);
-const LARGE: Kind = ("large", &[80]);
-const WIDE: Kind = ("wide", &[40, 40, 40, 40]);
+pub(crate) const SMALL: Kind = ("small", &[24]);
+pub(crate) const LARGE: Kind = ("large", &[80]);
+pub(crate) const WIDE: Kind = ("wide", &[40, 40, 40, 40]);
 
-fn ledger(max: usize) -> Ledger {
+pub(crate) fn ledger(max: usize) -> Ledger {
     Ledger::new(Config {
         provision: max,
         queue: true,
@@ -25,7 +25,7 @@ fn ledger(max: usize) -> Ledger {
     })
 }
 
-fn of_type(name: &str, instance_type: &str) -> NodeFacts {
+pub(crate) fn of_type(name: &str, instance_type: &str) -> NodeFacts {
     NodeFacts {
         labels: [Arc::new(Label::new(names::INSTANCE_TYPE, instance_type))].into(),
         ..node(name)
@@ -33,7 +33,7 @@ fn of_type(name: &str, instance_type: &str) -> NodeFacts {
 }
 
 /// A node of this kind comes and reports.
-fn comes(ledger: &mut Ledger, name: &str, (instance_type, sizes): Kind) {
+pub(crate) fn comes(ledger: &mut Ledger, name: &str, (instance_type, sizes): Kind) {
     ledger.apply_node(of_type(name, instance_type));
     let sizes = sizes.iter().enumerate();
     let cards: Vec<_> = sizes
@@ -43,7 +43,7 @@ fn comes(ledger: &mut Ledger, name: &str, (instance_type, sizes): Kind) {
 }
 
 /// A node of this kind whose GPUs are all taken.
-fn full(ledger: &mut Ledger, name: &str, kind: Kind) {
+pub(crate) fn full(ledger: &mut Ledger, name: &str, kind: Kind) {
     comes(ledger, name, kind);
     for (index, size) in kind.1.iter().enumerate() {
         let holder = format!("{name}-holder-{index}");
@@ -65,12 +65,12 @@ fn waits(ledger: &mut Ledger, pod: PodFacts, nodes: &[&str]) {
     assert!(ledger.filter(&ask(&pod), nodes, at(0)).nodes.is_empty());
 }
 
-fn created(ledger: &mut Ledger, now: Duration) -> Vec<Placeholder> {
+pub(crate) fn created(ledger: &mut Ledger, now: Duration) -> Vec<Placeholder> {
     ledger.provision(now).create
 }
 
 /// The extender creates the placeholder.
-fn create(ledger: &mut Ledger, placeholder: &Placeholder) -> PodFacts {
+pub(crate) fn create(ledger: &mut Ledger, placeholder: &Placeholder) -> PodFacts {
     let name = format!("placeholder-{}", placeholder.pod.name);
     let facts = PodFacts {
         stands_for: Some(placeholder.pods.clone().into()),
@@ -80,7 +80,7 @@ fn create(ledger: &mut Ledger, placeholder: &Placeholder) -> PodFacts {
     facts
 }
 
-fn deleted(ledger: &mut Ledger, now: Duration) -> Vec<String> {
+pub(crate) fn deleted(ledger: &mut Ledger, now: Duration) -> Vec<String> {
     let pods = ledger.provision(now).delete;
     pods.iter().map(|pod| pod.name.to_string()).collect()
 }
@@ -189,6 +189,24 @@ fn a_node_that_arrives_takes_pods_before_it_reports() {
 }
 
 #[test]
+fn a_node_with_the_startup_taint_is_no_reason_for_another() {
+    for (key, wanted) in [(names::STARTUP_TAINT, 0), ("example.com/closed", 1)] {
+        let mut ledger = ledger(5);
+        full(&mut ledger, "n", LARGE);
+        comes(&mut ledger, "new", LARGE);
+        ledger.apply_node(NodeFacts {
+            taints: [Taint::new(key, "", "NoSchedule")].into(),
+            ..of_type("new", "large")
+        });
+        ledger.apply_pod(queued("p", 60));
+        assert_eq!(created(&mut ledger, at(1)).len(), wanted, "{key}");
+        // Its agent never removes it.
+        ledger.apply_gpunode("new", report(&[card("new-0", 80)]), at(700));
+        assert_eq!(created(&mut ledger, at(701)).len(), 1, "{key}");
+    }
+}
+
+#[test]
 fn one_node_serves_the_pods_that_fit_on_it_together() {
     let mut ledger = ledger(5);
     full(&mut ledger, "n", WIDE);
@@ -227,8 +245,8 @@ fn there_are_no_more_than_the_administrator_allows() {
     assert_eq!(deleted(&mut ledger, at(3)).len(), 2);
 }
 
-/// The fewest nodes of these kinds that hold pods of these sizes, by trying every placement.
-fn minimum(sizes: &[u64], kinds: &[Kind]) -> usize {
+/// The fewest nodes of these kinds that hold pods of these sizes beside GPUs with so much free, by trying every placement.
+pub(crate) fn minimum(sizes: &[u64], kinds: &[Kind], free: &[u64]) -> usize {
     fn fits(sizes: &[u64], free: &mut Vec<u64>) -> bool {
         let Some((first, rest)) = sizes.split_first() else {
             return true;
@@ -258,12 +276,12 @@ fn minimum(sizes: &[u64], kinds: &[Kind]) -> usize {
         })
     }
     (0..=sizes.len())
-        .find(|nodes| with(*nodes, sizes, kinds, &mut Vec::new()))
+        .find(|nodes| with(*nodes, sizes, kinds, &mut free.to_vec()))
         .unwrap_or(usize::MAX)
 }
 
 /// Numbers that look random.
-fn draw(state: &mut u64, below: u64) -> u64 {
+pub(crate) fn draw(state: &mut u64, below: u64) -> u64 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)
         .wrapping_add(1_442_695_040_888_963_407);
@@ -348,7 +366,7 @@ fn nodes_asked_for_are_the_fewest_that_hold_the_pods() {
             ledger.apply_pod(queued(&format!("p{nth}"), size));
         }
         let (first, all) = autoscaled(&mut ledger, count, &kinds);
-        let least = minimum(&drawn, &kinds);
+        let least = minimum(&drawn, &kinds, &[]);
         assert_eq!(first, least, "case {case}: {drawn:?}");
         fewest += least;
         added += all;

@@ -290,46 +290,6 @@ fn the_room_is_anothers_when_the_gate_cannot_be_taken_off() {
     assert_eq!(names(&ungated(&mut ledger, at(6))), ["first"]);
 }
 
-#[test]
-fn the_first_are_shown_to_an_autoscaler_a_few_at_a_time() {
-    let config = Config {
-        queue_show: 2,
-        ..Config::default()
-    };
-    let mut ledger = with(config, 100);
-    for number in 0..4 {
-        ledger.apply_pod(held(&format!("p{number}"), 60));
-    }
-    let ungates = ungated(&mut ledger, at(1));
-    assert_eq!(names(&ungates), ["p0", "p1"]);
-    assert!(ungates.iter().all(|(_, why)| *why == Ungate::Shown));
-    for number in 0..2 {
-        let shown = held(&format!("p{number}"), 60);
-        out(&mut ledger, &shown);
-        let free = PodFacts {
-            queued: false,
-            ..shown
-        };
-        assert!(choose(&mut ledger, &free, &["a"], at(2)).is_empty());
-    }
-    assert_eq!(ungated(&mut ledger, at(100)), []);
-    // One of them leaves, and the next is shown; the room is the first one's.
-    ledger.delete_pod("p1");
-    assert_eq!(names(&ungated(&mut ledger, at(101))), ["p2"]);
-    ledger.delete_pod("old");
-    let first = PodFacts {
-        queued: false,
-        ..held("p0", 60)
-    };
-    let woken: Vec<_> = ledger
-        .wake(100, at(102))
-        .iter()
-        .map(|pod| pod.uid.to_string())
-        .collect();
-    assert_eq!(woken, ["p0"], "the first in turn is offered the room");
-    assert_eq!(choose(&mut ledger, &first, &["a"], at(102)), ["a"]);
-}
-
 /// Queued pods of which kube-scheduler's own filters refuse all but the last: how long that one waits. The refusals
 /// are told at once, in the pods' conditions.
 fn wait_behind_barred(barred: usize) -> Duration {
@@ -405,33 +365,6 @@ fn room_offered_to_many_goes_to_the_first_that_asks_and_to_no_other() {
     let others = ledger.preempt(&free(&second), "a", &[], &|_| false, &mut budget, at(1));
     assert_eq!(others, Some(Victims::default()), "filter and preempt agree");
     assert!(choose(&mut ledger, &free(&first), &["a"], at(1)).is_empty());
-}
-
-#[test]
-fn pod_that_was_shown_for_ten_minutes_gives_its_slot_to_the_next() {
-    let config = Config {
-        queue_show: 2,
-        ..Config::default()
-    };
-    let mut ledger = with(config, 100);
-    (0..5).for_each(|number| ledger.apply_pod(held(&format!("p{number}"), 60)));
-    let mut shown = Vec::new();
-    for minute in 0..=20 {
-        ledger.apply_gpunode("a", report(&[card("a-0", 100)]), at(60 * minute));
-        for (name, _) in ungated(&mut ledger, at(60 * minute)) {
-            let waits = PodFacts {
-                waiting: true,
-                ..held(&name, 60)
-            };
-            out(&mut ledger, &waits);
-            shown.push((minute, name));
-        }
-    }
-    let expected = [(0, "p0"), (0, "p1"), (10, "p2"), (10, "p3"), (20, "p4")];
-    assert_eq!(
-        shown,
-        expected.map(|(minute, name)| (minute, name.to_owned()))
-    );
 }
 
 #[test]

@@ -1,0 +1,140 @@
+//! What gangs need that wait as a whole: the pods that have no place beside those that fit now.
+//!
+//! To find that out may take long, so that one look does it for a few gangs, those first that were looked at the longest time
+//! ago. Of the others it goes by what it found before, or by what their placeholders stand for.
+
+use std::sync::Arc;
+
+use gpustow_api::{Group, PodFacts};
+use gpustow_pack::NodeGpus;
+
+use super::Need;
+use super::kinds::placed;
+use crate::books::Uid;
+use crate::budget::Budget;
+use crate::maps::{HashMap, HashSet};
+use crate::sight::Sight;
+
+/// The pods that gangs lack, by gang. Lost at a restart without harm.
+#[derive(Debug, Default)]
+pub(crate) struct Lacks {
+    gangs: HashMap<Group, Lack>,
+    looks: u64,
+}
+
+#[derive(Debug, Default)]
+struct Lack {
+    /// The look that found it out.
+    looked: u64,
+    pods: HashSet<Uid>,
+}
+
+impl Lacks {
+    /// Looks at the gangs that wait.
+    pub(super) fn look(
+        &mut self,
+        sight: &Sight<'_>,
+        placeholders: &[Arc<PodFacts>],
+        arriving: &HashSet<Arc<str>>,
+    ) {
+        self.looks += 1;
+        let mut before = std::mem::take(&mut self.gangs);
+        for gang in sight.whole_gangs() {
+            let lack = before.swap_remove(gang).unwrap_or_else(|| Lack {
+                looked: 0,
+                pods: stood_for(placeholders),
+            });
+            self.gangs.insert(gang.clone(), lack);
+        }
+        if self.gangs.is_empty() {
+            return;
+        }
+        let mut budget = Budget::of_look();
+        let awaited = sight.awaited(arriving);
+        let mut oldest: Vec<(u64, usize)> =
+            self.gangs.values().map(|it| it.looked).zip(0..).collect();
+        oldest.sort_unstable();
+        for (_, index) in oldest {
+            if budget.is_spent() {
+                return;
+            }
+            if let Some((gang, lack)) = self.gangs.get_index_mut(index) {
+                let pods = sight.lacking(gang, &awaited, arriving, &mut budget);
+                lack.pods = pods.into_iter().collect();
+                lack.looked = self.looks;
+            }
+        }
+    }
+
+    /// Is a pod that waits with its gang one that the gang lacks? None if it does not wait with a gang.
+    pub(super) fn lacks(&self, pod: &PodFacts) -> Option<bool> {
+        let lack = self.gangs.get(pod.group.as_ref()?)?;
+        Some(lack.pods.contains(&pod.uid))
+    }
+}
+
+/// The pods for which there are placeholders.
+fn stood_for(placeholders: &[Arc<PodFacts>]) -> HashSet<Uid> {
+    let pods = placeholders
+        .iter()
+        .filter_map(|it| it.stands_for.as_deref());
+    pods.flatten().cloned().collect()
+}
+
+impl<'a> Sight<'a> {
+    /// The gangs of waiting pods that kube-scheduler binds with others or not at all.
+    fn whole_gangs(self) -> Vec<&'a Group> {
+        let pods = self
+            .queue
+            .turns()
+            .filter_map(|turn| self.books.pod(turn.uid()));
+        let gangs = pods.filter_map(|pod| self.books.gang(pod));
+        let gangs: HashSet<&Group> = gangs.filter(|gang| gang.is_in_tree()).collect();
+        let mut gangs: Vec<_> = gangs.into_iter().collect();
+        gangs.retain(|gang| self.waits_for_others(gang));
+        gangs
+    }
+
+    /// Nodes that are to take pods again, or for the first time.
+    fn awaited(self, arriving: &HashSet<Arc<str>>) -> Vec<&'a Arc<str>> {
+        let names = self.books.nodes().map(|(name, _)| name);
+        let is_awaited = |name: &&Arc<str>| arriving.contains(*name) || self.check(name).is_err();
+        names.filter(is_awaited).collect()
+    }
+
+    /// The pods that the gang lacks: with them, enough of it are placed beside those that fit. None if no placeholder can
+    /// stand for one of them, or if another means makes room for it.
+    fn lacking(
+        self,
+        gang: &Group,
+        awaited: &[&Arc<str>],
+        arriving: &HashSet<Arc<str>>,
+        budget: &mut Budget,
+    ) -> Vec<Uid> {
+        let mut views: HashMap<&Arc<str>, NodeGpus> = HashMap::default();
+        let mut lacking = Vec::new();
+        for pod in self.unseated(gang, budget) {
+            let Some((pod, request)) = self.without_means(&pod.uid) else {
+                return Vec::new();
+            };
+            let need = Need {
+                pod,
+                request,
+                is_seen: false,
+            };
+            let goes_to = awaited.iter().find_map(|name| {
+                let may = self.may_take(name, &need.pod, &need.request, arriving, budget);
+                let view = views
+                    .get(name)
+                    .or_else(|| Some(self.books.node(name)?.view()));
+                let left = placed(view.filter(|_| may)?, &need, self.scores)?;
+                Some((*name, left))
+            });
+            match goes_to {
+                Some((name, left)) => drop(views.insert(name, left)),
+                None => lacking.push(need.pod.uid.clone()),
+            }
+        }
+        lacking
+    }
+}
