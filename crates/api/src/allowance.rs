@@ -87,6 +87,7 @@ mod tests {
                 .collect(),
             containers: vec![("main".into(), uuids)],
             exclusive: Some(exclusive),
+            compute: 0,
         };
         let size = |uuid: &str| {
             let card = cards.iter().find(|card| card.0 == uuid);
@@ -149,6 +150,7 @@ mod tests {
                 .map(|name| (name.clone(), vec!["a".into()]))
                 .collect(),
             exclusive: Some(false),
+            compute: 0,
         };
         let told = allowances(&request, &names, &assignment, |_| {
             Some((Mib(81_000), Mib(81_920)))

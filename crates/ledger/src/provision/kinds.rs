@@ -204,7 +204,7 @@ fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
     let mut left = view.clone();
     for (card, mib) in choice.placement.charges {
         let card = left.cards.get_mut(card)?;
-        card.free = card.free.minus(mib);
+        card.take(request, mib);
     }
     left.cpu_free_milli -= request.cpu_milli;
     left.ram_free = left.ram_free.minus(request.ram);
@@ -227,7 +227,7 @@ fn ways(view: &NodeGpus, need: &Need, scores: &Scores) -> Vec<NodeGpus> {
         }
         let left = placed(&only, need, scores)?;
         let mut view = view.clone();
-        view.cards[index].free = left.cards[index].free;
+        view.cards[index] = left.cards[index];
         view.cpu_free_milli = left.cpu_free_milli;
         view.ram_free = left.ram_free;
         Some(view)

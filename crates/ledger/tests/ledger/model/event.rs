@@ -58,6 +58,8 @@ pub(super) struct Traits {
     pub(super) percentage: u8,
     /// It says whether it sleeps.
     pub(super) asleep: Option<bool>,
+    /// It requests so much of the compute of its GPUs.
+    pub(super) compute: u8,
 }
 
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when

@@ -1,6 +1,7 @@
 //! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
 
 use super::event::{Event, Random};
+use super::server::MPS;
 
 /// What one history has turned on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,6 +22,8 @@ pub(super) struct Switches {
     pub(super) percentages: bool,
     /// Some pods sleep and wake.
     pub(super) sleepers: bool,
+    /// Some GPUs have MPS, and some pods request a share of their compute.
+    pub(super) mps: bool,
     /// Nodes have CPU for a few pods only.
     pub(super) scarce_cpu: bool,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
@@ -90,6 +93,7 @@ impl Switches {
     pub(super) fn draw_words(&mut self, random: &mut Random) {
         self.percentages = random.below(8) == 0;
         self.sleepers = self.reclaim && random.below(4) == 0;
+        self.mps = random.below(8) == 0;
     }
 
     /// Does something make pods finish for others?
@@ -138,6 +142,12 @@ impl Switches {
 
     /// Gives a new pod what only some histories have.
     fn adapt(self, event: &mut Event, random: &mut Random) {
+        if let Event::Report { variant, .. } = event
+            && self.mps
+            && random.below(2) == 0
+        {
+            *variant += MPS;
+        }
         let Event::Create { pod, queued, .. } = event else {
             return;
         };
@@ -152,6 +162,9 @@ impl Switches {
         }
         if self.percentages {
             pod.percentage = [0, 0, 0, 0, 25, 50, 75, 100][random.index()];
+        }
+        if self.mps {
+            pod.compute = [0, 0, 0, 20, 50, 60, 60, 100][random.index()];
         }
         if self.sleepers {
             pod.asleep = [None, None, Some(true), Some(false)][random.index() % 4];
