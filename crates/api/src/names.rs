@@ -237,6 +237,9 @@ pub const MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 /// Environment variable of which it makes what the driver keeps for the container against its neighbours.
 pub const MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
 
+/// Where a node has the pipes of MPS's control daemon.
+pub const MPS_PIPES_DIRECTORY: &str = "/run/gpustow/mps/pipe";
+
 /// Environment variable of containers that ask: what [`MIB_OF`] says.
 pub const MEM_MIB: &str = "GPUSTOW_MEM_MIB";
 /// Environment variable of containers that ask: what [`SHARE_OF`] says.
