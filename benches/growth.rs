@@ -135,6 +135,7 @@ fn bound_pod(pods: &mut Pods, node: &str, uuid: &str) -> Vec<u8> {
         charges: vec![(uuid.into(), Mib(2_048))],
         containers: vec![("main".into(), vec![uuid.into()])],
         exclusive: None,
+        compute: 0,
     };
     pod["spec"]["nodeName"] = node.into();
     for (key, value) in assignment.annotations() {

@@ -71,6 +71,7 @@ pub(crate) fn on_card(pod: &PodFacts, node: usize, card: usize, mib: u64) -> Pod
         charges: vec![(uuid.as_str().into(), Mib(mib))],
         containers: vec![("main".into(), vec![uuid.as_str().into()])],
         exclusive: None,
+        compute: 0,
     };
     let uid = uid(pod, node, card);
     PodFacts {

@@ -143,7 +143,9 @@ impl Supply {
         }
         let answer = |question| {
             Ok::<_, Infallible>(match question {
-                Question::FitsUnlimited => self.all.are(request, false),
+                // Compute is not in these sizes.
+                Question::FitsUnlimited | Question::FitsShared => self.all.are(request, false),
+                Question::AwaitsCompute => false,
                 Question::FitsEmpty => self.all.has(request),
                 // One that is broken would else hide what all the others lack.
                 Question::AwaitsHealth => !self.healthy.has(request),
@@ -154,6 +156,7 @@ impl Supply {
             Refusal::TooFewCards | Refusal::TooLarge => Why::TooLarge,
             // Of rules this does not know.
             Refusal::Unselected | Refusal::Neighbours => Why::Policy,
+            Refusal::NoMps | Refusal::OnlyMps | Refusal::NoCompute => Why::Policy,
             Refusal::NoLimit => Why::NoLimit,
             Refusal::Unhealthy if !self.fresh.has(request) => Why::Stale,
             Refusal::Unhealthy => Why::Unhealthy,
@@ -175,6 +178,7 @@ fn card(card: &CardView) -> Card {
         usable: card.healthy,
         limit: card.limit,
         lending: Lending::default(),
+        compute: card.compute,
     }
 }
 
@@ -259,7 +263,7 @@ fn placeable(
 #[cfg(test)]
 mod tests {
     use gpustow_ledger::Mismatches;
-    use gpustow_pack::ClaimKind;
+    use gpustow_pack::{ClaimKind, Compute};
 
     use super::*;
 
@@ -276,6 +280,7 @@ mod tests {
             healthy,
             cordoned: false,
             limit: Mib::ZERO,
+            compute: Compute::default(),
             pods: Vec::new(),
         };
         NodeView {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpustow_api::owner::Owner;
 use gpustow_ledger::{CardView, Config, Ledger, Mismatches, NodeView};
-use gpustow_pack::Mib;
+use gpustow_pack::{Compute, Mib};
 use prometheus::proto::MetricFamily;
 
 use super::{Metrics, Totals};
@@ -34,6 +34,7 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
         healthy: true,
         cordoned: false,
         limit: Mib::ZERO,
+        compute: Compute::default(),
         pods: Vec::new(),
     };
     let node = NodeView {

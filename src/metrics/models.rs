@@ -50,7 +50,7 @@ impl Models {
 #[cfg(test)]
 mod tests {
     use gpustow_ledger::{CardView, Mismatches};
-    use gpustow_pack::Mib;
+    use gpustow_pack::{Compute, Mib};
 
     use super::*;
 
@@ -67,6 +67,7 @@ mod tests {
             healthy: true,
             cordoned: false,
             limit: Mib::ZERO,
+            compute: Compute::default(),
             pods: Vec::new(),
         };
         NodeView {

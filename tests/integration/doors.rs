@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::install::{installed, try_create};
 
-const EXTENDERS: [&str; 10] = [
+const EXTENDERS: [&str; 11] = [
     names::ASSIGNMENT,
     names::EPOCH,
     names::FENCE,
@@ -18,6 +18,7 @@ const EXTENDERS: [&str; 10] = [
     "devices.gpustow.dev/main",
     "mib.gpustow.dev/main",
     "share.gpustow.dev/main",
+    "mps.gpustow.dev/main",
     "nvidia.cdi.k8s.io/container.main",
     "nvidia.cdi.k8s.io/pod",
     names::CDI_DOMAIN,

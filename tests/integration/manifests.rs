@@ -189,6 +189,8 @@ fn no_file_invents_a_name() -> Result<()> {
         names::NOT_GPU_UUIDS,
         names::GPU_AFFINITY,
         names::GPU_ANTI_AFFINITY,
+        names::COMPUTE_PERCENT,
+        names::MPS_OF,
         names::POLICY,
         names::ASSIGNMENT,
         names::DEVICES_OF,

@@ -278,6 +278,18 @@ async fn bad_requests_are_refused_in_the_extenders_words() -> Result<()> {
             json!({names::GPU_MEM_PERCENTAGE: "25", names::MEM_LIMIT: "max"}),
             one("1"),
         ),
+        (json!({names::COMPUTE_PERCENT: "0"}), one("1")),
+        (json!({names::COMPUTE_PERCENT: "101"}), one("1")),
+        (json!({names::COMPUTE_PERCENT: "30%"}), one("1")),
+        (json!({names::COMPUTE_PERCENT: ""}), one("1")),
+        (
+            json!({names::COMPUTE_PERCENT: "30", names::EXCLUSIVE: "true"}),
+            one("1"),
+        ),
+        (
+            json!({names::COMPUTE_PERCENT: "30", names::MEM_LIMIT: "max"}),
+            one("1"),
+        ),
         (json!({names::EXCLUSIVE: "yes"}), one("1")),
         (json!({names::GPU_MODELS: ""}), one("1")),
         (json!({names::GPU_MODELS: "A100,,H100"}), one("1")),

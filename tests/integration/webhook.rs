@@ -136,6 +136,8 @@ impl Pods {
             json!([field]),
             json!([own("all")]),
             json!([{ "name": names::MEMORY_LIMIT, "value": "4096" }]),
+            json!([{ "name": names::MPS_THREADS, "value": "30" }]),
+            json!([{ "name": names::MPS_PIPES, "value": "/tmp/nvidia-mps" }]),
             json!([other, { "name": names::MEM_SHARE, "value": "0.5" }]),
         ]);
         let wish = ["4096", "4096", "8Ki", "1", "0", "3", "1500000", "1Mi"];
@@ -160,6 +162,10 @@ impl Pods {
         if init && self.0.random_bool(0.5) {
             container["restartPolicy"] = json!("Always");
         }
+        if self.0.random_bool(0.1) {
+            let path = self.one(vec![json!("/dev/shm"), json!("/data")]);
+            container["volumeMounts"] = json!([{ "name": "own", "mountPath": path }]);
+        }
         if self.0.random_bool(0.05) {
             container["securityContext"] = json!({ "privileged": true });
         }
@@ -175,7 +181,8 @@ impl Pods {
                 .collect()
         };
         let (main, init) = (list(false, 1, 3), list(true, 0, 2));
-        let mut pod = json!({ "metadata": { "name": "p" }, "spec": { "containers": main } });
+        let mut pod = json!({ "metadata": { "name": "p" }, "spec": { "containers": main,
+            "volumes": [{ "name": "own", "emptyDir": {} }] } });
         if !init.is_empty() {
             pod["spec"]["initContainers"] = json!(init);
         }
@@ -204,7 +211,17 @@ impl Pods {
             driver(json!({ names::EXCLUSIVE: "true" })),
             json!({ names::ENFORCE: "on", names::MEM_LIMIT: "lots" }),
         ];
-        may("/metadata/annotations", [&counts[..], &limits[..]].concat());
+        let shares = [
+            json!({ names::COMPUTE_PERCENT: "30" }),
+            json!({ names::COMPUTE_PERCENT: "30", names::GPU_COUNT: "2" }),
+            driver(json!({ names::COMPUTE_PERCENT: "5" })),
+            json!({ names::COMPUTE_PERCENT: "30", names::MEM_LIMIT: "max" }),
+            json!({ names::COMPUTE_PERCENT: "half" }),
+        ];
+        may(
+            "/metadata/annotations",
+            [&counts[..], &limits[..], &shares[..]].concat(),
+        );
         let schedulers = ["default-scheduler", names::SCHEDULER, "other"];
         let schedulers = schedulers.iter().map(|it| json!(it)).collect();
         may("/spec/schedulerName", schedulers);

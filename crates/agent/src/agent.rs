@@ -27,6 +27,7 @@ use crate::devices::{Reading, Wanted};
 use crate::giveback::GiveBack;
 use crate::kill;
 use crate::metrics::Metrics;
+use crate::mps;
 use crate::notices::{Notice, Notices};
 use crate::podresources::{self, PodResourcesError};
 use crate::pods::{NodePod, NodePods};
@@ -38,6 +39,8 @@ use crate::state::State;
 const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
 /// After this long, a claim's device that nobody could tell is looked up again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// Between two questions to a control daemon of MPS that answers. One that does not is asked at every sample.
+const MPS_PERIOD: Duration = Duration::from_secs(5);
 /// Longest pause after writes that failed.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Events that are kept until the API server takes them.
@@ -70,6 +73,7 @@ pub(crate) struct Agent {
     holdings: Vec<Holding>,
     slices: Slices,
     next_look: Instant,
+    next_mps: Instant,
     owned: bool,
     published: Option<GpuNodeStatus>,
     heartbeat: Instant,
@@ -101,6 +105,7 @@ impl Agent {
             holdings: Vec::new(),
             slices: Slices::default(),
             next_look: Instant::now(),
+            next_mps: Instant::now(),
             owned: false,
             published: None,
             heartbeat: Instant::now(),
@@ -199,6 +204,16 @@ impl Agent {
         self.holdings = holdings;
     }
 
+    async fn ask_mps(&mut self) {
+        if self.args.mps && Instant::now() >= self.next_mps {
+            let fails = mps::fails(&self.args.mps_pipes).await;
+            if fails.is_none() {
+                self.next_mps = Instant::now() + MPS_PERIOD;
+            }
+            self.state.heard_of_mps(fails);
+        }
+    }
+
     async fn sampled(&mut self, sample: Sample) {
         let metrics = &self.shared.metrics;
         metrics.sample_seconds.observe(sample.took.as_secs_f64());
@@ -214,6 +229,7 @@ impl Agent {
         if !self.pods_listed {
             return;
         }
+        self.ask_mps().await;
         let now = self.clock.now();
         let reading = sample.reading.as_ref();
         let pids: HashSet<u32> = reading

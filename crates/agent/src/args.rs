@@ -145,6 +145,15 @@ pub struct Args {
     #[arg(help_heading = "Ending processes", long, env = "GPUSTOW_KILL_RATE", default_value = "6", value_parser = value_parser!(u32).range(1..=1000))]
     pub kill_rate: u32,
 
+    /// Share this node's GPUs through NVIDIA's MPS: they take only pods with the annotation gpustow.dev/compute-percent, and
+    /// only while MPS's control daemon answers
+    #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_MPS")]
+    pub mps: bool,
+
+    /// Find MPS's control daemon in this directory (its CUDA_MPS_PIPE_DIRECTORY)
+    #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_MPS_PIPES", default_value = names::MPS_PIPES_DIRECTORY)]
+    pub mps_pipes: PathBuf,
+
     /// Read this extended resource of pods, in MiB
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,
@@ -209,6 +218,7 @@ impl Args {
                 agent: self.set_limits,
                 cgroup2: is_the_hosts(&self.cgroup),
             },
+            mps: self.mps,
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod kill;
 mod limited;
 pub mod limits;
 pub mod metrics;
+pub mod mps;
 pub mod notices;
 pub mod once;
 pub mod over;

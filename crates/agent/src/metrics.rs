@@ -1,7 +1,7 @@
 //! What Prometheus sees of the agent. Series of cards and pods are made at the scrape from what is
 //! there: a pod that is gone leaves none behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpustow_api::gpunode::Gpu;
@@ -414,6 +414,7 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
         },
         used: CardUse::default(),
         used_bytes: 0,
+        past_mps: BTreeSet::new(),
     });
     let share = Share {
         uuid: ANY.to_owned(),

@@ -120,6 +120,7 @@ impl Notices {
                 self.silent(&mut notices, state, pod, now);
             }
             self.shared(&mut notices, state, pod, now);
+            self.past_mps(&mut notices, state, pod, now);
             for (uuid, what) in &failed {
                 let parts = state.cards().filter(|seen| {
                     seen.gpu
@@ -284,6 +285,19 @@ impl Notices {
                 );
                 self.once(notices, pod, "GpuSharedUnknowingly", &gpu.uuid, note, now);
             }
+        }
+    }
+
+    /// A program that finds no daemon of MPS has no limits, and does not say so.
+    fn past_mps(&mut self, notices: &mut Vec<Notice>, state: &State, pod: &NodePod, now: Duration) {
+        let uid = &pod.facts.uid;
+        for seen in state.cards().filter(|seen| seen.past_mps.contains(uid)) {
+            let note = format!(
+                "Uses GPU {} without MPS, so nothing limits its compute and memory there, and the GPU takes no new pods until \
+                 it ends. Delete the pod. If another one does so too, see whether its program sets CUDA_MPS_PIPE_DIRECTORY.",
+                seen.gpu.uuid
+            );
+            self.once(notices, pod, "MpsMissing", &seen.gpu.uuid, note, now);
         }
     }
 

@@ -23,6 +23,8 @@ pub struct CardUse {
     pub idle: BTreeSet<Arc<str>>,
     /// UIDs of pods with a client of MPS among their processes.
     pub mps: BTreeSet<Arc<str>>,
+    /// UIDs of pods with a process that is none.
+    pub beside_mps: BTreeSet<Arc<str>>,
     /// Processes that `/proc` does not show.
     pub unseen: usize,
     /// False if the driver does not say which processes use how much.
@@ -69,9 +71,10 @@ impl CardUse {
                             Some(false) => is.idle.insert(uid.clone()),
                             _ => awake.insert(uid.clone()),
                         };
-                        if process.mps {
-                            is.mps.insert(uid.clone());
-                        }
+                        match process.mps {
+                            true => is.mps.insert(uid.clone()),
+                            false => is.beside_mps.insert(uid.clone()),
+                        };
                         let key = (uid, name.unwrap_or_else(|| "".into()));
                         let sum = is.pods.entry(key).or_default();
                         *sum = sum.saturating_add(used);

@@ -1,5 +1,6 @@
 //! The agent's mind: from readings to what is to be reported. No I/O and no clock of its own.
 
+mod mps;
 mod news;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -39,6 +40,8 @@ pub struct Settings {
     pub forget_after: Duration,
     /// What the node has to limit containers' memory.
     pub means: Means,
+    /// Pods share the node's GPUs through NVIDIA's MPS.
+    pub mps: bool,
 }
 
 /// A card and who uses it.
@@ -50,6 +53,8 @@ pub struct Seen {
     pub used: CardUse,
     /// Bytes in use in all.
     pub used_bytes: u64,
+    /// UIDs of pods that were seen here twice with a process that is no client of MPS, and should have none.
+    pub past_mps: BTreeSet<Arc<str>>,
 }
 
 #[derive(Clone, Debug)]
@@ -74,6 +79,8 @@ pub struct State {
     driver: Option<String>,
     error: Option<DeviceError>,
     unseen: bool,
+    /// Why no client of MPS could start here, if so.
+    mps_fails: Option<String>,
 }
 
 impl State {
@@ -94,6 +101,7 @@ impl State {
                     gpu,
                     used: CardUse::default(),
                     used_bytes: 0,
+                    past_mps: BTreeSet::new(),
                 };
                 order.push(seen.gpu.uuid.clone());
                 known.insert(
@@ -110,6 +118,7 @@ impl State {
         Self {
             limits: limits::Seen::new(settings.means),
             history: History::resumed(before, now),
+            mps_fails: Some("MPS's control daemon was not asked yet".to_owned()),
             settings,
             health,
             known,
@@ -235,6 +244,9 @@ impl State {
                 let no_size = unified && self.settings.unified_memory.is_none();
                 no_size.then(|| "shares the host's memory: set --unified-memory-mib".to_owned())
             });
+        let mps = self.has_mps(card);
+        let past_mps = self.past_mps(card, &used, pods);
+        let reason = reason.or_else(|| self.without_mps(card, &past_mps, pods));
         let foreign = used.other_pods.saturating_add(used.host);
         // A process that starts or ends shows in one figure before the other.
         let lasting = before
@@ -284,6 +296,7 @@ impl State {
             }),
             missing: false,
             memory_limit: Some(<&str>::from(self.limits.support(card)).to_owned()),
+            mps,
             place: Some(Box::new(card.place.clone())),
         };
         let unmanaged_before = used.unmanaged;
@@ -292,6 +305,7 @@ impl State {
             gpu,
             used,
             used_bytes,
+            past_mps,
         };
         self.known.insert(
             card.uuid.clone(),

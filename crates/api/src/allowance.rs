@@ -23,6 +23,16 @@ pub fn allowances(
 ) -> BTreeMap<String, String> {
     let mut told = BTreeMap::new();
     for (claim, name) in request.claims.iter().zip(containers) {
+        let cards = assignment.containers.iter().find(|(it, _)| it == name);
+        let cards = cards.map_or(&[][..], |(_, cards)| cards);
+        if request.compute > 0 {
+            let each = cards.iter().map(|card| {
+                let mib = size(card).map_or(claim.mib, |(capacity, _)| claim.on(capacity));
+                format!("{card}={}M", mib.0)
+            });
+            let each = each.collect::<Vec<_>>().join(",");
+            told.insert(format!("{}{name}", names::MPS_OF), each);
+        }
         let limit = claim.driver_limit;
         if limit > Mib::ZERO {
             let mib = limit.minus(CONTEXT);
@@ -32,8 +42,6 @@ pub fn allowances(
             told.extend(share);
             continue;
         }
-        let cards = assignment.containers.iter().find(|(it, _)| it == name);
-        let cards = cards.map_or(&[][..], |(_, cards)| cards);
         let charged = |uuid: &str| {
             let charge = assignment.charges.iter().find(|(it, _)| **it == *uuid);
             charge.map(|&(_, mib)| mib)
@@ -47,6 +55,11 @@ pub fn allowances(
             .map(|(capacity, _)| claim.on(*capacity));
         let part = part.min().unwrap_or(claim.mib);
         let mib = whole.filter(|_| request.exclusive).unwrap_or(part);
+        // MPS counts in what CUDA keeps for itself.
+        let mib = match request.compute {
+            0 => mib,
+            _ => mib.minus(CONTEXT),
+        };
         told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
         let largest = sizes.and_then(|sizes| sizes.into_iter().map(|(_, total)| total).max());
         if let Some(share) = largest.and_then(|total| share(request.exclusive, mib, total)) {
@@ -87,6 +100,7 @@ mod tests {
                 .collect(),
             containers: vec![("main".into(), uuids)],
             exclusive: Some(exclusive),
+            compute: 0,
         };
         let size = |uuid: &str| {
             let card = cards.iter().find(|card| card.0 == uuid);
@@ -149,12 +163,43 @@ mod tests {
                 .map(|name| (name.clone(), vec!["a".into()]))
                 .collect(),
             exclusive: Some(false),
+            compute: 0,
         };
         let told = allowances(&request, &names, &assignment, |_| {
             Some((Mib(81_000), Mib(81_920)))
         });
         let told: Vec<_> = told.values().map(String::as_str).collect();
         assert_eq!(told, ["15552", "4096", "0.9492", "0.0500"]);
+    }
+
+    #[test]
+    fn client_of_mps_is_told_its_memory_of_each_gpu_and_may_use_that_less_a_context() {
+        let request = Request {
+            claims: vec![Claim {
+                percentage: 25,
+                ..Claim::new(ClaimKind::Main, 2, Mib(4096))
+            }],
+            compute: 30,
+            ..Request::default()
+        };
+        let cards: Vec<Box<str>> = vec!["a".into(), "b".into()];
+        let assignment = Assignment {
+            charges: vec![("a".into(), Mib(10_000)), ("b".into(), Mib(20_000))],
+            containers: vec![("main".into(), cards)],
+            exclusive: Some(false),
+            compute: 30,
+        };
+        let told = allowances(&request, &["main".into()], &assignment, |card| {
+            let mib = if card == "a" { 40_000 } else { 80_000 };
+            Some((Mib(mib), Mib(mib)))
+        });
+        let told: Vec<_> = told.iter().map(|(key, it)| (&**key, &**it)).collect();
+        let expected = [
+            ("mib.gpustow.dev/main", "9168"),
+            ("mps.gpustow.dev/main", "a=10000M,b=20000M"),
+            ("share.gpustow.dev/main", "0.1146"),
+        ];
+        assert_eq!(told, expected);
     }
 
     #[test]

@@ -18,10 +18,10 @@ const ANNOTATIONS_SPARE: usize = 16 << 10;
 
 /// The longest UUID that a GpuNode may report.
 const MAX_UUID: usize = 96;
-/// Bound on what one GPU of one container adds: its UUID four times, and what stands around it.
-const GPU_BYTES: usize = 4 * MAX_UUID + 80;
+/// Bound on what one GPU of one container adds: its UUID five times, and what stands around it.
+const GPU_BYTES: usize = 5 * MAX_UUID + 96;
 /// Bound on what one container adds beside its GPUs and its name.
-const CONTAINER_BYTES: usize = 224;
+const CONTAINER_BYTES: usize = 256;
 
 /// What a bound pod holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +33,8 @@ pub struct Assignment {
     /// Nobody else on its GPUs. Unknown where an older version wrote it: then the pod's annotation
     /// says so, which its owner may have changed since.
     pub exclusive: Option<bool>,
+    /// Hundredths of the compute of each of its GPUs; zero if it has no share of compute.
+    pub compute: u8,
 }
 
 /// An assignment annotation that this version cannot use. The pod is accounted for on every card
@@ -48,6 +50,12 @@ struct Written {
     containers: BTreeMap<Box<str>, Vec<Box<str>>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exclusive: Option<bool>,
+    #[serde(default, rename = "computePercent", skip_serializing_if = "is_zero")]
+    compute: u8,
+}
+
+fn is_zero(it: &u8) -> bool {
+    *it == 0
 }
 
 #[derive(Serialize, Deserialize)]
@@ -64,6 +72,7 @@ impl Assignment {
         containers: &[Box<str>],
         uuids: &[impl AsRef<str>],
         exclusive: bool,
+        compute: u8,
     ) -> Option<Self> {
         let uuid = |card: usize| uuids.get(card).map(|uuid| Box::from(uuid.as_ref()));
         let charge = |&(card, mib): &(usize, Mib)| Some((uuid(card)?, mib));
@@ -89,6 +98,7 @@ impl Assignment {
                 .collect::<Option<_>>()?,
             containers,
             exclusive: Some(exclusive),
+            compute,
         })
     }
 
@@ -106,6 +116,7 @@ impl Assignment {
                 .collect(),
             containers: self.containers.iter().cloned().collect(),
             exclusive: self.exclusive,
+            compute: self.compute,
         };
         serde_json::json!(written).to_string()
     }
@@ -131,6 +142,7 @@ impl Assignment {
             gpus,
             containers,
             exclusive,
+            compute,
             ..
         } = serde_json::from_str(text).map_err(broken)?;
         let mut seen = BTreeSet::new();
@@ -161,6 +173,7 @@ impl Assignment {
                 .collect(),
             containers: containers.into_iter().collect(),
             exclusive,
+            compute,
         })
     }
 
@@ -194,7 +207,7 @@ impl Assignment {
             .sum();
         let added: usize = containers
             .map(|(name, gpus)| {
-                CONTAINER_BYTES + 5 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
+                CONTAINER_BYTES + 6 * name.len() + GPU_BYTES.saturating_mul(gpus as usize)
             })
             .sum();
         present.saturating_add(added) <= ANNOTATIONS_LIMIT - ANNOTATIONS_SPARE

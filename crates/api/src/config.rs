@@ -91,6 +91,10 @@ pub struct Scheduling {
     /// How old the report of a node's agent may be before the node takes no new pods: three heartbeats of the agent.
     #[schemars(extend("x-kubernetes-validations" = at_least("1s")))]
     pub stale_after: GoDuration,
+    /// How many percent of the compute of a GPU with MPS pods may hold together (annotation gpustow.dev/compute-percent).
+    /// More than 100 lets pods compete for compute.
+    #[schemars(range(min = 100, max = 4800))]
+    pub max_compute_percent: u16,
 }
 
 /// What pods that request GPU memory get, and how much they must request at least.
@@ -358,6 +362,7 @@ impl Default for Scheduling {
         Self {
             policy: PolicyKind::default(),
             stale_after: STALE_AFTER.into(),
+            max_compute_percent: 100,
         }
     }
 }

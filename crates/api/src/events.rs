@@ -16,7 +16,7 @@ pub struct Known {
 }
 
 /// All of them, in the order of a pod's life.
-pub const ALL: [Known; 31] = [
+pub const ALL: [Known; 32] = [
     Known {
         about: "Pod",
         reason: "GpuAssigned",
@@ -163,6 +163,13 @@ pub const ALL: [Known; 31] = [
         reads: "`Container … has no limit on GPU … and should have one of 8192 MiB …`",
         means: "The driver should hold the container to its [limit](limits.md) and does not: the node's container toolkit did not set it. Its node takes no further pod that needs one",
         advice: "Runbook [GpustowLimitMissing](runbooks/GpustowLimitMissing.md); delete the pod, so that it goes elsewhere",
+    },
+    Known {
+        about: "Pod",
+        reason: "MpsMissing",
+        reads: "`Uses GPU … without MPS, so nothing limits its compute and memory there …`",
+        means: "A process of a pod with the annotation `compute-percent` is no client of MPS. Its GPU takes no new pods until it ends",
+        advice: "Delete the pod. If another one does so too: does its program or image set `CUDA_MPS_PIPE_DIRECTORY`?",
     },
     Known {
         about: "Pod",

@@ -195,6 +195,9 @@ pub struct Gpu {
     #[schemars(length(max = 64))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<String>,
+    /// Its processes share it through NVIDIA's MPS: it takes only pods with the annotation gpustow.dev/compute-percent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mps: bool,
     /// Where the card is and what it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Box<Place>>,

@@ -107,6 +107,8 @@ pub(crate) enum Size {
     Mib,
     /// A percentage: how much that is follows from the GPU.
     Part,
+    /// MPS holds each process to what the container requests.
+    Shared,
     Whole,
 }
 
@@ -160,7 +162,7 @@ pub(crate) fn of_driver(
             problem: "the driver cannot hold a pod to a percentage: write watch or none".to_owned(),
         });
     }
-    let driver = enforce == Enforce::Driver && size == Size::Mib;
+    let driver = enforce == Enforce::Driver && matches!(size, Size::Mib | Size::Shared);
     let limits = asking
         .iter()
         .map(|it| of_container(notes, it, size, driver, resource))
@@ -233,6 +235,11 @@ fn of_container(
         Size::Part => {
             return bad(
                 "a pod that requests a percentage cannot set a limit: remove it".to_owned(),
+            );
+        }
+        Size::Shared => {
+            return bad(
+                "a pod that requests a share of compute cannot set a limit: remove it".to_owned(),
             );
         }
     }

@@ -55,6 +55,9 @@ pub const NOT_GPU_UUIDS: &str = "gpustow.dev/not-gpu-uuids";
 pub const GPU_AFFINITY: &str = "gpustow.dev/gpu-affinity";
 /// Set by users: pod annotation. Pods of the namespace with the same value share no GPU.
 pub const GPU_ANTI_AFFINITY: &str = "gpustow.dev/gpu-anti-affinity";
+/// Set by users: pod annotation with the percentage of the compute of each of its GPUs that the pod may use. Such pods go to
+/// GPUs with MPS.
+pub const COMPUTE_PERCENT: &str = "gpustow.dev/compute-percent";
 /// Set by users: pod annotation with the packing policy of this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
@@ -68,6 +71,9 @@ pub const DEVICES_OF: &str = "devices.gpustow.dev/";
 pub const MIB_OF: &str = "mib.gpustow.dev/";
 /// Written by the extender: pod annotation of the Binding with the same as a share of the whole GPU, such as `0.1234`.
 pub const SHARE_OF: &str = "share.gpustow.dev/";
+/// Written by the extender: pod annotation of the Binding with the MiB that MPS lets each process of the container have of each
+/// of its GPUs, as `GPU-…=8192M`.
+pub const MPS_OF: &str = "mps.gpustow.dev/";
 /// Written by the extender in the Binding for NVIDIA's NRI plugin: CDI device names.
 pub const CDI_OF: &str = "nvidia.cdi.k8s.io/container.";
 /// What every annotation begins with by which NVIDIA's NRI plugin gives devices to containers.
@@ -195,7 +201,7 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 23] = [
+pub const POD_KEYS: [&str; 24] = [
     ADOPTED,
     GPU_COUNT,
     GPU_MEM_PERCENTAGE,
@@ -211,6 +217,7 @@ pub const POD_KEYS: [&str; 23] = [
     NOT_GPU_UUIDS,
     GPU_AFFINITY,
     GPU_ANTI_AFFINITY,
+    COMPUTE_PERCENT,
     POLICY,
     MADE_FOR,
     ASSIGNMENT,
@@ -221,13 +228,14 @@ pub const POD_KEYS: [&str; 23] = [
     PLACEHOLDER_FOR,
 ];
 /// Those that the name of a container follows.
-pub const POD_KEYS_OF: [&str; 6] = [
+pub const POD_KEYS_OF: [&str; 7] = [
     GPU_COUNT_OF,
     GPU_MEM_PERCENTAGE_OF,
     MEM_LIMIT_OF,
     DEVICES_OF,
     MIB_OF,
     SHARE_OF,
+    MPS_OF,
 ];
 
 /// Environment variable that the NVIDIA container toolkit reads.
@@ -239,6 +247,21 @@ pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 pub const MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 /// Environment variable of which it makes what the driver keeps for the container against its neighbours.
 pub const MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
+
+/// Environment variable with the directory of the pipes to MPS's control daemon.
+pub const MPS_PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// Environment variable with the percentage of a GPU's multiprocessors that a client of MPS may use.
+pub const MPS_THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// Environment variable of a client of MPS: what [`MPS_OF`] says.
+pub const MPS_MEMORY: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// Where a node, and each container with a share of compute, has the pipes of MPS's control daemon.
+pub const MPS_PIPES_DIRECTORY: &str = "/run/gpustow/mps/pipe";
+/// Where a node has the shared memory of MPS, which such containers have as `/dev/shm`.
+pub const MPS_SHM_DIRECTORY: &str = "/run/gpustow/mps/shm";
+/// The volumes of pods with a share of compute that hold these two.
+pub const MPS_PIPES_VOLUME: &str = "gpustow-mps-pipe";
+/// See [`MPS_PIPES_VOLUME`].
+pub const MPS_SHM_VOLUME: &str = "gpustow-mps-shm";
 
 /// Environment variable of containers that ask: what [`MIB_OF`] says.
 pub const MEM_MIB: &str = "GPUSTOW_MEM_MIB";

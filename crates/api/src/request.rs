@@ -83,6 +83,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     request.exclusive = annotation(annotations, names::EXCLUSIVE, flag)?.unwrap_or(false);
     request.policy = annotation(annotations, names::POLICY, policy)?;
     let part = annotation(annotations, names::GPU_MEM_PERCENTAGE, percentage)?.unwrap_or(0);
+    request.compute = annotation(annotations, names::COMPUTE_PERCENT, compute)?.unwrap_or(0);
     request.rules = rules::of(annotations, pod.metadata.namespace.as_deref())?;
     for key in annotations.keys() {
         let of = [
@@ -130,9 +131,18 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
                 .to_owned(),
         });
     }
+    if request.compute > 0 && request.exclusive {
+        return Err(BadRequest {
+            field: field_of(names::EXCLUSIVE),
+            problem:
+                "a pod requests either whole GPUs or a share of their compute: remove one of them"
+                    .to_owned(),
+        });
+    }
     let size = match (request.exclusive, request.is_relative()) {
         (true, _) => Size::Whole,
         (_, true) => Size::Part,
+        _ if request.compute > 0 => Size::Shared,
         _ => Size::Mib,
     };
     let limits = limit::of_driver(annotations, &limited, size, waits, resource)?;
@@ -289,6 +299,11 @@ fn percentage(value: &str) -> Result<u8, String> {
             "{value:?} is not a percentage of a GPU: write 1 to 100"
         )),
     }
+}
+
+fn compute(value: &str) -> Result<u8, String> {
+    percentage(value)
+        .map_err(|_| format!("{value:?} is not a percentage of a GPU's compute: write 1 to 100"))
 }
 
 fn flag(value: &str) -> Result<bool, String> {

@@ -98,6 +98,7 @@ fn believed(mut devices: impl Devices) {
         application_xids: [13].into(),
         probation: Duration::from_secs(600),
         forget_after: Duration::from_secs(60),
+        mps: true,
         means: Means {
             toolkit: true,
             agent: true,

@@ -135,8 +135,13 @@ impl Sight<'_> {
         // kube-scheduler keeps CPU and memory of the host for pods that it nominated, and for no others.
         let freed_cpu = later.cpu_free_milli.saturating_sub(view.cpu_free_milli);
         let freed_ram = later.ram_free.minus(view.ram_free);
+        let cards = later.cards.iter().zip(&view.cards);
+        let freed_compute: Vec<u16> = cards
+            .map(|(later, now)| later.compute.free.saturating_sub(now.compute.free))
+            .collect();
         let (mut needs_cpu, mut needs_ram) = (0u64, Bytes::ZERO);
         let mut needs = vec![Mib::ZERO; view.cards.len()];
+        let mut needs_compute = vec![0u16; view.cards.len()];
         let mut freed: Vec<Mib> = (0..view.cards.len())
             .map(|card| node.held(node.uuid(card), |uid| leaving(uid) && !gone(uid)))
             .collect();
@@ -170,8 +175,10 @@ impl Sight<'_> {
             needs_cpu = needs_cpu.saturating_add(request.cpu_milli);
             needs_ram = needs_ram + request.ram;
             for (card, mib) in charges {
-                later.cards[card].free = later.cards[card].free.minus(mib);
+                later.cards[card].take(request, mib);
                 needs[card] = needs[card] + mib;
+                let compute = &mut needs_compute[card];
+                *compute = compute.saturating_add(request.compute.into());
             }
         }
         let needs_cpu = needs_cpu.saturating_sub(freed_cpu);
@@ -179,6 +186,8 @@ impl Sight<'_> {
         view.ram_free = view.ram_free.minus(needs_ram.minus(freed_ram));
         for (index, card) in view.cards.iter_mut().enumerate() {
             card.free = card.free.minus(needs[index].minus(freed[index]));
+            let compute = needs_compute[index].saturating_sub(freed_compute[index]);
+            card.compute.free = card.compute.free.saturating_sub(compute);
         }
         Ok(true)
     }

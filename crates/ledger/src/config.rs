@@ -7,6 +7,8 @@ use gpustow_api::gpunode::STALE_AFTER;
 use gpustow_api::intree::LEAST_NODES;
 use gpustow_pack::PolicyKind;
 
+use crate::books::Settings;
+
 /// What an operator may tune.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -59,6 +61,8 @@ pub struct Config {
     pub provision: usize,
     /// kube-scheduler looks for so many nodes at least: fewer candidates are all that passed its own filters.
     pub least_nodes: usize,
+    /// Hundredths of its compute that pods may hold together of a GPU with MPS.
+    pub compute: u16,
     /// Steps that one call may spend on searches for pods of several containers or cards.
     pub search_steps: u64,
 }
@@ -89,7 +93,14 @@ impl Default for Config {
             moves: false,
             provision: 0,
             least_nodes: LEAST_NODES,
+            compute: 100,
             search_steps: 100_000,
         }
+    }
+}
+
+impl Config {
+    pub(crate) fn of_views(&self) -> Settings {
+        Settings::new(self.reclaim, self.compute)
     }
 }

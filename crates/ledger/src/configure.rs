@@ -31,7 +31,7 @@ impl Ledger {
             self.queue.end(&uid, Ended::Needless, &self.books);
         }
         self.queue.set_queueing(config.queue, &self.books);
-        let change = self.books.configure(config.stale_after, config.reclaim);
+        let change = self.books.configure(config.stale_after, config.of_views());
         self.follow(change);
     }
 }

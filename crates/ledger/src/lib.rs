@@ -136,7 +136,7 @@ impl Ledger {
     pub fn new(config: Config) -> Self {
         Self {
             config,
-            books: Books::new(config.stale_after, config.reclaim),
+            books: Books::new(config.stale_after, config.of_views()),
             scores: Scores::new(config.policy),
             queue: Queue::new(config.queue),
             over: over_limit::Seen::default(),

@@ -83,11 +83,14 @@ impl Reason {
             Self::Fit(Refusal::TooFewCards) => "too_few_gpus",
             Self::Fit(Refusal::TooLarge) => "too_large",
             Self::Fit(Refusal::Unselected) => "not_selected",
+            Self::Fit(Refusal::NoMps) => "no_mps",
+            Self::Fit(Refusal::OnlyMps) => "only_mps",
             Self::Fit(Refusal::NoLimit) => "no_limit",
             Self::Fit(Refusal::Neighbours) => "gpu_affinity",
             Self::Fit(Refusal::Unhealthy) => "unhealthy",
             Self::Fit(Refusal::NoWholeCard) => "no_whole_gpu",
             Self::Fit(Refusal::NoRoom) => "no_room",
+            Self::Fit(Refusal::NoCompute) => "no_compute",
             Self::Fit(Refusal::TooComplex) => "too_complex",
             Self::NoReport => "no_report",
             Self::Stale => "stale",
@@ -123,6 +126,16 @@ impl Reason {
                 "Change the annotation `gpu-models` or `gpu-uuids` of the pod.",
                 "choose-gpus.md",
             ),
+            Self::Fit(Refusal::NoMps) => (
+                "The pod has the annotation `compute-percent`, and the GPUs that are large enough have no MPS.",
+                "Run agents with `--mps` on some nodes, or remove the annotation.",
+                "limits.md",
+            ),
+            Self::Fit(Refusal::OnlyMps) => (
+                "The GPUs that are large enough are for pods with the annotation `compute-percent`.",
+                "Nothing, if other nodes take the pod. Else add the annotation.",
+                "limits.md",
+            ),
             Self::Fit(Refusal::NoLimit) => (
                 "The driver must hold the pod to a limit, and no GPU there holds limits.",
                 "Ask `kubectl gpustow why POD` for the cause. Let nodes limit memory, or write `enforce: watch`.",
@@ -147,6 +160,11 @@ impl Reason {
                 "The sum may be enough, but no single GPU has enough free memory.",
                 "Wait, or request less.",
                 "defragmentation.md",
+            ),
+            Self::Fit(Refusal::NoCompute) => (
+                "GPUs with enough free memory have too little compute that no pod holds.",
+                "Wait, lower `compute-percent`, or raise `scheduling.maxComputePercent`.",
+                "limits.md",
             ),
             Self::Fit(Refusal::TooComplex) => (
                 "The search ended without an answer.",

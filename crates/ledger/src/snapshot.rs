@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Assignment, PodFacts};
-use gpustow_pack::Mib;
+use gpustow_pack::{Compute, Mib};
 use strum::{IntoStaticStr, VariantNames};
 
 use crate::Ledger;
@@ -70,6 +70,8 @@ pub struct CardView {
     pub cordoned: bool,
     /// The highest limit that the driver would hold a container to here; zero if it holds none.
     pub limit: Mib,
+    /// Its compute, if shared.
+    pub compute: Compute,
     /// Who holds what, by namespace and name.
     pub pods: Vec<PodShare>,
 }
@@ -257,6 +259,7 @@ impl Ledger {
                     healthy: card.usable,
                     cordoned: node.cordons(gpu),
                     limit: card.limit,
+                    compute: card.compute,
                     pods,
                 }
             })
@@ -427,11 +430,8 @@ impl Ledger {
             .iter()
             .filter_map(|name| Some((*name, self.books.node(name)?.view())));
         let cards = views.flat_map(|(name, view)| {
-            let usable = view
-                .cards
-                .iter()
-                .enumerate()
-                .filter(|(_, card)| card.usable);
+            let all = view.cards.iter().enumerate();
+            let usable = all.filter(|(_, card)| card.usable);
             usable.map(move |(index, card)| (name, index, card.free))
         });
         cards.max_by(|a, b| (a.2, b.0, b.1).cmp(&(b.2, a.0, a.1)))

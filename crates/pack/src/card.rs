@@ -5,7 +5,7 @@ use std::iter::Sum;
 use std::ops::Add;
 use std::sync::Arc;
 
-use crate::Links;
+use crate::{Links, Request};
 
 /// An amount of GPU memory in whole MiB (2²⁰ bytes). Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,6 +112,18 @@ pub struct Card {
     pub limit: Mib,
     /// How much of it is in use, where that matters beside what is promised.
     pub lending: Lending,
+    /// Its compute, if pods share that by shares.
+    pub compute: Compute,
+}
+
+/// Compute of a card that its pods share, in hundredths of the card. Nothing, where pods get no share of it: such a card
+/// takes only pods that ask for none, and any other only those that do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Compute {
+    /// What pods may hold in all.
+    pub capacity: u16,
+    /// What a new pod may take now.
+    pub free: u16,
 }
 
 /// What pods make of a card's memory, in sixteenths of its capacity, so coarse that what changes all the time
@@ -132,8 +144,15 @@ impl Card {
             free: self.capacity,
             usable: true,
             lending: Lending::default(),
+            compute: self.compute.emptied(),
             ..self
         }
+    }
+
+    /// The card once a pod of this request is charged so much on it.
+    pub fn take(&mut self, request: &Request, charge: Mib) {
+        self.free = self.free.minus(charge);
+        self.compute.free = self.compute.free.saturating_sub(request.compute.into());
     }
 
     /// Is another one the same but for what pods make of its memory?
@@ -145,6 +164,28 @@ impl Card {
     /// All of it may be taken.
     pub(crate) fn is_whole(&self) -> bool {
         self.usable && self.free == self.capacity
+    }
+}
+
+impl Compute {
+    /// May a pod that asks for so much of it have that now?
+    pub(crate) fn has(self, asked: u8) -> bool {
+        (asked == 0) == (self.capacity == 0) && u16::from(asked) <= self.free
+    }
+
+    fn emptied(self) -> Self {
+        Self {
+            free: self.capacity,
+            ..self
+        }
+    }
+
+    /// What suits a pod that asks for so much, and no other.
+    pub(crate) fn suiting(asked: u8) -> Self {
+        Self {
+            capacity: asked.into(),
+            free: asked.into(),
+        }
     }
 }
 

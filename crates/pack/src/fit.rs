@@ -6,7 +6,7 @@ use std::fmt;
 use crate::links::closest;
 use crate::search::Search;
 use crate::several::fit_several;
-use crate::{Card, Claim, Cost, Mib, NodeGpus, Policy, Request};
+use crate::{Card, Claim, Compute, Cost, Mib, NodeGpus, Policy, Request};
 
 /// Where the containers of a pod go on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +36,10 @@ pub enum Refusal {
     TooLarge,
     /// It would fit on cards of another model or UUID.
     Unselected,
+    /// It asks for a share of compute, and no card has such shares.
+    NoMps,
+    /// It asks for no share of compute, and the cards are for pods that do.
+    OnlyMps,
     /// It would fit if the driver could hold it to its limit.
     NoLimit,
     /// It would fit if every card could take pods.
@@ -46,21 +50,26 @@ pub enum Refusal {
     NoWholeCard,
     /// No card has the room at present.
     NoRoom,
+    /// Cards with the room have too little compute at present.
+    NoCompute,
     /// The search was given up.
     TooComplex,
 }
 
 impl Refusal {
     /// Every refusal.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::TooFewCards,
         Self::TooLarge,
         Self::Unselected,
+        Self::NoMps,
+        Self::OnlyMps,
         Self::NoLimit,
         Self::Unhealthy,
         Self::Neighbours,
         Self::NoWholeCard,
         Self::NoRoom,
+        Self::NoCompute,
         Self::TooComplex,
     ];
 
@@ -71,11 +80,14 @@ impl Refusal {
             Self::TooFewCards => "fewer GPUs than the pod asks for",
             Self::TooLarge => "no GPU as large as the pod asks for",
             Self::Unselected => "no GPU as large with a model or UUID that the pod allows",
+            Self::NoMps => "no GPU with MPS, which a pod with compute-percent needs",
+            Self::OnlyMps => "GPUs with MPS take only pods with compute-percent",
             Self::NoLimit => "no GPU here can limit memory",
             Self::Unhealthy => "the GPUs it would fit on are unhealthy or taken out of sharing",
             Self::Neighbours => "the pod may not share the GPUs with room, or its group has others",
             Self::NoWholeCard => "not enough wholly free GPUs",
             Self::NoRoom => "not enough free memory on any one GPU",
+            Self::NoCompute => "not enough free compute on any one GPU with the memory",
             Self::TooComplex => "too many containers and GPUs to place",
         }
     }
@@ -101,7 +113,7 @@ impl std::error::Error for Refusal {}
 ///
 /// ```
 /// use gpustow_pack::policy::Binpack;
-/// use gpustow_pack::{Card, Claim, ClaimKind, Lending, Mib, ModelId, NodeGpus, Refusal, Request, fit};
+/// use gpustow_pack::{Card, Claim, ClaimKind, Compute, Lending, Mib, ModelId, NodeGpus, Refusal, Request, fit};
 ///
 /// let card = |free| Card {
 ///     capacity: Mib(24_000),
@@ -110,6 +122,7 @@ impl std::error::Error for Refusal {}
 ///     usable: true,
 ///     limit: Mib::ZERO,
 ///     lending: Lending::default(),
+///     compute: Compute::default(),
 /// };
 /// let node = NodeGpus {
 ///     cards: vec![card(24_000), card(9_000)],
@@ -244,15 +257,20 @@ fn fit_one(
 pub enum Question {
     /// Would it fit if every card were empty, took pods and could limit memory, however much?
     FitsUnlimited,
+    /// The same, if the cards shared their compute as the request needs it?
+    FitsShared,
     /// Would it fit if every card were empty and took pods?
     FitsEmpty,
     /// Are there cards that it would fit on if they took pods?
     AwaitsHealth,
+    /// Would it fit if the cards had all the compute that it asks for?
+    AwaitsCompute,
 }
 
 impl Question {
     /// A card as the question supposes it.
-    fn suppose(self, card: &Card) -> Card {
+    fn suppose(self, card: &Card, request: &Request) -> Card {
+        let shared = || Compute::suiting(request.compute);
         match self {
             // Were it able to limit memory at all, which says nothing of how much.
             Self::FitsUnlimited => Card {
@@ -262,9 +280,20 @@ impl Question {
                 },
                 ..card.emptied()
             },
+            Self::FitsShared => Card {
+                compute: shared(),
+                ..Self::FitsUnlimited.suppose(card, request)
+            },
             Self::FitsEmpty => card.emptied(),
             Self::AwaitsHealth => Card {
                 usable: true,
+                ..*card
+            },
+            Self::AwaitsCompute => Card {
+                compute: match card.compute.capacity {
+                    0 => card.compute,
+                    _ => shared(),
+                },
                 ..*card
             },
         }
@@ -285,13 +314,19 @@ pub fn refusal<E>(
     Ok(if widest.unwrap_or(0) > cards {
         Refusal::TooFewCards
     } else if !answer(Question::FitsUnlimited)? {
-        Refusal::TooLarge
+        match (answer(Question::FitsShared)?, request.compute) {
+            (false, _) => Refusal::TooLarge,
+            (true, 0) => Refusal::OnlyMps,
+            (true, _) => Refusal::NoMps,
+        }
     } else if request.limit() > Mib::ZERO && !answer(Question::FitsEmpty)? {
         Refusal::NoLimit
     } else if answer(Question::AwaitsHealth)? {
         Refusal::Unhealthy
     } else if request.exclusive {
         Refusal::NoWholeCard
+    } else if request.compute > 0 && answer(Question::AwaitsCompute)? {
+        Refusal::NoCompute
     } else {
         Refusal::NoRoom
     })
@@ -300,7 +335,10 @@ pub fn refusal<E>(
 /// Why the only claim of a request does not fit.
 pub(crate) fn refusal_of_one(node: &NodeGpus, request: &Request, claim: &Claim) -> Refusal {
     let Ok(why) = refusal(request, node.cards.len(), |question| {
-        let cards = node.cards.iter().map(|card| question.suppose(card));
+        let cards = node
+            .cards
+            .iter()
+            .map(|card| question.suppose(card, request));
         Ok::<_, Infallible>(request.has_cards(claim, cards))
     });
     why
@@ -313,7 +351,10 @@ fn refusal_of_several(
     steps: &mut u64,
 ) -> Result<Refusal, Refusal> {
     refusal(request, node.cards.len(), |question| {
-        let cards = node.cards.iter().map(|card| question.suppose(card));
+        let cards = node
+            .cards
+            .iter()
+            .map(|card| question.suppose(card, request));
         let node = NodeGpus {
             cards: cards.collect(),
             links: None,

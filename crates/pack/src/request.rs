@@ -84,6 +84,8 @@ pub struct Request {
     pub exclusive: bool,
     /// A container may use more of a card than is promised to it, while that is free.
     pub bursts: bool,
+    /// Hundredths of the compute of each of its cards; zero if it asks for none.
+    pub compute: u8,
     /// Which cards the pod may get, if it says so.
     pub rules: Option<Arc<Rules>>,
     /// The policy that the pod names, if any.
@@ -125,6 +127,7 @@ impl Request {
     pub fn room(&self, card: &Card) -> Option<Mib> {
         let whole = card.free == card.capacity;
         let may = card.usable && (whole || !self.exclusive) && self.limit() <= card.limit;
+        let may = may && card.compute.has(self.compute);
         may.then_some(card.free)
     }
 

@@ -1,7 +1,7 @@
 //! CEL that policies share.
 
 /// Expressions that several policies share. The first may name those after it.
-pub(crate) const SHARED: [(&str, &str); 36] = [
+pub(crate) const SHARED: [(&str, &str); 40] = [
     // What translates the request of each container: variables `replaced` are the resources that go, `translated` the
     // containers with their GPUs and MiB.
     ("ADOPT_PATCH", include_str!("../policies/adopt-patch.cel")),
@@ -97,6 +97,7 @@ pub(crate) const SHARED: [(&str, &str); 36] = [
         r#"variables.named.map(name, "{{DEVICES_OF}}" + name) +
         variables.named.map(name, "{{MIB_OF}}" + name) +
         variables.named.map(name, "{{SHARE_OF}}" + name) +
+        variables.named.map(name, "{{MPS_OF}}" + name) +
         variables.named.map(name, "{{CDI_OF}}" + name) +
         (size(variables.named) > 0 ? ["{{CDI_DOMAIN}}", "{{CDI_DOMAIN}}/pod"] : [])"#,
     ),
@@ -117,6 +118,61 @@ pub(crate) const SHARED: [(&str, &str); 36] = [
           variables.limited.filter(it, !it.is.?env.orValue([]).exists(e, e.name == "{{MEMORY_REQUEST}}")).map(it,
             JSONPatch{op: "add", path: it.path + "/env/-", value: {
               "name": dyn("{{MEMORY_REQUEST}}"), "value": dyn("0")
+            }})"#,
+    ),
+    // The pod's volumes for MPS: name, directory of the node, and where containers have it.
+    (
+        "MPS_VOLUMES",
+        r#"[["{{MPS_PIPES_VOLUME}}", "{{MPS_PIPES_DIRECTORY}}", "{{MPS_PIPES_DIRECTORY}}"],
+            ["{{MPS_SHM_VOLUME}}", "{{MPS_SHM_DIRECTORY}}", "/dev/shm"]]"#,
+    ),
+    // Of variable e of container c, which asks: is it one of MPS as gpustow sets it?
+    (
+        "IS_MPS",
+        r#"(e.name == "{{MPS_PIPES}}" && e.?value.orValue("") == "{{MPS_PIPES_DIRECTORY}}" ||
+          e.name == "{{MPS_THREADS}}" && e.?value.orValue("") == variables.after["{{COMPUTE_PERCENT}}"] ||
+          e.name == "{{MPS_MEMORY}}" &&
+            e.?valueFrom.?fieldRef.?fieldPath.orValue("") == "metadata.annotations['{{MPS_OF}}" + c.is.name + "']")"#,
+    ),
+    // What pods with a share of compute get: volumes, and in the containers that ask their mounts, where gpustow-requests may
+    // still find others...
+    (
+        "MPS_VOLUMES_PATCH",
+        r#"size(variables.sharing) == 0 ? [] :
+          (has(object.spec.volumes) ? [] : [JSONPatch{op: "add", path: "/spec/volumes", value: []}]) +
+          {{MPS_VOLUMES}}.filter(it, !object.spec.?volumes.orValue([]).exists(v, v.name == it[0])).map(it,
+            JSONPatch{op: "add", path: "/spec/volumes/-", value: {
+              "name": dyn(it[0]), "hostPath": dyn({"path": it[1], "type": "Directory"})
+            }}) +
+          variables.sharing.filter(c, !has(c.is.volumeMounts)).map(c,
+            JSONPatch{op: "add", path: c.path + "/volumeMounts", value: []}) +
+          variables.sharing.filter(c, !c.is.?volumeMounts.orValue([]).exists(m, m.mountPath == "{{MPS_PIPES_DIRECTORY}}")).map(c,
+            JSONPatch{op: "add", path: c.path + "/volumeMounts/-", value: {
+              "name": "{{MPS_PIPES_VOLUME}}", "mountPath": "{{MPS_PIPES_DIRECTORY}}"
+            }}) +
+          variables.sharing.filter(c, !c.is.?volumeMounts.orValue([]).exists(m, m.mountPath == "/dev/shm")).map(c,
+            JSONPatch{op: "add", path: c.path + "/volumeMounts/-", value: {
+              "name": "{{MPS_SHM_VOLUME}}", "mountPath": "/dev/shm"
+            }})"#,
+    ),
+    // ... and variables.
+    (
+        "MPS_PATCH",
+        r#"variables.sharing.filter(c, !c.is.?env.orValue([]).exists(e, e.name == "{{MPS_PIPES}}")).map(c,
+            JSONPatch{op: "add", path: c.path + "/env/-", value: {
+              "name": dyn("{{MPS_PIPES}}"), "value": dyn("{{MPS_PIPES_DIRECTORY}}")
+            }}) +
+          variables.sharing.filter(c, !c.is.?env.orValue([]).exists(e, e.name == "{{MPS_THREADS}}")).map(c,
+            JSONPatch{op: "add", path: c.path + "/env/-", value: {
+              "name": dyn("{{MPS_THREADS}}"), "value": dyn(variables.after["{{COMPUTE_PERCENT}}"])
+            }}) +
+          variables.sharing.filter(c, !c.is.?env.orValue([]).exists(e, e.name == "{{MPS_MEMORY}}")).map(c,
+            JSONPatch{op: "add", path: c.path + "/env/-", value: {
+              "name": dyn("{{MPS_MEMORY}}"),
+              "valueFrom": dyn({"fieldRef": {
+                "apiVersion": "v1",
+                "fieldPath": "metadata.annotations['{{MPS_OF}}" + c.is.name + "']"
+              }})
             }})"#,
     ),
     // Of the pod, not of the request: the containers that ask.
@@ -148,7 +204,7 @@ pub(crate) const SHARED: [(&str, &str); 36] = [
     // What users say by annotations, as far as a request changes it.
     (
         "CHANGED",
-        r#"(["{{GPU_COUNT}}", "{{GPU_MEM_PERCENTAGE}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{RECLAIM_ACTION}}", "{{EVICTABLE}}"] + {{RULE_KEYS}} +
+        r#"(["{{GPU_COUNT}}", "{{GPU_MEM_PERCENTAGE}}", "{{COMPUTE_PERCENT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{RECLAIM_ACTION}}", "{{EVICTABLE}}"] + {{RULE_KEYS}} +
         variables.wishing.map(c, "{{GPU_COUNT_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{GPU_MEM_PERCENTAGE_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{MEM_LIMIT_OF}}" + string(c.is.name)))

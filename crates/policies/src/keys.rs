@@ -88,7 +88,7 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 16] {
+pub(crate) fn of_users() -> [&'static str; 17] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
@@ -106,6 +106,7 @@ pub(crate) fn of_users() -> [&'static str; 16] {
         names::NOT_GPU_UUIDS,
         names::GPU_AFFINITY,
         names::GPU_ANTI_AFFINITY,
+        names::COMPUTE_PERCENT,
     ];
     keys.map(word)
 }

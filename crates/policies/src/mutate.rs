@@ -3,6 +3,8 @@
 //! on the pod as it came, so that fields stay that this version does not know. It refuses nothing: the policy
 //! gpustow-requests judges what comes of it.
 
+mod mps;
+
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
@@ -247,6 +249,7 @@ fn give_devices(patch: &mut Patch, change: Change<'_>, resource: &str) {
     {
         give_limits(patch, &told, resource);
     }
+    mps::give(patch, &told);
 }
 
 /// Gives each of these containers its limit, in MiB of each of its GPUs.

@@ -48,6 +48,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         moves: defragment.evictions_per_hour > 0,
         provision: count(provision.max),
         least_nodes: fixed.least_nodes,
+        compute: scheduling.max_compute_percent,
         search_steps: fixed.search_steps,
     }
 }

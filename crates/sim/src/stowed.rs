@@ -220,6 +220,7 @@ impl Stowed {
                 },
                 exclusive,
                 bursts: self.bursts,
+                compute: 0,
                 rules: None,
                 policy: None,
                 cpu_milli: job.cpu,
@@ -431,6 +432,7 @@ impl Placer for Stowed {
             charges: uuids.iter().map(|uuid| (uuid.clone(), mib)).collect(),
             containers: vec![("main".into(), uuids)],
             exclusive: None,
+            compute: 0,
         };
         let pod = PodFacts {
             node: Some(self.names[placed.host].clone()),

@@ -33,6 +33,7 @@ pub(crate) fn keys() -> Vec<String> {
         names::NOT_GPU_UUIDS,
         names::GPU_AFFINITY,
         names::GPU_ANTI_AFFINITY,
+        names::COMPUTE_PERCENT,
         names::POLICY,
         names::MADE_FOR,
     ];

@@ -12,6 +12,9 @@ use crate::support::SOON;
 
 pub(crate) const ENV: &str = "NVIDIA_VISIBLE_DEVICES is gpustow's to set: remove it";
 
+const MPS: &str =
+    "the variables CUDA_MPS_* of a pod with gpustow.dev/compute-percent are gpustow's to set";
+
 pub(crate) fn of(container: Value) -> Value {
     json!({ "containers": [container] })
 }
@@ -111,6 +114,8 @@ async fn a_tenant_gets_no_more_of_gpustow_than_it_asks_for() -> Result<()> {
     let one = || of(asks("a", "1"));
     let cdi_all = |key: String| json!({ key: "nvidia.com/gpu=all" });
     let exclusive = |value: &str| json!({ names::EXCLUSIVE: value });
+    let share = || json!({ names::COMPUTE_PERCENT: "30" });
+    let mps = |name: &str, value: &str| json!([{ "name": name, "value": value }]);
     let mut limits = json!({ names::GPU_MEM: "1" });
     for index in 0..3000 {
         limits[format!("example.com/r{index}")] = json!("0");
@@ -253,6 +258,63 @@ async fn a_tenant_gets_no_more_of_gpustow_than_it_asks_for() -> Result<()> {
                     "name": "b", "resources": { "claims": [{ "name": "r" }] } }), "env", own_env("all"))],
             }),
             Refused(ENV),
+        )?,
+        create(
+            &case,
+            "other pipes of MPS",
+            share(),
+            of(with(
+                asks("a", "1"),
+                "env",
+                mps(names::MPS_PIPES, "/tmp/nvidia-mps"),
+            )),
+            Refused(MPS),
+        )?,
+        create(
+            &case,
+            "more compute",
+            share(),
+            of(with(asks("a", "1"), "env", mps(names::MPS_THREADS, "100"))),
+            Refused(MPS),
+        )?,
+        create(
+            &case,
+            "more memory under MPS",
+            share(),
+            of(with(asks("a", "1"), "env", mps(names::MPS_MEMORY, "0=80G"))),
+            Refused(MPS),
+        )?,
+        create(
+            &case,
+            "a neighbour with variables of MPS",
+            share(),
+            asking_with(with(
+                json!({ "name": "b" }),
+                "env",
+                mps(names::MPS_THREADS, "30"),
+            )),
+            Refused(MPS),
+        )?,
+        create(
+            &case,
+            "memory of its own in place of MPS's",
+            share(),
+            json!({
+                "volumes": [{ "name": "own", "emptyDir": {} }],
+                "containers": [with(asks("a", "1"), "volumeMounts",
+                    json!([{ "name": "own", "mountPath": "/dev/shm" }]))],
+            }),
+            Refused("spec.containers[0].volumeMounts: /dev/shm and"),
+        )?,
+        create(
+            &case,
+            "a volume of its own in place of MPS's",
+            share(),
+            json!({
+                "volumes": [{ "name": names::MPS_SHM_VOLUME, "emptyDir": {} }],
+                "containers": [asks("a", "1")],
+            }),
+            Refused("the pod's volume gpustow-mps-shm must be the hostPath /run/gpustow/mps/shm"),
         )?,
         create(
             &case,

@@ -35,6 +35,7 @@ impl State {
                     gpu.healthy,
                     gpu.reason.clone(),
                     gpu.memory_limit.clone(),
+                    gpu.mps,
                 )
             };
             key(old) == key(new)

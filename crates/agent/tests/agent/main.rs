@@ -15,6 +15,7 @@ mod hostile;
 mod library;
 mod limits;
 mod manners;
+mod mps;
 mod notices;
 mod podresources;
 mod report;

@@ -132,6 +132,7 @@ pub(crate) fn settings() -> Settings {
         probation: Duration::from_secs(600),
         forget_after: Duration::from_secs(60),
         means: Means::default(),
+        mps: false,
     }
 }
 

@@ -10,8 +10,14 @@ fn sample() -> Assignment {
         charges: vec![(0, Mib(4096)), (1, Mib(8192)), (2, Mib(4096))],
     };
     let containers = ["main", "init"].map(Box::from);
-    Assignment::from_placement(&placement, &containers, &["GPU-a", "GPU-b", "GPU-c"], false)
-        .unwrap()
+    Assignment::from_placement(
+        &placement,
+        &containers,
+        &["GPU-a", "GPU-b", "GPU-c"],
+        false,
+        0,
+    )
+    .unwrap()
 }
 
 #[test]
@@ -71,9 +77,9 @@ fn a_placement_beyond_the_names_is_no_assignment() {
         charges: vec![(0, Mib(1))],
     };
     let container = [Box::from("a")];
-    assert!(Assignment::from_placement(&placement, &container, &["GPU-a"], false).is_some());
-    assert!(Assignment::from_placement(&placement, &container, &[""; 0], false).is_none());
-    assert!(Assignment::from_placement(&placement, &[], &["GPU-a"], false).is_none());
+    assert!(Assignment::from_placement(&placement, &container, &["GPU-a"], false, 0).is_some());
+    assert!(Assignment::from_placement(&placement, &container, &[""; 0], false, 0).is_none());
+    assert!(Assignment::from_placement(&placement, &[], &["GPU-a"], false, 0).is_none());
 }
 
 #[test]
@@ -130,6 +136,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
                 .collect(),
             containers: vec![("c".repeat(53).into(), uuids)],
             exclusive: Some(false),
+            compute: 0,
         };
         let claim = Claim::new(ClaimKind::Main, gpus, Mib(u64::MAX));
         let request = Request {
@@ -175,6 +182,7 @@ proptest! {
                 .map(|(name, gpu)| (Box::from(name.as_str()), vec![gpu.get(&uuids).clone()]))
                 .collect(),
             exclusive,
+            compute: 0,
         };
         prop_assert_eq!(Assignment::decode(&assignment.encode()), Ok(assignment));
     }

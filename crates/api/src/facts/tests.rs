@@ -40,6 +40,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
         charges: vec![("GPU-a".into(), Mib(5))],
         containers: vec![],
         exclusive: None,
+        compute: 0,
     };
     assert_eq!(
         facts,

@@ -16,6 +16,8 @@ pub(crate) struct Hold {
     pub(super) in_sum: Mib,
     pub(super) cpu_milli: u64,
     pub(super) ram: Bytes,
+    /// Hundredths of the compute of each of its cards.
+    compute: u8,
 }
 
 /// On which cards a pod holds memory.
@@ -57,6 +59,15 @@ impl Hold {
         self.charges.on(uuid)
     }
 
+    /// Hundredths of its compute that are held on a card.
+    pub(crate) fn compute_on(&self, uuid: &str) -> u16 {
+        match self.compute {
+            0 => 0,
+            compute if self.on(uuid) > Mib::ZERO => compute.into(),
+            _ => 0,
+        }
+    }
+
     pub(super) fn rules(&self) -> Option<&Rules> {
         self.rules.as_deref()
     }
@@ -71,8 +82,8 @@ impl Hold {
         charges.map(|(uuid, _)| &**uuid)
     }
 
-    /// GPU memory alone.
-    pub(super) fn of_charges(charges: Charges) -> Self {
+    /// GPU memory and compute alone.
+    pub(super) fn of_charges(charges: Charges, compute: u8) -> Self {
         Self {
             charges,
             exclusive: false,
@@ -80,6 +91,7 @@ impl Hold {
             in_sum: Mib::ZERO,
             cpu_milli: 0,
             ram: Bytes::ZERO,
+            compute,
         }
     }
 
@@ -92,6 +104,7 @@ impl Hold {
             in_sum: request.in_sum(),
             cpu_milli: request.cpu_milli,
             ram: request.ram,
+            compute: request.compute,
         }
     }
 
@@ -122,6 +135,10 @@ impl Hold {
             cpu_milli: counted.cpu_milli,
             ram: counted.ram,
             rules: counted.rules.clone(),
+            compute: match &pod.assignment {
+                Some(Ok(assignment)) => assignment.compute,
+                _ => counted.compute,
+            },
         }
     }
 }

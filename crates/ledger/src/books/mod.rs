@@ -34,7 +34,7 @@ use gone::Gone;
 use groups::Groups;
 use index::Index;
 pub(crate) use models::Models;
-pub(crate) use node::{Node, Share, Uid};
+pub(crate) use node::{Node, Settings, Share, Uid};
 use pods::Known;
 use sharing::Sharing;
 use twins::Reporters;
@@ -69,25 +69,24 @@ pub(crate) struct Books {
     models: Models,
     /// A report that has not changed for longer says nothing.
     stale_after: Duration,
-    /// What pods use counts where to put others: where memory is lent and reclaimed.
-    weighs_use: bool,
+    settings: Settings,
 }
 
 impl Books {
-    pub(crate) fn new(stale_after: Duration, weighs_use: bool) -> Self {
+    pub(crate) fn new(stale_after: Duration, settings: Settings) -> Self {
         Self {
             stale_after,
-            weighs_use,
+            settings,
             ..Self::default()
         }
     }
 
     /// Judges every node by these settings from now on.
-    pub(crate) fn configure(&mut self, stale_after: Duration, weighs_use: bool) -> Change {
+    pub(crate) fn configure(&mut self, stale_after: Duration, settings: Settings) -> Change {
         let mut change = Change::default();
         self.stale_after = stale_after;
-        if self.weighs_use != weighs_use {
-            self.weighs_use = weighs_use;
+        if self.settings != settings {
+            self.settings = settings;
             let names: Vec<Arc<str>> = self.nodes.keys().cloned().collect();
             for name in names {
                 self.touch(&name, &mut change);
@@ -148,7 +147,7 @@ impl Books {
         let Some(node) = self.nodes.get_mut(name) else {
             return;
         };
-        let gained = node.refresh(self.weighs_use);
+        let gained = node.refresh(self.settings);
         self.index.put(name, node.marks());
         self.sharing.put(name, node.affinities());
         let name = name.clone();

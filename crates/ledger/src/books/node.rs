@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use gpustow_api::NodeFacts;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
-use gpustow_pack::{Bytes, Card, Lending, Links, Mib, ModelId, NodeGpus};
+use gpustow_pack::{Bytes, Card, Compute, Lending, Links, Mib, ModelId, NodeGpus};
 
 use super::gate::Gate;
 use super::hold::Hold;
 use super::index::Marks;
 use super::lending::lending;
-use super::twins::Elsewhere;
+use super::twins::{self, Elsewhere};
 use crate::maps::HashMap;
 
 /// A pod's UID.
@@ -49,8 +49,25 @@ pub(crate) struct Node {
     view: Arc<NodeGpus>,
     /// What the index of nodes knows of it; the same.
     marks: Marks,
-    /// What pods use counts where to put others.
+    settings: Settings,
+}
+
+/// What a view depends on beside its node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// What pods use counts where to put others: where memory is lent and reclaimed.
     weighs_use: bool,
+    /// Hundredths of its compute that pods may hold together of a card with MPS.
+    compute: u16,
+}
+
+impl Settings {
+    pub(crate) fn new(weighs_use: bool, compute: u16) -> Self {
+        Self {
+            weighs_use,
+            compute,
+        }
+    }
 }
 
 impl Node {
@@ -231,13 +248,31 @@ impl Node {
 
     /// MiB of a card that is promised, through whichever node.
     pub(crate) fn promised(&self, uuid: &str) -> Mib {
-        self.held(uuid, |_| true) + self.elsewhere.on(uuid)
+        self.held(uuid, |_| true) + self.elsewhere.on(uuid).held
     }
 
-    /// What pods hold of a card here, and whether one of them holds all of it.
-    pub(super) fn share_of(&self, uuid: &str) -> (Mib, bool) {
+    /// Hundredths of a card's compute that are promised, through whichever node.
+    pub(super) fn compute_promised(&self, uuid: &str) -> u16 {
+        let elsewhere = self.elsewhere.on(uuid).compute;
+        elsewhere.saturating_add(self.compute_held(uuid, |_| true))
+    }
+
+    /// Hundredths of a card's compute that are held for pods, those that `counts` accepts.
+    pub(crate) fn compute_held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> u16 {
+        let holds = self.holds().filter(|(uid, _)| counts(uid));
+        holds.fold(0, |sum, (_, hold)| {
+            sum.saturating_add(hold.compute_on(uuid))
+        })
+    }
+
+    /// What pods hold of a card here.
+    pub(super) fn share_of(&self, uuid: &str) -> twins::Share {
         let whole = |(_, hold): (_, &Hold)| hold.exclusive && hold.on(uuid) > Mib::ZERO;
-        (self.held(uuid, |_| true), self.holds().any(whole))
+        twins::Share {
+            held: self.held(uuid, |_| true),
+            whole: self.holds().any(whole),
+            compute: self.compute_held(uuid, |_| true),
+        }
     }
 
     /// True if that changes what others hold of its cards.
@@ -252,13 +287,16 @@ impl Node {
     }
 
     /// Recomputes the view. True if a card has more room than before.
-    pub(super) fn refresh(&mut self, weighs_use: bool) -> bool {
-        self.weighs_use = weighs_use;
+    pub(super) fn refresh(&mut self, settings: Settings) -> bool {
+        self.settings = settings;
         let view = self.view_of(|_| true);
         let gained = view.cards.len() > self.view.cards.len()
             || view.cards.iter().zip(&self.view.cards).any(|(new, old)| {
-                let more =
-                    new.free > old.free || new.capacity > old.capacity || new.limit > old.limit;
+                let more = new.free > old.free
+                    || new.capacity > old.capacity
+                    || new.limit > old.limit
+                    || new.compute.free > old.compute.free
+                    || (new.compute.capacity == 0) != (old.compute.capacity == 0);
                 new.usable && (!old.usable || more)
             });
         if view != *self.view {
@@ -330,13 +368,14 @@ impl Node {
                 false => excess.sum(),
             };
             let taken = self.held(&gpu.uuid, &counts) + Mib(gpu.unmanaged_mib) + excess;
-            let taken = taken + self.elsewhere.on(&gpu.uuid);
+            let elsewhere = self.elsewhere.on(&gpu.uuid);
+            let taken = taken + elsewhere.held;
             let whole = self
                 .holds()
                 .any(|(uid, hold)| hold.exclusive && counts(uid) && hold.on(&gpu.uuid) > Mib::ZERO);
             Card {
                 capacity,
-                free: if whole || self.elsewhere.is_whole(&gpu.uuid) {
+                free: if whole || elsewhere.whole {
                     Mib::ZERO
                 } else {
                     capacity.minus(taken)
@@ -344,12 +383,16 @@ impl Node {
                 model,
                 usable: gpu.healthy && !self.cordons(gpu),
                 limit: gpu.limit(),
-                lending: match self.weighs_use {
+                lending: match self.settings.weighs_use {
                     true => lending(gpu, capacity, |uid| {
                         let hold = holds(uid).filter(|_| counts(uid));
                         hold.map(|hold| hold.on(&gpu.uuid))
                     }),
                     false => Lending::default(),
+                },
+                compute: match gpu.mps {
+                    true => self.compute_of(gpu, &counts),
+                    false => Compute::default(),
                 },
             }
         });
@@ -369,6 +412,17 @@ impl Node {
             cpu_free_milli: cpu_all.saturating_sub(cpu),
             ram_free: ram_all.minus(holds().map(|hold| hold.ram).sum()),
             links: self.report.as_ref().and_then(|report| report.links.clone()),
+        }
+    }
+
+    /// The compute of a card with MPS, if only the pods that `counts` accepts were there.
+    fn compute_of(&self, gpu: &Gpu, counts: impl Fn(&str) -> bool) -> Compute {
+        let capacity = self.settings.compute;
+        let elsewhere = self.elsewhere.on(&gpu.uuid).compute;
+        let taken = self.compute_held(&gpu.uuid, counts);
+        Compute {
+            capacity,
+            free: capacity.saturating_sub(taken.saturating_add(elsewhere)),
         }
     }
 

@@ -91,6 +91,7 @@ impl Books {
             &pod.containers,
             &node.uuids(),
             request.exclusive,
+            request.compute,
         );
         let Some(assignment) = assignment.map(Arc::new) else {
             return change;
@@ -138,6 +139,16 @@ impl Books {
             }
             if held.request.limit() > card.limit {
                 return Err(Reason::Fit(Refusal::NoLimit));
+            }
+            let asked = held.request.compute;
+            if (asked == 0) != (card.compute.capacity == 0) {
+                return Err(Reason::Fit(match asked {
+                    0 => Refusal::OnlyMps,
+                    _ => Refusal::NoMps,
+                }));
+            }
+            if asked > 0 && node.compute_promised(uuid) > card.compute.capacity {
+                return Err(Reason::Fit(Refusal::NoCompute));
             }
             if node.promised(uuid) > card.capacity {
                 return Err(Reason::Fit(Refusal::NoRoom));

@@ -53,21 +53,22 @@ impl Reporters {
 
 /// What pods hold of a node's cards through other nodes.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Elsewhere(Vec<(Box<str>, Mib, bool)>);
+pub(super) struct Elsewhere(Vec<(Box<str>, Share)>);
+
+/// What pods hold of one card.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Share {
+    pub(super) held: Mib,
+    /// One of them holds all of it.
+    pub(super) whole: bool,
+    /// Hundredths of its compute.
+    pub(super) compute: u16,
+}
 
 impl Elsewhere {
-    fn of(&self, uuid: &str) -> Option<&(Box<str>, Mib, bool)> {
-        self.0.iter().find(|(it, ..)| **it == *uuid)
-    }
-
-    /// MiB of this card.
-    pub(super) fn on(&self, uuid: &str) -> Mib {
-        self.of(uuid).map_or(Mib::ZERO, |(_, held, _)| *held)
-    }
-
-    /// True if a pod holds all of this card.
-    pub(super) fn is_whole(&self, uuid: &str) -> bool {
-        self.of(uuid).is_some_and(|(.., whole)| *whole)
+    pub(super) fn on(&self, uuid: &str) -> Share {
+        let share = self.0.iter().find(|(it, _)| **it == *uuid);
+        share.map_or_else(Share::default, |(_, share)| *share)
     }
 }
 
@@ -131,10 +132,12 @@ impl Books {
             let others = nodes.iter().filter(|it| ***it != *name);
             let shares =
                 others.filter_map(|other| Some(self.nodes.get(other)?.share_of(&gpu.uuid)));
-            let (held, whole) = shares.fold((Mib::ZERO, false), |sum, share| {
-                (sum.0 + share.0, sum.1 || share.1)
+            let sum = shares.fold(Share::default(), |sum, share| Share {
+                held: sum.held + share.held,
+                whole: sum.whole || share.whole,
+                compute: sum.compute.saturating_add(share.compute),
             });
-            (held > Mib::ZERO).then(|| (gpu.uuid.as_str().into(), held, whole))
+            (sum.held > Mib::ZERO).then(|| (gpu.uuid.as_str().into(), sum))
         });
         Elsewhere(held.collect())
     }

@@ -57,6 +57,7 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
                 charges,
                 containers: Vec::new(),
                 exclusive: None,
+                compute: 0,
             })))
         })
 }
@@ -94,7 +95,8 @@ impl Books {
         // Each as if it were alone: any of them may come.
         let holds = self.unfenced.values();
         let holds = holds.filter_map(|pod| {
-            let hold = Hold::of_charges(charges(pod, node)?);
+            let compute = pod.request.as_ref().map_or(0, |request| request.compute);
+            let hold = Hold::of_charges(charges(pod, node)?, compute);
             Some((pod.uid.clone(), hold))
         });
         let holds = holds.collect();

@@ -308,7 +308,7 @@ impl Site<'_> {
 
     fn take(&mut self, request: &Request, choice: &Choice) {
         for &(card, mib) in &choice.placement.charges {
-            self.view.cards[card].free = self.view.cards[card].free.minus(mib);
+            self.view.cards[card].take(request, mib);
         }
         self.view.cpu_free_milli = self.view.cpu_free_milli.saturating_sub(request.cpu_milli);
         self.view.ram_free = self.view.ram_free.minus(request.ram);

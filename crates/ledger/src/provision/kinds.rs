@@ -208,7 +208,7 @@ pub(super) fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<No
     let mut left = view.clone();
     for (card, mib) in choice.placement.charges {
         let card = left.cards.get_mut(card)?;
-        card.free = card.free.minus(mib);
+        card.take(request, mib);
     }
     left.cpu_free_milli -= request.cpu_milli;
     left.ram_free = left.ram_free.minus(request.ram);
@@ -231,7 +231,7 @@ fn ways(view: &NodeGpus, need: &Need, scores: &Scores) -> Vec<NodeGpus> {
         }
         let left = placed(&only, need, scores)?;
         let mut view = view.clone();
-        view.cards[index].free = left.cards[index].free;
+        view.cards[index] = left.cards[index];
         view.cpu_free_milli = left.cpu_free_milli;
         view.ram_free = left.ram_free;
         Some(view)

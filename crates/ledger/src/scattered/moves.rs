@@ -264,6 +264,7 @@ impl Sight<'_> {
                 // Nothing that is freed, and nothing that the pod gets which waits.
                 for (card, then) in view.cards.iter_mut().zip(&left.then.cards) {
                     card.free = card.free.min(then.free);
+                    card.compute.free = card.compute.free.min(then.compute.free);
                 }
                 view.cpu_free_milli = view.cpu_free_milli.min(left.then.cpu_free_milli);
                 view.ram_free = view.ram_free.min(left.then.ram_free);
@@ -306,12 +307,12 @@ impl Sight<'_> {
 
 /// Takes what a pod gets out of a view.
 fn take(view: &mut NodeGpus, charges: &[(usize, Mib)], pod: &PodFacts) {
-    for &(card, mib) in charges {
-        if let Some(card) = view.cards.get_mut(card) {
-            card.free = card.free.minus(mib);
-        }
-    }
     if let Ok(request) = &pod.request {
+        for &(card, mib) in charges {
+            if let Some(card) = view.cards.get_mut(card) {
+                card.take(request, mib);
+            }
+        }
         view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
         view.ram_free = view.ram_free.minus(request.ram);
     }

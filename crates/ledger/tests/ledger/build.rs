@@ -64,6 +64,25 @@ pub(crate) fn limited(pod: PodFacts) -> PodFacts {
     }
 }
 
+/// The same pod, with so many percent of the compute of each of its cards.
+pub(crate) fn computing(pod: PodFacts, percent: u8) -> PodFacts {
+    let share = |request: Arc<Request>| {
+        Arc::new(Request {
+            compute: percent,
+            ..(*request).clone()
+        })
+    };
+    PodFacts {
+        request: pod.request.map(share),
+        ..pod
+    }
+}
+
+/// The same card, whose processes share it through MPS.
+pub(crate) fn mps(card: Gpu) -> Gpu {
+    Gpu { mps: true, ..card }
+}
+
 /// The same card, whose driver holds limits.
 pub(crate) fn able(card: Gpu) -> Gpu {
     Gpu {
@@ -78,6 +97,7 @@ pub(crate) fn bound(uid: &str, node: &str, card: &str, mib: u64) -> PodFacts {
         charges: vec![(card.into(), Mib(mib))],
         containers: vec![("c0".into(), vec![card.into()])],
         exclusive: None,
+        compute: 0,
     };
     PodFacts {
         node: Some(node.into()),

@@ -22,6 +22,7 @@ fn assigned(pod: PodFacts, charges: &[(&str, u64)], containers: &[(&str, &[&str]
         charges: charges.collect(),
         containers: containers.collect(),
         exclusive: None,
+        compute: 0,
     };
     PodFacts {
         node: Some("a".into()),

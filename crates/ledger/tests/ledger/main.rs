@@ -7,6 +7,7 @@ mod bounds;
 mod budget;
 mod build;
 mod burst;
+mod compute;
 mod cordons;
 mod evidence;
 mod filter;

@@ -7,7 +7,9 @@ use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Ledger, Outcome};
 use gpustow_pack::Bytes;
 
-use crate::build::{ask, asking, at, card, exclusive, ledger, limited, node, report};
+use crate::build::{
+    ask, asking, at, card, computing, exclusive, ledger, limited, mps, node, report,
+};
 use crate::model::Random;
 
 const NODES: u64 = 20;
@@ -38,12 +40,17 @@ fn wish(random: &mut Random, uid: &str) -> PodFacts {
     match random.below(6) {
         0 => exclusive(pod),
         1 | 2 => limited(pod),
+        3 => computing(pod, [30, 60][random.below(2) as usize]),
         _ => pod,
     }
 }
 
 fn cards(random: &mut Random, node: &str) -> Vec<Gpu> {
     let count = random.below(5);
+    let share = |random: &mut Random, gpu| match random.below(3) {
+        0 => mps(gpu),
+        _ => gpu,
+    };
     let gpu = |index| Gpu {
         model: ["A", "B"][random.below(2) as usize].into(),
         healthy: random.below(12) > 0,
@@ -55,7 +62,8 @@ fn cards(random: &mut Random, node: &str) -> Vec<Gpu> {
             [80, 100][random.below(2) as usize],
         )
     };
-    (0..count).map(gpu).collect()
+    let gpus: Vec<Gpu> = (0..count).map(gpu).collect();
+    gpus.into_iter().map(|gpu| share(random, gpu)).collect()
 }
 
 /// Asks for a pod that is forgotten again, and looks at every node for the same pod.

@@ -1,8 +1,8 @@
 //! Cases that a reader can check by hand, and requests nobody should write.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Lending, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request, Tight,
-    fit,
+    Card, Claim, ClaimKind, Compute, Lending, Mib, ModelId, NodeGpus, PolicyKind, Refusal, Request,
+    Tight, fit,
     policy::{Binpack, FirstFit},
 };
 
@@ -15,6 +15,7 @@ fn node(cards: &[(u64, u64)]) -> NodeGpus {
         usable: true,
         limit: Mib::ZERO,
         lending: Lending::default(),
+        compute: Compute::default(),
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),
@@ -297,4 +298,46 @@ fn among_equal_cards_who_may_use_more_goes_where_most_stays_free_and_others_wher
     // A better place for the policy is better all the same.
     node.cards[0].free = Mib(20);
     check(&node, &bursts, PolicyKind::Binpack, Ok(&[&[0]]));
+}
+
+#[test]
+fn share_of_compute_goes_only_to_gpus_with_mps_and_only_as_far_as_it_is_free() {
+    let shared = |free| Compute {
+        capacity: 100,
+        free,
+    };
+    let mut node = node(&[(80, 80), (80, 80), (80, 80)]);
+    node.cards[1].compute = shared(20);
+    node.cards[2].compute = shared(50);
+    let asks = |compute| Request {
+        compute,
+        ..pod(&[main(1, 8)])
+    };
+    let got = |compute| {
+        let choice = fit(&node, &asks(compute), &FirstFit);
+        choice.map(|choice| choice.placement.charges[0].0)
+    };
+    assert_eq!(
+        [got(0), got(20), got(30), got(60)],
+        [Ok(0), Ok(1), Ok(2), Err(Refusal::NoCompute)]
+    );
+    let only = |compute| NodeGpus {
+        cards: vec![Card {
+            compute,
+            ..node.cards[0]
+        }],
+        ..NodeGpus::default()
+    };
+    let refused = |node: &NodeGpus, compute| fit(node, &asks(compute), &FirstFit).err();
+    assert_eq!(refused(&only(shared(100)), 0), Some(Refusal::OnlyMps));
+    assert_eq!(refused(&only(Compute::default()), 10), Some(Refusal::NoMps));
+    // Two containers of a pod on one GPU share what the pod has there.
+    let both = Request {
+        claims: vec![main(1, 8), main(1, 8)],
+        ..asks(50)
+    };
+    let mut left = only(shared(100)).cards[0];
+    let choice = fit(&only(shared(100)), &both, &FirstFit).unwrap();
+    left.take(&both, choice.placement.charges[0].1);
+    assert_eq!((left.free, left.compute.free), (Mib(64), 50));
 }

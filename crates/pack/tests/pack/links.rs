@@ -2,8 +2,8 @@
 
 use Link::{NvLink, PcieSwitch, System};
 use gpustow_pack::{
-    Card, Choice, Claim, ClaimKind, Lending, Link, Links, Mib, ModelId, NodeGpus, PolicyKind,
-    Request, Tight, fit,
+    Card, Choice, Claim, ClaimKind, Compute, Lending, Link, Links, Mib, ModelId, NodeGpus,
+    PolicyKind, Request, Tight, fit,
 };
 
 /// A node of cards of 80 MiB with so much free; pairs that `near` does not list are far apart.
@@ -15,6 +15,7 @@ pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
         usable: true,
         limit: Mib::ZERO,
         lending: Lending::default(),
+        compute: Compute::default(),
     };
     let link = |one, other| {
         let pair =

@@ -3,8 +3,8 @@
 //! promise.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Lending, Link, Mib, NodeGpus, Placement, Policy, PolicyKind, Refusal,
-    Request, Rules, Tight, Traits,
+    Card, Claim, ClaimKind, Compute, Lending, Link, Mib, NodeGpus, Placement, Policy, PolicyKind,
+    Refusal, Request, Rules, Tight, Traits,
 };
 
 /// What `fit_among` must answer: the rules are looked at card by card, in words of their own.
@@ -59,6 +59,7 @@ pub(crate) fn answer_among(
         let node = with_cards(node, |card| Card {
             free: card.capacity,
             usable: true,
+            compute: all_free(card.compute),
             ..*card
         });
         answer(&node, request, PolicyKind::FirstFit, tight).is_ok()
@@ -131,6 +132,7 @@ pub(crate) fn answer(
     });
     let empty = with_cards(&healthy, |card| Card {
         free: card.capacity,
+        compute: all_free(card.compute),
         ..*card
     });
     let whatever = with_cards(&empty, |card| Card {
@@ -141,23 +143,53 @@ pub(crate) fn answer(
         },
         ..*card
     });
+    let asked = u16::from(request.compute);
+    let enough = Compute {
+        capacity: asked,
+        free: asked,
+    };
+    let shared = with_cards(&whatever, |card| Card {
+        compute: enough,
+        ..*card
+    });
+    let roomy = with_cards(node, |card| Card {
+        compute: match card.compute.capacity {
+            0 => card.compute,
+            _ => enough,
+        },
+        ..*card
+    });
     let few = request
         .claims
         .iter()
         .any(|claim| claim.gpus as usize > node.cards.len());
     Err(if few {
         Refusal::TooFewCards
-    } else if legal(&whatever).is_empty() {
+    } else if legal(&shared).is_empty() {
         Refusal::TooLarge
+    } else if legal(&whatever).is_empty() {
+        match request.compute {
+            0 => Refusal::OnlyMps,
+            _ => Refusal::NoMps,
+        }
     } else if legal(&empty).is_empty() {
         Refusal::NoLimit
     } else if !legal(&healthy).is_empty() {
         Refusal::Unhealthy
     } else if request.exclusive {
         Refusal::NoWholeCard
+    } else if request.compute > 0 && !legal(&roomy).is_empty() {
+        Refusal::NoCompute
     } else {
         Refusal::NoRoom
     })
+}
+
+fn all_free(compute: Compute) -> Compute {
+    Compute {
+        free: compute.capacity,
+        ..compute
+    }
 }
 
 fn with_cards(node: &NodeGpus, change: impl Fn(&Card) -> Card) -> NodeGpus {
@@ -295,6 +327,11 @@ fn placement(node: &NodeGpus, request: &Request, cards: &Assignment) -> Option<P
             .iter()
             .any(|claim| claim.driver_limit > card.limit)
         {
+            return None;
+        }
+        let asked = u16::from(request.compute);
+        let Compute { capacity, free } = card.compute;
+        if asked > free || (capacity > 0) != (asked > 0) {
             return None;
         }
         charges.push((

@@ -1,8 +1,8 @@
 //! `fit` against the oracle, on small nodes where twins, ties and tight fits are common.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Class, Lending, Link, Links, Mib, ModelId, NodeGpus, PolicyKind,
-    Request, Rules, Tight, Traits, cost, fit, fit_among,
+    Card, Claim, ClaimKind, Class, Compute, Lending, Link, Links, Mib, ModelId, NodeGpus,
+    PolicyKind, Request, Rules, Tight, Traits, cost, fit, fit_among,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -21,14 +21,22 @@ fn card() -> impl Strategy<Value = Card> {
     let limit = prop_oneof![2 => Just(0), 3 => 4..=16_u64];
     let usable = prop::bool::weighted(0.8);
     let lending = prop_oneof![2 => Just((0, 0)), 1 => (0..3_u8, 0..3_u8)];
-    (free, 0..2_u16, usable, limit, lending).prop_map(
-        |((capacity, free), model, usable, limit, (used, lent))| Card {
+    let compute = prop_oneof![
+        2 => Just((0, 0)),
+        2 => select(vec![(100, 100), (100, 40), (150, 60), (100, 0)]),
+    ];
+    (free, 0..2_u16, usable, limit, lending, compute).prop_map(
+        |((capacity, free), model, usable, limit, (used, lent), compute)| Card {
             capacity: Mib(capacity),
             free: Mib(free),
             model: ModelId(model),
             usable,
             limit: Mib(limit),
             lending: Lending { used, lent },
+            compute: Compute {
+                capacity: compute.0,
+                free: compute.1,
+            },
         },
     )
 }
@@ -82,8 +90,9 @@ fn request() -> impl Strategy<Value = Request> {
         prop::bool::weighted(0.25),
         limits,
         any::<bool>(),
+        prop_oneof![1 => Just(0), 1 => select(vec![30, 40, 50, 100])],
     )
-        .prop_map(|(mut claims, exclusive, limits, bursts)| {
+        .prop_map(|(mut claims, exclusive, limits, bursts, compute)| {
             claims.sort_by_key(|claim| claim.kind == ClaimKind::Main);
             for (claim, limit) in claims.iter_mut().zip(limits) {
                 claim.driver_limit = Mib(limit);
@@ -92,6 +101,7 @@ fn request() -> impl Strategy<Value = Request> {
                 claims,
                 exclusive,
                 bursts,
+                compute,
                 ..Request::default()
             }
         })

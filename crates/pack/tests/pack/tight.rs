@@ -1,8 +1,8 @@
 //! What `tight` prefers, in cases that a reader can check by hand.
 
 use gpustow_pack::{
-    Card, Claim, ClaimKind, Class, Cost, Lending, Mib, ModelId, NodeGpus, PolicyKind, Request,
-    Tight, cost, fit,
+    Card, Claim, ClaimKind, Class, Compute, Cost, Lending, Mib, ModelId, NodeGpus, PolicyKind,
+    Request, Tight, cost, fit,
 };
 
 fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
@@ -13,6 +13,7 @@ fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
         usable: true,
         limit: Mib::ZERO,
         lending: Lending::default(),
+        compute: Compute::default(),
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),

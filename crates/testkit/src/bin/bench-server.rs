@@ -164,6 +164,7 @@ async fn fill(args: &Args, case: &Case) -> Result<Vec<String>> {
             charges: vec![(uuid.clone(), Mib(SHARE))],
             containers: vec![("main".into(), vec![uuid])],
             exclusive: None,
+            compute: 0,
         };
         let mut pod = case
             .pod(&format!("pod-{index}"))

@@ -264,7 +264,7 @@ impl Sight<'_> {
             return;
         };
         for (card, mib) in choice.placement.charges {
-            left.cards[card].free = left.cards[card].free.minus(mib);
+            left.cards[card].take(request, mib);
         }
         left.cpu_free_milli = left.cpu_free_milli.saturating_sub(request.cpu_milli);
         left.ram_free = left.ram_free.minus(request.ram);

@@ -61,6 +61,7 @@ impl World {
             if let Ok(request) = &mut pod.request {
                 let request = Arc::make_mut(request);
                 request.cpu_milli = traits.cpu_milli;
+                request.compute = if whole { 0 } else { traits.compute };
                 let claims = request.claims.iter_mut();
                 claims.for_each(|claim| claim.percentage = part);
             }

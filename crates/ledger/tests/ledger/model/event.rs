@@ -60,6 +60,8 @@ pub(super) struct Traits {
     pub(super) asleep: Option<bool>,
     /// It is of this group.
     pub(super) group: Option<usize>,
+    /// It requests so much of the compute of its GPUs.
+    pub(super) compute: u8,
 }
 
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when

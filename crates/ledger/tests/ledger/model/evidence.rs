@@ -97,7 +97,7 @@ impl World {
         let left = report
             .gpus
             .iter()
-            .map(|gpu| gpu.total_mib.saturating_sub(assigned(&gpu.uuid)));
+            .map(|gpu| gpu.total_mib.saturating_sub(assigned(&gpu.uuid).0));
         let claims = pod.request.iter().flat_map(|request| &request.claims);
         let asked = claims.map(|claim| claim.mib.0 * u64::from(claim.gpus));
         asked.sum::<u64>() <= left.sum()

@@ -144,13 +144,20 @@ impl World {
                 .ok_or("bound to a node without a report")?;
             let card = report.gpus.iter().find(|gpu| *gpu.uuid == **uuid);
             let card = card.ok_or_else(|| format!("{uuid} is not there"))?;
-            let others = self.server.assigned(name, uuid, uid);
+            let (others, computed) = self.server.assigned(name, uuid, uid);
             let limit = pod.request.as_ref().map_or(0, |request| request.limit().0);
             require(limit <= card.limit().0, || {
                 format!("the driver cannot hold {uid} to {limit} MiB on {uuid}")
             })?;
             require(Some(*mib) >= least(card.total_mib), || {
                 format!("{uid} takes {mib} of {uuid}, which has {}", card.total_mib)
+            })?;
+            let compute = u64::from(assignment.compute);
+            require(card.mps == (compute > 0), || {
+                format!("{uid} has {compute} % of the compute of {card:?}")
+            })?;
+            require(computed + compute <= 100, || {
+                format!("{uid} takes {compute} % beside {computed} % of {uuid}")
             })?;
             require(card.healthy, || format!("{uuid} is not healthy"))?;
             require(others + mib.0 <= card.total_mib, || {

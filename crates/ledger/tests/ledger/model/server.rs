@@ -9,6 +9,8 @@ use gpustow_api::{Assignment, BrokenAssignment, Group, PodFacts, PodGroupFacts};
 use crate::build::{able, card, report, used};
 
 pub(super) const NODES: [&str; 3] = ["n0", "n1", "n2"];
+/// Variants of reports from here on are those before, with MPS on the first card.
+pub(super) const MPS: u64 = 8;
 
 /// What a watch tells of a pod.
 #[derive(Clone)]
@@ -209,14 +211,20 @@ impl Server {
         });
     }
 
-    /// What is or may yet be assigned on a card, other than to `uid`.
-    pub(super) fn assigned(&self, node: &str, uuid: &str, uid: &str) -> u64 {
-        let on_card = |assignment: &Assignment| -> u64 {
+    /// What is or may yet be assigned on a card, other than to `uid`: MiB, and percent of its compute.
+    pub(super) fn assigned(&self, node: &str, uuid: &str, uid: &str) -> (u64, u64) {
+        let on_card = |assignment: &Assignment| {
             let charges = assignment.charges.iter();
-            charges
-                .filter(|(card, _)| **card == *uuid)
-                .map(|(_, mib)| mib.0)
-                .sum()
+            let charges = charges.filter(|(card, _)| **card == *uuid);
+            let mib: u64 = charges.map(|(_, mib)| mib.0).sum();
+            (
+                mib,
+                if mib > 0 {
+                    assignment.compute.into()
+                } else {
+                    0
+                },
+            )
         };
         let bound = self
             .pods
@@ -230,11 +238,11 @@ impl Server {
             .collect();
         flying.sort_by_key(|post| &post.pod.uid);
         flying.dedup_by_key(|post| &post.pod.uid);
-        bound.map(|assignment| on_card(assignment)).sum::<u64>()
-            + flying
-                .iter()
-                .map(|post| on_card(&post.assignment))
-                .sum::<u64>()
+        let flying = flying.iter().map(|post| &post.assignment);
+        let all = bound.chain(flying).map(|assignment| on_card(assignment));
+        all.fold((0, 0), |(mib, compute), card| {
+            (mib + card.0, compute + card.1)
+        })
     }
 
     /// The `variant`-th report that the agent of a node may write now.
@@ -257,7 +265,7 @@ impl Server {
             pods: on_node.map(|pod| used(&pod.uid, 6)).collect(),
             ..card(&a, 10)
         };
-        match variant {
+        let mut report = match variant % MPS {
             0 | 1 => report(&[card(&a, 10), able(card(&b, 10))]),
             2 => report(&[able(card(&a, 6)), card(&b, 10)]),
             3 => report(&[able(card(&b, 10))]),
@@ -265,6 +273,8 @@ impl Server {
             5 => report(&[unhealthy, card(&b, 10)]),
             6 => report(&[strangers, card(&b, 12)]),
             _ => report(&[greedy, card(&b, 10)]),
-        }
+        };
+        report.gpus[0].mps = variant >= MPS;
+        report
     }
 }

@@ -1,6 +1,7 @@
 //! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
 
 use super::event::{Event, Limit, Random};
+use super::server::MPS;
 
 /// What one history has turned on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,6 +24,8 @@ pub(super) struct Switches {
     pub(super) gangs: bool,
     /// Some pods sleep and wake.
     pub(super) sleepers: bool,
+    /// Some GPUs have MPS, and some pods request a share of their compute.
+    pub(super) mps: bool,
     /// Nodes have CPU for a few pods only.
     pub(super) scarce_cpu: bool,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
@@ -94,6 +97,8 @@ impl Switches {
         self.percentages = random.below(8) == 0;
         self.sleepers = self.reclaim && random.below(4) == 0;
         self.gangs = random.below(5) == 0;
+        // The oracle of gangs knows nothing of MPS.
+        self.mps = random.below(8) == 0 && !self.gangs;
     }
 
     /// Does something make pods finish for others?
@@ -144,6 +149,12 @@ impl Switches {
 
     /// Gives a new pod what only some histories have.
     fn adapt(self, event: &mut Event, random: &mut Random) {
+        if let Event::Report { variant, .. } = event
+            && self.mps
+            && random.below(2) == 0
+        {
+            *variant += MPS;
+        }
         let Event::Create { pod, queued, .. } = event else {
             return;
         };
@@ -158,6 +169,9 @@ impl Switches {
         }
         if self.percentages {
             pod.percentage = [0, 0, 0, 0, 25, 50, 75, 100][random.index()];
+        }
+        if self.mps {
+            pod.compute = [0, 0, 0, 20, 50, 60, 60, 100][random.index()];
         }
         if self.sleepers {
             pod.asleep = [None, None, Some(true), Some(false)][random.index() % 4];

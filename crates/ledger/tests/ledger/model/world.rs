@@ -15,7 +15,7 @@ use super::event::Event;
 use super::evidence::Shown;
 use super::gangs::{self, Known};
 use super::lending::{self, Lending};
-use super::server::{NODES, NodeEvent, PodEvent, Server};
+use super::server::{MPS, NODES, NodeEvent, PodEvent, Server};
 use super::switches::Switches;
 use super::{over_limits, places};
 use crate::build::{exclusive, node};
@@ -114,7 +114,8 @@ impl World {
                 true => few && index > 0,
                 false => few && (switches.reclaim || switches.reserve),
             };
-            let report = world.server.variant(name, if variant { 3 } else { 0 });
+            let mps = if switches.mps && index > 0 { MPS } else { 0 };
+            let report = (world.server).variant(name, mps + if variant { 3 } else { 0 });
             world.server.set_report(name, Some(report));
         }
         world.deliver_nodes();

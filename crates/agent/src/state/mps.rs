@@ -1,0 +1,68 @@
+//! GPUs that pods share through NVIDIA's MPS, and why such a GPU takes no pods.
+//!
+//! MPS fails open: a program that finds no control daemon runs beside it, and nothing limits its compute or memory.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::devices::Card;
+use crate::pods::NodePods;
+use crate::shares::CardUse;
+
+use super::State;
+
+impl State {
+    /// What the control daemon of MPS answered: why no client could start now, if so.
+    pub fn heard_of_mps(&mut self, fails: Option<String>) {
+        if self.mps_fails != fails {
+            match &fails {
+                Some(fails) => tracing::warn!("{fails}"),
+                None => tracing::info!("the control daemon of MPS answers"),
+            }
+        }
+        self.mps_fails = fails;
+    }
+
+    /// MIG instances have no MPS here.
+    pub(super) fn has_mps(&self, card: &Card) -> bool {
+        self.settings.mps && card.place.parent.is_none()
+    }
+
+    /// The pods with a share of the card's compute that a process was seen to use beside MPS, now and at the look before: one that
+    /// has just started may not be known as a client yet.
+    pub(super) fn past_mps(
+        &self,
+        card: &Card,
+        used: &CardUse,
+        pods: &NodePods,
+    ) -> BTreeSet<Arc<str>> {
+        let before = self.known.get(&card.uuid).filter(|_| self.has_mps(card));
+        let Some(before) = before.map(|known| &known.seen.used.beside_mps) else {
+            return BTreeSet::new();
+        };
+        let has_share = |uid: &&Arc<str>| {
+            let assignment = pods.get(uid).and_then(|pod| pod.facts.assignment.as_ref());
+            assignment.is_some_and(|it| it.as_ref().is_ok_and(|it| it.compute > 0))
+        };
+        let lasting = used.beside_mps.intersection(before);
+        lasting.filter(has_share).cloned().collect()
+    }
+
+    /// Why the card takes no pods, if it should have MPS and has not.
+    pub(super) fn without_mps(
+        &self,
+        card: &Card,
+        past: &BTreeSet<Arc<str>>,
+        pods: &NodePods,
+    ) -> Option<String> {
+        if !self.has_mps(card) {
+            return None;
+        }
+        let by = || {
+            let facts = &pods.get(past.first()?)?.facts;
+            let (namespace, name) = (&facts.namespace, &facts.name);
+            Some(format!("pod {namespace}/{name} uses it without MPS"))
+        };
+        self.mps_fails.clone().or_else(by)
+    }
+}
