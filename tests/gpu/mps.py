@@ -3,9 +3,11 @@
 Protocol: https://docs.nvidia.com/deploy/mps/index.html
 """
 
+import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -42,6 +44,16 @@ class Daemon:
             return None
         return (done.stdout + done.stderr).strip()
 
+    def listens(self):
+        """What a stream to the socket that the agent asks comes to: EPROTOTYPE is a live socket of another kind."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            stream.settimeout(SOON)
+            try:
+                stream.connect(os.path.join(self.env["CUDA_MPS_PIPE_DIRECTORY"], "control"))
+            except OSError as error:
+                return errno.errorcode.get(error.errno, str(error))
+        return "connected"
+
     def clients(self):
         """Process ids by server, as text."""
         return {server: (self.ask(f"get_client_list {server}") or "").split() for server in (self.ask("get_server_list") or "").split()}
@@ -76,6 +88,7 @@ def part(agent, program, uuid):
 
 def of_one_daemon(agent, program, uuid, daemon):
     ready = until(lambda: (daemon.ask("get_default_active_thread_percentage") or "").replace(".", "").isdigit())
+    check("the socket of a daemon that answers", daemon.listens() in ("connected", "EPROTOTYPE"), daemon.listens())
     check("MPS answers", ready, daemon.ask("get_default_active_thread_percentage"))
     limit = {**daemon.env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={2 * HELD}M"}
 
@@ -127,3 +140,4 @@ def of_one_daemon(agent, program, uuid, daemon):
         with Holder(program, uuid, 3 * HELD, env=limit) as late:
             says("seen", "the daemon is killed: a new client beyond its limit", late.said)
     says("seen", "the daemon is killed: MPS answers", daemon.ask("get_server_list"))
+    check("the socket of a daemon that was killed refuses", daemon.listens() == "ECONNREFUSED", daemon.listens())

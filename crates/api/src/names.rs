@@ -136,8 +136,8 @@ pub const GPU_COUNT_LABEL: &str = "gpustow.dev/gpus";
 
 /// Written by the agent: node label of nodes whose GPUs it reports. Placeholders go to nodes without it.
 pub const KNOWN_LABEL: &str = "gpustow.dev/known";
-/// Given to new nodes by their autoscaler and removed by the agent: taint, with the effect `NoSchedule`, of a node whose
-/// GPU memory kube-scheduler does not know yet.
+/// Set by administrators: taint, with the effect `NoSchedule`, that autoscalers give to new nodes. The agent removes it once
+/// kube-scheduler knows the node's GPU memory.
 pub const STARTUP_TAINT: &str = "gpustow.dev/startup";
 /// The node label that names the kind of machine: Kubernetes' own.
 pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";

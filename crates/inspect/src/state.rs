@@ -5,7 +5,7 @@ use gpustow_api::faults::{self, NodeFault};
 use gpustow_api::gpunode::{Condition, NO_GPUS, READY};
 use gpustow_api::{limit, names};
 use gpustow_ledger::{CardView, NodeView, Reason};
-use gpustow_pack::Mib;
+use gpustow_pack::{Compute, Mib, Request};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::{Cluster, age, system};
@@ -67,6 +67,17 @@ pub fn no_limit(cluster: &Cluster, view: &NodeView, card: &CardView) -> Option<&
     let report = cluster.reports.get(&*view.name);
     let gpu = report.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == card.uuid));
     limit::hindrance(gpu.and_then(|gpu| gpu.memory_limit.as_deref()))
+}
+
+/// Why the GPU has too little compute for such a pod, or MPS that it should not have, or no MPS; none if it is right.
+pub fn no_compute(card: &CardView, request: &Request) -> Option<String> {
+    let Compute { capacity, free } = card.compute;
+    match (u16::from(request.compute), capacity) {
+        (0, 0) => None,
+        (0, _) => Some("has MPS, for pods with compute-percent".to_owned()),
+        (_, 0) => Some("has no MPS".to_owned()),
+        (asked, _) => (asked > free).then(|| format!("{free} % of compute free")),
+    }
 }
 
 /// What a new pod may take of the GPU: nothing while it takes none.

@@ -9,7 +9,7 @@ use gpustow_inspect::{
     state::{self, room},
 };
 use gpustow_ledger::{CardView, NodeView};
-use gpustow_pack::Mib;
+use gpustow_pack::{Compute, Mib};
 use kube::ResourceExt as _;
 
 use crate::Answer;
@@ -247,6 +247,16 @@ pub(crate) fn gpus(cluster: &Cluster, node: Option<&str>) -> Result<Listing<GpuR
                         .map_or("hold".to_owned(), |why| format!("no: {why}")),
                 )
             }),
+            // Of GPUs with MPS.
+            column(
+                "COMPUTE%",
+                "availableComputePercent",
+                Wide,
+                |row| match row.card.compute {
+                    Compute { capacity: 0, .. } => Value::Nothing,
+                    Compute { free, .. } => Value::Count(free.into()),
+                },
+            ),
             column("BORROWED", "borrowedBytes", Wide, |row| {
                 Value::Memory(row.borrowed.memory)
             }),

@@ -129,12 +129,12 @@ impl Reason {
             Self::Fit(Refusal::NoMps) => (
                 "The pod has the annotation `compute-percent`, and the GPUs that are large enough have no MPS.",
                 "Run agents with `--mps` on some nodes, or remove the annotation.",
-                "limits.md",
+                "compute-share.md",
             ),
             Self::Fit(Refusal::OnlyMps) => (
                 "The GPUs that are large enough are for pods with the annotation `compute-percent`.",
                 "Nothing, if other nodes take the pod. Else add the annotation.",
-                "limits.md",
+                "compute-share.md",
             ),
             Self::Fit(Refusal::NoLimit) => (
                 "The driver must hold the pod to a limit, and no GPU there holds limits.",
@@ -164,7 +164,7 @@ impl Reason {
             Self::Fit(Refusal::NoCompute) => (
                 "GPUs with enough free memory have too little compute that no pod holds.",
                 "Wait, lower `compute-percent`, or raise `scheduling.maxComputePercent`.",
-                "limits.md",
+                "compute-share.md",
             ),
             Self::Fit(Refusal::TooComplex) => (
                 "The search ended without an answer.",

@@ -88,6 +88,13 @@
 {{- $_ := set $agent.securityContext "privileged" true }}
 {{- range $agent.volumeMounts }}{{- if eq .name "cgroup" }}{{- $_ := unset . "readOnly" }}{{- end }}{{- end }}
 {{- end }}
+{{- if $values.agent.mps }}
+{{- $args = prepend $args "--mps" }}
+{{- $mount := dict "name" "mps" "mountPath" "/run/gpustow/mps/pipe" "readOnly" true }}
+{{- $_ := set $agent "volumeMounts" (append $agent.volumeMounts $mount) }}
+{{- $volume := dict "name" "mps" "hostPath" (dict "path" "/run/gpustow/mps/pipe" "type" "DirectoryOrCreate") }}
+{{- $_ := set $object.spec.template.spec "volumes" (append $object.spec.template.spec.volumes $volume) }}
+{{- end }}
 {{- include "gpustow.once" (dict "value" "agent.extraArgs" "args" (concat $agent.args $args) "extra" $values.agent.extraArgs) }}
 {{- $args = concat $args $values.agent.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $args) }}

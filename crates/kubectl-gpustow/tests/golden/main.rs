@@ -6,6 +6,7 @@ mod advise;
 mod auto;
 mod capacity;
 mod check;
+mod compute;
 mod cordons;
 mod defrag;
 mod docs;
