@@ -90,6 +90,11 @@ async fn preempted(replica: &Replica) -> Result<String> {
     let metrics = replica.extender.metrics().await?;
     let series = "gpustow_disruptions_total{action=\"delete\",cause=\"preempt\",outcome=\"done\"} ";
     let count = metrics.lines().find_map(|line| line.strip_prefix(series));
+    let all = metrics.lines();
+    let all =
+        all.filter(|line| line.starts_with("gpustow_disruptions_total") && !line.ends_with(" 0"));
+    // A test that fails shows what was counted instead.
+    println!("{:?}", all.collect::<Vec<_>>());
     Ok(count.context("no such series")?.to_owned())
 }
 

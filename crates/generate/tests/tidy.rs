@@ -303,12 +303,13 @@ fn every_case_that_the_versions_run_exists() -> io::Result<()> {
         // The same cases with another Helm.
         let name = name.replace("helm3::", "helm::");
         let (module, case) = name.rsplit_once("::").unwrap_or_default();
-        let file = format!("tests/integration/{}.rs", module.replace("::", "/"));
-        let code = fs::read_to_string(root().join(&file))?;
-        assert!(
-            code.contains(&format!("fn {case}(")),
-            "{file} has no {case}"
-        );
+        let file = format!("{}.rs", module.replace("::", "/"));
+        let programs = ["integration", "simulate"].map(|it| root().join("tests").join(it));
+        let code = programs.map(|it| fs::read_to_string(it.join(&file)).unwrap_or_default());
+        let has = code
+            .iter()
+            .any(|code| code.contains(&format!("fn {case}(")));
+        assert!(has, "no test program has {case} in {file}");
     }
     Ok(())
 }
