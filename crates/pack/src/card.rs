@@ -203,6 +203,17 @@ pub struct NodeGpus {
 }
 
 impl NodeGpus {
+    /// Takes what a pod of this request gets: these charges of cards, CPU and host memory.
+    pub fn take(&mut self, request: &Request, charges: &[(usize, Mib)]) {
+        for &(card, mib) in charges {
+            if let Some(card) = self.cards.get_mut(card) {
+                card.take(request, mib);
+            }
+        }
+        self.cpu_free_milli = self.cpu_free_milli.saturating_sub(request.cpu_milli);
+        self.ram_free = self.ram_free.minus(request.ram);
+    }
+
     /// True if a policy counts all of its free host memory.
     #[must_use]
     pub fn is_in_mib(&self) -> bool {

@@ -307,11 +307,7 @@ impl Site<'_> {
     }
 
     fn take(&mut self, request: &Request, choice: &Choice) {
-        for &(card, mib) in &choice.placement.charges {
-            self.view.cards[card].take(request, mib);
-        }
-        self.view.cpu_free_milli = self.view.cpu_free_milli.saturating_sub(request.cpu_milli);
-        self.view.ram_free = self.view.ram_free.minus(request.ram);
+        self.view.take(request, &choice.placement.charges);
         self.pods = self.pods.saturating_sub(1);
     }
 }

@@ -151,11 +151,7 @@ impl Sight<'_> {
                     view.cpu_free_milli >= request.cpu_milli && view.ram_free >= request.ram;
                 has_host.then_some(())?;
                 let choice = self.fit_on(name, node, &own, pod, gone, budget).ok()?;
-                for (card, mib) in choice.placement.charges {
-                    view.cards[card].take(request, mib);
-                }
-                view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
-                view.ram_free = view.ram_free.minus(request.ram);
+                view.take(request, &choice.placement.charges);
                 Some(())
             };
             fits().is_some()

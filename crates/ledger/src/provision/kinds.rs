@@ -206,12 +206,7 @@ pub(super) fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<No
     }
     let choice = scores.fit_within(view, request, &mut Budget::all()).ok()?;
     let mut left = view.clone();
-    for (card, mib) in choice.placement.charges {
-        let card = left.cards.get_mut(card)?;
-        card.take(request, mib);
-    }
-    left.cpu_free_milli -= request.cpu_milli;
-    left.ram_free = left.ram_free.minus(request.ram);
+    left.take(request, &choice.placement.charges);
     Some(left)
 }
 

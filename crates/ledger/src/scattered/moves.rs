@@ -308,13 +308,7 @@ impl Sight<'_> {
 /// Takes what a pod gets out of a view.
 fn take(view: &mut NodeGpus, charges: &[(usize, Mib)], pod: &PodFacts) {
     if let Ok(request) = &pod.request {
-        for &(card, mib) in charges {
-            if let Some(card) = view.cards.get_mut(card) {
-                card.take(request, mib);
-            }
-        }
-        view.cpu_free_milli = view.cpu_free_milli.saturating_sub(request.cpu_milli);
-        view.ram_free = view.ram_free.minus(request.ram);
+        view.take(request, charges);
     }
 }
 

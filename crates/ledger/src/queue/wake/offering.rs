@@ -260,13 +260,8 @@ impl Sight<'_> {
             return;
         };
         let all = &mut Budget::all();
-        let Ok(choice) = self.fit_on(name, node, left, pod, |_| false, all) else {
-            return;
-        };
-        for (card, mib) in choice.placement.charges {
-            left.cards[card].take(request, mib);
+        if let Ok(choice) = self.fit_on(name, node, left, pod, |_| false, all) {
+            left.take(request, &choice.placement.charges);
         }
-        left.cpu_free_milli = left.cpu_free_milli.saturating_sub(request.cpu_milli);
-        left.ram_free = left.ram_free.minus(request.ram);
     }
 }
