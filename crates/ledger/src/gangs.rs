@@ -179,7 +179,7 @@ impl Ledger {
         {
             return Ok(Some(seat));
         }
-        let [untried, nodes] = self.best_nodes(ask, candidates, now);
+        let nodes = self.best_nodes(ask, candidates, now);
         let sight = self.sight(now);
         let plan = |nodes: Vec<Arc<str>>| {
             let others = roll.open.iter().filter(|it| it.uid != pod.uid);
@@ -188,9 +188,14 @@ impl Ledger {
             sight.seats(members.collect(), wanted)
         };
         // A node where the pod's bind was refused is for when no other will do.
-        let some = !untried.is_empty() && untried.len() < nodes.len();
-        let first = some.then(|| plan(untried));
-        let first = first.filter(|it| it.count >= wanted && it.seats.contains_key(&pod.uid));
+        let untried = self.queue.tried(&pod.uid).map(|tried| {
+            let untried = nodes.iter().filter(|name| !tried.has(name));
+            untried.cloned().collect::<Vec<_>>()
+        });
+        let untried = untried.filter(|it| !it.is_empty() && it.len() < nodes.len());
+        let first = untried
+            .map(plan)
+            .filter(|it| it.count >= wanted && it.seats.contains_key(&pod.uid));
         let Seats {
             mut seats, count, ..
         } = first.unwrap_or_else(|| plan(nodes));
@@ -217,16 +222,11 @@ impl Ledger {
         self.sight(now).gang_view(pod)
     }
 
-    /// The candidates that would do, best first: those where no bind of the pod was refused, and all of them.
-    fn best_nodes(
-        &mut self,
-        ask: &Ask<'_>,
-        candidates: &[&str],
-        now: Duration,
-    ) -> [Vec<Arc<str>>; 2] {
+    /// The candidates that would do, best first.
+    fn best_nodes(&mut self, ask: &Ask<'_>, candidates: &[&str], now: Duration) -> Vec<Arc<str>> {
         let pod = ask.pod;
         let Ok(request) = pod.request.clone() else {
-            return Default::default();
+            return Vec::new();
         };
         let class = self.scores.class(&request);
         let mut budget = crate::Budget::of(&self.config);
@@ -248,14 +248,9 @@ impl Ledger {
             }
         }
         found.sort_unstable();
-        let named = |only_untried: bool| {
-            let names = found
-                .iter()
-                .filter(|(_, tried, ..)| !(only_untried && *tried));
-            let known = names.filter_map(|(.., name)| self.books.named_node(name));
-            known.map(|(name, _)| name.clone()).collect()
-        };
-        [named(true), named(false)]
+        let names = found.into_iter().map(|(.., name)| name);
+        let known = names.filter_map(|name| self.books.named_node(name));
+        known.map(|(name, _)| name.clone()).collect()
     }
 
     /// The gang is given up for this cycle: it holds nothing.
