@@ -265,10 +265,13 @@ impl Ledger {
                 bound.takes(&pod);
             }
         }
+        if !bound.takes(&pod) {
+            return None;
+        }
+        // Last, for it is a search.
+        let rest = self.sight(now).reserved_with(&pod)?;
         let names = || self.books.nodes().map(|(name, _)| name.clone()).collect();
-        let all = self.sight(now).reserved_together(&pod)?;
-        let mut all = all.iter();
-        all.all(|pod| bound.takes(pod)).then(names)
+        rest.iter().all(|pod| bound.takes(pod)).then(names)
     }
 
     /// Gives up what is beyond the bound.
@@ -443,22 +446,21 @@ fn cards_of(pod: &PodFacts) -> usize {
 }
 
 impl Sight<'_> {
-    /// The pods for which GPUs are to be reserved together with this one, which is the first; none if its gang fits. A part
-    /// of a gang is not reserved for where a bound leaves too little for the rest.
-    fn reserved_together(&self, pod: &Arc<PodFacts>) -> Option<Vec<Arc<PodFacts>>> {
-        let mut all = vec![pod.clone()];
-        if let Some((open, wanted)) = self.open_of_gang(pod) {
-            if self.has_seats(pod) {
-                return None;
-            }
-            let has = |it: &Arc<PodFacts>| self.queue.reservation_for(&it.uid).is_some();
-            let (reserved, without): (Vec<_>, Vec<_>) = open.into_iter().partition(has);
-            // Those beyond the least number wait alone.
-            let rest = wanted.checked_sub(reserved.len() + 1)?;
-            let others = without.into_iter().filter(|it| it.uid != pod.uid);
-            all.extend(others.take(rest));
+    /// The other pods for which GPUs are to be reserved together with this one; none if its gang fits. Nothing is reserved for
+    /// a part of a gang where a bound leaves too little for the rest.
+    fn reserved_with(&self, pod: &PodFacts) -> Option<Vec<Arc<PodFacts>>> {
+        let Some((open, wanted)) = self.open_of_gang(pod) else {
+            return Some(Vec::new());
+        };
+        if self.has_seats(pod) {
+            return None;
         }
-        Some(all)
+        let has = |it: &Arc<PodFacts>| self.queue.reservation_for(&it.uid).is_some();
+        let (reserved, without): (Vec<_>, Vec<_>) = open.into_iter().partition(has);
+        // Those beyond the least number wait alone.
+        let rest = wanted.checked_sub(reserved.len() + 1)?;
+        let others = without.into_iter().filter(|it| it.uid != pod.uid);
+        Some(others.take(rest).collect())
     }
 
     /// All that is reserved for the pod is free. Are GPUs reserved for enough others of its gang, and some not free yet?

@@ -229,7 +229,7 @@ impl Sight<'_> {
             let gangs = gangs.iter().filter(|(other, _)| *other == card);
             let gangs: Mib = gangs.map(|(_, mib)| *mib).sum();
             let mut missing = mib.minus(seen.free.minus(gangs));
-            all = [all, missing].into_iter().sum();
+            all = all + missing;
             for (held, uid) in holds {
                 if missing == Mib::ZERO {
                     break;
