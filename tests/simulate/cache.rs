@@ -37,6 +37,11 @@ impl Place {
     }
 }
 
+/// May it look at the pod, if that waits?
+pub(crate) fn is_open(pod: &Value) -> bool {
+    !gated(pod) && !pod["metadata"]["deletionTimestamp"].is_string()
+}
+
 #[derive(Default)]
 pub(crate) struct Cache {
     pub(crate) pods: BTreeMap<String, Copy>,
@@ -74,8 +79,7 @@ impl Cache {
     pub(crate) fn due(&self) -> impl Iterator<Item = (Instant, &Copy)> {
         let all = self.places.iter();
         let all = all.filter_map(|(uid, (place, _))| Some((place.due()?, self.pods.get(uid)?)));
-        let gone = |pod: &Copy| pod["metadata"]["deletionTimestamp"].is_string();
-        all.filter(move |(_, pod)| !gone(pod) && !gated(pod) && self.is_complete(pod))
+        all.filter(|(_, pod)| is_open(pod) && self.is_complete(pod))
     }
 
     /// The pods on a node, and those that are assumed to be.

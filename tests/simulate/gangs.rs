@@ -7,8 +7,8 @@ use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::cache::{Cache, Place};
-use crate::check::{self, gated, pod_group};
+use crate::cache::{Cache, Place, is_open};
+use crate::check::{self, pod_group};
 use crate::net::{NAMESPACE, locked};
 use crate::scheduler::{Scheduler, name};
 use crate::server::{Copy, Kind};
@@ -23,38 +23,41 @@ struct Muster {
     open: Vec<Copy>,
     /// How many are bound, or assumed to be.
     placed: usize,
-    /// How many there are.
-    there: usize,
     /// How many must be placed.
     wanted: usize,
 }
 
 impl Cache {
+    /// How many pods of the group must be placed. None if there is no such PodGroup.
+    fn wanted(&self, group: &str) -> Option<usize> {
+        let wanted = &self.groups.get(group)?["spec"]["schedulingPolicy"]["gang"]["minCount"];
+        usize::try_from(wanted.as_u64().unwrap_or(0)).ok()
+    }
+
+    fn of_group<'c>(&'c self, group: &'c str) -> impl Iterator<Item = (&'c String, &'c Copy)> {
+        let pods = self.pods.iter();
+        pods.filter(move |(_, pod)| pod_group(pod) == Some(group))
+    }
+
     /// None if there is no such PodGroup.
     fn muster(&self, group: &str) -> Option<Muster> {
-        let wanted = &self.groups.get(group)?["spec"]["schedulingPolicy"]["gang"]["minCount"];
-        let of_it = self.pods.iter();
-        let of_it = of_it.filter(|(_, pod)| pod_group(pod) == Some(group));
-        let (placed, unplaced): (Vec<_>, Vec<_>) = of_it.partition(|(uid, pod)| {
+        let wanted = self.wanted(group)?;
+        let (placed, unplaced): (Vec<_>, Vec<_>) = self.of_group(group).partition(|(uid, pod)| {
             pod["spec"]["nodeName"].is_string() || self.assumed.contains_key(*uid)
         });
-        let there = placed.len() + unplaced.len();
         let open = unplaced.into_iter().map(|(_, pod)| pod);
-        let open =
-            open.filter(|pod| !gated(pod) && !pod["metadata"]["deletionTimestamp"].is_string());
         Some(Muster {
-            open: open.cloned().collect(),
+            open: open.filter(|pod| is_open(pod)).cloned().collect(),
             placed: placed.len(),
-            there,
-            wanted: usize::try_from(wanted.as_u64().unwrap_or(0)).unwrap_or(0),
+            wanted,
         })
     }
 
     /// Are there enough pods of its group to look at them?
     pub(crate) fn is_complete(&self, pod: &Value) -> bool {
         pod_group(pod).is_none_or(|group| {
-            let muster = self.muster(group);
-            muster.is_some_and(|it| it.there >= it.wanted)
+            let wanted = self.wanted(group);
+            wanted.is_some_and(|wanted| self.of_group(group).count() >= wanted)
         })
     }
 }
@@ -67,7 +70,6 @@ impl Scheduler {
             open,
             placed,
             wanted,
-            ..
         }) = muster
         else {
             return;
