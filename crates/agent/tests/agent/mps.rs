@@ -83,11 +83,11 @@ async fn daemon_that_takes_no_connection_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("control");
     let _daemon = UnixListener::bind(&socket).unwrap();
-    let mut clients = Vec::new();
+    // Each connection waits in the queue of the socket.
+    let mut connections = 0;
     while mps::fails(dir.path()).await.is_none() {
-        // Each question leaves a connection in the queue that nobody takes.
-        clients.push(());
-        assert!(clients.len() < 100_000, "the queue has no end");
+        connections += 1;
+        assert!(connections < 100_000, "the queue has no end");
     }
 }
 

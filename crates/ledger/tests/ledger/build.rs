@@ -34,31 +34,31 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
     }
 }
 
-/// The same pod, wanting whole cards.
-pub(crate) fn exclusive(pod: PodFacts) -> PodFacts {
-    let whole = |request: Arc<Request>| {
-        Arc::new(Request {
-            exclusive: true,
-            ..(*request).clone()
-        })
+/// The same pod, whose request is changed like this.
+pub(crate) fn requesting(pod: PodFacts, change: impl FnOnce(&mut Request)) -> PodFacts {
+    let changed = |mut request: Arc<Request>| {
+        change(Arc::make_mut(&mut request));
+        request
     };
     PodFacts {
-        request: pod.request.map(whole),
+        request: pod.request.map(changed),
         ..pod
     }
 }
 
+/// The same pod, wanting whole cards.
+pub(crate) fn exclusive(pod: PodFacts) -> PodFacts {
+    requesting(pod, |request| request.exclusive = true)
+}
+
 /// The same pod, which the driver must hold to what it asks for.
 pub(crate) fn limited(pod: PodFacts) -> PodFacts {
-    let held = |request: Arc<Request>| {
-        let mut request = (*request).clone();
+    let pod = requesting(pod, |request| {
         for claim in &mut request.claims {
             claim.driver_limit = claim.mib;
         }
-        Arc::new(request)
-    };
+    });
     PodFacts {
-        request: pod.request.map(held),
         enforce: Enforce::Driver,
         ..pod
     }
@@ -66,16 +66,7 @@ pub(crate) fn limited(pod: PodFacts) -> PodFacts {
 
 /// The same pod, with so many percent of the compute of each of its cards.
 pub(crate) fn computing(pod: PodFacts, percent: u8) -> PodFacts {
-    let share = |request: Arc<Request>| {
-        Arc::new(Request {
-            compute: percent,
-            ..(*request).clone()
-        })
-    };
-    PodFacts {
-        request: pod.request.map(share),
-        ..pod
-    }
+    requesting(pod, |request| request.compute = percent)
 }
 
 /// The same card, whose processes share it through MPS.

@@ -99,7 +99,7 @@ fn administrator_decides_how_much_of_a_gpu_its_pods_may_hold_together() {
     });
     assert_eq!(choose(&mut ledger, &second, &["a"], at(0)), ["a"]);
     ledger.configure(Config::default());
-    // Nothing is free, and nobody has to go.
+    // No compute is free, and no pod is evicted for that.
     assert_eq!(compute(&ledger), 0);
     assert_eq!(bind(&mut ledger, &second, "a"), Some(NO_COMPUTE));
 }

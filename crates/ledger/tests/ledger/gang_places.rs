@@ -1,29 +1,18 @@
 //! GPUs are reserved for the pods of a gang that has waited for long, on one or more nodes.
 
-use std::time::Duration;
-
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
-use crate::build::{at, bound, card, choose, node, pod, report};
+use crate::build::{at, bound, choose, pod};
+use crate::places::{AFTER, keep, keeping};
 use crate::pod_groups::gang;
-
-const AFTER: u64 = 120;
-const LASTS: u64 = 1000;
 
 /// A ledger that reserves, with one GPU of 100 on each node, which another pod has.
 fn full(nodes: &[&str], config: Config) -> Ledger {
-    let mut ledger = Ledger::new(Config {
-        keep: Some(at(AFTER)),
-        keep_for: at(LASTS),
-        keep_percent: 100,
-        stale_after: Duration::MAX,
-        ..config
-    });
+    let cards: Vec<_> = nodes.iter().map(|name| (*name, 1)).collect();
+    let mut ledger = keeping(&cards, config);
     for name in nodes {
-        ledger.apply_node(node(name));
         let gpu = format!("{name}-0");
-        ledger.apply_gpunode(name, report(&[card(&gpu, 100)]), at(0));
         ledger.apply_pod(bound(&format!("on-{name}"), name, &gpu, 100));
     }
     ledger
@@ -39,10 +28,6 @@ fn waits(ledger: &mut Ledger, pods: &[PodFacts], nodes: &[&str]) {
             ..pod.clone()
         });
     }
-}
-
-fn keep(ledger: &mut Ledger, second: u64) {
-    ledger.keep_places(at(second), second as i64);
 }
 
 fn nodes(ledger: &Ledger) -> Vec<String> {

@@ -10,11 +10,11 @@ use crate::build::{ask, asking, at, bound, card, choose, node, pod, report};
 
 const CARD: u64 = 100;
 /// Seconds that a pod waits before it gets a place, and that a place is waited for.
-const AFTER: u64 = 120;
+pub(crate) const AFTER: u64 = 120;
 const LASTS: u64 = 1000;
 
 /// A ledger that keeps places, with so many cards of 100 on each node.
-fn keeping(nodes: &[(&str, usize)], config: Config) -> Ledger {
+pub(crate) fn keeping(nodes: &[(&str, usize)], config: Config) -> Ledger {
     let mut ledger = Ledger::new(Config {
         keep: Some(at(AFTER)),
         keep_for: at(LASTS),
@@ -42,7 +42,7 @@ fn waits(ledger: &mut Ledger, pod: PodFacts, nodes: &[&str], second: i64) -> Pod
     pod
 }
 
-fn keep(ledger: &mut Ledger, second: u64) {
+pub(crate) fn keep(ledger: &mut Ledger, second: u64) {
     ledger.keep_places(at(second), second as i64);
 }
 

@@ -95,6 +95,11 @@ impl World {
         pod.node.is_some() || posts.any(|post| post.awaited && post.pod.uid == pod.uid)
     }
 
+    /// May kube-scheduler ask about the pod?
+    fn is_open(&self, pod: &PodFacts) -> bool {
+        !pod.gated && !pod.queued && !pod.deleting && !self.is_on_its_way(pod)
+    }
+
     /// Does kube-scheduler try the pod without waiting for others of its group?
     pub(super) fn is_single(&self, pod: &PodFacts) -> bool {
         pod.group.as_ref().is_none_or(|group| {
@@ -112,11 +117,9 @@ impl World {
         if there.len() < wanted {
             return Ok(());
         }
-        let may = |pod: &&&PodFacts| !pod.gated && !pod.queued && !pod.deleting;
         // The queue keeps room for those that it is about to ungate, and the gang is not refused then.
         let ungates = there.iter().any(|pod| pod.queued);
-        let open = there.iter().filter(may);
-        let open = open.filter(|pod| !self.is_on_its_way(pod));
+        let open = there.iter().filter(|pod| self.is_open(pod));
         let mut open: Vec<PodFacts> = open.map(|pod| PodFacts::clone(pod)).collect();
         open.sort_by_key(|pod| (-pod.priority, pod.created, pod.uid.clone()));
         for pod in &open {
@@ -265,9 +268,7 @@ impl World {
             && self.ledger.preemptions(self.now).is_empty()
             && self.ledger.reclaims(self.now).is_empty();
         let (there, placed, wanted) = self.muster(group)?;
-        let open = there
-            .iter()
-            .filter(|pod| !self.is_on_its_way(pod) && !pod.gated && !pod.queued && !pod.deleting);
+        let open = there.iter().filter(|pod| self.is_open(pod));
         let open: Vec<&PodFacts> = open.copied().collect();
         quiet.then_some(())?;
         let mut nodes = BTreeMap::new();

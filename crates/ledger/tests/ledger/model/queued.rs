@@ -54,9 +54,9 @@ impl World {
         Ok(())
     }
 
-    /// Those in the queue, as the ledger knows it, that were not ungated before and wait for nobody of their group. None while room is promised to
-    /// others, for the books do not say which; nor those of higher priority than somebody who was let out: room
-    /// that was promised already is not taken back for them.
+    /// Queued pods, as the ledger knows them, that were not ungated before, without those that wait for other pods of their
+    /// group. None while room is promised to other pods, for the books do not say which; nor those of higher priority than
+    /// a pod that was ungated: room that was promised already is not taken back for them.
     fn untold(&self) -> Vec<Arc<PodFacts>> {
         if !self.config.queue || self.now <= self.promised {
             return Vec::new();
