@@ -125,15 +125,15 @@ impl World {
         for pod in &open {
             self.chosen.remove(&pod.uid);
         }
-        let (mut fit, mut refused) = (Vec::new(), false);
+        // An extender is not called for a pod that no node passes, and cannot tell it from one that is still to come.
+        let (mut fit, mut refused, mut all_asked) = (Vec::new(), false, true);
         for (index, pod) in open.iter().enumerate() {
             let nodes = self.candidates(pod, &NODES);
-            // An extender is not called for a pod that no node passes.
-            if !nodes.is_empty() {
+            if nodes.is_empty() {
+                all_asked = false;
+            } else {
                 self.filter_among(pod, &nodes, false)?;
                 refused = !self.chosen.contains_key(&pod.uid);
-            } else {
-                refused = false;
             }
             if self.chosen.contains_key(&pod.uid) {
                 fit.push(pod.uid.clone());
@@ -146,7 +146,7 @@ impl World {
             for pod in &open {
                 self.chosen.remove(&pod.uid);
             }
-            return match refused && !ungates && self.is_told() {
+            return match refused && all_asked && !ungates && self.is_told() {
                 true => self.check_released(&open),
                 false => Ok(()),
             };
