@@ -181,11 +181,18 @@ impl Ledger {
         }
         let nodes = self.best_nodes(ask, candidates, now);
         let sight = self.sight(now);
-        let plan = |nodes: Vec<Arc<str>>| {
-            let others = roll.open.iter().filter(|it| it.uid != pod.uid);
-            let others = others.map(|it| Member::anywhere(it));
+        let others = || roll.open.iter().filter(|it| it.uid != pod.uid);
+        let plan_for = |nodes: Vec<Arc<str>>, heeds: bool| {
+            let others = others().map(|it| Member::anywhere(it).heeding(heeds));
             let members = iter::once(Member::among(pod, nodes)).chain(others);
             sight.seats(members.collect(), wanted)
+        };
+        // What kube-scheduler has rejected may have changed: without it, a plan is better than none.
+        let rejects = others().any(|it| sight.passed(it).is_some());
+        let plan = |nodes: Vec<Arc<str>>| {
+            let heeding = rejects.then(|| plan_for(nodes.clone(), true));
+            let heeding = heeding.filter(|it| it.count >= wanted);
+            heeding.unwrap_or_else(|| plan_for(nodes, false))
         };
         // A node where the pod's bind was refused is for when no other will do.
         let untried = self.queue.tried(&pod.uid).map(|tried| {
@@ -194,7 +201,7 @@ impl Ledger {
         });
         let untried = untried.filter(|it| !it.is_empty() && it.len() < nodes.len());
         let first = untried
-            .map(plan)
+            .map(&plan)
             .filter(|it| it.count >= wanted && it.seats.contains_key(&pod.uid));
         let Seats {
             mut seats, count, ..

@@ -14,6 +14,7 @@ use gpustow_pack::{Choice, Cost, NodeGpus, Request, Rules};
 use crate::Budget;
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
+use crate::queue::{Evidence, NodeSet};
 use crate::sight::Sight;
 
 /// Fits that one plan may try.
@@ -66,6 +67,8 @@ pub(crate) struct Member<'p> {
     pod: &'p PodFacts,
     /// The nodes that kube-scheduler has offered, best first; none if it may be any.
     among: Option<Vec<Arc<str>>>,
+    /// It goes to no node that kube-scheduler's own filters are known to have rejected for it.
+    heeds: bool,
 }
 
 impl<'p> Member<'p> {
@@ -73,11 +76,20 @@ impl<'p> Member<'p> {
         Self {
             pod,
             among: Some(nodes),
+            heeds: false,
         }
     }
 
     pub(crate) fn anywhere(pod: &'p PodFacts) -> Self {
-        Self { pod, among: None }
+        Self {
+            pod,
+            among: None,
+            heeds: false,
+        }
+    }
+
+    pub(crate) fn heeding(self, heeds: bool) -> Self {
+        Self { heeds, ..self }
     }
 }
 
@@ -86,6 +98,8 @@ struct Kind<'p> {
     pod: &'p PodFacts,
     request: &'p Arc<Request>,
     among: Option<Vec<Arc<str>>>,
+    /// The nodes that passed kube-scheduler's filters, if that is heeded.
+    passed: Option<NodeSet>,
     /// kube-scheduler has not offered all of the cluster.
     is_narrow: bool,
     nodes: Vec<usize>,
@@ -149,18 +163,20 @@ impl Sight<'_> {
         let roams = members.iter().any(|member| member.among.is_none());
         let mut kinds: Vec<Kind<'_>> = Vec::new();
         let mut pods = Vec::new();
-        for Member { pod, among } in members {
+        for Member { pod, among, heeds } in members {
             let Ok(request) = &pod.request else {
                 continue;
             };
+            let passed = if heeds { self.passed(pod) } else { None };
             let is_same = |kind: &Kind<'_>| {
                 (kind.among == among || among.is_none() && !kind.is_narrow)
+                    && kind.passed == passed
                     && kind.request == request
                     && kind.pod.constraints == pod.constraints
             };
             let kind = kinds.iter().position(is_same).unwrap_or_else(|| {
                 let roomy = match roams {
-                    true => self.roomy(pod, request, most),
+                    true => self.roomy(pod, request, passed.is_some(), most),
                     false => Vec::new(),
                 };
                 let is_narrow = |among: &Vec<Arc<str>>| roomy.iter().any(|it| !among.contains(it));
@@ -170,6 +186,7 @@ impl Sight<'_> {
                     is_narrow: among.as_ref().is_some_and(is_narrow),
                     nodes: sites.of(among.as_ref().unwrap_or(&roomy), most),
                     among,
+                    passed,
                 });
                 kinds.len() - 1
             });
@@ -209,12 +226,14 @@ impl Sight<'_> {
         }
     }
 
-    /// Nodes of the cluster that have room for such a pod, at most so many, best first.
-    fn roomy(&self, pod: &PodFacts, request: &Request, most: usize) -> Vec<Arc<str>> {
+    /// Nodes of the cluster that have room for such a pod, at most so many, best first; none that was rejected for it if
+    /// it `heeds` that.
+    fn roomy(&self, pod: &PodFacts, request: &Request, heeds: bool, most: usize) -> Vec<Arc<str>> {
         let least = request.hardest().map(|claim| claim.mib).unwrap_or_default();
         let names = self.books.with_room(least);
         let found = names
             .filter(|name| self.may_fit(name, pod))
+            .filter(|name| !heeds || self.evidence(pod, name) != Evidence::Rejected)
             .filter_map(|name| {
                 let node = self.books.node(name)?;
                 let all = &mut Budget::all();

@@ -60,7 +60,7 @@ enum Scope {
 }
 
 /// A set of nodes, by their slots.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSet {
     words: Vec<u64>,
 }
@@ -153,6 +153,17 @@ impl Offered {
         }
     }
 
+    /// The nodes of a call that named every node that passed, and of those since: it has rejected all others.
+    fn passed(&self, now: Duration) -> Option<NodeSet> {
+        let recent = self.all_at.is_some_and(|at| now.saturating_sub(at) < AGE);
+        let calls = [&self.latest, &self.before].into_iter().flatten();
+        recent.then(|| {
+            let mut nodes = NodeSet::default();
+            calls.for_each(|it| nodes.extend(&it.nodes));
+            nodes
+        })
+    }
+
     /// kube-scheduler has tried the pod again, and no node passed its own filters.
     fn is_void(&mut self) {
         (self.latest, self.before, self.all_at) = (None, None, None);
@@ -230,6 +241,12 @@ impl Sight<'_> {
         slot.map_or(Evidence::Unknown, |(offered, slot)| {
             offered.of(slot, self.now)
         })
+    }
+
+    /// The nodes that passed kube-scheduler's own filters for the pod, if it has named all of them lately.
+    pub(crate) fn passed(&self, pod: &PodFacts) -> Option<NodeSet> {
+        let offered = self.queue.offered.get(&pod.uid)?;
+        offered.passed(self.now)
     }
 
     /// Does the node's sum not suffice for the pod?

@@ -488,3 +488,18 @@ fn pod_whose_room_others_of_its_gang_need_is_told_so() {
         assert_eq!(choose(&mut ledger, pod, &["n"], at(0)), ["n"]);
     }
 }
+
+#[test]
+fn gang_fits_where_kube_scheduler_passes_its_pods_once_they_were_refused() {
+    let mut ledger = ledger(&[("closed", &[100, 100]), ("n", &[100])]);
+    let pods = vec![pod("large", 70), pod("g0", 40), pod("g1", 40)];
+    let pods = gang(&mut ledger, "g", 2, pods);
+    assert_eq!(choose(&mut ledger, &pods[0], &["n"], at(0)), ["n"]);
+    for pod in &pods[1..] {
+        assert!(choose(&mut ledger, pod, &["n"], at(0)).is_empty());
+    }
+    assert!(choose(&mut ledger, &pods[0], &["n"], at(1)).is_empty());
+    for pod in &pods[1..] {
+        assert_eq!(choose(&mut ledger, pod, &["n"], at(1)), ["n"]);
+    }
+}
