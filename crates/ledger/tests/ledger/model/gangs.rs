@@ -177,15 +177,6 @@ impl World {
         Ok(())
     }
 
-    /// How many others of the pod's gang hold memory without a node.
-    pub(super) fn held_by_gang(&self, pod: &PodFacts) -> usize {
-        let all = self.server.pods.iter();
-        let others = all.filter(|it| it.group == pod.group && it.uid != pod.uid);
-        let held = others
-            .filter(|it| it.node.is_none() && self.ledger.reserved_because(&it.uid).is_some());
-        if pod.group.is_some() { held.count() } else { 0 }
-    }
-
     /// The extender refused a pod without which the gang is too small: nothing is held for any of it.
     fn check_released(&self, open: &[PodFacts]) -> Result<(), String> {
         let shares = self.shares();

@@ -250,6 +250,8 @@ impl World {
 
     /// With time alone.
     pub(super) fn check_reclaims_end(&mut self) -> Result<(), String> {
+        // Hours have passed: what is under way now was begun anew.
+        self.lending.begun.clear();
         self.reclaim()?;
         self.deliver_pods(usize::MAX);
         self.check_reclaims()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ask, BindRefusal, Outcome, Reason};
+use gpustow_ledger::{Ask, BindRefusal, Filtered, Outcome, Reason};
 use gpustow_pack::Mib;
 
 use super::server::{NODES, Post};
@@ -23,6 +23,18 @@ impl World {
     ) -> Result<(), String> {
         let nodes = self.candidates(pod, nodes);
         self.filter_among(pod, &nodes, cooperative)
+    }
+
+    /// The nodes that refused the pod and have room by what preempt says. A pod of a gang waits for those before it, and
+    /// for the rest of its gang.
+    fn missed<'v>(&self, pod: &PodFacts, verdict: &Filtered<'v>) -> Vec<(&'v str, Reason)> {
+        let refused = verdict.refused.iter().copied();
+        let refused = refused.filter(|(_, why)| {
+            !matches!(why, Reason::Queued | Reason::Gang | Reason::BindUnderWay)
+        });
+        refused
+            .filter(|(name, _)| self.has_room(&self.ledger, pod, name))
+            .collect()
     }
 
     /// The same of the nodes that kube-scheduler's own filters pass.
@@ -44,13 +56,15 @@ impl World {
         let known = self.ledger.pod(&pod.uid).map(|known| known.node.clone());
         let settled = !self.ledger.is_binding(&pod.uid)
             && truth.into_iter().chain(known).all(|node| node.is_none());
-        let held = self.held_by_gang(pod);
-        let verdict = self.ledger.filter(&asked, nodes, self.now);
+        let mut verdict = self.ledger.filter(&asked, nodes, self.now);
+        // A refused pod counts among those that wait: for others, room may then be kept on another GPU. And what others of
+        // its gang held is free.
+        if settled && !self.missed(pod, &verdict).is_empty() {
+            verdict = self.ledger.filter(&asked, nodes, self.now);
+        }
         self.given_up.remove(&pod.uid);
         self.check_shortfall(pod, &verdict)?;
         let room = |name: &str| self.has_room(&self.ledger, pod, name);
-        // What others of its gang held when it was refused is free after that.
-        let gave_up = held > self.held_by_gang(pod);
         for name in &verdict.nodes {
             require(!settled || room(name), || {
                 format!("filter takes {name}, preempt does not")
@@ -58,14 +72,13 @@ impl World {
         }
         for (name, reason) in &verdict.refused {
             require(!settled || *reason != Reason::BindUnderWay, || {
-                "no bind is under way".into()
-            })?;
-            // A pod of a gang waits for those before it, and for the rest of its gang.
-            let waits = matches!(reason, Reason::Queued | Reason::Gang);
-            require(!settled || !room(name) || waits || gave_up, || {
-                format!("filter refuses {name} ({reason:?}), preempt does not")
+                format!("no bind is under way to {name}")
             })?;
         }
+        let missed = self.missed(pod, &verdict);
+        require(!settled || missed.is_empty(), || {
+            format!("filter refuses {missed:?}, preempt does not")
+        })?;
         let scores = self
             .ledger
             .rank(pod, asked.tolerates, &verdict.nodes, self.now);
