@@ -21,7 +21,7 @@ impl Sight<'_> {
         let may = |pod: &Arc<PodFacts>| {
             pod.preempts
                 && !pod.queued
-                && pod.nominated.is_none()
+                && !self.queue.is_nominated(pod)
                 && !self.books.is_unfenced(&pod.uid)
                 && !self.queue.pauses_evictions(pod, self.now)
                 && !self.queue.has_more_than_reservation(&pod.uid)

@@ -70,7 +70,8 @@ impl Sight<'_> {
     ) -> Found {
         let priorities = roll.open.iter().map(|pod| pod.priority);
         let priority = priorities.min().unwrap_or(i32::MIN);
-        let (nodes, mut is_unknown) = self.nodes_for(gang, roll, priority, from);
+        let (nodes, mut is_unknown) = self.nodes_for(gang, roll, priority, broken, from);
+        *spent += u64::try_from(SEEN.min(self.books.nodes().len())).unwrap_or(u64::MAX);
         let mut members = Vec::new();
         for pod in &roll.open {
             let mut among = Vec::new();
@@ -143,6 +144,7 @@ impl Sight<'_> {
         gang: &Group,
         roll: &Roll,
         priority: i32,
+        broken: Broken<'_>,
         from: usize,
     ) -> (Vec<Arc<str>>, bool) {
         let count = self.books.nodes().len().max(1);
@@ -166,7 +168,8 @@ impl Sight<'_> {
             }
             let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
             if evidence.any(|it| it == Evidence::Offered) {
-                found.push((self.price(node, priority, least), name.clone()));
+                let price = self.price(node, priority, least, broken);
+                found.extend(price.map(|price| (price, name.clone())));
             } else {
                 let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
                 is_unknown |= evidence.any(|it| it == Evidence::Unknown);
@@ -180,13 +183,34 @@ impl Sight<'_> {
         )
     }
 
-    /// Roughly what room on a node costs: the priority of its least important pod, and how many are of lower priority.
-    fn price(&self, node: &Node, priority: i32, least: Mib) -> (bool, Option<i32>, usize) {
+    /// Roughly what room on a node costs: the priority of the least important pod that may go, and how many may. None if
+    /// nobody of the gang fits there without all of those either: such nodes hide no other.
+    fn price(
+        &self,
+        node: &Node,
+        priority: i32,
+        least: Mib,
+        broken: Broken<'_>,
+    ) -> Option<(bool, Option<i32>, usize)> {
         let bound = node.bound().keys().filter_map(|uid| self.books.pod(uid));
-        let lower = bound.map(|pod| pod.priority).filter(|it| *it < priority);
-        let lower: Vec<i32> = lower.collect();
+        let goes = |pod: &&Arc<PodFacts>| {
+            let unit = || self.books.disrupted_with(pod);
+            pod.deleting
+                || pod.priority < priority
+                    && unit().is_some_and(|unit| {
+                        unit.iter().all(|it| it.priority < priority) && broken(&unit).is_empty()
+                    })
+        };
+        let lower: Vec<&Arc<PodFacts>> = bound.filter(goes).collect();
         let has_room = node.view().largest() >= least;
-        (!has_room, lower.iter().min().copied(), lower.len())
+        let may_have = || {
+            let stays = |uid: &str| lower.iter().all(|pod| *pod.uid != *uid);
+            !lower.is_empty() && node.view_of(stays).largest() >= least
+        };
+        (has_room || may_have()).then(|| {
+            let priorities = lower.iter().map(|pod| pod.priority);
+            (!has_room, priorities.min(), lower.len())
+        })
     }
 
     /// The pods of lower priority on these nodes that may be disrupted, the most important first.

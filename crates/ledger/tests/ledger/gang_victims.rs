@@ -391,3 +391,43 @@ fn victims_are_those_of_an_exhaustive_search() {
     }
     assert!(preempted > 200 && spared > 200, "{preempted} {spared}");
 }
+
+/// A look sees 16 nodes, and one for each pod of the gang.
+#[test]
+fn nodes_without_victims_hide_no_node_that_has_some() {
+    let names: Vec<String> = (0..40).map(|number| format!("a{number:02}")).collect();
+    let gpus: &[u64] = &[15_000, 15_000];
+    let mut nodes: Vec<(&str, &[u64])> = names.iter().map(|name| (&**name, gpus)).collect();
+    nodes.push(("z", gpus));
+    let mut ledger = ledger(&nodes);
+    for (index, name) in names.iter().enumerate() {
+        // Half of them have pods of low priority, which are too small to be of use.
+        let lower = if index % 2 == 0 { 1 } else { 20 };
+        for gpu in 0..2 {
+            let card = format!("{name}-{gpu}");
+            ledger.apply_pod(holder(&format!("{card}-high"), &card, 14_000, 20));
+            ledger.apply_pod(holder(&format!("{card}-low"), &card, 1_000, lower));
+        }
+    }
+    ledger.apply_pod(holder("x", "z-0", 10_000, 1));
+    ledger.apply_pod(holder("y", "z-1", 10_000, 1));
+    gang(&mut ledger, 2, &[10_000, 10_000]);
+    assert_eq!(decide(&mut ledger, &[], 0), set(&["x", "y"]));
+}
+
+#[test]
+fn nodes_with_protected_victims_alone_hide_no_node_that_has_others() {
+    let names: Vec<String> = (0..30).map(|number| format!("a{number:02}")).collect();
+    let gpus: &[u64] = &[15_000];
+    let mut nodes: Vec<(&str, &[u64])> = names.iter().map(|name| (&**name, gpus)).collect();
+    nodes.extend([("y", gpus), ("z", gpus)]);
+    let mut ledger = ledger(&nodes);
+    for name in &names {
+        ledger.apply_pod(holder(name, &format!("{name}-0"), 10_000, 0));
+    }
+    ledger.apply_pod(holder("x", "y-0", 10_000, 1));
+    ledger.apply_pod(holder("w", "z-0", 10_000, 1));
+    gang(&mut ledger, 2, &[10_000, 10_000]);
+    let protected: Vec<&str> = names.iter().map(|name| &**name).collect();
+    assert_eq!(decide(&mut ledger, &protected, 0), set(&["x", "w"]));
+}
