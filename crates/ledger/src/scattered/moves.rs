@@ -110,6 +110,9 @@ impl Sight<'_> {
             if most.is_some_and(|most| sum > most) {
                 return Some(None);
             }
+            if set.len() > planning.most {
+                continue;
+            }
             let found = match budget.is_spent() {
                 true => None,
                 false => self.moves_of(site, only, &set, &may, budget),

@@ -11,7 +11,7 @@ use super::planning::Planning;
 use super::{Broken, KINDS, Moves};
 use crate::books::Uid;
 use crate::budget::Budget;
-use crate::maps::HashMap;
+use crate::maps::{HashMap, HashSet};
 use crate::queue::{Cause, Turn};
 use crate::sight::Sight;
 
@@ -19,7 +19,7 @@ use crate::sight::Sight;
 const CHANCE: Duration = Duration::from_secs(5);
 /// Between two searches for the same pod.
 const REST: Duration = Duration::from_secs(30);
-/// How often a plan is made anew because disruption budgets forbid the one before.
+/// How often a look makes a plan anew because disruption budgets forbid the one before. The next one goes on.
 const PLANS: usize = 8;
 
 /// So long the pod waits for room that others leave, or could be made to leave: what has not come by then evidently does
@@ -28,11 +28,20 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A plan that is not gone on with for so long is forgotten.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// A pod that waits.
+#[derive(Debug)]
+struct Wait {
+    since: Duration,
+    /// When moves are looked for next.
+    next: Duration,
+    /// Pods that disruption budgets protect, if the last search found nothing but those.
+    spared: HashSet<Uid>,
+}
+
 /// What is under way between two looks.
 #[derive(Debug, Default)]
 pub(crate) struct Tries {
-    /// Since when pods have waited, and when moves are looked for next.
-    next: HashMap<Uid, (Duration, Duration)>,
+    waits: HashMap<Uid, Wait>,
     /// Where the next look goes on among the kinds that wait.
     after: Option<Turn>,
     asking: Option<Asking>,
@@ -74,7 +83,7 @@ impl Tries {
             let pod = sight.books.pod(uid);
             pod.is_some_and(|pod| sight.may_be_moved_for(pod)) && sight.asleep(uid).is_some()
         };
-        self.next.retain(|uid, _| may(uid));
+        self.waits.retain(|uid, _| may(uid));
         let lasts = |at: Duration| now.saturating_sub(at) < IDLE;
         let planning = self.planning.take();
         self.planning = planning.filter(|(planning, _, at)| may(&planning.uid) && lasts(*at));
@@ -94,7 +103,10 @@ impl Tries {
                 }
                 Asked::Yes => {
                     let nodes = sight.nodes_to_see();
-                    let planning = Planning::new(asking.uid, asking.began, nodes, true);
+                    let wait = self.waits.get_mut(&asking.uid);
+                    let spared = wait.map(|wait| std::mem::take(&mut wait.spared));
+                    let mut planning = Planning::new(asking.uid, asking.began, nodes, true);
+                    planning.spared = spared.unwrap_or_default();
                     self.planning = Some((planning, 0, now));
                 }
                 Asked::No => {}
@@ -134,6 +146,7 @@ impl Tries {
         } = search;
         let mut budget = Budget::of_look();
         let mut found = Step::NotNow;
+        planning.most = most;
         while plans < PLANS {
             let before = budget.spent();
             let is_over = sight.plan_on(&pod, &mut planning, &mut budget);
@@ -164,12 +177,19 @@ impl Tries {
             let spared = planning.spared.into_iter().chain(forbidden).collect();
             let nodes = sight.nodes_to_see();
             planning = Planning::new(pod.uid.clone(), planning.began, nodes, true);
-            planning.spared = spared;
+            (planning.spared, planning.most) = (spared, most);
         }
         // kube-scheduler answers soon where it was asked to try the pod again.
-        let rest = if planning.unknown { CHANCE } else { REST };
-        if let Some((_, next)) = self.next.get_mut(&pod.uid) {
-            *next = sight.now + rest;
+        let goes_on = plans == PLANS;
+        let rest = match planning.unknown || goes_on {
+            true => CHANCE,
+            false => REST,
+        };
+        if let Some(wait) = self.waits.get_mut(&pod.uid) {
+            wait.next = sight.now + rest;
+            if goes_on {
+                wait.spared = planning.spared;
+            }
         }
         found
     }
@@ -190,10 +210,13 @@ impl Sight<'_> {
             *kinds -= 1;
             // At the last kind the look ends, and the next one begins with the first again.
             let uid = self.queue.without_more(&mut tries.after, 1, may).pop()?;
-            let first = (self.now, self.now + CHANCE);
-            let (since, next) = *tries.next.entry(uid.clone()).or_insert(first);
-            if next <= self.now {
-                let patient = self.now.saturating_sub(since) < PATIENCE;
+            let wait = tries.waits.entry(uid.clone()).or_insert_with(|| Wait {
+                since: self.now,
+                next: self.now + CHANCE,
+                spared: HashSet::default(),
+            });
+            if wait.next <= self.now {
+                let patient = self.now.saturating_sub(wait.since) < PATIENCE;
                 let began = self.queue.gains();
                 return Some(Asking::new(uid, began, self.nodes_to_see(), patient));
             }

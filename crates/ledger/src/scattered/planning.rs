@@ -33,6 +33,8 @@ pub(super) struct Planning {
     pub(super) best: Option<Moves>,
     /// Pods that disruption budgets protect.
     pub(super) spared: HashSet<Uid>,
+    /// So many may move at most.
+    pub(super) most: usize,
     /// Only on nodes that kube-scheduler offered.
     with_evidence: bool,
     /// There is a plan where kube-scheduler was not asked lately.
@@ -81,6 +83,7 @@ impl Planning {
             unit: None,
             best: None,
             spared: HashSet::default(),
+            most: usize::MAX,
             with_evidence,
             unknown: false,
             is_long: false,

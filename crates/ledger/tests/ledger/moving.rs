@@ -398,3 +398,57 @@ fn pod_whose_volume_may_tie_it_to_its_node_moves_to_no_other() {
     assert!(decide(&mut ledger, &[], 1, 60));
     assert_eq!(moving(&mut ledger, 61), on("b", &["y"]));
 }
+
+/// A pod that waits for 80 MiB, and nodes with one pod of so many MiB each that may move.
+fn each_with_one(sizes: &[u64]) -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        moves: true,
+        ..Config::default()
+    });
+    for (index, mib) in sizes.iter().enumerate() {
+        let name = format!("n{index:02}");
+        ledger.apply_node(node(&name));
+        ledger.apply_gpunode(&name, report(&[card(&format!("{name}-0"), 100)]), at(0));
+        ledger.apply_pod(evictable(
+            &format!("p{index:02}"),
+            &format!("{name}-0"),
+            *mib,
+        ));
+    }
+    ledger.apply_pod(waits("p", 80));
+    ledger
+}
+
+#[test]
+fn pods_that_budgets_protect_keep_no_other_from_moving() {
+    let sizes: Vec<u64> = (0..30).map(|index| 21 + index).collect();
+    let mut ledger = each_with_one(&sizes);
+    let protected: Vec<String> = (0..29).map(|index| format!("p{index:02}")).collect();
+    let protected: Vec<&str> = protected.iter().map(|uid| &**uid).collect();
+    let broken = |pods: &[Arc<PodFacts>]| {
+        let broken = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
+        broken.map(|pod| pod.uid.clone()).collect()
+    };
+    let moved = (0..120).find(|&second| {
+        offer_all(&mut ledger, at(second));
+        ledger.due_to_move(at(second));
+        ledger.move_for("p", &broken, 100, at(second))
+    });
+    let moves = moved.and_then(|second| moving(&mut ledger, second));
+    assert_eq!(moves, on("n29", &["p29"]), "{moved:?}");
+}
+
+#[test]
+fn plan_of_fewer_pods_is_taken_where_the_hour_allows_no_more() {
+    let mut ledger = each_with_one(&[60]);
+    for name in ["m", "o"] {
+        ledger.apply_node(node(name));
+        ledger.apply_gpunode(name, report(&[card(&format!("{name}-0"), 100)]), at(0));
+    }
+    for (uid, mib) in [("s", 25), ("t", 25)] {
+        ledger.apply_pod(evictable(uid, "m-0", mib));
+    }
+    ledger.apply_pod(bound("stays", "o", "o-0", 30));
+    assert!(decide(&mut ledger, &[], 1, 6));
+    assert_eq!(moving(&mut ledger, 6), on("n00", &["p00"]));
+}
