@@ -8,6 +8,7 @@
 mod preemptors;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use super::turn::Turn;
 use super::wake::Waking;
 use crate::books::{Event, Uid, asks};
 use crate::budget::Budget;
-use crate::maps::HashMap;
+use crate::maps::{HashMap, HashSet};
 use crate::sight::Sight;
 use preemptors::Preemptors;
 
@@ -27,6 +28,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 const STUCK: usize = 256;
 /// Pods that are looked at to see whether the leader stalls.
 const LOOK_AT: usize = 16;
+/// Of pods that request the same and may go to the same nodes one is looked at, of so many kinds.
+const KINDS: usize = 64;
 
 /// Why a gate is taken off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,7 +86,7 @@ pub(crate) struct Gated {
     order: BTreeSet<Turn>,
     turns: HashMap<Uid, Turn>,
     /// To be let through without room.
-    leaving: BTreeMap<Turn, Ungate>,
+    leaving: Leaving,
     /// Let through without room, when and why.
     through: HashMap<Uid, (Duration, Ungate)>,
     preemptors: Preemptors,
@@ -93,6 +96,40 @@ pub(crate) struct Gated {
 pub(super) fn is_queued(pod: &PodFacts) -> bool {
     let asks = !pod.request.as_ref().is_ok_and(|request| request.is_empty());
     asks && !pod.deleting && pod.phase() == Phase::Queued
+}
+
+/// Pods that are to be let through without room: first those that were not yet, in turn; then those whose gate stayed, the
+/// one first that was let through the longest time ago.
+#[derive(Debug, Default)]
+struct Leaving {
+    order: BTreeMap<(Duration, Turn), Ungate>,
+    /// When each was let through last.
+    last: HashMap<Uid, (Duration, Turn)>,
+}
+
+impl Leaving {
+    fn put(&mut self, turn: &Turn, last: Duration, why: Ungate) {
+        self.remove(turn.uid());
+        let key = (last, turn.clone());
+        self.last.insert(turn.uid().clone(), key.clone());
+        self.order.insert(key, why);
+    }
+
+    fn remove(&mut self, uid: &str) {
+        if let Some(key) = self.last.swap_remove(uid) {
+            self.order.remove(&key);
+        }
+    }
+
+    fn next(&mut self) -> Option<(Uid, Ungate)> {
+        let ((_, turn), why) = self.order.pop_first()?;
+        self.last.swap_remove(turn.uid());
+        Some((turn.uid().clone(), why))
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&Turn, Ungate)> {
+        self.order.iter().map(|((_, turn), why)| (turn, *why))
+    }
 }
 
 impl Gated {
@@ -134,7 +171,7 @@ impl Gated {
             return false;
         };
         self.order.remove(&turn);
-        self.leaving.remove(&turn);
+        self.leaving.remove(uid);
         true
     }
 
@@ -181,20 +218,18 @@ impl Gated {
         if let Some(turn) = self.turns.get(uid)
             && !self.through.contains_key(uid)
         {
-            self.leaving.insert(turn.clone(), why);
+            self.leaving.put(turn, Duration::ZERO, why);
         }
     }
 
     /// Is the pod let through, or about to be, without room?
     pub(super) fn is_leaving(&self, uid: &str) -> bool {
-        let leaving = |turn| self.leaving.contains_key(turn);
-        self.through.contains_key(uid) || self.turns.get(uid).is_some_and(leaving)
+        self.through.contains_key(uid) || self.leaving.last.contains_key(uid)
     }
 
     /// The next pod to let through, and why.
     fn next_leaving(&mut self, now: Duration) -> Option<(Uid, Ungate)> {
-        let (turn, why) = self.leaving.pop_first()?;
-        let uid = turn.uid().clone();
+        let (uid, why) = self.leaving.next()?;
         self.through.insert(uid.clone(), (now, why));
         Some((uid, why))
     }
@@ -218,7 +253,7 @@ impl Gated {
             if over(let_go)
                 && let Some(turn) = turns.get(uid)
             {
-                leaving.insert(turn.clone(), let_go.1);
+                leaving.put(turn, let_go.0, let_go.1);
             }
             !over(let_go)
         });
@@ -263,7 +298,7 @@ impl Sight<'_> {
     /// Queued pods that the leader should have ungated: see [`crate::Ledger::stalled`].
     pub(crate) fn stalled(&self) -> Vec<Arc<PodFacts>> {
         let gated = &self.queue.gated;
-        let fits = |turn: &&Turn| {
+        let fits = |turn: &Turn| {
             let pod = self.books.pod(turn.uid());
             pod.is_some_and(|pod| {
                 self.may_fit_now(pod)
@@ -272,12 +307,15 @@ impl Sight<'_> {
                     && !self.may_be_assumed_instead(pod)
             })
         };
-        let first = gated.order.iter().take(LOOK_AT).filter(fits);
+        let waiting = gated.order.iter();
+        let kinds = self.one_of_each(waiting.filter_map(|turn| self.books.pod(turn.uid())));
+        let first = kinds.take(KINDS).map(|pod| Turn::of(pod)).filter(fits);
+        let first: Vec<Turn> = first.take(LOOK_AT).collect();
         // What this replica chose by itself when it led is not the new leader's choice.
-        let needs_no_room = |why: &Ungate| matches!(why, Ungate::NotOurs | Ungate::Off);
-        let leaving = gated.leaving.iter().filter(|(_, why)| needs_no_room(why));
+        let needs_no_room = |why| matches!(why, Ungate::NotOurs | Ungate::Off);
+        let leaving = gated.leaving.all().filter(|(_, why)| needs_no_room(*why));
         let leaving = leaving.map(|(turn, _)| turn).take(LOOK_AT);
-        let turns: BTreeSet<&Turn> = leaving.chain(first).collect();
+        let turns: BTreeSet<&Turn> = leaving.chain(&first).collect();
         let pods = turns
             .into_iter()
             .filter_map(|turn| self.books.pod(turn.uid()));
@@ -309,9 +347,25 @@ impl Sight<'_> {
             let called = self.queue.waiting.is_asker(&other.scheduler);
             may && called && !other.gated && !other.queued && other.uid != pod.uid
         };
-        let mut others = self.books.pods().filter(asked);
+        let mut others = self.one_of_each(self.books.pods().filter(asked));
         let fits = |other: &Arc<PodFacts>| self.may_fit_now(other);
-        others.by_ref().take(LOOK_AT).any(fits) || others.next().is_some()
+        others.by_ref().take(KINDS).any(fits) || others.next().is_some()
+    }
+
+    /// The first of those that request the same and may go to the same nodes, without those for which no GPU has enough
+    /// memory free.
+    fn one_of_each<'p>(
+        &self,
+        pods: impl Iterator<Item = &'p Arc<PodFacts>>,
+    ) -> impl Iterator<Item = &'p Arc<PodFacts>> {
+        let mut seen = HashSet::default();
+        pods.filter(move |pod| {
+            let hardest = pod.request.as_ref().ok().and_then(|it| it.hardest());
+            let least = hardest.map(|claim| claim.mib).unwrap_or_default();
+            let mut hasher = DefaultHasher::new();
+            (pod.request.as_ref().ok(), &pod.constraints, &pod.group).hash(&mut hasher);
+            self.books.with_room(least).next().is_some() && seen.insert(hasher.finish())
+        })
     }
 
     /// Could the node hold the pod if it were empty?

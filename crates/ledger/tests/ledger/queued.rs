@@ -412,3 +412,41 @@ fn stalled_pods_are_those_that_fit_or_need_no_room() {
     ledger.delete_pod("z-foreign");
     assert!(stalled(&ledger).is_empty());
 }
+
+/// The gates of these cannot be taken off.
+#[test]
+fn pods_whose_gate_stays_keep_no_pod_behind_them_gated() {
+    let mut ledger = Ledger::new(Config::default());
+    for number in 0..700 {
+        ledger.apply_pod(held(&format!("a{number:03}"), 10));
+    }
+    ledger.apply_pod(held("z", 10));
+    let mut named = (0..60).flat_map(|second| ungated(&mut ledger, at(second)));
+    assert!(named.any(|(name, _)| name == "z"));
+}
+
+#[test]
+fn stalled_pods_are_found_behind_any_number_that_do_not_fit() {
+    let mut ledger = full(40);
+    for number in 0..100 {
+        // Each of another size.
+        ledger.apply_pod(held(&format!("a{number}"), 61 + number));
+    }
+    ledger.apply_pod(held("z", 60));
+    let stalled = ledger.stalled(at(1));
+    let stalled: Vec<&str> = stalled.iter().map(|pod| &*pod.uid).collect();
+    assert_eq!(stalled, ["z"]);
+}
+
+#[test]
+fn pods_without_a_gate_that_fit_nowhere_hide_no_stalled_pod() {
+    let mut ledger = full(40);
+    for number in 0..100 {
+        ledger.apply_pod(pod(&format!("a{number}"), 61 + number));
+    }
+    ledger.apply_pod(held("z", 60));
+    assert_eq!(ledger.stalled(at(1)).len(), 1);
+    // The leader may have assumed this one.
+    ledger.apply_pod(pod("b", 50));
+    assert!(ledger.stalled(at(1)).is_empty());
+}

@@ -201,7 +201,11 @@ impl Waking<'_> {
             return false;
         }
         let out = gated.preemptors.out(self.books, self.now);
-        let mut free = MOST.saturating_sub(out + gated.leaving.len());
+        let waits = gated
+            .leaving
+            .all()
+            .filter(|(_, why)| *why == Ungate::MayPreempt);
+        let mut free = MOST.saturating_sub(out + waits.count());
         let lowest = gated.preemptors.bound.keys().next().copied();
         let Some(lowest) = lowest.filter(|_| free > 0) else {
             return false;
