@@ -210,7 +210,7 @@ impl Sight<'_> {
         let is_bound_to_gpus = rules.is_some_and(|rules| {
             !rules.uuids.is_empty() || rules.affinity.is_some() || rules.anti_affinity.is_some()
         });
-        let waits = pod.nominated.is_none()
+        let waits = !self.queue.is_nominated(&pod)
             && !is_bound_to_gpus
             && self.books.reservation(uid).is_none()
             && !self.books.is_unfenced(uid)

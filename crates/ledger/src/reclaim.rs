@@ -332,7 +332,7 @@ impl Sight<'_> {
         let known = self.books.pod(&pod.uid)?;
         let may = self.config.reclaim
             && self.has_waited(pod, self.config.reclaim_after)
-            && pod.nominated.is_none()
+            && !self.queue.is_nominated(pod)
             && known.request.as_ref() == Ok(request)
             && self.not_now(Cause::Reclaim, known).is_none();
         may.then(|| request.clone())

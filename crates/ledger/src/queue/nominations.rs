@@ -108,6 +108,11 @@ impl Nominations {
 }
 
 impl Queue {
+    /// Is the pod nominated, and not for so long that no room is kept for that?
+    pub(crate) fn is_nominated(&self, pod: &PodFacts) -> bool {
+        pod.nominated.is_some() && !self.nominations.is_over(&pod.uid)
+    }
+
     /// Which nodes may kube-scheduler have left out when it refused the pod last? Not those for which the pod was woken
     /// to no avail. None if it showed all.
     pub(crate) fn may_be_unshown(&self, uid: &str) -> Option<impl Fn(&str) -> bool> {

@@ -3,9 +3,10 @@
 use std::ops::RangeInclusive;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ledger, Outcome, Reason};
+use gpustow_api::gpunode::GpuNodeStatus;
+use gpustow_ledger::{Config, Ledger, Outcome, Reason};
 
-use crate::build::{ask, at, bound, choose, ledger, pod};
+use crate::build::{ask, at, bound, card, choose, ledger, node, offer_all, pod, report};
 
 fn nominated(uid: &str, mib: u64, priority: i32) -> PodFacts {
     PodFacts {
@@ -254,4 +255,55 @@ fn room_that_is_kept_from_a_pod_is_offered_to_one_of_higher_priority() {
     let then = woken_within(&mut ledger, 5..=40);
     assert!(then.contains(&"high".to_owned()), "{then:?}");
     assert!(!then.contains(&"later".to_owned()), "{then:?}");
+}
+
+/// The victim on its node never ends.
+#[test]
+fn pod_whose_nomination_is_over_is_helped_elsewhere() {
+    let mut ledger = Ledger::new(Config {
+        preempt_scattered: true,
+        ..Config::default()
+    });
+    for (name, gpus) in [("a", 1), ("b", 2)] {
+        ledger.apply_node(node(name));
+        let cards: Vec<_> = (0..gpus)
+            .map(|index| card(&format!("{name}-{index}"), 100))
+            .collect();
+        ledger.apply_gpunode(name, report(&cards), at(0));
+    }
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        ..bound("stuck", "a", "a-0", 100)
+    });
+    for (uid, card) in [("x", "b-0"), ("y", "b-1")] {
+        ledger.apply_pod(bound(uid, "b", card, 60));
+    }
+    ledger.apply_pod(PodFacts {
+        waiting: true,
+        ..nominated("first", 80, 5)
+    });
+    let mut helped = (0..40).map(|round| {
+        let now = at(10 * round);
+        for (name, gpus) in [("a", 1), ("b", 2)] {
+            let cards: Vec<_> = (0..gpus)
+                .map(|index| card(&format!("{name}-{index}"), 100))
+                .collect();
+            let heartbeat = Some(format!("{round}"));
+            let report = GpuNodeStatus {
+                heartbeat,
+                ..report(&cards)
+            };
+            ledger.apply_gpunode(name, report, now);
+        }
+        offer_all(&mut ledger, now);
+        for pod in ledger.scattered(now) {
+            ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), now);
+        }
+        ledger.preemptions(now).iter().any(|it| *it.node == *"b")
+    });
+    assert!(
+        !helped.by_ref().take(5).any(|helped| helped),
+        "its nomination lasts"
+    );
+    assert!(helped.any(|helped| helped));
 }
