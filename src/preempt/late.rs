@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::try_join_all;
-use gpustow_api::{GpuNode, PodFacts};
+use gpustow_api::{GpuNode, PodFacts, gone_by};
 use gpustow_ledger::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -231,8 +231,8 @@ async fn look_up(app: &App, node: &str) -> Result<Vec<Arc<str>>, AskError> {
     let now = Timestamp::now().as_second();
     let patience = i64::try_from(PATIENCE.as_secs()).unwrap_or(0);
     let leaving = listed.iter().filter(|pod| {
-        let ends = pod.metadata.deletion_timestamp.as_ref();
-        ends.is_some_and(|ends| now.saturating_sub(ends.0.as_second()) < patience)
+        let gone_by = gone_by(&pod.metadata);
+        gone_by.is_some_and(|by| now.saturating_sub(by) < patience)
     });
     let leaving = leaving.filter_map(|pod| pod.metadata.uid.as_deref());
     Ok(leaving.map(Arc::from).collect())

@@ -9,9 +9,11 @@ use axum::http::request::Parts;
 use axum::http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::autoscaler::{admit, is_placeholder};
 use crate::check;
 use crate::disruptions;
 use crate::net::refused;
+use crate::scheduler::{asked, name};
 use crate::server::{Change, Copy, Kind, Refusal, Server};
 
 /// A request, understood.
@@ -108,7 +110,7 @@ impl Call {
             return;
         }
         let key = (Kind::Pod, self.namespace.clone(), self.name.clone());
-        let Ok(pod) = server.get(&key) else {
+        let Some(pod) = server.get(&key).ok().filter(|pod| !is_placeholder(pod)) else {
             return;
         };
         self.unwanted = disruptions::unwanted(server, &pod, age);
@@ -195,9 +197,22 @@ impl Call {
                 })
             }
             (&Method::POST, "eviction") => server.evict(key, &self.body, self.unwanted),
-            (&Method::POST, "") => server.create(kind, &self.namespace, self.body),
+            (&Method::POST, "") => {
+                let mut object = self.body;
+                if kind == Kind::Pod {
+                    server.wrong.extend(admit(&mut object).err());
+                    let (name, mib) = (name(&object), asked(&object));
+                    let owner = &object["metadata"]["ownerReferences"][0]["name"];
+                    let text = format!("{name} stands for {owner}, {mib} MiB");
+                    server.story.tell(text);
+                }
+                server.create(kind, &self.namespace, object)
+            }
             (&Method::DELETE, "") if self.body["dryRun"].is_array() => {
                 server.may_delete(&key, &self.body["preconditions"])
+            }
+            (&Method::DELETE, "") if server.get(&key).is_ok_and(|it| is_placeholder(&it)) => {
+                server.delete(key, &self.body["preconditions"])
             }
             (&Method::DELETE, "") if kind == Kind::Pod => {
                 server.preempt(key, &self.body, self.unwanted)

@@ -7,6 +7,7 @@ use gpustow_api::{Assignment, names};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
+use crate::autoscaler::is_placeholder;
 use crate::disruptions::waits;
 use crate::preempt::{nominated, priority};
 use crate::scheduler::uid;
@@ -72,6 +73,9 @@ pub(crate) fn pod(objects: &Objects, before: Option<&Value>, after: &Value) -> V
     let Some(node) = node(after).filter(|_| bound_before.is_none()) else {
         return wrong;
     };
+    if is_placeholder(after) {
+        wrong.push(format!("{name} is bound, a placeholder"));
+    }
     match assignment(after) {
         None => wrong.push(format!("{name} is bound without an assignment")),
         Some(assignment) => {

@@ -10,6 +10,7 @@ use gpustow_api::names;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use crate::autoscaler::is_placeholder;
 use crate::check::{self, Card, asks, ended, gated_by_others, group, rejects, says};
 use crate::net::{Link, NAMESPACE};
 use crate::preempt::priority;
@@ -83,6 +84,7 @@ impl Disruptions {
 /// Does the pod wait for a node?
 pub(crate) fn waits(pod: &Value) -> bool {
     !ended(pod)
+        && !is_placeholder(pod)
         && !gated_by_others(pod)
         && !pod["spec"]["nodeName"].is_string()
         && !pod["metadata"]["deletionTimestamp"].is_string()

@@ -4,6 +4,7 @@
 //!
 //! `make simulate SEEDS=1000 FROM=0` lives through so many, `make simulate SEED=7` through one, and tells its story.
 
+mod autoscaler;
 mod cache;
 mod call;
 mod check;

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower::ServiceExt as _;
 
+use crate::autoscaler::{allows, is_placeholder};
 use crate::cache::{Cache, Place};
 use crate::check::{ended, group, pod_group, rejects};
 use crate::net::{Link, Mode, Shared, locked};
@@ -262,7 +263,13 @@ impl Scheduler {
     fn passes(cache: &Cache, pod: &Value, node: &str) -> bool {
         let held = cache.here(node).chain(cache.nominated(node, pod));
         let held: u64 = held.map(|pod| asked(pod)).sum();
-        held + asked(pod) <= cache.allocatable(node) && !rejects(pod, node)
+        let allows = |placeholder: &Value| {
+            let node = cache.nodes.get(node);
+            node.is_some_and(|node| allows(node, placeholder))
+        };
+        held + asked(pod) <= cache.allocatable(node)
+            && !rejects(pod, node)
+            && (!is_placeholder(pod) || allows(pod))
     }
 
     /// The nodes that pass, or as many as it looks for; the next call goes on from there.

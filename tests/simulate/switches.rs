@@ -48,6 +48,8 @@ pub(crate) struct Switches {
     pub(crate) strangers_leave: bool,
     /// The API server serves PodGroups, and some pods are of one.
     pub(crate) gangs: bool,
+    /// An autoscaler adds nodes, and the extender creates placeholders.
+    pub(crate) provision: bool,
 }
 
 impl Switches {
@@ -90,6 +92,7 @@ impl Switches {
             slow,
             strangers_leave: random.random_bool(0.5),
             gangs: random.random_bool(0.3),
+            provision: random.random_bool(0.25),
         }
         .named()
     }
@@ -98,6 +101,8 @@ impl Switches {
     fn named(mut self) -> Self {
         let profiles = self.profiles.iter().flat_map(|it| it.iter());
         self.other = profiles.copied().find(|it| *it == OTHER);
+        // No agent tells of those nodes, so that they seem to be new.
+        self.provision &= self.crowd == 0;
         self
     }
 
@@ -113,6 +118,7 @@ impl Switches {
             spec.reserve.after = After(Some(Duration::from_secs(30)));
             spec.reserve.give_up_after = Duration::from_secs(60).into();
         }
+        spec.provision.max = if self.provision { 2 } else { 0 };
         spec.defragment.evictions_per_hour = if self.defragment { 100 } else { 0 };
         spec
     }

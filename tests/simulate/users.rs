@@ -4,6 +4,7 @@ use gpustow_api::{config, names};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 
+use crate::autoscaler::is_placeholder;
 use crate::check::{self, CARD, gated, gated_by_others};
 use crate::disruptions::waits;
 use crate::net::{NAMESPACE, locked};
@@ -22,7 +23,8 @@ impl World {
     fn any_pod(&mut self, bound: bool) -> Option<String> {
         let server = locked(&self.server);
         let all = server.all(Kind::Pod);
-        let all = all.filter(|pod| pod["spec"]["nodeName"].is_string() == bound);
+        let all =
+            all.filter(|pod| pod["spec"]["nodeName"].is_string() == bound && !is_placeholder(pod));
         let names: Vec<&str> = all
             .filter_map(|pod| pod["metadata"]["name"].as_str())
             .collect();

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt as _;
 
+use crate::autoscaler::{self, Autoscaler};
 use crate::check::{self, gated_by_others, starving};
 use crate::crowd::Crowd;
 use crate::machine::Machine;
@@ -79,6 +80,7 @@ pub(crate) struct World {
     pub(crate) built: u64,
     pub(crate) machines: Vec<Machine>,
     pub(crate) crowd: Crowd,
+    pub(crate) autoscaler: Autoscaler,
     pub(crate) pods: usize,
     pub(crate) began: Instant,
     pub(crate) story: Story,
@@ -105,6 +107,7 @@ impl World {
             gangs: Vec::new(),
             machines: Vec::new(),
             crowd: Crowd::default(),
+            autoscaler: Autoscaler::default(),
             pods: 0,
             began: Instant::now(),
             story,
@@ -146,6 +149,7 @@ impl World {
                 world.on.reserve || world.on.defragment,
             );
             wrong.extend(world.wrong_books().await?);
+            wrong.extend(world.wrong_placeholders());
             if wrong.is_empty() && !strangers {
                 return world.probe().await;
             }
@@ -181,14 +185,10 @@ impl World {
 
     fn build(&mut self) -> Result<()> {
         for number in 0..self.random.random_range(1..=4) {
-            let sum = json!({ "cpu": "64", "memory": "1Ti", "pods": "1000" });
-            let object = json!({
-                "metadata": { "name": format!("n{number}") }, "spec": {},
-                "status": { "capacity": sum, "allocatable": sum, "conditions": [{ "type": "Ready", "status": "True" }] },
-            });
+            let (cards, seed) = (self.random.random_range(1..=4), self.random.random());
+            let object = autoscaler::node(&format!("n{number}"), cards);
             let made = locked(&self.server).create(Kind::Node, "", object);
             made.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
-            let (cards, seed) = (self.random.random_range(1..=4), self.random.random());
             let machine = Machine::new(&self.server, number, cards, seed)?;
             machine.link.set_odds(self.odds());
             self.machines.push(machine);
@@ -251,6 +251,7 @@ impl World {
 
     pub(crate) fn live(&mut self, calm: bool) -> Result<()> {
         self.control();
+        self.scale(calm)?;
         self.crowd.live(&self.server);
         let mut all = self.machines.iter_mut();
         all.try_for_each(|machine| machine.live(calm))

@@ -33,7 +33,8 @@ use crate::request::{BadRequest, request};
 use crate::reserved::Reservation;
 use crate::{limit, names};
 use ended::{all_terminated, has_ended};
-use meta::{controller, gone_by, maker};
+pub use meta::gone_by;
+use meta::{controller, maker};
 
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));

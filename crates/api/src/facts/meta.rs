@@ -7,8 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use super::LONGEST_GRACE;
 use crate::names;
 
-/// See [`super::PodFacts::gone_by`].
-pub(super) fn gone_by(meta: &ObjectMeta) -> Option<i64> {
+/// When the pod should be gone: [`super::PodFacts::gone_by`].
+#[must_use]
+pub fn gone_by(meta: &ObjectMeta) -> Option<i64> {
     let grace = meta.deletion_grace_period_seconds.unwrap_or(0).max(0);
     let waited_for = grace.min(LONGEST_GRACE.into());
     let at = meta.deletion_timestamp.as_ref()?.0.as_second();
