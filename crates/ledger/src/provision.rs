@@ -365,7 +365,7 @@ impl Sight<'_> {
             !bins.any(|bin| bin.take(*index, needs, &kinds, self.scores))
         });
         let free = self.config.provision - kept.len();
-        let new = fewest(&open, needs, &kinds, self.scores, EXACT);
+        let new = fewest(&open, needs, &kinds, self.scores);
         let new = new.into_iter().take(free);
         provision
             .create
