@@ -172,6 +172,41 @@ fn a_placeholder_goes_when_its_need_ends() {
     }
 }
 
+/// The placeholders that no node answers, at this time since 1970.
+fn unanswered(ledger: &mut Ledger, now: Duration, unix: i64) -> Vec<String> {
+    ledger.tell_time(unix);
+    let pods = ledger.provision(now).unanswered;
+    pods.iter().map(|pod| pod.name.to_string()).collect()
+}
+
+#[test]
+fn a_placeholder_is_unanswered_if_no_node_comes_in_15_minutes() {
+    let mut ledger = ledger(5);
+    full(&mut ledger, "n", LARGE);
+    for (name, born) in [("p", 1000), ("q", 1060)] {
+        ledger.apply_pod(queued(name, 60));
+        let wanted = created(&mut ledger, at(1));
+        let facts = create(&mut ledger, &wanted[0]);
+        ledger.apply_pod(PodFacts {
+            created: born,
+            ..facts
+        });
+    }
+    // The time is not known yet.
+    assert_eq!(ledger.provision(at(1)).unanswered, []);
+    let (p, q) = ("placeholder-p", "placeholder-q");
+    assert!(unanswered(&mut ledger, at(2), 1899).is_empty());
+    assert_eq!(unanswered(&mut ledger, at(3), 1900), [p]);
+    assert_eq!(unanswered(&mut ledger, at(4), 1960), [p, q]);
+    // A node arrives for one of them. Its agent never reports.
+    ledger.apply_node(of_type("new", "large"));
+    assert_eq!(unanswered(&mut ledger, at(5), 1960), [q]);
+    assert_eq!(unanswered(&mut ledger, at(605), 2560), [p, q]);
+    // It reports at last.
+    ledger.apply_gpunode("new", report(&[card("new-0", 80)]), at(606));
+    assert!(unanswered(&mut ledger, at(606), 2561).is_empty());
+}
+
 #[test]
 fn a_node_that_arrives_takes_pods_before_it_reports() {
     let mut ledger = ledger(5);
