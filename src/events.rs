@@ -188,6 +188,18 @@ impl Events {
         self.refused_as(pod, kind.finish(), Kind::PodQueued, event);
     }
 
+    /// No node has come for the pod's placeholder.
+    pub(crate) fn unanswered(&self, pod: &PodFacts, placeholder: &PodFacts) {
+        let (namespace, name) = (&placeholder.namespace, &placeholder.name);
+        tracing::warn!(%namespace, placeholder = %name, pod = %pod.name, "no node has come for a placeholder");
+        let note = format!(
+            "No node has come for this pod in the 15 minutes since its placeholder was created. Read the autoscaler's log, and \
+             check its limits and the GPUs and labels of its node groups. To see what the autoscaler says: \
+             kubectl describe pod -n {namespace} {name}"
+        );
+        self.warn(Kind::PlaceholderUnanswered, pod, note);
+    }
+
     /// An earlier leader may still bind the pod, and that cannot be prevented.
     pub(crate) fn unfenced(&self, Unfenced { pod, error }: &Unfenced) {
         tracing::warn!(namespace = %pod.namespace, pod = %pod.name, %error, "cannot fence the pod");
@@ -230,6 +242,8 @@ pub(crate) enum Kind {
     PlaceholderCreated,
     /// The API server refuses to create that placeholder.
     PlaceholderRefused,
+    /// No node has come for that placeholder.
+    PlaceholderUnanswered,
 }
 
 impl Kind {
@@ -242,7 +256,9 @@ impl Kind {
             Self::ConfigUnreadable => "Configuring",
             Self::MemoryReserved | Self::ReservationEnded => "Reserving",
             Self::PodDisrupted | Self::DisruptionRefused => "Disrupting",
-            Self::PlaceholderCreated | Self::PlaceholderRefused => "Provisioning",
+            Self::PlaceholderCreated | Self::PlaceholderRefused | Self::PlaceholderUnanswered => {
+                "Provisioning"
+            }
             Self::PodQueued | Self::PodUngated => "Queueing",
         }
     }

@@ -25,6 +25,7 @@ use crate::bind::BindError;
 use crate::disruptions::{Action, Cause};
 use crate::failure::ErrorKind;
 use crate::history::Figure;
+use crate::provision;
 use crate::queue::RESULTS;
 
 pub use every::every_series;
@@ -60,6 +61,7 @@ pub(crate) struct Metrics {
     disruptions: IntCounterVec,
     /// Gates taken off, by cause and result.
     ungates: IntCounterVec,
+    placeholders: IntCounterVec,
     /// New pods are queued.
     pub(crate) queue_on: IntGauge,
     pressure: IntGauge,
@@ -89,6 +91,8 @@ pub(crate) struct Totals {
     pub(crate) oldest: Option<i64>,
     /// How many pods are queued, and when the oldest of them was created.
     pub(crate) queued: Queued,
+    /// How many placeholders there are.
+    pub(crate) placeholders: usize,
     /// The admission policies that were read, and what is wrong with each, if anything.
     pub(crate) policies: Vec<(&'static str, Option<Weakness>)>,
     /// What containers request, and what they should.
@@ -157,6 +161,11 @@ impl Metrics {
             "Pods removed from the queue, by cause and result",
             &["cause", "result"],
         )?;
+        let placeholders = counters(
+            "gpustow_placeholders_created_total",
+            "Placeholders that the extender created, or that the API server refused",
+            &["result"],
+        )?;
         let queue_on = IntGauge::new("gpustow_queue_on", "1 if new pods are queued")?;
         let pressure = IntGauge::new(
             "gpustow_gpus_under_pressure",
@@ -200,6 +209,9 @@ impl Metrics {
                 .iter()
                 .for_each(|result| drop(ungates.with_label_values(&[why.label(), *result])));
         }
+        for result in [provision::CREATED, provision::REFUSED] {
+            placeholders.with_label_values(&[result]);
+        }
         for result in ["set", "ended", "failed"] {
             nominations.with_label_values(&[result]);
         }
@@ -216,6 +228,7 @@ impl Metrics {
         registry.register(Box::new(nominations.clone()))?;
         registry.register(Box::new(disruptions.clone()))?;
         registry.register(Box::new(ungates.clone()))?;
+        registry.register(Box::new(placeholders.clone()))?;
         registry.register(Box::new(queue_on.clone()))?;
         registry.register(Box::new(pressure.clone()))?;
         registry.register(Box::new(takeovers.clone()))?;
@@ -235,6 +248,7 @@ impl Metrics {
             nominations,
             disruptions,
             ungates,
+            placeholders,
             queue_on,
             pressure,
             takeovers,
@@ -273,6 +287,11 @@ impl Metrics {
     /// A gate was taken off for this cause, or not.
     pub(crate) fn ungated(&self, why: Ungate, result: &str) {
         self.ungates.with_label_values(&[why.label(), result]).inc();
+    }
+
+    /// A placeholder was created, or was not.
+    pub(crate) fn provisioned(&self, result: &str) {
+        self.placeholders.with_label_values(&[result]).inc();
     }
 
     /// A watch delivered something.

@@ -2,13 +2,14 @@
 //! their need has ended. Which ones is the ledger's answer. A placeholder's owner is the pod that waits, so that it goes
 //! with it; its name follows from the owner's UID, so that two leaders do not create two.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{PodFacts, names};
 use gpustow_ledger::{Placeholder, Provision};
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use serde_json::{Value, json};
@@ -31,6 +32,9 @@ const PAUSE: Duration = Duration::from_secs(5);
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 /// For one request.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// What became of a placeholder's creation; as a string, the `result` label.
+pub(crate) const CREATED: &str = "created";
+pub(crate) const REFUSED: &str = "refused";
 const IMAGE: &str = "registry.k8s.io/pause:3.10";
 
 /// Creates and deletes placeholders for as long as the process runs, while this replica leads.
@@ -50,6 +54,8 @@ struct Known {
     since: HashMap<Arc<str>, Instant>,
     /// What failed is not tried again before this, by UID.
     rests: HashMap<Arc<str>, Instant>,
+    /// Placeholders that no node answers and whose owner has been told, by UID.
+    told: HashSet<Arc<str>>,
 }
 
 impl Known {
@@ -59,12 +65,21 @@ impl Known {
         if self.next.is_some_and(|next| now < next) || !app.config.current().known {
             return;
         }
-        let (Provision { mut create, delete }, is_rare) = {
+        let (wanted, present) = {
             let mut ledger = app.ledger.lock();
+            ledger.tell_time(Timestamp::now().as_second());
             let wanted = ledger.provision(app.ledger.now());
-            (wanted, ledger.placeholders().is_empty())
+            (wanted, ledger.placeholders())
         };
-        self.next = (is_rare && create.is_empty()).then(|| now + RARE);
+        let Provision {
+            mut create,
+            delete,
+            unanswered,
+        } = wanted;
+        for placeholder in self.untold(&present, unanswered) {
+            tell(app, &placeholder);
+        }
+        self.next = (present.is_empty() && create.is_empty()).then(|| now + RARE);
         let wants = |uid: &Arc<str>| create.iter().any(|it| it.pod.uid == *uid);
         self.since.retain(|uid, _| wants(uid));
         self.rests.retain(|_, until| *until > now);
@@ -87,6 +102,18 @@ impl Known {
                 self.failed(app, placeholder, &error);
             }
         }
+    }
+
+    /// Those placeholders whose owner has not been told yet that no node comes.
+    fn untold(
+        &mut self,
+        present: &[Arc<PodFacts>],
+        mut unanswered: Vec<Arc<PodFacts>>,
+    ) -> Vec<Arc<PodFacts>> {
+        self.told
+            .retain(|uid| present.iter().any(|it| it.uid == *uid));
+        unanswered.retain(|it| self.told.insert(it.uid.clone()));
+        unanswered
     }
 
     async fn remove(&mut self, app: &App, pod: &PodFacts) {
@@ -130,11 +157,21 @@ impl Known {
                     "No autoscaler is told that this pod needs a node, because its placeholder was refused: {error}"
                 );
                 app.events.warn(Kind::PlaceholderRefused, pod, note);
+                app.metrics.provisioned(REFUSED);
                 LONG_PAUSE
             }
             false => PAUSE.max(error.retry_after()),
         };
         self.rests.insert(pod.uid.clone(), Instant::now() + pause);
+    }
+}
+
+/// Tells the owner of a placeholder that no node comes.
+fn tell(app: &App, placeholder: &PodFacts) {
+    let pods = placeholder.stands_for.as_deref().unwrap_or_default();
+    let owner = pods.first().and_then(|uid| app.ledger.lock().pod(uid));
+    if let Some(owner) = owner {
+        app.events.unanswered(&owner, placeholder);
     }
 }
 
@@ -165,6 +202,7 @@ async fn make(app: &App, epoch: u64, placeholder: &Placeholder) -> Result<(), As
         let now = app.ledger.now();
         app.ledger.lock().read_back(made, asked, now);
     }
+    app.metrics.provisioned(CREATED);
     let waits = placeholder.pods.len();
     tracing::info!(
         namespace = %facts.namespace, pod = %facts.name, pods = waits, mib = placeholder.mib.0,
@@ -291,4 +329,28 @@ fn terms(placeholder: &Placeholder, owner: &Pod) -> Vec<Value> {
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_told_once_while_its_placeholder_is_there() {
+        let placeholder = |uid: &str| Arc::new(PodFacts::new("default", uid, uid));
+        let (a, b) = (placeholder("a"), placeholder("b"));
+        let both = [a.clone(), b.clone()];
+        let mut known = Known::default();
+        for (present, unanswered, told) in [
+            (&both[..], vec![a.clone()], vec![a.clone()]),
+            (&both, vec![a.clone(), b.clone()], vec![b.clone()]),
+            // A node arrives, and does not report.
+            (&both, vec![], vec![]),
+            (&both, vec![a.clone()], vec![]),
+            (&both[1..], vec![], vec![]),
+            (&both, vec![a.clone()], vec![a.clone()]),
+        ] {
+            assert_eq!(known.untold(present, unanswered), told);
+        }
+    }
 }

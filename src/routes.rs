@@ -405,6 +405,7 @@ async fn on_metrics(State(app): State<Arc<App>>) -> Response {
             waiting: ledger.waiting_requests().collect(),
             oldest: ledger.oldest_waiting(),
             queued: ledger.queued(),
+            placeholders: ledger.placeholders().len(),
             policies: app.policies.all(),
             figures: app.uses.figures(),
             leads,

@@ -87,6 +87,12 @@ pub(super) fn cluster(
         [(NO_LABELS, queued as f64)],
     )?;
     scrape.gauges(
+        "gpustow_placeholders",
+        "Placeholder pods that wait for an autoscaler's nodes",
+        NO_LABELS,
+        [(NO_LABELS, totals.placeholders as f64)],
+    )?;
+    scrape.gauges(
         "gpustow_queue_oldest_timestamp_seconds",
         "When the oldest queued pod was created; absent if none is queued",
         NO_LABELS,

@@ -68,6 +68,7 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
         waiting: Vec::new(),
         oldest: Some(0),
         queued,
+        placeholders: 0,
         policies: vec![(ANY, None)],
         figures: Arc::new([figure]),
         leads: true,

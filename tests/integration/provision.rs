@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
 use gpustow_testkit::builders::delete;
 use gpustow_testkit::{Case, ControlPlane, client, eventually, wait_bound};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::fault_rig::{Replica, now, turn};
 use crate::queue;
 use crate::scattered::bound;
-use crate::support::{ACCOUNT, SOON, SYSTEM};
+use crate::support::{ACCOUNT, SOON, SYSTEM, event};
 
 const CARD: u64 = 10_000;
 const ON: &str = "provision: {max: 3}";
@@ -41,6 +41,18 @@ async fn none_is_left(case: &Case) -> Result<()> {
     .await
 }
 
+/// Waits until the replica's metrics have these lines.
+async fn shows(replica: &Replica, lines: &[&str]) -> Result<()> {
+    eventually(SOON, "the metrics say so", async || {
+        let metrics = replica.extender.metrics().await?;
+        for line in lines {
+            ensure!(metrics.lines().any(|it| it == *line), "{line}");
+        }
+        Ok(())
+    })
+    .await
+}
+
 /// A node with free memory in two pieces, of which none suffices for the pod.
 async fn fragmented(case: &Case) -> Result<Pod> {
     case.node("n", &[CARD, CARD]).create(&case.client).await?;
@@ -59,6 +71,8 @@ async fn a_placeholder_waits_for_a_node_and_goes_when_it_comes() -> Result<()> {
     let waits = fragmented(&case).await?;
 
     let placeholder = placeholder(&case).await?;
+    let created = "gpustow_placeholders_created_total{result=\"created\"} 1";
+    shows(&replica, &["gpustow_placeholders 1", created]).await?;
     let owner = &placeholder.owner_references()[0];
     assert_eq!(
         (&*owner.kind, Some(&owner.uid)),
@@ -98,7 +112,33 @@ async fn a_placeholder_waits_for_a_node_and_goes_when_it_comes() -> Result<()> {
     case.node("new", &[CARD]).create(&case.client).await?;
     wait_bound(&case.client, &case_pod(&case, "waits").await?, SOON).await?;
     none_is_left(&case).await?;
+    shows(&replica, &["gpustow_placeholders 0", created]).await?;
     replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_placeholder_that_a_quota_refuses_is_counted_and_its_owner_told() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "refused", &[ON]).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let case = Case::new(turn.cluster, "refused").await?;
+    // No controller counts its use, so that the API server refuses all that it is for.
+    let quota = json!({
+        "metadata": { "name": "none" },
+        "spec": { "hard": { "pods": "0" }, "scopeSelector": { "matchExpressions": [{
+            "scopeName": "PriorityClass", "operator": "In", "values": [names::PLACEHOLDER_CLASS],
+        }] } },
+    });
+    let quotas = Api::<ResourceQuota>::namespaced(case.client.clone(), &case.namespace);
+    let quota: ResourceQuota = serde_json::from_value(quota)?;
+    quotas.create(&PostParams::default(), &quota).await?;
+    let waits = fragmented(&case).await?;
+    let note = event(&case.client, &waits, "GpuPlaceholderRefused").await?;
+    ensure!(note.contains("quota"), "{note}");
+    let refused = "gpustow_placeholders_created_total{result=\"refused\"} 1";
+    shows(&replica, &["gpustow_placeholders 0", refused]).await?;
+    ensure!(placeholders(&case).await?.is_empty(), "it was created");
     case.end().await
 }
 

@@ -20,8 +20,31 @@ use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound};
 const LABEL: &str = "testkit/case";
 const POOL: &str = "karpenter.sh/nodepool";
 
-/// Starts Karpenter, whose cloud has machines of so many cards.
-async fn karpenter(site: &Site, cards: u64) -> Result<Process> {
+/// A kind of machine that the cloud has, and its node pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Machine {
+    pub(crate) name: &'static str,
+    pub(crate) cards: u64,
+    /// MiB of each card.
+    pub(crate) mib: u64,
+    /// Its nodes come with gpustow's startup taint.
+    pub(crate) is_tainted: bool,
+}
+
+impl Machine {
+    /// One with so many cards.
+    pub(crate) fn of(cards: u64) -> Self {
+        Self {
+            name: "cards",
+            cards,
+            mib: CARD,
+            is_tainted: false,
+        }
+    }
+}
+
+/// Starts Karpenter, whose cloud has these machines.
+pub(crate) async fn karpenter(site: &Site, machines: &[Machine]) -> Result<Process> {
     let neighbour = Neighbour::built("karpenter").await?;
     for folder in ["pkg/apis/crds", "kwok/apis/crds"] {
         let folder = neighbour.source.join(folder).display().to_string();
@@ -31,14 +54,18 @@ async fn karpenter(site: &Site, cards: u64) -> Result<Process> {
     let types = site.cluster.dir().join("instance-types.json");
     let is =
         |label: &str, value: &str| json!({ "key": label, "operator": "In", "values": [value] });
-    let one = json!([{
-        "name": "cards", "architecture": "amd64", "operatingSystems": ["linux"],
-        "offerings": [{ "Price": 1.0, "Requirements": [
-            is("karpenter.sh/capacity-type", "on-demand"), is("topology.kubernetes.io/zone", "zone"),
-        ] }],
-        "resources": { "cpu": "16", "memory": "64Gi", names::GPU_MEM: (cards * CARD).to_string() },
-    }]);
-    std::fs::write(&types, one.to_string())?;
+    let kind = |it: &Machine| {
+        let sum = (it.cards * it.mib).to_string();
+        json!({
+            "name": it.name, "architecture": "amd64", "operatingSystems": ["linux"],
+            "offerings": [{ "Price": 1.0, "Requirements": [
+                is("karpenter.sh/capacity-type", "on-demand"), is("topology.kubernetes.io/zone", "zone"),
+            ] }],
+            "resources": { "cpu": "16", "memory": "64Gi", names::GPU_MEM: sum },
+        })
+    };
+    let kinds: Vec<Value> = machines.iter().map(kind).collect();
+    std::fs::write(&types, json!(kinds).to_string())?;
     let health = free_port()?;
     let set = |name: &str, value: String| (name.to_owned(), value);
     let kubeconfig = site.cluster.admin_kubeconfig().display().to_string();
@@ -65,28 +92,38 @@ async fn karpenter(site: &Site, cards: u64) -> Result<Process> {
         "apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass",
         "metadata": { "name": "default" },
     });
-    let pool = json!({
-        "apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": { "name": "cards" },
-        "spec": { "template": {
-            "metadata": { "labels": {
-                LABEL: site.case.namespace,
-                names::GPU_MEMORY_LABEL: CARD.to_string(),
-                names::GPU_COUNT_LABEL: cards.to_string(),
-            } },
-            "spec": {
-                "nodeClassRef": { "group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default" },
-                "requirements": [is("kubernetes.io/arch", "amd64")],
-            },
-        }, "disruption": { "consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s" } },
-    });
-    for object in [class, pool] {
-        site.cluster.apply(&object.to_string()).await?;
+    site.cluster.apply(&class.to_string()).await?;
+    let taint = json!({ "key": names::STARTUP_TAINT, "effect": "NoSchedule" });
+    for machine in machines {
+        let taints = if machine.is_tainted {
+            vec![&taint]
+        } else {
+            Vec::new()
+        };
+        let pool = json!({
+            "apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": { "name": machine.name },
+            "spec": { "template": {
+                "metadata": { "labels": {
+                    LABEL: site.case.namespace,
+                    names::GPU_MEMORY_LABEL: machine.mib.to_string(),
+                    names::GPU_COUNT_LABEL: machine.cards.to_string(),
+                } },
+                "spec": {
+                    "nodeClassRef": { "group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default" },
+                    "requirements": [
+                        is("kubernetes.io/arch", "amd64"), is(names::INSTANCE_TYPE, machine.name),
+                    ],
+                    "startupTaints": taints,
+                },
+            }, "disruption": { "consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "0s" } },
+        });
+        site.cluster.apply(&pool.to_string()).await?;
     }
     Ok(process)
 }
 
 /// How many nodes Karpenter has asked its cloud for.
-async fn claims(site: &Site) -> Result<usize> {
+pub(crate) async fn claims(site: &Site) -> Result<usize> {
     let list = site
         .cluster
         .kubectl(&["get", "nodeclaims", "-o", "json"])
@@ -95,8 +132,12 @@ async fn claims(site: &Site) -> Result<usize> {
     Ok(list["items"].as_array().context("a list")?.len())
 }
 
-/// Has the nodes that are new run a kubelet, and an agent that sees so many cards.
-async fn join(site: &Site, cards: usize, joined: &mut BTreeSet<String>) -> Result<()> {
+/// Has the nodes that are new run a kubelet, and an agent that reports the machine's cards.
+pub(crate) async fn join(
+    site: &Site,
+    machines: &[Machine],
+    joined: &mut BTreeSet<String>,
+) -> Result<()> {
     let client = &site.case.client;
     let nodes = Api::<Node>::all(client.clone());
     for node in nodes.list(&ListParams::default().labels(POOL)).await? {
@@ -108,44 +149,23 @@ async fn join(site: &Site, cards: usize, joined: &mut BTreeSet<String>) -> Resul
         nodes
             .patch_status(&name, &PatchParams::default(), &Patch::Strategic(ready))
             .await?;
-        let uuids: Vec<_> = (0..cards)
+        let known = json!({ "metadata": { "labels": { names::KNOWN_LABEL: "true" } } });
+        let (params, known) = (PatchParams::default(), Patch::Merge(known));
+        nodes.patch(&name, &params, &known).await?;
+        let is = node.labels().get(names::INSTANCE_TYPE);
+        let machine = machines
+            .iter()
+            .find(|it| is.is_some_and(|is| is == it.name));
+        let machine = machine.context("of another kind")?;
+        let uuids: Vec<_> = (0..machine.cards)
             .map(|card| format!("GPU-{name}-{card}"))
             .collect();
-        let cards: Vec<_> = uuids.iter().map(|uuid| (uuid.as_str(), CARD)).collect();
+        let cards = uuids.iter().map(|uuid| (uuid.as_str(), machine.mib));
+        let cards: Vec<_> = cards.collect();
         gpu_node(&name, "16", "64Gi", &cards).report(client).await?;
         joined.insert(name);
     }
     Ok(())
-}
-
-#[tokio::test]
-async fn placeholders_of_queued_pods_add_nodes_until_all_are_bound() -> Result<()> {
-    let (site, _) = Site::with_queue(1, &["provision: {max: 2}"]).await?;
-    let (case, client) = (&site.case, &site.case.client);
-    let _karpenter = karpenter(&site, 1).await?;
-    for name in ["first", "second", "third"] {
-        case.pod(name).gpu_mem(CARD).create(client).await?;
-    }
-    eventually(SOON, "a node for each placeholder", async || {
-        let claims = claims(&site).await?;
-        ensure!(claims == 2, "{claims}");
-        Ok(())
-    })
-    .await?;
-    let third = case.pods().get("third").await?;
-    ensure!(gates(&third) == [names::GATE], "{:?}", gates(&third));
-
-    let mut joined = BTreeSet::new();
-    eventually(SOON * 2, "all are bound", async || {
-        join(&site, 1, &mut joined).await?;
-        let pods = case.pods().list(&ListParams::default()).await?;
-        let waits: Vec<_> = pods.iter().filter(|pod| !is_bound(pod)).collect();
-        ensure!(waits.is_empty(), "{} of {joined:?}", waits.len());
-        Ok(())
-    })
-    .await?;
-    ensure!(joined.len() == 3, "{joined:?}");
-    site.case.end().await
 }
 
 #[tokio::test]
@@ -156,12 +176,13 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     ];
     let (site, occupant) = Site::with_queue(1, &config).await?;
     let (case, client) = (&site.case, &site.case.client);
-    let karpenter = karpenter(&site, 2).await?;
+    let machines = [Machine::of(2)];
+    let karpenter = karpenter(&site, &machines).await?;
     let (mut small, mut joined) = (Vec::new(), BTreeSet::new());
     for name in ["first", "second"] {
         let pod = case.pod(name).gpu_mem(CARD).create(client).await?;
         eventually(SOON, "it is on the new node", async || {
-            join(&site, 2, &mut joined).await?;
+            join(&site, &machines, &mut joined).await?;
             ensure!(is_bound(&case.pods().get(name).await?), "not yet");
             Ok(())
         })
@@ -221,7 +242,7 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
 async fn autoscalers_see_no_queued_pod() -> Result<()> {
     let (site, _) = Site::with_queue(1, &[]).await?;
     let (case, client) = (&site.case, &site.case.client);
-    let _karpenter = karpenter(&site, 1).await?;
+    let _karpenter = karpenter(&site, &[Machine::of(1)]).await?;
     let beside = format!("{}-beside", case.namespace);
     let namespace =
         json!({ "metadata": { "name": beside, "labels": { names::QUEUE_LABEL: "off" } } });

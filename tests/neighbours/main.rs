@@ -4,4 +4,5 @@ mod jobset;
 mod karpenter;
 mod kueue;
 mod manager;
+mod placeholders;
 mod site;

@@ -45,8 +45,8 @@ impl Neighbour {
 pub(crate) struct Site {
     pub(crate) cluster: ControlPlane,
     pub(crate) case: Case,
-    /// These end with the site.
-    _extender: Extender,
+    pub(crate) extender: Extender,
+    /// It ends with the site.
     _scheduler: Scheduler,
 }
 
@@ -68,8 +68,8 @@ impl Site {
             ..ExtenderOptions::default()
         };
         let program = Path::new(env!("CARGO_BIN_EXE_gpustow"));
-        let _extender = Extender::start(&cluster, program, &kubeconfig, options).await?;
-        let _scheduler = Scheduler::calling(&cluster, &repository(""), &_extender).await?;
+        let extender = Extender::start(&cluster, program, &kubeconfig, options).await?;
+        let _scheduler = Scheduler::calling(&cluster, &repository(""), &extender).await?;
         let case = Case::new(&cluster, "neighbour").await?;
         case.node("n", &vec![CARD; cards])
             .create(&case.client)
@@ -77,7 +77,7 @@ impl Site {
         Ok(Site {
             cluster,
             case,
-            _extender,
+            extender,
             _scheduler,
         })
     }

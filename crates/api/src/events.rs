@@ -16,7 +16,7 @@ pub struct Known {
 }
 
 /// All of them, in the order of a pod's life.
-pub const ALL: [Known; 32] = [
+pub const ALL: [Known; 33] = [
     Known {
         about: "Pod",
         reason: "GpuAssigned",
@@ -113,7 +113,7 @@ pub const ALL: [Known; 32] = [
         reason: "GpuPlaceholderCreated",
         reads: "`No present node can take this pod. A placeholder requests 40000 MiB for 2 waiting pods, so that an autoscaler adds a node.`",
         means: "[Placeholders](autoscaling.md#placeholders) are on, and the pod waits for a new node",
-        advice: "Wait. If no node comes, ask the autoscaler why: `kubectl describe pod` of the placeholder",
+        advice: "Wait",
     },
     Known {
         about: "Pod",
@@ -121,6 +121,13 @@ pub const ALL: [Known; 32] = [
         reads: "`No autoscaler is told that this pod needs a node, because its placeholder was refused: …`",
         means: "A quota, a LimitRange, a policy or a webhook of the namespace refuses the placeholder. The extender tries again each minute",
         advice: "Let the namespace have one more pod of this size",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuPlaceholderUnanswered",
+        reads: "`No node has come for this pod in the 15 minutes since its placeholder was created. …`",
+        means: "The autoscaler adds no node, or the agent of a new node does not report. Told once while the placeholder is there",
+        advice: "Ask the autoscaler why: `kubectl describe pod` of the placeholder, its log, its limits, and the GPUs and labels of its node groups",
     },
     Known {
         about: "Pod",

@@ -42,6 +42,9 @@ const NAMED: usize = 100;
 /// A report that is stale for no longer may come again: its node counts.
 const STALE_FOR: Duration = Duration::from_secs(300);
 
+/// An autoscaler has so long to answer a placeholder with a node.
+const ANSWERS_IN: Duration = Duration::from_secs(900);
+
 /// What is to be created and deleted now.
 #[derive(Clone, Debug, Default)]
 pub struct Provision {
@@ -49,6 +52,8 @@ pub struct Provision {
     pub create: Vec<Placeholder>,
     /// Placeholders whose need has ended.
     pub delete: Vec<Arc<PodFacts>>,
+    /// Placeholders that stay although no node has come for them in 15 minutes ([`Ledger::tell_time`]).
+    pub unanswered: Vec<Arc<PodFacts>>,
 }
 
 /// A pod that has an autoscaler add one node.
@@ -318,6 +323,7 @@ impl Sight<'_> {
         let mut provision = Provision::default();
         let mut bins: Vec<Bin> = Vec::new();
         let mut kept = HashSet::default();
+        let mut stay = Vec::new();
         for placeholder in present {
             let pods = placeholder.stands_for.as_deref().unwrap_or_default();
             // Its owner may wait for the others of its gang.
@@ -337,13 +343,19 @@ impl Sight<'_> {
                 open.retain(|it| *it != index);
             }
             bins.push(bin);
+            stay.push(placeholder);
         }
-        // The nodes of these placeholders are among those that arrive.
+        // The nodes of these placeholders are among those that arrive: the oldest has the first.
         let arriving = arriving
             .iter()
             .filter_map(|name| kinds.of_unknown(name, self));
-        let arriving = arriving.skip(kept.len()).collect::<Vec<_>>();
-        let others = arriving.into_iter().map(|kind| Bin::of(kind, &kinds));
+        let arriving: Vec<usize> = arriving.collect();
+        let unanswered = stay.into_iter().skip(arriving.len());
+        let unanswered =
+            unanswered.filter(|it| self.unix.is_some() && self.has_waited(it, ANSWERS_IN));
+        provision.unanswered = unanswered.collect();
+        let others = arriving.into_iter().skip(kept.len());
+        let others = others.map(|kind| Bin::of(kind, &kinds));
         bins.splice(0..0, others);
         // What the autoscaler adds by itself takes other pods as well.
         let seen: Vec<usize> = open
@@ -365,7 +377,7 @@ impl Sight<'_> {
             !bins.any(|bin| bin.take(*index, needs, &kinds, self.scores))
         });
         let free = self.config.provision - kept.len();
-        let new = fewest(&open, needs, &kinds, self.scores, EXACT);
+        let new = fewest(&open, needs, &kinds, self.scores);
         let new = new.into_iter().take(free);
         provision
             .create

@@ -1,10 +1,12 @@
 //! Kinds of nodes, and which pods one node of them takes.
 
+use std::cell::Cell;
+
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::intree;
-use gpustow_pack::{Mib, NodeGpus, Traits};
+use gpustow_pack::{Card, Mib, NodeGpus, Traits};
 
-use super::{Need, Placeholder, instance_type};
+use super::{EXACT, Need, Placeholder, instance_type};
 use crate::books::Node;
 use crate::budget::Budget;
 use crate::maps::HashSet;
@@ -15,9 +17,15 @@ use crate::sight::Sight;
 const KINDS: usize = 32;
 /// Nodes of a kind that are asked whether a pod may go to the kind.
 const NODES: usize = 16;
+/// Placements that one look tries beside those that the policy prefers.
+const TRIES: usize = 10_000;
 
 /// The kinds of nodes that are there.
-pub(super) struct Kinds<'a>(Vec<Kind<'a>>);
+pub(super) struct Kinds<'a> {
+    all: Vec<Kind<'a>>,
+    /// So many placements may still be tried.
+    tries: Cell<usize>,
+}
 
 struct Kind<'a> {
     instance_type: Option<&'a str>,
@@ -67,7 +75,10 @@ impl<'a> Kinds<'a> {
         }
         // The smallest first.
         kinds.sort_by_key(|kind| kind.empty.free());
-        Self(kinds)
+        Self {
+            all: kinds,
+            tries: Cell::new(TRIES),
+        }
     }
 
     /// The kind of a node that does not report yet, if its instance type is known.
@@ -77,7 +88,7 @@ impl<'a> Kinds<'a> {
             return None;
         }
         let its = instance_type(node.facts()?)?;
-        let mut kinds = self.0.iter();
+        let mut kinds = self.all.iter();
         kinds.position(|kind| kind.instance_type == Some(its))
     }
 }
@@ -117,7 +128,7 @@ pub(super) struct Bin {
 impl Bin {
     /// A node of some kind.
     pub(super) fn any(kinds: &Kinds<'_>) -> Self {
-        let views = kinds.0.iter().enumerate();
+        let views = kinds.all.iter().enumerate();
         Self {
             pods: Vec::new(),
             views: views.map(|(kind, it)| (kind, it.empty.clone())).collect(),
@@ -126,7 +137,7 @@ impl Bin {
 
     /// A node of this kind.
     pub(super) fn of(kind: usize, kinds: &Kinds<'_>) -> Self {
-        let empty = kinds.0.get(kind).map(|it| (kind, it.empty.clone()));
+        let empty = kinds.all.get(kind).map(|it| (kind, it.empty.clone()));
         Self {
             pods: Vec::new(),
             views: empty.into_iter().collect(),
@@ -141,7 +152,7 @@ impl Bin {
         }
     }
 
-    /// Takes the pod if a kind has room for it beside the others.
+    /// Takes the pod if a kind has room for it beside the others, in whatever order they are placed.
     pub(super) fn take(
         &mut self,
         index: usize,
@@ -150,16 +161,23 @@ impl Bin {
         scores: &Scores,
     ) -> bool {
         let need = &needs[index];
+        let mut with = self.pods.clone();
+        with.push(index);
+        let is_few = with.len() <= EXACT;
+        let beside = |kind: usize, view: &NodeGpus| {
+            let left = placed(view, need, scores);
+            left.or_else(|| is_few.then(|| kinds.left(kind, &with, needs, scores))?)
+        };
         let left = self.views.iter().filter_map(|(kind, view)| {
-            let admits = kinds.0[*kind].admits(need);
-            Some((*kind, admits.then(|| placed(view, need, scores))??))
+            let admits = kinds.all[*kind].admits(need);
+            Some((*kind, admits.then(|| beside(*kind, view))??))
         });
         let left: Vec<_> = left.collect();
         if left.is_empty() {
             return false;
         }
         self.views = left;
-        self.pods.push(index);
+        self.pods = with;
         true
     }
 
@@ -169,7 +187,7 @@ impl Bin {
         let all = || pods.iter().map(|index| &needs[*index]);
         let takes: HashSet<usize> = self.views.iter().map(|(kind, _)| *kind).collect();
         let types = |is_one: bool| {
-            let kinds = kinds.0.iter().enumerate();
+            let kinds = kinds.all.iter().enumerate();
             let kinds = kinds.filter(|(kind, _)| takes.contains(kind) == is_one);
             let types = kinds.filter_map(|(_, kind)| kind.instance_type.map(Box::from));
             let mut types: Vec<Box<str>> = types.collect();
@@ -210,46 +228,85 @@ pub(super) fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<No
     Some(left)
 }
 
-/// Every way to place the pod on GPUs that differ, as far as one GPU suffices for it.
-fn ways(view: &NodeGpus, need: &Need, scores: &Scores) -> Vec<NodeGpus> {
-    let one = matches!(need.request.claims.as_slice(), [claim] if claim.gpus <= 1);
-    if !one {
-        return placed(view, need, scores).into_iter().collect();
+/// What is left of a node beside the pod on these GPUs.
+fn placed_on(cards: &[usize], view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
+    let mut only = view.clone();
+    for (nth, card) in only.cards.iter_mut().enumerate() {
+        card.usable &= cards.contains(&nth);
     }
-    let mut seen = HashSet::default();
-    let cards = view.cards.iter().enumerate();
-    let cards = cards.filter(|(_, card)| card.usable && seen.insert(**card));
-    let alone = cards.filter_map(|(index, _)| {
-        let mut only = view.clone();
-        for (other, card) in only.cards.iter_mut().enumerate() {
-            card.usable &= other == index;
+    let mut left = placed(&only, need, scores)?;
+    for (card, before) in left.cards.iter_mut().zip(&view.cards) {
+        card.usable = before.usable;
+    }
+    Some(left)
+}
+
+impl Kinds<'_> {
+    /// What is left of a node of this kind beside all of these pods, if it takes them.
+    fn left(
+        &self,
+        kind: usize,
+        pods: &[usize],
+        needs: &[Need],
+        scores: &Scores,
+    ) -> Option<NodeGpus> {
+        let empty = &self.all[kind].empty;
+        let asked: Mib = pods.iter().map(|it| needs[*it].request.in_sum()).sum();
+        let may = asked <= empty.free();
+        may.then(|| self.left_of(empty, pods, needs, scores))?
+    }
+
+    fn left_of(
+        &self,
+        view: &NodeGpus,
+        pods: &[usize],
+        needs: &[Need],
+        scores: &Scores,
+    ) -> Option<NodeGpus> {
+        let Some((first, rest)) = pods.split_first() else {
+            return Some(view.clone());
+        };
+        let need = &needs[*first];
+        // The preferred one is mostly right.
+        let preferred = placed(view, need, scores)?;
+        if let Some(left) = self.left_of(&preferred, rest, needs, scores) {
+            return Some(left);
         }
-        let left = placed(&only, need, scores)?;
-        let mut view = view.clone();
-        view.cards[index] = left.cards[index];
-        view.cpu_free_milli = left.cpu_free_milli;
-        view.ram_free = left.ram_free;
-        Some(view)
-    });
-    alone.collect()
+        let others = cards_of(view, need).into_iter().filter_map(|cards| {
+            self.tries.set(self.tries.get().checked_sub(1)?);
+            placed_on(&cards, view, need, scores)
+        });
+        let mut others = others.filter_map(|left| self.left_of(&left, rest, needs, scores));
+        others.next()
+    }
 }
 
-/// Do all of these fit on one such node?
-fn holds(view: &NodeGpus, pods: &[usize], needs: &[Need], scores: &Scores) -> bool {
-    let Some((first, rest)) = pods.split_first() else {
-        return true;
+/// The sets of GPUs that differ and that may take the pod. None if it has several containers: it goes only to the GPUs that
+/// the policy prefers.
+fn cards_of(view: &NodeGpus, need: &Need) -> Vec<Vec<usize>> {
+    let [claim] = need.request.claims.as_slice() else {
+        return Vec::new();
     };
-    let mut ways = ways(view, &needs[*first], scores).into_iter();
-    ways.any(|left| holds(&left, rest, needs, scores))
+    let mut sets = vec![Vec::new()];
+    for _ in 0..claim.gpus.max(1) {
+        let mut seen = HashSet::default();
+        let longer = sets.iter().flat_map(|set: &Vec<usize>| {
+            let next = set.last().map_or(0, |last| last + 1);
+            let cards = next..view.cards.len();
+            cards.map(|card| set.iter().copied().chain([card]).collect::<Vec<_>>())
+        });
+        let cards = |set: &[usize]| -> Vec<Card> { set.iter().map(|it| view.cards[*it]).collect() };
+        sets = longer.filter(|set| seen.insert(cards(set))).collect();
+    }
+    sets
 }
 
-/// The fewest nodes for these pods: exactly if there are no more than `exact`, else the largest first.
+/// The fewest nodes for these pods: exactly if they are few, else the largest first.
 pub(super) fn fewest(
     open: &[usize],
     needs: &[Need],
     kinds: &Kinds<'_>,
     scores: &Scores,
-    exact: usize,
 ) -> Vec<Bin> {
     let alone = |index: usize| {
         let mut bin = Bin::any(kinds);
@@ -261,7 +318,7 @@ pub(super) fn fewest(
     let (known, unknown): (Vec<usize>, Vec<usize>) = order
         .iter()
         .partition(|index| !alone(**index).views.is_empty());
-    let mut bins = match known.len() <= exact {
+    let mut bins = match known.len() <= EXACT {
         true => partition(&known, needs, kinds, scores),
         false => {
             let mut bins: Vec<Bin> = Vec::new();
@@ -295,10 +352,11 @@ fn partition(pods: &[usize], needs: &[Need], kinds: &Kinds<'_>, scores: &Scores)
         let of = members(set);
         let without_first = set & (set - 1);
         let may = |kind: &usize| without_first == 0 || takes[without_first].contains(kind);
-        let candidates = (0..kinds.0.len()).filter(may);
+        let candidates = (0..kinds.all.len()).filter(may);
         let holding = candidates.filter(|kind| {
-            let it = &kinds.0[*kind];
-            of.iter().all(|index| it.admits(&needs[*index])) && holds(&it.empty, &of, needs, scores)
+            let it = &kinds.all[*kind];
+            let admits = of.iter().all(|index| it.admits(&needs[*index]));
+            admits && kinds.left(*kind, &of, needs, scores).is_some()
         });
         takes[set] = holding.collect();
     }
@@ -328,7 +386,7 @@ fn partition(pods: &[usize], needs: &[Need], kinds: &Kinds<'_>, scores: &Scores)
         bins.push(Bin {
             pods: members(part),
             views: views
-                .map(|kind| (*kind, kinds.0[*kind].empty.clone()))
+                .map(|kind| (*kind, kinds.all[*kind].empty.clone()))
                 .collect(),
         });
         left ^= part;

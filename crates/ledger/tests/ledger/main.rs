@@ -32,6 +32,7 @@ mod pod_groups;
 mod preempt;
 mod preemptors;
 mod provision;
+mod provision_fewest;
 mod provision_gangs;
 mod queued;
 mod reclaim;

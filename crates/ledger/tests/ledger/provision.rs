@@ -172,6 +172,41 @@ fn a_placeholder_goes_when_its_need_ends() {
     }
 }
 
+/// The placeholders that no node answers, at this time since 1970.
+fn unanswered(ledger: &mut Ledger, now: Duration, unix: i64) -> Vec<String> {
+    ledger.tell_time(unix);
+    let pods = ledger.provision(now).unanswered;
+    pods.iter().map(|pod| pod.name.to_string()).collect()
+}
+
+#[test]
+fn a_placeholder_is_unanswered_if_no_node_comes_in_15_minutes() {
+    let mut ledger = ledger(5);
+    full(&mut ledger, "n", LARGE);
+    for (name, born) in [("p", 1000), ("q", 1060)] {
+        ledger.apply_pod(queued(name, 60));
+        let wanted = created(&mut ledger, at(1));
+        let facts = create(&mut ledger, &wanted[0]);
+        ledger.apply_pod(PodFacts {
+            created: born,
+            ..facts
+        });
+    }
+    // The time is not known yet.
+    assert_eq!(ledger.provision(at(1)).unanswered, []);
+    let (p, q) = ("placeholder-p", "placeholder-q");
+    assert!(unanswered(&mut ledger, at(2), 1899).is_empty());
+    assert_eq!(unanswered(&mut ledger, at(3), 1900), [p]);
+    assert_eq!(unanswered(&mut ledger, at(4), 1960), [p, q]);
+    // A node arrives for one of them. Its agent never reports.
+    ledger.apply_node(of_type("new", "large"));
+    assert_eq!(unanswered(&mut ledger, at(5), 1960), [q]);
+    assert_eq!(unanswered(&mut ledger, at(605), 2560), [p, q]);
+    // It reports at last.
+    ledger.apply_gpunode("new", report(&[card("new-0", 80)]), at(606));
+    assert!(unanswered(&mut ledger, at(606), 2561).is_empty());
+}
+
 #[test]
 fn a_node_that_arrives_takes_pods_before_it_reports() {
     let mut ledger = ledger(5);
@@ -243,143 +278,4 @@ fn there_are_no_more_than_the_administrator_allows() {
         ..Config::default()
     });
     assert_eq!(deleted(&mut ledger, at(3)).len(), 2);
-}
-
-/// The fewest nodes of these kinds that hold pods of these sizes beside GPUs with so much free, by trying every placement.
-pub(crate) fn minimum(sizes: &[u64], kinds: &[Kind], free: &[u64]) -> usize {
-    fn fits(sizes: &[u64], free: &mut Vec<u64>) -> bool {
-        let Some((first, rest)) = sizes.split_first() else {
-            return true;
-        };
-        (0..free.len()).any(|card| {
-            let may = free[card] >= *first;
-            if may {
-                free[card] -= first;
-            }
-            let does = may && fits(rest, free);
-            if may {
-                free[card] += first;
-            }
-            does
-        })
-    }
-    fn with(nodes: usize, sizes: &[u64], kinds: &[Kind], free: &mut Vec<u64>) -> bool {
-        if nodes == 0 {
-            return fits(sizes, free);
-        }
-        kinds.iter().enumerate().any(|(nth, (_, cards))| {
-            let before = free.len();
-            free.extend_from_slice(cards);
-            let does = with(nodes - 1, sizes, &kinds[nth..], free);
-            free.truncate(before);
-            does
-        })
-    }
-    (0..=sizes.len())
-        .find(|nodes| with(*nodes, sizes, kinds, &mut free.to_vec()))
-        .unwrap_or(usize::MAX)
-}
-
-/// Numbers that look random.
-pub(crate) fn draw(state: &mut u64, below: u64) -> u64 {
-    *state = state
-        .wrapping_mul(6_364_136_223_846_793_005)
-        .wrapping_add(1_442_695_040_888_963_407);
-    (*state >> 33) % below
-}
-
-/// Binds the pods that fit, the first in turn first.
-fn bind_all(ledger: &mut Ledger, pods: u64, nodes: &[String], now: Duration) {
-    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
-    for uid in (0..pods).map(|nth| format!("p{nth}")) {
-        let waits = ledger.pod(&uid).filter(|pod| pod.node.is_none());
-        let Some(waits) = waits else { continue };
-        let pod = PodFacts {
-            queued: false,
-            ..(*waits).clone()
-        };
-        let found = ledger.filter(&ask(&pod), &nodes, now).nodes;
-        let Some(node) = found.first() else {
-            continue;
-        };
-        let Ok(bind) = ledger.begin_bind(&pod, node, now) else {
-            continue;
-        };
-        ledger.apply_pod(PodFacts {
-            node: Some((*node).into()),
-            assignment: Some(Ok(bind)),
-            ..pod
-        });
-    }
-}
-
-/// An autoscaler that adds, for each placeholder, the smallest of the kinds that it names. How many nodes it adds at first,
-/// and how many in all: pods that are placed in turn may need more nodes than the best placement does.
-fn autoscaled(ledger: &mut Ledger, pods: u64, kinds: &[Kind]) -> (usize, usize) {
-    let mut nodes = Vec::new();
-    let mut first = 0;
-    for round in 1..20 {
-        let wanted = created(ledger, at(round));
-        if wanted.is_empty() {
-            return (first, nodes.len());
-        }
-        if round == 1 {
-            first = wanted.len();
-        }
-        for it in &wanted {
-            create(ledger, it);
-        }
-        assert_eq!(created(ledger, at(round)), [], "asks twice");
-        for it in &wanted {
-            let named = kinds.iter();
-            let named = named.filter(|(name, _)| it.types.contains(&(*name).into()));
-            let smallest = named.min_by_key(|(_, cards)| cards.iter().sum::<u64>());
-            let Some(smallest) = smallest else { continue };
-            let name = format!("new-{}", nodes.len());
-            comes(ledger, &name, *smallest);
-            nodes.push(name);
-        }
-        let gone = deleted(ledger, at(round));
-        assert_eq!(gone.len(), wanted.len(), "their nodes are known");
-        gone.iter().for_each(|name| ledger.delete_pod(name));
-        bind_all(ledger, pods, &nodes, at(round));
-    }
-    (first, usize::MAX)
-}
-
-#[test]
-fn nodes_asked_for_are_the_fewest_that_hold_the_pods() {
-    let kinds = [SMALL, LARGE, WIDE];
-    let sizes = [8, 12, 16, 20, 24, 30, 36, 40, 50, 60, 80];
-    let mut state = 7;
-    let (mut fewest, mut added) = (0, 0);
-    for case in 0..300 {
-        let mut ledger = ledger(10);
-        for kind in kinds {
-            full(&mut ledger, kind.0, kind);
-        }
-        let count = 1 + draw(&mut state, 6);
-        let mut drawn = Vec::new();
-        for nth in 0..count {
-            let size = sizes[usize::try_from(draw(&mut state, 11)).unwrap()];
-            drawn.push(size);
-            ledger.apply_pod(queued(&format!("p{nth}"), size));
-        }
-        let (first, all) = autoscaled(&mut ledger, count, &kinds);
-        let least = minimum(&drawn, &kinds, &[]);
-        assert_eq!(first, least, "case {case}: {drawn:?}");
-        fewest += least;
-        added += all;
-        for uid in (0..count).map(|nth| format!("p{nth}")) {
-            let pod = ledger.pod(&uid).unwrap();
-            assert!(
-                pod.node.is_some(),
-                "case {case}: {drawn:?}: {uid} waits still"
-            );
-        }
-    }
-    assert!(
-        added * 100 <= fewest * 104,
-        "{added} nodes added, {fewest} are the fewest"
-    );
 }

@@ -6,8 +6,9 @@ use gpustow_ledger::Ledger;
 use crate::build::{at, bound, card, pod, report};
 use crate::pod_groups::gang;
 use crate::provision::{
-    Kind, LARGE, SMALL, WIDE, comes, create, created, deleted, draw, full, ledger, minimum, of_type,
+    Kind, LARGE, SMALL, WIDE, comes, create, created, deleted, full, ledger, of_type,
 };
+use crate::provision_fewest::{draw, minimum};
 
 /// They wait with a scheduling gate.
 fn queued(sizes: &[u64]) -> Vec<PodFacts> {
@@ -139,8 +140,8 @@ fn fewest(sizes: &[u64], count: usize, free: &[u64], kinds: &[Kind]) -> usize {
         let of = sizes.iter().enumerate();
         let of = of
             .filter(|(nth, _)| set >> nth & 1 == 1)
-            .map(|(_, mib)| *mib);
-        minimum(&of.collect::<Vec<_>>(), kinds, free)
+            .map(|(_, mib)| (1, *mib));
+        minimum(&of.collect::<Vec<_>>(), kinds, &[free.to_vec()])
     });
     nodes.min().unwrap_or_default()
 }
