@@ -82,6 +82,22 @@ struct Disruptions {
     defragmented: Window,
 }
 
+/// What the ledger is to choose pods for that are evicted.
+struct Choices {
+    /// Pods for which others are preempted.
+    due: Vec<Arc<PodFacts>>,
+    /// The pod for which others move.
+    to_move: Option<Arc<PodFacts>>,
+    /// The node that is emptied.
+    to_empty: Option<Arc<str>>,
+}
+
+impl Choices {
+    fn is_none(&self) -> bool {
+        self.due.is_empty() && self.to_move.is_none() && self.to_empty.is_none()
+    }
+}
+
 /// What a waiting pod was told.
 struct Told {
     cause: Cause,
@@ -132,6 +148,14 @@ impl Disruptions {
         let to_move = may_evict.then(|| ledger.lock().due_to_move(ledger.now()));
         let to_move = to_move.flatten();
         sleep(TURN).await;
+        let to_empty =
+            (may_evict && to_move.is_none()).then(|| ledger.lock().due_to_empty(ledger.now()));
+        let to_choose = Choices {
+            due,
+            to_move,
+            to_empty: to_empty.flatten(),
+        };
+        sleep(TURN).await;
         let short = under_pressure(&app).await;
         app.metrics.under_pressure(short.len());
         let (mut demands, marked, news) = {
@@ -144,7 +168,7 @@ impl Disruptions {
             (demands, marked, ledger.memory_news(told, now))
         };
         self.tell_of_places(&demands);
-        let none = demands.is_empty() && due.is_empty() && to_move.is_none() && news.is_empty();
+        let none = demands.is_empty() && to_choose.is_none() && news.is_empty();
         // It begins after every copy that this look rests on.
         if none && marked.is_empty() || app.epoch.confirm(epoch).await.is_err() {
             return;
@@ -157,7 +181,7 @@ impl Disruptions {
             return;
         }
         self.tell_of_memory(&news).await;
-        if self.choose(&due, to_move.as_deref()).await {
+        if self.choose(&to_choose).await {
             demands = Demands::of(&ledger.lock(), short, ledger.now());
             if app.epoch.confirm(epoch).await.is_err() {
                 return;
@@ -186,28 +210,36 @@ impl Disruptions {
         }
     }
 
-    /// Has the ledger choose pods that are evicted for these, and for that one. False if there are none to choose.
-    async fn choose(&mut self, due: &[Arc<PodFacts>], to_move: Option<&PodFacts>) -> bool {
-        if due.is_empty() && to_move.is_none() {
+    /// Has the ledger choose pods that are evicted. False if there are none to choose.
+    async fn choose(&mut self, choices: &Choices) -> bool {
+        if choices.is_none() {
             return false;
         }
         let budgets = match budgets(&self.app).await {
             Ok(budgets) => budgets,
             Err(error) => {
-                tracing::warn!(error = %error.text, "no pod is evicted for pods that fragmented memory keeps waiting");
+                tracing::warn!(error = %error.text, "no pod is evicted for fragmented memory or to empty a node");
                 return false;
             }
         };
         let now = self.app.ledger.now();
         let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
-        for pod in due {
+        for pod in &choices.due {
             let mut ledger = self.app.ledger.lock();
             ledger.preempt_scattered(&pod.uid, &broken, now);
         }
-        if let Some(pod) = to_move {
+        if let Some(pod) = &choices.to_move {
             let most = self.evictions_left();
             let mut ledger = self.app.ledger.lock();
             ledger.move_for(&pod.uid, &broken, most, now);
+        }
+        if let Some(node) = &choices.to_empty {
+            // All pods of the node leave within a minute: their room is not kept for much longer.
+            let limits = self.app.config.spec().disruptions.clone();
+            let at_once = limits.per_minute.min(limits.per_node_per_minute) as usize;
+            let most = self.evictions_left().min(at_once);
+            let mut ledger = self.app.ledger.lock();
+            ledger.empty_node(node, &broken, most, now);
         }
         true
     }

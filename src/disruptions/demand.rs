@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, config, names};
-use gpustow_ledger::{Borrower, Harm, Ledger, OverLimit, Preemption, Reclamation, Shortage};
+use gpustow_ledger::{
+    Borrower, Emptying, Harm, Ledger, OverLimit, Preemption, Reclamation, Shortage,
+};
 use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantArray};
 use tokio::time::sleep;
@@ -28,7 +30,7 @@ pub(crate) enum Cause {
     OverLimit,
     /// A pod of higher priority waits for memory that is fragmented.
     Preempt,
-    /// A pod waits for fragmented memory, and others can run elsewhere.
+    /// A pod waits for fragmented memory, or a node is nearly empty, and others can run elsewhere.
     Defragment,
     /// A pod has waited long.
     Reserve,
@@ -130,13 +132,15 @@ pub(super) enum Whom {
     Headroom(Mib),
     /// It is over its limit.
     Limit,
+    /// Its node is emptied.
+    Autoscaler,
 }
 
 impl Whom {
     pub(super) fn pod(&self) -> Option<&Arc<PodFacts>> {
         match self {
             Self::Pod(pod) => Some(pod),
-            Self::Headroom(_) | Self::Limit => None,
+            Self::Headroom(_) | Self::Limit | Self::Autoscaler => None,
         }
     }
 }
@@ -251,6 +255,17 @@ impl Demands {
                     cards: Vec::new(),
                 }));
             demands.reserved.push(reserved);
+        }
+        if let Some(Emptying { node, moves }) = ledger.emptying(now) {
+            demands.all.extend(moves.into_iter().map(|it| Demand {
+                victim: it.pod,
+                cause: Cause::Defragment,
+                action: Action::Evict,
+                node: node.clone(),
+                whom: Whom::Autoscaler,
+                gang: None,
+                cards: Vec::new(),
+            }));
         }
         let places = ledger.places().into_iter().map(|place| Reserved {
             victims: place

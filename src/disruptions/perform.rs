@@ -88,6 +88,12 @@ impl Disruptions {
                     it.node == demand.node && it.victims.iter().any(|pod| pod.uid == *uid)
                 })
             }
+            (Cause::Defragment, None) => {
+                let emptying = ledger.emptying(now);
+                emptying.is_some_and(|it| {
+                    it.node == demand.node && it.moves.iter().any(|it| it.pod.uid == *uid)
+                })
+            }
             _ => {
                 let short = ledger.shortages_on(&demand.node, now);
                 Demands::of(&ledger, short, now).reclaims_from(uid)

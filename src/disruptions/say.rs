@@ -98,6 +98,11 @@ pub(super) fn why(demand: &Demand, over_limit_after: Duration) -> String {
                 victim.priority
             )
         }
+        Cause::Defragment if whom.pod().is_none() => format!(
+            "Evicted from node {node}, which is nearly empty, so that an autoscaler can remove it. The pod allows this \
+             ({}), and memory on another node is reserved for its replacement.",
+            names::EVICTABLE
+        ),
         Cause::Defragment => format!(
             "Evicted from node {node} for {whom_named}, which waits for memory that is fragmented. The pod allows this \
              ({}), and memory on another node is reserved for its replacement.",
@@ -143,6 +148,7 @@ fn need(whom: &Whom, named: &str, over_limit_after: Duration) -> String {
             requests(pod)
         ),
         Whom::Headroom(mib) => format!("Less memory is free than the headroom of {mib}."),
+        Whom::Autoscaler => "Its node is emptied.".to_owned(),
         Whom::Limit => format!("Over its limit for more than {}.", period(over_limit_after)),
     }
 }
@@ -194,6 +200,7 @@ pub(super) fn refused(demand: &Demand, error: &AskError) -> String {
         Whom::Pod(pod) => format!("for {}", name(pod)),
         Whom::Headroom(mib) => format!("for the headroom of {mib}"),
         Whom::Limit => "over its limit".to_owned(),
+        Whom::Autoscaler => format!("to empty node {}", demand.node),
     };
     let hint = match error.status() {
         Some(403) => " If the ClusterRole gpustow-disruptions is missing, apply it.",

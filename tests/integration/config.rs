@@ -57,6 +57,10 @@ async fn schema_refuses_what_has_no_meaning_and_says_why() -> Result<()> {
             "reserve: {markNodes: true}",
             "markNodes needs reservations: set after to a time",
         ),
+        (
+            "defragment: {emptyNodes: true}",
+            "emptyNodes evicts pods: set evictionsPerHour to more than 0",
+        ),
         ("reserve: {maxPercent: 300}", "spec.reserve.maxPercent"),
         ("reserve: {after: soon}", "a time from 0s to 720h, or Off"),
         ("reserve: {after: 5s, giveUpAfter: 0s}", "a time from 1s"),

@@ -252,11 +252,18 @@ pub struct Reserve {
 /// Evictions that bring free memory together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "!self.emptyNodes || self.evictionsPerHour > 0",
+    "message": "emptyNodes evicts pods: set evictionsPerHour to more than 0, or emptyNodes to false",
+}]))]
 pub struct Defragment {
     /// How many pods, of those that allow it with the annotation gpustow.dev/evictable, are evicted per hour at most for
     /// pods that wait for fragmented memory. 0 evicts none.
     #[schemars(range(min = 0, max = 10_000))]
     pub evictions_per_hour: u32,
+    /// Whether evictable pods also leave a nearly empty node if all of them fit on fuller nodes, so that an
+    /// autoscaler can remove the node. It needs evictionsPerHour, which counts these evictions too.
+    pub empty_nodes: bool,
 }
 
 /// Nodes that autoscalers add for pods that no present node can take.

@@ -116,6 +116,8 @@ pub struct PodFacts {
     pub controller: Option<Arc<str>>,
     /// UID of the controller that makes it anew elsewhere, if its owner lets it be moved ([`names::EVICTABLE`]).
     pub evictable: Option<Arc<str>>,
+    /// A DaemonSet or a kubelet made it: no autoscaler keeps a node for its sake.
+    pub goes_with_node: bool,
     /// Whether it needs what it requested, if it says so.
     pub sleep: Option<Sleep>,
     /// A PersistentVolumeClaim or ResourceClaim that the next pod will use, too, may tie it to its node.
@@ -217,6 +219,7 @@ impl PodFacts {
             evictable: annotation(names::EVICTABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
+            goes_with_node: meta::goes_with_node(meta),
             sleep: sleep::sleep(meta, status).filter(|_| asks),
             tied: asks && spec.is_some_and(is_tied),
             limits,

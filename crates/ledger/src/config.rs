@@ -57,6 +57,8 @@ pub struct Config {
     pub preempt_after: Duration,
     /// Move pods whose owners let them be moved, for pods that wait for pieces.
     pub moves: bool,
+    /// With `moves`: move all pods off a nearly empty node, so that an autoscaler can remove it.
+    pub empties: bool,
     /// How many placeholders there are at a time at most.
     pub provision: usize,
     /// kube-scheduler looks for so many nodes at least: fewer candidates are all that passed its own filters.
@@ -91,6 +93,7 @@ impl Default for Config {
             preempt_scattered: false,
             preempt_after: Duration::ZERO,
             moves: false,
+            empties: false,
             provision: 0,
             least_nodes: LEAST_NODES,
             compute: 100,

@@ -166,7 +166,7 @@ impl Ledger {
                 Ok((cost, tainted)) => take(
                     name,
                     cost,
-                    tainted && self.sight(now).is_averse(name, ask.tolerates),
+                    self.sight(now).is_averse(name, tainted, ask.tolerates),
                 ),
                 Err(Reason::NotYet) => unknown.push((slot, name)),
                 Err(reason) => refused.push((name, reason)),
@@ -180,7 +180,7 @@ impl Ledger {
                 Ok((cost, tainted)) => take(
                     name,
                     cost,
-                    tainted && self.sight(now).is_averse(name, ask.tolerates),
+                    self.sight(now).is_averse(name, tainted, ask.tolerates),
                 ),
                 Err(reason) => {
                     refused.push((name, reason));
@@ -306,7 +306,7 @@ impl Ledger {
             let tried = tried.as_ref().is_some_and(|tried| tried.has(name));
             Some((
                 tried,
-                tainted && self.sight(now).is_averse(name, tolerates),
+                self.sight(now).is_averse(name, tainted, tolerates),
                 cost,
             ))
         };
@@ -417,10 +417,18 @@ impl Sight<'_> {
         }
     }
 
-    /// Does the node have soft taints that the pod does not tolerate?
-    pub(crate) fn is_averse(&self, name: &str, tolerates: &dyn Fn(&Taints) -> bool) -> bool {
+    /// Does the node rank last, because it is emptied, or has soft taints that the pod does not tolerate?
+    pub(crate) fn is_averse(
+        &self,
+        name: &str,
+        tainted: bool,
+        tolerates: &dyn Fn(&Taints) -> bool,
+    ) -> bool {
+        if self.queue.empties(name) {
+            return true;
+        }
         let facts = self.books.node(name).and_then(Node::facts);
-        facts.is_some_and(|facts| {
+        facts.filter(|_| tainted).is_some_and(|facts| {
             let taints = &facts.prefer_no_schedule;
             !taints.is_empty() && !tolerates(taints)
         })

@@ -249,7 +249,7 @@ impl Ledger {
                 continue;
             };
             if let Ok((cost, tainted)) = self.cost(slot, name, pod, class, now, &mut budget) {
-                let averse = tainted && self.sight(now).is_averse(name, ask.tolerates);
+                let averse = self.sight(now).is_averse(name, tainted, ask.tolerates);
                 let tried = tried.as_ref().is_some_and(|tried| tried.has(name));
                 found.push((!first, tried, averse, cost, name));
             }

@@ -59,6 +59,7 @@ mod config;
 mod configure;
 mod decide;
 mod earmarked;
+mod empty;
 mod explain;
 mod gangs;
 mod late;
@@ -93,6 +94,7 @@ pub use bind::{BindRefusal, Outcome};
 pub use budget::Budget;
 pub use config::Config;
 pub use decide::{Ask, Filtered};
+pub use empty::Emptying;
 pub use gangs::{GangView, Shortfall, Standing};
 pub use means::NotNow;
 pub use over_limit::OverLimit;
@@ -120,6 +122,7 @@ pub struct Ledger {
     asked: borrowers::Asked,
     scattered: scattered::Seen,
     moving: scattered::Tries,
+    emptying: empty::Rounds,
     gangs: gangs::Cycles,
     waits: gangs::Waits,
     arriving: provision::Arriving,
@@ -145,6 +148,7 @@ impl Ledger {
             asked: borrowers::Asked::default(),
             scattered: scattered::Seen::default(),
             moving: scattered::Tries::default(),
+            emptying: empty::Rounds::default(),
             gangs: gangs::Cycles::default(),
             waits: gangs::Waits::default(),
             arriving: provision::Arriving::default(),

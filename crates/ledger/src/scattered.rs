@@ -28,7 +28,7 @@ use crate::budget::Budget;
 use crate::late::ended_on;
 use crate::maps::HashSet;
 use crate::means::{self, Means};
-use crate::queue::{Cause, Earmark, Ended, Evidence};
+use crate::queue::{Beneficiary, Cause, Earmark, Ended, Evidence};
 use crate::sight::Sight;
 
 pub use moves::{Move, Moves};
@@ -153,7 +153,8 @@ impl Ledger {
             self.look_at_gains(&uid, now, &mut budget);
         }
         self.count_spent(budget.spent());
-        self.queue.end_needless_replacements(&self.books);
+        let empties = self.emptying(now).is_some();
+        self.queue.end_needless_replacements(empties, &self.books);
         if !self.config.preempt_scattered {
             return Vec::new();
         }
@@ -243,23 +244,34 @@ impl Ledger {
             waits_for: moves.moves.iter().map(|it| it.pod.uid.clone()).collect(),
             overtakes: Vec::new(),
         };
-        // One may come when the one before it has gone.
-        let until = now + Defragment::lasts(&self.sight(now), &plan) + self.config.reclaim_for;
         self.pursue::<Defragment>(pod, plan, now);
         self.scattered.note_looked(&pod.uid, began);
+        self.keep_replacements(moves.moves, &Beneficiary::Pod(pod.uid.clone()), now);
+    }
+
+    /// Keeps the room for the replacements of pods that are evicted.
+    pub(crate) fn keep_replacements(
+        &mut self,
+        moves: Vec<Move>,
+        whom: &Beneficiary,
+        now: Duration,
+    ) {
+        let uids: Vec<Uid> = moves.iter().map(|it| it.pod.uid.clone()).collect();
+        // One may come when the one before it has gone.
+        let until = now + self.sight(now).grace(&uids) + 2 * self.config.reclaim_for;
         for Move {
             pod: of,
             node,
             cards,
             ..
-        } in moves.moves
+        } in moves
         {
             let Ok(request) = &of.request else {
                 continue;
             };
             let cause = Cause::Replacement;
             let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
-            self.queue.put_replacement(&of, &pod.uid, earmark);
+            self.queue.put_replacement(&of, whom.clone(), earmark);
         }
     }
 

@@ -112,6 +112,7 @@ impl Ledger {
 
     /// A node is gone. Pods bound to it still count should it come back.
     pub fn delete_node(&mut self, name: &str) {
+        self.emptying.forget(name);
         let change = self.books.delete_node(name);
         self.follow(change);
     }

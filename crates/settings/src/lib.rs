@@ -46,6 +46,7 @@ pub fn ledger(spec: &GpustowConfigSpec) -> Config {
         preempt_scattered: preempt.fragmented,
         preempt_after: preempt.after.into(),
         moves: defragment.evictions_per_hour > 0,
+        empties: defragment.evictions_per_hour > 0 && defragment.empty_nodes,
         provision: count(provision.max),
         least_nodes: fixed.least_nodes,
         compute: scheduling.max_compute_percent,

@@ -53,6 +53,17 @@ pub trait Placer {
     /// The pod `id` has left the host `from` and is there now. The hosts are as they are afterwards.
     fn moved(&mut self, _hosts: &[Host], _id: usize, _job: &Job, _from: usize, _to: &Placed) {}
 
+    /// So many milliseconds have gone by since the beginning.
+    fn at(&mut self, _now: u64) {}
+
+    /// The pods of a nearly empty node, `most` at most, and where they would move; none if no node is to be emptied.
+    fn empties(&mut self, _now: u64, _most: usize) -> Vec<(usize, Placed)> {
+        Vec::new()
+    }
+
+    /// The host, which holds no pod, is gone, and another like it has come.
+    fn replaced(&mut self, _host: usize) {}
+
     /// What sampling nodes did so far.
     fn looks(&self) -> Looks {
         Looks::default()

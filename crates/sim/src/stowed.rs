@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_api::{Assignment, NodeFacts, PodFacts};
-use gpustow_ledger::{Ask, Config, Ledger, Outcome};
+use gpustow_ledger::{Ask, Config, Ledger, Move, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
 use crate::hosts::{Host, Job, Models};
@@ -30,6 +30,7 @@ pub struct Keep {
 pub struct Stowed {
     ledger: Ledger,
     names: Vec<Arc<str>>,
+    nodes: Vec<NodeFacts>,
     /// What the agents say.
     reports: Vec<GpuNodeStatus>,
     /// Time stands still where nothing depends on it.
@@ -57,6 +58,8 @@ pub struct Settings {
     pub keep: Option<Keep>,
     /// Of so many pods in a hundred the owner lets them be moved.
     pub evictable: usize,
+    /// Nearly empty nodes are emptied.
+    pub empties: bool,
     /// The nodes that kube-scheduler shows for a pod.
     pub window: Window,
 }
@@ -67,6 +70,8 @@ impl Stowed {
     pub fn new(hosts: &[Host], policy: PolicyKind, settings: Settings) -> Self {
         let config = Config {
             policy,
+            moves: settings.empties,
+            empties: settings.empties,
             ..Config::default()
         };
         let config = match settings.keep {
@@ -113,14 +118,16 @@ impl Stowed {
         let names: Vec<Arc<str>> = (0..hosts.len())
             .map(|at| format!("{at:05}").into())
             .collect();
-        let mut reports = Vec::new();
+        let (mut reports, mut nodes) = (Vec::new(), Vec::new());
         for (name, host) in names.iter().zip(hosts) {
-            ledger.apply_node(NodeFacts {
+            let facts = NodeFacts {
                 name: name.clone(),
                 cpu_milli: host.cpu,
                 ram: Mib(host.ram).into(),
                 ..NodeFacts::default()
-            });
+            };
+            ledger.apply_node(facts.clone());
+            nodes.push(facts);
             let gpu = |index: usize| Gpu {
                 uuid: format!("{name}-{index}"),
                 model: model_name(host.model.trailing_zeros()),
@@ -139,6 +146,7 @@ impl Stowed {
         Self {
             ledger,
             names,
+            nodes,
             reports,
             now: Duration::ZERO,
             requests: Vec::new(),
@@ -246,6 +254,7 @@ impl Stowed {
         };
         PodFacts {
             created,
+            started: seconds(self.now),
             request: Ok(self.request(job)),
             containers: if job.gpus > 0 {
                 self.containers.clone()
@@ -410,15 +419,31 @@ impl Placer for Stowed {
     fn moves(&mut self, id: usize, job: &Job) -> Vec<(usize, Placed)> {
         let pod = Arc::new(self.pod(id, job));
         let plan = self.ledger.moves_for(&pod, self.now);
-        let to = |node: &str, cards: &[(Box<str>, Mib)]| {
-            let cards = cards.iter().map(|(uuid, _)| index_of(uuid));
-            let (host, cards) = (node.parse().ok()?, cards.collect::<Option<_>>()?);
-            Some(Placed { host, cards })
-        };
         let moves = plan.into_iter().flat_map(|plan| plan.moves);
-        let moves =
-            moves.filter_map(|it| Some((it.pod.uid.parse().ok()?, to(&it.node, &it.cards)?)));
-        moves.collect()
+        moves.filter_map(|it| goes_to(&it)).collect()
+    }
+
+    fn at(&mut self, now: u64) {
+        Self::at(self, now);
+    }
+
+    fn empties(&mut self, now: u64, most: usize) -> Vec<(usize, Placed)> {
+        Self::at(self, now);
+        self.ledger.tell_time(seconds(self.now));
+        let node = self.ledger.due_to_empty(self.now);
+        let broken = |_: &[Arc<PodFacts>]| Vec::new();
+        let begins = |node| self.ledger.empty_node(&node, &broken, most, self.now);
+        if !node.is_some_and(begins) {
+            return Vec::new();
+        }
+        let emptying = self.ledger.emptying(self.now);
+        let moves = emptying.into_iter().flat_map(|it| it.moves);
+        moves.filter_map(|it| goes_to(&it)).collect()
+    }
+
+    fn replaced(&mut self, host: usize) {
+        self.ledger.delete_node(&self.names[host]);
+        self.ledger.apply_node(self.nodes[host].clone());
     }
 
     fn moved(&mut self, hosts: &[Host], id: usize, job: &Job, from: usize, placed: &Placed) {
@@ -444,6 +469,16 @@ impl Placer for Stowed {
         self.sampler.gave(from, job);
         self.sampler.took(placed.host, job);
     }
+}
+
+/// Which pod moves, and where.
+fn goes_to(it: &Move) -> Option<(usize, Placed)> {
+    let cards = it.cards.iter().map(|(uuid, _)| index_of(uuid));
+    let placed = Placed {
+        host: it.node.parse().ok()?,
+        cards: cards.collect::<Option<_>>()?,
+    };
+    Some((it.pod.uid.parse().ok()?, placed))
 }
 
 /// The index of a card in its host: what is behind the last dash of its UUID.

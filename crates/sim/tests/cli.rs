@@ -221,6 +221,24 @@ fn moving_pods_is_compared_with_leaving_them() -> Result<()> {
 }
 
 #[test]
+fn nodes_without_pods_are_compared_with_and_without_emptying() -> Result<()> {
+    let args = ["churn", "--load=0.5", "--seeds=1..2", "--nodes-count=9"];
+    let args = [
+        &args[..],
+        &["--move=60", "--evictable=100", "--empty-nodes"],
+    ]
+    .concat();
+    let text = printed(sim(&args).output()?)?;
+    assert!(text.contains("unused GPU-h"), "{text}");
+    let json = [&args[..], &["--output=json"]].concat();
+    let json: Value = serde_json::from_str(&printed(sim(&json).output()?)?)?;
+    let of = |name: &str| json["loads"]["0.5"][name]["unused_gpu_hours"]["mean"].as_f64();
+    let (without, with) = (of("tight, move 60"), of("tight, move 60, empty"));
+    assert!(without.is_some() && without < with, "{without:?}, {with:?}");
+    Ok(())
+}
+
+#[test]
 fn placing_those_that_wait_together_is_compared_with_each_in_its_turn() -> Result<()> {
     let args = ["churn", "--load=1.05", "--seeds=1..2", "--nodes-count=9"];
     let args = [&args[..], &["--together=off,64", "--output=json"]].concat();

@@ -26,6 +26,14 @@ pub(super) fn controller(meta: &ObjectMeta) -> Option<Arc<str>> {
     controlling(meta).map(|owner| owner.uid.as_str().into())
 }
 
+/// See [`super::PodFacts::goes_with_node`].
+pub(super) fn goes_with_node(meta: &ObjectMeta) -> bool {
+    controlling(meta).is_some_and(|owner| {
+        let of_kind = (owner.api_version.as_str(), owner.kind.as_str());
+        matches!(of_kind, ("apps/v1", "DaemonSet") | ("v1", "Node"))
+    })
+}
+
 /// The controller that makes a replacement of the pod on any node. A user may write any owner into a pod. Of Kubernetes'
 /// own kinds only those count that do make such pods, and every kind of others' API groups.
 pub(super) fn maker(meta: &ObjectMeta) -> Option<Arc<str>> {

@@ -57,6 +57,7 @@ impl PodFacts {
             action: None,
             controller: None,
             evictable: None,
+            goes_with_node: false,
             sleep: None,
             tied: false,
             limits: NO_LIMITS.clone(),

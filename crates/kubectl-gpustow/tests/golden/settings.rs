@@ -149,6 +149,14 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
             },
         ),
         (
+            json!({ "defragment": { "evictionsPerHour": 10, "emptyNodes": true } }),
+            Config {
+                moves: true,
+                empties: true,
+                ..base()
+            },
+        ),
+        (
             json!({ "reclaim": { "action": "Evict" }, "queue": { "mode": "Auto" }, "defragment": { "evictionsPerHour": 1 } }),
             Config {
                 queue: true,

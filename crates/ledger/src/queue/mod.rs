@@ -41,6 +41,7 @@ use gated::{Gated, is_queued};
 pub use gated::{Queued, Ungate};
 use nominations::Nominations;
 pub(crate) use nominations::is_sample;
+pub(crate) use replacements::Beneficiary;
 use replacements::Replacement;
 pub(crate) use tried::Tried;
 pub(crate) use turn::Turn;

@@ -1,23 +1,42 @@
 //! Room for the pod that comes instead of one that is evicted to defragment memory: whichever pod of the same controller
 //! requests the same gets it.
 
+use std::sync::Arc;
+
 use gpustow_api::PodFacts;
 
 use super::Queue;
 use super::earmark::{Earmark, Ended, Holder};
 use crate::books::{Books, Uid};
+use crate::maps::HashMap;
+
+/// For whom a pod with a replacement is evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Beneficiary {
+    /// A pod that waits for fragmented memory.
+    Pod(Uid),
+    /// No pod: this node is emptied.
+    Node(Arc<str>),
+}
 
 /// A pod that is still to be made.
 #[derive(Clone, Debug)]
 pub(super) struct Replacement {
     /// The pod that is evicted, as its replacement will be when it waits.
     like: PodFacts,
-    /// The pod for which that one is evicted.
-    beneficiary: Uid,
+    beneficiary: Beneficiary,
     pub(super) earmark: Earmark,
 }
 
 impl Replacement {
+    /// The node that is emptied, if the pod is evicted for that.
+    fn empties(&self) -> Option<&Arc<str>> {
+        match &self.beneficiary {
+            Beneficiary::Pod(_) => None,
+            Beneficiary::Node(node) => Some(node),
+        }
+    }
+
     fn is(&self, pod: &PodFacts) -> bool {
         let asks = (pod.request.as_ref(), self.like.request.as_ref());
         let same = matches!(asks, (Ok(one), Ok(other)) if one == other);
@@ -45,8 +64,39 @@ impl Queue {
         }
     }
 
-    /// Earmarks room for the replacement of a pod that is evicted for another.
-    pub(crate) fn put_replacement(&mut self, of: &PodFacts, beneficiary: &Uid, earmark: Earmark) {
+    /// Is room earmarked for any replacement?
+    pub(crate) fn awaits_replacements(&self) -> bool {
+        !self.replacements.is_empty()
+    }
+
+    /// The node that is emptied, and what is earmarked for the replacements of its pods, by the pods' UIDs.
+    pub(crate) fn emptied(&self) -> Option<(&Arc<str>, HashMap<&Uid, &Earmark>)> {
+        let mut all = self.replacements.values();
+        let node = all.find_map(Replacement::empties)?;
+        let its = self.replacements.iter();
+        let its = its.filter(|(_, it)| it.empties() == Some(node));
+        Some((node, its.map(|(of, it)| (of, &it.earmark)).collect()))
+    }
+
+    /// Could the pod be the replacement of one that left the node which is emptied?
+    pub(crate) fn left_emptied(&self, pod: &PodFacts) -> bool {
+        let mut all = self.replacements.values();
+        all.any(|it| it.empties().is_some() && it.is(pod))
+    }
+
+    /// Is it this node that is emptied?
+    pub(crate) fn empties(&self, node: &str) -> bool {
+        let mut emptied = self.replacements.values().filter_map(Replacement::empties);
+        emptied.any(|name| **name == *node)
+    }
+
+    /// Earmarks room for the replacement of a pod that is evicted.
+    pub(crate) fn put_replacement(
+        &mut self,
+        of: &PodFacts,
+        beneficiary: Beneficiary,
+        earmark: Earmark,
+    ) {
         self.end_replacement(&of.uid, Ended::Replaced);
         let like = PodFacts {
             node: None,
@@ -57,7 +107,6 @@ impl Queue {
             ..of.clone()
         };
         self.index(Holder::Replacement(of.uid.clone()), earmark.node());
-        let beneficiary = beneficiary.clone();
         let replacement = Replacement {
             like,
             beneficiary,
@@ -73,12 +122,17 @@ impl Queue {
         }
     }
 
-    /// Ends what is earmarked for replacements of pods that stay after all: nothing is earmarked for their beneficiaries.
-    pub(crate) fn end_needless_replacements(&mut self, books: &Books) {
+    /// Ends what is earmarked for replacements of pods that stay after all: nothing is earmarked for their beneficiaries, or
+    /// no node is emptied any more.
+    pub(crate) fn end_needless_replacements(&mut self, empties: bool, books: &Books) {
         let stays = |of: &str| books.pod(of).is_some_and(|pod| !pod.deleting);
+        let goes_on = |it: &Replacement| match &it.beneficiary {
+            Beneficiary::Pod(uid) => self.is_defragmented_for(uid),
+            Beneficiary::Node(_) => empties,
+        };
         let needless = self.replacements.iter();
         let needless = needless
-            .filter(|(of, it)| stays(of) && !self.is_defragmented_for(&it.beneficiary))
+            .filter(|(of, it)| stays(of) && !goes_on(it))
             .map(|(of, _)| of.clone());
         let needless: Vec<Uid> = needless.collect();
         needless

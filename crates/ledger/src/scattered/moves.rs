@@ -77,10 +77,11 @@ struct Taken<'a> {
     pod: &'a Arc<PodFacts>,
 }
 
-/// The node that pods leave, as it is when they have left and the pod that waits is there.
+/// The node that pods leave.
 struct Left<'a> {
     name: &'a str,
-    then: NodeGpus,
+    /// As it is when they have left and the pod that waits is there. None if it is to be empty.
+    then: Option<NodeGpus>,
 }
 
 impl Sight<'_> {
@@ -145,20 +146,39 @@ impl Sight<'_> {
         let charges = choice.placement.charges;
         let is_gone = |uid: &str| gone.contains(uid);
         let then = self.view_without(site.name, site.node, site.pod, is_gone, budget);
-        let mut left = Left {
+        let mut then = then.ok()?;
+        take(&mut then, &charges, site.pod);
+        let left = Left {
             name: site.name,
-            then: then.ok()?,
+            then: Some(then),
         };
-        take(&mut left.then, &charges, site.pod);
-        let mut taken = Vec::new();
-        self.find_places(&left, &pods, &mut taken, budget)
-            .then_some(())?;
-        let moves = taken.into_iter().filter_map(|it| self.move_to(&it));
         Some(Moves {
             node: self.books.named_node(site.name)?.0.clone(),
             cards: by_uuid(site.node, &charges),
-            moves: moves.collect(),
+            moves: self.moves_to(&left, &pods, budget)?,
         })
+    }
+
+    /// The moves by which these pods, the largest first, leave their node for fuller ones. None if they do not fit there at
+    /// the same time, or if that took too long to tell.
+    pub(crate) fn moves_off(
+        &self,
+        name: &str,
+        pods: &[&Arc<PodFacts>],
+        budget: &mut Budget,
+    ) -> Option<Vec<Move>> {
+        self.moves_to(&Left { name, then: None }, pods, budget)
+    }
+
+    fn moves_to(
+        &self,
+        left: &Left<'_>,
+        pods: &[&Arc<PodFacts>],
+        budget: &mut Budget,
+    ) -> Option<Vec<Move>> {
+        let mut taken = Vec::new();
+        let found = self.find_places(left, pods, &mut taken, budget);
+        found.then(|| taken.iter().map(|it| self.move_to(it)).collect())?
     }
 
     fn move_to(&self, taken: &Taken<'_>) -> Option<Move> {
@@ -210,7 +230,8 @@ impl Sight<'_> {
         };
         budget.charge(self.books.nodes().len() / 8);
         let names = self.books.nodes().map(|(name, _)| name);
-        let roomy = names.filter(|name| self.may_fit(name, pod));
+        let is_open = |name: &str| left.then.is_some() || self.is_fuller(name, left.name);
+        let roomy = names.filter(|name| self.may_fit(name, pod) && is_open(name));
         let mut roomy: Vec<_> = roomy.collect();
         roomy.sort_unstable();
         let mut found = Vec::new();
@@ -263,14 +284,14 @@ impl Sight<'_> {
                 return None;
             }
             let mut view = self.view_without(name, node, pod, |_| false, budget).ok()?;
-            if **name == *left.name {
+            if let Some(left) = left.then.as_ref().filter(|_| **name == *left.name) {
                 // Nothing that is freed, and nothing that the pod gets which waits.
-                for (card, then) in view.cards.iter_mut().zip(&left.then.cards) {
+                for (card, then) in view.cards.iter_mut().zip(&left.cards) {
                     card.free = card.free.min(then.free);
                     card.compute.free = card.compute.free.min(then.compute.free);
                 }
-                view.cpu_free_milli = view.cpu_free_milli.min(left.then.cpu_free_milli);
-                view.ram_free = view.ram_free.min(left.then.ram_free);
+                view.cpu_free_milli = view.cpu_free_milli.min(left.cpu_free_milli);
+                view.ram_free = view.ram_free.min(left.ram_free);
             }
             for it in here() {
                 take(&mut view, &it.charges, it.pod);

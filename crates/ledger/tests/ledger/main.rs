@@ -9,6 +9,7 @@ mod build;
 mod burst;
 mod compute;
 mod cordons;
+mod emptying;
 mod evidence;
 mod filter;
 mod forged;

@@ -22,7 +22,7 @@ use crate::window::{Looks, Window};
 
 pub use lifetimes::Lifetimes;
 pub(crate) use lifetimes::MEAN_MS;
-pub use report::{ChurnSummary, Waits, churn_table, sizes_table};
+pub use report::{ChurnSummary, Waits, churn_table, sizes_table, unused_table};
 pub(crate) use report::{mean, quantile};
 
 /// Mean run times that go by before anything is measured, and that are measured.
@@ -68,6 +68,8 @@ pub struct Moving {
     pub evictable: usize,
     /// In an hour, at most.
     pub per_hour: usize,
+    /// All pods of nearly empty nodes are moved, too.
+    pub empties: bool,
 }
 
 /// What one run showed over the time measured. Percentages are of the cluster's cards.
@@ -83,8 +85,12 @@ pub struct ChurnRun {
     pub delayed: f64,
     /// Minutes that each pod with a GPU waited (so far, at the end), ascending, by [`kind`].
     pub waits: BTreeMap<&'static str, Vec<f64>>,
-    /// Pods moved for others, in an hour.
+    /// Pods moved, in an hour.
     pub moves: f64,
+    /// Mean of the cards of nodes without any pod.
+    pub unused: f64,
+    /// Hours of cards of such nodes.
+    pub unused_hours: f64,
     /// What sampling nodes did, from the start on.
     pub looks: Looks,
 }
@@ -100,6 +106,8 @@ struct Life {
 /// A cluster at work.
 struct World {
     hosts: Vec<Host>,
+    /// How many pods each holds.
+    pods: Vec<usize>,
     placer: Box<dyn Placer>,
     choice: Choice,
     lives: Vec<Life>,
@@ -135,9 +143,16 @@ impl World {
             self.run.allocated += time * self.held as f64;
             self.run.waiting += time * self.wanted as f64;
             self.run.wasted += time * free.min(self.wanted) as f64;
+            let hosts = self.hosts.iter().zip(&self.pods);
+            let unused = hosts.filter(|(_, pods)| **pods == 0);
+            let unused: usize = unused.map(|(host, _)| host.left.len()).sum();
+            self.run.unused += time * 1000.0 * unused as f64;
         }
         for _ in self.now / MINUTE..until / MINUTE {
             self.placer.tick();
+        }
+        if self.moving.is_some_and(|moving| moving.empties) {
+            self.placer.at(until);
         }
         let due = self.now / LOOK < until / LOOK;
         let moves = self.now / MINUTE < until / MINUTE;
@@ -149,6 +164,21 @@ impl World {
         }
         if let Some(moving) = self.moving.filter(|_| moves) {
             self.make_room(moving)?;
+            if moving.empties {
+                self.empty_nodes(moving)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves all pods off a nearly empty node. Every node without a pod is removed, and another comes when it is needed.
+    fn empty_nodes(&mut self, moving: Moving) -> Result<()> {
+        let most = moving.per_hour.saturating_sub(self.moved.len());
+        for (moved, to) in self.placer.empties(self.now, most) {
+            self.go_to(moved, to)?;
+        }
+        for at in (0..self.hosts.len()).filter(|at| self.pods[*at] == 0) {
+            self.placer.replaced(at);
         }
         Ok(())
     }
@@ -197,6 +227,8 @@ impl World {
             bail!("pod {id} is moved to where it does not fit: {job:?} on {to:?}");
         }
         self.hosts[from.host].give_back(&job, &from.cards);
+        self.pods[to.host] += 1;
+        self.pods[from.host] -= 1;
         self.held += share(&self.hosts[to.host], &job);
         self.held -= share(&self.hosts[from.host], &job);
         self.placer.moved(&self.hosts, id, &job, from.host, &to);
@@ -218,6 +250,7 @@ impl World {
             let choice = self.choice;
             bail!("{choice} put pod {id} where it does not fit: {job:?} on {placed:?}");
         }
+        self.pods[placed.host] += 1;
         self.held += share(&self.hosts[placed.host], job);
         self.ends.push(Reverse((self.now + runs_for, id)));
         self.lives[id].placed = Some(placed);
@@ -250,6 +283,7 @@ impl World {
         let Some(placed) = placed else { return Ok(()) };
         let at = placed.host;
         self.hosts[at].give_back(job, &placed.cards);
+        self.pods[at] -= 1;
         self.held -= share(&self.hosts[at], job);
         self.placer.left(id, job, placed);
         // Nothing that waits fitted anywhere: room has appeared on this host alone.
@@ -355,9 +389,11 @@ pub fn churn(
             Settings {
                 keep: plan.keep,
                 evictable: plan.moving.map_or(0, |moving| moving.evictable),
+                empties: plan.moving.is_some_and(|moving| moving.empties),
                 window: plan.window,
             },
         ),
+        pods: vec![0; hosts.len()],
         hosts,
         choice,
         lives: Vec::new(),
@@ -425,7 +461,13 @@ pub fn churn(
     let mut run = world.run;
     run.looks = world.placer.looks();
     let scale = 100.0 / (cards as f64 * (end - since) as f64);
-    for sum in [&mut run.allocated, &mut run.waiting, &mut run.wasted] {
+    run.unused_hours = run.unused / 1000.0 / (60.0 * MINUTE as f64);
+    for sum in [
+        &mut run.allocated,
+        &mut run.waiting,
+        &mut run.wasted,
+        &mut run.unused,
+    ] {
         *sum *= scale;
     }
     for waits in run.waits.values_mut() {

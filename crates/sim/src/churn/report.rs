@@ -27,8 +27,12 @@ pub struct ChurnSummary {
     pub wait_minutes_by_kind: BTreeMap<&'static str, Mean>,
     /// Of the pods of all seeds together, by what was asked for: their number, p50, p99 and max.
     pub waits_by_kind: BTreeMap<&'static str, Waits>,
-    /// Pods moved for others, in an hour.
+    /// Pods moved, in an hour.
     pub moves_per_hour: Mean,
+    /// GPUs of nodes without any pod.
+    pub unused_pct: Mean,
+    /// Hours of such GPUs.
+    pub unused_gpu_hours: Mean,
     /// What sampling nodes did, from the start on.
     pub sampled: Sampled,
     /// Allocation, waste and mean wait of each seed, to compare policies seed by seed.
@@ -121,6 +125,8 @@ impl ChurnSummary {
                 .map(|(kind, waits)| (kind, Waits::of(waits)))
                 .collect(),
             moves_per_hour: over(&|run| run.moves),
+            unused_pct: over(&|run| run.unused),
+            unused_gpu_hours: over(&|run| run.unused_hours),
             sampled: Sampled::of(runs.iter().map(|run| run.looks)),
             per_seed: per_seed
                 .map(|(run, all)| [run.allocated, run.wasted, mean(all)])
@@ -142,7 +148,6 @@ pub fn churn_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
         text += &format!("{:>15}", format!("wait {head}, min"));
     }
     text.push('\n');
-    let shown = |mean: &Mean| format!("{:.2} ±{:.2}", mean.mean, mean.ci95);
     for (load, name, summary) in summaries {
         text += &format!("{load:>5} {name:<24}");
         for mean in [
@@ -160,6 +165,31 @@ pub fn churn_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// The GPUs of nodes that hold no pod and could be removed, one load and policy per line.
+#[must_use]
+pub fn unused_table(summaries: &[(f64, String, ChurnSummary)]) -> String {
+    let head = ["unused %", "unused GPU-h", "moves/h"];
+    let mut text = format!("{:>5} {:<24}", "load", "policy");
+    text.extend(head.map(|head| format!("{head:>18}")));
+    text.push('\n');
+    for (load, name, summary) in summaries {
+        text += &format!("{load:>5} {name:<24}");
+        for mean in [
+            &summary.unused_pct,
+            &summary.unused_gpu_hours,
+            &summary.moves_per_hour,
+        ] {
+            text += &format!("{:>18}", shown(mean));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn shown(mean: &Mean) -> String {
+    format!("{:.2} ±{:.2}", mean.mean, mean.ci95)
 }
 
 /// How long pods of each size wait, one load, policy and size per line.

@@ -192,7 +192,7 @@ impl World {
 }
 
 /// The time of day in the model.
-fn unix(now: Duration) -> i64 {
+pub(super) fn unix(now: Duration) -> i64 {
     i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
 }
 

@@ -57,6 +57,10 @@ impl World {
             pod.preempts = !traits.never;
             pod.group = traits.group.map(group);
             pod.evictable = traits.evictable.then(|| "rs".into());
+            if self.switches.empties {
+                // It has run for long once it is bound.
+                pod.started = 0;
+            }
             pod.sleep = traits.asleep.map(|asleep| Sleep { asleep, told: None });
             if let Ok(request) = &mut pod.request {
                 let request = Arc::make_mut(request);
@@ -89,7 +93,6 @@ impl World {
             uid: format!("u{number}").into(),
             name: name.into(),
             created: number as i64 / 3,
-            started: i64::MAX,
             node: None,
             nominated: None,
             assignment: None,

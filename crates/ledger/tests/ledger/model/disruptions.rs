@@ -7,6 +7,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Preemption, Victims};
 
+use super::bystanders::unix;
 use super::evidence::cpu;
 use super::lending::CALLED_FOR;
 use super::world::{World, pick, require};
@@ -46,6 +47,12 @@ impl World {
         if let Some(pod) = to_move {
             self.ledger.move_for(&pod.uid, &broken, MOVES, self.now);
         }
+        if self.switches.empties {
+            self.ledger.tell_time(unix(self.now));
+        }
+        if let Some(node) = self.ledger.due_to_empty(self.now) {
+            self.ledger.empty_node(&node, &broken, MOVES, self.now);
+        }
         self.announce();
         Ok(())
     }
@@ -55,6 +62,7 @@ impl World {
         if !self.switches.disrupts() {
             return Ok(());
         }
+        self.check_emptying()?;
         let all = self.ledger.preemptions(self.now);
         self.check_units(&all)?;
         for it in all {
@@ -72,6 +80,29 @@ impl World {
         Ok(())
     }
 
+    /// A node is emptied of all pods or of none, by fresh reports, and while no pod waits but their replacements.
+    fn check_emptying(&self) -> Result<(), String> {
+        let Some(it) = self.ledger.emptying(self.now) else {
+            return Ok(());
+        };
+        let stays = |pod: &&Arc<PodFacts>| {
+            let here = pod.node.as_deref() == Some(&*it.node) && !pod.released && !pod.deleting;
+            here && it.moves.iter().all(|it| it.pod.uid != pod.uid)
+        };
+        let waits = |pod: &&Arc<PodFacts>| {
+            self.ledger.is_waiting(&pod.uid) && !(pod.queued && pod.evictable.is_some())
+        };
+        let pods = || self.ledger.pods();
+        let may = |pod: &Arc<PodFacts>| pod.evictable.is_some() && !pod.tied;
+        require(
+            self.switches.empties
+                && pods().filter(stays).count() + pods().filter(waits).count() == 0
+                && it.moves.iter().all(|it| may(&it.pod))
+                && !self.ledger.lacks_report(&it.node, self.now),
+            || format!("is emptied: {it:?}"),
+        )
+    }
+
     /// The extender deletes a pod that was chosen, in the copy that it knows.
     pub(super) fn displace(&mut self, number: usize) -> Result<(), String> {
         let all = self.ledger.preemptions(self.now).into_iter();
@@ -81,6 +112,11 @@ impl World {
         });
         let each: Vec<(Preemption, Arc<PodFacts>)> = each.collect();
         let Some((it, victim)) = pick(&each, number).map(|index| each[index].clone()) else {
+            let moves = self.ledger.emptying(self.now).map(|it| it.moves);
+            let moves = moves.unwrap_or_default();
+            if let Some(index) = pick(&moves, number) {
+                self.server.evict(&moves[index].pod);
+            }
             return Ok(());
         };
         if let Some(gang) = &it.gang {

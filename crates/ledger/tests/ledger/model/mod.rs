@@ -100,7 +100,7 @@ fn number(variable: &str) -> Option<u64> {
 /// * Reservations: no more than the bounds say, none twice, none that could not hold its pod, none beyond its pod or its
 ///   time, and no pod of higher priority is kept away.
 /// * Preemption for fragmented memory and defragmentation: victims are of lower priority or may move, those of one pod are
-///   on one node, and room is kept for a while only.
+///   on one node, and room is kept for a while only. A node is emptied of all pods or of none, and only while no pod waits.
 #[test]
 fn no_history_breaks_an_invariant() {
     if let Some((seed, why)) = search() {

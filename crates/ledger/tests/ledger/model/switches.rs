@@ -18,6 +18,8 @@ pub(super) struct Switches {
     pub(super) preempt: bool,
     /// Others move for such pods.
     pub(super) defragment: bool,
+    /// Nearly empty nodes are emptied, too.
+    pub(super) empties: bool,
     /// Some pods request a percentage of their GPUs.
     pub(super) percentages: bool,
     /// Some pods are of a group.
@@ -99,6 +101,7 @@ impl Switches {
         self.gangs = random.below(5) == 0;
         // The oracle of gangs knows nothing of MPS.
         self.mps = random.below(8) == 0 && !self.gangs;
+        self.empties = self.defragment && random.below(2) == 0;
     }
 
     /// Does something make pods finish for others?

@@ -76,6 +76,7 @@ impl World {
             keep_percent: 40,
             preempt_scattered: switches.preempt,
             moves: switches.defragment,
+            empties: switches.empties,
             least_nodes: switches.window.unwrap_or(Config::default().least_nodes),
             action: match switches.gangs {
                 true => Action::Evict,

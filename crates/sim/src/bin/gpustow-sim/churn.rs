@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use gpustow_ledger::Config;
 use gpustow_sim::churn::{
-    ChurnSummary, Lifetimes, Moving, Plan, churn_all, churn_table, sizes_table,
+    ChurnSummary, Lifetimes, Moving, Plan, churn_all, churn_table, sizes_table, unused_table,
 };
 use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::Workload;
@@ -56,6 +56,10 @@ pub(crate) struct Args {
     /// moved goes on where it was; gpustow's own policies alone move pods; how long pods of each size wait is printed too
     #[arg(long = "move", value_delimiter = ',', default_value = "off", value_parser = count)]
     moves: Vec<Count>,
+    /// Compare each number of --move with and without emptying nearly empty nodes, which moves all of their pods to fuller
+    /// ones; the GPUs of nodes without any pod are printed as well
+    #[arg(long)]
+    empty_nodes: bool,
     /// Of how many pods in a hundred the owner lets them be moved
     #[arg(long, default_value = "50", value_parser = clap::value_parser!(u8).range(1..=100))]
     evictable: u8,
@@ -139,7 +143,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         window: Window::default(),
     };
     let runs = args.load.len().saturating_mul(args.keep.len());
-    let runs = runs.saturating_mul(args.moves.len());
+    let empties: &[bool] = if args.empty_nodes {
+        &[false, true]
+    } else {
+        &[false]
+    };
+    let moves = args.moves.iter().flat_map(|moves| {
+        let empties = empties
+            .iter()
+            .filter(|empties| !**empties || moves.0.is_some());
+        empties.map(|empties| (moves.0, *empties))
+    });
+    let moves: Vec<(Option<usize>, bool)> = moves.collect();
+    let runs = runs.saturating_mul(moves.len());
     let runs = runs.saturating_mul(args.together.len());
     let mut progress = Progress::new(args.runs.count().saturating_mul(runs));
     let mut summaries = Vec::new();
@@ -147,16 +163,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         plan.load = *load;
         let ways = args.runs.policy.iter();
         let ways = ways.flat_map(|policy| args.keep.iter().map(move |keep| (policy, keep.0)));
-        let ways = ways.flat_map(|way| args.moves.iter().map(move |moves| (way, moves.0)));
+        let ways = ways.flat_map(|way| moves.iter().map(move |moves| (way, *moves)));
         let ways = ways.flat_map(|way| args.together.iter().map(move |count| (way, count.0)));
         let ways = ways.flat_map(|way| args.runs.windows().map(move |window| (way, window)));
-        for ((((policy, after), per_hour), together), window) in ways {
+        for ((((policy, after), (per_hour, empties)), together), window) in ways {
             plan.window = window;
             plan.together = together;
             let evictable = args.evictable.into();
             plan.moving = per_hour.map(|per_hour| Moving {
                 evictable,
                 per_hour,
+                empties,
             });
             plan.keep = after.map(|after| Keep {
                 after: lasting(after),
@@ -171,6 +188,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             if let Some(per_hour) = per_hour {
                 name += &format!(", move {per_hour}");
+            }
+            if empties {
+                name += ", empty";
             }
             if let Some(together) = together {
                 name += &format!(", together {together}");
@@ -189,6 +209,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 || args.keep.iter().any(|keep| keep.0.is_some())
             {
                 print!("\n{}", sizes_table(&summaries));
+            }
+            if args.empty_nodes {
+                print!("\n{}", unused_table(&summaries));
             }
             if args.runs.samples() {
                 let lines = summaries.iter();

@@ -6,7 +6,7 @@ const FEATURES: [&str; 6] = [
     "reclaim: {action: Evict}",
     "preempt: {fragmented: true}",
     "reserve: {after: 10s, markNodes: true}",
-    "defragment: {evictionsPerHour: 60}",
+    "defragment: {evictionsPerHour: 60, emptyNodes: true}",
     "provision: {max: 3}",
 ];
 /// What is on by default.

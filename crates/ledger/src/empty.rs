@@ -1,0 +1,247 @@
+//! Empties nearly empty nodes, so that an autoscaler can remove them: all pods of one node move to fuller ones, as for
+//! defragmentation ([`crate::scattered`]).
+//!
+//! A node is thought of if less than half of its GPU memory is taken, all of its pods may move, and none of them is
+//! new ([`STEADY`]). The emptiest with a plan is emptied, one node at a time, and only while no pod waits. All
+//! replacements fit at the same time on nodes that are fuller and hold pods: each time there is a node less in use, so that
+//! no two nodes empty into each other. A node that was emptied rests ([`REST`]).
+//!
+//! Pods of DaemonSets and kubelets that request no GPU memory stay. Any other pod that may not move keeps the node as it
+//! is. What an autoscaler may remove is not known here.
+
+use std::mem::take;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpustow_api::PodFacts;
+use gpustow_pack::Mib;
+
+use crate::Ledger;
+use crate::books::{Node, Uid};
+use crate::budget::Budget;
+use crate::maps::HashMap;
+use crate::queue::Beneficiary;
+use crate::scattered::{Broken, Move};
+use crate::sight::Sight;
+
+/// Every pod of a node must have run for so many seconds.
+const STEADY: i64 = 600;
+/// Thousandths of its GPU memory that are taken of a nearly empty node: fewer than that.
+const NEARLY_EMPTY: u64 = 500;
+/// Between two rounds over all nodes.
+const PAUSE: Duration = Duration::from_secs(60);
+/// A node that was emptied is not emptied again for so long: its pods may have come back, or no autoscaler removes it. The
+/// time doubles with each attempt, so many times.
+const REST: Duration = Duration::from_secs(3600);
+const DOUBLES: u32 = 4;
+
+/// A node that is emptied.
+#[derive(Clone, Debug)]
+pub struct Emptying {
+    /// Which.
+    pub node: Arc<str>,
+    /// The pods that are to be evicted still.
+    pub moves: Vec<Move>,
+}
+
+/// What is under way between two looks.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    /// When the next round begins.
+    next: Duration,
+    /// Nodes that are left in this one, the emptiest last.
+    left: Vec<Arc<str>>,
+    /// Until when nodes rest, and how often they were emptied.
+    rests: HashMap<Arc<str>, (Duration, u32)>,
+}
+
+impl Rounds {
+    /// The emptiest node with a plan.
+    fn due(&mut self, sight: &Sight<'_>, budget: &mut Budget) -> Option<Arc<str>> {
+        if self.left.is_empty() && self.next <= sight.now {
+            self.next = sight.now + PAUSE;
+            let rests = |name: &str| self.rests.get(name).is_some_and(|it| it.0 > sight.now);
+            self.left = sight.nearly_empty(rests, budget);
+        }
+        while let Some(name) = self.left.pop() {
+            let is_first = budget.is_whole();
+            if !budget.is_spent() && sight.moves_off_node(&name, budget).is_some() {
+                return Some(name);
+            }
+            if budget.is_spent() {
+                // A node that a whole look is not enough for is left out.
+                if !is_first {
+                    self.left.push(name);
+                }
+                return None;
+            }
+        }
+        None
+    }
+
+    /// The node is gone: another of its name begins afresh.
+    pub(crate) fn forget(&mut self, node: &str) {
+        self.rests.swap_remove(node);
+    }
+
+    fn note(&mut self, node: Arc<str>, now: Duration) {
+        let (until, times) = self.rests.entry(node).or_default();
+        *until = now + REST * (1 << (*times).min(DOUBLES));
+        *times += 1;
+    }
+}
+
+impl Ledger {
+    /// The node for which it is to be decided now whether it is emptied, if there is one. To be called every second or so.
+    pub fn due_to_empty(&mut self, now: Duration) -> Option<Arc<str>> {
+        if !self.sight(now).may_empty() || self.queue.awaits_replacements() {
+            return None;
+        }
+        let mut rounds = take(&mut self.emptying);
+        let mut budget = Budget::of_look();
+        let due = rounds.due(&self.sight(now), &mut budget);
+        self.emptying = rounds;
+        self.count_spent(budget.spent());
+        due
+    }
+
+    /// Begins to empty the node that [`Ledger::due_to_empty`] named, and keeps the room for all replacements. False if more
+    /// than `most` pods would be evicted, a disruption budget protects one, or not all fit elsewhere any more.
+    pub fn empty_node(
+        &mut self,
+        node: &Arc<str>,
+        broken: Broken<'_>,
+        most: usize,
+        now: Duration,
+    ) -> bool {
+        let sight = self.sight(now);
+        if !sight.may_empty() || self.queue.awaits_replacements() {
+            return false;
+        }
+        let mut budget = Budget::of_look();
+        let moves = sight.moves_off_node(node, &mut budget);
+        self.count_spent(budget.spent());
+        let pods = |moves: &[Move]| moves.iter().map(|it| it.pod.clone()).collect::<Vec<_>>();
+        let may = |moves: &Vec<Move>| moves.len() <= most && broken(&pods(moves)).is_empty();
+        let Some(moves) = moves.filter(may) else {
+            return false;
+        };
+        self.keep_replacements(moves, &Beneficiary::Node(node.clone()), now);
+        self.emptying.note(node.clone(), now);
+        true
+    }
+
+    /// The node that is emptied, as long as that is of use and harms no pod.
+    #[must_use]
+    pub fn emptying(&self, now: Duration) -> Option<Emptying> {
+        self.sight(now).emptying()
+    }
+}
+
+impl Sight<'_> {
+    /// May a node be emptied now at all? A replacement that is queued for a moment is no pod that waits.
+    fn may_empty(&self) -> bool {
+        let comes = |uid: &Uid| {
+            let pod = self.books.pod(uid).filter(|pod| pod.queued);
+            pod.is_some_and(|pod| self.queue.left_emptied(pod))
+        };
+        let is_on = self.config.moves && self.config.empties;
+        is_on && self.queue.turns().all(|turn| comes(turn.uid()))
+    }
+
+    /// The nodes that could be emptied, by what they hold, the emptiest last.
+    fn nearly_empty(&self, rests: impl Fn(&str) -> bool, budget: &mut Budget) -> Vec<Arc<str>> {
+        budget.charge(self.books.nodes().len() / 8);
+        let all = self.books.nodes();
+        let all = all.filter(|(_, node)| (1..NEARLY_EMPTY).contains(&taken(node)));
+        let all = all.filter(|(name, _)| !rests(name) && self.pods_that_move(name).is_some());
+        let mut all: Vec<_> = all
+            .map(|(name, node)| (taken(node), name.clone()))
+            .collect();
+        all.sort_unstable_by(|one, other| other.cmp(one));
+        all.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Is the first node fuller, and are there pods which request GPU memory and stay?
+    pub(crate) fn is_fuller(&self, name: &str, than: &str) -> bool {
+        let (Some(node), Some(other)) = (self.books.node(name), self.books.node(than)) else {
+            return false;
+        };
+        let pods = || node.bound().keys().filter_map(|uid| self.books.pod(uid));
+        (taken(node), name) > (taken(other), than)
+            && pods().any(|pod| pod.requests_memory() && !pod.deleting)
+    }
+
+    /// How all pods leave the node.
+    fn moves_off_node(&self, name: &str, budget: &mut Budget) -> Option<Vec<Move>> {
+        let pods = self.pods_that_move(name)?;
+        budget.charge(pods.len());
+        self.moves_off(name, &pods, budget)
+    }
+
+    /// The pods of a node, the largest first, if all of them may move.
+    fn pods_that_move(&self, name: &str) -> Option<Vec<&Arc<PodFacts>>> {
+        let node = self.may_be_emptied(name)?;
+        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
+        let mut pods: Vec<_> = pods.filter(|pod| !stays(pod)).collect();
+        let size = |pod: &PodFacts| pod.request.as_ref().map_or(Mib::ZERO, |it| it.in_sum());
+        pods.sort_by(|one, other| (size(other), &one.uid).cmp(&(size(one), &other.uid)));
+        (!pods.is_empty() && pods.iter().all(|pod| self.may_leave(pod))).then_some(pods)
+    }
+
+    /// The node, if its report is fresh, and nothing is on its way there.
+    fn may_be_emptied(&self, name: &str) -> Option<&Node> {
+        self.check(name).ok()?;
+        let node = self.books.node(name)?;
+        let is_open = node.facts().is_some_and(|facts| !facts.cordoned);
+        let is_calm = node.shares().count() == node.bound().len();
+        let is_kept = self.queue.holders(name).next().is_some();
+        (is_open && is_calm && !is_kept).then_some(node)
+    }
+
+    fn may_leave(&self, pod: &PodFacts) -> bool {
+        let ran = self.unix.map_or(0, |unix| unix.saturating_sub(pod.started));
+        let is_alone = self.books.is_disrupted_alone(pod);
+        let holds = pod.requests_memory() && matches!(pod.assignment, Some(Ok(_)));
+        let ends = pod.deleting || pod.released;
+        pod.evictable.is_some() && is_alone && holds && !pod.tied && !ends && ran >= STEADY
+    }
+
+    fn emptying(&self) -> Option<Emptying> {
+        let (name, kept) = self.queue.emptied().filter(|_| self.may_empty())?;
+        let node = self.may_be_emptied(name)?;
+        let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
+        let mut pods: Vec<_> = pods.filter(|pod| !stays(pod) && !pod.deleting).collect();
+        pods.sort_unstable_by_key(|pod| &pod.uid);
+        let moves = pods.into_iter().map(|pod| {
+            let earmark = kept.get(&pod.uid).filter(|_| self.may_leave(pod))?;
+            self.check(earmark.node()).ok()?;
+            Some(Move {
+                pod: pod.clone(),
+                from: pod.assignment.as_ref()?.as_ref().ok()?.charges.clone(),
+                node: earmark.node().clone(),
+                cards: earmark.cards().to_vec(),
+            })
+        });
+        Some(Emptying {
+            node: name.clone(),
+            moves: moves.collect::<Option<_>>()?,
+        })
+    }
+}
+
+/// Does the pod keep no node from being removed?
+fn stays(pod: &PodFacts) -> bool {
+    pod.goes_with_node && pod.request.as_ref().is_ok_and(|it| it.is_empty())
+}
+
+/// Thousandths of its GPU memory that are not free.
+fn taken(node: &Node) -> u64 {
+    let cards = &node.view().cards;
+    let all: Mib = cards.iter().map(|card| card.capacity).sum();
+    let taken: Mib = cards
+        .iter()
+        .map(|card| card.capacity.minus(card.free))
+        .sum();
+    taken.0.saturating_mul(1000) / all.0.max(1)
+}

@@ -1,0 +1,364 @@
+//! Nearly empty nodes whose pods move to fuller ones.
+
+use std::sync::Arc;
+
+use gpustow_api::{Group, NodeFacts, PodFacts};
+use gpustow_ledger::{Config, Ledger};
+
+use crate::build::{at, bound, card, choose, node, pod, report};
+
+/// The time of day when a test begins; pods that started at 0 have run for long.
+const DAWN: i64 = 100_000;
+
+/// Three nodes of two GPUs with 100 MiB each: `a` holds 30 and `b` 60, `c` is empty. Both pods may move.
+fn nearly_empty() -> Ledger {
+    let mut ledger = Ledger::new(Config {
+        moves: true,
+        empties: true,
+        ..Config::default()
+    });
+    for name in ["a", "b", "c"] {
+        ledger.apply_node(node(name));
+    }
+    ledger.apply_pod(evictable("x", "a-0", 30));
+    ledger.apply_pod(evictable("y", "b-0", 60));
+    look(&mut ledger, 0);
+    ledger
+}
+
+/// Begins a look: tells the time, and all agents report.
+fn look(ledger: &mut Ledger, second: u64) {
+    ["a", "b", "c"]
+        .iter()
+        .for_each(|name| reports(ledger, name, second));
+    tell(ledger, second);
+}
+
+fn reports(ledger: &mut Ledger, name: &str, second: u64) {
+    let cards = [0, 1].map(|index| card(&format!("{name}-{index}"), 100));
+    let mut status = report(&cards);
+    status.heartbeat = Some(second.to_string());
+    ledger.apply_gpunode(name, status, at(second));
+}
+
+fn tell(ledger: &mut Ledger, second: u64) {
+    ledger.tell_time(DAWN + i64::try_from(second).unwrap());
+    ledger.scattered(at(second));
+}
+
+fn evictable(uid: &str, card: &str, mib: u64) -> PodFacts {
+    PodFacts {
+        evictable: Some("its-replicaset".into()),
+        started: 0,
+        ..bound(uid, &card[..1], card, mib)
+    }
+}
+
+fn replacement(uid: &str, mib: u64) -> PodFacts {
+    PodFacts {
+        evictable: Some("its-replicaset".into()),
+        ..pod(uid, mib)
+    }
+}
+
+fn deleting(pod: PodFacts) -> PodFacts {
+    PodFacts {
+        deleting: true,
+        ..pod
+    }
+}
+
+/// The node that begins to be emptied, if so many pods may be evicted and budgets protect none.
+fn begins(ledger: &mut Ledger, most: usize, second: u64) -> Option<String> {
+    let node = ledger.due_to_empty(at(second))?;
+    let begun = ledger.empty_node(&node, &|_| Vec::new(), most, at(second));
+    begun.then(|| node.to_string())
+}
+
+/// Who is to be evicted still, and from where.
+fn emptying(ledger: &Ledger, second: u64) -> Option<(String, Vec<String>)> {
+    let it = ledger.emptying(at(second))?;
+    let pods = it.moves.iter().map(|it| it.pod.uid.to_string());
+    Some((it.node.to_string(), pods.collect()))
+}
+
+fn on(node: &str, pods: &[&str]) -> Option<(String, Vec<String>)> {
+    let pods = pods.iter().map(|uid| (*uid).to_owned());
+    Some((node.to_owned(), pods.collect()))
+}
+
+#[test]
+fn pods_of_the_emptiest_node_move_to_a_fuller_one() {
+    let mut ledger = nearly_empty();
+    assert_eq!(begins(&mut ledger, 1, 0).as_deref(), Some("a"));
+    assert_eq!(emptying(&ledger, 1), on("a", &["x"]));
+    ledger.apply_pod(deleting(evictable("x", "a-0", 30)));
+    assert_eq!(emptying(&ledger, 2), on("a", &[]));
+    ledger.delete_pod("x");
+    let comes = replacement("x2", 30);
+    assert_eq!(choose(&mut ledger, &comes, &["a", "b", "c"], at(3)), ["b"]);
+    ledger.apply_pod(evictable("x2", "b-0", 30));
+    look(&mut ledger, 4);
+    assert_eq!(emptying(&ledger, 4), None);
+}
+
+#[test]
+fn room_for_a_replacement_is_kept_until_it_is_bound() {
+    let mut ledger = nearly_empty();
+    ledger.apply_pod(evictable("y", "b-0", 70));
+    ledger.apply_pod(bound("full", "b", "b-1", 100));
+    assert_eq!(begins(&mut ledger, 1, 0).as_deref(), Some("a"));
+    ledger.apply_pod(deleting(evictable("x", "a-0", 30)));
+    assert!(choose(&mut ledger, &pod("other", 10), &["b"], at(1)).is_empty());
+    ledger.delete_pod("other");
+    let comes = replacement("x2", 30);
+    assert_eq!(choose(&mut ledger, &comes, &["b"], at(1)), ["b"]);
+}
+
+#[test]
+fn emptied_node_ranks_last_meanwhile() {
+    let mut ledger = nearly_empty();
+    // Beside it on a, exactly 70 are free.
+    let exact = pod("exact", 70);
+    assert_eq!(choose(&mut ledger, &exact, &["a", "c"], at(0)), ["a"]);
+    ledger.delete_pod("exact");
+    assert_eq!(begins(&mut ledger, 1, 0).as_deref(), Some("a"));
+    let exact = pod("exact2", 70);
+    assert_eq!(choose(&mut ledger, &exact, &["a", "c"], at(1)), ["c"]);
+}
+
+#[test]
+fn node_stays_as_it_is_if_one_pod_cannot_move() {
+    let x = || evictable("x", "a-0", 30);
+    let kept = |also: PodFacts| {
+        let mut ledger = nearly_empty();
+        ledger.apply_pod(also);
+        assert_eq!(begins(&mut ledger, 9, 0), None);
+    };
+    let fixed = bound("fixed", "a", "a-1", 10);
+    let young = PodFacts {
+        started: DAWN - 599,
+        ..evictable("young", "a-1", 10)
+    };
+    let tied = PodFacts { tied: true, ..x() };
+    let of_gang = PodFacts {
+        group: Some(Group::in_tree("default", "gang")),
+        ..x()
+    };
+    let plain = PodFacts {
+        node: Some("a".into()),
+        ..PodFacts::new("kube-system", "coredns", "coredns")
+    };
+    let ends = deleting(evictable("ends", "a-1", 10));
+    for also in [fixed, young, tied, of_gang, plain.clone(), ends] {
+        kept(also);
+    }
+    // What a DaemonSet made goes with the node.
+    let mut ledger = nearly_empty();
+    ledger.apply_pod(PodFacts {
+        goes_with_node: true,
+        ..plain
+    });
+    assert_eq!(begins(&mut ledger, 9, 0).as_deref(), Some("a"));
+    assert_eq!(emptying(&ledger, 0), on("a", &["x"]));
+}
+
+#[test]
+fn node_stays_as_it_is_while_a_pod_is_on_its_way_there() {
+    let mut ledger = nearly_empty();
+    assert_eq!(choose(&mut ledger, &pod("p", 10), &["a"], at(0)), ["a"]);
+    assert_eq!(begins(&mut ledger, 9, 0), None);
+    // It is bound elsewhere after all.
+    ledger.apply_pod(bound("p", "b", "b-0", 10));
+    assert_eq!(begins(&mut ledger, 9, 61).as_deref(), Some("a"));
+    assert_eq!(choose(&mut ledger, &pod("q", 10), &["a"], at(62)), ["a"]);
+    assert_eq!(emptying(&ledger, 62), None);
+}
+
+#[test]
+fn cordoned_node_is_left_to_its_administrator() {
+    let mut ledger = nearly_empty();
+    ledger.apply_node(NodeFacts {
+        cordoned: true,
+        ..node("a")
+    });
+    assert_eq!(begins(&mut ledger, 9, 0), None);
+}
+
+#[test]
+fn node_stays_as_it_is_if_not_all_replacements_fit_at_the_same_time() {
+    let mut ledger = nearly_empty();
+    ledger.apply_pod(bound("full", "b", "b-1", 100));
+    // 40 are free on b: one of the two would fit, and c is empty.
+    ledger.apply_pod(evictable("x2", "a-1", 30));
+    assert_eq!(begins(&mut ledger, 9, 0), None);
+    ledger.delete_pod("x2");
+    assert_eq!(begins(&mut ledger, 9, 60).as_deref(), Some("a"));
+}
+
+#[test]
+fn no_node_is_emptied_beyond_the_rate_or_against_a_budget() {
+    let mut ledger = nearly_empty();
+    assert_eq!(begins(&mut ledger, 0, 0), None);
+    let protects = |pods: &[Arc<PodFacts>]| pods.iter().map(|pod| pod.uid.clone()).collect();
+    assert_eq!(begins(&mut ledger, 9, 1), None);
+    // The next round begins after a minute.
+    let due = ledger.due_to_empty(at(60)).unwrap();
+    assert!(!ledger.empty_node(&due, &protects, 9, at(60)));
+    assert_eq!(emptying(&ledger, 60), None);
+    assert_eq!(begins(&mut ledger, 9, 61), None);
+    look(&mut ledger, 120);
+    assert_eq!(begins(&mut ledger, 1, 120).as_deref(), Some("a"));
+}
+
+#[test]
+fn no_node_is_emptied_while_a_pod_waits() {
+    let waits = PodFacts {
+        waiting: true,
+        ..pod("p", 150)
+    };
+    let mut ledger = nearly_empty();
+    ledger.apply_pod(waits.clone());
+    assert_eq!(begins(&mut ledger, 9, 0), None);
+    ledger.delete_pod("p");
+    assert_eq!(begins(&mut ledger, 9, 1).as_deref(), Some("a"));
+    // It stops where it is, and nothing is kept any more.
+    ledger.apply_pod(waits);
+    assert_eq!(emptying(&ledger, 2), None);
+    ledger.apply_pod(bound("full", "b", "b-1", 100));
+    look(&mut ledger, 2);
+    let other = pod("other", 40);
+    assert_eq!(choose(&mut ledger, &other, &["b"], at(2)), ["b"]);
+}
+
+#[test]
+fn replacement_that_is_queued_for_a_moment_stops_nothing() {
+    let mut ledger = nearly_empty();
+    ledger.configure(Config {
+        moves: true,
+        empties: true,
+        queue: true,
+        ..Config::default()
+    });
+    ledger.apply_pod(evictable("x2", "a-1", 20));
+    assert_eq!(begins(&mut ledger, 9, 0).as_deref(), Some("a"));
+    ledger.apply_pod(deleting(evictable("x", "a-0", 30)));
+    ledger.apply_pod(PodFacts {
+        queued: true,
+        ..replacement("x3", 30)
+    });
+    tell(&mut ledger, 1);
+    assert_eq!(emptying(&ledger, 1), on("a", &["x2"]));
+}
+
+#[test]
+fn no_pod_is_evicted_by_a_stale_report() {
+    let stale = Config::default().stale_after.as_secs() + 1;
+    for silent in ["a", "b"] {
+        let others = || ["a", "b", "c"].into_iter().filter(|name| *name != silent);
+        let mut ledger = nearly_empty();
+        others().for_each(|name| reports(&mut ledger, name, stale));
+        tell(&mut ledger, stale);
+        assert_eq!(begins(&mut ledger, 9, stale), None, "{silent}");
+
+        let mut ledger = nearly_empty();
+        assert_eq!(begins(&mut ledger, 9, 0).as_deref(), Some("a"));
+        others().for_each(|name| reports(&mut ledger, name, stale));
+        assert_eq!(emptying(&ledger, stale), None, "{silent}");
+    }
+}
+
+#[test]
+fn no_node_is_emptied_if_the_feature_is_off() {
+    let mut ledger = nearly_empty();
+    assert_eq!(begins(&mut ledger, 9, 0).as_deref(), Some("a"));
+    let off = Config {
+        moves: true,
+        ..Config::default()
+    };
+    ledger.configure(off);
+    assert_eq!(emptying(&ledger, 1), None);
+    assert_eq!(begins(&mut ledger, 9, 200), None);
+}
+
+/// Looks every minute for so many hours. Evicted pods come back at once, where `to` says, with another UID: how often pods
+/// were evicted.
+fn evictions(ledger: &mut Ledger, hours: u64, to: impl Fn(&str) -> &'static str) -> usize {
+    let mut count = 0;
+    for minute in 1..=60 * hours {
+        let second = 60 * minute;
+        look(ledger, second);
+        begins(ledger, 9, second);
+        let Some(it) = ledger.emptying(at(second)) else {
+            continue;
+        };
+        for pod in it.moves.into_iter().map(|it| it.pod) {
+            count += 1;
+            let mib = pod.request.as_ref().unwrap().in_sum().0;
+            ledger.delete_pod(&pod.uid);
+            ledger.apply_pod(PodFacts {
+                started: DAWN + i64::try_from(second).unwrap(),
+                ..evictable(&format!("r{count}"), to(&it.node), mib)
+            });
+        }
+    }
+    count
+}
+
+#[test]
+fn two_nodes_do_not_empty_into_each_other() {
+    let mut ledger = nearly_empty();
+    ledger.apply_pod(evictable("y", "b-0", 30));
+    // One of the two equals is emptied, and then there is no fuller one.
+    let other = |node: &str| if node == "a" { "b-1" } else { "a-1" };
+    assert_eq!(evictions(&mut ledger, 48, other), 1);
+}
+
+#[test]
+fn pod_that_comes_back_to_its_node_is_evicted_more_and_more_rarely() {
+    let back = |_: &str| "a-1";
+    // At 0, 1, 3, 7 and 15 hours.
+    assert_eq!(evictions(&mut nearly_empty(), 16, back), 5);
+}
+
+#[test]
+fn one_look_at_nodes_costs_no_more_with_five_hundred_than_with_fifty() {
+    let most = |nodes: usize| {
+        let mut ledger = Ledger::new(Config {
+            moves: true,
+            empties: true,
+            ..Config::default()
+        });
+        ledger.tell_time(DAWN);
+        for number in 0..nodes {
+            let name = format!("n{number}");
+            ledger.apply_node(node(&name));
+            let cards = [0, 1, 2, 3].map(|at| card(&format!("{name}-{at}"), 100));
+            ledger.apply_gpunode(&name, report(&cards), at(0));
+            // No two of these fit on one GPU, and all GPUs hold one.
+            for index in 0..4 {
+                let uid = format!("{name}-{index}");
+                ledger.apply_pod(PodFacts {
+                    node: Some(name.as_str().into()),
+                    ..evictable(&uid, &uid, 49)
+                });
+                let uid = format!("{uid}-block");
+                if number % 2 == 0 {
+                    ledger.apply_pod(bound(&uid, &name, &format!("{name}-{index}"), 3));
+                }
+            }
+        }
+        let (mut most, mut looked) = (0, 0);
+        for second in 0..60 {
+            let before = ledger.work();
+            ledger.due_to_empty(at(second));
+            most = most.max(ledger.work() - before);
+            looked += ledger.work() - before;
+        }
+        assert!(looked > 0);
+        most
+    };
+    let (few, many) = (most(50), most(500));
+    println!("{few} and {many} a look");
+    assert!(few <= 6_000 && many <= 6_000, "{few} and {many}");
+}
