@@ -126,6 +126,7 @@ pub struct Ledger {
     gangs: gangs::Cycles,
     waits: gangs::Waits,
     arriving: provision::Arriving,
+    unanswered: provision::Unanswered,
     lacks: provision::Lacks,
     /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
     unix: Option<i64>,
@@ -152,6 +153,7 @@ impl Ledger {
             gangs: gangs::Cycles::default(),
             waits: gangs::Waits::default(),
             arriving: provision::Arriving::default(),
+            unanswered: provision::Unanswered::default(),
             lacks: provision::Lacks::default(),
             unix: None,
             work: AtomicU64::default(),

@@ -100,6 +100,15 @@ impl Arriving {
     }
 }
 
+/// Owners of placeholders that no node answered, while others need them: until when they have none. Lost at a restart
+/// without harm.
+#[derive(Debug, Default)]
+pub(crate) struct Unanswered(HashMap<Uid, Duration>);
+
+fn owner_of(placeholder: &PodFacts) -> Option<&Uid> {
+    placeholder.stands_for.as_deref()?.first()
+}
+
 /// A pod that no present node can take.
 #[derive(Clone, Debug)]
 struct Need {
@@ -125,7 +134,7 @@ impl Ledger {
         let mut lacks = std::mem::take(&mut self.lacks);
         let sight = self.sight(now);
         lacks.look(&sight, &present, &arriving);
-        let needs = sight.needs(&arriving, &lacks);
+        let needs = sight.needs(&arriving, &lacks, &present);
         self.lacks = lacks;
         if needs.is_empty() {
             return Provision {
@@ -133,7 +142,18 @@ impl Ledger {
                 ..Provision::default()
             };
         }
-        self.sight(now).placeholders(&needs, present, &arriving)
+        self.unanswered.0.retain(|_, until| now < *until);
+        let provision =
+            self.sight(now)
+                .placeholders(&needs, present, &arriving, &self.unanswered.0);
+        for placeholder in provision.unanswered.iter() {
+            if let Some(owner) = owner_of(placeholder)
+                && provision.delete.contains(placeholder)
+            {
+                self.unanswered.0.insert(owner.clone(), now + ANSWERS_IN);
+            }
+        }
+        provision
     }
 
     /// The placeholders that there are, the oldest first.
@@ -164,16 +184,25 @@ impl Ledger {
 }
 
 impl Sight<'_> {
-    /// The pods that wait and that no present node can take, the first in turn.
-    fn needs(&self, arriving: &HashSet<Arc<str>>, lacks: &Lacks) -> Vec<Need> {
+    /// The pods that wait and that no present node can take, the first in turn. Those for which there are placeholders
+    /// are looked at before the others: what a look costs is bounded.
+    fn needs(
+        &self,
+        arriving: &HashSet<Arc<str>>,
+        lacks: &Lacks,
+        present: &[Arc<PodFacts>],
+    ) -> Vec<Need> {
+        let named = present.iter().flat_map(|it| it.stands_for.iter());
+        let named: HashSet<&Uid> = named.flat_map(|uids| uids.iter()).collect();
         let mut turns: Vec<&Turn> = self.queue.turns().collect();
-        turns.sort_unstable();
+        turns.sort_unstable_by_key(|turn| (!named.contains(turn.uid()), *turn));
         let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
         let mut budget = Budget::of_look();
         let mut needs = Vec::new();
         let mut sums = None;
+        let mut seen = 0;
         for turn in turns {
-            if needs.len() == PODS {
+            if needs.len() - seen == PODS {
                 break;
             }
             let Some((pod, request)) = self.without_means(turn.uid()) else {
@@ -190,7 +219,9 @@ impl Sight<'_> {
             // It counts the pods that fit and wait for the rest of their gang.
             let sums = sums.get_or_insert_with(|| self.sums());
             let is_seen = !pod.queued && !self.seems_to_fit(&pod, &request, sums);
-            if lacks != Some(false) {
+            // What the autoscaler adds for so many takes others as well.
+            if lacks != Some(false) && (!is_seen || seen < PODS) {
+                seen += usize::from(is_seen);
                 needs.push(Need {
                     pod,
                     request,
@@ -198,6 +229,7 @@ impl Sight<'_> {
                 });
             }
         }
+        needs.sort_by_cached_key(|need| Turn::of(&need.pod));
         needs
     }
 
@@ -316,6 +348,7 @@ impl Sight<'_> {
         needs: &[Need],
         present: Vec<Arc<PodFacts>>,
         arriving: &HashSet<Arc<str>>,
+        rest: &HashMap<Uid, Duration>,
     ) -> Provision {
         let kinds = Kinds::of(self);
         let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
@@ -377,7 +410,12 @@ impl Sight<'_> {
             !bins.any(|bin| bin.take(*index, needs, &kinds, self.scores))
         });
         let free = self.config.provision - kept.len();
+        open.retain(|index| !rest.contains_key(&needs[*index].pod.uid));
         let new = fewest(&open, needs, &kinds, self.scores);
+        // A placeholder that no node answered gives way to the next.
+        let short = new.len().saturating_sub(free);
+        let give_way = provision.unanswered.iter().take(short).cloned();
+        provision.delete.extend(give_way);
         let new = new.into_iter().take(free);
         provision
             .create

@@ -279,3 +279,44 @@ fn there_are_no_more_than_the_administrator_allows() {
     });
     assert_eq!(deleted(&mut ledger, at(3)).len(), 2);
 }
+
+#[test]
+fn a_placeholder_that_no_node_answers_gives_way_to_the_next() {
+    let mut ledger = ledger(1);
+    full(&mut ledger, "n", LARGE);
+    for name in ["p", "q"] {
+        ledger.apply_pod(queued(name, 60));
+    }
+    let wanted = created(&mut ledger, at(1));
+    assert_eq!(wanted.len(), 1);
+    let facts = create(&mut ledger, &wanted[0]);
+    ledger.apply_pod(PodFacts {
+        created: 1000,
+        ..facts
+    });
+    ledger.tell_time(1899);
+    assert_eq!(deleted(&mut ledger, at(900)), [""; 0]);
+    ledger.tell_time(1900);
+    assert_eq!(deleted(&mut ledger, at(901)), ["placeholder-p"]);
+    ledger.delete_pod("placeholder-p");
+    let next = created(&mut ledger, at(902));
+    assert_eq!(*next[0].pod.uid, *"q");
+    create(&mut ledger, &next[0]);
+    assert_eq!(created(&mut ledger, at(903)), []);
+}
+
+#[test]
+fn a_pod_behind_any_number_that_need_no_placeholder_has_one() {
+    let mut ledger = ledger(5);
+    full(&mut ledger, "n", LARGE);
+    for number in 0..300 {
+        // The autoscaler sees that no node takes it.
+        waits(&mut ledger, pod(&format!("a{number}"), 70), &["n"]);
+    }
+    ledger.apply_pod(PodFacts {
+        created: 1,
+        ..queued("z", 79)
+    });
+    let wanted = created(&mut ledger, at(1));
+    assert!(wanted.iter().any(|it| *it.pod.uid == *"z"), "{wanted:?}");
+}
