@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use gpustow_api::{NodeFacts, PodFacts, intree, names};
+use gpustow_api::intree::{self, Constraints};
+use gpustow_api::{NodeFacts, names};
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -67,12 +68,8 @@ pub(crate) fn admit(pod: &mut Value) -> Result<(), String> {
 /// Do selectors and affinity of the pod allow the node?
 pub(crate) fn allows(node: &Value, pod: &Value) -> bool {
     let node = serde_json::from_value(node.clone()).map(|node| NodeFacts::from_node(&node));
-    let pod =
-        serde_json::from_value(pod.clone()).map(|pod| PodFacts::from_pod(&pod, names::GPU_MEM));
-    match (node, pod) {
-        (Ok(node), Ok(Some(pod))) => intree::refuses(&node, &pod.constraints).is_none(),
-        _ => false,
-    }
+    let spec = serde_json::from_value(pod["spec"].clone()).map(|spec| Constraints::of(&spec));
+    matches!((node, spec), (Ok(node), Ok(spec)) if intree::refuses(&node, &spec).is_none())
 }
 
 /// A node with so many GPUs, before its agent has said anything of it.
@@ -273,8 +270,7 @@ impl World {
         let alone = |pod: &&Copy| waits(pod) && group(pod).is_none() && nominated(pod).is_none();
         let waiting = server.all(Kind::Pod).filter(alone);
         let fits = waiting.filter(|pod| asks(pod).1 <= largest);
-        let placeholders: Vec<String> = sites(server, &self.autoscaler.added).iter().map(|it| format!("{} {} {}", it.node["metadata"]["name"], it.node["metadata"]["labels"], it.left)).collect();
-        fits.map(|pod| format!("{} waits, and no node is added: {placeholders:?} {pod}", name(pod)))
+        fits.map(|pod| format!("{} waits, and no node is added", name(pod)))
             .collect()
     }
 }
