@@ -123,7 +123,7 @@ async fn a_placeholder_that_a_quota_refuses_is_counted_and_its_owner_told() -> R
     let replica = Replica::start(turn.cluster, "refused", &[ON]).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "refused").await?;
-    // No controller counts its use, so that the API server refuses all that it is for.
+    // No controller runs that would write its status.
     let quota = json!({
         "metadata": { "name": "none" },
         "spec": { "hard": { "pods": "0" }, "scopeSelector": { "matchExpressions": [{
@@ -133,6 +133,11 @@ async fn a_placeholder_that_a_quota_refuses_is_counted_and_its_owner_told() -> R
     let quotas = Api::<ResourceQuota>::namespaced(case.client.clone(), &case.namespace);
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     quotas.create(&PostParams::default(), &quota).await?;
+    let status = json!({ "status": { "hard": { "pods": "0" }, "used": { "pods": "0" } } });
+    let params = PatchParams::default();
+    quotas
+        .patch_status("none", &params, &Patch::Merge(&status))
+        .await?;
     let waits = fragmented(&case).await?;
     let note = event(&case.client, &waits, "GpuPlaceholderRefused").await?;
     ensure!(note.contains("quota"), "{note}");
