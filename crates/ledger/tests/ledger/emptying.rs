@@ -42,7 +42,7 @@ fn reports(ledger: &mut Ledger, name: &str, second: u64) {
 }
 
 fn tell(ledger: &mut Ledger, second: u64) {
-    ledger.tell_time(DAWN + i64::try_from(second).unwrap());
+    ledger.tell_time(DAWN + second.cast_signed());
     ledger.scattered(at(second));
 }
 
@@ -294,10 +294,10 @@ fn evictions(ledger: &mut Ledger, hours: u64, to: impl Fn(&str) -> &'static str)
         };
         for pod in it.moves.into_iter().map(|it| it.pod) {
             count += 1;
-            let mib = pod.request.as_ref().unwrap().in_sum().0;
+            let mib = pod.request.as_ref().map_or(0, |it| it.in_sum().0);
             ledger.delete_pod(&pod.uid);
             ledger.apply_pod(PodFacts {
-                started: DAWN + i64::try_from(second).unwrap(),
+                started: DAWN + second.cast_signed(),
                 ..evictable(&format!("r{count}"), to(&it.node), mib)
             });
         }

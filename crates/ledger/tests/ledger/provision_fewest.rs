@@ -81,7 +81,7 @@ pub(crate) fn draw(state: &mut u64, below: u64) -> u64 {
 /// One of these.
 pub(crate) fn one<T: Copy>(state: &mut u64, of: &[T]) -> T {
     let nth = draw(state, of.len() as u64);
-    of[usize::try_from(nth).unwrap()]
+    of[usize::try_from(nth).unwrap_or_default()]
 }
 
 /// Up to six pods that wait, three kinds of nodes of which a full one of each is there, and nodes with something free.
@@ -167,7 +167,10 @@ impl Drawn {
         let mut nodes: Vec<String> = (0..self.free.len())
             .map(|nth| format!("free-{nth}"))
             .collect();
-        for round in 1..20 {
+        let mut round = 0;
+        loop {
+            round += 1;
+            assert!(round < 20, "it asks for nodes again and again");
             self.bind_all(ledger, &nodes, at(round));
             let wanted = created(ledger, at(round));
             if wanted.is_empty() {
@@ -182,14 +185,16 @@ impl Drawn {
                 let named = named.filter(|(name, _)| it.types.contains(&(*name).into()));
                 let smallest = named.min_by_key(|(_, cards)| cards.iter().sum::<u64>());
                 let name = format!("new-{}", nodes.len());
-                comes(ledger, &name, *smallest.expect("a kind"));
+                assert!(smallest.is_some(), "no kind: {it:?}");
+                smallest
+                    .iter()
+                    .for_each(|kind| comes(ledger, &name, **kind));
                 nodes.push(name);
             }
             let gone = deleted(ledger, at(round));
             assert_eq!(gone.len(), wanted.len(), "their nodes are known");
             gone.iter().for_each(|name| ledger.delete_pod(name));
         }
-        panic!("it asks for nodes again and again");
     }
 
     /// Binds the pods that fit, the first in turn first.
@@ -207,10 +212,10 @@ impl Drawn {
                 continue;
             };
             let bind = ledger.begin_bind(&pod, node, now);
-            let bind = bind.expect("filter says so");
+            assert!(bind.is_ok(), "filter says so: {bind:?}");
             ledger.apply_pod(PodFacts {
                 node: Some((*node).into()),
-                assignment: Some(Ok(bind)),
+                assignment: bind.ok().map(Ok),
                 ..pod
             });
         }
@@ -218,8 +223,8 @@ impl Drawn {
 
     fn are_bound(&self, ledger: &Ledger) -> bool {
         let uids = (0..self.pods.len()).map(|nth| format!("p{nth}"));
-        let mut pods = uids.map(|uid| ledger.pod(&uid).unwrap());
-        pods.all(|pod| pod.node.is_some())
+        let mut pods = uids.map(|uid| ledger.pod(&uid));
+        pods.all(|pod| pod.is_some_and(|pod| pod.node.is_some()))
     }
 }
 
