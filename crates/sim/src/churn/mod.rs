@@ -174,8 +174,12 @@ impl World {
     /// Moves all pods off a nearly empty node. Every node without a pod is removed, and another comes when it is needed.
     fn empty_nodes(&mut self, moving: Moving) -> Result<()> {
         let most = moving.per_hour.saturating_sub(self.moved.len());
-        for (moved, to) in self.placer.empties(self.now, most) {
-            self.go_to(moved, to)?;
+        let moves = self.placer.empties(self.now, most);
+        let admits = |(id, to): &(usize, Placed)| self.hosts[to.host].admits(&self.lives[*id].job);
+        if moves.iter().all(admits) {
+            for (moved, to) in moves {
+                self.go_to(moved, to)?;
+            }
         }
         for at in (0..self.hosts.len()).filter(|at| self.pods[*at] == 0) {
             self.placer.replaced(at);
