@@ -8,14 +8,15 @@
 //! kube-scheduler's preemption for a gang calls no extender. So the victims are chosen here, for the whole gang at once
 //! ([`victims`]): they finish together or not at all. The room of each of its pods is earmarked, all of it with one deadline.
 
+mod cycle;
 mod plan;
 mod preempt;
 mod roll;
 mod rules;
+mod sites;
 mod victims;
 mod view;
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::iter;
 use std::sync::Arc;
@@ -29,20 +30,15 @@ use crate::maps::HashMap;
 use crate::queue::{Cause, Earmark, Ended, NodeSet, Turn};
 use crate::scattered::Broken;
 use crate::{Ask, Filtered, Ledger, Preemption, Reason};
+pub(crate) use cycle::Cycles;
 use plan::Member;
 pub(crate) use plan::{Seat, Seats};
 use roll::Roll;
 use victims::{Found, Plan, SEEN};
 pub use view::{GangView, Standing};
 
-/// For the next call about a gang, or its first bind: kube-scheduler takes some milliseconds.
-const HOLD: Duration = Duration::from_secs(2);
-/// The same after a cycle that ended without a bind: something that is not asked here refused the gang.
-const HOLD_AGAIN: Duration = Duration::from_millis(500);
 /// A cycle is forgotten when nothing was heard of its gang for so long, and a gang that was not seen to wait.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Cycles that are remembered before old ones are looked for.
-const CYCLES: usize = 256;
 /// So long a gang must have waited: kube-scheduler had its chance.
 const CHANCE: Duration = Duration::from_secs(1);
 /// A gang for which disruption budgets allow no plan rests for so long.
@@ -71,26 +67,6 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// kube-scheduler's cycles, by gang.
-#[derive(Debug, Default)]
-pub(crate) struct Cycles(HashMap<Group, Cycle>);
-
-/// One cycle, or the last one.
-#[derive(Debug, Default)]
-struct Cycle {
-    /// The pods that were asked about.
-    asked: BTreeSet<Uid>,
-    /// Where the others are to go.
-    seats: HashMap<Uid, Seat>,
-    /// kube-scheduler has begun to bind.
-    binds: bool,
-    /// Cycles that ended without a bind, one after the other.
-    failed: bool,
-    /// Too few can fit. kube-scheduler may still ask about others in this cycle.
-    given_up: Option<Shortfall>,
-    heard: Duration,
-}
-
 /// What is known of gangs that wait, between two looks.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
@@ -116,27 +92,7 @@ impl Ledger {
         let Some(gang) = self.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
             return;
         };
-        let known = &mut self.gangs.0;
-        if known.len() >= CYCLES {
-            known.retain(|_, cycle| now.saturating_sub(cycle.heard) < FORGOTTEN);
-        }
-        let cycle = known.entry(gang.clone()).or_default();
-        let lasts = if cycle.given_up.is_some() {
-            HOLD_AGAIN
-        } else {
-            HOLD
-        };
-        let goes_on = now.saturating_sub(cycle.heard) < lasts;
-        cycle.heard = now;
-        if goes_on && cycle.asked.insert(pod.uid.clone()) {
-            return;
-        }
-        cycle.given_up = None;
-        let bound = std::mem::take(&mut cycle.binds);
-        cycle.failed = !bound;
-        cycle.asked = [pod.uid.clone()].into();
-        cycle.seats.clear();
-        if !bound {
+        if self.gangs.ask(gang, &pod.uid, now) {
             let change = self.books.release_group(gang);
             self.follow(change);
         }
@@ -162,17 +118,15 @@ impl Ledger {
         else {
             return Ok(None);
         };
-        let given_up = self.gangs.0.get(gang).and_then(|it| it.given_up.clone());
-        if let Some(shortfall) = given_up {
-            return Err(shortfall);
+        if let Some(shortfall) = self.gangs.given_up(gang) {
+            return Err(shortfall.clone());
         }
         let wanted = roll.wanted().min(roll.open.len());
         if wanted == 0 {
             return Ok(None);
         }
         let tried = self.queue.tried(&pod.uid);
-        if let Some(cycle) = self.gangs.0.get_mut(gang)
-            && let Some(seat) = cycle.seats.swap_remove(&pod.uid)
+        if let Some(seat) = self.gangs.take_seat(gang, &pod.uid)
             && candidates.contains(&&*seat.node)
             && tried.is_none_or(|tried| !tried.has(&seat.node))
             && self.sight(now).is_free(&seat, pod)
@@ -187,12 +141,14 @@ impl Ledger {
             let members = iter::once(Member::among(pod, nodes)).chain(others);
             sight.seats(members.collect(), wanted)
         };
-        // What kube-scheduler has rejected may have changed: without it, a plan is better than none.
-        let rejects = others().any(|it| sight.passed(it).is_some());
         let plan = |nodes: Vec<Arc<str>>| {
-            let heeding = rejects.then(|| plan_for(nodes.clone(), true));
-            let heeding = heeding.filter(|it| it.count >= wanted);
-            heeding.unwrap_or_else(|| plan_for(nodes, false))
+            let heeding = plan_for(nodes.clone(), true);
+            let rejects = || others().any(|it| sight.passed(it).is_some());
+            // What kube-scheduler has rejected may have changed: a plan that does not heed it is better than none.
+            match heeding.count >= wanted || !rejects() {
+                true => heeding,
+                false => plan_for(nodes, false),
+            }
         };
         // A node where the pod's bind was refused is for when no other will do.
         let untried = self.queue.tried(&pod.uid).map(|tried| {
@@ -212,9 +168,7 @@ impl Ledger {
             return Err(shortfall);
         }
         let own = seats.swap_remove(&pod.uid);
-        if let Some(cycle) = self.gangs.0.get_mut(gang) {
-            cycle.seats = seats;
-        }
+        self.gangs.keep_seats(gang, seats);
         match own {
             Some(seat) => Ok(Some(seat)),
             // The others need the room.
@@ -262,10 +216,7 @@ impl Ledger {
 
     /// The gang is given up for this cycle: it holds nothing.
     fn end_cycle(&mut self, gang: &Group, shortfall: Option<Shortfall>) {
-        if let Some(cycle) = self.gangs.0.get_mut(gang) {
-            cycle.given_up = cycle.given_up.take().or(shortfall);
-            cycle.seats.clear();
-        }
+        self.gangs.give_up(gang, shortfall);
         let change = self.books.release_group(gang);
         self.follow(change);
     }
@@ -309,8 +260,7 @@ impl Ledger {
         let Some(gang) = self.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
             return self.config.reservation_ttl;
         };
-        let failed = self.gangs.0.get(gang).is_some_and(|cycle| cycle.failed);
-        let hold = if failed { HOLD_AGAIN } else { HOLD };
+        let hold = self.gangs.hold(gang);
         for uid in self.books.assumed_of(gang) {
             self.books.hold_until(&uid, now + hold);
         }
@@ -322,21 +272,12 @@ impl Ledger {
         let Some(gang) = self.books.gang(pod).filter(|gang| gang.is_in_tree()) else {
             return;
         };
-        if let Some(cycle) = self.gangs.0.get_mut(gang)
-            && !cycle.binds
-        {
-            (cycle.binds, cycle.failed) = (true, false);
+        if self.gangs.bind(gang) {
             for uid in self.books.assumed_of(gang) {
                 let until = now + self.config.reservation_ttl;
                 self.books.hold_until(&uid, until);
             }
         }
-    }
-}
-
-impl Cycles {
-    fn asked(&self, gang: &Group) -> Option<&BTreeSet<Uid>> {
-        self.0.get(gang).map(|cycle| &cycle.asked)
     }
 }
 
