@@ -20,7 +20,7 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashMap;
-use crate::queue::Beneficiary;
+use crate::queue::{Beneficiary, doubled};
 use crate::scattered::{Broken, Move};
 use crate::sight::Sight;
 
@@ -31,9 +31,9 @@ const NEARLY_EMPTY: u64 = 500;
 /// Between two rounds over all nodes.
 const PAUSE: Duration = Duration::from_secs(60);
 /// A node that was emptied is not emptied again for so long: its pods may have come back, or no autoscaler removes it. The
-/// time doubles with each attempt, so many times.
+/// time doubles with each attempt.
 const REST: Duration = Duration::from_secs(3600);
-const DOUBLES: u32 = 4;
+const LONGEST_REST: Duration = Duration::from_secs(16 * 3600);
 
 /// A node that is emptied.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ impl Rounds {
 
     fn note(&mut self, node: Arc<str>, now: Duration) {
         let (until, times) = self.rests.entry(node).or_default();
-        *until = now + REST * (1 << (*times).min(DOUBLES));
+        *until = now + doubled(REST, *times, LONGEST_REST);
         *times += 1;
     }
 }

@@ -18,6 +18,11 @@ use crate::maps::{HashMap, HashSet};
 const PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(960);
 
+/// A pause that has doubled so many times, and is no longer than the longest.
+pub(crate) fn doubled(pause: Duration, times: u32, longest: Duration) -> Duration {
+    pause.saturating_mul(1 << times.min(16)).min(longest)
+}
+
 /// What failed for one cause.
 #[derive(Debug, Default)]
 struct Backoff {
@@ -29,8 +34,7 @@ struct Backoff {
 
 impl Backoff {
     fn pause(&mut self, from: Duration) {
-        let pause = PAUSE.saturating_mul(1 << self.pauses.min(16));
-        self.until = Some(from + pause.min(LONGEST_PAUSE));
+        self.until = Some(from + doubled(PAUSE, self.pauses, LONGEST_PAUSE));
         self.pauses += 1;
     }
 

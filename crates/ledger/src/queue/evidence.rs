@@ -23,6 +23,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
+use super::backoff::doubled;
 use crate::books::{Books, Uid};
 use crate::preempt::{asked_in_sum, left_in_sum};
 use crate::queue::Ungate;
@@ -220,8 +221,7 @@ impl Queue {
         if now < offered.wake_at {
             return;
         }
-        let pause = PAUSE.saturating_mul(1 << offered.wakes.min(8));
-        offered.wake_at = now + pause.min(LONGEST_PAUSE);
+        offered.wake_at = now + doubled(PAUSE, offered.wakes, LONGEST_PAUSE);
         offered.wakes += 1;
         match self.gated.has(uid) {
             true => self.gated.let_go(uid, Ungate::MayPreempt),

@@ -30,7 +30,7 @@ use crate::Config;
 use crate::books::{Books, Event, Uid, may_come};
 use crate::maps::{HashMap, HashSet};
 use backoff::Backoffs;
-pub(crate) use backoff::{Controller, controller};
+pub(crate) use backoff::{Controller, controller, doubled};
 use changes::Changes;
 pub(crate) use earmark::{Cards, Earmark, Holder};
 pub use earmark::{Cause, Ended};
