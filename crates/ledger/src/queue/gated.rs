@@ -8,7 +8,6 @@
 mod preemptors;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -362,9 +361,8 @@ impl Sight<'_> {
         pods.filter(move |pod| {
             let hardest = pod.request.as_ref().ok().and_then(|it| it.hardest());
             let least = hardest.map(|claim| claim.mib).unwrap_or_default();
-            let mut hasher = DefaultHasher::new();
-            (pod.request.as_ref().ok(), &pod.constraints, &pod.group).hash(&mut hasher);
-            self.books.with_room(least).next().is_some() && seen.insert(hasher.finish())
+            let kind = (pod.request.as_ref().ok(), &pod.constraints, &pod.group);
+            self.books.with_room(least).next().is_some() && seen.insert(kind)
         })
     }
 
