@@ -168,8 +168,8 @@ impl Known {
 
 /// Tells the owner of a placeholder that no node comes.
 fn tell(app: &App, placeholder: &PodFacts) {
-    let pods = placeholder.stands_for.as_deref().unwrap_or_default();
-    let owner = pods.first().and_then(|uid| app.ledger.lock().pod(uid));
+    let owner = placeholder.placeholder_owner();
+    let owner = owner.and_then(|uid| app.ledger.lock().pod(uid));
     if let Some(owner) = owner {
         app.events.unanswered(&owner, placeholder);
     }

@@ -105,10 +105,6 @@ impl Arriving {
 #[derive(Debug, Default)]
 pub(crate) struct Unanswered(HashMap<Uid, Duration>);
 
-fn owner_of(placeholder: &PodFacts) -> Option<&Uid> {
-    placeholder.stands_for.as_deref()?.first()
-}
-
 /// A pod that no present node can take.
 #[derive(Clone, Debug)]
 struct Need {
@@ -146,8 +142,8 @@ impl Ledger {
         let provision =
             self.sight(now)
                 .placeholders(&needs, present, &arriving, &self.unanswered.0);
-        for placeholder in provision.unanswered.iter() {
-            if let Some(owner) = owner_of(placeholder)
+        for placeholder in &provision.unanswered {
+            if let Some(owner) = placeholder.placeholder_owner()
                 && provision.delete.contains(placeholder)
             {
                 self.unanswered.0.insert(owner.clone(), now + ANSWERS_IN);
@@ -360,7 +356,8 @@ impl Sight<'_> {
         for placeholder in present {
             let pods = placeholder.stands_for.as_deref().unwrap_or_default();
             // Its owner may wait for the others of its gang.
-            let owner = pods.first().and_then(|uid| self.books.pod(uid));
+            let owner = placeholder.placeholder_owner();
+            let owner = owner.and_then(|uid| self.books.pod(uid));
             let waits = owner.is_some_and(|owner| owner.node.is_none());
             let needed = pods.iter().filter_map(|uid| by_uid(uid));
             let needed = needed.filter(|it| waits && !needs[*it].is_seen).min();

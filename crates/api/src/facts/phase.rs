@@ -86,6 +86,12 @@ impl PodFacts {
         !self.deleting && matches!(self.phase(), Phase::Queued | Phase::Pending)
     }
 
+    /// The UID of the pod that owns it, if it is a placeholder.
+    #[must_use]
+    pub fn placeholder_owner(&self) -> Option<&Arc<str>> {
+        self.stands_for.as_deref()?.first()
+    }
+
     /// Does it request GPU memory, in a way that can be read?
     #[must_use]
     pub fn requests_memory(&self) -> bool {
