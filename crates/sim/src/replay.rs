@@ -56,8 +56,9 @@ pub trait Placer {
     /// So many milliseconds have gone by since the beginning.
     fn at(&mut self, _now: u64) {}
 
-    /// The pods of a nearly empty node, `most` at most, and where they would move; none if no node is to be emptied.
-    fn empties(&mut self, _now: u64, _most: usize) -> Vec<(usize, Placed)> {
+    /// The pods of a nearly empty node, `most` at most, and where they would move by now ([`Placer::at`]); none if no node
+    /// is to be emptied.
+    fn empties(&mut self, _most: usize) -> Vec<(usize, Placed)> {
         Vec::new()
     }
 

@@ -427,8 +427,7 @@ impl Placer for Stowed {
         Self::at(self, now);
     }
 
-    fn empties(&mut self, now: u64, most: usize) -> Vec<(usize, Placed)> {
-        Self::at(self, now);
+    fn empties(&mut self, most: usize) -> Vec<(usize, Placed)> {
         self.ledger.tell_time(seconds(self.now));
         let node = self.ledger.due_to_empty(self.now);
         let broken = |_: &[Arc<PodFacts>]| Vec::new();

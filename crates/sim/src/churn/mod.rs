@@ -174,7 +174,7 @@ impl World {
     /// Moves all pods off a nearly empty node. Every node without a pod is removed, and another comes when it is needed.
     fn empty_nodes(&mut self, moving: Moving) -> Result<()> {
         let most = moving.per_hour.saturating_sub(self.moved.len());
-        let moves = self.placer.empties(self.now, most);
+        let moves = self.placer.empties(most);
         let admits = |(id, to): &(usize, Placed)| self.hosts[to.host].admits(&self.lives[*id].job);
         if moves.iter().all(admits) {
             for (moved, to) in moves {
