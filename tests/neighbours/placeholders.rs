@@ -11,7 +11,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::karpenter::{Machine, claims, join, karpenter};
+use crate::karpenter::{Machine, claims, join, karpenter, no_node_is_left};
 use crate::site::{CARD, SOON, Site, gates, is_bound};
 
 const ON: &str = "provision: {max: 2}";
@@ -31,10 +31,10 @@ async fn there_are(site: &Site, count: usize) -> Result<Vec<Pod>> {
     .await
 }
 
-async fn there_is_one_claim(site: &Site) -> Result<()> {
-    eventually(SOON, "Karpenter asks for one node", async || {
+async fn there_are_claims(site: &Site, count: usize) -> Result<()> {
+    eventually(SOON, "Karpenter asks for so many nodes", async || {
         let claims = claims(site).await?;
-        ensure!(claims == 1, "{claims}");
+        ensure!(claims == count, "{claims}");
         Ok(())
     })
     .await
@@ -71,12 +71,7 @@ async fn placeholders_of_queued_pods_add_nodes_until_all_are_bound() -> Result<(
     for name in ["first", "second", "third"] {
         case.pod(name).gpu_mem(CARD).create(client).await?;
     }
-    eventually(SOON, "a node for each placeholder", async || {
-        let claims = claims(&site).await?;
-        ensure!(claims == 2, "{claims}");
-        Ok(())
-    })
-    .await?;
+    there_are_claims(&site, 2).await?;
     let third = case.pods().get("third").await?;
     ensure!(gates(&third) == [names::GATE], "{:?}", gates(&third));
 
@@ -181,17 +176,10 @@ async fn the_node_of_a_pod_that_is_deleted_meanwhile_is_scaled_away() -> Result<
     let machines = [Machine::of(1)];
     let _karpenter = karpenter(&site, &machines).await?;
     let waits = case.pod("waits").gpu_mem(CARD).create(client).await?;
-    there_is_one_claim(&site).await?;
+    there_are_claims(&site, 1).await?;
     delete(client, &waits, 0).await?;
     there_are(&site, 0).await?;
-    let mut joined = BTreeSet::new();
-    eventually(SOON * 2, "no node is left", async || {
-        join(&site, &machines, &mut joined).await?;
-        let claims = claims(&site).await?;
-        ensure!(claims == 0, "{claims}");
-        Ok(())
-    })
-    .await?;
+    no_node_is_left(&site, &machines, &mut BTreeSet::new()).await?;
     site.case.end().await
 }
 
@@ -204,7 +192,7 @@ async fn a_takeover_in_the_middle_adds_no_second_node() -> Result<()> {
     case.pod("waits").gpu_mem(CARD).create(client).await?;
     let before = there_are(&site, 1).await?;
     site.extender.process.kill9();
-    there_is_one_claim(&site).await?;
+    there_are_claims(&site, 1).await?;
     site.extender.process.restart()?;
     site.extender.wait_ready().await?;
     let after = there_are(&site, 1).await?;

@@ -6,6 +6,8 @@ use gpustow_api::{Group, NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 
 use crate::build::{at, bound, card, choose, node, pod, report};
+use crate::moving::on;
+use crate::scattered::leaving;
 
 /// The time of day when a test begins; pods that started at 0 have run for long.
 const DAWN: i64 = 100_000;
@@ -61,13 +63,6 @@ fn replacement(uid: &str, mib: u64) -> PodFacts {
     }
 }
 
-fn deleting(pod: PodFacts) -> PodFacts {
-    PodFacts {
-        deleting: true,
-        ..pod
-    }
-}
-
 /// The node that begins to be emptied, if so many pods may be evicted and budgets protect none.
 fn begins(ledger: &mut Ledger, most: usize, second: u64) -> Option<String> {
     let node = ledger.due_to_empty(at(second))?;
@@ -82,17 +77,12 @@ fn emptying(ledger: &Ledger, second: u64) -> Option<(String, Vec<String>)> {
     Some((it.node.to_string(), pods.collect()))
 }
 
-fn on(node: &str, pods: &[&str]) -> Option<(String, Vec<String>)> {
-    let pods = pods.iter().map(|uid| (*uid).to_owned());
-    Some((node.to_owned(), pods.collect()))
-}
-
 #[test]
 fn pods_of_the_emptiest_node_move_to_a_fuller_one() {
     let mut ledger = nearly_empty();
     assert_eq!(begins(&mut ledger, 1, 0).as_deref(), Some("a"));
     assert_eq!(emptying(&ledger, 1), on("a", &["x"]));
-    ledger.apply_pod(deleting(evictable("x", "a-0", 30)));
+    ledger.apply_pod(leaving(evictable("x", "a-0", 30)));
     assert_eq!(emptying(&ledger, 2), on("a", &[]));
     ledger.delete_pod("x");
     let comes = replacement("x2", 30);
@@ -108,7 +98,7 @@ fn room_for_a_replacement_is_kept_until_it_is_bound() {
     ledger.apply_pod(evictable("y", "b-0", 70));
     ledger.apply_pod(bound("full", "b", "b-1", 100));
     assert_eq!(begins(&mut ledger, 1, 0).as_deref(), Some("a"));
-    ledger.apply_pod(deleting(evictable("x", "a-0", 30)));
+    ledger.apply_pod(leaving(evictable("x", "a-0", 30)));
     assert!(choose(&mut ledger, &pod("other", 10), &["b"], at(1)).is_empty());
     ledger.delete_pod("other");
     let comes = replacement("x2", 30);
@@ -149,7 +139,7 @@ fn node_stays_as_it_is_if_one_pod_cannot_move() {
         node: Some("a".into()),
         ..PodFacts::new("kube-system", "coredns", "coredns")
     };
-    let ends = deleting(evictable("ends", "a-1", 10));
+    let ends = leaving(evictable("ends", "a-1", 10));
     for also in [fixed, young, tied, of_gang, plain.clone(), ends] {
         kept(also);
     }
@@ -242,7 +232,7 @@ fn replacement_that_is_queued_for_a_moment_stops_nothing() {
     });
     ledger.apply_pod(evictable("x2", "a-1", 20));
     assert_eq!(begins(&mut ledger, 9, 0).as_deref(), Some("a"));
-    ledger.apply_pod(deleting(evictable("x", "a-0", 30)));
+    ledger.apply_pod(leaving(evictable("x", "a-0", 30)));
     ledger.apply_pod(PodFacts {
         queued: true,
         ..replacement("x3", 30)

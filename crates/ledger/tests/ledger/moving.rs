@@ -104,7 +104,7 @@ fn moving(ledger: &mut Ledger, second: u64) -> Option<(String, Vec<String>)> {
     Some((of_it.node.to_string(), who.collect()))
 }
 
-fn on(node: &str, who: &[&str]) -> Option<(String, Vec<String>)> {
+pub(crate) fn on(node: &str, who: &[&str]) -> Option<(String, Vec<String>)> {
     let who = who.iter().map(|uid| (*uid).to_owned());
     Some((node.to_owned(), who.collect()))
 }

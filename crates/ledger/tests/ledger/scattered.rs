@@ -35,7 +35,7 @@ fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFa
     }
 }
 
-fn leaving(pod: PodFacts) -> PodFacts {
+pub(crate) fn leaving(pod: PodFacts) -> PodFacts {
     PodFacts {
         deleting: true,
         ..pod
