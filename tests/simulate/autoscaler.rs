@@ -235,7 +235,7 @@ impl World {
         }
     }
 
-    /// Placeholders that nobody needs any more, and pods that wait though the autoscaler can add a node for them.
+    /// Placeholders that no pod needs any more, and pods that wait though the autoscaler can add a node for them.
     pub(crate) fn wrong_placeholders(&self) -> Vec<String> {
         let server = locked(&self.server);
         let mut wrong = Vec::new();
@@ -245,10 +245,7 @@ impl World {
             let mut pods = server.all(Kind::Pod);
             let owner = pods.find(|pod| uid(pod).as_str() == owner.as_str().unwrap_or_default());
             if owner.is_none_or(|pod| pod["spec"]["nodeName"].is_string() || ended(pod)) {
-                wrong.push(format!(
-                    "{} is there for nobody",
-                    placeholder["metadata"]["name"]
-                ));
+                wrong.push(format!("no pod needs {}", placeholder["metadata"]["name"]));
             }
         }
         let most = usize::try_from(self.on.spec().provision.max).unwrap_or(usize::MAX);

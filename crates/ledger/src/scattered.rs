@@ -253,7 +253,7 @@ impl Ledger {
     pub(crate) fn keep_replacements(
         &mut self,
         moves: Vec<Move>,
-        whom: &Beneficiary,
+        beneficiary: &Beneficiary,
         now: Duration,
     ) {
         let uids: Vec<Uid> = moves.iter().map(|it| it.pod.uid.clone()).collect();
@@ -271,7 +271,8 @@ impl Ledger {
             };
             let cause = Cause::Replacement;
             let earmark = Earmark::of_cards(&node, cause, request, cards, Vec::new(), until);
-            self.queue.put_replacement(&of, whom.clone(), earmark);
+            self.queue
+                .put_replacement(&of, beneficiary.clone(), earmark);
         }
     }
 

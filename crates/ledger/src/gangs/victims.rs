@@ -183,8 +183,8 @@ impl Sight<'_> {
         )
     }
 
-    /// Roughly what room on a node costs: the priority of the least important pod that may go, and how many may. None if
-    /// nobody of the gang fits there without all of those either: such nodes hide no other.
+    /// Roughly what room on a node costs: the priority of the least important pod that may go, and how many may. None if no
+    /// pod of the gang would fit there even if all of those went: such a node must not take another's place.
     fn price(
         &self,
         node: &Node,

@@ -10,7 +10,7 @@ use super::earmark::{Earmark, Ended, Holder};
 use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
-/// For whom a pod with a replacement is evicted.
+/// What a pod is evicted for while room is kept for its replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Beneficiary {
     /// A pod that waits for fragmented memory.

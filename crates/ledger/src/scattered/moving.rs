@@ -19,7 +19,7 @@ use crate::sight::Sight;
 const CHANCE: Duration = Duration::from_secs(5);
 /// Between two searches for the same pod.
 const REST: Duration = Duration::from_secs(30);
-/// How often a look makes a plan anew because disruption budgets forbid the one before. The next one goes on.
+/// Plans that one look makes because disruption budgets forbid those before. The next look goes on.
 const PLANS: usize = 8;
 
 /// So long the pod waits for room that others leave, or could be made to leave: what has not come by then evidently does

@@ -250,7 +250,7 @@ impl World {
 
     /// With time alone.
     pub(super) fn check_reclaims_end(&mut self) -> Result<(), String> {
-        // Hours have passed: what is under way now was begun anew.
+        // Hours have passed, so what is under way now has begun since.
         self.lending.begun.clear();
         self.reclaim()?;
         self.deliver_pods(usize::MAX);
