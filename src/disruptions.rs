@@ -174,11 +174,14 @@ impl Disruptions {
             return;
         }
         if self.fenced != Some(epoch) {
-            if self.fence(&marked).await {
-                // What these writes moved is looked at again.
-                self.fenced = Some(epoch);
+            if !self.fence(&marked).await {
+                return;
             }
-            return;
+            self.fenced = Some(epoch);
+            // What these writes moved is looked at again.
+            if !marked.is_empty() {
+                return;
+            }
         }
         self.tell_of_memory(&news).await;
         if self.choose(&to_choose).await {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::builders::delete;
+use gpustow_testkit::builders::{delete, set_accepted};
 use gpustow_testkit::{
     Action, Case, PodBuilder, Rule, Scheduler, eventually, wait_bound, wait_gone, wait_refused,
 };
@@ -184,6 +184,26 @@ async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> 
     delete(&case.client, &late, 0).await?;
     wait_gone(&case.client, &late, SOON).await?;
     assert_eq!(staying(&case).await?, ["waits", "x", "y2", "z"]);
+    nothing_is_left(&replica, &case).await?;
+    case.end().await
+}
+
+/// Nobody waits: the node with less on it is emptied into the other, on which a pod stays.
+#[tokio::test]
+async fn defragment_empties_a_nearly_empty_node() -> Result<()> {
+    let turn = turn().await?;
+    let empties = "defragment: {evictionsPerHour: 10, emptyNodes: true}";
+    let (replica, _scheduler, case) = rig(&turn, "empties", &[empties]).await?;
+    let x = case.pods().get("x").await?;
+    // It has run for long.
+    set_accepted(&case.client, &x).await?;
+    let gone = ends_within(&case, "x", LATE).await?;
+    let told = event(&case.client, &gone, "GpuPodDisrupted").await?;
+    ensure!(told.contains("Its node is emptied"), "{told}");
+    succeeded(&case, &gone, "x2", 4000, "b").await?;
+    assert_eq!(moved(&replica).await?, "1");
+    wait_gone(&case.client, &gone, SOON).await?;
+    assert_eq!(staying(&case).await?, ["x2", "y", "z"]);
     nothing_is_left(&replica, &case).await?;
     case.end().await
 }
