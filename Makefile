@@ -88,9 +88,9 @@ test-neighbours: control-plane ## Test beside the real Kueue, Karpenter and JobS
 	@tests/neighbours/build.sh kueue >/dev/null
 	@tests/neighbours/build.sh karpenter >/dev/null
 	@tests/neighbours/build.sh jobset >/dev/null
-	$(CARGO) test --workspace --locked --test neighbours -- --test-threads 1 --skip jobset::
+	$(CARGO) test --workspace --locked --test neighbours -- --test-threads 1 --skip jobset:: --skip gang
 	@KUBERNETES=1.37 tests/control-plane/build.sh >/dev/null
-	KUBERNETES=1.37 $(CARGO) test --workspace --locked --test neighbours -- --test-threads 1 jobset::
+	KUBERNETES=1.37 $(CARGO) test --workspace --locked --test neighbours -- --test-threads 1 jobset:: gang
 
 .PHONY: screenshots
 screenshots: ## Take the page's pictures in docs/images anew

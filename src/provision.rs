@@ -188,7 +188,8 @@ async fn make(app: &App, epoch: u64, placeholder: &Placeholder) -> Result<(), As
     if is_over || app.epoch.confirm(epoch).await.is_err() {
         return Ok(());
     }
-    let wanted = object(placeholder, &owner, &app.args.resource_name);
+    let names_hosts = !placeholder.present.is_empty() && !serves_karpenter(app).await?;
+    let wanted = object(placeholder, &owner, &app.args.resource_name, names_hosts);
     let wanted: Pod = match serde_json::from_value(wanted) {
         Ok(wanted) => wanted,
         Err(error) => {
@@ -216,8 +217,17 @@ async fn make(app: &App, epoch: u64, placeholder: &Placeholder) -> Result<(), As
     Ok(())
 }
 
+/// Karpenter looks at no pod with a required affinity to host names.
+async fn serves_karpenter(app: &App) -> Result<bool, AskError> {
+    let served = within(TIMEOUT, app.client.list_api_groups()).await?;
+    Ok(served
+        .groups
+        .iter()
+        .any(|group| group.name == names::KARPENTER_API_GROUP))
+}
+
 /// The placeholder as the API server gets it.
-fn object(placeholder: &Placeholder, owner: &Pod, resource: &str) -> Value {
+fn object(placeholder: &Placeholder, owner: &Pod, resource: &str, names_hosts: bool) -> Value {
     let facts = &placeholder.pod;
     let spec = owner.spec.clone().unwrap_or_default();
     let mib = placeholder.mib.0.to_string();
@@ -231,7 +241,7 @@ fn object(placeholder: &Placeholder, owner: &Pod, resource: &str) -> Value {
         "topologyKey": names::HOSTNAME,
     }] });
     let mut affinity = json!({ "nodeAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms(placeholder, owner) },
+        "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms(placeholder, owner, names_hosts) },
     } });
     if placeholder.is_counted {
         affinity["podAntiAffinity"] = apart;
@@ -278,7 +288,7 @@ fn object(placeholder: &Placeholder, owner: &Pod, resource: &str) -> Value {
 /// Nodes that gpustow does not know, to which the owner may go, and with GPUs that are large enough. Cluster Autoscaler
 /// imagines a new node of a group with the labels of one that is there, but for its host name: so the present nodes are
 /// named as well, if they are few.
-fn terms(placeholder: &Placeholder, owner: &Pod) -> Vec<Value> {
+fn terms(placeholder: &Placeholder, owner: &Pod, names_hosts: bool) -> Vec<Value> {
     let is = |key: &str, operator: &str, values: &[Box<str>]| json!({ "key": key, "operator": operator, "values": values });
     let more = |key: &str, least: u64| {
         let below = least.saturating_sub(1).to_string();
@@ -312,7 +322,7 @@ fn terms(placeholder: &Placeholder, owner: &Pod) -> Vec<Value> {
         None => vec![NodeSelectorTerm::default()],
     };
     let mut unknown = vec![json!({ "key": names::KNOWN_LABEL, "operator": "DoesNotExist" })];
-    if !placeholder.present.is_empty() {
+    if names_hosts {
         unknown.push(is(names::HOSTNAME, "NotIn", &placeholder.present));
     }
     let mut all = Vec::new();

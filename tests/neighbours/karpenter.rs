@@ -5,20 +5,23 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::names;
-use gpustow_testkit::builders::delete;
+use gpustow_testkit::builders::{delete, set_accepted};
 use gpustow_testkit::{
     Launch, Process, eventually, free_port, gpu_node, pod, wait_bound, wait_refused,
 };
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound};
+use crate::site::{CARD, Neighbour, SOON, Site, gates, is_bound, repository};
 
 /// On each node of the case, by which its pods choose them.
 const LABEL: &str = "testkit/case";
 const POOL: &str = "karpenter.sh/nodepool";
+/// An agent labels its node as known so many seconds after its first report.
+const KNOWN_AFTER: i64 = 6;
 
 /// A kind of machine that the cloud has, and its node pool.
 #[derive(Clone, Copy)]
@@ -143,15 +146,19 @@ pub(crate) async fn join(
     for node in nodes.list(&ListParams::default().labels(POOL)).await? {
         let name = node.name_any();
         if joined.contains(&name) {
+            let created = node.metadata.creation_timestamp.as_ref();
+            let age = created.map(|it| Timestamp::now().as_second() - it.0.as_second());
+            if age > Some(KNOWN_AFTER) && !node.labels().contains_key(names::KNOWN_LABEL) {
+                let known = json!({ "metadata": { "labels": { names::KNOWN_LABEL: "true" } } });
+                let (params, known) = (PatchParams::default(), Patch::Merge(known));
+                nodes.patch(&name, &params, &known).await?;
+            }
             continue;
         }
         let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
         nodes
             .patch_status(&name, &PatchParams::default(), &Patch::Strategic(ready))
             .await?;
-        let known = json!({ "metadata": { "labels": { names::KNOWN_LABEL: "true" } } });
-        let (params, known) = (PatchParams::default(), Patch::Merge(known));
-        nodes.patch(&name, &params, &known).await?;
         let is = node.labels().get(names::INSTANCE_TYPE);
         let machine = machines
             .iter()
@@ -195,14 +202,8 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     let karpenter = karpenter(&site, &machines).await?;
     let (mut small, mut joined) = (Vec::new(), BTreeSet::new());
     for name in ["first", "second"] {
-        let pod = case.pod(name).gpu_mem(CARD).create(client).await?;
-        eventually(SOON, "it is on the new node", async || {
-            join(&site, &machines, &mut joined).await?;
-            ensure!(is_bound(&case.pods().get(name).await?), "not yet");
-            Ok(())
-        })
-        .await?;
-        small.push(pod);
+        case.pod(name).gpu_mem(CARD).create(client).await?;
+        small.push(on_a_node(&site, &machines, &mut joined, name).await?);
     }
     let no_more = r#"--patch={"spec": {"limits": {"cpu": "0"}}}"#;
     let no_more = ["patch", "nodepool", "cards", "--type=merge", no_more];
@@ -243,6 +244,93 @@ async fn a_node_on_which_a_place_is_kept_is_not_scaled_away() -> Result<()> {
     // Nothing is kept there any more.
     no_node_is_left(&site, &machines, &mut joined).await?;
     site.case.end().await
+}
+
+#[tokio::test]
+async fn a_node_that_is_emptied_is_scaled_away() -> Result<()> {
+    let config = [
+        "provision: {max: 1}",
+        "defragment: {evictionsPerHour: 10, emptyNodes: true}",
+    ];
+    let (site, _) = Site::with_queue(1, &config).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let disruptions = repository("manifests/disruptions").display().to_string();
+    site.cluster.kubectl(&["apply", "-k", &disruptions]).await?;
+    let machines = [Machine::of(1)];
+    let _karpenter = karpenter(&site, &machines).await?;
+    // It evicts nobody by itself.
+    let empty_alone = r#"--patch={"spec": {"disruption": {"consolidationPolicy": "WhenEmpty"}}}"#;
+    let empty_alone = ["patch", "nodepool", "cards", "--type=merge", empty_alone];
+    site.cluster.kubectl(&empty_alone).await?;
+    let mut joined = BTreeSet::new();
+    let mut first = Vec::new();
+    for (name, mib) in [("stays", 5000), ("ends", 3000)] {
+        let pod = case.pod(name).gpu_mem(mib).create(client).await?;
+        first.push(on_a_node(&site, &machines, &mut joined, &pod.name_any()).await?);
+    }
+    let moves = case.pod("moves").gpu_mem(2000);
+    let moves = moves.annotation(names::EVICTABLE, "true");
+    let moves = moves.with(|spec| spec.termination_grace_period_seconds = Some(0));
+    replica_set(&site, moves.build()).await?;
+    let before = replica(&site).await?;
+    let before = on_a_node(&site, &machines, &mut joined, &before).await?;
+    set_accepted(client, &before).await?;
+    delete(client, &first[1], 0).await?;
+    eventually(
+        SOON * 3,
+        "its successor is on the fuller node",
+        async || {
+            let after = case.pods().get(&replica(&site).await?).await?;
+            let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            ensure!(after.uid() != before.uid(), "it was not evicted");
+            ensure!(node(&after) == node(&first[0]), "{:?}", node(&after));
+            let claims = claims(&site).await?;
+            ensure!(claims == 1, "{claims} nodes");
+            Ok(())
+        },
+    )
+    .await?;
+    site.case.end().await
+}
+
+/// The pod, once it is bound to a node, which may be one that has to join.
+async fn on_a_node(
+    site: &Site,
+    machines: &[Machine],
+    joined: &mut BTreeSet<String>,
+    pod: &str,
+) -> Result<Pod> {
+    eventually(SOON, "it is on a node", async || {
+        join(site, machines, joined).await?;
+        let pod = site.case.pods().get(pod).await?;
+        ensure!(is_bound(&pod), "not yet");
+        Ok(pod)
+    })
+    .await
+}
+
+/// Creates a ReplicaSet of one such pod.
+async fn replica_set(site: &Site, pod: Pod) -> Result<()> {
+    let labels = json!({ "app": "moves" });
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet",
+        "metadata": { "name": "moves", "namespace": site.case.namespace },
+        "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": {
+            "metadata": { "labels": labels, "annotations": pod.metadata.annotations },
+            "spec": pod.spec,
+        } },
+    });
+    site.cluster.apply(&set.to_string()).await.map(drop)
+}
+
+/// The name of the one pod that the ReplicaSet has.
+async fn replica(site: &Site) -> Result<String> {
+    eventually(SOON, "the ReplicaSet has a pod", async || {
+        let its = ListParams::default().labels("app=moves");
+        let pods = site.case.pods().list(&its).await?;
+        Ok(pods.items.first().context("none")?.name_any())
+    })
+    .await
 }
 
 #[tokio::test]

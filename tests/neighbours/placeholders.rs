@@ -43,7 +43,7 @@ async fn there_are_claims(site: &Site, count: usize) -> Result<()> {
 /// The new nodes join, until all pods are bound and no placeholder is left. The names of these nodes.
 async fn all_are_bound(site: &Site, machines: &[Machine]) -> Result<BTreeSet<String>> {
     let mut joined = BTreeSet::new();
-    eventually(SOON * 2, "all are bound", async || {
+    eventually(SOON * 3, "all are bound", async || {
         join(site, machines, &mut joined).await?;
         let pods = site.case.pods().list(&ListParams::default()).await?;
         let waits: Vec<_> = pods.iter().filter(|pod| !is_bound(pod)).collect();
@@ -116,6 +116,61 @@ async fn a_kind_whose_gpus_are_too_small_is_not_added() -> Result<()> {
     let _karpenter = karpenter(&site, &machines).await?;
     case.pod("large").gpu_mem(6000).create(client).await?;
     one_node_suffices(&site, &machines).await?;
+    site.case.end().await
+}
+
+/// In sum the present nodes have enough free memory.
+#[tokio::test]
+async fn a_pod_larger_than_any_present_gpu_has_one_node_added() -> Result<()> {
+    let site = Site::start("manifests/base", 3, &[ON]).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let large = Machine {
+        name: "large",
+        mib: 2 * CARD,
+        ..Machine::of(1)
+    };
+    let machines = [Machine::of(2), large];
+    let _karpenter = karpenter(&site, &machines).await?;
+    let pod = case.pod("large").gpu_mem(2 * CARD).create(client).await?;
+    one_node_suffices(&site, &machines).await?;
+    delete(client, &pod, 0).await?;
+    no_node_is_left(&site, &machines, &mut BTreeSet::new()).await?;
+    site.case.end().await
+}
+
+#[tokio::test]
+async fn gang_has_one_node_added() -> Result<()> {
+    let site = Site::start("manifests/base", 1, &[ON]).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let machines = [Machine::of(2)];
+    let _karpenter = karpenter(&site, &machines).await?;
+    let occupant = case.pod("occupant").gpu_mem(CARD).create(client).await?;
+    wait_bound(client, &occupant, SOON).await?;
+    let policy = json!({ "schedulingPolicy": { "gang": { "minCount": 2 } } });
+    case.pod_group("gang", policy).await?;
+    for name in ["first", "second"] {
+        let pod = case.pod(name).gpu_mem(CARD);
+        case.member("gang", pod).await?;
+    }
+    one_node_suffices(&site, &machines).await?;
+    site.case.end().await
+}
+
+/// 64 of them fit on one node. How large the first node will be is not known before it has come, so that each placeholder may
+/// bring one too many.
+#[tokio::test]
+async fn queue_of_500_pods_has_hardly_more_nodes_added_than_it_needs() -> Result<()> {
+    let (site, _) = Site::with_queue(1, &["provision: {max: 4}"]).await?;
+    let (case, client) = (&site.case, &site.case.client);
+    let machines = [Machine::of(8)];
+    let _karpenter = karpenter(&site, &machines).await?;
+    for index in 0..500 {
+        let pod = case.pod(&format!("p{index}")).gpu_mem(CARD / 8);
+        pod.create(client).await?;
+    }
+    let joined = all_are_bound(&site, &machines).await?;
+    ensure!((8..=8 + 4).contains(&joined.len()), "{}", joined.len());
+    there_are(&site, 0).await?;
     site.case.end().await
 }
 

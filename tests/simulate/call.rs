@@ -48,13 +48,12 @@ impl Call {
     pub(crate) fn of(head: &Parts, body: Value) -> Self {
         let path = head.uri.path().trim_matches('/').split('/');
         let mut path: Vec<&str> = path.collect();
-        // /api/v1 or /apis/GROUP/VERSION.
-        path.drain(
-            ..match path.first() {
-                Some(&"api") => 2,
-                _ => 3,
-            },
-        );
+        // /api/v1, /apis/GROUP/VERSION, or /apis alone.
+        let version = match path.first() {
+            Some(&"api") => 2,
+            _ => 3,
+        };
+        path.drain(..version.min(path.len()));
         let namespace = match path.first() {
             Some(&"namespaces") if path.len() > 2 => path.drain(..2).nth(1),
             _ => None,
@@ -170,6 +169,8 @@ impl Call {
             return match self.plural.as_str() {
                 "events" => Ok(self.body.to_string()),
                 "poddisruptionbudgets" => Ok(server.budgets().to_string()),
+                // Which API groups are served.
+                "" => Ok(json!({ "groups": [] }).to_string()),
                 other => Err(Refusal(404, "NotFound", format!("no {other} here"))),
             };
         };

@@ -41,6 +41,9 @@ const POD_RESOURCES_PERIOD: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Between two questions to a control daemon of MPS that answers. One that does not is asked at every sample.
 const MPS_PERIOD: Duration = Duration::from_secs(5);
+/// The node is labelled as known so long after its first report: extenders delete the placeholders that it answers by then,
+/// and no autoscaler adds another node for one that its label keeps off.
+const KNOWN_AFTER: Duration = Duration::from_secs(5);
 /// Longest pause after writes that failed.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Events that are kept until the API server takes them.
@@ -76,6 +79,7 @@ pub(crate) struct Agent {
     next_mps: Instant,
     owned: bool,
     published: Option<GpuNodeStatus>,
+    first_report: Option<Instant>,
     heartbeat: Instant,
     failures: u32,
     next_write: Instant,
@@ -108,6 +112,7 @@ impl Agent {
             next_mps: Instant::now(),
             owned: false,
             published: None,
+            first_report: None,
             heartbeat: Instant::now(),
             failures: 0,
             next_write: Instant::now(),
@@ -327,8 +332,13 @@ impl Agent {
             self.shared.ready.store(true, Ordering::Release);
             self.heartbeat = Instant::now() + about(self.args.heartbeat.0, &self.cluster.node);
             self.published = Some(status.clone());
+            self.first_report.get_or_insert_with(Instant::now);
         }
-        let wanted = labels(&status);
+        let mut wanted = labels(&status);
+        let is_new = |first: Instant| first.elapsed() < KNOWN_AFTER;
+        if !node.labels.contains_key(names::KNOWN_LABEL) && self.first_report.is_none_or(is_new) {
+            wanted.remove(names::KNOWN_LABEL);
+        }
         let capacity = self.capacity(node.capacity, now).await?;
         if capacity.is_some() || wanted != node.labels {
             let stale = node.labels.keys().filter(|key| !wanted.contains_key(*key));

@@ -162,6 +162,8 @@ pub const SPARE_NODE: [(&str, &str); 2] = [
     ),
     ("karpenter", "karpenter.sh/do-not-disrupt"),
 ];
+/// API group that is served where Karpenter is installed.
+pub const KARPENTER_API_GROUP: &str = "karpenter.sh";
 
 /// Set by users: pod annotation with the version whose annotations the pod has, if it is later than the one that may
 /// judge them. Our admission policies have it with the version that generated them.
