@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use gpustow_api::GpustowConfig;
 use gpustow_api::config::{self, GpustowConfigSpec, GpustowConfigStatus, QueueMode};
+use gpustow_api::{GpustowConfig, QueueFrom};
 use gpustow_serve::WATCH_SECONDS;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::watch;
@@ -47,10 +47,11 @@ impl Current {
         }
     }
 
-    /// Are new pods queued now? The admission policy `gpustow-queue` judges by the same fields.
-    pub(crate) fn queues(&self) -> bool {
+    /// Which new pods are queued now? The admission policy `gpustow-queue` judges by the same fields.
+    pub(crate) fn queue_from(&self) -> &[QueueFrom] {
         let on = self.spec.queue.mode != QueueMode::Off;
-        on && self.status.as_ref().is_some_and(|status| status.queueing)
+        let status = self.status.as_ref().filter(|_| on);
+        status.map_or(&[], |status| &status.queue_from)
     }
 
     /// What follows from the object as it is now.

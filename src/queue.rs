@@ -1,7 +1,7 @@
 //! The queue: pods wait with our scheduling gate while others wait for room, and cost kube-scheduler nothing.
 //!
-//! Whose turn it is is the ledger's answer ([`gpustow_ledger::Ledger::wake`]); here the gate is taken off, the flag is
-//! kept that has new pods queued, and each queued pod is told its position. Ungating is fenced like a bind: it rests
+//! Whose turn it is is the ledger's answer ([`gpustow_ledger::Ledger::wake`]); here the gate is taken off, the status of the
+//! GpustowConfig says which new pods are queued, and each queued pod is told its position. Ungating is fenced like a bind: it rests
 //! on a copy of the pod that came before a look at the Lease, and names that copy. One that arrives after a takeover
 //! all the same gives the pod no room: at filter nobody gets what one before it in turn would take.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::config::QueueMode;
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, QueueFrom, names};
 use gpustow_ledger::Ungate;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -20,12 +20,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::ask::{AskError, within};
-use crate::config::status::write_queueing;
+use crate::config::status::write_queue_from;
 use crate::leading::while_leading;
 
 /// Between two looks at who waits.
 const LOOK: Duration = Duration::from_millis(250);
-/// The flag goes down when nobody has waited for so long.
+/// New pods are queued for so long after the last has waited.
 const LINGER: Duration = Duration::from_secs(30);
 /// The same value is written again after so long if the watch does not show it.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
@@ -184,15 +184,15 @@ pub(crate) async fn stand_by(app: Arc<App>) {
     }
 }
 
-/// Whether new pods are queued, as this leader wants it.
+/// Which new pods are queued, as this leader wants it.
 #[derive(Default)]
 struct Flag {
-    /// When a pod waited last.
-    wanted: Option<Instant>,
+    /// For which pods some have waited lately, and when they did last.
+    wanted: Vec<(QueueFrom, Instant)>,
     /// It was looked at since this replica leads.
     begun: bool,
     /// What was written last and when: the watch shows it a little later.
-    wrote: Option<(bool, Instant)>,
+    wrote: Option<(Vec<QueueFrom>, Instant)>,
     /// When a failure was logged last.
     warned: Option<Instant>,
 }
@@ -204,39 +204,51 @@ impl Flag {
             app.metrics.queue_on.set(0);
             return;
         };
-        // The flag was up when this replica began to lead: which pods waited until then is unknown.
-        let inherited = !self.begun && status.queueing;
-        self.begun = true;
-        if inherited || app.ledger.lock().wants_queue() {
-            self.wanted = Some(Instant::now());
+        let mut wanting = app.ledger.lock().queue_from();
+        // When this replica began to lead, these were there: which pods waited until then is unknown.
+        if !self.begun {
+            wanting.extend(&status.queue_from);
         }
-        let hold = match current.spec.queue.mode {
-            QueueMode::Off => false,
-            QueueMode::Auto => self.wanted.is_some_and(|at| at.elapsed() < LINGER),
-            QueueMode::Always => true,
+        self.begun = true;
+        self.note(&wanting);
+        let from = match current.spec.queue.mode {
+            QueueMode::Off => Vec::new(),
+            QueueMode::Auto => QueueFrom::fewest(self.wanted.iter().map(|it| it.0).collect()),
+            QueueMode::Always => vec![QueueFrom::ALL],
         };
-        app.metrics.queue_on.set(current.queues().into());
+        let queues = !current.queue_from().is_empty();
+        app.metrics.queue_on.set(queues.into());
         let written = self
             .wrote
-            .is_some_and(|(wrote, at)| wrote == hold && at.elapsed() < WRITE_AGAIN);
-        if hold != status.queueing && !written {
-            self.set(app, epoch, hold).await;
+            .as_ref()
+            .is_some_and(|(wrote, at)| *wrote == from && at.elapsed() < WRITE_AGAIN);
+        if from != status.queue_from && !written {
+            self.set(app, epoch, from).await;
         }
     }
 
-    async fn set(&mut self, app: &App, epoch: u64, hold: bool) {
+    /// Pods wait because of which these are to be queued. What lingers and is a part of that is forgotten.
+    fn note(&mut self, wanting: &[QueueFrom]) {
+        self.wanted.retain(|(from, at)| {
+            at.elapsed() < LINGER && !wanting.iter().any(|it| it.covers(from))
+        });
+        let now = Instant::now();
+        self.wanted.extend(wanting.iter().map(|it| (*it, now)));
+    }
+
+    async fn set(&mut self, app: &App, epoch: u64, from: Vec<QueueFrom>) {
         if app.epoch.confirm(epoch).await.is_err() {
             return;
         }
-        match write_queueing(app, hold).await {
+        match write_queue_from(app, &from).await {
             Ok(()) => {
-                tracing::info!(queueing = hold, "new pods are queued, or are not");
-                self.wrote = Some((hold, Instant::now()));
+                tracing::info!(?from, "which new pods are queued has changed");
+                self.wrote = Some((from, Instant::now()));
             }
             Err(error) => {
                 if self.warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
                     self.warned = Some(Instant::now());
-                    tracing::warn!(%error, "cannot write whether new pods are queued into the status of the GpustowConfig");
+                    tracing::warn!(%error, "cannot write which new pods are queued into the status of the GpustowConfig");
                 }
                 sleep(PAUSE.max(error.retry_after())).await;
             }

@@ -202,10 +202,12 @@ async fn on_queue(State(webhook): State<Arc<Webhook>>, call: Call) -> Response {
         Ok(review) => review,
         Err(failure) => return (StatusCode::BAD_REQUEST, failure.text).into_response(),
     };
-    let change = match webhook.config.current().queues() {
-        true => gate(&review["request"]["object"]),
-        false => Vec::new(),
-    };
+    let current = webhook.config.current();
+    let change = gate(
+        &review["request"]["object"],
+        &webhook.resource,
+        current.queue_from(),
+    );
     answer(&review, Ok(change))
 }
 

@@ -35,7 +35,7 @@ impl World {
     pub(crate) fn queue(&mut self, at: Duration) {
         if self.on == Some(Feature::Queue) {
             self.hold(at, "queue", |ledger, _| {
-                black_box(ledger.wants_queue());
+                black_box(ledger.queue_from());
                 black_box(ledger.queue_order().count());
             });
         }

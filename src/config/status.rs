@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::GpustowConfig;
 use gpustow_api::config::{
     self, GpustowConfigSpec, GpustowConfigStatus, PERMISSION_MISSING, UNREADABLE, WORKING,
 };
+use gpustow_api::{GpustowConfig, QueueFrom};
 use gpustow_settings::{Feature, Right};
 use k8s_openapi::api::authorization::v1::{SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -65,9 +65,9 @@ pub(crate) async fn run(app: Arc<App>) {
     }
 }
 
-/// Says that new pods are queued, or that they are not.
-pub(crate) async fn write_queueing(app: &App, queueing: bool) -> Result<(), AskError> {
-    write(&app.client, json!({ "queueing": queueing })).await
+/// Says which new pods are queued.
+pub(crate) async fn write_queue_from(app: &App, from: &[QueueFrom]) -> Result<(), AskError> {
+    write(&app.client, json!({ "queueFrom": from })).await
 }
 
 async fn write(client: &Client, status: Value) -> Result<(), AskError> {

@@ -142,7 +142,7 @@ async fn extender_follows_a_change_within_two_seconds_without_a_restart() -> Res
             async || {
                 let config = configs.get(config::NAME).await?;
                 let status = config.status.unwrap_or_default();
-                ensure!(status.queueing == wanted, "{status:?}");
+                ensure!(status.queue_from.is_empty() != wanted, "{status:?}");
                 ensure!(status.observed_generation == config.metadata.generation);
                 Ok(())
             },

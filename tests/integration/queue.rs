@@ -14,7 +14,7 @@ use gpustow_testkit::{
     Scheduler, SchedulerConfig, eventually, wait_bound, wait_condition, wait_gone, wait_refused,
 };
 use k8s_openapi::api::core::v1::{Pod, PodSchedulingGate};
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::Replica;
@@ -79,13 +79,13 @@ fn is_held(pod: &Pod) -> bool {
     gates.is_some_and(|gates| gates.iter().any(|gate| gate.name == names::GATE))
 }
 
-/// Waits until the status says whether new pods are queued.
+/// Waits until the status says whether any new pods are queued.
 pub(crate) async fn flag(cluster: &ControlPlane, wanted: bool) -> Result<()> {
     let configs = Api::<GpustowConfig>::all(cluster.admin()?);
     eventually(LATE, &format!("queueing is {wanted}"), async || {
         let config = configs.get(config::NAME).await?;
-        let says = config.status.unwrap_or_default().queueing;
-        ensure!(says == wanted);
+        let from = config.status.unwrap_or_default().queue_from;
+        ensure!(from.is_empty() != wanted, "{from:?}");
         Ok(())
     })
     .await
@@ -152,6 +152,49 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
     let ungates = "gpustow_ungated_pods_total{cause=\"room\",result=\"done\"} 3\n";
     ensure!(metrics.contains(ungates), "{metrics}");
     case.end().await
+}
+
+#[tokio::test]
+async fn pod_that_requests_less_than_all_that_wait_is_not_queued() -> Result<()> {
+    let cluster = open().await?;
+    let extender = extender(&cluster, "one", "Auto").await?;
+    let _scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, "less").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    bound(&case.client, case.pod("holder").gpu_mem(CARD / 2)).await?;
+    let whole = case.pod("whole").gpu_mem(CARD);
+    refused(&case.client, whole, names::GPU_MEM).await?;
+    is_queued(&case, CARD, true).await?;
+
+    // Half of the GPU is free.
+    let small = case.pod("small").gpu_mem(CARD / 4);
+    let small = small.create(&case.client).await?;
+    ensure!(!is_held(&small), "it is queued");
+    wait_bound(&case.client, &small, SOON).await?;
+
+    // One that does not fit is refused, and the next like it are queued.
+    is_queued(&case, CARD / 2, false).await?;
+    let half = case.pod("half").gpu_mem(CARD / 2);
+    refused(&case.client, half, names::GPU_MEM).await?;
+    is_queued(&case, CARD / 2, true).await?;
+    is_queued(&case, CARD / 4, false).await?;
+    case.check().await?;
+    case.end().await
+}
+
+/// Waits until admission queues a pod that requests so much, or does not.
+async fn is_queued(case: &Case, mib: u64, wanted: bool) -> Result<()> {
+    let dry = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let probe = case.pod("probe").gpu_mem(mib).build();
+    eventually(SOON, "admission queues it, or does not", async || {
+        let probe = case.pods().create(&dry, &probe).await?;
+        ensure!(is_held(&probe) == wanted, "{mib} MiB: {}", !wanted);
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]

@@ -53,19 +53,17 @@ impl World {
     /// Creates a pod that comes before all others.
     fn probe_with(&mut self, mib: u64, gpus: u64, priority: i64) -> String {
         let asks = json!({ names::GPU_MEM: (mib * gpus).to_string() });
-        let gates = if self.holds() {
-            json!([{ "name": names::GATE }])
-        } else {
-            json!([])
-        };
         let mut pod = json!({
             "metadata": { "annotations": { names::GPU_COUNT: gpus.to_string() } },
             "spec": {
-                "schedulerName": names::SCHEDULER, "priority": priority, "schedulingGates": gates,
+                "schedulerName": names::SCHEDULER, "priority": priority, "schedulingGates": [],
                 "containers": [{ "name": "main", "image": "i", "resources": { "limits": asks, "requests": asks } }],
             },
             "status": { "phase": "Pending" },
         });
+        if self.is_queued(&pod) {
+            pod["spec"]["schedulingGates"] = json!([{ "name": names::GATE }]);
+        }
         self.make(&mut pod)
     }
 

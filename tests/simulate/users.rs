@@ -1,6 +1,7 @@
 //! What users do: they create pods, change them, and have them end.
 
-use gpustow_api::{config, names};
+use gpustow_api::{QueueFrom, config, names};
+use gpustow_policies::mutate::gate;
 use rand::RngExt as _;
 use serde_json::{Value, json};
 
@@ -66,11 +67,6 @@ impl World {
         if self.random.random_bool(0.1) {
             gates.push(json!({ "name": "example.com/wait" }));
         }
-        // By the admission policy, but for the few that it leaves out.
-        if self.holds() && self.random.random_bool(0.9) {
-            gates.push(json!({ "name": names::GATE }));
-        }
-        pod["spec"]["schedulingGates"] = json!(gates);
         if mib < CARD && self.random.random_bool(0.5) {
             let limit = self.random.random_range(mib..=CARD) * gpus;
             pod["metadata"]["annotations"][names::MEM_LIMIT] = json!(limit.to_string());
@@ -101,6 +97,11 @@ impl World {
             }]);
             self.owners.insert(owner, pod.clone());
         }
+        // By the admission policy, but for the few that it leaves out.
+        if self.random.random_bool(0.9) && self.is_queued(&pod) {
+            gates.push(json!({ "name": names::GATE }));
+        }
+        pod["spec"]["schedulingGates"] = json!(gates);
         for _ in 0..members {
             self.make(&mut pod);
         }
@@ -200,11 +201,13 @@ impl World {
         }
     }
 
-    /// Are new pods queued?
-    pub(crate) fn holds(&self) -> bool {
+    /// Is a new pod queued, as admission would have it?
+    pub(crate) fn is_queued(&self, pod: &Value) -> bool {
         let config = locked(&self.server).get(&key(Kind::GpustowConfig, config::NAME));
         config.is_ok_and(|config| {
-            config["spec"]["queue"]["mode"] != "Off" && config["status"]["queueing"] == true
+            let from = config["status"]["queueFrom"].clone();
+            let from: Vec<QueueFrom> = serde_json::from_value(from).unwrap_or_default();
+            config["spec"]["queue"]["mode"] != "Off" && !gate(pod, names::GPU_MEM, &from).is_empty()
         })
     }
 

@@ -13,6 +13,7 @@ use strum::{EnumString, IntoStaticStr};
 
 use crate::gpunode::STALE_AFTER;
 use crate::limit::Enforce;
+use crate::queue_from::QueueFrom;
 
 /// The only object that is read.
 pub const NAME: &str = "gpustow";
@@ -423,9 +424,10 @@ pub struct GpustowConfigStatus {
     /// The generation of the object that the extender follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Whether new pods are queued now.
+    /// Which new pods are queued now: those to which an entry applies.
     #[serde(default)]
-    pub queueing: bool,
+    #[schemars(length(max = 16))]
+    pub queue_from: Vec<QueueFrom>,
     /// One per feature, and Working for all of them.
     #[schemars(schema_with = "conditions")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{Group, PodFacts};
+use gpustow_api::{Group, PodFacts, QueueFrom};
 use gpustow_pack::Request;
 
 use crate::Ledger;
@@ -86,10 +86,10 @@ impl Ledger {
         self.queue.is_waiting(uid)
     }
 
-    /// Does a pod wait for room that a node could have, so that new pods must be queued?
+    /// Which new pods must be queued, because pods wait for room that a node could have.
     #[must_use]
-    pub fn wants_queue(&self) -> bool {
-        self.queue.wants_room()
+    pub fn queue_from(&self) -> Vec<QueueFrom> {
+        self.queue.queue_from()
     }
 
     /// The pods that are queued, in the order of their turns.

@@ -1,7 +1,7 @@
 //! CEL that policies share.
 
 /// Expressions that several policies share. The first may name those after it.
-pub(crate) const SHARED: [(&str, &str); 40] = [
+pub(crate) const SHARED: [(&str, &str); 41] = [
     // What translates the request of each container: variables `replaced` are the resources that go, `translated` the
     // containers with their GPUs and MiB.
     ("ADOPT_PATCH", include_str!("../policies/adopt-patch.cel")),
@@ -216,6 +216,7 @@ pub(crate) const SHARED: [(&str, &str); 40] = [
         r#"["{{GPU_MODELS}}", "{{NOT_GPU_MODELS}}", "{{GPU_UUIDS}}", "{{NOT_GPU_UUIDS}}", "{{GPU_AFFINITY}}", "{{GPU_ANTI_AFFINITY}}"]"#,
     ),
     ("ASKS", "{{ALL}}.exists(c, {{WANTS}})"),
+    ("ASKING", "{{ALL}}.filter(c, {{WANTS}})"),
     // The same once gpustow-adopt has translated the pod, or gpustow-auto has given it an amount. The order of policies is open, and a policy is invoked again
     // after another one only if it matched before.
     (

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use gpustow_api::config::Requests;
 use gpustow_api::limit::{self, Enforce};
-use gpustow_api::{names, quantity};
+use gpustow_api::{QueueFrom, names, quantity};
 
 use crate::adopt::{Terms, translate};
 
@@ -94,9 +94,15 @@ pub fn adopt(pod: &Value, terms: Terms, resource: &str, requests: &Requests) -> 
     patch.operations
 }
 
-/// The JSON patch that has a pod queued; empty if it has the gate already.
+/// The JSON patch that has a pod queued; empty if it has the gate already, or none of the entries applies to it.
 #[must_use]
-pub fn gate(pod: &Value) -> Vec<Value> {
+pub fn gate(pod: &Value, resource: &str, from: &[QueueFrom]) -> Vec<Value> {
+    let priority = pod["spec"]["priority"].as_i64();
+    let priority = priority.and_then(|it| it.try_into().ok()).unwrap_or(0);
+    let size = size(pod, resource);
+    if !from.iter().any(|it| it.queues(priority, size)) {
+        return Vec::new();
+    }
     let ours = json!({ "name": names::GATE });
     let gates = list(pod, "schedulingGates");
     if gates.iter().any(|gate| gate["name"] == names::GATE) {
@@ -365,10 +371,42 @@ fn wants(container: &Value, resource: &str) -> bool {
 }
 
 fn asks(pod: &Value, resource: &str) -> bool {
-    let mut all = list(pod, "containers")
-        .iter()
-        .chain(list(pod, "initContainers"));
-    all.any(|it| wants(it, resource))
+    asking(pod, resource).next().is_some()
+}
+
+fn asking<'a>(pod: &'a Value, resource: &str) -> impl Iterator<Item = &'a Value> {
+    let all = list(pod, "containers").iter();
+    let all = all.chain(list(pod, "initContainers"));
+    all.filter(move |it| wants(it, resource))
+}
+
+/// MiB per GPU and GPUs of a pod that requests both in numbers and for one container.
+fn size(pod: &Value, resource: &str) -> Option<(u64, u64)> {
+    let mut asking = asking(pod, resource);
+    let (Some(one), None) = (asking.next(), asking.next()) else {
+        return None;
+    };
+    let name = one["name"].as_str().unwrap_or_default();
+    let notes = &pod["metadata"]["annotations"];
+    let of = [names::GPU_COUNT_OF, names::GPU_MEM_PERCENTAGE_OF].map(|of| format!("{of}{name}"));
+    let others = [names::EXCLUSIVE, names::GPU_MEM_PERCENTAGE].into_iter();
+    if others
+        .chain(of.iter().map(String::as_str))
+        .any(|key| notes.get(key).is_some())
+    {
+        return None;
+    }
+    let gpus = notes.get(names::GPU_COUNT).map_or(Some("1"), Value::as_str);
+    let gpus = number(gpus?, 2).filter(|gpus| *gpus > 0)?;
+    let mib = limits(one)?.get(resource)?;
+    let mib = number(mib.as_str()?, 15)?;
+    Some((mib / gpus, gpus))
+}
+
+/// A number of so many digits at most.
+fn number(text: &str, digits: usize) -> Option<u64> {
+    let is_plain = text.len() <= digits && text.bytes().all(|it| it.is_ascii_digit());
+    is_plain.then(|| text.parse().ok())?
 }
 
 fn asks_nvidia(container: &Value) -> bool {

@@ -1,7 +1,7 @@
 //! Which pods get into the queue and out of it: the rules of the gate, and tries to get round them.
 
 use anyhow::{Context as _, Result, ensure};
-use gpustow_api::{GpustowConfig, config, names};
+use gpustow_api::{GpustowConfig, QueueFrom, config, names};
 use gpustow_testkit::{Case, ControlPlane, Options, configure, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams};
@@ -67,6 +67,14 @@ fn gates_of(pod: &Pod) -> Result<Vec<String>> {
 
 /// Makes the GpustowConfig say this: the mode of the queue, and whether new pods are queued. None deletes it.
 async fn flag(cluster: &ControlPlane, says: Option<(&str, bool)>) -> Result<()> {
+    let says = says.map(|(mode, all)| {
+        let all = all.then_some(QueueFrom::ALL);
+        (mode, Vec::from_iter(all))
+    });
+    queue_from(cluster, says).await
+}
+
+async fn queue_from(cluster: &ControlPlane, says: Option<(&str, Vec<QueueFrom>)>) -> Result<()> {
     let gone = [
         "delete",
         "gpustowconfig",
@@ -74,10 +82,10 @@ async fn flag(cluster: &ControlPlane, says: Option<(&str, bool)>) -> Result<()> 
         "--ignore-not-found",
     ];
     cluster.kubectl(&gone).await?;
-    if let Some((mode, queueing)) = says {
+    if let Some((mode, from)) = says {
         let client = cluster.admin()?;
         configure(&client, &[format!("queue: {{mode: {mode}}}")]).await?;
-        let status = Patch::Merge(json!({ "status": { "queueing": queueing } }));
+        let status = Patch::Merge(json!({ "status": { "queueFrom": from } }));
         let configs = Api::<GpustowConfig>::all(client);
         let params = PatchParams::default();
         configs.patch_status(config::NAME, &params, &status).await?;
@@ -109,6 +117,7 @@ async fn webhook_queues_the_pods_that_the_policy_queues() -> Result<()> {
 
 async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
     let case = Case::new(cluster, "gating").await?;
+    as_large_ones_stand(cluster, &case).await?;
     let on = Some(("Auto", true));
     for off in [None, Some((r#""Off""#, true)), Some(("Always", false))] {
         flag(cluster, on).await?;
@@ -152,6 +161,72 @@ async fn some_stand_and_some_never(cluster: &ControlPlane) -> Result<()> {
         .await?;
     waits(&case, &[]).await?;
     flag(cluster, None).await
+}
+
+/// Two GPUs of 5000 MiB are waited for at priority 0, and one of 8000 at 5.
+async fn as_large_ones_stand(cluster: &ControlPlane, case: &Case) -> Result<()> {
+    let name = format!("{}-high", case.namespace);
+    let high = json!({
+        "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+        "metadata": { "name": name }, "value": 5,
+    });
+    cluster.apply(&high.to_string()).await?;
+    let from = |priority, mib_per_gpu, gpus| QueueFrom {
+        priority,
+        mib_per_gpu,
+        gpus,
+    };
+    let from = vec![from(0, 5000, 2), from(5, 8000, 1)];
+    queue_from(cluster, Some(("Auto", from))).await?;
+    let pod = |containers: &[(&str, &str)], notes: Value, class: &str| {
+        let all: Vec<Value> = containers
+            .iter()
+            .map(|(name, mib)| asks(name, mib))
+            .collect();
+        let spec = json!({ "containers": all, "priorityClassName": class });
+        (json!({ "annotations": notes }), spec)
+    };
+    let count = |gpus: &str| json!({ names::GPU_COUNT: gpus });
+    let own_count = json!({ format!("{}main", names::GPU_COUNT_OF): "1" });
+    let part = json!({ names::GPU_MEM_PERCENTAGE: "5" });
+    let own_part = json!({ format!("{}main", names::GPU_MEM_PERCENTAGE_OF): "5" });
+    let whole = json!({ names::EXCLUSIVE: "true" });
+    let one = |mib: &'static str| [("main", mib)];
+    let two = [("main", "100"), ("beside", "100")];
+    let mut rows = Vec::new();
+    for (is_queued, what, (meta, spec)) in [
+        (true, "two GPUs", pod(&one("10000"), count("2"), "")),
+        (true, "three GPUs", pod(&one("15000"), count("3"), "")),
+        (false, "two smaller GPUs", pod(&one("9998"), count("2"), "")),
+        (false, "one GPU", pod(&one("7999"), json!({}), "")),
+        (true, "a large GPU", pod(&one("8000"), json!({}), "")),
+        (
+            true,
+            "a large GPU, high",
+            pod(&one("8000"), json!({}), &name),
+        ),
+        (
+            false,
+            "two GPUs, high",
+            pod(&one("10000"), count("2"), &name),
+        ),
+        (true, "two containers", pod(&two, json!({}), "")),
+        (true, "two containers, high", pod(&two, json!({}), &name)),
+        (true, "its own number", pod(&one("100"), own_count, "")),
+        (true, "a part of a GPU", pod(&one("100"), part, "")),
+        (true, "its own part", pod(&one("100"), own_part, "")),
+        (true, "whole GPUs", pod(&one("100"), whole, "")),
+    ] {
+        rows.push((is_queued, what, meta, spec));
+    }
+    eventually(SOON, "those that are as large are queued", async || {
+        for (is_queued, what, meta, spec) in &rows {
+            let gates = gates(case, meta.clone(), spec.clone()).await?;
+            ensure!(gates.is_empty() != *is_queued, "{what}: {gates:?}");
+        }
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]

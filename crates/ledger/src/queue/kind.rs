@@ -7,6 +7,7 @@ use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::QueueFrom;
 use gpustow_api::intree::Constraints;
 use gpustow_pack::{Mib, Request};
 
@@ -27,6 +28,8 @@ pub(super) struct Kind {
     pub(super) looked: Duration,
     /// No node could hold one of them if it were empty.
     pub(super) hopeless: bool,
+    /// One was refused where only the room was wanting.
+    pub(super) short: bool,
 }
 
 impl Kind {
@@ -36,6 +39,7 @@ impl Kind {
             order: BTreeSet::new(),
             looked: Duration::ZERO,
             hopeless: false,
+            short: false,
         }
     }
 
@@ -46,6 +50,21 @@ impl Kind {
             .hardest()
             .map(|claim| claim.mib)
             .unwrap_or_default()
+    }
+
+    /// Do its pods wait for room that a node could have?
+    pub(super) fn wants_room(&self) -> bool {
+        !self.hopeless && (self.short || self.looked > Duration::ZERO)
+    }
+
+    /// Which new pods would take what its pods wait for.
+    pub(super) fn queue_from(&self) -> Option<QueueFrom> {
+        let claims = &self.key.0.claims;
+        Some(QueueFrom {
+            priority: self.firsts(0).map(Turn::priority).max()?,
+            mib_per_gpu: claims.iter().map(|claim| claim.mib.0).min()?,
+            gpus: claims.iter().map(|claim| claim.gpus).min()?,
+        })
     }
 
     /// The pod that stands after `turn`.

@@ -23,7 +23,7 @@ mod wake;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, QueueFrom};
 use gpustow_pack::Request;
 
 use crate::Config;
@@ -343,9 +343,9 @@ impl Queue {
         self.waiting.ungate_failed(uid);
     }
 
-    /// Does a pod wait for room that a node could have?
-    pub(crate) fn wants_room(&self) -> bool {
-        self.waiting.wants_room()
+    /// Which new pods would take room that pods wait for?
+    pub(crate) fn queue_from(&self) -> Vec<QueueFrom> {
+        self.waiting.queue_from()
     }
 
     /// The pods with our scheduling gate.

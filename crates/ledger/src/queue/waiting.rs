@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{PodFacts, QueueFrom, names};
 use gpustow_pack::{Mib, Request};
 
 use super::gated::{Gated, Ungate};
@@ -31,6 +31,8 @@ const UNSEEN_FOR: Duration = Duration::from_secs(60);
 pub(super) const FLUSH: Duration = Duration::from_secs(300);
 /// Pods that joined are noted so many at a time.
 const JOINS: usize = 1024;
+/// Kinds that one look compares.
+const KINDS: usize = 2048;
 
 /// The pods that wait, and the nodes that gained room.
 #[derive(Debug, Default)]
@@ -71,8 +73,6 @@ struct Wait {
     promised: Option<(Arc<str>, Duration)>,
     bars: Vec<Bar>,
     woken: bool,
-    /// It was refused where only the room was wanting.
-    short: bool,
     /// kube-scheduler showed only some of the nodes that passed its own filters when it was refused last.
     sampled: bool,
     /// The next look at every node leaves out those that it is barred from.
@@ -150,7 +150,6 @@ impl Waiting {
             promised: None,
             bars: Vec::new(),
             woken: false,
-            short: false,
             sampled: false,
             keeps_bars: false,
             unshown: 0,
@@ -371,18 +370,19 @@ impl Waiting {
 
     /// The pod was refused where only the room was wanting.
     pub(super) fn is_short(&mut self, uid: &str) {
-        if let Some(wait) = self.pods.get_mut(uid) {
-            wait.short = true;
+        let kind = self.pods.get(uid).map(|wait| wait.kind);
+        if let Some(kind) = kind.and_then(|kind| self.kinds.get_mut(&kind)) {
+            kind.short = true;
         }
     }
 
-    /// Does a pod wait for room that a node could have?
-    pub(super) fn wants_room(&self) -> bool {
-        self.pods.values().any(|wait| {
-            let kind = self.kinds.get(&wait.kind);
-            let looked = |kind: &Kind| wait.short || kind.looked > Duration::ZERO;
-            kind.is_some_and(|kind| !kind.hopeless && looked(kind))
-        })
+    /// Which new pods would take room that pods wait for. All, if these are of very many kinds.
+    pub(super) fn queue_from(&self) -> Vec<QueueFrom> {
+        let mut wanting = self.kinds.values().filter(|kind| kind.wants_room());
+        if self.kinds.len() > KINDS {
+            return wanting.next().map(|_| QueueFrom::ALL).into_iter().collect();
+        }
+        QueueFrom::fewest(wanting.filter_map(Kind::queue_from).collect())
     }
 
     /// Have all who joined been noted?

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, QueueFrom};
 use gpustow_ledger::{Config, Ledger, Reason, Ungate, Victims};
 
 use crate::build::{ask, at, bound, card, choose, node, pod, report};
@@ -187,7 +187,7 @@ fn pod_that_no_node_could_hold_is_ungated_and_wants_no_queue() {
         ungated(&mut ledger, at(1)),
         [("huge".to_owned(), Ungate::NoNode)]
     );
-    assert!(!ledger.wants_queue());
+    assert_eq!(ledger.queue_from(), []);
     // It is not seen to have gone: once more, later.
     assert_eq!(ungated(&mut ledger, at(5)), []);
     assert_eq!(names(&ungated(&mut ledger, at(11))), ["huge"]);
@@ -198,13 +198,32 @@ fn pod_that_no_node_could_hold_is_ungated_and_wants_no_queue() {
 #[test]
 fn pod_refused_for_want_of_room_wants_a_queue() {
     let mut ledger = full(100);
-    assert!(!ledger.wants_queue());
+    assert_eq!(ledger.queue_from(), []);
     let first = pod("first", 60);
     ledger.apply_pod(first.clone());
     assert!(choose(&mut ledger, &first, &["a"], at(1)).is_empty());
-    assert!(ledger.wants_queue());
+    let from = |priority, mib_per_gpu| QueueFrom {
+        priority,
+        mib_per_gpu,
+        gpus: 1,
+    };
+    assert_eq!(ledger.queue_from(), [from(0, 60)]);
+    // A larger one adds nothing, unless its priority is higher.
+    for (name, priority) in [("larger", 0), ("urgent", 1)] {
+        let larger = PodFacts {
+            priority,
+            ..pod(name, 70)
+        };
+        ledger.apply_pod(larger.clone());
+        assert!(choose(&mut ledger, &larger, &["a"], at(1)).is_empty());
+    }
+    assert_eq!(ledger.queue_from(), [from(1, 70), from(0, 60)]);
+    ledger.delete_pod("urgent");
+    assert_eq!(ledger.queue_from(), [from(0, 60)]);
     ledger.delete_pod("first");
-    assert!(!ledger.wants_queue());
+    assert_eq!(ledger.queue_from(), [from(0, 70)]);
+    ledger.delete_pod("larger");
+    assert_eq!(ledger.queue_from(), []);
 }
 
 #[test]
