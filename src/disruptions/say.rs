@@ -132,11 +132,9 @@ fn uses(demand: &Demand) -> String {
 }
 
 fn need(whom: &Whom, named: &str, over_limit_after: Duration) -> String {
-    let requests = |pod: &PodFacts| match &pod.request {
-        Ok(request) => request
-            .hardest()
-            .map_or_else(|| Mib::ZERO.to_string(), ToString::to_string),
-        Err(_) => Mib::ZERO.to_string(),
+    let requests = |pod: &PodFacts| {
+        let hardest = pod.asks.request().and_then(|request| request.hardest());
+        hardest.map_or_else(|| Mib::ZERO.to_string(), ToString::to_string)
     };
     match whom {
         Whom::Pod(pod) if pod.node.is_some() => format!(

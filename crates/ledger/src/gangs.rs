@@ -186,10 +186,10 @@ impl Ledger {
     /// The candidates that would do, best first.
     fn best_nodes(&mut self, ask: &Ask<'_>, candidates: &[&str], now: Duration) -> Vec<Arc<str>> {
         let pod = ask.pod;
-        let Ok(request) = pod.request.clone() else {
+        let Some(request) = pod.asks.request() else {
             return Vec::new();
         };
-        let class = self.scores.class(&request);
+        let class = self.scores.class(request);
         let mut budget = crate::Budget::of(&self.config);
         let tried = self.queue.tried(&pod.uid).cloned();
         let behind = self.queue.is_behind_queued(pod);
@@ -386,7 +386,7 @@ impl Ledger {
         let mut earmarks = Vec::new();
         for pod in &roll.open {
             let seat = seats.swap_remove(&pod.uid);
-            let (Some(Seat { node, choice }), Ok(request)) = (seat, &pod.request) else {
+            let (Some(Seat { node, choice }), Some(request)) = (seat, pod.asks.request()) else {
                 continue;
             };
             let Some(known) = self.books.node(&node) else {

@@ -93,7 +93,7 @@ impl Sight<'_> {
 impl Ledger {
     /// Earmarks the room of a plan for the pod.
     pub(super) fn pursue<M: Means>(&mut self, pod: &PodFacts, plan: Plan<M::Rank>, now: Duration) {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return;
         };
         for other in &plan.overtakes {

@@ -328,7 +328,7 @@ impl Ledger {
                 continue;
             };
             let fits = || {
-                let request = pod.request.as_ref().ok().filter(|it| earmark.is_for(it))?;
+                let request = pod.asks.request().filter(|it| earmark.is_for(it))?;
                 let node = self.books.node(name)?;
                 self.sight(now).check(name).ok()?;
                 self.sight(now)
@@ -441,7 +441,7 @@ impl Bound {
 
 /// How many cards the pod asks for.
 fn cards_of(pod: &PodFacts) -> usize {
-    let claims = pod.request.iter().flat_map(|request| &request.claims);
+    let claims = pod.asks.claims().iter();
     claims.map(|claim| claim.gpus as usize).sum()
 }
 
@@ -485,6 +485,6 @@ impl Sight<'_> {
                 .iter()
                 .all(|pod| self.queue.reservation_for(&pod.uid).is_some())
         };
-        both() && pod.request == other.request && Turn::of(pod) < Turn::of(other)
+        both() && pod.asks == other.asks && Turn::of(pod) < Turn::of(other)
     }
 }

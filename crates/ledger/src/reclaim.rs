@@ -206,10 +206,7 @@ impl Ledger {
         let (name, asked) = (earmark.node(), earmark.waits_for());
         let pod = self.books.pod(uid).cloned();
         let wants = |pod: &Arc<PodFacts>| {
-            let same = pod
-                .request
-                .as_ref()
-                .is_ok_and(|request| earmark.is_for(request));
+            let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
             same && pod.may_be_placed() && self.books.reservation(uid).is_none()
         };
         let Some(pod) = pod.filter(wants) else {
@@ -263,7 +260,7 @@ impl Sight<'_> {
             if self.books.refused_in_tree(name, &pod).is_some() {
                 return None;
             }
-            let request = pod.request.as_ref().ok()?;
+            let request = pod.asks.request()?;
             let continues = pod.reserved_on.as_ref() == Some(name);
             let offered = match self.evidence(&pod, name) {
                 Evidence::Offered | Evidence::Short => true,
@@ -328,12 +325,12 @@ impl Sight<'_> {
 
     /// What the pod asks for, if memory may be reclaimed for it.
     fn may_reclaim_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let known = self.books.pod(&pod.uid)?;
         let may = self.config.reclaim
             && self.has_waited(pod, self.config.reclaim_after)
             && !self.queue.is_nominated(pod)
-            && known.request.as_ref() == Ok(request)
+            && known.asks == pod.asks
             && self.not_now(Cause::Reclaim, known).is_none();
         may.then(|| request.clone())
     }
@@ -344,7 +341,7 @@ impl Sight<'_> {
         pod: &PodFacts,
         budget: &mut Budget,
     ) -> Option<(Arc<str>, Vec<Uid>)> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let nodes = self.books.nodes().map(|(name, _)| name);
         let nodes = nodes.filter(|name| self.books.refused_in_tree(name, pod).is_none());
         let plans = nodes.filter_map(|name| self.plan(pod, request, name, budget));
@@ -370,7 +367,7 @@ impl Sight<'_> {
 
     /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
     pub(crate) fn fits_now_on(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> bool {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return true;
         };
         // Of a node that is gone the report may be there still: nobody is bound to it.
@@ -453,7 +450,7 @@ impl Sight<'_> {
         ended: bool,
         budget: &mut Budget,
     ) -> Option<Missing> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let charges = node.charges(cards);
         let view = self.view_without(name, node, pod, |_| false, budget);
         let view = view.ok().filter(|_| charges.len() == cards.len())?;

@@ -266,7 +266,7 @@ impl Ledger {
             ..
         } in moves
         {
-            let Ok(request) = &of.request else {
+            let Ok(request) = of.asks.readable() else {
                 continue;
             };
             let cause = Cause::Replacement;
@@ -355,8 +355,7 @@ impl Ledger {
             return;
         };
         let wants = |pod: &Arc<PodFacts>| {
-            let request = pod.request.as_ref();
-            let same = request.is_ok_and(|request| earmark.is_for(request));
+            let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
             same && pod.may_be_placed() && self.books.reservation(uid).is_none()
         };
         let pod = self.books.pod(uid).cloned().filter(wants);
@@ -487,7 +486,7 @@ impl Sight<'_> {
         let node = self.books.node(name).filter(|node| node.facts().is_some());
         Some(Site {
             pod,
-            request: pod.request.as_ref().ok()?,
+            request: pod.asks.request()?,
             name,
             node: node?,
             leaving: self.leaving(name),

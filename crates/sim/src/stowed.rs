@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
-use gpustow_api::{Assignment, NodeFacts, PodFacts};
+use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger, Move, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
@@ -255,7 +255,7 @@ impl Stowed {
         PodFacts {
             created,
             started: seconds(self.now),
-            request: Ok(self.request(job)),
+            asks: Asks::of(self.request(job)),
             containers: if job.gpus > 0 {
                 self.containers.clone()
             } else {

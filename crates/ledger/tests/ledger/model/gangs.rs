@@ -165,7 +165,7 @@ impl World {
             return Ok(());
         };
         let pod = &self.server.pods[index];
-        let same = |known: Arc<PodFacts>| known.request == pod.request && known.group == pod.group;
+        let same = |known: Arc<PodFacts>| known.asks == pod.asks && known.group == pod.group;
         let settled =
             self.is_told() && !self.ledger.is_binding(uid) && self.ledger.pod(uid).is_none_or(same);
         if let Some(name) = self.chosen.get(uid).copied() {
@@ -285,7 +285,7 @@ impl World {
             return 0;
         };
         let mut best = self.most(nodes, rest);
-        let claims = pod.request.iter().flat_map(|request| &request.claims);
+        let claims = pod.asks.claims().iter();
         let [claim] = claims.collect::<Vec<_>>()[..] else {
             return best;
         };

@@ -177,6 +177,6 @@ impl World {
 
 /// How many cards the pod asks for.
 fn asked(pod: &PodFacts) -> usize {
-    let claims = pod.request.iter().flat_map(|request| &request.claims);
+    let claims = pod.asks.claims().iter();
     claims.map(|claim| claim.gpus as usize).sum()
 }
