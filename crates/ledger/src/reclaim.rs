@@ -17,26 +17,11 @@ use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
 use crate::late::ended_in;
-use crate::means::Means;
+use crate::means::{Means, Reserved};
 use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
-
-/// Memory that is reclaimed for a pod.
-#[derive(Clone, Debug)]
-pub struct Reclamation {
-    /// For whom.
-    pub pod: Arc<PodFacts>,
-    /// Where.
-    pub node: Arc<str>,
-    /// When that is given up.
-    pub until: Duration,
-    /// The cards that the pod is to get, by UUID, and what it will hold of each.
-    pub cards: Vec<(Box<str>, Mib)>,
-    /// Who is to give memory back, by the report that was last seen: nobody once there is room.
-    pub victims: Vec<Borrower>,
-}
 
 /// A pod that uses more of a card than it asked for.
 #[derive(Clone, Debug)]
@@ -163,7 +148,7 @@ impl Ledger {
 
     /// What is reclaimed now, and from whom.
     #[must_use]
-    pub fn reclaims(&self, now: Duration) -> Vec<Reclamation> {
+    pub fn reclaims(&self, now: Duration) -> Vec<Reserved> {
         let all = self.queue.all_reclaims();
         all.iter()
             .filter_map(|uid| self.sight(now).reclamation(uid))
@@ -274,15 +259,14 @@ impl Sight<'_> {
         plan().map_or(Offer::Nothing, Offer::Plan)
     }
 
-    pub(crate) fn reclamation(&self, uid: &str) -> Option<Reclamation> {
+    pub(crate) fn reclamation(&self, uid: &str) -> Option<Reserved> {
         let earmark = self.queue.reclaim_for(uid)?;
         let pod = self.books.pod(uid)?;
-        Some(Reclamation {
-            pod: pod.clone(),
-            node: earmark.node().clone(),
-            until: earmark.until(),
-            cards: earmark.cards().to_vec(),
-            victims: self.victims(pod, earmark).unwrap_or_default(),
+        let borrowers = self.victims(pod, earmark).unwrap_or_default();
+        let victims = borrowers.iter().map(|it| it.pod.clone()).collect();
+        Some(Reserved {
+            borrowers,
+            ..Reserved::of(pod, earmark, victims)
         })
     }
 

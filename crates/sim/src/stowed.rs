@@ -200,7 +200,7 @@ impl Stowed {
         let calls = self.ledger.reclaims(self.now);
         let short = self.ledger.shortages(self.now);
         let short = short.iter().flat_map(|short| &short.victims);
-        let victims = calls.iter().flat_map(|call| &call.victims).chain(short);
+        let victims = calls.iter().flat_map(|call| &call.borrowers).chain(short);
         victims.filter_map(|it| it.pod.uid.parse().ok()).collect()
     }
 

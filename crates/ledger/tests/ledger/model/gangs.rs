@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
-use gpustow_ledger::{Filtered, Preemption, Reason};
+use gpustow_ledger::{Filtered, Reason, Reserved};
 
 use super::event::Event;
 use super::evidence::cpu;
@@ -212,7 +212,7 @@ impl World {
     }
 
     /// Pods that are disrupted together are victims together, and of a gang alone.
-    pub(super) fn check_units(&self, all: &[Preemption]) -> Result<(), String> {
+    pub(super) fn check_units(&self, all: &[Reserved]) -> Result<(), String> {
         for it in all {
             for victim in &it.victims {
                 if self.is_disrupted_alone(victim) {
