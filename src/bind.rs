@@ -310,7 +310,7 @@ impl Attempt<'_> {
         if pod.gated || pod.queued || pod.stands_for.is_some() {
             return Err(BindError::Gated);
         }
-        if pod.request.clone()?.is_empty() {
+        if pod.asks.readable().map_err(BadRequest::clone)?.is_empty() {
             self.may_go_there().await?;
             return Ok(None);
         }
@@ -330,12 +330,11 @@ impl Attempt<'_> {
         let Some(node) = pod.node.as_deref() else {
             return Err(BindError::Changing);
         };
-        let asks = pod.request.as_ref().map_or(true, |r| !r.is_empty());
         match &pod.assignment {
             Some(Ok(assignment)) if node == self.args.node => {
                 Ok(Some((assignment.clone(), String::new())))
             }
-            None if node == self.args.node && !asks => Ok(None),
+            None if node == self.args.node && pod.asks.is_nothing() => Ok(None),
             _ => Err(BindError::Elsewhere(node.to_owned())),
         }
     }
@@ -396,7 +395,7 @@ impl Attempt<'_> {
     /// What the Binding writes into the pod.
     fn notes(&self, pod: &PodFacts, assignment: &Assignment) -> BTreeMap<String, String> {
         let mut notes = assignment.annotations();
-        if let Ok(request) = &pod.request {
+        if let Some(request) = pod.asks.request() {
             let ledger = self.app.ledger.lock();
             let size = |uuid: &str| ledger.card_size(&self.args.node, uuid);
             notes.extend(allowances(request, &pod.containers, assignment, size));

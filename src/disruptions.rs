@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, names};
+use gpustow_ledger::{self as ledger, Reserved};
 use gpustow_serve::rate::{Backoff, Window};
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::{Instant, sleep};
@@ -31,7 +32,7 @@ use crate::events::Kind;
 use crate::leading::while_leading;
 use conditions::{Ended, Says, is_settled, reservation};
 pub(crate) use demand::{Action, Cause};
-use demand::{Demands, Reserved, under_pressure};
+use demand::{Demands, under_pressure};
 pub(crate) use resume::resume;
 
 /// Between two parts of a look: filter has its turn.
@@ -100,7 +101,7 @@ impl Choices {
 
 /// What a waiting pod was told.
 struct Told {
-    cause: Cause,
+    cause: ledger::Cause,
     node: Arc<str>,
     cards: Vec<Box<str>>,
     victims: BTreeSet<Uid>,
@@ -192,8 +193,8 @@ impl Disruptions {
         }
         self.end(&marked, &demands).await;
         let (mut waits, mut late) = (HashSet::new(), HashSet::new());
-        for reserved in &demands.reserved {
-            if reserved.cause != Cause::Reserve && !self.announce(reserved).await {
+        for reserved in demands.announced() {
+            if !self.announce(reserved).await {
                 waits.insert(reserved.pod.uid.clone());
                 late.extend(reserved.gang.clone());
             }
@@ -318,8 +319,8 @@ impl Disruptions {
         let annotation = reservation(reserved, Timestamp::now() + left);
         let text = say::reserved(reserved, &annotation.until, self.give_up_after());
         let reason = match reserved.cause {
-            Cause::Preempt => "Preempting",
-            Cause::Defragment => "Defragmenting",
+            ledger::Cause::Preempt => "Preempting",
+            ledger::Cause::Defragment => "Defragmenting",
             _ => "Reclaiming",
         };
         let says = Says::condition(names::RESERVED_CONDITION, "True", reason, &text);
@@ -345,14 +346,14 @@ impl Disruptions {
     /// Was the pod not told of this yet? A victim less is no news; and if there is none any more, there is nothing to wait for.
     fn is_news(&self, reserved: &Reserved) -> bool {
         let Some(told) = self.told.get(&reserved.pod.uid) else {
-            return reserved.cause != Cause::Reclaim || !reserved.victims.is_empty();
+            return reserved.cause != ledger::Cause::Reclaim || !reserved.victims.is_empty();
         };
         let cards = reserved.cards.iter().map(|(uuid, _)| uuid);
         let known = |pod: &Arc<PodFacts>| told.victims.contains(&pod.uid);
         told.cause != reserved.cause
             || told.node != reserved.node
             || !cards.eq(&told.cards)
-            || reserved.cause != Cause::Reserve && !reserved.victims.iter().all(known)
+            || reserved.cause != ledger::Cause::Reserve && !reserved.victims.iter().all(known)
     }
 
     fn note(&mut self, reserved: &Reserved) {
@@ -372,7 +373,7 @@ impl Disruptions {
     /// Tells pods that have waited long what is reserved for them, and all pods which reservation ended before they had it.
     fn tell_of_places(&mut self, demands: &Demands) {
         for place in &demands.reserved {
-            if place.cause == Cause::Reserve && self.is_news(place) {
+            if place.cause == ledger::Cause::Reserve && self.is_news(place) {
                 let text = say::reserved(place, "", self.give_up_after());
                 tracing::info!(
                     namespace = %place.pod.namespace, pod = %place.pod.name, node = %place.node,

@@ -38,9 +38,9 @@ pub(crate) async fn preempt(
         .pod
         .facts(&app.args.resource_name)
         .ok_or_else(|| Failure::new(ErrorKind::Decode, "the pod has no UID"))?;
-    let request = pod.request.as_ref();
-    let request = request.map_err(|bad| Failure::of_pod(bad.to_string()))?;
-    if request.is_empty() {
+    let asks = pod.asks.readable();
+    let asks = asks.map_err(|bad| Failure::of_pod(bad.to_string()))?;
+    if asks.is_empty() {
         return Ok(ExtenderPreemptionResult {
             node_name_to_meta_victims: args.victims,
         });

@@ -15,10 +15,10 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use gpustow_api::PodFacts;
 use gpustow_api::facts::{
     Taints, has_soft_preferences, tolerates_prefer_no_schedule, uses_volumes_or_claims,
 };
+use gpustow_api::{Asks, PodFacts};
 use gpustow_ledger::{Ask, Filtered, NodeView, Reason};
 use gpustow_pack::Refusal;
 use gpustow_serve::exposition;
@@ -118,14 +118,14 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
     };
     let mut answer = ExtenderFilterResult::default();
     let (text, shortfall);
-    match &pod.request {
-        Ok(_) if pod.stands_for.is_some() => {
+    match &pod.asks {
+        Asks::Nothing { .. } if pod.stands_for.is_some() => {
             answer.node_names = Some(Vec::new());
             answer.failed_and_unresolvable_nodes =
                 names.iter().map(|name| (*name, PLACEHOLDER)).collect();
         }
-        Ok(request) if request.is_empty() => answer.node_names = Some(names),
-        Ok(_) => {
+        Asks::Nothing { .. } => answer.node_names = Some(names),
+        Asks::For { .. } => {
             if let Err(error) = app.may_decide().await {
                 return failed(error);
             }
@@ -140,7 +140,7 @@ async fn on_filter(State(app): State<Arc<App>>, call: Call) -> Response {
             }
             answer.node_names = Some(verdict.nodes);
         }
-        Err(bad) => {
+        Asks::Unreadable(bad) => {
             text = bad.to_string();
             tracing::info!(namespace = %pod.namespace, pod = %pod.name, error = text, "bad request");
             answer.node_names = Some(Vec::new());
@@ -246,13 +246,8 @@ fn refusal(
         format!("{} ({count} {nodes})", reason.text())
     });
     let reasons = reasons.collect::<Vec<_>>().join("; ");
-    let asks = pod
-        .request
-        .as_ref()
-        .map_or_else(ToString::to_string, |request| {
-            let claims = request.claims.iter().map(ToString::to_string);
-            claims.collect::<Vec<_>>().join(" and ")
-        });
+    let claims = pod.asks.claims().iter().map(ToString::to_string);
+    let asks = claims.collect::<Vec<_>>().join(" and ");
     let (namespace, name) = (&pod.namespace, &pod.name);
     if lasts {
         return format!(

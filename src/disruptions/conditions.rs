@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::reserved::Reservation;
 use gpustow_api::{PodFacts, names};
+use gpustow_ledger::Reserved;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -12,7 +13,6 @@ use kube::api::Patch;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::demand::Reserved;
 use super::{Disruptions, TIMEOUT, Uid};
 use crate::ask::{AskError, patch_status, within};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts, config, names};
 use gpustow_ledger::{
-    Borrower, Emptying, Harm, Ledger, OverLimit, Preemption, Reclamation, Shortage,
+    self as ledger, Borrower, Emptying, Harm, Ledger, OverLimit, Reserved, Shortage,
 };
 use gpustow_pack::Mib;
 use strum::{IntoStaticStr, VariantArray};
@@ -72,54 +72,6 @@ impl From<config::Action> for Action {
             config::Action::Off | config::Action::Event => Self::Event,
             config::Action::KillProcess => Self::KillProcess,
             config::Action::Evict => Self::Evict,
-        }
-    }
-}
-
-/// Memory that is reserved for a waiting pod, and who must finish or give memory back for that.
-#[derive(Clone, Debug)]
-pub(super) struct Reserved {
-    pub(super) pod: Arc<PodFacts>,
-    pub(super) cause: Cause,
-    pub(super) node: Arc<str>,
-    pub(super) until: Duration,
-    /// What it gets of each GPU, by UUID.
-    pub(super) cards: Vec<(Box<str>, Mib)>,
-    pub(super) victims: Vec<Arc<PodFacts>>,
-    /// It is a part of the room of this gang.
-    pub(super) gang: Option<Group>,
-}
-
-impl From<Reclamation> for Reserved {
-    fn from(it: Reclamation) -> Self {
-        let victims = it.victims.into_iter().map(|borrower| borrower.pod);
-        Self {
-            pod: it.pod,
-            cause: Cause::Reclaim,
-            node: it.node,
-            until: it.until,
-            cards: it.cards,
-            victims: victims.collect(),
-            gang: None,
-        }
-    }
-}
-
-impl From<Preemption> for Reserved {
-    fn from(it: Preemption) -> Self {
-        let cause = if it.moves {
-            Cause::Defragment
-        } else {
-            Cause::Preempt
-        };
-        Self {
-            pod: it.pod,
-            cause,
-            node: it.node,
-            until: it.until,
-            cards: it.cards,
-            victims: it.victims,
-            gang: it.gang,
         }
     }
 }
@@ -224,7 +176,7 @@ impl Demands {
         let backs = ledger.reclaims(now);
         for back in &backs {
             let whom = Whom::Pod(back.pod.clone());
-            reclaim(Cause::Reclaim, &back.node, whom, back.victims.clone());
+            reclaim(Cause::Reclaim, &back.node, whom, back.borrowers.clone());
         }
         for short in short {
             let whom = match short.harm {
@@ -236,18 +188,18 @@ impl Demands {
         for OverLimit { node, victim, .. } in ledger.over_limits(now) {
             reclaim(Cause::OverLimit, &node, Whom::Limit, vec![victim]);
         }
-        demands.reserved = backs.into_iter().map(Reserved::from).collect();
-        for preemption in ledger.preemptions(now) {
-            let reserved = Reserved::from(preemption);
+        demands.reserved = backs;
+        for reserved in ledger.preemptions(now) {
+            let (cause, action) = match reserved.cause {
+                ledger::Cause::Defragment => (Cause::Defragment, Action::Evict),
+                _ => (Cause::Preempt, Action::Delete),
+            };
             demands
                 .all
                 .extend(reserved.victims.iter().map(|victim| Demand {
                     victim: victim.clone(),
-                    cause: reserved.cause,
-                    action: match reserved.cause {
-                        Cause::Defragment => Action::Evict,
-                        _ => Action::Delete,
-                    },
+                    cause,
+                    action,
                     // Those of a gang that finish together may be on nodes where nothing is reserved.
                     node: victim.node.as_ref().unwrap_or(&reserved.node).clone(),
                     whom: Whom::Pod(reserved.pod.clone()),
@@ -267,20 +219,7 @@ impl Demands {
                 cards: Vec::new(),
             }));
         }
-        let places = ledger.places().into_iter().map(|place| Reserved {
-            victims: place
-                .ends
-                .iter()
-                .filter_map(|uid| ledger.pod(uid))
-                .collect(),
-            pod: place.pod,
-            cause: Cause::Reserve,
-            node: place.node,
-            until: place.until,
-            cards: place.cards,
-            gang: None,
-        });
-        demands.reserved.extend(places);
+        demands.reserved.extend(ledger.places());
         demands
     }
 
@@ -320,15 +259,21 @@ impl Demands {
         all.any(|it| it.condition() == names::DISRUPTION_TARGET && *it.victim.uid == *uid)
     }
 
+    /// What conditions of pods say is reserved for them.
+    pub(super) fn announced(&self) -> impl Iterator<Item = &Reserved> {
+        let all = self.reserved.iter();
+        all.filter(|it| it.cause != ledger::Cause::Reserve)
+    }
+
     /// What the pod's condition says is reserved for it.
     pub(super) fn reserved_for(&self, uid: &str) -> Option<&Reserved> {
-        let mut conditions = self.reserved.iter().filter(|it| it.cause != Cause::Reserve);
+        let mut conditions = self.announced();
         conditions.find(|it| *it.pod.uid == *uid)
     }
 
     /// Must no pod be told anything?
     pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.reserved.iter().all(|it| it.cause == Cause::Reserve)
+        self.all.is_empty() && self.announced().next().is_none()
     }
 }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, Memory, PodFacts, names};
-use gpustow_ledger::News;
+use gpustow_ledger::{self as ledger, News, Reserved};
 use gpustow_pack::Mib;
 
-use super::demand::{Action, Cause, Demand, Reserved, Whom, name};
+use super::demand::{Action, Cause, Demand, Whom, name};
 use crate::ask::AskError;
 
 /// Pods that are named of those that must finish for a pod that has waited long.
@@ -21,7 +21,7 @@ pub(super) fn reserved(it: &Reserved, until: &str, give_up_after: Duration) -> S
     };
     let names = names_of(&it.victims, usize::MAX);
     let how = match it.cause {
-        Cause::Reserve => {
+        ledger::Cause::Reserve => {
             return format!(
                 "Reserved {gpus} on node {} for this pod, which has waited long. {}. If none finishes within {}, the extender \
                  tries other GPUs.",
@@ -38,11 +38,9 @@ pub(super) fn reserved(it: &Reserved, until: &str, give_up_after: Duration) -> S
             }
         }
         _ if it.victims.is_empty() => "Pods there terminate already".to_owned(),
-        Cause::Defragment => format!("Evicting {names}, which can run elsewhere"),
-        Cause::Preempt => format!("Preempting {names}"),
-        Cause::Reclaim | Cause::Pressure | Cause::OverLimit => {
-            format!("Reclaiming memory from {names}")
-        }
+        ledger::Cause::Defragment => format!("Evicting {names}, which can run elsewhere"),
+        ledger::Cause::Preempt => format!("Preempting {names}"),
+        _ => format!("Reclaiming memory from {names}"),
     };
     format!("Reserved {gpus} on node {} until {until}. {how}.", it.node)
 }
@@ -132,11 +130,9 @@ fn uses(demand: &Demand) -> String {
 }
 
 fn need(whom: &Whom, named: &str, over_limit_after: Duration) -> String {
-    let requests = |pod: &PodFacts| match &pod.request {
-        Ok(request) => request
-            .hardest()
-            .map_or_else(|| Mib::ZERO.to_string(), ToString::to_string),
-        Err(_) => Mib::ZERO.to_string(),
+    let requests = |pod: &PodFacts| {
+        let hardest = pod.asks.request().and_then(|request| request.hardest());
+        hardest.map_or_else(|| Mib::ZERO.to_string(), ToString::to_string)
     };
     match whom {
         Whom::Pod(pod) if pod.node.is_some() => format!(
@@ -247,13 +243,14 @@ mod tests {
         let place = |cards: usize, pods: usize, lasts| {
             let it = Reserved {
                 pod: pod("p"),
-                cause: Cause::Reserve,
+                cause: ledger::Cause::Reserve,
                 node: "gpu-node-3".into(),
                 until: Duration::ZERO,
                 cards: (0..cards)
                     .map(|card| (format!("GPU-{card}").into(), Mib(81_920)))
                     .collect(),
                 victims: (0..pods).map(|nth| pod(&format!("pod-{nth}"))).collect(),
+                borrowers: Vec::new(),
                 gang: None,
             };
             reserved(&it, "", Duration::from_secs(lasts))

@@ -133,7 +133,7 @@ impl Fence {
                 match error {
                     None => drop(self.done.insert(pod.uid.clone())),
                     // Nobody could tell what to bind this copy with.
-                    Some(_) if pod.request.is_err() => {}
+                    Some(_) if pod.asks.readable().is_err() => {}
                     Some(error) => unfenced.push(Unfenced { pod, error }),
                 }
             }
@@ -148,12 +148,11 @@ impl Fence {
     /// none that is gated or being deleted; no pod becomes gated, and none is deleted no more.
     fn target(&self, pod: &Each<PodObject>) -> Option<Arc<PodFacts>> {
         let facts = pod.facts(&self.resource)?;
-        let asks = facts.request.as_ref().map_or(true, |r| !r.is_empty());
         let annotations = pod.meta().annotations.iter().flatten();
         let bytes: usize = annotations
             .map(|(key, value)| key.len() + value.len())
             .sum();
-        let exposed = asks
+        let exposed = !facts.asks.is_nothing()
             && !facts.gated
             && !facts.queued
             && !facts.deleting

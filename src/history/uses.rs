@@ -172,7 +172,7 @@ fn kind(pod: &Pod, facts: &PodFacts) -> Kind {
             .flatten()
             .chain(&spec.containers)
     });
-    let claims = facts.request.iter().flat_map(|request| &request.claims);
+    let claims = facts.asks.claims().iter();
     let asking: Vec<_> = facts.containers.iter().zip(claims).collect();
     let containers = all.filter_map(|it| {
         let (_, claim) = asking.iter().find(|(name, _)| ***name == *it.name)?;

@@ -42,7 +42,7 @@ pub struct Limited {
 /// The driver sees to what the pod's containers may use, and where they are.
 fn by_driver(pod: &NodePod) -> Option<&Assignment> {
     let facts = &pod.facts;
-    let request = facts.request.as_ref().ok()?;
+    let request = facts.asks.request()?;
     let assignment = facts.assignment.as_ref()?.as_ref().ok()?;
     (pod.enforce == Enforce::Driver && !request.exclusive).then_some(assignment)
 }

@@ -353,7 +353,7 @@ fn shares(seen: &Seen, pods: &NodePods) -> Vec<Share> {
         let labels =
             |container: &str| [&*facts.namespace, &*facts.name, container].map(str::to_owned);
         let mut users: Vec<(&str, Option<[f64; 2]>)> = Vec::new();
-        if let (Ok(request), Some(Ok(assignment))) = (&facts.request, &facts.assignment) {
+        if let (Some(request), Some(Ok(assignment))) = (facts.asks.request(), &facts.assignment) {
             let claims = request.claims.iter().zip(&pod.limits);
             for (name, (claim, limit)) in facts.containers.iter().zip(claims) {
                 let mine = assignment.containers.iter().any(|(container, uuids)| {

@@ -76,7 +76,7 @@ impl NodePod {
         let spec = pod.spec.as_ref();
         let none = BTreeMap::new();
         let notes = pod.metadata.annotations.as_ref().unwrap_or(&none);
-        let asks = facts.request.as_deref().ok();
+        let asks = facts.asks.readable().ok();
         let allowed = asks.map(|asks| limit::allowed(notes, asks, &facts.containers));
         let (enforce, limits) = allowed.unwrap_or_default();
         Some(Self {
@@ -114,7 +114,8 @@ impl NodePod {
     /// what they asked for.
     #[must_use]
     pub fn allowed(&self, uuid: &str) -> Mib {
-        let (Ok(request), Some(Ok(assignment))) = (&self.facts.request, &self.facts.assignment)
+        let (Some(request), Some(Ok(assignment))) =
+            (self.facts.asks.request(), &self.facts.assignment)
         else {
             return self.assigned(uuid);
         };

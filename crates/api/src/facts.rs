@@ -1,5 +1,6 @@
 //! What gpustow keeps of a Pod and of a Node: the fields it decides by, and no others.
 
+mod asks;
 mod ended;
 mod meta;
 mod node;
@@ -7,6 +8,7 @@ mod nominated;
 mod phase;
 mod sleep;
 
+pub use asks::Asks;
 pub use node::NodeFacts;
 pub use phase::Phase;
 pub use sleep::{Memory, Sleep};
@@ -15,7 +17,7 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
 
-use gpustow_pack::{Mib, Request};
+use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::{
     NodeAffinity, NodeSelectorTerm, Pod, PodAffinity, PodAntiAffinity, PodCondition, PodSpec,
     PodStatus,
@@ -39,7 +41,6 @@ use meta::{controller, maker};
 /// Most pods of a cluster ask for no GPU memory: they share what is empty.
 static NO_CONTAINERS: LazyLock<Arc<[Box<str>]>> = LazyLock::new(|| Arc::from([]));
 static NO_LIMITS: LazyLock<Arc<[Mib]>> = LazyLock::new(|| Arc::from([]));
-static NO_REQUEST: LazyLock<Arc<Request>> = LazyLock::new(Arc::default);
 static NO_CONSTRAINTS: LazyLock<Arc<Constraints>> = LazyLock::new(Arc::default);
 static DEFAULT_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("default-scheduler"));
 static OWN_SCHEDULER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(names::SCHEDULER));
@@ -69,8 +70,8 @@ pub struct PodFacts {
     pub nominated: Option<Arc<str>>,
     /// The extender set that, and ends it: kube-scheduler evicts no pod for it.
     pub own_nomination: bool,
-    /// What the pod asks for; a request with no claims for a pod that asks for no GPU memory.
-    pub request: Result<Arc<Request>, BadRequest>,
+    /// What the pod asks for.
+    pub asks: Asks,
     /// Container names, one per claim of the request.
     pub containers: Arc<[Box<str>]>,
     /// The card models, as node labels name them, that its node selector and required affinity
@@ -152,15 +153,15 @@ impl PodFacts {
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let stands_for = meta::stands_for(meta);
-        let (request, containers) = match request(pod, resource) {
-            _ if stands_for.is_some() => (Ok(NO_REQUEST.clone()), Vec::new()),
-            Ok((request, containers)) => (Ok(shared(request)), containers),
-            Err(bad) => (Err(bad), Vec::new()),
+        let (asks, containers) = match request(pod, resource) {
+            _ if stands_for.is_some() => (Asks::nothing(), Vec::new()),
+            Ok((request, containers)) => (Asks::of(request), containers),
+            Err(bad) => (Asks::Unreadable(bad), Vec::new()),
         };
         let deleting = meta.deletion_timestamp.is_some();
-        let asks = !containers.is_empty();
-        let constraints = spec.filter(|_| asks).map(Constraints::of);
-        let (enforce, limits) = limits(meta, &request, &containers);
+        let is_asking = asks.request().is_some();
+        let constraints = spec.filter(|_| is_asking).map(Constraints::of);
+        let (enforce, limits) = limits(meta, &asks, &containers);
         let assignment = annotation(names::ASSIGNMENT);
         let labels = meta.labels.iter().filter(|_| assignment.is_some());
         let labels = labels.flatten().map(|(key, value)| Label::new(key, value));
@@ -185,7 +186,7 @@ impl PodFacts {
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             nominated: status.and_then(|status| named(&status.nominated_node_name)),
             own_nomination: status.is_some_and(nominated::is_own),
-            request,
+            asks,
             containers: if containers.is_empty() {
                 NO_CONTAINERS.clone()
             } else {
@@ -215,13 +216,13 @@ impl PodFacts {
                 reason.is_some_and(|it| it == names::PREEMPTED || it == names::DEFRAGMENTED)
             }),
             action: annotation(names::RECLAIM_ACTION).map(|word| Action::of_pod(word)),
-            controller: controller(meta).filter(|_| asks),
+            controller: controller(meta).filter(|_| is_asking),
             evictable: annotation(names::EVICTABLE)
                 .filter(|says| *says == "true")
                 .and_then(|_| maker(meta)),
             goes_with_node: meta::goes_with_node(meta),
-            sleep: sleep::sleep(meta, status).filter(|_| asks),
-            tied: asks && spec.is_some_and(is_tied),
+            sleep: sleep::sleep(meta, status).filter(|_| is_asking),
+            tied: is_asking && spec.is_some_and(is_tied),
             limits,
             enforce,
             reserved_on: status.and_then(|status| {
@@ -279,7 +280,7 @@ impl PodFacts {
         facts.join(pod_group(&pod["spec"]["schedulingGroup"]));
         facts.deleting = !pod["metadata"]["deletionTimestamp"].is_null();
         if pod["spec"].to_string().contains(resource) {
-            facts.request = Err(BadRequest {
+            facts.asks = Asks::Unreadable(BadRequest {
                 field: "pod".to_owned(),
                 problem: error.to_owned(),
             });
@@ -387,14 +388,6 @@ fn models(spec: &PodSpec) -> Arc<[Box<str>]> {
     models.into_iter().collect()
 }
 
-fn shared(request: Request) -> Arc<Request> {
-    if request == **NO_REQUEST {
-        NO_REQUEST.clone()
-    } else {
-        Arc::new(request)
-    }
-}
-
 fn scheduler(name: Option<&str>) -> Arc<str> {
     match name.unwrap_or_default() {
         name if name == &**DEFAULT_SCHEDULER => DEFAULT_SCHEDULER.clone(),
@@ -410,12 +403,8 @@ fn named(name: &Option<String>) -> Option<Arc<str>> {
 }
 
 /// Who sees to the limits, and what each claim may use of each card, if that is more than it asks for.
-fn limits(
-    meta: &ObjectMeta,
-    request: &Result<Arc<Request>, BadRequest>,
-    containers: &[Box<str>],
-) -> (Enforce, Arc<[Mib]>) {
-    let (Ok(request), Some(notes)) = (request, &meta.annotations) else {
+fn limits(meta: &ObjectMeta, asks: &Asks, containers: &[Box<str>]) -> (Enforce, Arc<[Mib]>) {
+    let (Ok(request), Some(notes)) = (asks.readable(), &meta.annotations) else {
         return (Enforce::default(), NO_LIMITS.clone());
     };
     let (enforce, limits) = limit::allowed(notes, request, containers);

@@ -26,7 +26,7 @@ pub mod workload;
 pub use allowance::allowances;
 pub use assignment::{Assignment, BrokenAssignment};
 pub use config::GpustowConfig;
-pub use facts::{Memory, NodeFacts, Phase, PodFacts, Sleep, gone_by};
+pub use facts::{Asks, Memory, NodeFacts, Phase, PodFacts, Sleep, gone_by};
 pub use gpunode::{GpuNode, GpuNodeSpec, GpuNodeStatus};
 pub use pod::PodObject;
 pub use podgroup::{Group, GroupPolicy, PodGroup, PodGroupFacts};

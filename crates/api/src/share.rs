@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gpustow_pack::Request;
 
 use crate::intree::{Constraints, Label};
-use crate::{Assignment, Group, NodeFacts, PodFacts};
+use crate::{Asks, Assignment, Group, NodeFacts, PodFacts};
 
 /// What nobody uses any more is looked for after so many new values, or as many as there are.
 const SWEEP: usize = 1024;
@@ -35,7 +35,7 @@ impl Shared {
         group.into_iter().for_each(|name| self.texts.share(name));
         self.lists.share(&mut pod.containers);
         self.lists.share(&mut pod.models);
-        if let Ok(request) = &mut pod.request {
+        if let Asks::For(request) | Asks::Nothing(request) = &mut pod.asks {
             self.requests.share(request);
         }
         if let Some(Ok(assignment)) = &mut pod.assignment {

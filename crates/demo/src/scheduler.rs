@@ -57,7 +57,7 @@ struct Sums([u64; 3]);
 
 impl Sums {
     fn of(pod: &PodFacts) -> Self {
-        let request = pod.request.as_deref().ok();
+        let request = pod.asks.readable();
         request.map_or(Self::default(), |request| {
             Self([request.cpu_milli, request.ram.0, request.in_sum().0])
         })

@@ -63,11 +63,7 @@ fn decide(ledger: &mut Ledger, pod: &Pod, names: &[&str]) {
         return;
     };
     // What asks for nothing, or for nonsense, is not decided about.
-    if facts
-        .request
-        .as_ref()
-        .is_ok_and(|request| request.is_empty())
-    {
+    if facts.asks.is_nothing() {
         return;
     }
     let tolerates = |taints: &_| tolerates_prefer_no_schedule(pod, taints);

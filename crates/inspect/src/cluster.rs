@@ -171,10 +171,7 @@ impl Cluster {
             return;
         };
         let mut pod = object.pod;
-        let asks_nothing = facts
-            .request
-            .as_ref()
-            .is_ok_and(|request| request.is_empty());
+        let asks_nothing = facts.asks.is_nothing();
         self.unasking.remove(&facts.uid);
         match Other::of(&pod, &facts) {
             Some(other) => drop(self.others.insert(facts.uid.clone(), other)),

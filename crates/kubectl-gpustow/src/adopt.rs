@@ -208,7 +208,7 @@ fn created(mut pod: Pod, resource: &str) -> Result<(Pod, PodFacts), String> {
     keys::known(pod.annotations(), resource).map_err(|bad| bad.to_string())?;
     let facts = PodFacts::from_pod(&pod, resource);
     let facts = facts.ok_or_else(|| "the pod has no UID".to_owned())?;
-    match &facts.request {
+    match facts.asks.readable() {
         Ok(_) => Ok((pod, facts)),
         Err(bad) => Err(bad.to_string()),
     }
@@ -241,10 +241,9 @@ fn requests(pod: &Pod) -> String {
 
 /// What the containers request of gpustow, and which GPUs the pod chooses.
 fn becomes(pod: &Pod, facts: &PodFacts, resource: &str) -> String {
-    let request = facts.request.as_ref().ok();
-    let exclusive = request.is_some_and(|it| it.exclusive);
-    let claims = request.iter().flat_map(|it| &it.claims);
-    let claims = claims.zip(&*facts.containers).map(|(claim, name)| {
+    let exclusive = facts.asks.is_exclusive();
+    let claims = facts.asks.claims().iter().zip(&*facts.containers);
+    let claims = claims.map(|(claim, name)| {
         let gpus = if claim.gpus == 1 { "GPU" } else { "GPUs" };
         match exclusive {
             true => format!("{name}: {} whole {gpus}", claim.gpus),

@@ -228,7 +228,7 @@ fn rows(cluster: &Cluster, scope: &Scope, workloads: Vec<GpuWorkload>, permille:
 
 fn look_at(cluster: &Cluster, pod: &PodInfo, live: &mut BTreeMap<Key, Live>) {
     let facts = &pod.facts;
-    let Ok(request) = &facts.request else {
+    let Some(request) = facts.asks.request() else {
         return;
     };
     let spec = pod.object.spec.iter();
@@ -270,7 +270,7 @@ fn notes(cluster: &Cluster, pod: &PodInfo) -> Vec<String> {
         return Vec::new();
     };
     let mut notes = Vec::new();
-    if pod.facts.request.as_ref().is_ok_and(|it| it.is_relative()) {
+    if pod.facts.asks.request().is_some_and(|it| it.is_relative()) {
         notes.push("requests a percentage of a GPU".to_owned());
     }
     let uid = &*pod.facts.uid;

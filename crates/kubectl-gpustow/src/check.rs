@@ -10,7 +10,7 @@ mod sharers;
 use std::collections::BTreeMap;
 
 use gpustow_api::faults::NodeFault;
-use gpustow_api::{names, quantity};
+use gpustow_api::{Asks, names, quantity};
 use gpustow_inspect::{Cluster, PodInfo, age, memory, owner::Owners, state, system::Seen};
 use gpustow_ledger::{NodeView, Problem};
 use gpustow_pack::Mib;
@@ -263,7 +263,7 @@ fn of_pod(cluster: &Cluster, pod: &PodInfo, findings: &mut Findings) {
     let facts = &pod.facts;
     let object = || format!("pod/{}", pod.full_name());
     let old = pod.age(cluster.wall) > PATIENCE;
-    if let Err(bad) = &facts.request {
+    if let Asks::Unreadable(bad) = &facts.asks {
         findings.add(
             Level::Error,
             object(),

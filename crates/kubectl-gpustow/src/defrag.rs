@@ -77,7 +77,7 @@ fn kinds(waiting: Vec<&PodInfo>) -> Vec<(&PodInfo, u64)> {
     for pod in waiting {
         let key = |pod: &PodInfo| {
             let facts = &pod.facts;
-            let asks = (facts.request.clone(), facts.constraints.clone());
+            let asks = (facts.asks.clone(), facts.constraints.clone());
             (asks, facts.priority, facts.preempts)
         };
         match kinds.iter_mut().find(|(first, _)| key(first) == key(pod)) {
@@ -89,7 +89,7 @@ fn kinds(waiting: Vec<&PodInfo>) -> Vec<(&PodInfo, u64)> {
 }
 
 fn rows_of(pod: &PodInfo, alike: u64, plan: Option<Moves>, views: &[NodeView]) -> Vec<Row> {
-    let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
+    let claims = pod.facts.asks.claims().iter();
     let asks = claims.map(Claim::in_sum);
     let row = |gets, moves| Row {
         waits: pod.full_name(),

@@ -40,12 +40,7 @@ pub(crate) async fn run(
         };
         let pod = &*pod;
         let facts = cluster.facts(pod).context("the pod cannot be read")?;
-        if admitted.is_ok()
-            && facts
-                .request
-                .as_ref()
-                .is_ok_and(|request| request.is_empty())
-        {
+        if admitted.is_ok() && facts.asks.is_nothing() {
             match keys::unasked(pod.annotations(), cluster.resource()) {
                 Some(missing) => bail!("{}: {missing}", facts.name),
                 None => bail!(

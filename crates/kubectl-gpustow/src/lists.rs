@@ -392,10 +392,11 @@ fn pod_rows(cluster: &Cluster, pod: &PodInfo) -> Vec<PodRow> {
             age: pod.age(cluster.wall),
         }
     };
-    let Ok(request) = &facts.request else {
+    if facts.asks.readable().is_err() {
         return vec![row("?", None, true)];
-    };
-    let claims = facts.containers.iter().zip(&request.claims).enumerate();
+    }
+    let claims = facts.containers.iter().zip(facts.asks.claims());
+    let claims = claims.enumerate();
     claims
         .map(|(index, (container, claim))| row(container, Some(claim.in_sum()), index == 0))
         .collect()

@@ -7,7 +7,7 @@ mod print;
 mod report;
 
 use anyhow::{Context as _, Result};
-use gpustow_api::{PodFacts, names};
+use gpustow_api::{Asks, PodFacts, names};
 use gpustow_inspect::{
     Cluster, PodInfo, Trial, memory,
     state::{self, room},
@@ -123,12 +123,10 @@ pub(crate) fn of(cluster: &mut Cluster, uid: &str) -> Result<Why> {
 
 /// What the pod asks for: per container, and as a whole.
 fn asks(facts: &PodFacts) -> Vec<String> {
-    let request = facts.request.as_ref().ok();
-    let claims = request.iter().flat_map(|request| &request.claims);
     let asks = facts
         .containers
         .iter()
-        .zip(claims)
+        .zip(facts.asks.claims())
         .map(|(container, claim)| {
             let gpus = match claim.gpus {
                 1 => String::new(),
@@ -145,7 +143,7 @@ fn asks(facts: &PodFacts) -> Vec<String> {
             format!("{container}: {part}{}{gpus}{limit}", memory(claim.mib))
         });
     let mut asks: Vec<String> = asks.collect();
-    if let Some(request) = request {
+    if let Some(request) = facts.asks.request() {
         if request.exclusive {
             asks.push("whole GPUs (exclusive)".to_owned());
         }
@@ -202,7 +200,7 @@ pub(crate) fn waiting(cluster: &Cluster, pod: &Pod, facts: &PodFacts) -> Why {
     why.asks.extend(origin(cluster, pod));
     why.unknown = unknown(cluster, pod);
     why.scheduler_said = state::said(pod).map(str::to_owned);
-    if let Err(bad) = &facts.request {
+    if let Asks::Unreadable(bad) = &facts.asks {
         return refused(cluster, facts, bad.to_string());
     }
     let views = cluster.views();
@@ -403,7 +401,7 @@ fn running(cluster: &Cluster, pod: &PodInfo, trial: &Trial<'_>) -> Why {
             room: card.map_or(Mib::ZERO, |card| card.free.minus(*mib)),
         }
     });
-    let policy = match &facts.request {
+    let policy = match facts.asks.readable() {
         Ok(request) => cluster.ledger.policy(request).name(),
         Err(_) => "unknown",
     };

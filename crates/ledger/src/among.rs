@@ -37,7 +37,7 @@ impl Sight<'_> {
         planned: &[(&Rules, &Choice)],
         budget: &mut Budget,
     ) -> Result<Choice, Reason> {
-        let request = pod.request.as_ref();
+        let request = pod.asks.readable();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         let Some(rules) = &request.rules else {
             return self.scores.fit_within(view, request, budget);

@@ -146,7 +146,7 @@ impl Sight<'_> {
             .map(|card| node.held(node.uuid(card), |uid| leaving(uid) && !gone(uid)))
             .collect();
         for other in &kept {
-            let Ok(request) = &other.pod.request else {
+            let Some(request) = other.pod.asks.request() else {
                 continue;
             };
             let charges = match other.earmark.filter(|it| !it.cards().is_empty()) {

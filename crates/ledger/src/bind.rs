@@ -82,7 +82,7 @@ impl Ledger {
             node: node.to_owned(),
             reason,
         };
-        let Ok(request) = pod.request.clone() else {
+        let Ok(request) = pod.asks.readable() else {
             return Err(refusal(Reason::Fit(gpustow_pack::Refusal::TooComplex)));
         };
         let known = self.books.pod(uid);
@@ -99,7 +99,7 @@ impl Ledger {
         }
         match self.books.reservation(uid) {
             // Annotations may have changed what it asks for since filter saw it.
-            Some(held) if held.is_for(node, &request) => {}
+            Some(held) if held.is_for(node, request) => {}
             Some(held) if held.is_binding() => {
                 return Err(BindRefusal::UnderWay(held.node().to_string()));
             }
@@ -108,10 +108,10 @@ impl Ledger {
                 self.sight(now).check(node).map_err(refusal)?;
                 let choice = self
                     .sight(now)
-                    .choose(node, pod, &request)
+                    .choose(node, pod, request)
                     .map_err(refusal)?;
                 let deadline = now + self.config.reservation_ttl;
-                self.reserve(pod, node, &request, &choice, deadline);
+                self.reserve(pod, node, request, &choice, deadline);
             }
         }
         let begun = self.books.begin_bind(uid, node).map_err(|reason| {

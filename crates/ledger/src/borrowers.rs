@@ -53,7 +53,7 @@ impl Ledger {
             if earmark.is_some_and(|it| it.until() <= now) {
                 let victims = self.sight(now).reclamation(&uid).into_iter();
                 let victims = victims.flat_map(|called| called.victims);
-                refused.extend(victims.map(|victim| victim.pod.uid.clone()));
+                refused.extend(victims.map(|pod| pod.uid.clone()));
             }
         }
         self.asked.note(refused, now);

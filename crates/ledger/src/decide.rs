@@ -78,7 +78,7 @@ impl Ledger {
         now: Duration,
     ) -> Filtered<'a> {
         self.expire(now);
-        let Ok(request) = ask.pod.request.clone() else {
+        let Ok(request) = ask.pod.asks.readable().cloned() else {
             return Filtered::default();
         };
         let uid = &ask.pod.uid;
@@ -286,7 +286,7 @@ impl Ledger {
         nodes: &[&str],
         now: Duration,
     ) -> Vec<i64> {
-        let Ok(request) = pod.request.clone() else {
+        let Ok(request) = pod.asks.readable() else {
             return vec![0; nodes.len()];
         };
         let uid = &pod.uid;
@@ -294,7 +294,7 @@ impl Ledger {
         let bound = || self.books.pod(uid)?.node.clone();
         let own = held.or_else(bound);
         let tried = self.queue.tried(uid).cloned();
-        let class = self.scores.class(&request);
+        let class = self.scores.class(request);
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {
@@ -341,7 +341,7 @@ impl Ledger {
         budget: &mut Budget,
     ) -> Result<(Cost, bool), Reason> {
         let gate = self.sight(now).enter(slot)?;
-        let request = pod.request.as_ref();
+        let request = pod.asks.readable();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         let is_ruled = request.rules.is_some();
         if is_ruled || self.sight(now).others_kept(name, pod).next().is_some() {

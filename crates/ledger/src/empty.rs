@@ -184,7 +184,7 @@ impl Sight<'_> {
         let node = self.may_be_emptied(name)?;
         let pods = node.bound().keys().filter_map(|uid| self.books.pod(uid));
         let mut pods: Vec<_> = pods.filter(|pod| !stays(pod)).collect();
-        let size = |pod: &PodFacts| pod.request.as_ref().map_or(Mib::ZERO, |it| it.in_sum());
+        let size = |pod: &PodFacts| pod.asks.request().map(|request| request.in_sum());
         pods.sort_by(|one, other| (size(other), &one.uid).cmp(&(size(one), &other.uid)));
         (!pods.is_empty() && pods.iter().all(|pod| self.may_leave(pod))).then_some(pods)
     }
@@ -232,7 +232,7 @@ impl Sight<'_> {
 
 /// Does the pod keep no node from being removed?
 fn stays(pod: &PodFacts) -> bool {
-    pod.goes_with_node && pod.request.as_ref().is_ok_and(|it| it.is_empty())
+    pod.goes_with_node && pod.asks.is_nothing()
 }
 
 /// Thousandths of its GPU memory that are not free.

@@ -20,7 +20,7 @@ impl Ledger {
     pub fn explain(&self, pod: &PodFacts, node: &str, now: Duration) -> Result<Choice, Reason> {
         let sight = self.sight(now);
         sight.check(node)?;
-        let request = pod.request.as_ref();
+        let request = pod.asks.readable();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         let choice = sight.choose(node, pod, request);
         choice.map_err(|reason| sight.told(pod, node, reason))
@@ -36,7 +36,7 @@ impl Ledger {
         node: &str,
         charges: &[(usize, Mib)],
     ) -> Option<String> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.readable().ok()?;
         let view = self.books.node(node)?.view();
         let sentence = self.scores.because(view, request, charges);
         Some(sentence).filter(|sentence| !sentence.is_empty())

@@ -29,7 +29,7 @@ use crate::decide::refuse_all;
 use crate::maps::HashMap;
 use crate::queue::{Cause, Earmark, Ended, NodeSet, Turn};
 use crate::scattered::Broken;
-use crate::{Ask, Filtered, Ledger, Preemption, Reason};
+use crate::{Ask, Filtered, Ledger, Reason, Reserved};
 pub(crate) use cycle::Cycles;
 use plan::Member;
 pub(crate) use plan::{Seat, Seats};
@@ -186,10 +186,10 @@ impl Ledger {
     /// The candidates that would do, best first.
     fn best_nodes(&mut self, ask: &Ask<'_>, candidates: &[&str], now: Duration) -> Vec<Arc<str>> {
         let pod = ask.pod;
-        let Ok(request) = pod.request.clone() else {
+        let Some(request) = pod.asks.request() else {
             return Vec::new();
         };
-        let class = self.scores.class(&request);
+        let class = self.scores.class(request);
         let mut budget = crate::Budget::of(&self.config);
         let tried = self.queue.tried(&pod.uid).cloned();
         let behind = self.queue.is_behind_queued(pod);
@@ -386,7 +386,7 @@ impl Ledger {
         let mut earmarks = Vec::new();
         for pod in &roll.open {
             let seat = seats.swap_remove(&pod.uid);
-            let (Some(Seat { node, choice }), Ok(request)) = (seat, &pod.request) else {
+            let (Some(Seat { node, choice }), Some(request)) = (seat, pod.asks.request()) else {
                 continue;
             };
             let Some(known) = self.books.node(&node) else {
@@ -411,24 +411,18 @@ impl Ledger {
 
     /// Who is to finish for the gang now: for each of its pods that is not assumed. All of them finish, or none.
     #[must_use]
-    pub fn preemptions_of(&self, gang: &Group, now: Duration) -> Vec<Preemption> {
+    pub fn preemptions_of(&self, gang: &Group, now: Duration) -> Vec<Reserved> {
         let sight = self.sight(now);
         let mut victims = sight.needed_by(gang).unwrap_or_default();
         let all = self.queue.evictions_for(gang).into_iter();
         let all = all.filter(|(uid, _)| self.books.reservation(uid).is_none());
         let all = all.filter_map(|(uid, earmark)| {
             let its = |pod: &mut Arc<PodFacts>| earmark.waits_for().contains(&pod.uid);
-            Some(Preemption {
-                pod: self.books.pod(uid)?.clone(),
-                node: earmark.node().clone(),
-                until: earmark.until(),
-                cards: earmark.cards().to_vec(),
-                victims: victims.extract_if(.., its).collect(),
-                moves: false,
-                gang: Some(gang.clone()),
-            })
+            let pod = self.books.pod(uid)?;
+            let victims = victims.extract_if(.., its).collect();
+            Some(Reserved::of(pod, earmark, victims))
         });
-        let mut all: Vec<Preemption> = all.collect();
+        let mut all: Vec<Reserved> = all.collect();
         if let Some(first) = all.first_mut() {
             first.victims.extend(victims);
         }

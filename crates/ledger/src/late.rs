@@ -29,7 +29,7 @@ impl Ledger {
     /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
     #[must_use]
     pub fn is_behind(&self, pod: &PodFacts, node: &str, now: Duration) -> bool {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return false;
         };
         if self.lacks_report(node, now) {
@@ -97,7 +97,7 @@ impl Ledger {
     /// enough nodes pass its own filters. The pod is woken for such a node.
     #[must_use]
     pub fn fits_unshown(&self, pod: &PodFacts, now: Duration) -> Option<Arc<str>> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let may_be_unshown = self.queue.may_be_unshown(&pod.uid)?;
         let mut budget = self.budget();
         let mut nodes = self.books.nodes().filter(|(name, _)| {

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Group, PodFacts};
+use gpustow_pack::Mib;
 
 use crate::Ledger;
 use crate::books::Uid;
 use crate::queue::{Cards, Cause, Earmark, Ended};
+use crate::reclaim::Borrower;
 use crate::sight::Sight;
 
 /// Where others could leave a pod what it requests. Of two plans the lesser is better: by rank, then by name.
@@ -35,6 +37,42 @@ pub(crate) trait Means {
 
     /// How long the room of a plan is awaited.
     fn lasts(sight: &Sight<'_>, plan: &Plan<Self::Rank>) -> Duration;
+}
+
+/// Memory that is reserved for a pod that waits.
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    /// For whom.
+    pub pod: Arc<PodFacts>,
+    /// By which means.
+    pub cause: Cause,
+    /// Where.
+    pub node: Arc<str>,
+    /// When that is given up.
+    pub until: Duration,
+    /// The GPUs that the pod is to get, by UUID, and what it will hold of each.
+    pub cards: Vec<(Box<str>, Mib)>,
+    /// Who must finish or give memory back still: nobody once the pod fits, or will when those have gone that leave already.
+    pub victims: Vec<Arc<PodFacts>>,
+    /// What victims that must give memory back use, by the report that was last seen.
+    pub borrowers: Vec<Borrower>,
+    /// It is a part of the room of this gang: the victims for all its pods finish together, or none.
+    pub gang: Option<Group>,
+}
+
+impl Reserved {
+    pub(crate) fn of(pod: &Arc<PodFacts>, earmark: &Earmark, victims: Vec<Arc<PodFacts>>) -> Self {
+        Self {
+            pod: pod.clone(),
+            cause: earmark.cause(),
+            node: earmark.node().clone(),
+            until: earmark.until(),
+            cards: earmark.cards().to_vec(),
+            victims,
+            borrowers: Vec::new(),
+            gang: earmark.gang().cloned(),
+        }
+    }
 }
 
 /// Why a means does not act for a pod.
@@ -93,7 +131,7 @@ impl Sight<'_> {
 impl Ledger {
     /// Earmarks the room of a plan for the pod.
     pub(super) fn pursue<M: Means>(&mut self, pod: &PodFacts, plan: Plan<M::Rank>, now: Duration) {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return;
         };
         for other in &plan.overtakes {

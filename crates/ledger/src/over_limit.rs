@@ -203,7 +203,7 @@ impl Ledger {
 /// What the pod may use of a card where it holds so much, if nobody else sees to it: where the driver should, only
 /// if the card's report says that a limit is missing.
 fn watched_limit(pod: &PodFacts, gpu: &Gpu, held: Mib) -> Option<Mib> {
-    let request = pod.request.as_ref().ok()?;
+    let request = pod.asks.readable().ok()?;
     let missing: &str = Support::Missing.into();
     let watched = match pod.enforce {
         Enforce::Watch => true,

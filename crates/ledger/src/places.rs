@@ -26,6 +26,7 @@ use crate::Ledger;
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::HashMap;
+use crate::means::Reserved;
 use crate::queue::{Cause, Ended, Turn};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
@@ -35,21 +36,6 @@ use plan::{Plan, Reserve};
 const FREE_FOR: Duration = Duration::from_secs(60);
 /// The pod that did not come has no other for as long at first, then for twice as long each time, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(960);
-
-/// Cards that are kept for a pod.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// For whom.
-    pub pod: Arc<PodFacts>,
-    /// Where.
-    pub node: Arc<str>,
-    /// When that is given up, unless somebody ends there before.
-    pub until: Duration,
-    /// Who has to end.
-    pub ends: Vec<Uid>,
-    /// The cards that the pod is to get, by UUID, and what it will hold of each.
-    pub cards: Vec<(Box<str>, Mib)>,
-}
 
 /// What looks remember of reservations; lost at a restart without harm.
 #[derive(Debug, Default)]
@@ -148,23 +134,22 @@ impl Ledger {
 
     /// The places that are kept now.
     #[must_use]
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<Reserved> {
         let all = self.queue.all_reservations();
         all.iter().filter_map(|uid| self.place(uid)).collect()
     }
 
     /// The place that is kept for this pod.
     #[must_use]
-    pub fn place(&self, uid: &str) -> Option<Place> {
+    pub fn place(&self, uid: &str) -> Option<Reserved> {
         let earmark = self.queue.reservation_for(uid)?;
         let until = earmark.until();
         let free = self.placing.free.get(uid);
-        Some(Place {
-            pod: self.books.pod(uid)?.clone(),
-            node: earmark.node().clone(),
+        let victims = earmark.waits_for().iter();
+        let victims = victims.filter_map(|uid| self.books.pod(uid).cloned());
+        Some(Reserved {
             until: free.map_or(until, |since| until.min(*since + FREE_FOR)),
-            ends: earmark.waits_for().to_vec(),
-            cards: earmark.cards().to_vec(),
+            ..Reserved::of(self.books.pod(uid)?, earmark, victims.collect())
         })
     }
 
@@ -328,7 +313,7 @@ impl Ledger {
                 continue;
             };
             let fits = || {
-                let request = pod.request.as_ref().ok().filter(|it| earmark.is_for(it))?;
+                let request = pod.asks.request().filter(|it| earmark.is_for(it))?;
                 let node = self.books.node(name)?;
                 self.sight(now).check(name).ok()?;
                 self.sight(now)
@@ -441,7 +426,7 @@ impl Bound {
 
 /// How many cards the pod asks for.
 fn cards_of(pod: &PodFacts) -> usize {
-    let claims = pod.request.iter().flat_map(|request| &request.claims);
+    let claims = pod.asks.claims().iter();
     claims.map(|claim| claim.gpus as usize).sum()
 }
 
@@ -485,6 +470,6 @@ impl Sight<'_> {
                 .iter()
                 .all(|pod| self.queue.reservation_for(&pod.uid).is_some())
         };
-        both() && pod.request == other.request && Turn::of(pod) < Turn::of(other)
+        both() && pod.asks == other.asks && Turn::of(pod) < Turn::of(other)
     }
 }

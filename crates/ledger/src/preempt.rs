@@ -64,7 +64,7 @@ impl Ledger {
         budget: &mut Budget,
         now: Duration,
     ) -> Vec<Arc<str>> {
-        let (Ok(request), Some(node)) = (&pod.request, self.books.node(name)) else {
+        let (Some(request), Some(node)) = (pod.asks.request(), self.books.node(name)) else {
             return Vec::new();
         };
         let asked = asked_in_sum(request);
@@ -173,7 +173,7 @@ impl Sight<'_> {
         gone: &HashSet<Arc<str>>,
         budget: &mut Budget,
     ) -> Option<Option<NodeGpus>> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let gone = |uid: &str| *uid == *pod.uid || gone.contains(uid);
         let view = match self.beside_kept(name, node, pod, gone, budget).ok()? {
             Some(left) => {

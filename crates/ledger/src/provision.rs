@@ -232,12 +232,7 @@ impl Sight<'_> {
     /// The pod, if it waits and no other means makes room for it.
     fn without_means(&self, uid: &Uid) -> Option<(Arc<PodFacts>, Arc<Request>)> {
         let pod = self.asleep(uid)?;
-        let request = pod
-            .request
-            .as_ref()
-            .ok()
-            .filter(|it| !it.is_empty())?
-            .clone();
+        let request = pod.asks.request()?.clone();
         // A new GPU has an unknown UUID, and what shares it with whom was not counted.
         let rules = request.rules.as_ref();
         let is_bound_to_gpus = rules.is_some_and(|rules| {
@@ -259,7 +254,7 @@ impl Sight<'_> {
         arriving: &HashSet<Arc<str>>,
         budget: &mut Budget,
     ) -> bool {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return true;
         };
         let least = request.claims.iter().map(|claim| claim.mib).max();

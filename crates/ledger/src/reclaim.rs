@@ -17,26 +17,11 @@ use crate::books::{Node, Uid};
 use crate::borrowers::beyond_capacity;
 use crate::budget::Budget;
 use crate::late::ended_in;
-use crate::means::Means;
+use crate::means::{Means, Reserved};
 use crate::queue::{Cause, Earmark, Ended, Evidence};
 use crate::round::{Offer, Round};
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
-
-/// Memory that is reclaimed for a pod.
-#[derive(Clone, Debug)]
-pub struct Reclamation {
-    /// For whom.
-    pub pod: Arc<PodFacts>,
-    /// Where.
-    pub node: Arc<str>,
-    /// When that is given up.
-    pub until: Duration,
-    /// The cards that the pod is to get, by UUID, and what it will hold of each.
-    pub cards: Vec<(Box<str>, Mib)>,
-    /// Who is to give memory back, by the report that was last seen: nobody once there is room.
-    pub victims: Vec<Borrower>,
-}
 
 /// A pod that uses more of a card than it asked for.
 #[derive(Clone, Debug)]
@@ -163,7 +148,7 @@ impl Ledger {
 
     /// What is reclaimed now, and from whom.
     #[must_use]
-    pub fn reclaims(&self, now: Duration) -> Vec<Reclamation> {
+    pub fn reclaims(&self, now: Duration) -> Vec<Reserved> {
         let all = self.queue.all_reclaims();
         all.iter()
             .filter_map(|uid| self.sight(now).reclamation(uid))
@@ -206,10 +191,7 @@ impl Ledger {
         let (name, asked) = (earmark.node(), earmark.waits_for());
         let pod = self.books.pod(uid).cloned();
         let wants = |pod: &Arc<PodFacts>| {
-            let same = pod
-                .request
-                .as_ref()
-                .is_ok_and(|request| earmark.is_for(request));
+            let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
             same && pod.may_be_placed() && self.books.reservation(uid).is_none()
         };
         let Some(pod) = pod.filter(wants) else {
@@ -263,7 +245,7 @@ impl Sight<'_> {
             if self.books.refused_in_tree(name, &pod).is_some() {
                 return None;
             }
-            let request = pod.request.as_ref().ok()?;
+            let request = pod.asks.request()?;
             let continues = pod.reserved_on.as_ref() == Some(name);
             let offered = match self.evidence(&pod, name) {
                 Evidence::Offered | Evidence::Short => true,
@@ -277,15 +259,14 @@ impl Sight<'_> {
         plan().map_or(Offer::Nothing, Offer::Plan)
     }
 
-    pub(crate) fn reclamation(&self, uid: &str) -> Option<Reclamation> {
+    pub(crate) fn reclamation(&self, uid: &str) -> Option<Reserved> {
         let earmark = self.queue.reclaim_for(uid)?;
         let pod = self.books.pod(uid)?;
-        Some(Reclamation {
-            pod: pod.clone(),
-            node: earmark.node().clone(),
-            until: earmark.until(),
-            cards: earmark.cards().to_vec(),
-            victims: self.victims(pod, earmark).unwrap_or_default(),
+        let borrowers = self.victims(pod, earmark).unwrap_or_default();
+        let victims = borrowers.iter().map(|it| it.pod.clone()).collect();
+        Some(Reserved {
+            borrowers,
+            ..Reserved::of(pod, earmark, victims)
         })
     }
 
@@ -328,12 +309,12 @@ impl Sight<'_> {
 
     /// What the pod asks for, if memory may be reclaimed for it.
     fn may_reclaim_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let known = self.books.pod(&pod.uid)?;
         let may = self.config.reclaim
             && self.has_waited(pod, self.config.reclaim_after)
             && !self.queue.is_nominated(pod)
-            && known.request.as_ref() == Ok(request)
+            && known.asks == pod.asks
             && self.not_now(Cause::Reclaim, known).is_none();
         may.then(|| request.clone())
     }
@@ -344,7 +325,7 @@ impl Sight<'_> {
         pod: &PodFacts,
         budget: &mut Budget,
     ) -> Option<(Arc<str>, Vec<Uid>)> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let nodes = self.books.nodes().map(|(name, _)| name);
         let nodes = nodes.filter(|name| self.books.refused_in_tree(name, pod).is_none());
         let plans = nodes.filter_map(|name| self.plan(pod, request, name, budget));
@@ -370,7 +351,7 @@ impl Sight<'_> {
 
     /// Does the pod fit on this node, so that it will be woken? Not where kube-scheduler's own filters refuse it.
     pub(crate) fn fits_now_on(&self, name: &str, pod: &PodFacts, budget: &mut Budget) -> bool {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return true;
         };
         // Of a node that is gone the report may be there still: nobody is bound to it.
@@ -453,7 +434,7 @@ impl Sight<'_> {
         ended: bool,
         budget: &mut Budget,
     ) -> Option<Missing> {
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.request()?;
         let charges = node.charges(cards);
         let view = self.view_without(name, node, pod, |_| false, budget);
         let view = view.ok().filter(|_| charges.len() == cards.len())?;

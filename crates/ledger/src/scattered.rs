@@ -19,7 +19,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::{Group, PodFacts};
+use gpustow_api::PodFacts;
 use gpustow_pack::{Choice, Mib, Request};
 
 use crate::Ledger;
@@ -27,7 +27,7 @@ use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::late::ended_on;
 use crate::maps::HashSet;
-use crate::means::{self, Means};
+use crate::means::{self, Means, Reserved};
 use crate::queue::{Beneficiary, Cause, Earmark, Ended, Evidence};
 use crate::sight::Sight;
 
@@ -43,25 +43,6 @@ const KINDS: usize = 16;
 const GAINS: usize = 64;
 /// Who of these pods, the most important first, cannot end without breaking a disruption budget.
 pub type Broken<'a> = &'a dyn Fn(&[Arc<PodFacts>]) -> Vec<Arc<str>>;
-
-/// Pods that are to end for another.
-#[derive(Clone, Debug)]
-pub struct Preemption {
-    /// For whom.
-    pub pod: Arc<PodFacts>,
-    /// Where.
-    pub node: Arc<str>,
-    /// When that is given up.
-    pub until: Duration,
-    /// The cards that the pod is to get, by UUID, and what it will hold of each.
-    pub cards: Vec<(Box<str>, Mib)>,
-    /// Who is to end still: nobody once the pod fits, or will when those have gone that leave already.
-    pub victims: Vec<Arc<PodFacts>>,
-    /// They move: others that their controllers make have places elsewhere.
-    pub moves: bool,
-    /// They end for a gang: those of all its pods end together, or none.
-    pub gang: Option<Group>,
-}
 
 /// Evicts pods of lower priority.
 pub(crate) struct Preempt;
@@ -266,7 +247,7 @@ impl Ledger {
             ..
         } in moves
         {
-            let Ok(request) = &of.request else {
+            let Ok(request) = of.asks.readable() else {
                 continue;
             };
             let cause = Cause::Replacement;
@@ -291,7 +272,7 @@ impl Ledger {
 
     /// Who is to end now, and for whom.
     #[must_use]
-    pub fn preemptions(&self, now: Duration) -> Vec<Preemption> {
+    pub fn preemptions(&self, now: Duration) -> Vec<Reserved> {
         let all = self.queue.all_evictions_for_pods();
         let of_pods = all.iter().filter_map(|uid| self.preemption(uid, now));
         let gangs = self.queue.gangs_with_evictions();
@@ -301,23 +282,15 @@ impl Ledger {
 
     /// The same for one pod, unless it is of a gang.
     #[must_use]
-    pub fn preemption(&self, uid: &str, now: Duration) -> Option<Preemption> {
+    pub fn preemption(&self, uid: &str, now: Duration) -> Option<Reserved> {
         let earmark = self.queue.eviction_for(uid)?;
         let earmark = Some(earmark).filter(|it| it.gang().is_none())?;
-        let pod = self.books.pod(uid)?.clone();
-        let victims = match self.may_fit_elsewhere(&pod, now) {
+        let pod = self.books.pod(uid)?;
+        let victims = match self.may_fit_elsewhere(pod, now) {
             true => Vec::new(),
-            false => self.sight(now).needed(&pod, earmark).unwrap_or_default(),
+            false => self.sight(now).needed(pod, earmark).unwrap_or_default(),
         };
-        Some(Preemption {
-            node: earmark.node().clone(),
-            until: earmark.until(),
-            cards: earmark.cards().to_vec(),
-            moves: earmark.cause() == Cause::Defragment,
-            gang: None,
-            victims,
-            pod,
-        })
+        Some(Reserved::of(pod, earmark, victims))
     }
 
     /// Goes on with the look at nodes that gained room since others were chosen to end for the pod: does it fit on one?
@@ -355,8 +328,7 @@ impl Ledger {
             return;
         };
         let wants = |pod: &Arc<PodFacts>| {
-            let request = pod.request.as_ref();
-            let same = request.is_ok_and(|request| earmark.is_for(request));
+            let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
             same && pod.may_be_placed() && self.books.reservation(uid).is_none()
         };
         let pod = self.books.pod(uid).cloned().filter(wants);
@@ -487,7 +459,7 @@ impl Sight<'_> {
         let node = self.books.node(name).filter(|node| node.facts().is_some());
         Some(Site {
             pod,
-            request: pod.request.as_ref().ok()?,
+            request: pod.asks.request()?,
             name,
             node: node?,
             leaving: self.leaving(name),

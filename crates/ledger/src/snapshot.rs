@@ -441,7 +441,7 @@ impl Ledger {
 /// Is this an assignment that the pod's request cannot have led to? A whole card may be any that is
 /// large enough, and so may one of which a percentage is asked for.
 fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
-    let Ok(request) = &facts.request else {
+    let Ok(request) = facts.asks.readable() else {
         return false;
     };
     let exclusive = assignment.exclusive.unwrap_or(request.exclusive);

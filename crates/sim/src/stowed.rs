@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
-use gpustow_api::{Assignment, NodeFacts, PodFacts};
+use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger, Move, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
 
@@ -200,7 +200,7 @@ impl Stowed {
         let calls = self.ledger.reclaims(self.now);
         let short = self.ledger.shortages(self.now);
         let short = short.iter().flat_map(|short| &short.victims);
-        let victims = calls.iter().flat_map(|call| &call.victims).chain(short);
+        let victims = calls.iter().flat_map(|call| &call.borrowers).chain(short);
         victims.filter_map(|it| it.pod.uid.parse().ok()).collect()
     }
 
@@ -255,7 +255,7 @@ impl Stowed {
         PodFacts {
             created,
             started: seconds(self.now),
-            request: Ok(self.request(job)),
+            asks: Asks::of(self.request(job)),
             containers: if job.gpus > 0 {
                 self.containers.clone()
             } else {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{NO_CONSTRAINTS, NO_CONTAINERS, NO_LIMITS, NO_REQUEST, OWN_SCHEDULER, PodFacts};
+use super::{Asks, NO_CONSTRAINTS, NO_CONTAINERS, NO_LIMITS, OWN_SCHEDULER, PodFacts};
 use crate::limit::Enforce;
 
 /// How far a pod is on its way.
@@ -36,7 +36,7 @@ impl PodFacts {
             priority: 0,
             nominated: None,
             own_nomination: false,
-            request: Ok(NO_REQUEST.clone()),
+            asks: Asks::nothing(),
             containers: NO_CONTAINERS.clone(),
             models: NO_CONTAINERS.clone(),
             constraints: NO_CONSTRAINTS.clone(),
@@ -95,7 +95,6 @@ impl PodFacts {
     /// Does it request GPU memory, in a way that can be read?
     #[must_use]
     pub fn requests_memory(&self) -> bool {
-        let request = self.request.as_ref();
-        request.is_ok_and(|request| !request.is_empty())
+        self.asks.request().is_some()
     }
 }

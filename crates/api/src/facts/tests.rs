@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use gpustow_pack::{Claim, ClaimKind};
+use gpustow_pack::{Claim, ClaimKind, Request};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -51,10 +51,10 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
             node: Some("n".into()),
             priority: 3,
             nominated: Some("m".into()),
-            request: Ok(Arc::new(Request {
+            asks: Asks::of(Request {
                 claims,
                 ..Request::default()
-            })),
+            }),
             containers: Arc::from(["c".into()]),
             assignment: Some(Ok(Arc::new(assignment))),
             epoch: Some(12),
@@ -99,11 +99,26 @@ fn disruptions_and_reservations_are_read_from_true_conditions_reasons_and_annota
 fn a_pod_without_uid_has_no_facts_and_an_empty_one_asks_for_nothing() {
     assert_eq!(PodFacts::from_pod(&Pod::default(), names::GPU_MEM), None);
     let facts = facts(json!({"metadata": {"uid": "u"}, "status": {"nominatedNodeName": ""}}));
-    assert!(facts.request.unwrap().is_empty());
+    assert_eq!(facts.asks, Asks::nothing());
     assert_eq!(
         (facts.nominated, facts.node, facts.waiting),
         (None, None, false)
     );
+}
+
+#[test]
+fn asks_without_claims_is_for_nothing() {
+    let on_host = Request {
+        cpu_milli: 1000,
+        ..Request::default()
+    };
+    let mut asks = Asks::of(on_host);
+    assert!(asks.is_nothing() && asks.request().is_none());
+    asks.change(|request| request.claims = vec![Claim::new(ClaimKind::Main, 1, Mib(5))]);
+    let cpu = asks.request().map(|request| request.cpu_milli);
+    assert_eq!((cpu, asks.claims().len()), (Some(1000), 1));
+    asks.change(|request| request.claims.clear());
+    assert!(asks.is_nothing());
 }
 
 #[test]
@@ -116,7 +131,7 @@ fn rubbish_in_annotations_is_kept_as_rubbish() {
     }));
     assert_eq!(facts.epoch, None);
     assert!(facts.assignment.unwrap().is_err());
-    assert!(facts.request.is_err());
+    assert!(facts.asks.readable().is_err());
 }
 
 /// Row 10 of the data's way: when the memory of a pod is free again.

@@ -41,7 +41,7 @@ impl Picture {
             .waiting()
             .into_iter()
             .map(|pod| {
-                let claims = pod.facts.request.iter().flat_map(|request| &request.claims);
+                let claims = pod.facts.asks.claims().iter();
                 let mib: Mib = claims.map(Claim::in_sum).sum();
                 let owner = gpustow_api::owner::of(&pod.object).pop();
                 let queued = cluster.ledger.is_queued(&pod.facts.uid);

@@ -190,7 +190,7 @@ impl Inventory {
             }
             ledger.apply_pod(facts.clone());
             let node = facts.node.clone();
-            if facts.request.as_ref().is_ok_and(|it| !it.is_empty()) {
+            if facts.requests_memory() {
                 if node.is_some() || !facts.gated {
                     asking.push(Asking {
                         pod,
@@ -221,13 +221,11 @@ impl Inventory {
     /// Has containers request so many MiB of each GPU, by the pod and the container's name; others stay as they are.
     pub(crate) fn request(&mut self, advised: impl Fn(&Pod, &str) -> Option<Mib>) {
         for Asking { pod, facts, .. } in &mut self.pods {
-            let Ok(request) = &mut facts.request else {
-                continue;
-            };
-            let claims = &mut Arc::make_mut(request).claims;
-            for (claim, name) in claims.iter_mut().zip(&*facts.containers) {
-                claim.mib = advised(pod, name).unwrap_or(claim.mib);
-            }
+            facts.asks.change(|request| {
+                for (claim, name) in request.claims.iter_mut().zip(&*facts.containers) {
+                    claim.mib = advised(pod, name).unwrap_or(claim.mib);
+                }
+            });
         }
     }
 

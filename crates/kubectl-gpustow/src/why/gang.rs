@@ -41,7 +41,7 @@ pub(super) fn of(cluster: &Cluster, views: &[NodeView], gang: &GangView) -> Opti
             Standing::Gated => "held by scheduling gates".to_owned(),
             Standing::Waits => {
                 let is_equal = |other: &&(&PodFacts, String)| {
-                    other.0.request == pod.request && other.0.constraints == pod.constraints
+                    other.0.asks == pod.asks && other.0.constraints == pod.constraints
                 };
                 if let Some((_, what)) = needs.iter().find(is_equal) {
                     what.clone()

@@ -37,13 +37,13 @@ pub(super) fn fewest_to_finish(cluster: &Cluster, facts: &PodFacts) -> Option<Fi
 
 /// May it need more than one GPU?
 fn is_several(facts: &PodFacts) -> bool {
-    let claims = facts.request.iter().flat_map(|request| &request.claims);
+    let claims = facts.asks.claims().iter();
     claims.map(|claim| u64::from(claim.gpus)).sum::<u64>() > 1
 }
 
 /// What to change about a pod that no node could hold, however empty it were.
 pub(super) fn advice(trial: &Trial<'_>, facts: &PodFacts, resource: &str) -> Option<String> {
-    let request = facts.request.as_ref().ok()?;
+    let request = facts.asks.request()?;
     let largest = request.claims.iter().max_by_key(|claim| claim.mib)?;
     let cards = || trial.asked.iter().flat_map(|view| &view.cards);
     let most = cards().map(|card| card.capacity).max()?;
@@ -133,7 +133,7 @@ type Found<'a> = (
 /// The cards that lack least. Memory is counted per card: what the largest asking container wants
 /// on one GPU.
 pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) -> Vec<Near> {
-    let Ok(request) = &facts.request else {
+    let Some(request) = facts.asks.request() else {
         return Vec::new();
     };
     let need = |card: &CardView| {

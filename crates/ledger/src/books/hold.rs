@@ -111,7 +111,7 @@ impl Hold {
     /// What a bound pod holds. A request that is unreadable beside a broken assignment takes whole
     /// cards.
     pub(super) fn of(pod: &PodFacts) -> Self {
-        let request = pod.request.as_ref().ok();
+        let request = pod.asks.readable().ok();
         let charges = match &pod.assignment {
             _ if pod.released => Charges::NONE,
             None => Charges::NONE,

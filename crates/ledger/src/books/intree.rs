@@ -37,7 +37,7 @@ impl Books {
     ) -> Option<&'static str> {
         let node = self.node(node)?;
         let facts = node.facts()?;
-        let request = pod.request.as_ref().ok()?;
+        let request = pod.asks.readable().ok()?;
         let excluded = refuses(facts, &pod.constraints);
         if excluded.is_some() {
             excluded

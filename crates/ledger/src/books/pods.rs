@@ -154,7 +154,7 @@ impl Books {
         self.groups.follow(&uid.into(), old.as_deref(), None);
         self.marked.remove(uid);
         self.sleepers.remove(uid);
-        let asks = |pod: &Arc<PodFacts>| !pod.request.as_ref().is_ok_and(|r| r.is_empty());
+        let asks = |pod: &Arc<PodFacts>| !pod.asks.is_nothing();
         if old.as_ref().is_none_or(asks) {
             self.gone.note(uid.into(), when);
         }

@@ -17,7 +17,7 @@ use super::{Books, Change, Uid};
 
 /// What a Binding of the pod may bring to this node at most; none if it cannot come here.
 fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
-    let request = pod.request.as_ref().ok()?;
+    let request = pod.asks.request()?;
     let Some(status) = node.status() else {
         return Some(Charges::everywhere(request));
     };
@@ -95,7 +95,7 @@ impl Books {
         // Each as if it were alone: any of them may come.
         let holds = self.unfenced.values();
         let holds = holds.filter_map(|pod| {
-            let compute = pod.request.as_ref().map_or(0, |request| request.compute);
+            let compute = pod.asks.request().map_or(0, |request| request.compute);
             let hold = Hold::of_charges(charges(pod, node)?, compute);
             Some((pod.uid.clone(), hold))
         });

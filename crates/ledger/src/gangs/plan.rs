@@ -149,7 +149,7 @@ impl Sight<'_> {
         let mut kinds: Vec<Kind<'_>> = Vec::new();
         let mut pods = Vec::new();
         for Member { pod, among, heeds } in members {
-            let Ok(request) = &pod.request else {
+            let Some(request) = pod.asks.request() else {
                 continue;
             };
             let passed = if heeds { self.passed(pod) } else { None };
@@ -235,20 +235,19 @@ impl Sight<'_> {
     /// Is the room of this seat free still, and do the pod's rules allow it beside others that have come?
     pub(crate) fn is_free(&self, seat: &Seat, pod: &PodFacts) -> bool {
         let node = self.books.node(&seat.node);
-        node.zip(pod.request.as_ref().ok())
-            .is_some_and(|(node, request)| {
-                let mut charges = seat.choice.placement.charges.iter();
-                let room = |card: usize| request.room(node.view().cards.get(card)?);
-                let rules = request.rules.as_ref();
-                self.may_fit(&seat.node, pod)
-                    && rules.is_none_or(|rules| self.allow(rules, seat, pod, node))
-                    && charges.all(|&(card, mib)| room(card).is_some_and(|room| mib <= room))
-            })
+        node.zip(pod.asks.request()).is_some_and(|(node, request)| {
+            let mut charges = seat.choice.placement.charges.iter();
+            let room = |card: usize| request.room(node.view().cards.get(card)?);
+            let rules = request.rules.as_ref();
+            self.may_fit(&seat.node, pod)
+                && rules.is_none_or(|rules| self.allow(rules, seat, pod, node))
+                && charges.all(|&(card, mib)| room(card).is_some_and(|room| mib <= room))
+        })
     }
 
     /// Does the pod fit on one of these nodes?
     pub(crate) fn fits_among(&self, pod: &PodFacts, names: &[&str]) -> bool {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return false;
         };
         let mut names = names.iter();

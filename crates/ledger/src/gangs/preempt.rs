@@ -41,8 +41,8 @@ impl Sight<'_> {
         let left = all.filter(|(uid, earmark)| {
             let pod = self.books.pod(uid);
             !pod.is_some_and(|pod| {
-                let request = pod.request.as_ref();
-                request.is_ok_and(|request| earmark.is_for(request)) && pod.may_be_placed()
+                let request = pod.asks.request();
+                request.is_some_and(|it| earmark.is_for(it)) && pod.may_be_placed()
             })
         });
         left.map(|(uid, _)| (uid.clone(), Ended::Gone)).collect()
@@ -131,7 +131,7 @@ impl Sight<'_> {
         open.iter().all(|(pod, earmark)| {
             let mut fits = || {
                 let (name, node) = self.books.named_node(earmark.node())?;
-                let request = pod.request.as_ref().ok()?;
+                let request = pod.asks.request()?;
                 let mut leaving = self.leaving(name);
                 // The agent's next report is awaited.
                 leaving.extend(ended_on(node));

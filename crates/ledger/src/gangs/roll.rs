@@ -102,7 +102,7 @@ impl Sight<'_> {
         let Seats { seats, count, fits } = self.seats(members, wanted);
         budget.charge_fits(fits);
         roll.open.retain(|pod| !seats.contains_key(&pod.uid));
-        let request = |pod: &Arc<PodFacts>| pod.request.as_ref().map(|it| it.in_sum()).ok();
+        let request = |pod: &Arc<PodFacts>| pod.asks.request().map(|it| it.in_sum());
         roll.open.sort_by_key(request);
         roll.open.truncate(wanted.saturating_sub(count));
         roll.open

@@ -149,7 +149,7 @@ impl Sight<'_> {
     ) -> (Vec<Arc<str>>, bool) {
         let count = self.books.nodes().len().max(1);
         let all = self.books.nodes().chain(self.books.nodes());
-        let requests = roll.open.iter().filter_map(|pod| pod.request.as_ref().ok());
+        let requests = roll.open.iter().filter_map(|pod| pod.asks.request());
         let least = requests.filter_map(|request| Some(request.hardest()?.mib));
         let least = least.min().unwrap_or_default();
         let mut kinds: Vec<&Arc<PodFacts>> = Vec::new();

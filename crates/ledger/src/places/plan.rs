@@ -65,7 +65,7 @@ impl Sight<'_> {
         budget: &mut Budget,
     ) -> Offer<Plan> {
         let mut plan = || {
-            let request = pod.request.as_ref().ok()?;
+            let request = pod.asks.request()?;
             let (name, node) = self.books.named_node(name)?;
             self.check(name).ok()?;
             self.admits(name, node, pod, request).then_some(())?;

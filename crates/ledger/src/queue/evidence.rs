@@ -251,7 +251,7 @@ impl Sight<'_> {
 
     /// Does the node's sum not suffice for the pod?
     fn is_short_in_sum(&self, pod: &PodFacts, node: &str) -> bool {
-        let known = self.books.node(node).zip(pod.request.as_ref().ok());
+        let known = self.books.node(node).zip(pod.asks.request());
         known.is_some_and(|(node, request)| {
             left_in_sum(node, node.view(), |_| true) < asked_in_sum(request)
         })

@@ -93,8 +93,7 @@ pub(crate) struct Gated {
 
 /// Is the pod queued, or must it be ungated?
 pub(super) fn is_queued(pod: &PodFacts) -> bool {
-    let asks = !pod.request.as_ref().is_ok_and(|request| request.is_empty());
-    asks && !pod.deleting && pod.phase() == Phase::Queued
+    !pod.asks.is_nothing() && !pod.deleting && pod.phase() == Phase::Queued
 }
 
 /// Pods that are to be let through without room: first those that were not yet, in turn; then those whose gate stayed, the
@@ -157,7 +156,7 @@ impl Gated {
         }
         let why = match () {
             () if !self.on => Ungate::Off,
-            () if pod.request.is_err() || !asks_us => Ungate::NotOurs,
+            () if pod.asks.readable().is_err() || !asks_us => Ungate::NotOurs,
             () => return true,
         };
         self.let_go(&pod.uid, why);
@@ -359,16 +358,16 @@ impl Sight<'_> {
     ) -> impl Iterator<Item = &'p Arc<PodFacts>> {
         let mut seen = HashSet::default();
         pods.filter(move |pod| {
-            let hardest = pod.request.as_ref().ok().and_then(|it| it.hardest());
+            let hardest = pod.asks.request().and_then(|it| it.hardest());
             let least = hardest.map(|claim| claim.mib).unwrap_or_default();
-            let kind = (pod.request.as_ref().ok(), &pod.constraints, &pod.group);
+            let kind = (pod.asks.request(), &pod.constraints, &pod.group);
             self.books.with_room(least).next().is_some() && seen.insert(kind)
         })
     }
 
     /// Could the node hold the pod if it were empty?
     pub(super) fn could_hold(&self, name: &str, pod: &PodFacts) -> bool {
-        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+        let (Some(node), Some(request)) = (self.books.node(name), pod.asks.request()) else {
             return false;
         };
         let enough = node

@@ -38,8 +38,7 @@ impl Replacement {
     }
 
     fn is(&self, pod: &PodFacts) -> bool {
-        let asks = (pod.request.as_ref(), self.like.request.as_ref());
-        let same = matches!(asks, (Ok(one), Ok(other)) if one == other);
+        let same = pod.asks == self.like.asks && pod.asks.readable().is_ok();
         // A pod of another namespace may name the same owner.
         let same =
             same && pod.namespace == self.like.namespace && pod.priority == self.like.priority;

@@ -130,7 +130,9 @@ impl Waiting {
 
     /// A pod that may be asleep joins, unless it waits already.
     pub(super) fn insert(&mut self, pod: &PodFacts) {
-        let Ok(request) = &pod.request else { return };
+        let Some(request) = pod.asks.request() else {
+            return;
+        };
         self.kept_offers.swap_remove(&pod.uid);
         let key = (request.clone(), pod.constraints.clone());
         let kind = self.ids.get(&key).copied();

@@ -307,14 +307,14 @@ impl Sight<'_> {
             && self
                 .books
                 .node(name)
-                .zip(pod.request.as_ref().ok())
+                .zip(pod.asks.request())
                 .is_some_and(|(node, request)| request.may_fit(node.view()))
             && self.books.refused_in_tree(name, pod).is_none()
     }
 
     /// Would the pod fit in what is left of the node's room?
     fn fits(&self, name: &str, left: &NodeGpus, pod: &PodFacts) -> bool {
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return false;
         };
         let free = left.cpu_free_milli >= request.cpu_milli && left.ram_free >= request.ram;

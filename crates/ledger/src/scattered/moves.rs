@@ -203,7 +203,7 @@ impl Sight<'_> {
         let may = |pod: &Arc<PodFacts>| {
             let ends = pod.deleting || pod.released;
             let alone = self.books.is_disrupted_alone(pod);
-            let one = pod.evictable.is_some() && alone && pod.request.is_ok();
+            let one = pod.evictable.is_some() && alone && pod.asks.readable().is_ok();
             one && !ends && pod.priority <= site.pod.priority
         };
         let bound = site.node.bound().keys();
@@ -331,7 +331,7 @@ impl Sight<'_> {
 
 /// Takes what a pod gets out of a view.
 fn take(view: &mut NodeGpus, charges: &[(usize, Mib)], pod: &PodFacts) {
-    if let Ok(request) = &pod.request {
+    if let Ok(request) = pod.asks.readable() {
         view.take(request, charges);
     }
 }

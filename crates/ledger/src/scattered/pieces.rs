@@ -90,8 +90,8 @@ impl Sight<'_> {
                 return Asked::GoesOn;
             }
         }
-        match &pod.request {
-            Ok(request) if asking.could && asked_in_sum(request) <= asking.free.0 => {}
+        match pod.asks.request() {
+            Some(request) if asking.could && asked_in_sum(request) <= asking.free.0 => {}
             _ => return Asked::No,
         }
         if asking.is_second {

@@ -162,7 +162,7 @@ impl Sight<'_> {
         let has_place = |it: &Move| {
             let node = self.books.node(&it.node)?;
             let view = self.view_without(&it.node, node, &it.pod, |_| false, &mut Budget::all());
-            let (view, request) = (view.ok()?, it.pod.request.as_ref().ok()?);
+            let (view, request) = (view.ok()?, it.pod.asks.readable().ok()?);
             let charges = node.charges(&it.cards);
             let free = charges.iter().all(|(card, mib)| {
                 let card = view.cards.get(*card);

@@ -31,11 +31,7 @@ impl Demand {
     /// A pod has changed, come or gone.
     pub(crate) fn moved(&mut self, old: Option<&PodFacts>, new: Option<&PodFacts>) {
         let wish = |pod: &PodFacts| {
-            let request = pod
-                .request
-                .as_ref()
-                .ok()
-                .filter(|_| asks(pod) && !pod.gated)?;
+            let request = pod.asks.request().filter(|_| asks(pod) && !pod.gated)?;
             Some((request.clone(), pod.models.clone()))
         };
         let (old, new) = (old.and_then(wish), new.and_then(wish));

@@ -63,7 +63,7 @@ impl Scores {
             Event::Pod { old, new, .. } => {
                 self.demand.moved(old.as_deref(), new.as_deref());
                 if let Some(pod) = new.as_ref().filter(|pod| may_come(pod))
-                    && let Ok(request) = &pod.request
+                    && let Some(request) = pod.asks.request()
                     && request.rules.is_none()
                 {
                     self.answers.expect(request, self.policy(request));

@@ -1,7 +1,7 @@
 //! The hard bound and the soft one, and what bound pods hold.
 
 use gpustow_api::gpunode::Gpu;
-use gpustow_api::{BrokenAssignment, PodFacts};
+use gpustow_api::{Asks, BrokenAssignment, PodFacts};
 use gpustow_ledger::{BindRefusal, Outcome, Problem, Reason};
 use gpustow_pack::Refusal;
 
@@ -177,7 +177,7 @@ fn an_unreadable_assignment_is_charged_on_every_card_and_reported() {
         problem: "none".into(),
     };
     ledger.apply_pod(PodFacts {
-        request: Err(field),
+        asks: Asks::Unreadable(field),
         ..broken
     });
     assert_eq!(free(&ledger, "a"), [0, 0]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_api::limit::Enforce;
-use gpustow_api::{Assignment, NodeFacts, PodFacts};
+use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 
@@ -25,25 +25,19 @@ pub(crate) fn asking(uid: &str, claims: &[(u32, u64)]) -> PodFacts {
         .map(|index| format!("c{index}").into())
         .collect();
     PodFacts {
-        request: Ok(Arc::new(Request {
+        asks: Asks::of(Request {
             claims: claims.iter().map(claim).collect(),
             ..Request::default()
-        })),
+        }),
         containers,
         ..PodFacts::new("default", uid, uid)
     }
 }
 
 /// The same pod, whose request is changed like this.
-pub(crate) fn requesting(pod: PodFacts, change: impl FnOnce(&mut Request)) -> PodFacts {
-    let changed = |mut request: Arc<Request>| {
-        change(Arc::make_mut(&mut request));
-        request
-    };
-    PodFacts {
-        request: pod.request.map(changed),
-        ..pod
-    }
+pub(crate) fn requesting(mut pod: PodFacts, change: impl FnOnce(&mut Request)) -> PodFacts {
+    pod.asks.change(change);
+    pod
 }
 
 /// The same pod, wanting whole cards.

@@ -1,13 +1,9 @@
 //! Where pods go among equal cards whose memory is used differently.
 
-use std::sync::Arc;
-
-use gpustow_api::PodFacts;
 use gpustow_api::gpunode::PodUse;
 use gpustow_ledger::{Config, Ledger};
-use gpustow_pack::Request;
 
-use crate::build::{at, bound, card, choose, node, pod, report, used};
+use crate::build::{at, bound, card, choose, node, pod, report, requesting, used};
 
 /// Three cards of 160 with as much free, of each of which a pod holds 40: it borrows, has used much for a moment, or has
 /// used little of late.
@@ -39,15 +35,7 @@ fn ledger(reclaim: bool) -> Ledger {
 fn who_may_use_more_goes_where_least_was_used_and_others_where_least_is_lent() {
     let goes = |reclaim, bursts| {
         let mut ledger = ledger(reclaim);
-        let asks = pod("new", 60);
-        let request = Request {
-            bursts,
-            ..Request::clone(asks.request.as_ref().unwrap())
-        };
-        let asks = PodFacts {
-            request: Ok(Arc::new(request)),
-            ..asks
-        };
+        let asks = requesting(pod("new", 60), |request| request.bursts = bursts);
         ledger.apply_pod(asks.clone());
         assert_eq!(choose(&mut ledger, &asks, &["a"], at(1)), ["a"]);
         let assignment = ledger.begin_bind(&asks, "a", at(1)).unwrap();

@@ -128,7 +128,7 @@ fn assignment_says_the_share_and_what_it_says_counts() {
     ledger.end_bind(&share, Outcome::Bound, at(0));
     // Its owner changes the annotation afterwards.
     ledger.apply_pod(PodFacts {
-        request: computing(pod("share", 10), 1).request,
+        asks: computing(pod("share", 10), 1).asks,
         ..holder("share", 10, 30)
     });
     assert_eq!(compute(&ledger), 70);

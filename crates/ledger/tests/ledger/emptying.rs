@@ -284,7 +284,7 @@ fn evictions(ledger: &mut Ledger, hours: u64, to: impl Fn(&str) -> &'static str)
         };
         for pod in it.moves.into_iter().map(|it| it.pod) {
             count += 1;
-            let mib = pod.request.as_ref().map_or(0, |it| it.in_sum().0);
+            let mib = pod.asks.request().map_or(0, |it| it.in_sum().0);
             ledger.delete_pod(&pod.uid);
             ledger.apply_pod(PodFacts {
                 started: DAWN + second.cast_signed(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
-use gpustow_ledger::{Config, Ledger, Outcome, Preemption};
+use gpustow_ledger::{Config, Ledger, Outcome, Reserved};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -80,7 +80,7 @@ fn decide(ledger: &mut Ledger, protected: &[&str], most: usize) -> BTreeSet<Stri
     victims(ledger, 3)
 }
 
-fn preemptions(ledger: &Ledger, second: u64) -> Vec<Preemption> {
+fn preemptions(ledger: &Ledger, second: u64) -> Vec<Reserved> {
     ledger.preemptions(at(second))
 }
 

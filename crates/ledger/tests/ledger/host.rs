@@ -1,12 +1,10 @@
 //! Kept room is GPU memory, CPU and memory of the host, whatever it is kept for.
 
-use std::sync::Arc;
-
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
-use gpustow_pack::{Mib, Request};
+use gpustow_pack::Mib;
 
-use crate::build::{at, bound, card, choose, node, pod, report, used};
+use crate::build::{at, bound, card, choose, node, pod, report, requesting, used};
 
 /// A node of two cards of 100 MiB, 4,000 m of CPU and 4,000 MiB.
 fn small(config: Config) -> Ledger {
@@ -22,24 +20,12 @@ fn small(config: Config) -> Ledger {
 
 /// The same pod, which asks for so much CPU.
 fn cpu(milli: u64, pod: PodFacts) -> PodFacts {
-    with(pod, |request| request.cpu_milli = milli)
+    requesting(pod, |request| request.cpu_milli = milli)
 }
 
 /// The same pod, which asks for so much memory of the host.
 fn ram(mib: u64, pod: PodFacts) -> PodFacts {
-    with(pod, |request| request.ram = Mib(mib).into())
-}
-
-fn with(pod: PodFacts, change: impl Fn(&mut Request)) -> PodFacts {
-    let changed = |request: Arc<Request>| {
-        let mut request = (*request).clone();
-        change(&mut request);
-        Arc::new(request)
-    };
-    PodFacts {
-        request: pod.request.map(changed),
-        ..pod
-    }
+    requesting(pod, |request| request.ram = Mib(mib).into())
 }
 
 /// A pod of priority 10 that kube-scheduler could not place.

@@ -1,24 +1,12 @@
 //! Looks at every node for queued pods: how long they keep a pod beside the queue waiting.
 
-use std::sync::Arc;
-
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
-use gpustow_pack::Request;
 
-use crate::build::{at, bound, card, choose, node, pod, report, used};
+use crate::build::{at, bound, card, choose, node, pod, report, requesting, used};
 
 fn with_cpu(pod: PodFacts, cpu_milli: u64) -> PodFacts {
-    let request = |request: Arc<Request>| {
-        Arc::new(Request {
-            cpu_milli,
-            ..Request::clone(&request)
-        })
-    };
-    PodFacts {
-        request: pod.request.map(request),
-        ..pod
-    }
+    requesting(pod, |request| request.cpu_milli = cpu_milli)
 }
 
 /// Nodes with one GPU of 100 MiB, of which pods hold so much, and all CPU.

@@ -3,21 +3,11 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::Request;
 
-use crate::build::{asking, at, bound, choose, ledger, pod};
+use crate::build::{asking, at, bound, choose, ledger, pod, requesting};
 
 fn with_cpu(pod: PodFacts, cpu_milli: u64) -> PodFacts {
-    let more = |request: Arc<Request>| {
-        Arc::new(Request {
-            cpu_milli,
-            ..(*request).clone()
-        })
-    };
-    PodFacts {
-        request: pod.request.map(more),
-        ..pod
-    }
+    requesting(pod, |request| request.cpu_milli = cpu_milli)
 }
 
 /// Where pods of many sizes would go one after another on cards that are partly taken, while 300 pods

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Config, Ledger};
+use gpustow_ledger::{Cause, Config, Ledger};
 
 use crate::build::{at, bound, card, choose, node, offer_all, pod, report};
 
@@ -99,7 +99,9 @@ fn decide(ledger: &mut Ledger, protected: &[&str], most: usize, second: u64) -> 
 fn moving(ledger: &mut Ledger, second: u64) -> Option<(String, Vec<String>)> {
     ledger.scattered(at(second));
     let all = ledger.preemptions(at(second));
-    let of_it = all.iter().find(|it| it.moves && *it.pod.uid == *"p")?;
+    let of_it = all
+        .iter()
+        .find(|it| it.cause == Cause::Defragment && *it.pod.uid == *"p")?;
     let who = of_it.victims.iter().map(|pod| pod.uid.to_string());
     Some((of_it.node.to_string(), who.collect()))
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::Gpu;
 use gpustow_api::limit::{Enforce, Support};
+use gpustow_api::{Asks, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::Mib;
 
@@ -113,7 +113,7 @@ fn nobody_is_asked_whose_limit_is_somebody_elses_or_nobodys_business_or_cannot_b
         ..may_use(50)
     };
     let unreadable = PodFacts {
-        request: Err(gpustow_api::BadRequest {
+        asks: Asks::Unreadable(gpustow_api::BadRequest {
             field: "metadata".into(),
             problem: "is wrong".into(),
         }),

@@ -75,8 +75,8 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     assert_eq!(places(&ledger), []);
     keep(&mut ledger, AFTER);
     assert_eq!(places(&ledger), [is("large", "a")]);
-    let ends = ledger.place("large").map(|place| place.ends);
-    assert_eq!(ends.map(|ends| ends.len()), Some(2));
+    let victims = ledger.place("large").map(|place| place.victims.len());
+    assert_eq!(victims, Some(2));
     // Neither what is free now nor what comes free goes to whoever came later.
     let late = pod("late", 40);
     assert_eq!(refusals(&mut ledger, &late, &["a"]), [Reason::Reserved]);

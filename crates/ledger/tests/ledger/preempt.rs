@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger, Victims};
-use gpustow_pack::Request;
 
-use crate::build::{asking, at, bound, card, ledger, node, pod, report};
+use crate::build::{asking, at, bound, card, ledger, node, pod, report, requesting};
 
 /// A bound pod of that priority, started then.
 fn holder(uid: &str, card: &str, mib: u64, priority: i32, started: i64) -> PodFacts {
@@ -128,26 +127,11 @@ fn a_given_victim_that_helps_nobody_is_spared_where_the_sums_suffice_without_it(
     assert_eq!(spared(&pod("p", 100)), ["x".into()]);
     assert!(spared(&pod("p", 101)).is_empty());
     // A pod that needs all of the node's CPU needs that of x, too.
-    let whole = |request: Arc<Request>| {
-        Arc::new(Request {
-            cpu_milli: 64_000,
-            ..(*request).clone()
-        })
-    };
-    let hungry = PodFacts {
-        request: p.request.clone().map(whole),
-        ..p
-    };
+    let hungry = requesting(p, |request| request.cpu_milli = 64_000);
     assert_eq!(spared(&hungry), ["x".into()]);
-    let eater = |request: Arc<Request>| {
-        Arc::new(Request {
-            cpu_milli: 1,
-            ..(*request).clone()
-        })
-    };
     let x = holder("x", "a-0", 50, 0, 0);
+    let x = requesting(x, |request| request.cpu_milli = 1);
     ledger.apply_pod(PodFacts {
-        request: x.request.clone().map(eater),
         resource_version: "2".into(),
         ..x
     });

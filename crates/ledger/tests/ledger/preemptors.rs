@@ -1,13 +1,10 @@
 //! Queued pods that are ungated because kube-scheduler may evict others for them: which, how many, and at what cost.
 
-use std::sync::Arc;
-
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_ledger::{Config, Ledger, Ungate};
-use gpustow_pack::Request;
 
-use crate::build::{at, bound, card, node, pod, report};
+use crate::build::{at, bound, card, node, pod, report, requesting};
 
 /// Nodes with one GPU of 100 MiB, each taken by a pod of priority 0.
 fn full(nodes: usize) -> Ledger {
@@ -55,16 +52,7 @@ fn ungated(ledger: &mut Ledger, second: u64) -> Vec<String> {
 /// A pod that wants a whole GPU, each of another class.
 fn wide(number: u64) -> PodFacts {
     let queued = queued(&format!("wide-{number}"), 100, 1);
-    let with_cpu = |request: Arc<Request>| {
-        Arc::new(Request {
-            cpu_milli: number,
-            ..Request::clone(&request)
-        })
-    };
-    PodFacts {
-        request: queued.request.map(with_cpu),
-        ..queued
-    }
+    requesting(queued, |request| request.cpu_milli = number)
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub(crate) fn with_priority(priority: i32, pod: PodFacts) -> PodFacts {
 pub(crate) fn victims(ledger: &Ledger, second: u64) -> Vec<(String, String, u64)> {
     let backs = ledger.reclaims(at(second));
     let each = backs.iter().flat_map(|back| {
-        back.victims.iter().map(|victim| {
+        back.borrowers.iter().map(|victim| {
             let excess = victim.used.minus(victim.held).0;
             (back.pod.uid.to_string(), victim.pod.uid.to_string(), excess)
         })

@@ -28,12 +28,10 @@ fn wish(random: &mut Random, uid: &str) -> PodFacts {
         1 => asking(uid, &[(1, size), (1, 10)]),
         _ => asking(uid, &[(1, size)]),
     };
-    if let Ok(request) = &mut pod.request {
-        let mut changed = (**request).clone();
-        changed.cpu_milli = 1000 * random.below(3);
-        changed.ram = Bytes((1 << 30) + random.below(2));
-        *request = changed.into();
-    }
+    pod.asks.change(|request| {
+        request.cpu_milli = 1000 * random.below(3);
+        request.ram = Bytes((1 << 30) + random.below(2));
+    });
     if random.below(5) == 0 {
         pod.models = [["A", "B"][random.below(2) as usize].into()].into();
     }

@@ -6,21 +6,13 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::{Ledger, Reason};
-use gpustow_pack::{Refusal, Request, Rules};
+use gpustow_pack::{Refusal, Rules};
 
-use crate::build::{ask, at, bound, card, choose, ledger, pod, report};
+use crate::build::{ask, at, bound, card, choose, ledger, pod, report, requesting};
 use crate::model::Random;
 
 pub(crate) fn with(pod: PodFacts, rules: Rules) -> PodFacts {
-    let ruled = |request: Arc<Request>| {
-        let request = (*request).clone();
-        let rules = Some(Arc::new(rules));
-        Arc::new(Request { rules, ..request })
-    };
-    PodFacts {
-        request: pod.request.map(ruled),
-        ..pod
-    }
+    requesting(pod, |request| request.rules = Some(Arc::new(rules)))
 }
 
 fn together(uid: &str, mib: u64) -> PodFacts {

@@ -1,7 +1,7 @@
 //! The sums of CPU, host memory and pods are kube-scheduler's own, to the last byte: its filter comes
 //! before ours, and a pod that it would accept must not sleep on for a sum that is ours alone.
 
-use gpustow_api::{NodeFacts, PodFacts, names};
+use gpustow_api::{Asks, NodeFacts, PodFacts, names};
 use gpustow_ledger::{Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
 use serde_json::{Value, json};
@@ -109,9 +109,8 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
     ledger.apply_pod(bound("y", "n", "n-1", 40));
     // It asks for 10 and gets all of a GPU, as its annotations say.
     let whole = bound("whole", "n", "n-2", 100);
-    let asks = exclusive(pod("whole", 10)).request;
     ledger.apply_pod(PodFacts {
-        request: asks,
+        asks: exclusive(pod("whole", 10)).asks,
         priority: 10,
         ..whole
     });
@@ -122,7 +121,7 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
     ledger.apply_pod(PodFacts {
         priority: 10,
         waiting: true,
-        request: Ok(request.into()),
+        asks: Asks::of(request),
         ..pod("p", 1)
     });
     offer_all(&mut ledger, at(0));

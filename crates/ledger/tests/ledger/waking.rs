@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Ledger, Outcome};
-use gpustow_pack::{Bytes, Mib, Request};
+use gpustow_pack::{Bytes, Mib};
 
-use crate::build::{at, bound, card, choose, ledger, node, pod, report};
+use crate::build::{at, bound, card, choose, ledger, node, pod, report, requesting};
 use crate::model::Random;
 
 /// Between two calls of [`Ledger::wake`].
@@ -194,13 +194,8 @@ fn somebody_is_bound_within_the_bound_as_long_as_somebody_fits() {
 
 #[test]
 fn nobody_is_woken_for_a_node_that_is_known_to_refuse_him() {
-    let needs = |uid, cpu_milli, ram| PodFacts {
-        request: Ok(Arc::new(Request {
-            cpu_milli,
-            ram,
-            ..Request::clone(pod("p", 10).request.as_ref().unwrap())
-        })),
-        ..pod(uid, 10)
+    let needs = |uid, cpu_milli, ram| {
+        requesting(pod(uid, 10), |it| (it.cpu_milli, it.ram) = (cpu_milli, ram))
     };
     let cordoned = NodeFacts {
         cordoned: true,
@@ -297,12 +292,7 @@ fn nodes_that_gain_too_little_do_not_keep_others_waiting() {
     let mut world = World::new(21);
     for index in 0..5000 {
         let pod = aged(&format!("p{index}"), 50, index);
-        let mut request = Request::clone(pod.request.as_ref().unwrap());
-        request.cpu_milli = 1 + index as u64;
-        let pod = PodFacts {
-            request: Ok(Arc::new(request)),
-            ..pod
-        };
+        let pod = requesting(pod, |request| request.cpu_milli = 1 + index as u64);
         world.wait(pod, []);
     }
     for second in 0..60 {

@@ -167,7 +167,7 @@ impl Waking<'_> {
         let Some(pod) = self.sight().asleep(uid) else {
             return Answer::Passes;
         };
-        let Ok(request) = &pod.request else {
+        let Some(request) = pod.asks.request() else {
             return Answer::None;
         };
         let alone = offering.extra > 0;
@@ -256,7 +256,7 @@ impl Sight<'_> {
 
     /// Takes room for a pod, if there is any.
     fn take(&self, name: &str, left: &mut NodeGpus, pod: &PodFacts) {
-        let (Some(node), Ok(request)) = (self.books.node(name), &pod.request) else {
+        let (Some(node), Some(request)) = (self.books.node(name), pod.asks.request()) else {
             return;
         };
         let all = &mut Budget::all();

@@ -111,9 +111,7 @@ impl World {
             Bystander::Never => pods.extend((0..MANY).map(|number| {
                 let mut pod = first(asking(&format!("x{number}"), &[(1, 10)]));
                 pod.preempts = false;
-                if let Ok(request) = &mut pod.request {
-                    Arc::make_mut(request).cpu_milli = 1 + number;
-                }
+                pod.asks.change(|it| it.cpu_milli = 1 + number);
                 pod
             })),
         }

@@ -161,7 +161,7 @@ impl World {
                 Some(Ok(assignment)) if assignment.exclusive.is_some() => {
                     assignment.exclusive == Some(true)
                 }
-                _ => pod.request.as_ref().is_ok_and(|request| request.exclusive),
+                _ => pod.asks.is_exclusive(),
             };
             let whole = self
                 .server

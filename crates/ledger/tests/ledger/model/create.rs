@@ -1,7 +1,6 @@
 //! New pods in the model.
 
 use std::iter;
-use std::sync::Arc;
 
 use gpustow_api::limit::Enforce;
 use gpustow_api::{PodFacts, Sleep};
@@ -62,13 +61,12 @@ impl World {
                 pod.started = 0;
             }
             pod.sleep = traits.asleep.map(|asleep| Sleep { asleep, told: None });
-            if let Ok(request) = &mut pod.request {
-                let request = Arc::make_mut(request);
+            pod.asks.change(|request| {
                 request.cpu_milli = traits.cpu_milli;
                 request.compute = if whole { 0 } else { traits.compute };
                 let claims = request.claims.iter_mut();
                 claims.for_each(|claim| claim.percentage = part);
-            }
+            });
             self.reject(&pod.uid, traits.rejects);
             self.server.create(pod);
         }

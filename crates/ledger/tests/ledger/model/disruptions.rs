@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Preemption, Victims};
+use gpustow_ledger::{Cause, Reserved, Victims};
 
 use super::bystanders::unix;
 use super::evidence::cpu;
@@ -72,9 +72,11 @@ impl World {
             for victim in &it.victims {
                 let lower = victim.priority < it.pod.priority;
                 let moves = victim.evictable.is_some() && victim.priority <= it.pod.priority;
-                require(if it.moves { moves } else { lower }, || {
-                    format!("{} is no victim: {it:?}", victim.uid)
-                })?;
+                let may = match it.cause {
+                    Cause::Defragment => moves,
+                    _ => lower,
+                };
+                require(may, || format!("{} is no victim: {it:?}", victim.uid))?;
             }
         }
         Ok(())
@@ -110,7 +112,7 @@ impl World {
             let victims = it.victims.clone().into_iter();
             victims.map(move |victim| (it.clone(), victim))
         });
-        let each: Vec<(Preemption, Arc<PodFacts>)> = each.collect();
+        let each: Vec<(Reserved, Arc<PodFacts>)> = each.collect();
         let Some((it, victim)) = pick(&each, number).map(|index| each[index].clone()) else {
             let moves = self.ledger.emptying(self.now).map(|it| it.moves);
             let moves = moves.unwrap_or_default();
@@ -127,9 +129,9 @@ impl World {
         require(self.gains(&it.pod, &it.node, &victims), || {
             format!("{} is deleted without a gain: {it:?}", victim.uid)
         })?;
-        let deleted = match it.moves {
-            true => self.server.evict(&victim),
-            false => self.server.delete(&victim),
+        let deleted = match it.cause {
+            Cause::Defragment => self.server.evict(&victim),
+            _ => self.server.delete(&victim),
         };
         if !deleted {
             return Ok(());
@@ -188,7 +190,7 @@ impl World {
     }
 
     /// Pods for which others have been deleted and that will run, as far as is known, unless room is given to others.
-    pub(super) fn gaining(&mut self) -> Vec<Preemption> {
+    pub(super) fn gaining(&mut self) -> Vec<Reserved> {
         if !self.switches.disrupts() || self.disruptions.done.is_empty() {
             return Vec::new();
         }
@@ -204,11 +206,7 @@ impl World {
     }
 
     /// They will still, after the pod was given room whose priority is not higher.
-    pub(super) fn check_gains(
-        &self,
-        gaining: &[Preemption],
-        taker: &PodFacts,
-    ) -> Result<(), String> {
+    pub(super) fn check_gains(&self, gaining: &[Reserved], taker: &PodFacts) -> Result<(), String> {
         for it in gaining {
             let other = it.pod.uid != taker.uid && taker.priority <= it.pod.priority;
             let done = self.disruptions.done.get(&it.pod.uid);

@@ -98,7 +98,7 @@ impl World {
             .gpus
             .iter()
             .map(|gpu| gpu.total_mib.saturating_sub(assigned(&gpu.uuid).0));
-        let claims = pod.request.iter().flat_map(|request| &request.claims);
+        let claims = pod.asks.claims().iter();
         let asked = claims.map(|claim| claim.mib.0 * u64::from(claim.gpus));
         asked.sum::<u64>() <= left.sum()
     }
@@ -158,5 +158,5 @@ impl World {
 
 /// What the pod requests of its node's CPU.
 pub(super) fn cpu(pod: &PodFacts) -> u64 {
-    pod.request.as_ref().map_or(0, |request| request.cpu_milli)
+    pod.asks.readable().map_or(0, |request| request.cpu_milli)
 }

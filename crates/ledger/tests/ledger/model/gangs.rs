@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gpustow_api::{Group, GroupPolicy, PodFacts, PodGroupFacts};
-use gpustow_ledger::{Filtered, Preemption, Reason};
+use gpustow_ledger::{Filtered, Reason, Reserved};
 
 use super::event::Event;
 use super::evidence::cpu;
@@ -165,7 +165,7 @@ impl World {
             return Ok(());
         };
         let pod = &self.server.pods[index];
-        let same = |known: Arc<PodFacts>| known.request == pod.request && known.group == pod.group;
+        let same = |known: Arc<PodFacts>| known.asks == pod.asks && known.group == pod.group;
         let settled =
             self.is_told() && !self.ledger.is_binding(uid) && self.ledger.pod(uid).is_none_or(same);
         if let Some(name) = self.chosen.get(uid).copied() {
@@ -212,7 +212,7 @@ impl World {
     }
 
     /// Pods that are disrupted together are victims together, and of a gang alone.
-    pub(super) fn check_units(&self, all: &[Preemption]) -> Result<(), String> {
+    pub(super) fn check_units(&self, all: &[Reserved]) -> Result<(), String> {
         for it in all {
             for victim in &it.victims {
                 if self.is_disrupted_alone(victim) {
@@ -285,7 +285,7 @@ impl World {
             return 0;
         };
         let mut best = self.most(nodes, rest);
-        let claims = pod.request.iter().flat_map(|request| &request.claims);
+        let claims = pod.asks.claims().iter();
         let [claim] = claims.collect::<Vec<_>>()[..] else {
             return best;
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 use gpustow_api::config::Action;
 use gpustow_api::gpunode::{Condition, GpuNodeStatus, PROCESSES_READABLE};
-use gpustow_ledger::{Borrower, Reclamation};
+use gpustow_ledger::{Borrower, Reserved};
 
 use super::world::{World, pick, require};
 use crate::build::used;
@@ -48,7 +48,7 @@ impl Lending {
     }
 }
 
-fn key(back: &Reclamation) -> Key {
+fn key(back: &Reserved) -> Key {
     let cards = back.cards.iter().map(|(uuid, _)| uuid.clone()).collect();
     (back.pod.uid.clone(), back.node.clone(), cards)
 }
@@ -81,9 +81,8 @@ impl World {
         self.ledger.reclaim(self.now);
         let backs = self.ledger.reclaims(self.now);
         for back in &backs {
-            let uids = |back: &Reclamation| -> Vec<Arc<str>> {
-                let victims = back.victims.iter();
-                victims.map(|victim| victim.pod.uid.clone()).collect()
+            let uids = |back: &Reserved| -> Vec<Arc<str>> {
+                back.victims.iter().map(|pod| pod.uid.clone()).collect()
             };
             let asked = before.iter().find(|it| key(it) == key(back)).map(uids);
             let asked = asked.filter(|asked| !asked.is_empty());
@@ -118,7 +117,7 @@ impl World {
     /// Whoever is to give memory back, and on which node.
     pub(super) fn victims(&self) -> Vec<(Arc<str>, Borrower)> {
         let backs = self.ledger.reclaims(self.now).into_iter();
-        let backs = backs.map(|back| (back.node, back.victims));
+        let backs = backs.map(|back| (back.node, back.borrowers));
         let short = self.ledger.shortages(self.now).into_iter();
         let short = short.map(|short| (short.node, short.victims));
         let over = self.ledger.over_limits(self.now).into_iter();
@@ -220,10 +219,10 @@ impl World {
                 })?;
             }
             let speaks = self.is_fresh(&back.node) && self.is_readable(&back.node);
-            require(back.victims.is_empty() || speaks, || {
+            require(back.borrowers.is_empty() || speaks, || {
                 format!("by a report that is stale or half: {back:?}")
             })?;
-            for victim in &back.victims {
+            for victim in &back.borrowers {
                 let shares = self.shares();
                 let held = shares.iter().filter(|(uid, node, card, _)| {
                     *uid == victim.pod.uid && *node == back.node && **card == *victim.uuid

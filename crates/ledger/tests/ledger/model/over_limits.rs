@@ -60,11 +60,8 @@ impl World {
 }
 
 fn is_over(it: &There, gpu: &Gpu) -> bool {
-    let whole = it
-        .pod
-        .request
-        .as_ref()
-        .map_or(true, |request| request.exclusive);
+    let asks = it.pod.asks.request();
+    let whole = asks.is_none_or(|request| request.exclusive);
     let seen_to = match it.pod.enforce {
         Enforce::Watch => true,
         Enforce::Driver => gpu.memory_limit.as_deref() == Some("Missing"),

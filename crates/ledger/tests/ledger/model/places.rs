@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Ledger, Place, Reason};
+use gpustow_ledger::{Ledger, Reason, Reserved};
 
 use super::bystanders::Feature;
 use super::switches::{Bystander, Switches};
@@ -22,12 +22,12 @@ const FREE_FOR: Duration = Duration::from_secs(65);
 /// The pod that a place is kept for, and the node.
 type Key = (Arc<str>, Arc<str>);
 
-fn key(place: &Place) -> Key {
+fn key(place: &Reserved) -> Key {
     (place.pod.uid.clone(), place.node.clone())
 }
 
 /// Is nothing missing of the place?
-fn is_free(ledger: &Ledger, place: &Place, now: Duration) -> bool {
+fn is_free(ledger: &Ledger, place: &Reserved, now: Duration) -> bool {
     let node = ledger.node_view(&place.node, now);
     let cards: Vec<_> = node.into_iter().flat_map(|node| node.cards).collect();
     let free = place.cards.iter().all(|(uuid, mib)| {
@@ -177,6 +177,6 @@ impl World {
 
 /// How many cards the pod asks for.
 fn asked(pod: &PodFacts) -> usize {
-    let claims = pod.request.iter().flat_map(|request| &request.claims);
+    let claims = pod.asks.claims().iter();
     claims.map(|claim| claim.gpus as usize).sum()
 }

@@ -147,8 +147,8 @@ impl World {
             Err(refusal) => return Ok(Some(refusal)),
         };
         self.check_gains(&gaining, &pod)?;
-        let whole = pod.request.as_ref().is_ok_and(|request| request.exclusive);
-        let claims = pod.request.iter().flat_map(|request| &request.claims);
+        let whole = pod.asks.is_exclusive();
+        let claims = pod.asks.claims().iter();
         let least = |total| claims.clone().map(|claim| claim.on(Mib(total))).max();
         for (uuid, mib) in &assignment.charges {
             let report = self
@@ -158,7 +158,7 @@ impl World {
             let card = report.gpus.iter().find(|gpu| *gpu.uuid == **uuid);
             let card = card.ok_or_else(|| format!("{uuid} is not there"))?;
             let (others, computed) = self.server.assigned(name, uuid, uid);
-            let limit = pod.request.as_ref().map_or(0, |request| request.limit().0);
+            let limit = pod.asks.request().map_or(0, |request| request.limit().0);
             require(limit <= card.limit().0, || {
                 format!("the driver cannot hold {uid} to {limit} MiB on {uuid}")
             })?;

@@ -73,9 +73,8 @@ impl World {
                     own.map(|(_, mib)| mib.0).sum()
                 }
                 Some(Err(_)) => {
-                    let request = pod.request.as_ref();
-                    let claims = request.iter().flat_map(|request| &request.claims);
-                    match request.is_ok_and(|request| request.is_relative()) {
+                    let claims = pod.asks.claims().iter();
+                    match claims.clone().any(|claim| claim.percentage > 0) {
                         true => u64::MAX,
                         false => claims.map(|claim| claim.mib.0).sum(),
                     }

@@ -8,7 +8,6 @@ use gpustow_api::config::Action;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::{NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger, Victims};
-use gpustow_pack::Request;
 
 use super::disruptions::Disruptions;
 use super::event::Event;
@@ -18,7 +17,7 @@ use super::lending::{self, Lending};
 use super::server::{MPS, NODES, NodeEvent, PodEvent, Server};
 use super::switches::Switches;
 use super::{over_limits, places};
-use crate::build::{exclusive, node};
+use crate::build::node;
 
 pub(super) struct World {
     pub(super) server: Server,
@@ -254,16 +253,10 @@ impl World {
             }
             // The oracle of gangs knows plain requests alone.
             Event::Edit { .. } if pod.group.is_some() => {}
-            Event::Edit { .. } if !pod.request.as_ref().is_ok_and(|it| it.is_relative()) => {
-                let whole = exclusive(pod.clone()).request;
-                let plain = pod.request.clone().map(|request| {
-                    Arc::new(Request {
-                        exclusive: false,
-                        ..(*request).clone()
-                    })
+            Event::Edit { .. } if !pod.asks.request().is_some_and(|it| it.is_relative()) => {
+                self.server.write(index, |pod| {
+                    pod.asks.change(|it| it.exclusive = !it.exclusive);
                 });
-                let request = if whole == pod.request { plain } else { whole };
-                self.server.write(index, |pod| pod.request = request);
             }
             Event::Filter { .. } | Event::FilterAndBind { .. } if pod.group.is_some() => {
                 let binds = matches!(event, Event::FilterAndBind { .. });
@@ -293,7 +286,7 @@ impl World {
                 self.chosen.remove(&pod.uid);
                 self.filter(&pod, &NODES, false)?;
                 // Filter is asked with the newest copy, bind with what the watch has shown.
-                let same = |known: Arc<PodFacts>| known.request == pod.request;
+                let same = |known: Arc<PodFacts>| known.asks == pod.asks;
                 let settled =
                     !self.ledger.is_binding(&pod.uid) && self.ledger.pod(&pod.uid).is_none_or(same);
                 if let Some(name) = self.chosen.get(&pod.uid).copied() {
