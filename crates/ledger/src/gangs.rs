@@ -16,6 +16,7 @@ mod rules;
 mod sites;
 mod victims;
 mod view;
+mod waits;
 
 use std::fmt;
 use std::iter;
@@ -27,7 +28,6 @@ use gpustow_api::{Group, PodFacts};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::decide::refuse_all;
-use crate::maps::HashMap;
 use crate::queue::{Cause, Earmark, Ended, NodeSet, Turn};
 use crate::scattered::Broken;
 use crate::{Ask, Filtered, Ledger, Preemption, Reason};
@@ -37,6 +37,8 @@ pub(crate) use plan::{Seat, Seats};
 use roll::Roll;
 use victims::{Found, Hunt, Plan};
 pub use view::{GangView, Standing};
+use waits::Wait;
+pub(crate) use waits::Waits;
 
 /// A cycle is forgotten when nothing was heard of its gang for so long, and a gang that was not seen to wait.
 const FORGOTTEN: Duration = Duration::from_secs(60);
@@ -68,28 +70,6 @@ impl fmt::Display for Shortfall {
         }
         write!(f, "group {group}: its other pods need the room")
     }
-}
-
-/// What is known of gangs that wait, between two looks.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
-    gangs: HashMap<Group, Wait>,
-    /// Where the next look goes on among the groups.
-    next: usize,
-    /// The search whether others could finish for a gang.
-    first: Option<Hunt>,
-    /// The same with what disruption budgets allow, and when it was gone on with last.
-    second: Option<(Hunt, Duration)>,
-}
-
-#[derive(Debug)]
-struct Wait {
-    since: Duration,
-    seen: Duration,
-    /// When a plan was looked for last.
-    tried: Option<Duration>,
-    /// No plan is looked for before: disruption budgets allowed none.
-    rests: Duration,
 }
 
 impl Ledger {
@@ -344,19 +324,16 @@ impl Ledger {
             true => self.waits.next,
             false => 0,
         };
-        let (mut waits, mut looked_at) = (Vec::new(), 0);
+        let (mut waits, mut looked_at, mut walk) = (Vec::new(), 0, Budget::of_look());
         for gang in sight.books.gangs_from(from).take(GROUPS) {
-            if budget.is_spent() {
+            if walk.is_spent() {
                 break;
             }
             looked_at += 1;
-            waits.extend(Some(gang.clone()).zip(sight.waiting_gang(gang, budget)));
+            waits.extend(Some(gang.clone()).zip(sight.waiting_gang(gang, &mut walk)));
         }
         self.waits.next = from + looked_at.max(1);
-        if budget.is_spent() {
-            // Its search begins in a look of its own.
-            *budget = Budget::of_look();
-        }
+        self.count_spent(walk.spent());
         let known = &mut self.waits.gangs;
         known.retain(|_, wait| now.saturating_sub(wait.seen) < FORGOTTEN);
         let mut may: Vec<_> = Vec::new();
