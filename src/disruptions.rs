@@ -160,7 +160,7 @@ impl Disruptions {
         let short = under_pressure(&app).await;
         app.metrics.under_pressure(short.len());
         let (mut demands, marked, news) = {
-            let (now, ledger) = (ledger.now(), ledger.lock());
+            let (now, mut ledger) = (ledger.now(), ledger.lock());
             let marked: Vec<_> = ledger.marked().cloned().collect();
             let demands = Demands::of(&ledger, short.clone(), now);
             self.told_free

@@ -12,6 +12,7 @@ use gpustow_api::{Memory, PodFacts};
 use gpustow_pack::Mib;
 
 use crate::Ledger;
+use crate::budget::Budget;
 use crate::sight::Sight;
 
 /// What a pod is to be told of the memory that it requested.
@@ -27,20 +28,38 @@ pub struct News {
 
 impl Ledger {
     /// What pods that say whether they sleep were not told yet of the memory that they requested. `told` are those that were
-    /// told that it is free, whether their copies show it or not.
+    /// told that it is free, whether their copies show it or not. Of very many pods the next look goes on.
     #[must_use]
-    pub fn memory_news(&self, told: impl Fn(&str) -> bool, now: Duration) -> Vec<News> {
+    pub fn memory_news(&mut self, told: impl Fn(&str) -> bool, now: Duration) -> Vec<News> {
         if !self.config.reclaim {
             return Vec::new();
         }
-        let sight = self.sight(now);
-        let pods = self.books.sleepers().filter(|pod| !pod.deleting);
-        pods.filter_map(|pod| sight.news_for(pod, &told)).collect()
+        let (sight, mut budget) = (self.sight(now), Budget::of_look());
+        let (mut news, mut last) = (Vec::new(), None);
+        for pod in self.books.sleepers(self.news_after.as_ref()) {
+            if budget.is_spent() {
+                break;
+            }
+            budget.charge(1);
+            last = Some(&pod.uid);
+            if !pod.deleting {
+                news.extend(sight.news_for(pod, &told, &mut budget));
+            }
+        }
+        let after = last.filter(|_| budget.is_spent()).cloned();
+        self.count_spent(budget.spent());
+        self.news_after = after;
+        news
     }
 }
 
 impl Sight<'_> {
-    fn news_for(&self, pod: &Arc<PodFacts>, told: &impl Fn(&str) -> bool) -> Option<News> {
+    fn news_for(
+        &self,
+        pod: &Arc<PodFacts>,
+        told: &impl Fn(&str) -> bool,
+        budget: &mut Budget,
+    ) -> Option<News> {
         let sleep = pod.sleep?;
         let name = pod.node.as_ref().filter(|_| !pod.released)?;
         let (memory, missing) = match (sleep.asleep, sleep.told) {
@@ -49,7 +68,7 @@ impl Sight<'_> {
             (false, Some(Memory::Free)) => return None,
             (false, _) if told(&pod.uid) => return None,
             (false, _) => {
-                let missing = self.missing_for(pod, name, told)?;
+                let missing = self.missing_for(pod, name, told, budget)?;
                 match missing.is_empty() {
                     true => (Memory::Free, missing),
                     false => (Memory::Reclaiming, missing),
@@ -69,6 +88,7 @@ impl Sight<'_> {
         pod: &PodFacts,
         name: &Arc<str>,
         told: &impl Fn(&str) -> bool,
+        budget: &mut Budget,
     ) -> Option<Vec<(Box<str>, Mib)>> {
         self.check(name).ok()?;
         let node = self.books.node(name)?;
@@ -87,6 +107,7 @@ impl Sight<'_> {
             if !gpu.healthy || gpu.missing {
                 return None;
             }
+            budget.charge(node.bound().len());
             let (free, below) = self.below_request(name, node, gpu);
             let before = |other: &PodFacts| other.wants_all() && turn(other) <= turn(pod);
             let asked = below.iter().filter(|(_, other)| before(other));

@@ -69,6 +69,11 @@ impl Budget {
         }
     }
 
+    /// For a gang that may be woken or ungated, which is looked at as a whole.
+    pub(crate) fn of_gang() -> Self {
+        Self::with(8 * LOOK, FIT)
+    }
+
     /// For a plan that is made for people.
     pub(crate) fn of_plan() -> Self {
         Self::with(PLAN, FIT)
@@ -91,6 +96,24 @@ impl Budget {
     pub(crate) fn charge_fits(&mut self, fits: usize) {
         let fits = u64::try_from(fits).unwrap_or(u64::MAX);
         self.take(fits.saturating_mul(self.fit));
+    }
+
+    /// So many fits may be tried still.
+    pub(crate) fn fits_left(&self) -> usize {
+        let left = self.left.checked_div(self.fit);
+        left.map_or(usize::MAX, |left| {
+            usize::try_from(left).unwrap_or(usize::MAX)
+        })
+    }
+
+    /// What this one has left, for a part of the look.
+    pub(crate) fn of_rest(whole: &Self) -> Self {
+        Self::with(whole.left, whole.fit)
+    }
+
+    /// A part of the look has spent what it did.
+    pub(crate) fn charge_spent(&mut self, part: &Self) {
+        self.take(part.spent);
     }
 
     fn take(&mut self, units: u64) {

@@ -16,6 +16,7 @@ mod rules;
 mod sites;
 mod victims;
 mod view;
+mod waits;
 
 use std::fmt;
 use std::iter;
@@ -25,8 +26,8 @@ use std::time::Duration;
 use gpustow_api::{Group, PodFacts};
 
 use crate::books::Uid;
+use crate::budget::Budget;
 use crate::decide::refuse_all;
-use crate::maps::HashMap;
 use crate::queue::{Cause, Earmark, Ended, NodeSet, Turn};
 use crate::scattered::Broken;
 use crate::{Ask, Filtered, Ledger, Reason, Reserved};
@@ -34,8 +35,10 @@ pub(crate) use cycle::Cycles;
 use plan::Member;
 pub(crate) use plan::{Seat, Seats};
 use roll::Roll;
-use victims::{Found, Plan, SEEN};
+use victims::{Found, Hunt, Plan};
 pub use view::{GangView, Standing};
+use waits::Wait;
+pub(crate) use waits::Waits;
 
 /// A cycle is forgotten when nothing was heard of its gang for so long, and a gang that was not seen to wait.
 const FORGOTTEN: Duration = Duration::from_secs(60);
@@ -43,6 +46,8 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 const CHANCE: Duration = Duration::from_secs(1);
 /// A gang for which disruption budgets allow no plan rests for so long.
 const REST: Duration = Duration::from_secs(5);
+/// A search that is not gone on with for so long is forgotten.
+const IDLE: Duration = Duration::from_secs(10);
 /// Groups that one look sees.
 const GROUPS: usize = 256;
 
@@ -65,25 +70,6 @@ impl fmt::Display for Shortfall {
         }
         write!(f, "group {group}: its other pods need the room")
     }
-}
-
-/// What is known of gangs that wait, between two looks.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
-    gangs: HashMap<Group, Wait>,
-    /// Where the next look goes on among the groups, and among the nodes.
-    next: usize,
-    node: usize,
-}
-
-#[derive(Debug)]
-struct Wait {
-    since: Duration,
-    seen: Duration,
-    /// When a plan was looked for last.
-    tried: Option<Duration>,
-    /// No plan is looked for before: disruption budgets allowed none.
-    rests: Duration,
 }
 
 impl Ledger {
@@ -139,7 +125,7 @@ impl Ledger {
         let plan_for = |nodes: Vec<Arc<str>>, heeds: bool| {
             let others = others().map(|it| Member::anywhere(it).heeding(heeds));
             let members = iter::once(Member::among(pod, nodes)).chain(others);
-            sight.seats(members.collect(), wanted)
+            sight.seats(members.collect(), wanted, &mut Budget::all())
         };
         let plan = |nodes: Vec<Arc<str>>| {
             let heeding = plan_for(nodes.clone(), true);
@@ -190,7 +176,7 @@ impl Ledger {
             return Vec::new();
         };
         let class = self.scores.class(request);
-        let mut budget = crate::Budget::of(&self.config);
+        let mut budget = Budget::of(&self.config);
         let tried = self.queue.tried(&pod.uid).cloned();
         let behind = self.queue.is_behind_queued(pod);
         let mut found = Vec::new();
@@ -285,19 +271,42 @@ impl Ledger {
 impl Ledger {
     /// A pod of the gang for which it is to be decided now who finishes. One gang is looked at, each in turn.
     pub(crate) fn gang_that_may_preempt(&mut self, now: Duration) -> Option<Arc<PodFacts>> {
-        let (gang, roll) = self.next_waiting_gang(now)?;
-        let (from, mut spent) = (self.waits.node, 0);
-        self.waits.node = from.wrapping_add(SEEN);
-        let found = self
-            .sight(now)
-            .victims_for(&gang, &roll, &|_| Vec::new(), from, &mut spent);
-        self.count_spent(spent);
+        let mut budget = Budget::of_look();
+        let due = self.goes_on_to_preempt(&mut budget, now);
+        self.count_spent(budget.spent());
+        due
+    }
+
+    fn goes_on_to_preempt(&mut self, budget: &mut Budget, now: Duration) -> Option<Arc<PodFacts>> {
+        let second = self.waits.second.take();
+        let second = second.filter(|(_, at)| now.saturating_sub(*at) < IDLE);
+        if let Some((hunt, at)) = second
+            && let Some(roll) = self.sight(now).waiting_gang(&hunt.gang, budget)
+        {
+            self.waits.second = Some((hunt, at));
+            return roll.open.first().cloned();
+        }
+        let under_way = self.waits.first.take().and_then(|hunt| {
+            let roll = self.sight(now).waiting_gang(&hunt.gang, budget)?;
+            Some((hunt, roll))
+        });
+        let (mut hunt, roll) = match under_way {
+            Some(under_way) => under_way,
+            None => {
+                let (gang, roll) = self.next_waiting_gang(budget, now)?;
+                (Hunt::of(&gang, &self.sight(now)), roll)
+            }
+        };
+        let none: Broken<'_> = &|_| Vec::new();
+        let found = self.sight(now).victims_for(&mut hunt, &roll, none, budget);
         let first = roll.open.first()?;
         match found {
             Found::Plan(_) => {
-                self.waits.node = from;
+                let second = Hunt::of(&hunt.gang, &self.sight(now));
+                self.waits.second = Some((second, now));
                 return Some(first.clone());
             }
+            Found::GoesOn => self.waits.first = Some(hunt),
             Found::Unknown => self.queue.ask_for_evidence(&first.uid, now),
             Found::Nothing => {
                 for pod in &roll.open {
@@ -309,16 +318,22 @@ impl Ledger {
     }
 
     /// The gang that was tried the longest time ago, of those that have waited for long enough.
-    fn next_waiting_gang(&mut self, now: Duration) -> Option<(Group, Roll)> {
+    fn next_waiting_gang(&mut self, budget: &mut Budget, now: Duration) -> Option<(Group, Roll)> {
         let sight = self.sight(now);
         let from = match self.waits.next < sight.books.count_groups() {
             true => self.waits.next,
             false => 0,
         };
-        let groups = sight.books.gangs_from(from).take(GROUPS);
-        let waits = groups.filter_map(|gang| Some((gang.clone(), sight.waiting_gang(gang)?)));
-        let waits: Vec<_> = waits.collect();
-        self.waits.next = from + GROUPS;
+        let (mut waits, mut looked_at, mut walk) = (Vec::new(), 0, Budget::of_look());
+        for gang in sight.books.gangs_from(from).take(GROUPS) {
+            if walk.is_spent() {
+                break;
+            }
+            looked_at += 1;
+            waits.extend(Some(gang.clone()).zip(sight.waiting_gang(gang, &mut walk)));
+        }
+        self.waits.next = from + looked_at.max(1);
+        self.count_spent(walk.spent());
         let known = &mut self.waits.gangs;
         known.retain(|_, wait| now.saturating_sub(wait.seen) < FORGOTTEN);
         let mut may: Vec<_> = Vec::new();
@@ -341,7 +356,8 @@ impl Ledger {
         })?;
         known.get_mut(&gang)?.tried = Some(now);
         // Not one that fits: it is woken.
-        let fits = roll.open.first().map(|pod| self.sight(now).has_seats(pod));
+        let first = roll.open.first();
+        let fits = first.map(|pod| self.sight(now).has_seats(pod, budget));
         (fits == Some(false)).then_some((gang, roll))
     }
 
@@ -356,22 +372,29 @@ impl Ledger {
         let pod = self.books.pod(uid)?;
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
         let gang = gang.clone();
-        let Some(roll) = self.sight(now).waiting_gang(&gang) else {
+        let mut budget = Budget::of_look();
+        let Some(roll) = self.sight(now).waiting_gang(&gang, &mut budget) else {
             return Some(false);
         };
-        let (from, mut spent) = (self.waits.node, 0);
-        let found = self
-            .sight(now)
-            .victims_for(&gang, &roll, broken, from, &mut spent);
-        self.count_spent(spent);
-        let Found::Plan(plan) = found else {
-            if let Some(wait) = self.waits.gangs.get_mut(&gang) {
-                wait.rests = now + REST;
+        let second = self.waits.second.take().map(|(hunt, _)| hunt);
+        let second = second.filter(|hunt| hunt.gang == gang);
+        let mut hunt = second.unwrap_or_else(|| Hunt::of(&gang, &self.sight(now)));
+        let sight = self.sight(now);
+        let found = sight.victims_for(&mut hunt, &roll, broken, &mut budget);
+        self.count_spent(budget.spent());
+        match found {
+            Found::Plan(plan) => {
+                self.earmark_for_gang(&gang, &roll, plan, now);
+                return Some(true);
             }
-            return Some(false);
-        };
-        self.earmark_for_gang(&gang, &roll, plan, now);
-        Some(true)
+            Found::GoesOn => self.waits.second = Some((hunt, now)),
+            Found::Unknown | Found::Nothing => {
+                if let Some(wait) = self.waits.gangs.get_mut(&gang) {
+                    wait.rests = now + REST;
+                }
+            }
+        }
+        Some(false)
     }
 
     fn earmark_for_gang(&mut self, gang: &Group, roll: &Roll, plan: Plan, now: Duration) {
@@ -413,7 +436,9 @@ impl Ledger {
     #[must_use]
     pub fn preemptions_of(&self, gang: &Group, now: Duration) -> Vec<Reserved> {
         let sight = self.sight(now);
-        let mut victims = sight.needed_by(gang).unwrap_or_default();
+        let mut budget = Budget::of_look();
+        let mut victims = sight.needed_by(gang, &mut budget).unwrap_or_default();
+        self.count_spent(budget.spent());
         let all = self.queue.evictions_for(gang).into_iter();
         let all = all.filter(|(uid, _)| self.books.reservation(uid).is_none());
         let all = all.filter_map(|(uid, earmark)| {
@@ -440,7 +465,10 @@ impl Ledger {
             for (uid, how) in self.sight(now).left_gang(&gang) {
                 self.queue.end(&uid, how, &self.books);
             }
-            if let Some(how) = self.sight(now).gang_ends(&gang) {
+            let mut budget = Budget::of_look();
+            let how = self.sight(now).gang_ends(&gang, &mut budget);
+            self.count_spent(budget.spent());
+            if let Some(how) = how {
                 self.end_gang(&gang, how);
             }
         }

@@ -14,7 +14,7 @@ use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
-use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::preempt::asked_in_sum;
 use crate::queue::Evidence;
 use crate::sight::Sight;
 
@@ -44,7 +44,7 @@ impl Ledger {
             .cards
             .iter()
             .fold(0u64, |sum, card| sum.saturating_add(card.free.0));
-        asked > free && asked > left_in_sum(node, view, |_| true)
+        asked > free && asked > node.left_in_sum(view, |_| true).0
     }
 
     /// The node where others terminate, move or give memory back for a pod. After a restart the pod's condition says so.

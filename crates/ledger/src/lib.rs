@@ -83,6 +83,7 @@ mod snapshot;
 mod wake;
 mod watch;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use books::{Books, Change, Event};
@@ -127,6 +128,8 @@ pub struct Ledger {
     arriving: provision::Arriving,
     unanswered: provision::Unanswered,
     lacks: provision::Lacks,
+    /// The last sleeping pod that a look for news of memory came to, if it did not come to all.
+    news_after: Option<Arc<str>>,
     /// What time it is, in seconds since 1970: see [`Ledger::tell_time`].
     unix: Option<i64>,
     /// See [`Ledger::work`].
@@ -154,6 +157,7 @@ impl Ledger {
             arriving: provision::Arriving::default(),
             unanswered: provision::Unanswered::default(),
             lacks: provision::Lacks::default(),
+            news_after: None,
             unix: None,
             work: AtomicU64::default(),
         }

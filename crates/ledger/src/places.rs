@@ -254,7 +254,10 @@ impl Ledger {
             return None;
         }
         // Last, for it is a search.
-        let rest = self.sight(now).reserved_with(&pod)?;
+        let mut budget = Budget::of_look();
+        let rest = self.sight(now).reserved_with(&pod, &mut budget);
+        self.count_spent(budget.spent());
+        let rest = rest?;
         let names = || self.books.nodes().map(|(name, _)| name.clone()).collect();
         rest.iter().all(|pod| bound.takes(pod)).then(names)
     }
@@ -433,11 +436,11 @@ fn cards_of(pod: &PodFacts) -> usize {
 impl Sight<'_> {
     /// The other pods for which GPUs are to be reserved together with this one; none if its gang fits. Nothing is reserved for
     /// a part of a gang where a bound leaves too little for the rest.
-    fn reserved_with(&self, pod: &PodFacts) -> Option<Vec<Arc<PodFacts>>> {
+    fn reserved_with(&self, pod: &PodFacts, budget: &mut Budget) -> Option<Vec<Arc<PodFacts>>> {
         let Some((open, wanted)) = self.open_of_gang(pod) else {
             return Some(Vec::new());
         };
-        if self.has_seats(pod) {
+        if self.has_seats(pod, budget) {
             return None;
         }
         let has = |it: &Arc<PodFacts>| self.queue.reservation_for(&it.uid).is_some();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Mib, NodeGpus, Request};
+use gpustow_pack::{NodeGpus, Request};
 
 use crate::beside::is_host_kept;
 use crate::books::Node;
@@ -73,7 +73,7 @@ impl Ledger {
             let Some(Some(view)) = self.sight(now).fits_after(name, node, pod, gone, budget) else {
                 return false;
             };
-            let left = left_in_sum(node, &view, |uid| !gone.contains(uid));
+            let left = node.left_in_sum(&view, |uid| !gone.contains(uid)).0;
             let leaving = gone.iter().filter(|uid| node.bound().contains_key(*uid));
             let leaving = u64::try_from(leaving.count()).unwrap_or(u64::MAX);
             request.cpu_milli <= view.cpu_free_milli
@@ -196,11 +196,4 @@ impl Sight<'_> {
 /// What kube-scheduler compares with the node's sum: MiB on all GPUs together.
 pub(crate) fn asked_in_sum(request: &Request) -> u64 {
     request.in_sum().0
-}
-
-/// What kube-scheduler sees free on a node where only those that `counts` accepts hold memory: the sum over its
-/// cards without what pods ask for.
-pub(crate) fn left_in_sum(node: &Node, view: &NodeGpus, counts: impl Fn(&str) -> bool) -> u64 {
-    let all: Mib = view.cards.iter().map(|card| card.capacity).sum();
-    all.minus(node.in_sum(counts)).0
 }

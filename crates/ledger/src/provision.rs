@@ -17,14 +17,14 @@ mod kinds;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::intree::{Constraints, Taint};
-use gpustow_api::{NodeFacts, PodFacts, names};
+use gpustow_api::intree::Constraints;
+use gpustow_api::{PodFacts, names};
 use gpustow_pack::{Bytes, Mib, Request};
 
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::{HashMap, HashSet};
-use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::preempt::asked_in_sum;
 use crate::queue::{Evidence, Turn};
 use crate::sight::Sight;
 use crate::{Ledger, Reason};
@@ -128,10 +128,12 @@ impl Ledger {
         self.note_arriving(now);
         let arriving = self.arriving.names(now);
         let mut lacks = std::mem::take(&mut self.lacks);
+        let mut spent = u64::try_from(self.books.starting().len()).unwrap_or(u64::MAX);
         let sight = self.sight(now);
-        lacks.look(&sight, &present, &arriving);
-        let needs = sight.needs(&arriving, &lacks, &present);
+        lacks.look(&sight, &present, &arriving, &mut spent);
+        let needs = sight.needs(&arriving, &lacks, &present, &mut spent);
         self.lacks = lacks;
+        self.count_spent(spent);
         if needs.is_empty() {
             return Provision {
                 delete: present,
@@ -139,9 +141,15 @@ impl Ledger {
             };
         }
         self.unanswered.0.retain(|_, until| now < *until);
-        let provision =
-            self.sight(now)
-                .placeholders(&needs, present, &arriving, &self.unanswered.0);
+        let mut spent = 0;
+        let provision = self.sight(now).placeholders(
+            &needs,
+            present,
+            &arriving,
+            &self.unanswered.0,
+            &mut spent,
+        );
+        self.count_spent(spent);
         for placeholder in &provision.unanswered {
             if let Some(owner) = placeholder.placeholder_owner()
                 && provision.delete.contains(placeholder)
@@ -164,18 +172,11 @@ impl Ledger {
 
     /// Notes since when nodes have been there that do not report, or have the startup taint.
     fn note_arriving(&mut self, now: Duration) {
-        let mut since = HashMap::default();
-        for (name, node) in self.books.nodes() {
-            let starts = |facts: &NodeFacts| {
-                !facts.cordoned
-                    && (node.status().is_none() || facts.taints.iter().any(Taint::is_startup))
-            };
-            if node.facts().is_some_and(starts) {
-                let before = self.arriving.0.get(name).copied();
-                since.insert(name.clone(), before.unwrap_or(now));
-            }
+        let starting = self.books.starting();
+        self.arriving.0.retain(|name, _| starting.contains(name));
+        for name in starting {
+            self.arriving.0.entry(name.clone()).or_insert(now);
         }
-        self.arriving.0 = since;
     }
 }
 
@@ -187,6 +188,7 @@ impl Sight<'_> {
         arriving: &HashSet<Arc<str>>,
         lacks: &Lacks,
         present: &[Arc<PodFacts>],
+        spent: &mut u64,
     ) -> Vec<Need> {
         let named = present.iter().flat_map(|it| it.stands_for.iter());
         let named: HashSet<&Uid> = named.flat_map(|uids| uids.iter()).collect();
@@ -194,8 +196,11 @@ impl Sight<'_> {
         turns.sort_unstable_by_key(|turn| (!named.contains(turn.uid()), *turn));
         let mut fits: HashMap<(Arc<Request>, Arc<Constraints>), bool> = HashMap::default();
         let mut budget = Budget::of_look();
+        budget.charge(turns.len() / 8);
+        let mut of_sums = Budget::of_look();
         let mut needs = Vec::new();
-        let mut sums = None;
+        // What pods before this one would take.
+        let mut taken = HashMap::default();
         let mut seen = 0;
         for turn in turns {
             if needs.len() - seen == PODS {
@@ -213,8 +218,11 @@ impl Sight<'_> {
                 continue;
             }
             // It counts the pods that fit and wait for the rest of their gang.
-            let sums = sums.get_or_insert_with(|| self.sums());
-            let is_seen = !pod.queued && !self.seems_to_fit(&pod, &request, sums);
+            let is_seen = !pod.queued
+                && match self.seems_to_fit(&pod, &request, &mut taken, &mut of_sums) {
+                    Some(fits) => !fits,
+                    None => !named.contains(&pod.uid),
+                };
             // What the autoscaler adds for so many takes others as well.
             if lacks != Some(false) && (!is_seen || seen < PODS) {
                 seen += usize::from(is_seen);
@@ -226,6 +234,7 @@ impl Sight<'_> {
             }
         }
         needs.sort_by_cached_key(|need| Turn::of(&need.pod));
+        *spent += budget.spent() + of_sums.spent();
         needs
     }
 
@@ -290,21 +299,10 @@ impl Sight<'_> {
             )
     }
 
-    /// What an autoscaler sees free on each node.
-    fn sums(&self) -> Vec<(&Arc<str>, u64)> {
-        let there = self
-            .books
-            .nodes()
-            .filter(|(_, node)| node.facts().is_some());
-        there
-            .map(|(name, node)| (name, left_in_sum(node, node.view(), |_| true)))
-            .collect()
-    }
-
     /// The host names of nodes with so much free in sum.
     fn seem_to_hold(&self, mib: Mib) -> Vec<Box<str>> {
-        let free = self.sums().into_iter().filter(|(_, left)| *left >= mib.0);
-        let nodes: Vec<&Arc<str>> = free.map(|(name, _)| name).take(NAMED + 1).collect();
+        let free = self.books.with_sum(mib).map(|(_, name)| name);
+        let nodes: Vec<&Arc<str>> = free.take(NAMED + 1).collect();
         if nodes.len() > NAMED {
             return Vec::new();
         }
@@ -317,20 +315,31 @@ impl Sight<'_> {
         hosts
     }
 
-    /// Does a node take the pod by all that an autoscaler sees? Then the pod has that memory for the next ones.
+    /// Does a node take the pod by all that an autoscaler sees, beside what is `taken`? Then the pod has that memory for the
+    /// next ones. None if that takes too long to tell.
     fn seems_to_fit(
         &self,
         pod: &PodFacts,
         request: &Request,
-        sums: &mut [(&Arc<str>, u64)],
-    ) -> bool {
-        let asked = asked_in_sum(request);
-        let mut nodes = sums.iter_mut().filter(|(_, left)| *left >= asked);
-        let found = nodes.find(|(name, _)| {
-            self.evidence(pod, name) != Evidence::Rejected
+        taken: &mut HashMap<Arc<str>, Mib>,
+        budget: &mut Budget,
+    ) -> Option<bool> {
+        let asked = Mib(asked_in_sum(request));
+        for (left, name) in self.books.with_sum(asked) {
+            budget.charge(1);
+            if budget.is_spent() {
+                return None;
+            }
+            let before = taken.get(name).copied().unwrap_or_default();
+            if left.minus(before) >= asked
+                && self.evidence(pod, name) != Evidence::Rejected
                 && self.books.refused_in_tree(name, pod).is_none()
-        });
-        found.map(|(_, left)| *left -= asked).is_some()
+            {
+                taken.insert(name.clone(), before + asked);
+                return Some(true);
+            }
+        }
+        Some(false)
     }
 
     /// The placeholders that these pods need beside those that are there.
@@ -340,6 +349,7 @@ impl Sight<'_> {
         present: Vec<Arc<PodFacts>>,
         arriving: &HashSet<Arc<str>>,
         rest: &HashMap<Uid, Duration>,
+        spent: &mut u64,
     ) -> Provision {
         let kinds = Kinds::of(self);
         let by_uid = |uid: &str| needs.iter().position(|need| *need.pod.uid == *uid);
@@ -415,6 +425,7 @@ impl Sight<'_> {
         for placeholder in &mut provision.create {
             placeholder.present = self.seem_to_hold(placeholder.mib);
         }
+        *spent += kinds.spent(self);
         provision
     }
 }

@@ -61,7 +61,7 @@ impl Ledger {
             return Vec::new();
         }
         let short = self.books.short().iter().cloned();
-        let asked = self.books.sleepers().filter(|pod| pod.wants_all());
+        let asked = self.books.sleepers(None).filter(|pod| pod.wants_all());
         let asked = asked.filter_map(|pod| pod.node.clone());
         let all: BTreeSet<Arc<str>> = short.chain(asked).collect();
         all.into_iter().collect()

@@ -1,6 +1,7 @@
 //! Nodes by what a periodic look asks of them, so that it looks at no others.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use gpustow_pack::Mib;
@@ -14,12 +15,18 @@ pub(super) struct Marks {
     pub(super) lends: bool,
     /// A card may have less free than a pod or the headroom is to have.
     pub(super) may_be_short: bool,
+    /// What kube-scheduler sees free there, if it sees the node.
+    pub(super) in_sum: Option<Mib>,
+    /// It is there and takes no pods yet: it does not report, or has the startup taint.
+    pub(super) starts: bool,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     by_room: BTreeSet<(Mib, Arc<str>)>,
+    by_sum: BTreeSet<(Mib, Arc<str>)>,
+    starting: BTreeSet<Arc<str>>,
     lending: BTreeSet<Arc<str>>,
     short: BTreeSet<Arc<str>>,
     known: BTreeMap<Arc<str>, Marks>,
@@ -33,6 +40,12 @@ impl Index {
         }
         self.forget(name);
         self.by_room.insert((marks.largest, name.clone()));
+        if let Some(in_sum) = marks.in_sum {
+            self.by_sum.insert((in_sum, name.clone()));
+        }
+        if marks.starts {
+            self.starting.insert(name.clone());
+        }
         if marks.lends {
             self.lending.insert(name.clone());
         }
@@ -49,6 +62,10 @@ impl Index {
         };
         self.lending.remove(&name);
         self.short.remove(&name);
+        self.starting.remove(&name);
+        if let Some(in_sum) = marks.in_sum {
+            self.by_sum.remove(&(in_sum, name.clone()));
+        }
         self.by_room.remove(&(marks.largest, name));
     }
 
@@ -56,6 +73,29 @@ impl Index {
     pub(super) fn with_room(&self, least: Mib) -> impl DoubleEndedIterator<Item = &Arc<str>> {
         let nodes = self.by_room.range((least, Arc::from(""))..);
         nodes.map(|(_, name)| name)
+    }
+
+    /// The node with most room before this one, if so much is free there on one card.
+    pub(super) fn room_before(
+        &self,
+        before: Option<&(Mib, Arc<str>)>,
+        least: Mib,
+    ) -> Option<&(Mib, Arc<str>)> {
+        let before = before.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut nodes = self
+            .by_room
+            .range::<(Mib, Arc<str>), _>((Bound::Unbounded, before));
+        nodes.next_back().filter(|(room, _)| *room >= least)
+    }
+
+    /// Nodes with so much free in sum, and how much.
+    pub(super) fn with_sum(&self, least: Mib) -> impl Iterator<Item = (Mib, &Arc<str>)> {
+        let nodes = self.by_sum.range((least, Arc::from(""))..);
+        nodes.map(|(in_sum, name)| (*in_sum, name))
+    }
+
+    pub(super) fn starting(&self) -> &BTreeSet<Arc<str>> {
+        &self.starting
     }
 
     pub(super) fn lending(&self) -> &BTreeSet<Arc<str>> {

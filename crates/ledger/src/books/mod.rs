@@ -121,6 +121,12 @@ impl Books {
         self.nodes.iter()
     }
 
+    /// The node at this place in the order of [`Books::nodes`]. A node that goes away moves the last one there: going from the
+    /// last to the first misses none.
+    pub(crate) fn nth_node(&self, place: usize) -> Option<(&Arc<str>, &Node)> {
+        self.nodes.get_index(place)
+    }
+
     /// A node's view, to be replaced by an equal one that it shares with others.
     pub(crate) fn shared_view(&mut self, name: &str) -> Option<(Gate, &mut Arc<NodeGpus>)> {
         let node = self.nodes.get_mut(name)?;
@@ -130,6 +136,25 @@ impl Books {
     /// Nodes with so much free on one card, those with least first.
     pub(crate) fn with_room(&self, least: Mib) -> impl DoubleEndedIterator<Item = &Arc<str>> {
         self.index.with_room(least)
+    }
+
+    /// The same from the end, one after the other: the node before this one, and what is free there on one card.
+    pub(crate) fn room_before(
+        &self,
+        before: Option<&(Mib, Arc<str>)>,
+        least: Mib,
+    ) -> Option<&(Mib, Arc<str>)> {
+        self.index.room_before(before, least)
+    }
+
+    /// Nodes with so much free in sum, as kube-scheduler sees it, and how much; those with least first.
+    pub(crate) fn with_sum(&self, least: Mib) -> impl Iterator<Item = (Mib, &Arc<str>)> {
+        self.index.with_sum(least)
+    }
+
+    /// Nodes that are there and take no pods yet.
+    pub(crate) fn starting(&self) -> &BTreeSet<Arc<str>> {
+        self.index.starting()
     }
 
     /// Nodes where a pod uses more of a card than it asked for.

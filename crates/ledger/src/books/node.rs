@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use gpustow_api::NodeFacts;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
+use gpustow_api::intree::Taint;
 use gpustow_pack::{Bytes, Card, Compute, Lending, Links, Mib, ModelId, NodeGpus};
 
 use super::gate::Gate;
@@ -307,8 +308,24 @@ impl Node {
             largest: self.view.largest(),
             lends: self.gpus().iter().any(lends),
             may_be_short: self.gpus().iter().any(|gpu| self.may_be_short(gpu)),
+            in_sum: self.facts().map(|_| self.left_in_sum(&self.view, |_| true)),
+            starts: self.starts(),
         };
         gained
+    }
+
+    /// What kube-scheduler sees free where only those that `counts` accepts hold memory: the sum over the cards of this view
+    /// without what pods ask for.
+    pub(crate) fn left_in_sum(&self, view: &NodeGpus, counts: impl Fn(&str) -> bool) -> Mib {
+        let all: Mib = view.cards.iter().map(|card| card.capacity).sum();
+        all.minus(self.in_sum(counts))
+    }
+
+    fn starts(&self) -> bool {
+        self.facts().is_some_and(|facts| {
+            let awaits = || facts.taints.iter().any(Taint::is_startup);
+            !facts.cordoned && (self.report.is_none() || awaits())
+        })
     }
 
     pub(super) fn marks(&self) -> Marks {

@@ -1,5 +1,6 @@
 //! What watches, lists and our own reads say of pods.
 
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,9 +46,11 @@ impl Books {
         self.marked.iter().filter_map(|uid| self.pod(uid))
     }
 
-    /// The pods that say whether they sleep, by UID.
-    pub(crate) fn sleepers(&self) -> impl Iterator<Item = &Arc<PodFacts>> {
-        self.sleepers.iter().filter_map(|uid| self.pod(uid))
+    /// The pods that say whether they sleep, by UID, from the one behind this one on.
+    pub(crate) fn sleepers(&self, after: Option<&Uid>) -> impl Iterator<Item = &Arc<PodFacts>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let sleepers = self.sleepers.range::<Uid, _>((from, Bound::Unbounded));
+        sleepers.filter_map(|uid| self.pod(uid))
     }
 
     /// A pod as a watch shows it.

@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Choice, Cost, NodeGpus, Request, Rules};
+use gpustow_pack::{Choice, Cost, Mib, NodeGpus, Request, Rules};
 
 use super::sites::{Site, Sites};
 use crate::Budget;
@@ -53,6 +53,8 @@ pub(crate) struct Seats {
     pub(super) count: usize,
     /// Fits that were tried.
     pub(super) fits: usize,
+    /// The search ended because no more might be.
+    pub(super) is_cut: bool,
 }
 
 impl Seats {
@@ -106,6 +108,16 @@ struct Kind<'p> {
     nodes: Vec<usize>,
 }
 
+impl Kind<'_> {
+    /// What it takes of one GPU at least.
+    fn hardest(&self) -> Mib {
+        self.request
+            .hardest()
+            .map(|claim| claim.mib)
+            .unwrap_or_default()
+    }
+}
+
 /// For each pod its node and place there.
 type Found = Vec<Option<(usize, Choice)>>;
 
@@ -116,6 +128,8 @@ struct Search<'s, 'p> {
     kinds: Vec<Kind<'p>>,
     /// The kind of each pod, in the order of the search.
     order: Vec<usize>,
+    /// What each pod from this one on takes of one GPU at least.
+    least: Vec<Mib>,
     /// A pod says which GPUs it may get: then GPUs with as much free differ.
     ruled: bool,
     taken: Found,
@@ -124,13 +138,20 @@ struct Search<'s, 'p> {
     wanted: usize,
     seen: HashSet<u64>,
     fits: usize,
+    /// So many may be tried.
+    most: usize,
 }
 
 impl Sight<'_> {
     /// Seats for at least `wanted` of the members, for more of them if that is easy to find. The first is the one that
     /// kube-scheduler asks about.
-    pub(crate) fn seats(&self, members: Vec<Member<'_>>, wanted: usize) -> Seats {
-        self.seats_without(members, wanted, &HashSet::default())
+    pub(crate) fn seats(
+        &self,
+        members: Vec<Member<'_>>,
+        wanted: usize,
+        budget: &mut Budget,
+    ) -> Seats {
+        self.seats_without(members, wanted, &HashSet::default(), budget)
     }
 
     /// The same as if these bound pods were gone.
@@ -139,6 +160,7 @@ impl Sight<'_> {
         members: Vec<Member<'_>>,
         wanted: usize,
         gone: &HashSet<Uid>,
+        budget: &mut Budget,
     ) -> Seats {
         let Some(asking) = members.first().map(|member| member.pod) else {
             return Seats::default();
@@ -161,7 +183,7 @@ impl Sight<'_> {
             };
             let kind = kinds.iter().position(is_same).unwrap_or_else(|| {
                 let roomy = match roams {
-                    true => self.roomy(pod, request, passed.is_some(), most),
+                    true => self.roomy(pod, request, passed.is_some(), most, budget),
                     false => Vec::new(),
                 };
                 let is_narrow = |among: &Vec<Arc<str>>| roomy.iter().any(|it| !among.contains(it));
@@ -183,11 +205,18 @@ impl Sight<'_> {
             let mib = claims.iter().map(|claim| claim.mib).max();
             (Reverse(gpus), Reverse(mib), *kind)
         });
+        budget.charge(sites.all.len());
+        let order: Vec<usize> = pods.iter().map(|(kind, _)| *kind).collect();
+        let mut least: Vec<Mib> = order.iter().map(|it| kinds[*it].hardest()).collect();
+        for at in (1..least.len()).rev() {
+            least[at - 1] = least[at - 1].min(least[at]);
+        }
         let mut search = Search {
             sight: self,
             gone,
             sites: sites.all,
-            order: pods.iter().map(|(kind, _)| *kind).collect(),
+            order,
+            least,
             ruled: kinds.iter().any(|kind| kind.request.rules.is_some()),
             kinds,
             taken: vec![None; pods.len()],
@@ -196,8 +225,10 @@ impl Sight<'_> {
             wanted,
             seen: HashSet::default(),
             fits: 0,
+            most: budget.fits_left().min(FITS),
         };
         search.place(0, 0);
+        budget.charge_fits(search.fits);
         let found = pods.into_iter().zip(search.best);
         let seats = found.filter_map(|((_, uid), seat)| {
             let (site, choice) = seat?;
@@ -208,26 +239,37 @@ impl Sight<'_> {
             seats: seats.collect(),
             count: search.best_count,
             fits: search.fits,
+            is_cut: search.fits >= search.most,
         }
     }
 
     /// Nodes of the cluster that have room for such a pod, at most so many, best first; none that was rejected for it if
     /// it `heeds` that.
-    fn roomy(&self, pod: &PodFacts, request: &Request, heeds: bool, most: usize) -> Vec<Arc<str>> {
+    fn roomy(
+        &self,
+        pod: &PodFacts,
+        request: &Request,
+        heeds: bool,
+        most: usize,
+        budget: &mut Budget,
+    ) -> Vec<Arc<str>> {
         let least = request.hardest().map(|claim| claim.mib).unwrap_or_default();
-        let names = self.books.with_room(least);
-        let found = names
-            .filter(|name| self.may_fit(name, pod))
-            .filter(|name| !heeds || self.evidence(pod, name) != Evidence::Rejected)
-            .filter_map(|name| {
-                let node = self.books.node(name)?;
-                let all = &mut Budget::all();
-                let choice = self.fit_on(name, node, node.view(), pod, |_| false, all);
-                let choice = choice.ok()?;
+        let mut found = Vec::new();
+        for name in self.books.with_room(least) {
+            budget.charge(1);
+            if budget.is_spent() || found.len() == most {
+                break;
+            }
+            let is_rejected = || heeds && self.evidence(pod, name) == Evidence::Rejected;
+            if let Some(node) = self.books.node(name)
+                && self.may_fit(name, pod)
+                && !is_rejected()
+                && let Ok(choice) = self.fit_on(name, node, node.view(), pod, |_| false, budget)
+            {
                 let is_kept = self.queue.goes_first(pod, name);
-                Some((!is_kept, choice.cost, name))
-            });
-        let mut found: Vec<_> = found.take(most).collect();
+                found.push((!is_kept, choice.cost, name));
+            }
+        }
         found.sort_unstable();
         found.into_iter().map(|(.., name)| name.clone()).collect()
     }
@@ -262,7 +304,11 @@ impl Search<'_, '_> {
             self.best_count = placed;
             self.best.clone_from(&self.taken);
         }
-        if self.is_done() || placed + self.order.len() - at <= self.best_count || !self.is_new(at) {
+        let may_come = |more: usize| placed.saturating_add(more) > self.best_count;
+        if self.is_done() || !may_come(self.order.len() - at) || !may_come(self.slots(at)) {
+            return;
+        }
+        if !self.is_new(at) {
             return;
         }
         let before = at
@@ -296,6 +342,20 @@ impl Search<'_, '_> {
         self.place(at + 1, placed);
     }
 
+    /// No more of the pods from this one on fit: each takes at least so much of a GPU.
+    fn slots(&self, at: usize) -> usize {
+        let Some(least) = self.least.get(at).filter(|least| **least > Mib::ZERO) else {
+            return usize::MAX;
+        };
+        let on = |site: &Site<'_>| {
+            let cards = site.view.cards.iter().filter(|card| card.usable);
+            let slots: u64 = cards.map(|card| card.free.0 / least.0).sum();
+            slots.min(site.pods)
+        };
+        let slots = self.sites.iter().map(on).fold(0, u64::saturating_add);
+        usize::try_from(slots).unwrap_or(usize::MAX)
+    }
+
     fn take(&mut self, at: usize, site: usize, choice: Choice, placed: usize) {
         let request = self.kinds[self.order[at]].request;
         let (view, pods) = (self.sites[site].view.clone(), self.sites[site].pods);
@@ -309,9 +369,9 @@ impl Search<'_, '_> {
     /// Are all placed, or enough and no more is to be spent?
     fn is_done(&self) -> bool {
         let most = if self.best_count < self.wanted {
-            FITS
+            self.most
         } else {
-            FITS / 8
+            self.most.min(FITS / 8)
         };
         self.best_count == self.order.len() || self.fits >= most
     }

@@ -13,9 +13,20 @@ use crate::queue::{Earmark, Ended, Evidence};
 use crate::scattered::importance;
 use crate::sight::Sight;
 
+/// What was chosen for a gang.
+struct Chosen<'a> {
+    /// Its pods that are to get room.
+    open: Vec<(&'a Arc<PodFacts>, &'a Earmark)>,
+    /// Those that are to finish or terminate already, the most important first.
+    chosen: Vec<&'a Arc<PodFacts>>,
+    /// Those of them that do not terminate yet.
+    gone: HashSet<Uid>,
+}
+
 impl Sight<'_> {
     /// Who of the gang is where, if others may finish for it: it waits as a whole, and nothing is done for it yet.
-    pub(super) fn waiting_gang(&self, gang: &Group) -> Option<Roll> {
+    pub(super) fn waiting_gang(&self, gang: &Group, budget: &mut Budget) -> Option<Roll> {
+        budget.charge(1 + self.books.members(gang).count());
         let roll = self.roll(gang, None, None)?;
         let wanted = roll.wanted();
         let may = |pod: &Arc<PodFacts>| {
@@ -49,7 +60,7 @@ impl Sight<'_> {
     }
 
     /// Why what is earmarked for the gang ends, if it does.
-    pub(super) fn gang_ends(&self, gang: &Group) -> Option<Ended> {
+    pub(super) fn gang_ends(&self, gang: &Group, budget: &mut Budget) -> Option<Ended> {
         let all = self.queue.evictions_for(gang);
         let Some(roll) = self.roll(gang, None, None) else {
             return Some(Ended::Gone);
@@ -66,12 +77,13 @@ impl Sight<'_> {
         {
             return Some(Ended::Unfit);
         }
-        self.needed_by(gang).is_none().then_some(Ended::Late)
+        let chosen = self.chosen_for(gang, budget);
+        chosen.is_none().then_some(Ended::Late)
     }
 
-    /// Those of the chosen that the gang needs for its room. None if it does not get it though all of them
-    /// finish, or if kube-scheduler refuses one of the nodes meanwhile.
-    pub(super) fn needed_by(&self, gang: &Group) -> Option<Vec<Arc<PodFacts>>> {
+    /// The pods of the gang that are to get room, and those of the chosen that are there still, the most important first. None
+    /// if it does not get its room though all of them finish, or if kube-scheduler refuses one of the nodes meanwhile.
+    fn chosen_for(&self, gang: &Group, budget: &mut Budget) -> Option<Chosen<'_>> {
         let all = self.queue.evictions_for(gang);
         let open = all.iter().filter_map(|(uid, earmark)| {
             let pod = self.books.pod(uid)?;
@@ -79,6 +91,7 @@ impl Sight<'_> {
             is_open.then_some((pod, *earmark))
         });
         let open: Vec<(&Arc<PodFacts>, &Earmark)> = open.collect();
+        budget.charge(open.len());
         let refused = |(pod, earmark): &(&Arc<PodFacts>, &Earmark)| {
             self.is_for_member(gang, pod, earmark.node()) == Evidence::Rejected
         };
@@ -87,19 +100,33 @@ impl Sight<'_> {
         }
         let chosen = all.iter().flat_map(|(_, earmark)| earmark.waits_for());
         let chosen = chosen.filter_map(|uid| self.books.pod(uid));
-        let chosen: Vec<&Arc<PodFacts>> = chosen.filter(|pod| pod.node.is_some()).collect();
+        let mut chosen: Vec<&Arc<PodFacts>> = chosen.filter(|pod| pod.node.is_some()).collect();
+        budget.charge(chosen.len());
+        chosen.sort_unstable_by_key(|pod| importance(pod));
+        let left = chosen.iter().filter(|pod| !pod.deleting);
+        let gone = left.map(|pod| pod.uid.clone()).collect();
+        let has_room = self.has_room_for(&open, &gone, budget);
+        has_room.then_some(Chosen { open, chosen, gone })
+    }
+
+    /// Those of the chosen that the gang needs for its room, as in `chosen_for`. All of them were needed when they were
+    /// chosen: what the budget does not suffice for counts as that.
+    pub(super) fn needed_by(
+        &self,
+        gang: &Group,
+        budget: &mut Budget,
+    ) -> Option<Vec<Arc<PodFacts>>> {
+        let Chosen {
+            open,
+            chosen,
+            mut gone,
+        } = self.chosen_for(gang, budget)?;
         let begun: HashSet<&Group> = chosen
             .iter()
             .filter(|pod| pod.deleting && !self.books.is_disrupted_alone(pod))
             .filter_map(|pod| pod.group.as_ref())
             .collect();
-        let mut left: Vec<&Arc<PodFacts>> =
-            chosen.into_iter().filter(|pod| !pod.deleting).collect();
-        left.sort_unstable_by_key(|pod| importance(pod));
-        let mut gone: HashSet<Uid> = left.iter().map(|pod| pod.uid.clone()).collect();
-        if !self.has_room_for(&open, &gone) {
-            return None;
-        }
+        let left: Vec<&Arc<PodFacts>> = chosen.into_iter().filter(|pod| !pod.deleting).collect();
         let unit_of = |pod: &PodFacts| match self.books.is_disrupted_alone(pod) {
             true => None,
             false => pod.group.clone(),
@@ -108,15 +135,26 @@ impl Sight<'_> {
         for pod in &left {
             let unit = unit_of(pod);
             let is_begun = unit.as_ref().is_some_and(|unit| begun.contains(unit));
+            if budget.is_spent() {
+                break;
+            }
             if is_begun || spared.contains(&pod.uid) {
                 continue;
             }
             let with = left
                 .iter()
                 .filter(|other| other.uid == pod.uid || unit.is_some() && unit_of(other) == unit);
-            let with: Vec<Uid> = with.map(|pod| pod.uid.clone()).collect();
+            let with: Vec<&Arc<PodFacts>> = with.copied().collect();
+            // On other nodes nothing changes.
+            let is_near = |earmark: &Earmark| {
+                let mut nodes = with.iter().filter_map(|pod| pod.node.as_ref());
+                nodes.any(|node| node == earmark.node())
+            };
+            let near = open.iter().filter(|(_, earmark)| is_near(earmark));
+            let near: Vec<_> = near.copied().collect();
+            let with: Vec<Uid> = with.iter().map(|pod| pod.uid.clone()).collect();
             gone.retain(|uid| !with.contains(uid));
-            match self.has_room_for(&open, &gone) {
+            match self.has_room_for(&near, &gone, budget) {
                 true => spared.extend(with),
                 false => gone.extend(with),
             }
@@ -126,7 +164,12 @@ impl Sight<'_> {
     }
 
     /// Do these pods of a gang get their GPUs once these pods are gone, and those that leave?
-    fn has_room_for(&self, open: &[(&Arc<PodFacts>, &Earmark)], gone: &HashSet<Uid>) -> bool {
+    fn has_room_for(
+        &self,
+        open: &[(&Arc<PodFacts>, &Earmark)],
+        gone: &HashSet<Uid>,
+        budget: &mut Budget,
+    ) -> bool {
         let mut views = HashMap::default();
         open.iter().all(|(pod, earmark)| {
             let mut fits = || {
@@ -136,6 +179,7 @@ impl Sight<'_> {
                 // The agent's next report is awaited.
                 leaving.extend(ended_on(node));
                 let gone = |uid: &str| gone.contains(uid) || leaving.contains(uid);
+                budget.charge_fits(1);
                 let budget = &mut Budget::all();
                 if !views.contains_key(name) {
                     let view = self.view_without(name, node, pod, gone, budget).ok()?;

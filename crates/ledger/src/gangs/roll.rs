@@ -99,8 +99,7 @@ impl Sight<'_> {
         }
         roll.open.sort_by_cached_key(|pod| Turn::of(pod));
         let members = roll.open.iter().map(|it| Member::anywhere(it)).collect();
-        let Seats { seats, count, fits } = self.seats(members, wanted);
-        budget.charge_fits(fits);
+        let Seats { seats, count, .. } = self.seats(members, wanted, budget);
         roll.open.retain(|pod| !seats.contains_key(&pod.uid));
         let request = |pod: &Arc<PodFacts>| pod.asks.request().map(|it| it.in_sum());
         roll.open.sort_by_key(request);
@@ -109,17 +108,22 @@ impl Sight<'_> {
     }
 
     /// Do enough of the pod's gang fit now, as far as is known?
-    pub(crate) fn has_seats(&self, pod: &PodFacts) -> bool {
-        self.seats_of_gang(pod).is_none_or(|seats| seats.is_ok())
+    pub(crate) fn has_seats(&self, pod: &PodFacts, budget: &mut Budget) -> bool {
+        let seats = self.seats_of_gang(pod, budget);
+        seats.is_none_or(|seats| seats.is_ok())
     }
 
     /// Seats for the pod's gang if enough of it fit now, or how many do; none if it is of no gang whose size is known.
-    pub(crate) fn seats_of_gang(&self, pod: &PodFacts) -> Option<Result<Seats, Shortfall>> {
+    pub(crate) fn seats_of_gang(
+        &self,
+        pod: &PodFacts,
+        budget: &mut Budget,
+    ) -> Option<Result<Seats, Shortfall>> {
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
         let roll = self.roll(gang, Some(pod), None)?;
         let wanted = roll.wanted().min(roll.open.len());
         let members = roll.open.iter().map(|it| Member::anywhere(it)).collect();
-        let seats = self.seats(members, wanted);
+        let seats = self.seats(members, wanted, budget);
         Some(match seats.count < wanted {
             true => Err(roll.shortfall(gang, seats.count)),
             false => Ok(seats),

@@ -12,20 +12,17 @@ use gpustow_pack::Mib;
 use super::plan::{Member, Seats};
 use super::roll::Roll;
 use crate::books::{Node, Uid};
-use crate::maps::HashSet;
+use crate::budget::Budget;
+use crate::maps::{HashMap, HashSet};
 use crate::queue::Evidence;
 use crate::scattered::{Broken, Rank, importance};
 use crate::sight::Sight;
 
 /// Nodes that a plan may use, beside one for each pod of the gang.
 const NODES: usize = 16;
-/// Nodes that one look sees.
-pub(super) const SEEN: usize = 1024;
 /// So few units are tried in every combination.
 const FEW: usize = 8;
-/// What a fit counts as: see [`crate::Ledger::work`].
-const FIT: u64 = 8;
-/// Fits that one plan may try.
+/// Fits that one plan may try, in all looks together.
 const FITS: usize = 4096;
 
 /// What a look for a plan comes to.
@@ -34,6 +31,8 @@ pub(super) enum Found {
     Nothing,
     /// No recent call tells whether kube-scheduler would place the pods where others could finish.
     Unknown,
+    /// The next look goes on.
+    GoesOn,
 }
 
 /// Who is to finish for a gang, and where its pods then go.
@@ -44,34 +43,79 @@ pub(super) struct Plan {
     pub(super) leaving: HashSet<Uid>,
 }
 
+/// A search for victims that goes on from one look to the next: first over all nodes, then over sets of units.
+#[derive(Debug)]
+pub(super) struct Hunt {
+    pub(super) gang: Group,
+    /// Nodes that were not looked at yet: the first of them all.
+    left: usize,
+    nodes: Vec<(Price, Arc<str>)>,
+    is_unknown: bool,
+    tried: Tried,
+}
+
+/// Sets of units that were tried.
+#[derive(Debug, Default)]
+struct Tried {
+    units: Vec<Vec<Uid>>,
+    leaving: HashSet<Uid>,
+    /// By their units: do enough pods fit without them?
+    sets: HashMap<Vec<usize>, bool>,
+    fits: usize,
+}
+
+/// Roughly what room on a node costs: nothing, or the priority of the least important pod that may go, and how many may.
+type Price = (bool, Option<i32>, usize);
+
+impl Hunt {
+    pub(super) fn of(gang: &Group, sight: &Sight<'_>) -> Self {
+        Self {
+            gang: gang.clone(),
+            left: sight.books.nodes().len(),
+            nodes: Vec::new(),
+            is_unknown: false,
+            tried: Tried::default(),
+        }
+    }
+}
+
 /// Pods that are disrupted together.
 type Unit = Vec<Arc<PodFacts>>;
 
-/// A search for victims.
+/// A search for victims among the units of the nodes that were chosen.
 struct Search<'s, 'p> {
     sight: &'s Sight<'s>,
     members: Vec<Member<'p>>,
     wanted: usize,
-    leaving: HashSet<Uid>,
     units: Vec<Unit>,
     broken: Broken<'s>,
-    fits: usize,
+    tried: &'s mut Tried,
+    budget: &'s mut Budget,
+    /// No set was tried in this look yet.
+    is_first: bool,
+    /// The budget is spent.
+    is_cut: bool,
 }
 
 impl Sight<'_> {
-    /// Who is to finish for the gang. Nodes are looked at from the `from`th on.
+    /// Goes on to search who is to finish for the gang.
     pub(super) fn victims_for(
         &self,
-        gang: &Group,
+        hunt: &mut Hunt,
         roll: &Roll,
         broken: Broken<'_>,
-        from: usize,
-        spent: &mut u64,
+        budget: &mut Budget,
     ) -> Found {
         let priorities = roll.open.iter().map(|pod| pod.priority);
         let priority = priorities.min().unwrap_or(i32::MIN);
-        let (nodes, mut is_unknown) = self.nodes_for(gang, roll, priority, broken, from);
-        *spent += u64::try_from(SEEN.min(self.books.nodes().len())).unwrap_or(u64::MAX);
+        if !self.see_nodes(hunt, roll, priority, broken, budget) {
+            return Found::GoesOn;
+        }
+        let gang = &hunt.gang;
+        let mut is_unknown = hunt.is_unknown;
+        let nodes: Vec<Arc<str>> = hunt.nodes.iter().map(|(_, name)| name.clone()).collect();
+        let alike = self.books.members(gang).count();
+        budget.charge(roll.open.len() * nodes.len() * (8 + alike) / 8);
         let mut members = Vec::new();
         for pod in &roll.open {
             let mut among = Vec::new();
@@ -84,33 +128,49 @@ impl Sight<'_> {
             }
             members.push(Member::among(pod, among));
         }
-        let leaving = nodes.iter().flat_map(|name| self.leaving(name));
+        let units = self.units_on(&nodes, gang, priority, broken);
+        budget.charge(units.iter().map(Vec::len).sum());
+        let leaving: HashSet<Uid> = nodes.iter().flat_map(|name| self.leaving(name)).collect();
+        let uids = |unit: &Unit| unit.iter().map(|pod| pod.uid.clone()).collect();
+        let uids: Vec<Vec<Uid>> = units.iter().map(uids).collect();
+        let tried = &mut hunt.tried;
+        if tried.units != uids || tried.leaving != leaving {
+            (tried.units, tried.leaving) = (uids, leaving.clone());
+            tried.sets.clear();
+        }
         let mut search = Search {
             sight: self,
             members,
             wanted: roll.wanted(),
-            leaving: leaving.collect(),
-            units: self.units_on(&nodes, gang, priority, broken),
+            units,
             broken,
-            fits: 0,
+            tried,
+            budget,
+            is_first: true,
+            is_cut: false,
         };
-        let victims = search.victims();
-        *spent += u64::try_from(search.fits)
-            .unwrap_or(u64::MAX)
-            .saturating_mul(FIT);
-        let Some(victims) = victims else {
-            return match is_unknown {
-                true => Found::Unknown,
-                false => Found::Nothing,
+        let Some(victims) = search.victims() else {
+            return match (search.is_cut, is_unknown) {
+                (true, _) => Found::GoesOn,
+                (false, true) => Found::Unknown,
+                (false, false) => Found::Nothing,
             };
         };
-        let mut gone = search.leaving.clone();
+        let mut gone = leaving.clone();
         gone.extend(victims.iter().map(|pod| pod.uid.clone()));
-        Found::Plan(Plan {
-            seats: self.seats_without(search.members, search.wanted, &gone),
-            victims,
-            leaving: search.leaving,
-        })
+        match search.seats_without(&gone) {
+            Some(seats) if seats.count >= search.wanted => Found::Plan(Plan {
+                seats,
+                victims,
+                leaving,
+            }),
+            // The nodes have changed since.
+            Some(_) => {
+                search.tried.sets.clear();
+                Found::GoesOn
+            }
+            None => Found::GoesOn,
+        }
     }
 
     /// Is the node for this pod of the gang? kube-scheduler asks about the first pod only if the gang does not fit: what it
@@ -138,17 +198,20 @@ impl Sight<'_> {
         found
     }
 
-    /// The nodes that a plan may use, and whether others could be used if kube-scheduler would place the pods there.
-    fn nodes_for(
+    /// Goes on to look at nodes that a plan may use, and at whether others could be used if kube-scheduler would place the
+    /// pods there. False if some are left.
+    fn see_nodes(
         &self,
-        gang: &Group,
+        hunt: &mut Hunt,
         roll: &Roll,
         priority: i32,
         broken: Broken<'_>,
-        from: usize,
-    ) -> (Vec<Arc<str>>, bool) {
-        let count = self.books.nodes().len().max(1);
-        let all = self.books.nodes().chain(self.books.nodes());
+        budget: &mut Budget,
+    ) -> bool {
+        if hunt.left == 0 {
+            return true;
+        }
+        let gang = &hunt.gang;
         let requests = roll.open.iter().filter_map(|pod| pod.asks.request());
         let least = requests.filter_map(|request| Some(request.hardest()?.mib));
         let least = least.min().unwrap_or_default();
@@ -159,8 +222,16 @@ impl Sight<'_> {
                 kinds.push(pod);
             }
         }
-        let (mut found, mut is_unknown) = (Vec::new(), false);
-        for (name, node) in all.skip(from % count).take(SEEN.min(count)) {
+        let alike = kinds.len() * self.books.members(gang).count();
+        while hunt.left > 0 {
+            if budget.is_spent() {
+                return false;
+            }
+            hunt.left -= 1;
+            let Some((name, node)) = self.books.nth_node(hunt.left) else {
+                continue;
+            };
+            budget.charge(1 + alike / 8);
             let failed = |pod: &Arc<PodFacts>| self.queue.avoids_node(pod, name);
             let is_there = node.facts().is_some() && self.check(name).is_ok();
             if !is_there || roll.open.iter().any(failed) {
@@ -168,30 +239,22 @@ impl Sight<'_> {
             }
             let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
             if evidence.any(|it| it == Evidence::Offered) {
+                budget.charge(node.bound().len());
                 let price = self.price(node, priority, least, broken);
-                found.extend(price.map(|price| (price, name.clone())));
+                hunt.nodes.extend(price.map(|price| (price, name.clone())));
             } else {
                 let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
-                is_unknown |= evidence.any(|it| it == Evidence::Unknown);
+                hunt.is_unknown |= evidence.any(|it| it == Evidence::Unknown);
             }
         }
-        found.sort_unstable();
-        found.truncate(NODES + roll.open.len());
-        (
-            found.into_iter().map(|(_, name)| name).collect(),
-            is_unknown,
-        )
+        hunt.nodes.sort_unstable();
+        hunt.nodes.truncate(NODES + roll.open.len());
+        true
     }
 
     /// Roughly what room on a node costs: the priority of the least important pod that may go, and how many may. None if no
     /// pod of the gang would fit there even if all of those went: such a node must not take another's place.
-    fn price(
-        &self,
-        node: &Node,
-        priority: i32,
-        least: Mib,
-        broken: Broken<'_>,
-    ) -> Option<(bool, Option<i32>, usize)> {
+    fn price(&self, node: &Node, priority: i32, least: Mib, broken: Broken<'_>) -> Option<Price> {
         let bound = node.bound().keys().filter_map(|uid| self.books.pod(uid));
         let goes = |pod: &&Arc<PodFacts>| {
             let unit = || self.books.disrupted_with(pod);
@@ -262,7 +325,7 @@ impl Sight<'_> {
 impl Search<'_, '_> {
     fn victims(&mut self) -> Option<Vec<Arc<PodFacts>>> {
         // Room that pods leave which terminate already is waited for.
-        if self.fits_without(&[]) {
+        if self.fits_without(&[]) || self.is_cut {
             return None;
         }
         match self.units.len() {
@@ -278,18 +341,45 @@ impl Search<'_, '_> {
         pods
     }
 
-    /// Do enough pods fit without these units?
+    /// Do enough pods fit without these units? False, too, if that is not known yet.
     fn fits_without(&mut self, units: &[usize]) -> bool {
-        if self.fits >= FITS {
+        if let Some(fits) = self.tried.sets.get(units) {
+            return *fits;
+        }
+        if self.is_over() {
             return false;
         }
-        let mut gone = self.leaving.clone();
+        let mut gone = self.tried.leaving.clone();
         let pods = units.iter().flat_map(|unit| &self.units[*unit]);
         gone.extend(pods.map(|pod| pod.uid.clone()));
-        let members = self.members.clone();
-        let seats = self.sight.seats_without(members, self.wanted, &gone);
-        self.fits += seats.fits;
-        seats.count >= self.wanted
+        let Some(seats) = self.seats_without(&gone) else {
+            return false;
+        };
+        let fits = seats.count >= self.wanted;
+        self.tried.sets.insert(units.to_vec(), fits);
+        fits
+    }
+
+    /// Has the plan cost enough, or this look?
+    fn is_over(&self) -> bool {
+        self.is_cut || self.tried.fits >= FITS
+    }
+
+    /// Seats without these pods. None if that takes more than this look has left: a look to which it is all that there is
+    /// goes by what it has found.
+    fn seats_without(&mut self, gone: &HashSet<Uid>) -> Option<Seats> {
+        let is_first = std::mem::take(&mut self.is_first);
+        // However much the look has spent on nodes, it comes forward.
+        let mut budget = match is_first {
+            true => Budget::of_look(),
+            false => Budget::of_rest(self.budget),
+        };
+        let (sight, members) = (self.sight, self.members.clone());
+        let seats = sight.seats_without(members, self.wanted, gone, &mut budget);
+        self.budget.charge_spent(&budget);
+        self.tried.fits += seats.fits;
+        self.is_cut = seats.is_cut && seats.count < self.wanted && !is_first;
+        (!self.is_cut).then_some(seats)
     }
 
     /// The best of all combinations.
@@ -313,6 +403,9 @@ impl Search<'_, '_> {
             }
             if self.fits_without(&set(mask)) {
                 return Some(victims);
+            }
+            if self.is_cut {
+                return None;
             }
             too_few.push(mask);
         }
@@ -342,7 +435,7 @@ impl Search<'_, '_> {
                 .collect();
             if self.fits_without(&rest) {
                 gone = rest;
-            } else if self.fits >= FITS {
+            } else if self.is_over() {
                 return None;
             } else if block.len() > 1 {
                 let (first, then) = block.split_at(block.len() / 2);

@@ -6,6 +6,7 @@ use gpustow_api::{Group, GroupPolicy, PodFacts};
 
 use super::Shortfall;
 use super::plan::Member;
+use crate::Budget;
 use crate::books::may_come;
 use crate::sight::Sight;
 
@@ -85,7 +86,7 @@ impl Sight<'_> {
             .filter(|(node, it)| node.is_none() && may_come(it));
         let open: Vec<_> = open.map(|(_, it)| Member::anywhere(it)).collect();
         let wanted = open.len();
-        let seats = self.seats(open, wanted).seats;
+        let seats = self.seats(open, wanted, &mut Budget::all()).seats;
         let stands = |(node, it): (Option<Arc<str>>, Arc<PodFacts>)| {
             let standing = match (node, seats.get(&it.uid)) {
                 (Some(node), _) => Standing::Placed(node),

@@ -36,6 +36,7 @@ impl Lacks {
         sight: &Sight<'_>,
         placeholders: &[Arc<PodFacts>],
         arriving: &HashSet<Arc<str>>,
+        spent: &mut u64,
     ) {
         self.looks += 1;
         let mut before = std::mem::take(&mut self.gangs);
@@ -50,20 +51,23 @@ impl Lacks {
             return;
         }
         let mut budget = Budget::of_look();
+        budget.charge(sight.books.nodes().len() / 8);
         let awaited = sight.awaited(arriving);
         let mut oldest: Vec<(u64, usize)> =
             self.gangs.values().map(|it| it.looked).zip(0..).collect();
         oldest.sort_unstable();
         for (_, index) in oldest {
             if budget.is_spent() {
-                return;
+                break;
             }
             if let Some((gang, lack)) = self.gangs.get_index_mut(index) {
-                let pods = sight.lacking(gang, &awaited, arriving, &mut budget);
-                lack.pods = pods.into_iter().collect();
                 lack.looked = self.looks;
+                if let Some(pods) = sight.lacking(gang, &awaited, arriving, &mut budget) {
+                    lack.pods = pods.into_iter().collect();
+                }
             }
         }
+        *spent += budget.spent();
     }
 
     /// Is a pod that waits with its gang one that the gang lacks? None if it does not wait with a gang.
@@ -102,20 +106,24 @@ impl<'a> Sight<'a> {
         names.filter(is_awaited).collect()
     }
 
-    /// The pods that the gang lacks: with them, enough of it are placed beside those that fit. None if no placeholder can
-    /// stand for one of them, or if another means makes room for it.
+    /// The pods that the gang lacks: with them, enough of it are placed beside those that fit. Empty if no placeholder can
+    /// stand for one of them, or if another means makes room for it; none if one look is not enough to tell.
     fn lacking(
         self,
         gang: &Group,
         awaited: &[&Arc<str>],
         arriving: &HashSet<Arc<str>>,
-        budget: &mut Budget,
-    ) -> Vec<Uid> {
+        whole: &mut Budget,
+    ) -> Option<Vec<Uid>> {
         let mut views: HashMap<&Arc<str>, NodeGpus> = HashMap::default();
         let mut lacking = Vec::new();
-        for pod in self.unseated(gang, budget) {
+        let mut of_search = Budget::of_look();
+        let unseated = self.unseated(gang, &mut of_search);
+        whole.charge_spent(&of_search);
+        let mut budget = Budget::of_look();
+        for pod in unseated {
             let Some((pod, request)) = self.without_means(&pod.uid) else {
-                return Vec::new();
+                return Some(Vec::new());
             };
             let need = Need {
                 pod,
@@ -123,10 +131,15 @@ impl<'a> Sight<'a> {
                 is_seen: false,
             };
             let goes_to = awaited.iter().find_map(|name| {
-                let may = self.may_take(name, &need.pod, &need.request, arriving, budget);
+                budget.charge(1);
+                if budget.is_spent() {
+                    return None;
+                }
+                let may = self.may_take(name, &need.pod, &need.request, arriving, &mut budget);
                 let view = views
                     .get(name)
                     .or_else(|| Some(self.books.node(name)?.view()));
+                budget.charge_fits(1);
                 let left = placed(view.filter(|_| may)?, &need, self.scores)?;
                 Some((*name, left))
             });
@@ -135,6 +148,7 @@ impl<'a> Sight<'a> {
                 None => lacking.push(need.pod.uid.clone()),
             }
         }
-        lacking
+        whole.charge_spent(&budget);
+        (!budget.is_spent()).then_some(lacking)
     }
 }

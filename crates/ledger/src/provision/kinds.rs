@@ -25,6 +25,7 @@ pub(super) struct Kinds<'a> {
     all: Vec<Kind<'a>>,
     /// So many placements may still be tried.
     tries: Cell<usize>,
+    fits: Cell<usize>,
 }
 
 struct Kind<'a> {
@@ -78,7 +79,16 @@ impl<'a> Kinds<'a> {
         Self {
             all: kinds,
             tries: Cell::new(TRIES),
+            fits: Cell::new(0),
         }
+    }
+
+    /// What it has cost to go through all nodes for the kinds, and to place pods on them.
+    pub(super) fn spent(&self, sight: &Sight<'_>) -> u64 {
+        let mut budget = Budget::of_look();
+        budget.charge(sight.books.nodes().len() / 8);
+        budget.charge_fits(self.fits.get());
+        budget.spent()
     }
 
     /// The kind of a node that does not report yet, if its instance type is known.
@@ -165,7 +175,7 @@ impl Bin {
         with.push(index);
         let is_few = with.len() <= EXACT;
         let beside = |kind: usize, view: &NodeGpus| {
-            let left = placed(view, need, scores);
+            let left = kinds.placed(view, need, scores);
             left.or_else(|| is_few.then(|| kinds.left(kind, &with, needs, scores))?)
         };
         let left = self.views.iter().filter_map(|(kind, view)| {
@@ -228,20 +238,31 @@ pub(super) fn placed(view: &NodeGpus, need: &Need, scores: &Scores) -> Option<No
     Some(left)
 }
 
-/// What is left of a node beside the pod on these GPUs.
-fn placed_on(cards: &[usize], view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
-    let mut only = view.clone();
-    for (nth, card) in only.cards.iter_mut().enumerate() {
-        card.usable &= cards.contains(&nth);
-    }
-    let mut left = placed(&only, need, scores)?;
-    for (card, before) in left.cards.iter_mut().zip(&view.cards) {
-        card.usable = before.usable;
-    }
-    Some(left)
-}
-
 impl Kinds<'_> {
+    fn placed(&self, view: &NodeGpus, need: &Need, scores: &Scores) -> Option<NodeGpus> {
+        self.fits.set(self.fits.get() + 1);
+        placed(view, need, scores)
+    }
+
+    /// What is left of a node beside the pod on these GPUs.
+    fn placed_on(
+        &self,
+        cards: &[usize],
+        view: &NodeGpus,
+        need: &Need,
+        scores: &Scores,
+    ) -> Option<NodeGpus> {
+        let mut only = view.clone();
+        for (nth, card) in only.cards.iter_mut().enumerate() {
+            card.usable &= cards.contains(&nth);
+        }
+        let mut left = self.placed(&only, need, scores)?;
+        for (card, before) in left.cards.iter_mut().zip(&view.cards) {
+            card.usable = before.usable;
+        }
+        Some(left)
+    }
+
     /// What is left of a node of this kind beside all of these pods, if it takes them.
     fn left(
         &self,
@@ -268,13 +289,13 @@ impl Kinds<'_> {
         };
         let need = &needs[*first];
         // The preferred one is mostly right.
-        let preferred = placed(view, need, scores)?;
+        let preferred = self.placed(view, need, scores)?;
         if let Some(left) = self.left_of(&preferred, rest, needs, scores) {
             return Some(left);
         }
         let others = cards_of(view, need).into_iter().filter_map(|cards| {
             self.tries.set(self.tries.get().checked_sub(1)?);
-            placed_on(&cards, view, need, scores)
+            self.placed_on(&cards, view, need, scores)
         });
         let mut others = others.filter_map(|left| self.left_of(&left, rest, needs, scores));
         others.next()

@@ -25,7 +25,7 @@ use gpustow_api::PodFacts;
 use super::Queue;
 use super::backoff::doubled;
 use crate::books::{Books, Uid};
-use crate::preempt::{asked_in_sum, left_in_sum};
+use crate::preempt::asked_in_sum;
 use crate::queue::Ungate;
 use crate::scores::Slot;
 use crate::sight::Sight;
@@ -253,7 +253,7 @@ impl Sight<'_> {
     fn is_short_in_sum(&self, pod: &PodFacts, node: &str) -> bool {
         let known = self.books.node(node).zip(pod.asks.request());
         known.is_some_and(|(node, request)| {
-            left_in_sum(node, node.view(), |_| true) < asked_in_sum(request)
+            node.left_in_sum(node.view(), |_| true).0 < asked_in_sum(request)
         })
     }
 

@@ -300,7 +300,7 @@ impl Sight<'_> {
             let pod = self.books.pod(turn.uid());
             pod.is_some_and(|pod| {
                 self.may_fit_now(pod)
-                    && self.has_seats(pod)
+                    && self.has_seats(pod, &mut Budget::of_look())
                     && !self.may_be_reserved_from(pod)
                     && !self.may_be_assumed_instead(pod)
             })

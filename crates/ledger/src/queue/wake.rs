@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::NodeGpus;
+use gpustow_pack::{Mib, NodeGpus};
 
 use super::Queue;
 use super::gated::Ungate;
@@ -40,10 +40,12 @@ const AHEAD: usize = 64;
 struct Look {
     uid: Uid,
     kind: KindId,
-    /// Nodes that are left to tell whether one could hold it if it were empty.
-    all: Vec<Arc<str>>,
-    /// Those with enough free on one card that are left.
-    nodes: Vec<Arc<str>>,
+    /// So many nodes are left to tell whether one could hold it if it were empty.
+    all: usize,
+    /// What it needs on one card.
+    least: Mib,
+    /// The last node with that much free that was looked at. Those with less are left: one that gains room is offered.
+    seen: Option<(Mib, Arc<str>)>,
     /// Some of the kind may take room that a nomination keeps from others of it.
     found: bool,
     /// A node could hold it if it were empty.
@@ -202,12 +204,12 @@ impl Waking<'_> {
             *work -= 1;
             if let Some(kind) = kind.filter(|_| self.sight().asleep(&uid).is_some()) {
                 let least = self.queue.waiting.kind(kind).map(Kind::least);
-                let roomy = self.books.with_room(least.unwrap_or_default());
                 self.queue.wakes.look = Some(Look {
                     uid,
                     kind,
-                    all: self.books.nodes().map(|(name, _)| name.clone()).collect(),
-                    nodes: roomy.cloned().collect(),
+                    all: self.books.nodes().len(),
+                    least: least.unwrap_or_default(),
+                    seen: None,
                     found: false,
                     could: false,
                 });
@@ -222,31 +224,33 @@ impl Waking<'_> {
         };
         let again = self.now + self.config.wake_again_after;
         while *work > rest {
-            if let Some(name) = look.all.pop() {
+            if look.all > 0 {
+                look.all -= 1;
                 *work = work.saturating_sub(1 + price(&pod));
-                if self.sight().could_hold(&name, &pod) {
+                let node = self.books.nth_node(look.all);
+                if node.is_some_and(|(name, _)| self.sight().could_hold(name, &pod)) {
                     look.could = true;
-                    look.all.clear();
+                    look.all = 0;
                 }
                 continue;
             }
-            let Some(name) = look.nodes.pop() else {
+            let next = self.books.room_before(look.seen.as_ref(), look.least);
+            look.seen = next.cloned();
+            let Some((_, name)) = next else {
                 let until = if look.found { again } else { self.now + FLUSH };
                 self.looked(look, until);
                 return true;
             };
             *work -= 1;
-            if self.queue.waiting.is_barred(&look.uid, &name) {
+            if self.queue.waiting.is_barred(&look.uid, name) {
                 continue;
             }
-            if self.sight().may_fit(&name, &pod)
-                && let Some(left) = self.sight().unpromised(&name)
-                && self
-                    .sight()
-                    .fits_one_of(look.kind, &name, &left, &pod, work)
+            if self.sight().may_fit(name, &pod)
+                && let Some(left) = self.sight().unpromised(name)
+                && self.sight().fits_one_of(look.kind, name, &left, &pod, work)
             {
-                self.queue.waiting.room_on(&name);
-                if !self.queue.has_earmarks(&name) {
+                self.queue.waiting.room_on(name);
+                if !self.queue.has_earmarks(name) {
                     look.could = true;
                     self.looked(look, again);
                     return true;

@@ -46,7 +46,7 @@ fn missing(ledger: &Ledger) -> u64 {
     short.iter().map(|it| it.missing.0).sum()
 }
 
-fn news(ledger: &Ledger) -> Vec<(String, Memory, u64)> {
+fn news(ledger: &mut Ledger) -> Vec<(String, Memory, u64)> {
     let all = ledger.memory_news(|_| false, at(0)).into_iter();
     all.map(|it| {
         let missing = it.missing.iter().map(|(_, mib)| mib.0).sum();
@@ -63,9 +63,9 @@ fn is(uid: &str, memory: Memory, missing: u64) -> (String, Memory, u64) {
 fn others_borrow_all_that_a_pod_does_not_use_while_it_sleeps() {
     // Without a word of its own, room is kept for the one that lacks most.
     assert_eq!(missing(&ledger(60, (2, None), (2, None))), 2);
-    let ledger = ledger(96, (2, asleep(None)), (2, asleep(Some(Memory::Asleep))));
+    let mut ledger = ledger(96, (2, asleep(None)), (2, asleep(Some(Memory::Asleep))));
     assert_eq!(missing(&ledger), 0);
-    assert_eq!(news(&ledger), [is("one", Memory::Asleep, 0)]);
+    assert_eq!(news(&mut ledger), [is("one", Memory::Asleep, 0)]);
 }
 
 #[test]
@@ -73,15 +73,15 @@ fn pod_that_wakes_is_told_when_all_that_it_requested_is_free() {
     let told = Some(Memory::Asleep);
     let mut ledger = ledger(96, (2, awake(told)), (2, asleep(told)));
     assert_eq!(missing(&ledger), 38);
-    assert_eq!(news(&ledger), [is("one", Memory::Reclaiming, 38)]);
+    assert_eq!(news(&mut ledger), [is("one", Memory::Reclaiming, 38)]);
     uses(&mut ledger, 70, 2, 2);
-    assert_eq!((missing(&ledger), news(&ledger).len()), (12, 1));
+    assert_eq!((missing(&ledger), news(&mut ledger).len()), (12, 1));
     uses(&mut ledger, 58, 2, 2);
     assert_eq!(missing(&ledger), 0);
-    assert_eq!(news(&ledger), [is("one", Memory::Free, 0)]);
+    assert_eq!(news(&mut ledger), [is("one", Memory::Free, 0)]);
     // It has all of it: nothing is news.
     uses(&mut ledger, 58, 40, 2);
-    assert_eq!(news(&ledger), [is("one", Memory::Free, 0)]);
+    assert_eq!(news(&mut ledger), [is("one", Memory::Free, 0)]);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn two_pods_that_wake_are_not_told_of_the_same_memory() {
         is("one", Memory::Free, 0),
         is("two", Memory::Reclaiming, 38),
     ];
-    assert_eq!(news(&ledger), both);
+    assert_eq!(news(&mut ledger), both);
     // The first one was told, whether its copy shows it or not, and has not allocated yet.
     let told = ledger.memory_news(|uid| uid == "two", at(0));
     assert!(
@@ -106,25 +106,25 @@ fn two_pods_that_wake_are_not_told_of_the_same_memory() {
         sleep: awake(Some(Memory::Free)),
         ..bound("one", "a", "a-0", 40)
     });
-    assert_eq!(news(&ledger), both[1..]);
+    assert_eq!(news(&mut ledger), both[1..]);
     uses(&mut ledger, 20, 2, 2);
-    assert_eq!(news(&ledger), [is("two", Memory::Free, 0)]);
+    assert_eq!(news(&mut ledger), [is("two", Memory::Free, 0)]);
 }
 
 #[test]
 fn what_a_pod_was_told_holds_until_it_sleeps_again() {
-    let ledger = ledger(
+    let mut ledger = ledger(
         96,
         (2, awake(Some(Memory::Free))),
         (2, asleep(Some(Memory::Free))),
     );
     assert_eq!(missing(&ledger), 38);
-    assert_eq!(news(&ledger), [is("two", Memory::Asleep, 0)]);
+    assert_eq!(news(&mut ledger), [is("two", Memory::Asleep, 0)]);
 }
 
 #[test]
 fn nothing_is_told_by_a_stale_report() {
-    let ledger = ledger(20, (2, awake(None)), (2, awake(None)));
+    let mut ledger = ledger(20, (2, awake(None)), (2, awake(None)));
     assert_eq!(ledger.memory_news(|_| false, at(180)).len(), 2);
     assert_eq!(ledger.memory_news(|_| false, at(181)).len(), 0);
 }

@@ -1,5 +1,7 @@
 //! Looks at every node for queued pods: how long they keep a pod beside the queue waiting.
 
+use std::sync::Arc;
+
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
@@ -60,6 +62,19 @@ fn looks_for_queued_pods_go_on_until_a_pod_beside_the_queue_has_its_room() {
     });
     assert!(calls.is_some_and(|calls| calls <= 20), "{calls:?}");
     assert!(is_placed(&mut ledger, &names));
+}
+
+#[test]
+fn look_for_a_queued_pod_copies_no_list_of_nodes() {
+    let (mut ledger, _) = taken(5000, 30);
+    queue(&mut ledger, 1);
+    let views = ledger.snapshot(at(1)).into_iter();
+    let names: Vec<Arc<str>> = views.map(|view| view.name).collect();
+    let held = || names.iter().map(Arc::strong_count).sum::<usize>();
+    let before = held();
+    assert!(ledger.wake(100, at(1)).is_empty());
+    assert!(ledger.wakes_on(), "the look goes on");
+    assert!(held() <= before + 8, "{before} and {}", held());
 }
 
 #[test]

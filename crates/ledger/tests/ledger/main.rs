@@ -49,3 +49,4 @@ mod twins;
 mod unfenced;
 mod wake;
 mod waking;
+mod work;

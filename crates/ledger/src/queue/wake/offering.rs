@@ -201,8 +201,11 @@ impl Waking<'_> {
         if !self.queue.gangs.is_to_be_asked(gang, moment, self.now) {
             return Some(Answer::Passes);
         }
-        let seats = self.sight().seats_of_gang(pod)?;
-        *work = work.saturating_sub(price(pod) * self.books.members(gang).count());
+        let mut budget = Budget::of_gang();
+        let seats = self.sight().seats_of_gang(pod, &mut budget);
+        let spent = usize::try_from(budget.spent()).unwrap_or(usize::MAX);
+        *work = work.saturating_sub(spent);
+        let seats = seats?;
         let Ok(seats) = seats else {
             self.queue.gangs.does_not_fit(gang, moment);
             return Some(Answer::Passes);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
-use gpustow_ledger::{Config, Ledger};
+use gpustow_api::config::Action;
+use gpustow_ledger::{Borrower, Config, Ledger, Ungate};
 
 use super::server::NODES;
 use super::switches::Bystander;
@@ -20,6 +21,16 @@ const MANY: u64 = 20;
 const ALONE: u64 = 12;
 const BESIDE: u64 = 100;
 
+/// How long the others are waited for beside them.
+fn seconds_beside(bystander: Bystander) -> u64 {
+    match bystander {
+        Bystander::Soft => 6 * BESIDE,
+        // They are passed over at no cost.
+        Bystander::Never => ALONE + 4,
+        Bystander::Hopeless | Bystander::Stuck => BESIDE,
+    }
+}
+
 /// A feature that does something for waiting pods.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Feature {
@@ -27,6 +38,7 @@ pub(super) enum Feature {
     Defragment,
     Reserve,
     Reclaim,
+    Queue,
 }
 
 impl World {
@@ -41,25 +53,31 @@ impl World {
             (on.defragment, Feature::Defragment),
             (on.reserve, Feature::Reserve),
             (on.reclaim, Feature::Reclaim),
+            (on.queue, Feature::Queue),
         ];
         for (_, feature) in features.into_iter().filter(|(is_on, _)| *is_on) {
             let concerned = match (bystander, feature) {
                 (Bystander::Hopeless, _) => true,
                 // Room may be reserved for those, borrowed memory reclaimed, and others move.
-                (Bystander::Never, _) => matches!(feature, Feature::Preempt),
-                (Bystander::Stuck, _) => {
-                    matches!(feature, Feature::Preempt | Feature::Defragment)
-                }
+                (Bystander::Never, _) => matches!(feature, Feature::Preempt | Feature::Queue),
+                (Bystander::Stuck, _) => true,
+                (Bystander::Soft, _) => matches!(feature, Feature::Reclaim),
             };
             if !concerned || self.takes_room(feature, bystander) {
                 continue;
             }
             let none = BTreeSet::new();
-            let alone = self.helped(feature, &self.cast(bystander, false), &none, ALONE);
+            let alone = self.helped(
+                feature,
+                &self.cast_for(feature, bystander, false),
+                &none,
+                ALONE,
+            );
             if alone.is_empty() {
                 continue;
             }
-            let beside = self.helped(feature, &self.cast(bystander, true), &alone, BESIDE);
+            let pods = self.cast_for(feature, bystander, true);
+            let beside = self.helped(feature, &pods, &alone, seconds_beside(bystander));
             require(!beside.is_empty(), || {
                 format!("{feature:?} helps {alone:?}, and no pod beside {bystander:?}")
             })?;
@@ -69,11 +87,24 @@ impl World {
 
     /// Does a bystander fit somewhere? Then it is none.
     fn takes_room(&self, feature: Feature, bystander: Bystander) -> bool {
-        let pods = self.cast(bystander, true);
+        let mut pods = self.cast(bystander, true);
+        if let Feature::Queue = feature {
+            // They are the first in the queue.
+            pods.retain(|pod| pod.node.is_some() || pod.uid.starts_with('x'));
+        }
         let mut ledger = self.only(feature, &pods);
         self.ask_all(&mut ledger, &pods, self.now);
         let mut added = pods.iter().filter(|pod| pod.uid.starts_with('x'));
         added.any(|pod| ledger.reserved_because(&pod.uid).is_some())
+    }
+
+    /// The same as the feature sees them.
+    fn cast_for(&self, feature: Feature, bystander: Bystander, there: bool) -> Vec<PodFacts> {
+        let mut pods = self.cast(bystander, there);
+        for pod in &mut pods {
+            pod.queued = matches!(feature, Feature::Queue) && pod.node.is_none();
+        }
+        pods
     }
 
     /// The pods as they are now, with the bystanders or without. One that never finishes is, without that, one that
@@ -100,7 +131,15 @@ impl World {
                     pod.gone_by = pod.deleting.then(|| unix(self.now));
                     if pod.deleting && !there {
                         (pod.deleting, pod.priority, pod.evictable) = (false, i32::MAX, None);
+                        // Nor does it give memory back.
+                        pod.gone_by = Some(0);
                     }
+                }
+            }
+            Bystander::Soft => {
+                let is_soft = |pod: &&mut PodFacts| pod.node.is_some() && pod.action.is_some();
+                for pod in pods.iter_mut().filter(is_soft).filter(|_| !there) {
+                    pod.gone_by = Some(0);
                 }
             }
             Bystander::Hopeless | Bystander::Never if !there => {}
@@ -139,7 +178,7 @@ impl World {
             if second % 4 == 0 {
                 self.ask_all(&mut ledger, pods, now);
             }
-            let by = act(&mut ledger, feature, now).into_iter();
+            let by = act(&mut ledger, feature, self.config.owners_soften, now).into_iter();
             helped.extend(by.filter(|uid| !uid.starts_with('x')));
             let placed = wanted.iter();
             let placed = placed.filter(|uid| ledger.reserved_because(uid).is_some());
@@ -147,8 +186,28 @@ impl World {
             if !helped.is_empty() {
                 break;
             }
+            self.ask_back(&mut ledger, pods, now);
         }
         helped
+    }
+
+    /// Those that are to give memory back are told so.
+    fn ask_back(&self, ledger: &mut Ledger, pods: &[PodFacts], now: Duration) {
+        let backs = ledger.reclaims(now);
+        let victims = backs.iter().flat_map(|back| &back.borrowers);
+        let asked: BTreeSet<&Arc<str>> = victims.map(|victim| &victim.pod.uid).collect();
+        for pod in pods.iter().filter(|pod| pod.node.is_some()) {
+            let asked_back = asked.contains(&pod.uid).then_some(Action::Event);
+            if ledger
+                .pod(&pod.uid)
+                .is_some_and(|it| it.asked_back != asked_back)
+            {
+                ledger.apply_pod(PodFacts {
+                    asked_back,
+                    ..pod.clone()
+                });
+            }
+        }
     }
 
     /// Every agent says what it said before.
@@ -162,8 +221,9 @@ impl World {
 
     /// kube-scheduler asks about all that wait and have no room.
     pub(super) fn ask_all(&self, ledger: &mut Ledger, pods: &[PodFacts], now: Duration) {
-        let waits =
-            |pod: &&PodFacts| pod.node.is_none() && !pod.gated && !pod.deleting && !pod.released;
+        let waits = |pod: &&PodFacts| {
+            pod.node.is_none() && !pod.gated && !pod.queued && !pod.deleting && !pod.released
+        };
         for pod in pods.iter().filter(waits) {
             if ledger.reserved_because(&pod.uid).is_none() {
                 let shown = |name: &&&str| !self.is_rejected(pod, name);
@@ -177,7 +237,7 @@ impl World {
     pub(super) fn only(&self, feature: Feature, pods: &[PodFacts]) -> Ledger {
         let config = Config {
             reclaim: matches!(feature, Feature::Reclaim),
-            queue: false,
+            queue: matches!(feature, Feature::Queue),
             keep: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
             preempt_scattered: matches!(feature, Feature::Preempt),
             moves: matches!(feature, Feature::Defragment),
@@ -205,7 +265,7 @@ fn first(pod: PodFacts) -> PodFacts {
 }
 
 /// What the extender does every second, and which pods that helps.
-fn act(ledger: &mut Ledger, feature: Feature, now: Duration) -> Vec<Arc<str>> {
+fn act(ledger: &mut Ledger, feature: Feature, softens: bool, now: Duration) -> Vec<Arc<str>> {
     let broken = |_: &[Arc<PodFacts>]| Vec::new();
     match feature {
         Feature::Preempt => {
@@ -223,6 +283,7 @@ fn act(ledger: &mut Ledger, feature: Feature, now: Duration) -> Vec<Arc<str>> {
             ledger.keep_places(now, i64::MAX);
         }
         Feature::Reclaim => ledger.reclaim(now),
+        Feature::Queue => {}
     }
     let uid = |pod: &Arc<PodFacts>| pod.uid.clone();
     match feature {
@@ -233,8 +294,17 @@ fn act(ledger: &mut Ledger, feature: Feature, now: Duration) -> Vec<Arc<str>> {
         }
         Feature::Reserve => ledger.places().iter().map(|it| uid(&it.pod)).collect(),
         Feature::Reclaim => {
+            // Those whose owners soften that give nothing.
             let all = ledger.reclaims(now);
-            all.iter().map(|it| uid(&it.pod)).collect()
+            let gives = |it: &Borrower| it.pod.action.is_none() || !softens;
+            let all = all.iter().filter(|it| it.borrowers.iter().all(gives));
+            all.map(|it| uid(&it.pod)).collect()
+        }
+        Feature::Queue => {
+            let woken = ledger.wake(10, now).into_iter();
+            let has_room = |pod: &Arc<PodFacts>| ledger.ungated_because(&pod.uid) == Ungate::Room;
+            let woken: Vec<_> = woken.filter(|pod| pod.queued && has_room(pod)).collect();
+            woken.iter().map(uid).collect()
         }
     }
 }

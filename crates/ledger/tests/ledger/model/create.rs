@@ -55,6 +55,7 @@ impl World {
             pod.queued = queued;
             pod.preempts = !traits.never;
             pod.group = traits.group.map(group);
+            pod.action = traits.action;
             pod.evictable = traits.evictable.then(|| "rs".into());
             if self.switches.empties {
                 // It has run for long once it is bound.

@@ -1,5 +1,6 @@
 //! What can happen, and how to draw it.
 
+use gpustow_api::config::Action;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -62,6 +63,8 @@ pub(super) struct Traits {
     pub(super) group: Option<usize>,
     /// It requests so much of the compute of its GPUs.
     pub(super) compute: u8,
+    /// What its owner lets be done at most to have it give memory back.
+    pub(super) action: Option<Action>,
 }
 
 /// One step. Numbers are taken modulo what there is, so that a history stays meaningful when

@@ -146,10 +146,23 @@ impl World {
         let victims = self.victims();
         if let Some(victim) = pick(&victims, pod)
             && victims[victim].1.pod.asked_back.is_some()
-            && (!self.switches.gangs || self.is_evicted(&victims[victim].1.pod))
+            && (!(self.switches.gangs || self.switches.softens)
+                || self.is_evicted(&victims[victim].1.pod))
         {
             self.server.evict(&victims[victim].1.pod);
         }
+    }
+
+    /// No pod says what is done to others, nor more than the administrator says.
+    fn check_action(&self, pod: &PodFacts) -> Result<(), String> {
+        let most = self.config.action;
+        let own = pod.action.filter(|_| self.config.owners_soften);
+        let action = self.ledger.action_on(pod);
+        let is_right = match self.is_disrupted_alone(pod) {
+            true => action == own.map_or(most, |own| own.min(most)),
+            false => action <= most,
+        };
+        require(is_right, || format!("{action:?} to {pod:?}"))
     }
 
     /// Does the extender evict the pod? Not without its group, unless its policy allows that.
@@ -223,6 +236,7 @@ impl World {
                 format!("by a report that is stale or half: {back:?}")
             })?;
             for victim in &back.borrowers {
+                self.check_action(&victim.pod)?;
                 let shares = self.shares();
                 let held = shares.iter().filter(|(uid, node, card, _)| {
                     *uid == victim.pod.uid && *node == back.node && **card == *victim.uuid

@@ -1,5 +1,7 @@
 //! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
 
+use gpustow_api::config::Action;
+
 use super::event::{Event, Limit, Random};
 use super::server::MPS;
 
@@ -26,6 +28,10 @@ pub(super) struct Switches {
     pub(super) gangs: bool,
     /// Some pods sleep and wake.
     pub(super) sleepers: bool,
+    /// Some pods say what may be done to them at most.
+    pub(super) softens: bool,
+    /// The administrator does not let them.
+    pub(super) strict: bool,
     /// Some GPUs have MPS, and some pods request a share of their compute.
     pub(super) mps: bool,
     /// Nodes have CPU for a few pods only.
@@ -47,6 +53,8 @@ pub(super) enum Bystander {
     Never,
     /// Those that are being deleted never finish.
     Stuck,
+    /// Those whose owners soften what is done to them give nothing back.
+    Soft,
 }
 
 /// What the events of a history are mostly about.
@@ -102,6 +110,11 @@ impl Switches {
         // The oracle of gangs knows nothing of MPS.
         self.mps = random.below(8) == 0 && !self.gangs;
         self.empties = self.defragment && random.below(2) == 0;
+        self.softens = self.reclaim && random.below(4) == 0;
+        self.strict = self.softens && random.below(3) == 0;
+        if self.softens && random.below(3) == 0 {
+            self.bystander = Some(Bystander::Soft);
+        }
     }
 
     /// Does something make pods finish for others?
@@ -178,6 +191,9 @@ impl Switches {
         }
         if self.sleepers {
             pod.asleep = [None, None, Some(true), Some(false)][random.index() % 4];
+        }
+        if self.softens {
+            pod.action = [None, None, Some(Action::Off), Some(Action::Event)][random.index() % 4];
         }
         if self.disrupts() {
             pod.never = random.below(8) == 0;

@@ -77,7 +77,8 @@ impl World {
             moves: switches.defragment,
             empties: switches.empties,
             least_nodes: switches.window.unwrap_or(Config::default().least_nodes),
-            action: match switches.gangs {
+            owners_soften: !switches.strict,
+            action: match switches.gangs || switches.softens {
                 true => Action::Evict,
                 false => Config::default().action,
             },
