@@ -346,3 +346,6 @@ impl Configuration {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;
