@@ -199,7 +199,7 @@ async fn defragment_empties_a_nearly_empty_node() -> Result<()> {
     set_accepted(&case.client, &x).await?;
     let gone = ends_within(&case, "x", LATE).await?;
     let told = event(&case.client, &gone, "GpuPodDisrupted").await?;
-    ensure!(told.contains("Its node is emptied"), "{told}");
+    ensure!(told.contains("which is nearly empty"), "{told}");
     succeeded(&case, &gone, "x2", 4000, "b").await?;
     assert_eq!(moved(&replica).await?, "1");
     wait_gone(&case.client, &gone, SOON).await?;

@@ -396,17 +396,17 @@ fn size(pod: &Value, resource: &str) -> Option<(u64, u64)> {
     {
         return None;
     }
-    let gpus = notes.get(names::GPU_COUNT).map_or(Some("1"), Value::as_str);
-    let gpus = number(gpus?, 2).filter(|gpus| *gpus > 0)?;
-    let mib = limits(one)?.get(resource)?;
-    let mib = number(mib.as_str()?, 15)?;
+    let gpus = notes
+        .get(names::GPU_COUNT)
+        .map_or(Some("1"), Value::as_str)?;
+    let is_number = gpus.len() <= 2 && gpus.bytes().all(|it| it.is_ascii_digit());
+    let gpus = is_number
+        .then(|| gpus.parse().ok())?
+        .filter(|gpus| *gpus > 0)?;
+    // The API server writes 5000 as 5k.
+    let mib = limits(one)?.get(resource)?.as_str()?;
+    let mib = quantity::whole(&Quantity(mib.to_owned()))?;
     Some((mib / gpus, gpus))
-}
-
-/// A number of so many digits at most.
-fn number(text: &str, digits: usize) -> Option<u64> {
-    let is_plain = text.len() <= digits && text.bytes().all(|it| it.is_ascii_digit());
-    is_plain.then(|| text.parse().ok())?
 }
 
 fn asks_nvidia(container: &Value) -> bool {
