@@ -188,7 +188,7 @@ async fn a_marked_pod_moves_and_it_and_who_waits_get_the_room_that_is_kept() -> 
     case.end().await
 }
 
-/// Nobody waits: the node with less on it is emptied into the other, on which a pod stays.
+/// No pod waits. The node with less on it is emptied into the other, on which a pod stays.
 #[tokio::test]
 async fn defragment_empties_a_nearly_empty_node() -> Result<()> {
     let turn = turn().await?;

@@ -63,6 +63,16 @@ async fn scheduler(cluster: &ControlPlane, extender: &Extender) -> Result<Schedu
     Scheduler::start(cluster, config, &kubeconfig).await
 }
 
+/// A control plane with a queue of this mode, its extender and kube-scheduler, and a case with one GPU.
+async fn with_a_gpu(mode: &str, name: &str) -> Result<(ControlPlane, Extender, Scheduler, Case)> {
+    let cluster = open().await?;
+    let extender = extender(&cluster, "one", mode).await?;
+    let scheduler = scheduler(&cluster, &extender).await?;
+    let case = Case::new(&cluster, name).await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    Ok((cluster, extender, scheduler, case))
+}
+
 /// It is queued.
 pub(crate) fn held(case: &Case, name: &str) -> PodBuilder {
     case.pod(name).gpu_mem(CARD).with(|spec| {
@@ -101,11 +111,7 @@ pub(crate) async fn still_held(case: &Case, pods: &[&Pod]) -> Result<()> {
 
 #[tokio::test]
 async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
-    let cluster = open().await?;
-    let extender = extender(&cluster, "one", "Auto").await?;
-    let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "line").await?;
-    case.node("n", &[CARD]).create(&case.client).await?;
+    let (cluster, extender, _scheduler, case) = with_a_gpu("Auto", "line").await?;
     let mut holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     // The flag goes up with the first that is refused for want of room.
     let older = refused(
@@ -156,11 +162,7 @@ async fn the_next_in_turn_is_bound_when_one_leaves() -> Result<()> {
 
 #[tokio::test]
 async fn pod_that_requests_less_than_all_that_wait_is_not_queued() -> Result<()> {
-    let cluster = open().await?;
-    let extender = extender(&cluster, "one", "Auto").await?;
-    let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "less").await?;
-    case.node("n", &[CARD]).create(&case.client).await?;
+    let (_cluster, _extender, _scheduler, case) = with_a_gpu("Auto", "less").await?;
     bound(&case.client, case.pod("holder").gpu_mem(CARD / 2)).await?;
     let whole = case.pod("whole").gpu_mem(CARD);
     refused(&case.client, whole, names::GPU_MEM).await?;
@@ -256,11 +258,7 @@ async fn queue_that_is_off_ungates_pods_and_leaves_other_gates() -> Result<()> {
 
 #[tokio::test]
 async fn pod_that_no_node_could_hold_is_ungated_and_told() -> Result<()> {
-    let cluster = open().await?;
-    let extender = extender(&cluster, "one", "Auto").await?;
-    let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "huge").await?;
-    case.node("n", &[CARD]).create(&case.client).await?;
+    let (_cluster, _extender, _scheduler, case) = with_a_gpu("Auto", "huge").await?;
     bound(&case.client, case.pod("small").gpu_mem(1)).await?;
     let huge = held(&case, "huge")
         .gpu_mem(2 * CARD)
@@ -275,11 +273,7 @@ async fn pod_that_no_node_could_hold_is_ungated_and_told() -> Result<()> {
 
 #[tokio::test]
 async fn queued_pod_of_high_priority_preempts() -> Result<()> {
-    let cluster = open().await?;
-    let extender = extender(&cluster, "one", "Always").await?;
-    let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "urgent").await?;
-    case.node("n", &[CARD]).create(&case.client).await?;
+    let (_cluster, _extender, _scheduler, case) = with_a_gpu("Always", "urgent").await?;
     let holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     let first = held(&case, "first").create(&case.client).await?;
     event(&case.client, &first, "GpuPodQueued").await?;
@@ -361,11 +355,7 @@ async fn defragment_moves_pods_for_a_queued_one_and_they_come_back_queued() -> R
 
 #[tokio::test]
 async fn pod_ungated_by_hand_does_not_overtake() -> Result<()> {
-    let cluster = open().await?;
-    let extender = extender(&cluster, "one", "Always").await?;
-    let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "beside").await?;
-    case.node("n", &[CARD]).create(&case.client).await?;
+    let (_cluster, _extender, _scheduler, case) = with_a_gpu("Always", "beside").await?;
     let mut holder = bound(&case.client, case.pod("holder").gpu_mem(CARD)).await?;
     for round in 0..rounds()? {
         let first = held(&case, &format!("a{round}"));

@@ -258,7 +258,7 @@ async fn a_node_that_is_emptied_is_scaled_away() -> Result<()> {
     site.cluster.kubectl(&["apply", "-k", &disruptions]).await?;
     let machines = [Machine::of(1)];
     let _karpenter = karpenter(&site, &machines).await?;
-    // It evicts nobody by itself.
+    // Karpenter evicts no pod by itself.
     let empty_alone = r#"--patch={"spec": {"disruption": {"consolidationPolicy": "WhenEmpty"}}}"#;
     let empty_alone = ["patch", "nodepool", "cards", "--type=merge", empty_alone];
     site.cluster.kubectl(&empty_alone).await?;

@@ -16,7 +16,6 @@ pub struct QueueFrom {
     /// The highest priority of pods that are queued.
     pub priority: i32,
     /// The least MiB per GPU of pods that are queued.
-    #[serde(rename = "mibPerGpu")]
     pub mib_per_gpu: u64,
     /// The fewest GPUs per container of pods that are queued.
     pub gpus: u32,

@@ -42,7 +42,7 @@ pub(crate) trait Means {
 /// Memory that is reserved for a pod that waits.
 #[derive(Clone, Debug)]
 pub struct Reserved {
-    /// For whom.
+    /// The pod that gets it.
     pub pod: Arc<PodFacts>,
     /// By which means.
     pub cause: Cause,
@@ -52,7 +52,7 @@ pub struct Reserved {
     pub until: Duration,
     /// The GPUs that the pod is to get, by UUID, and what it will hold of each.
     pub cards: Vec<(Box<str>, Mib)>,
-    /// Who must finish or give memory back still: nobody once the pod fits, or will when those have gone that leave already.
+    /// The pods that must still finish or give memory back. Empty once the pod fits, or will when others have left.
     pub victims: Vec<Arc<PodFacts>>,
     /// What victims that must give memory back use, by the report that was last seen.
     pub borrowers: Vec<Borrower>,

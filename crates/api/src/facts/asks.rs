@@ -62,7 +62,7 @@ impl Asks {
         self.request().map_or(&[], |request| &request.claims)
     }
 
-    /// True if the pod asks for no GPU memory, false if nobody can tell.
+    /// True if the pod asks for no GPU memory, false if that cannot be told.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         matches!(self, Self::Nothing(_))
