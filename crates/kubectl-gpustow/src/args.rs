@@ -203,7 +203,8 @@ pub(crate) enum Command {
     /// For the first pod of each kind that waits for fragmented GPU memory: which pods would
     /// have to move, and where to. Only those move that have the annotation gpustow.dev/evictable and have a
     /// controller that makes replacements; the fewest MiB move, each to a place that is free now. Each plan is as if
-    /// it were alone. Nothing is written to the cluster. Node selectors, required node affinity, taints, CPU and
+    /// it were alone. While no pod waits, and defragment.emptyNodes is true: how all pods would leave the nearly empty node
+    /// that comes first. Nothing is written to the cluster. Node selectors, required node affinity, taints, CPU and
     /// host memory count; affinity between pods, topology spread, volumes, quotas and disruption budgets do not.
     #[command(
         after_help = "Examples:\n  kubectl gpustow defrag\n  kubectl gpustow defrag -n team-a -o json"

@@ -1,4 +1,5 @@
-//! `defrag`: which pods would have to move for those that wait though enough memory is free, in pieces.
+//! `defrag`: which pods would have to move for those that wait though enough memory is free, in pieces, and off a nearly
+//! empty node.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use crate::output::{Column, Listing, Value, column};
 
 /// A pod that would move, or a pod for which none can.
 pub(crate) struct Row {
-    /// The first of its kind that waits.
-    waits: String,
-    /// How many wait that ask for the same.
-    alike: u64,
-    asks: Mib,
+    /// The first pod of its kind that waits, or the node that would be emptied.
+    whom: String,
+    /// How many pods wait that ask for the same.
+    alike: Option<u64>,
+    asks: Option<Mib>,
     gets: Option<Place>,
     moves: Option<Moving>,
 }
@@ -37,7 +38,7 @@ struct Place {
     text: String,
 }
 
-/// A plan for the first pod of each kind that waits, each as if it were alone.
+/// A plan for the first pod of each kind that waits, each as if it were alone, or for the first node that would be emptied.
 pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
     let mut waiting = cluster.pods_in(scope);
     waiting.retain(|pod| pod.waits() && cluster.ledger.waits_for_pieces(&pod.facts, cluster.now));
@@ -57,6 +58,21 @@ pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
         }
         rows.extend(rows_of(pod, alike, plan, &views));
     }
+    if !cluster.pods.values().any(PodInfo::waits) {
+        let plan = cluster.ledger.would_empty(cluster.now);
+        let asked_about = cluster.pods_in(scope);
+        let has = |it: &&Move| asked_about.iter().any(|pod| pod.facts.uid == it.pod.uid);
+        if let Some(plan) = &plan {
+            let moves = plan.moves.iter().filter(has);
+            rows.extend(moves.map(|it| Row {
+                whom: format!("node/{}", plan.node),
+                alike: None,
+                asks: None,
+                gets: None,
+                moves: Some(moving(it, &plan.node, &views)),
+            }));
+        }
+    }
     Listing {
         kind: "Defrag",
         columns: columns(),
@@ -64,9 +80,9 @@ pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
         total: None,
         name: |row| match &row.moves {
             Some(moves) => format!("pod/{}", moves.pod),
-            None => format!("waiting/{}", row.waits),
+            None => format!("waiting/{}", row.whom),
         },
-        empty: "no pod waits for fragmented memory",
+        empty: "no pod waits for fragmented memory, and no node would be emptied",
         answer,
     }
 }
@@ -92,24 +108,28 @@ fn rows_of(pod: &PodInfo, alike: u64, plan: Option<Moves>, views: &[NodeView]) -
     let claims = pod.facts.asks.claims().iter();
     let asks = claims.map(Claim::in_sum);
     let row = |gets, moves| Row {
-        waits: pod.full_name(),
-        alike,
-        asks: asks.clone().sum(),
+        whom: pod.full_name(),
+        alike: Some(alike),
+        asks: Some(asks.clone().sum()),
         gets,
         moves,
     };
     let Some(plan) = plan else {
         return vec![row(None, None)];
     };
-    let moving = |it: &Move| Moving {
-        pod: format!("{}/{}", it.pod.namespace, it.pod.name),
-        mib: it.mib(),
-        from: place(views, &plan.node, &it.from),
-        to: place(views, &it.node, &it.cards),
-    };
+    let moving = |it: &Move| moving(it, &plan.node, views);
     let gets = || Some(place(views, &plan.node, &plan.cards));
     let moves = plan.moves.iter();
     moves.map(|it| row(gets(), Some(moving(it)))).collect()
+}
+
+fn moving(it: &Move, from: &Arc<str>, views: &[NodeView]) -> Moving {
+    Moving {
+        pod: format!("{}/{}", it.pod.namespace, it.pod.name),
+        mib: it.mib(),
+        from: place(views, from, &it.from),
+        to: place(views, &it.node, &it.cards),
+    }
 }
 
 fn place(views: &[NodeView], node: &Arc<str>, cards: &[(Box<str>, Mib)]) -> Place {
@@ -127,9 +147,11 @@ fn place(views: &[NodeView], node: &Arc<str>, cards: &[(Box<str>, Mib)]) -> Plac
 
 fn columns() -> Vec<Column<Row>> {
     vec![
-        column("FOR", "for", Always, |row| Value::Text(row.waits.clone())),
-        column("ALIKE", "alike", Always, |row| Value::Count(row.alike)),
-        column("ASKS", "asksBytes", Always, |row| Value::Memory(row.asks)),
+        column("FOR", "for", Always, |row| Value::Text(row.whom.clone())),
+        column("ALIKE", "alike", Always, |row| {
+            row.alike.map_or(Value::Nothing, Value::Count)
+        }),
+        column("ASKS", "asksBytes", Always, |row| row.asks.into()),
         column("GETS", "", Table, |row| text(row.gets.as_ref())),
         column("NODE", "node", Wide, |row| node(row.gets.as_ref())),
         column("GPUS", "gpuUuids", Wide, |row| gpus(row.gets.as_ref())),

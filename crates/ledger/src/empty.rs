@@ -131,6 +131,18 @@ impl Ledger {
         true
     }
 
+    /// The node that would be emptied first, and how its pods would leave it; none while a pod waits. What is budgeted for
+    /// disruptions, and which nodes rest, is not looked into.
+    #[must_use]
+    pub fn would_empty(&self, now: Duration) -> Option<Emptying> {
+        let sight = self.sight(now);
+        let mut budget = Budget::of_look();
+        let first = Rounds::default().due(&sight, &mut budget);
+        let node = first.filter(|_| sight.may_empty())?;
+        let moves = sight.moves_off_node(&node, &mut budget)?;
+        Some(Emptying { node, moves })
+    }
+
     /// The node that is emptied, as long as that is of use and harms no pod.
     #[must_use]
     pub fn emptying(&self, now: Duration) -> Option<Emptying> {

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kubectl_gpustow::Answer;
 use serde_json::{Value, json};
 
-use crate::incidents::{Files, NOW, node, report, waiting};
+use crate::incidents::{Files, NOW, config, node, report, waiting};
 use crate::{golden, same};
 
 /// On the one card of a node, with a controller; marked by its owner or not.
@@ -74,4 +74,32 @@ async fn a_pod_that_nobody_may_make_room_for_is_named_too() -> Result<()> {
     same("defrag-none.txt", "defrag", &printed)?;
     ensure!(answer == Answer::No, "{printed}");
     golden("defrag-cluster.txt", "defrag", Answer::No).await
+}
+
+#[tokio::test]
+async fn a_nearly_empty_node_is_named_where_no_pod_waits() -> Result<()> {
+    let mut objects = objects("true");
+    objects.retain(|it| it["spec"]["nodeName"].is_string() || it["kind"] != "Pod");
+    for pod in objects.iter_mut().filter(|it| it["kind"] == "Pod") {
+        pod["status"]["startTime"] = json!("2026-01-01T00:00:00Z");
+    }
+    let on = json!({ "defragment": { "evictionsPerHour": 10, "emptyNodes": true } });
+    let off = json!({ "defragment": { "evictionsPerHour": 10 } });
+    let with = |spec| {
+        objects
+            .iter()
+            .cloned()
+            .chain([config(spec)])
+            .collect::<Vec<_>>()
+    };
+    let files = Files::new("defrag-empties", &with(on))?;
+    let (answer, printed) = files.ask("defrag").await?;
+    same("defrag-empties.txt", "defrag", &printed)?;
+    ensure!(answer == Answer::Yes, "{printed}");
+    let (_, of_other) = files.ask("defrag -n team").await?;
+    ensure!(of_other.starts_with("no pod waits"), "{of_other}");
+    let files = Files::new("defrag-keeps", &with(off))?;
+    let (_, printed) = files.ask("defrag").await?;
+    ensure!(printed.starts_with("no pod waits"), "{printed}");
+    Ok(())
 }
