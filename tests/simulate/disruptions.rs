@@ -140,7 +140,7 @@ fn is_short(objects: &Objects, pod: &Value, node: &str) -> bool {
 
 /// What the server keeps and kept, as far back as one may see it now whose view is that old.
 fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
-    server.past.within(age).chain(once(&**server))
+    server.past.within(age).chain(once(&***server))
 }
 
 /// Pods on the victim's node that finish for this one: those that are marked, and those that its condition names.

@@ -16,7 +16,6 @@ mod machine;
 mod model;
 mod net;
 mod past;
-mod patch;
 mod preempt;
 mod probes;
 mod scheduler;

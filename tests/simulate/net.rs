@@ -3,16 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response};
 use futures::stream;
+pub(crate) use gpustow_simworld::locked;
+use gpustow_simworld::{line, refused};
 use kube::Client;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tower::service_fn;
@@ -24,10 +26,6 @@ pub(crate) type Shared = Arc<Mutex<Server>>;
 
 /// That of all pods.
 pub(crate) const NAMESPACE: &str = "team";
-
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// How a process is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +213,7 @@ impl Link {
         // As it is sent: what happens while it is under way nobody can know.
         call.judge(&locked(&self.server), self.view());
         self.pass().await?;
-        if call.watches.is_none() || !self.odds().slow {
+        if call.asked.watches.is_none() || !self.odds().slow {
             sleep(self.delay()).await;
         }
         let fate = self.fate(&call);
@@ -227,19 +225,19 @@ impl Link {
             Fate::BrokenBefore => return Err("the connection broke".into()),
             Fate::Done | Fate::BrokenAfter | Fate::Late(_) => {}
         }
-        if let Some(start) = call.watches {
+        if let Some(start) = call.asked.watches {
             return Ok(self.watch(call, start));
         }
         // What is under way arrives whether or not somebody waits.
         let (tell, told) = oneshot::channel();
         let server = self.server.clone();
-        let life = locked(&server).life;
+        let life = locked(&server).life();
         tokio::spawn(async move {
             if let Fate::Late(delay) = fate {
                 sleep(delay).await;
             }
             let mut server = locked(&server);
-            if server.life == life {
+            if server.life() == life {
                 // Nobody may wait any more.
                 let _ = tell.send(call.answer(&mut server));
             }
@@ -256,9 +254,9 @@ impl Link {
     fn watch(self: Arc<Self>, call: Call, start: u64) -> Response<Body> {
         let (news, life) = {
             let server = locked(&self.server);
-            (server.news(), server.life)
+            (server.news(), server.life())
         };
-        let end = Instant::now() + Duration::from_secs(call.seconds);
+        let end = Instant::now() + Duration::from_secs(call.asked.seconds);
         let watching = Watching {
             link: self,
             call,
@@ -296,7 +294,7 @@ impl Watching {
             if self.link.pass().await.is_err() || self.link.roll(self.link.odds().unwatched) {
                 return None;
             }
-            let lag = self.call.kind.and_then(|kind| {
+            let lag = self.call.asked.kind.and_then(|kind| {
                 let lags = locked(&self.link.lags);
                 lags.get(&kind).copied()
             });
@@ -306,14 +304,16 @@ impl Watching {
             let mut held = None;
             {
                 let server = locked(&self.link.server);
-                if server.life != self.life {
+                if server.life() != self.life {
                     return None;
                 }
                 match server.since(self.at) {
-                    Err(refusal) => lines.extend(line("ERROR", &status(&refusal).to_string())),
+                    Err(refusal) => lines.extend(line("ERROR", &refusal.status().to_string())),
                     Ok(changes) => {
                         let due = changes.partition_point(|it| it.at.elapsed() >= lag);
-                        let told = changes[..due].iter().filter_map(|it| self.call.event(it));
+                        let told = changes[..due]
+                            .iter()
+                            .filter_map(|it| self.call.asked.event(it));
                         told.for_each(|(kind, object)| lines.extend(line(kind, &object)));
                         held = changes.get(due).map(|it| it.at + lag);
                         let next = changes.get(due).map(|it| it.version - 1);
@@ -333,23 +333,4 @@ impl Watching {
             }
         }
     }
-}
-
-/// The type comes first, as the API server has it: who reads the line then knows what the rest is.
-fn line(kind: &str, object: &str) -> Vec<u8> {
-    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n").into_bytes()
-}
-
-fn status(Refusal(code, reason, message): &Refusal) -> Value {
-    json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "code": code, "reason": reason, "message": message,
-    })
-}
-
-pub(crate) fn refused(refusal: &Refusal) -> Response<Body> {
-    let mut response = Response::new(Body::from(status(refusal).to_string()));
-    *response.status_mut() =
-        StatusCode::from_u16(refusal.0).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    response
 }

@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
 use gpustow_api::names;
+use gpustow_simworld::merge;
 use gpustow_testkit::POD_GROUPS;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
@@ -18,7 +19,6 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::net::{NAMESPACE, Shared, locked};
-use crate::patch::merge;
 use crate::scheduler::{name, uid};
 use crate::server::{Key, Kind, Refusal};
 
@@ -129,7 +129,10 @@ impl Cluster {
             "target": { "kind": "Node", "name": node },
         });
         match self {
-            Self::Simulated(server) => drop(answered(locked(server).bind(key(name), &binding))?),
+            Self::Simulated(server) => {
+                let bound = locked(server).write(|kept| kept.bind(key(name), &binding));
+                drop(answered(bound)?);
+            }
             Self::Real(client) => {
                 let (pods, params) = (Self::pods(client), PostParams::default());
                 pods.create_subresource::<Value, Value>("binding", name, &params, &binding)

@@ -75,7 +75,7 @@ impl World {
             97 => self.ungate(),
             _ => {
                 let mut server = locked(&self.server);
-                server.compacted = server.version();
+                server.compact();
                 drop(server);
                 self.tell("the API server forgets its history");
             }

@@ -11,7 +11,6 @@ mod picture;
 mod report;
 mod scheduler;
 mod screen;
-mod store;
 mod tally;
 mod view;
 mod workload;

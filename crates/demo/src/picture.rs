@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gpustow_api::{Assignment, GpuNode, names};
+use gpustow_simworld::Kind;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::store::Store;
+use super::api_server::{Shared, all};
 
 /// A card and the pods on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,10 +55,10 @@ pub(crate) struct Frame {
 
 impl Picture {
     /// Looks at every GpuNode and pod.
-    pub(crate) fn of(store: &Store) -> Self {
+    pub(crate) fn of(server: &Shared) -> Self {
         let mut picture = Self::default();
         let mut places = BTreeMap::new();
-        for report in store.list("gpunodes").1 {
+        for report in all(server, Kind::GpuNode) {
             let Ok(report) = GpuNode::deserialize(&*report) else {
                 continue;
             };
@@ -75,7 +76,7 @@ impl Picture {
             let cards = cards.collect();
             picture.nodes.push(NodePicture { name, cards });
         }
-        let mut pods = store.list("pods").1;
+        let mut pods = all(server, Kind::Pod);
         pods.sort_by_cached_key(|pod| text(pod, ["metadata", "uid"]).to_owned());
         for pod in &pods {
             let name = text(pod, ["metadata", "name"]).to_owned();

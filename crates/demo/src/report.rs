@@ -34,7 +34,7 @@ fn ours(policy: PolicyKind) -> String {
 impl Row {
     /// Looks at a world at virtual time `now`.
     pub(crate) fn of(world: &World, now: Duration) -> Self {
-        let picture = Picture::of(&world.store);
+        let picture = Picture::of(&world.server);
         let mut tally = world.tally().clone();
         tally.broken += picture.over_committed() + picture.lost;
         Self {

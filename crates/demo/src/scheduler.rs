@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use axum::http::Request;
 use gpustow_api::{NodeFacts, PodFacts, names};
+use gpustow_simworld::{Kind, locked};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use serde::de::DeserializeOwned;
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::store::{Store, key_of};
+use super::api_server::Shared;
 use super::workload::prefers;
 
 /// Before a pod is tried again whose bind failed, or an extender that answered with an error.
@@ -97,7 +98,7 @@ struct PodInfo {
 
 /// The scheduler's state.
 pub(crate) struct Scheduler {
-    store: Arc<Store>,
+    server: Shared,
     extender: Client,
     nodes: Vec<NodeInfo>,
     /// By UID, all that exist.
@@ -113,12 +114,16 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// One that will schedule the pods of `store` on the nodes that it has now.
+    /// One that will schedule the pods of `server` on the nodes that it has now.
     ///
     /// # Errors
     /// If a node cannot be read.
-    pub(crate) fn new(store: Arc<Store>, extender: Client, look: Duration) -> Result<Self> {
-        let (seen, nodes) = store.list("nodes");
+    pub(crate) fn new(server: Shared, extender: Client, look: Duration) -> Result<Self> {
+        let (seen, nodes) = {
+            let server = locked(&server);
+            let nodes: Vec<_> = server.all(Kind::Node).cloned().collect();
+            (server.version(), nodes)
+        };
         let nodes = nodes.into_iter().map(|object| {
             let node = Node::deserialize(&*object).context("a node")?;
             let allocatable = node.status.as_ref().and_then(|s| s.allocatable.as_ref());
@@ -133,7 +138,7 @@ impl Scheduler {
         });
         Ok(Self {
             nodes: nodes.collect::<Result<_>>()?,
-            store,
+            server,
             extender,
             pods: BTreeMap::new(),
             queue: BTreeSet::new(),
@@ -148,7 +153,7 @@ impl Scheduler {
     /// # Errors
     /// If the extender cannot be reached or talks nonsense.
     pub(crate) async fn run(mut self) -> Result<()> {
-        let mut changed = self.store.subscribe();
+        let mut changed = locked(&self.server).news();
         loop {
             sleep(self.look).await;
             changed.borrow_and_update();
@@ -162,14 +167,14 @@ impl Scheduler {
 
     /// Takes in what was written since the last look.
     fn observe(&mut self) -> Result<()> {
-        let changes = self.store.since(self.seen);
-        let changes = changes.map_err(|refused| anyhow::anyhow!(refused.message))?;
+        let changes = locked(&self.server).since(self.seen).map(<[_]>::to_vec);
+        let changes = changes.map_err(|refusal| anyhow::anyhow!(refusal.2))?;
         for change in changes {
             self.seen = change.version;
-            if change.resource != "pods" {
+            if change.kind != Kind::Pod {
                 continue;
             }
-            match (&change.old, &change.new) {
+            match (&change.before, &change.after) {
                 (old, Some(new)) => {
                     let pod = Pod::deserialize(&**new).context("a pod")?;
                     let facts = PodFacts::from_pod(&pod, names::GPU_MEM).context("no UID")?;
@@ -311,7 +316,14 @@ impl Scheduler {
             json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
         let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": refused}});
         // It may be gone; the next look tells.
-        let _ = self.store.patch_status(key_of("pods", pod), &patch, true);
+        let text = |field: &str| {
+            pod["metadata"][field]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let key = (Kind::Pod, text("namespace"), text("name"));
+        let _ = locked(&self.server).patch(key, &patch, true, true);
     }
 
     async fn post<T: DeserializeOwned>(&self, verb: &str, body: &impl Serialize) -> Result<T> {

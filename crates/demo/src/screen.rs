@@ -65,7 +65,7 @@ impl Screen {
             Self::Terminal(terminal, look) => {
                 let scene = Scene {
                     now,
-                    picture: Picture::of(&world.store),
+                    picture: Picture::of(&world.server),
                     rows,
                     look: look.clone(),
                 };

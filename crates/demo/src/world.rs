@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -16,15 +16,15 @@ use gpustow_agent::devices::{Card, Memory, Reading};
 use gpustow_agent::sampler::Sampler;
 use gpustow_api::{config, names};
 use gpustow_pack::PolicyKind;
+use gpustow_simworld::{Change, Copy, Key, Kind, Refusal, Server, locked};
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
-use super::api_server::router;
+use super::api_server::{Shared, all, router};
 use super::picture::{Frame, Picture};
 use super::scheduler::Scheduler;
-use super::store::{Change, Key, Refused, Store};
 use super::tally::Tally;
 use super::workload::{Host, NAMESPACE, SPAN, Workload};
 
@@ -64,7 +64,7 @@ impl Clock {
 /// A cluster under a policy. What it shows may be looked at while it runs.
 pub(crate) struct World {
     pub(crate) policy: PolicyKind,
-    pub(crate) store: Arc<Store>,
+    pub(crate) server: Shared,
     tally: Mutex<Tally>,
     frames: Mutex<Vec<Frame>>,
     workload: Arc<Workload>,
@@ -76,20 +76,21 @@ impl World {
     /// # Errors
     /// If two nodes have one name, which is a mistake in the workload.
     pub(crate) fn new(policy: PolicyKind, workload: Arc<Workload>) -> Result<Self> {
-        let store = Store::new();
+        let mut server = Server::default();
         let config = json!({
-            "apiVersion": format!("{}/{}", names::GROUP, names::VERSION), "kind": "GpustowConfig",
             "metadata": {"name": config::NAME},
             // A pod that is preempted does not come back here.
             "spec": {"scheduling": {"policy": policy.name()}, "preempt": {"fragmented": false}},
         });
-        store.create("gpustowconfigs", config).map_err(error)?;
+        server
+            .create(Kind::GpustowConfig, "", config)
+            .map_err(error)?;
         for Host { node, .. } in &workload.nodes {
-            store.create("nodes", node.clone()).map_err(error)?;
+            server.create(Kind::Node, "", node.clone()).map_err(error)?;
         }
         Ok(Self {
             policy,
-            store: Arc::new(store),
+            server: Arc::new(Mutex::new(server)),
             tally: Mutex::default(),
             frames: Mutex::default(),
             workload,
@@ -97,13 +98,12 @@ impl World {
     }
 
     pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.tally)
     }
 
     /// What it has looked like, every [`FRAME`].
     pub(crate) fn frames(&self) -> Vec<Frame> {
-        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
-        frames.clone()
+        locked(&self.frames).clone()
     }
 
     /// Lets kubectl's plugins look at the cluster by the kubeconfig that it writes to `file`.
@@ -113,7 +113,7 @@ impl World {
     pub(crate) async fn open(&self, file: &Path) -> Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let server = format!("http://{}", listener.local_addr()?);
-        tokio::spawn(axum::serve(listener, router(self.store.clone())).into_future());
+        tokio::spawn(axum::serve(listener, router(self.server.clone())).into_future());
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "demo",
             "clusters": [{"name": "demo", "cluster": {"server": server}}],
@@ -130,7 +130,7 @@ impl World {
     /// # Errors
     /// If they do not start.
     pub(crate) async fn start(&self, look: Duration) -> Result<Scheduler> {
-        let api = || Client::new(router(self.store.clone()), "default");
+        let api = || Client::new(router(self.server.clone()), "default");
         self.start_agents(api).await?;
         let extender = Extender::new(gpustow::Args::try_parse_from(["gpustow"])?, api())?;
         extender.start();
@@ -148,7 +148,7 @@ impl World {
         let ready = timeout(START, ready).await;
         ready.context("the extender does not become ready")??;
         let extender = Client::new(extender.scheduler(), "default");
-        Scheduler::new(self.store.clone(), extender, look)
+        Scheduler::new(self.server.clone(), extender, look)
     }
 
     /// An agent per node; returns when each has reported and its node has that capacity.
@@ -173,7 +173,7 @@ impl World {
             });
             tokio::spawn(async move { work.run(&sampler).await });
         }
-        let mut changed = self.store.subscribe();
+        let mut changed = locked(&self.server).news();
         let reported = async {
             while !self.has_cards() {
                 changed.changed().await?;
@@ -185,10 +185,10 @@ impl World {
     }
 
     fn has_cards(&self) -> bool {
-        let reports = self.store.list("gpunodes").1;
-        let has_report = |report: &Arc<Value>| report.get("status").is_some();
-        let nodes = self.store.list("nodes").1;
-        let has_memory = |node: &Arc<Value>| {
+        let reports = all(&self.server, Kind::GpuNode);
+        let has_report = |report: &Copy| report.get("status").is_some();
+        let nodes = all(&self.server, Kind::Node);
+        let has_memory = |node: &Copy| {
             let allocatable = node.pointer("/status/allocatable");
             allocatable.is_some_and(|list| list.get(names::GPU_MEM).is_some())
         };
@@ -214,7 +214,7 @@ impl World {
             pods.clone().map(|pod| (&*pod.name, pod.runs_for)).collect();
         let mut arrivals = pods.peekable();
         let mut departures = BinaryHeap::new();
-        let mut changed = self.store.subscribe();
+        let mut changed = locked(&self.server).news();
         let mut seen = *changed.borrow_and_update();
         let (mut allocated, mut running) = (0.0, 0);
         let mut frame = FRAME;
@@ -223,18 +223,20 @@ impl World {
             let mut moved = false;
             self.tally().pass(now, allocated, running);
             while let Some(pod) = arrivals.next_if(|pod| pod.at <= now) {
-                self.store.create("pods", pod.pod.clone()).map_err(error)?;
+                let made = locked(&self.server).create(Kind::Pod, NAMESPACE, pod.pod.clone());
+                made.map_err(error)?;
                 self.tally().arrive(&pod.name, now);
             }
             while departures.peek().is_some_and(|Reverse((at, _))| *at <= now) {
                 if let Some(Reverse((_, name))) = departures.pop() {
-                    self.store.delete(key(name)).map_err(error)?;
+                    locked(&self.server).end(key(name));
                     self.tally().finished += 1;
                     moved = true;
                 }
             }
             changed.borrow_and_update();
-            for change in self.store.since(seen).map_err(error)? {
+            let changes = locked(&self.server).since(seen).map(<[_]>::to_vec);
+            for change in changes.map_err(error)? {
                 seen = change.version;
                 let Some(name) = newly_bound(&change) else {
                     continue;
@@ -244,22 +246,21 @@ impl World {
                 };
                 departures.push(Reverse((now + *run, *name)));
                 let running = json!({"status": {"phase": "Running"}});
-                self.store
-                    .patch_status(key(name), &running, false)
+                locked(&self.server)
+                    .patch(key(name), &running, false, true)
                     .map_err(error)?;
                 self.tally().start(name, now);
                 moved = true;
             }
             if moved {
-                let picture = Picture::of(&self.store);
+                let picture = Picture::of(&self.server);
                 (allocated, running) = (picture.allocated(), picture.running);
                 self.tally().broken += picture.over_committed() + picture.lost;
             }
             if now >= frame {
                 frame += FRAME;
-                let picture = Picture::of(&self.store);
-                let mut frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner);
-                frames.push(Frame { at: now, picture });
+                let picture = Picture::of(&self.server);
+                locked(&self.frames).push(Frame { at: now, picture });
             }
             if now >= SPAN {
                 return Ok(());
@@ -280,16 +281,16 @@ impl World {
 
 /// The name of the pod that this change bound.
 fn newly_bound(change: &Change) -> Option<&str> {
-    let (old, new) = (change.old.as_ref()?, change.new.as_ref()?);
+    let (old, new) = (change.before.as_ref()?, change.after.as_ref()?);
     let node = |pod: &Value| pod.pointer("/spec/nodeName").is_some();
-    let bound = change.resource == "pods" && !node(old) && node(new);
+    let bound = change.kind == Kind::Pod && !node(old) && node(new);
     bound
         .then(|| new.pointer("/metadata/name")?.as_str())
         .flatten()
 }
 
 fn key(pod: &str) -> Key {
-    ("pods".to_owned(), NAMESPACE.to_owned(), pod.to_owned())
+    (Kind::Pod, NAMESPACE.to_owned(), pod.to_owned())
 }
 
 /// What the driver of such a node says while no program runs.
@@ -311,6 +312,6 @@ fn reading(node: &str, gpus: &[(&str, u64)]) -> Reading {
     }
 }
 
-fn error(refused: Refused) -> anyhow::Error {
-    anyhow!(refused.message)
+fn error(Refusal(_, _, message): Refusal) -> anyhow::Error {
+    anyhow!(message)
 }
