@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::autoscaler::is_placeholder;
 use crate::disruptions::waits;
+use crate::empty::leaves_nearly_empty;
 use crate::preempt::{nominated, priority};
 use crate::scheduler::uid;
 use crate::server::{Copy, Kind, Objects, Server};
@@ -203,7 +204,8 @@ pub(crate) fn preempted(objects: &Objects, pod: &Value, precondition: &Value) ->
     })
 }
 
-/// Is this a pod that may be moved, and says for what it is, while room is kept on its node for another?
+/// Is this a pod that may be moved, and says for what it is, while room is kept on its node for another or its node is
+/// nearly empty?
 pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
     let node = pod["spec"]["nodeName"].as_str();
     let mut others = objects.all(Kind::Pod);
@@ -215,7 +217,9 @@ pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
                 .is_some_and(|it| Some(it) == node)
     });
     let marked = reason(pod, names::DISRUPTION_TARGET) == Some(names::DEFRAGMENTED);
-    wanted && marked && pod["metadata"]["annotations"][names::EVICTABLE] == "true"
+    (wanted || leaves_nearly_empty(pod))
+        && marked
+        && pod["metadata"]["annotations"][names::EVICTABLE] == "true"
 }
 
 /// The cards of a node, by UUID.

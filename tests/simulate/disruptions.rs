@@ -12,10 +12,12 @@ use tokio::time::Instant;
 
 use crate::autoscaler::is_placeholder;
 use crate::check::{self, Card, asks, ended, gated_by_others, group, rejects, says};
+use crate::empty::{self, leaves_nearly_empty};
 use crate::net::{Link, NAMESPACE};
 use crate::preempt::priority;
 use crate::scheduler::{asked, name, uid};
 use crate::server::{Copy, Kind, Objects, Server};
+use crate::users::owner;
 
 /// What kube-scheduler showed for longer than this is no evidence.
 const RECENT: Duration = Duration::from_secs(300);
@@ -51,6 +53,8 @@ pub(crate) struct Disruptions {
     done: BTreeMap<String, Done>,
     /// Where kube-scheduler assumes pods to be, by UID.
     assumed: BTreeMap<String, String>,
+    /// Which nodes were emptied, by the controllers of the pods that left.
+    pub(crate) emptied: BTreeMap<String, String>,
 }
 
 impl Disruptions {
@@ -180,7 +184,9 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
     };
     let mut wrong = Vec::new();
     let who = name(victim);
-    if !views(server, age).any(|objects| helps(objects) || due(objects)) {
+    let empties = |objects: &Objects| leaves_nearly_empty(victim) && empty::helps(objects, victim);
+    let of_use = |objects: &Objects| helps(objects) || due(objects) || empties(objects);
+    if !views(server, age).any(of_use) {
         let text = format!(
             "{who} on {node} is disrupted without a gain: {for_room:?}, {back:?}, by a view of {age:?}"
         );
@@ -219,6 +225,10 @@ impl Server {
 
     /// The extender has disrupted this pod.
     pub(crate) fn disrupted(&mut self, victim: &Value) {
+        if let Some(owner) = owner(victim).filter(|_| leaves_nearly_empty(victim)) {
+            let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
+            self.disruptions.emptied.insert(owner, node.to_owned());
+        }
         let Some(pod) = beneficiary(self, victim).cloned() else {
             return;
         };

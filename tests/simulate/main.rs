@@ -11,6 +11,7 @@ mod check;
 mod crowd;
 mod dice;
 mod disruptions;
+mod empty;
 mod gangs;
 mod machine;
 mod model;

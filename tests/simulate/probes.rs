@@ -43,6 +43,9 @@ impl World {
         if self.on.crowd > 0 {
             self.probe_windows().await?;
         }
+        if self.on.empties && self.random.random_bool(0.5) {
+            return self.probe_emptied().await;
+        }
         match self.random.random_range(0..3) {
             0 => self.probe_mute().await,
             1 => self.probe_restored().await,

@@ -32,6 +32,8 @@ pub(crate) struct Switches {
     pub(crate) preempt: bool,
     /// Others move for such pods.
     pub(crate) defragment: bool,
+    /// Nearly empty nodes are emptied.
+    pub(crate) empties: bool,
     /// Of the pods that a disruption budget covers so many may be away.
     pub(crate) budget: Option<usize>,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
@@ -93,6 +95,7 @@ impl Switches {
             strangers_leave: random.random_bool(0.5),
             gangs: random.random_bool(0.3),
             provision: random.random_bool(0.25),
+            empties: defragment && random.random_bool(0.7),
         }
         .named()
     }
@@ -120,6 +123,7 @@ impl Switches {
         }
         spec.provision.max = if self.provision { 2 } else { 0 };
         spec.defragment.evictions_per_hour = if self.defragment { 100 } else { 0 };
+        spec.defragment.empty_nodes = self.empties;
         spec
     }
 }

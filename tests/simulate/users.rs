@@ -14,7 +14,7 @@ use crate::server::{Copy, Kind};
 use crate::world::{World, key};
 
 /// The UID of the controller that made the pod.
-fn owner(pod: &Value) -> Option<String> {
+pub(crate) fn owner(pod: &Value) -> Option<String> {
     let owner = &pod["metadata"]["ownerReferences"][0]["uid"];
     owner.as_str().map(str::to_owned)
 }
@@ -181,7 +181,7 @@ impl World {
         }
     }
 
-    fn end_pod(&mut self, name: &str, bound: bool) {
+    pub(crate) fn end_pod(&mut self, name: &str, bound: bool) {
         let key = key(Kind::Pod, name);
         let owner = locked(&self.server)
             .get(&key)
