@@ -119,6 +119,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             "overlays/set-limits",
         ),
         ("1.36.3", &["--set=agent.mps=true"], "overlays/mps"),
+        (
+            "1.36.3",
+            &["--set=agent.mps=true,agent.mpsDaemon=true"],
+            "overlays/mps-daemon",
+        ),
         ("1.36.3", &[QUEUE], "overlays/queue"),
         (
             "1.35.0",

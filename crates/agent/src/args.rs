@@ -154,6 +154,16 @@ pub struct Args {
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_MPS_PIPES", default_value = names::MPS_PIPES_DIRECTORY)]
     pub mps_pipes: PathBuf,
 
+    /// Let programs of all users write to this directory, which pods with MPS share as their /dev/shm
+    #[arg(
+        help_heading = "GPUs and their driver",
+        long,
+        env = "GPUSTOW_MPS_SHM",
+        value_name = "DIR",
+        requires = "mps"
+    )]
+    pub mps_shm: Option<PathBuf>,
+
     /// Read this extended resource of pods, in MiB
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,

@@ -82,6 +82,9 @@ pub async fn serve(
         !args.kill_processes || args.proc == Path::new("/proc"),
         "--kill-processes needs the host's process ids as its own: run the agent with hostPID and without --proc"
     );
+    if let Some(directory) = &args.mps_shm {
+        mps::share(directory).with_context(|| format!("--mps-shm {}", directory.display()))?;
+    }
     let work = Work::new(args, client, &node)?;
     let Work { args, client, .. } = &work;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");

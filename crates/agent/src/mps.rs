@@ -1,6 +1,8 @@
-//! Whether the control daemon of NVIDIA's MPS answers.
+//! Whether the control daemon of NVIDIA's MPS answers, and the directory that its clients share.
 
+use std::fs::{Permissions, set_permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -30,4 +32,12 @@ pub async fn fails(pipes: &Path) -> Option<String> {
         "MPS's control daemon does not answer at {}: {error}",
         socket.display()
     ))
+}
+
+/// Lets programs of all users make files in the directory, and delete their own: as in /dev/shm.
+///
+/// # Errors
+/// If it is not there, or is somebody else's.
+pub fn share(directory: &Path) -> io::Result<()> {
+    set_permissions(directory, Permissions::from_mode(0o1777))
 }

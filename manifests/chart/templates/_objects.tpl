@@ -95,6 +95,18 @@
 {{- $volume := dict "name" "mps" "hostPath" (dict "path" "/run/gpustow/mps/pipe" "type" "DirectoryOrCreate") }}
 {{- $_ := set $object.spec.template.spec "volumes" (append $object.spec.template.spec.volumes $volume) }}
 {{- end }}
+{{- if $values.agent.mpsDaemon }}
+{{- if not $values.agent.mps }}{{ fail "agent.mpsDaemon needs agent.mps=true" }}{{ end }}
+{{- $args = append $args "--mps-shm=/run/gpustow/mps/shm" }}
+{{- $mount := dict "name" "mps-shm" "mountPath" "/run/gpustow/mps/shm" }}
+{{- $_ := set $agent "volumeMounts" (append $agent.volumeMounts $mount) }}
+{{- $volume := dict "name" "mps-shm" "hostPath" (dict "path" "/run/gpustow/mps/shm" "type" "DirectoryOrCreate") }}
+{{- $spec := $object.spec.template.spec }}
+{{- $_ := set $spec "volumes" (append $spec.volumes $volume) }}
+{{- $daemon := include "gpustow.mpsDaemon" $root | fromYaml }}
+{{- include "gpustow.container" (dict "root" $root "container" $daemon "image" $values.agent.image "tag" $root.Chart.AppVersion) }}
+{{- $_ := set $spec "containers" (append $spec.containers $daemon) }}
+{{- end }}
 {{- include "gpustow.once" (dict "value" "agent.extraArgs" "args" (concat $agent.args $args) "extra" $values.agent.extraArgs) }}
 {{- $args = concat $args $values.agent.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $args) }}
@@ -112,4 +124,21 @@
 {{- end }}
 {{- end }}
 {{- toYaml $object }}
+{{- end }}
+
+{{/* MPS's control daemon beside the agent, as manifests/mps-daemon has it. */}}
+{{- define "gpustow.mpsDaemon" -}}
+name: mps
+command: [nvidia-cuda-mps-control, -f, --multiuser-server]
+env:
+  - {name: CUDA_MPS_PIPE_DIRECTORY, value: /run/gpustow/mps/pipe}
+  - {name: CUDA_MPS_LOG_DIRECTORY, value: /tmp}
+  - {name: NVIDIA_VISIBLE_DEVICES, value: all}
+  - {name: NVIDIA_DRIVER_CAPABILITIES, value: "compute,utility"}
+resources:
+  requests: {cpu: 20m, memory: 64Mi}
+securityContext: {runAsUser: 0, privileged: true}
+volumeMounts:
+  - {name: mps, mountPath: /run/gpustow/mps/pipe}
+  - {name: mps-shm, mountPath: /dev/shm}
 {{- end }}

@@ -1,5 +1,6 @@
 //! GPUs with NVIDIA's MPS: they take pods while the control daemon answers and no pod goes past it.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::time::Duration;
 
@@ -89,6 +90,15 @@ async fn daemon_that_takes_no_connection_does_not_answer() {
         connections += 1;
         assert!(connections < 100_000, "the queue has no end");
     }
+}
+
+#[test]
+fn directory_of_the_clients_is_open_to_all_users() {
+    let dir = tempfile::tempdir().unwrap();
+    mps::share(dir.path()).unwrap();
+    let mode = dir.path().metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o1777);
+    assert!(mps::share(&dir.path().join("absent")).is_err());
 }
 
 #[test]
