@@ -136,9 +136,10 @@ fn bound_pod(pods: &mut Pods, node: &str, uuid: &str) -> Vec<u8> {
         containers: vec![("main".into(), vec![uuid.into()])],
         exclusive: None,
         compute: 0,
+        instance: None,
     };
     pod["spec"]["nodeName"] = node.into();
-    for (key, value) in assignment.annotations() {
+    for (key, value) in assignment.annotations("") {
         pod["metadata"]["annotations"][key] = value.into();
     }
     pod["status"] = serde_json::json!({"phase": "Running"});

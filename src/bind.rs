@@ -394,7 +394,7 @@ impl Attempt<'_> {
 
     /// What the Binding writes into the pod.
     fn notes(&self, pod: &PodFacts, assignment: &Assignment) -> BTreeMap<String, String> {
-        let mut notes = assignment.annotations();
+        let mut notes = assignment.annotations(&pod.uid);
         if let Some(request) = pod.asks.request() {
             let ledger = self.app.ledger.lock();
             let size = |uuid: &str| ledger.card_size(&self.args.node, uuid);

@@ -72,6 +72,7 @@ pub(crate) fn on_card(pod: &PodFacts, node: usize, card: usize, mib: u64) -> Pod
         containers: vec![("main".into(), vec![uuid.as_str().into()])],
         exclusive: None,
         compute: 0,
+        instance: None,
     };
     let uid = uid(pod, node, card);
     PodFacts {

@@ -106,7 +106,9 @@ impl Supply {
     fn of(nodes: &[NodeView]) -> Self {
         let mut supply = Self::default();
         for node in nodes {
-            let cards: Vec<Card> = node.cards.iter().map(card).collect();
+            // Others take no pods that ask for memory alone.
+            let whole = node.cards.iter().filter(|card| card.slices.is_none());
+            let cards: Vec<Card> = whole.map(card).collect();
             supply.most_cards = supply.most_cards.max(cards.len());
             supply.all.add(emptied(&cards));
             if node.stale {
@@ -137,6 +139,10 @@ impl Supply {
     }
 
     fn why(&self, request: &Request, of_gang: bool) -> Why {
+        // Nor what instances GPUs make.
+        if request.isolated {
+            return Why::NoRoom;
+        }
         // What a percentage comes to, these sizes do not tell.
         if !request.is_relative() && self.free[usize::from(request.exclusive)].has(request) {
             return if of_gang { Why::Group } else { Why::Policy };
@@ -144,7 +150,9 @@ impl Supply {
         let answer = |question| {
             Ok::<_, Infallible>(match question {
                 // Compute is not in these sizes.
-                Question::FitsUnlimited | Question::FitsShared => self.all.are(request, false),
+                Question::FitsUnlimited | Question::FitsShared | Question::FitsWhole => {
+                    self.all.are(request, false)
+                }
                 Question::AwaitsCompute => false,
                 Question::FitsEmpty => self.all.has(request),
                 // One that is broken would else hide what all the others lack.
@@ -157,6 +165,7 @@ impl Supply {
             // Of rules this does not know.
             Refusal::Unselected | Refusal::Neighbours => Why::Policy,
             Refusal::NoMps | Refusal::OnlyMps | Refusal::NoCompute => Why::Policy,
+            Refusal::NoMig | Refusal::OnlyMig | Refusal::NoSlices => Why::Policy,
             Refusal::NoLimit => Why::NoLimit,
             Refusal::Unhealthy if !self.fresh.has(request) => Why::Stale,
             Refusal::Unhealthy => Why::Unhealthy,
@@ -179,6 +188,7 @@ fn card(card: &CardView) -> Card {
         limit: card.limit,
         lending: Lending::default(),
         compute: card.compute,
+        slices: card.slices,
     }
 }
 
@@ -281,6 +291,7 @@ mod tests {
             cordoned: false,
             limit: Mib::ZERO,
             compute: Compute::default(),
+            slices: None,
             pods: Vec::new(),
         };
         NodeView {

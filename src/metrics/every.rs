@@ -35,6 +35,7 @@ pub fn every_series() -> Result<Vec<MetricFamily>, prometheus::Error> {
         cordoned: false,
         limit: Mib::ZERO,
         compute: Compute::default(),
+        slices: None,
         pods: Vec::new(),
     };
     let node = NodeView {

@@ -68,6 +68,7 @@ mod tests {
             cordoned: false,
             limit: Mib::ZERO,
             compute: Compute::default(),
+            slices: None,
             pods: Vec::new(),
         };
         NodeView {

@@ -40,6 +40,7 @@ mod limits;
 mod main_path;
 mod manifests;
 mod moving;
+mod mig;
 mod mps;
 mod observability;
 mod packing;

@@ -190,6 +190,7 @@ fn no_file_invents_a_name() -> Result<()> {
         names::GPU_AFFINITY,
         names::GPU_ANTI_AFFINITY,
         names::COMPUTE_PERCENT,
+        names::ISOLATION,
         names::MPS_OF,
         names::POLICY,
         names::ASSIGNMENT,

@@ -290,6 +290,36 @@ async fn bad_requests_are_refused_in_the_extenders_words() -> Result<()> {
             json!({names::COMPUTE_PERCENT: "30", names::MEM_LIMIT: "max"}),
             one("1"),
         ),
+        (json!({names::ISOLATION: "mps"}), one("1")),
+        (json!({names::ISOLATION: ""}), one("1")),
+        (
+            json!({names::ISOLATION: "mig", names::COMPUTE_PERCENT: "30"}),
+            one("1"),
+        ),
+        (
+            json!({names::ISOLATION: "mig", names::EXCLUSIVE: "true"}),
+            one("1"),
+        ),
+        (
+            json!({names::ISOLATION: "mig", names::GPU_MEM_PERCENTAGE: "25"}),
+            one("1"),
+        ),
+        (
+            json!({names::ISOLATION: "mig", names::GPU_COUNT: "2"}),
+            one("2"),
+        ),
+        (
+            json!({names::ISOLATION: "mig"}),
+            json!({"containers": [asks("a", "1"), asks("b", "1")]}),
+        ),
+        (
+            json!({names::ISOLATION: "mig", names::ENFORCE: "driver"}),
+            one("1024"),
+        ),
+        (
+            json!({names::ISOLATION: "mig", names::MEM_LIMIT: "max"}),
+            one("1"),
+        ),
         (json!({names::EXCLUSIVE: "yes"}), one("1")),
         (json!({names::GPU_MODELS: ""}), one("1")),
         (json!({names::GPU_MODELS: "A100,,H100"}), one("1")),

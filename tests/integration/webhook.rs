@@ -217,6 +217,8 @@ impl Pods {
             driver(json!({ names::COMPUTE_PERCENT: "5" })),
             json!({ names::COMPUTE_PERCENT: "30", names::MEM_LIMIT: "max" }),
             json!({ names::COMPUTE_PERCENT: "half" }),
+            json!({ names::ISOLATION: "mig" }),
+            json!({ names::ISOLATION: "mig", names::COMPUTE_PERCENT: "30" }),
         ];
         may(
             "/metadata/annotations",

@@ -25,6 +25,7 @@ use crate::clock::{Clock, Now};
 use crate::cluster::{Cluster, ClusterError, OwnNode, labels};
 use crate::devices::{Reading, Wanted};
 use crate::giveback::GiveBack;
+use crate::instances;
 use crate::kill;
 use crate::metrics::Metrics;
 use crate::mps;
@@ -250,6 +251,7 @@ impl Agent {
             .state
             .read(reading, &self.pods, &held, |pid| processes.who(pid), now);
         self.wanted.set(self.state.limits().asks());
+        self.wanted.order(instances::orders(&self.pods));
         for fault in reading.iter().flat_map(|reading| &reading.faults) {
             self.shared.metrics.fault(fault);
             tracing::warn!(gpu = fault.uuid, kind = ?fault.kind, "the driver reported an error");

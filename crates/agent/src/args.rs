@@ -15,6 +15,7 @@ use gpustow_serve::{DaemonArgs, MetricsArgs, Seconds, seconds};
 
 use crate::cgroup::is_the_hosts;
 use crate::devices::Source;
+use crate::instances::{Makes, Places};
 use crate::limits::Means;
 use crate::state::{MAX_CARD, Settings};
 
@@ -164,6 +165,30 @@ pub struct Args {
     )]
     pub mps_shm: Option<PathBuf>,
 
+    /// Make MIG instances for pods with the annotation gpustow.dev/isolation, on GPUs whose MIG mode is on. Experimental; needs a
+    /// privileged container
+    #[arg(help_heading = "MIG instances", long, env = "GPUSTOW_MAKE_INSTANCES")]
+    pub make_instances: bool,
+
+    /// Note in this directory which instances the agent made. It must be empty after a reboot
+    #[arg(
+        help_heading = "MIG instances",
+        long,
+        env = "GPUSTOW_INSTANCES",
+        default_value = "/run/gpustow/instances"
+    )]
+    pub instances: PathBuf,
+
+    /// Find NVIDIA's CDI specification in these directories, and write those of pods' instances into the first
+    #[arg(
+        help_heading = "MIG instances",
+        long,
+        env = "GPUSTOW_CDI",
+        value_delimiter = ':',
+        default_value = "/var/run/cdi:/etc/cdi"
+    )]
+    pub cdi: Vec<PathBuf>,
+
     /// Read this extended resource of pods, in MiB
     #[arg(help_heading = "GPUs and their driver", long, env = "GPUSTOW_RESOURCE_NAME", default_value = names::GPU_MEM, value_parser = extended_resource)]
     pub resource_name: String,
@@ -230,6 +255,20 @@ impl Args {
             },
             mps: self.mps,
         }
+    }
+
+    /// Where MIG instances are noted, if the agent makes some.
+    #[must_use]
+    pub fn makes(&self) -> Option<Makes> {
+        let places = || Places {
+            records: self.instances.clone(),
+            cdi: self.cdi.clone(),
+            proc: self.proc.clone(),
+        };
+        self.make_instances.then(|| Makes {
+            places: places(),
+            orders: None,
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod fake;
 mod limits;
+mod mig;
 mod nvml;
 
 use std::cmp::Reverse;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use gpustow_api::faults::NodeFault;
 use gpustow_api::gpunode::{Near, Place};
+use gpustow_api::instances::OnDemand;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -24,7 +26,8 @@ pub use nvml::NvmlDevices;
 pub struct Reading {
     /// Driver version, if it says.
     pub driver: Option<String>,
-    /// Cards and MIG instances in NVML's order. A card that is divided is not among them.
+    /// Cards and MIG instances in NVML's order. A card that is divided is among them only if the agent makes instances on
+    /// it, and those that it made are not.
     pub cards: Vec<Card>,
     /// What has gone wrong since the last look.
     pub faults: Vec<Fault>,
@@ -54,6 +57,9 @@ pub struct Card {
     pub failure: Option<String>,
     /// The driver takes limits of memory for it.
     pub can_limit: bool,
+    /// The instances that it has and could have, if the agent makes some for pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_demand: Option<OnDemand>,
 }
 
 /// A card's memory in bytes.

@@ -13,6 +13,7 @@ pub mod devices;
 pub mod giveback;
 pub mod health;
 pub mod history;
+pub mod instances;
 pub mod kill;
 mod limited;
 pub mod limits;
@@ -44,7 +45,7 @@ use tokio::net::TcpListener;
 use agent::{Agent, Shared};
 pub use args::Args;
 use cluster::Cluster;
-use devices::Wanted;
+use devices::{Source, Wanted};
 use gpustow_serve::{exposition, stop_signal};
 use metrics::Metrics;
 use sampler::Sampler;
@@ -85,6 +86,10 @@ pub async fn serve(
     if let Some(directory) = &args.mps_shm {
         mps::share(directory).with_context(|| format!("--mps-shm {}", directory.display()))?;
     }
+    anyhow::ensure!(
+        !args.make_instances || args.devices == Source::Nvml,
+        "--make-instances needs the driver: run the agent with --devices nvml"
+    );
     let work = Work::new(args, client, &node)?;
     let Work { args, client, .. } = &work;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node, devices = ?args.devices, "starting");
@@ -123,7 +128,7 @@ impl Work {
         let metrics = Metrics::new(node).context("cannot set up the metrics")?;
         let ready = AtomicBool::new(false);
         Ok(Self {
-            wanted: Arc::new(Wanted::below(args.cgroup.clone())),
+            wanted: Arc::new(Wanted::below(args.cgroup.clone()).making(args.makes())),
             args,
             client,
             node: node.to_owned(),

@@ -210,7 +210,7 @@ impl Seen {
     #[must_use]
     pub fn support(&self, card: &Card) -> Support {
         match self.means {
-            _ if card.place.parent.is_some() => Support::Mig,
+            _ if card.place.parent.is_some() || card.on_demand.is_some() => Support::Mig,
             _ if card.memory.is_none() && card.failure.is_none() => Support::UnifiedMemory,
             _ if !card.can_limit => Support::Driver,
             Means { cgroup2: false, .. } => Support::Cgroup,

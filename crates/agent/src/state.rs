@@ -297,6 +297,7 @@ impl State {
             missing: false,
             memory_limit: Some(<&str>::from(self.limits.support(card)).to_owned()),
             mps,
+            mig: card.on_demand.clone().map(Box::new),
             place: Some(Box::new(card.place.clone())),
         };
         let unmanaged_before = used.unmanaged;

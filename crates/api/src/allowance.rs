@@ -61,7 +61,8 @@ pub fn allowances(
             _ => mib.minus(CONTEXT),
         };
         told.insert(format!("{}{name}", names::MIB_OF), mib.0.to_string());
-        let largest = sizes.and_then(|sizes| sizes.into_iter().map(|(_, total)| total).max());
+        let largest = sizes.filter(|_| !request.isolated);
+        let largest = largest.and_then(|sizes| sizes.into_iter().map(|(_, total)| total).max());
         if let Some(share) = largest.and_then(|total| share(request.exclusive, mib, total)) {
             told.insert(format!("{}{name}", names::SHARE_OF), share);
         }
@@ -101,6 +102,7 @@ mod tests {
             containers: vec![("main".into(), uuids)],
             exclusive: Some(exclusive),
             compute: 0,
+            instance: None,
         };
         let size = |uuid: &str| {
             let card = cards.iter().find(|card| card.0 == uuid);
@@ -164,6 +166,7 @@ mod tests {
                 .collect(),
             exclusive: Some(false),
             compute: 0,
+            instance: None,
         };
         let told = allowances(&request, &names, &assignment, |_| {
             Some((Mib(81_000), Mib(81_920)))
@@ -188,6 +191,7 @@ mod tests {
             containers: vec![("main".into(), cards)],
             exclusive: Some(false),
             compute: 30,
+            instance: None,
         };
         let told = allowances(&request, &["main".into()], &assignment, |card| {
             let mib = if card == "a" { 40_000 } else { 80_000 };

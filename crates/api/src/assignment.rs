@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gpustow_pack::mig;
 use gpustow_pack::{Mib, Placement};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -35,6 +36,27 @@ pub struct Assignment {
     pub exclusive: Option<bool>,
     /// Hundredths of the compute of each of its GPUs; zero if it has no share of compute.
     pub compute: u8,
+    /// The MIG instance that is made for it on its GPU, if it has one of its own.
+    pub instance: Option<Instance>,
+}
+
+/// Where a pod's MIG instance lies.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Instance {
+    /// The name of its profile.
+    pub profile: Box<str>,
+    /// Its first memory slice.
+    pub start: u8,
+    /// How many memory slices it has.
+    pub slices: u8,
+}
+
+impl Instance {
+    /// Its memory slices.
+    #[must_use]
+    pub fn mask(&self) -> u8 {
+        mig::mask(self.start.into(), self.slices.into())
+    }
 }
 
 /// An assignment annotation that this version cannot use. The pod is accounted for on every card
@@ -52,6 +74,8 @@ struct Written {
     exclusive: Option<bool>,
     #[serde(default, rename = "computePercent", skip_serializing_if = "is_zero")]
     compute: u8,
+    #[serde(default, rename = "mig", skip_serializing_if = "Option::is_none")]
+    instance: Option<Instance>,
 }
 
 fn is_zero(it: &u8) -> bool {
@@ -99,6 +123,7 @@ impl Assignment {
             containers,
             exclusive: Some(exclusive),
             compute,
+            instance: None,
         })
     }
 
@@ -117,6 +142,7 @@ impl Assignment {
             containers: self.containers.iter().cloned().collect(),
             exclusive: self.exclusive,
             compute: self.compute,
+            instance: self.instance.clone(),
         };
         serde_json::json!(written).to_string()
     }
@@ -143,8 +169,12 @@ impl Assignment {
             containers,
             exclusive,
             compute,
+            instance,
             ..
         } = serde_json::from_str(text).map_err(broken)?;
+        if instance.as_ref().is_some_and(|it| it.mask() == 0) {
+            return Err(BrokenAssignment("a MIG instance that no GPU has".into()));
+        }
         let mut seen = BTreeSet::new();
         if gpus.is_empty() {
             return Err(BrokenAssignment("no GPUs".into()));
@@ -174,15 +204,23 @@ impl Assignment {
             containers: containers.into_iter().collect(),
             exclusive,
             compute,
+            instance,
         })
     }
 
     /// Everything that the Binding writes into the pod: the assignment, and for every container
-    /// the devices it sees, once for the environment and once for NVIDIA's NRI plugin.
+    /// the devices it sees, once for the environment and once for NVIDIA's NRI plugin. A MIG instance is not made yet: its
+    /// device is called by the pod's UID, whose agent makes that name known.
     #[must_use]
-    pub fn annotations(&self) -> BTreeMap<String, String> {
+    pub fn annotations(&self, uid: &str) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::from([(names::ASSIGNMENT.to_owned(), self.encode())]);
         for (container, uuids) in &self.containers {
+            if self.instance.is_some() {
+                let device = format!("{}={uid}", names::CDI_MIG);
+                annotations.insert(format!("{}{container}", names::DEVICES_OF), device.clone());
+                annotations.insert(format!("{}{container}", names::CDI_OF), device);
+                continue;
+            }
             annotations.insert(format!("{}{container}", names::DEVICES_OF), uuids.join(","));
             let cdi: Vec<_> = uuids
                 .iter()

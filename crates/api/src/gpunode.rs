@@ -8,6 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::instances::OnDemand;
 use crate::limit;
 
 /// Between two reports of an agent when nothing changes, unless its operator says otherwise.
@@ -198,6 +199,10 @@ pub struct Gpu {
     /// Its processes share it through NVIDIA's MPS: it takes only pods with the annotation gpustow.dev/compute-percent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mps: bool,
+    /// Present if the agent makes MIG instances on it for pods: it takes only pods with the annotation
+    /// gpustow.dev/isolation. Its capacity leaves out the instances of others, which are cards of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<Box<OnDemand>>,
     /// Where the card is and what it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Box<Place>>,
@@ -207,6 +212,9 @@ impl Gpu {
     /// What pods may hold of it where the agent keeps so much free.
     #[must_use]
     pub fn capacity(&self, headroom: Mib) -> Mib {
+        if let Some(mig) = &self.mig {
+            return mig.slices().map_or(Mib::ZERO, |slices| slices.capacity());
+        }
         Mib(self.total_mib)
             .minus(Mib(self.reserved_mib))
             .minus(headroom)

@@ -8,6 +8,7 @@ pub mod events;
 pub mod facts;
 pub mod faults;
 pub mod gpunode;
+pub mod instances;
 pub mod intree;
 pub mod limit;
 mod links;

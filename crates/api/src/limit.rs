@@ -110,6 +110,8 @@ pub(crate) enum Size {
     /// MPS holds each process to what the container requests.
     Shared,
     Whole,
+    /// A MIG instance, which holds the pod by itself.
+    Instance,
 }
 
 type Notes = BTreeMap<String, String>;
@@ -160,6 +162,12 @@ pub(crate) fn of_driver(
         return Err(BadRequest {
             field: field_of(names::ENFORCE),
             problem: "the driver cannot hold a pod to a percentage: write watch or none".to_owned(),
+        });
+    }
+    if enforce == Enforce::Driver && size == Size::Instance {
+        return Err(BadRequest {
+            field: field_of(names::ENFORCE),
+            problem: "a MIG instance limits the pod by itself: write watch or none".to_owned(),
         });
     }
     let driver = enforce == Enforce::Driver && matches!(size, Size::Mib | Size::Shared);
@@ -236,6 +244,9 @@ fn of_container(
             return bad(
                 "a pod that requests a percentage cannot set a limit: remove it".to_owned(),
             );
+        }
+        Size::Instance => {
+            return bad("a pod with a MIG instance cannot set a limit: remove it".to_owned());
         }
         Size::Shared => {
             return bad(

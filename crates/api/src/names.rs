@@ -58,6 +58,8 @@ pub const GPU_ANTI_AFFINITY: &str = "gpustow.dev/gpu-anti-affinity";
 /// Set by users: pod annotation with the percentage of the compute of each of its GPUs that the pod may use. Such pods go to
 /// GPUs with MPS.
 pub const COMPUTE_PERCENT: &str = "gpustow.dev/compute-percent";
+/// Set by users: pod annotation, `mig` if the pod gets a MIG instance of its own, which an agent makes for it.
+pub const ISOLATION: &str = "gpustow.dev/isolation";
 /// Set by users: pod annotation with the packing policy of this pod.
 pub const POLICY: &str = "gpustow.dev/policy";
 
@@ -203,7 +205,7 @@ pub const POD_GROUP_LABELS: [&str; 2] = [
 ];
 
 /// Every annotation of pods that is ours; others of our group are misspelt, or a later version's.
-pub const POD_KEYS: [&str; 24] = [
+pub const POD_KEYS: [&str; 25] = [
     ADOPTED,
     GPU_COUNT,
     GPU_MEM_PERCENTAGE,
@@ -220,6 +222,7 @@ pub const POD_KEYS: [&str; 24] = [
     GPU_AFFINITY,
     GPU_ANTI_AFFINITY,
     COMPUTE_PERCENT,
+    ISOLATION,
     POLICY,
     MADE_FOR,
     ASSIGNMENT,
@@ -242,6 +245,8 @@ pub const POD_KEYS_OF: [&str; 7] = [
 
 /// Environment variable that the NVIDIA container toolkit reads.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Written by the agent: kind of the CDI devices of MIG instances. The UID of its pod names each.
+pub const CDI_MIG: &str = "gpustow.dev/mig";
 /// Environment variable by which it chooses the driver's libraries.
 pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 

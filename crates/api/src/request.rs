@@ -84,6 +84,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
     request.policy = annotation(annotations, names::POLICY, policy)?;
     let part = annotation(annotations, names::GPU_MEM_PERCENTAGE, percentage)?.unwrap_or(0);
     request.compute = annotation(annotations, names::COMPUTE_PERCENT, compute)?.unwrap_or(0);
+    request.isolated = annotation(annotations, names::ISOLATION, isolation)?.is_some();
     request.rules = rules::of(annotations, pod.metadata.namespace.as_deref())?;
     for key in annotations.keys() {
         let of = [
@@ -139,7 +140,11 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
                     .to_owned(),
         });
     }
+    if request.isolated {
+        rules::may_be_isolated(&request)?;
+    }
     let size = match (request.exclusive, request.is_relative()) {
+        _ if request.isolated => Size::Instance,
         (true, _) => Size::Whole,
         (_, true) => Size::Part,
         _ if request.compute > 0 => Size::Shared,
@@ -304,6 +309,13 @@ fn percentage(value: &str) -> Result<u8, String> {
 fn compute(value: &str) -> Result<u8, String> {
     percentage(value)
         .map_err(|_| format!("{value:?} is not a percentage of a GPU's compute: write 1 to 100"))
+}
+
+fn isolation(value: &str) -> Result<(), String> {
+    match value {
+        "mig" => Ok(()),
+        _ => Err(format!("{value:?} is no kind of isolation: write mig")),
+    }
 }
 
 fn flag(value: &str) -> Result<bool, String> {

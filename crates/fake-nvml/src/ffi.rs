@@ -264,7 +264,7 @@ c! {
     fn nvmlDeviceGetMigMode(
         of: nvmlDevice_t, current: *mut c_uint, pending: *mut c_uint
     ) |call: &str| {
-        let mode = device(call, of, |_, gpu, _| Ok(c_uint::from(!gpu.mig.is_empty())))?;
+        let mode = device(call, of, |_, gpu, _| Ok(c_uint::from(gpu.is_divided())))?;
         unsafe {
             put(current, mode)?;
             put(pending, mode)
@@ -279,7 +279,7 @@ c! {
         of: nvmlDevice_t, index: c_uint, mig: *mut nvmlDevice_t
     ) |call: &str| {
         let handle = device(call, of, |handle, gpu, _| {
-            gpu.mig.get(index as usize).ok_or(NOT_FOUND)?;
+            gpu.mig.get(index as usize).filter(|mig| !mig.bare).ok_or(NOT_FOUND)?;
             Ok(Handle { mig: Some(index as usize), ..handle })
         })?;
         unsafe { put(mig, pointer(handle)) }

@@ -7,5 +7,6 @@
 
 mod ffi;
 mod limits;
+mod instances;
 mod mig;
 mod state;

@@ -1,5 +1,5 @@
 //! What the library tells of MIG instances beside their memory, as NVIDIA's container toolkit asks it: each is a
-//! GPU instance with one compute instance, of the smallest profile.
+//! GPU instance with one compute instance, of the smallest profile where the card has none.
 #![allow(unsafe_code, non_snake_case, reason = "this is a C library")]
 
 use std::ffi::c_uint;
@@ -8,18 +8,27 @@ use std::mem::zeroed;
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlComputeInstanceProfileInfo_t,
     nvmlDevice_t, nvmlDeviceAttributes_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t,
-    nvmlGpuInstanceProfileInfo_t, nvmlMemory_t,
+    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlMemory_t,
     nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT as INVALID_ARGUMENT,
     nvmlReturn_enum_NVML_ERROR_NOT_FOUND as NOT_FOUND,
     nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED as NOT_SUPPORTED, nvmlReturn_t as Return,
 };
 
 use crate::ffi::{c, device, done, pointer, put};
+use crate::instances::profile_id;
 use crate::state::{Handle, sum};
+use gpustow_machine::Gpu;
 
 /// The number of the instance on its card.
 fn instance(call: &str, of: nvmlDevice_t) -> Result<usize, Return> {
     device(call, of, |handle, _, _| handle.mig.ok_or(INVALID_ARGUMENT))
+}
+
+/// The number of the instance by which others name it.
+fn number(handle: Handle, gpu: &Gpu) -> Result<c_uint, Return> {
+    let place = handle.mig.ok_or(INVALID_ARGUMENT)?;
+    let mig = gpu.mig.get(place).ok_or(NOT_FOUND)?;
+    Ok(mig.id.unwrap_or(place as u32))
 }
 
 /// There is one profile, the first.
@@ -43,8 +52,8 @@ c! {
         unsafe { put(memory, told) }
     }
     fn nvmlDeviceGetGpuInstanceId(of: nvmlDevice_t, id: *mut c_uint) |call: &str| {
-        let instance = instance(call, of)?;
-        unsafe { put(id, instance as c_uint) }
+        let number = device(call, of, |handle, gpu, _| number(handle, gpu))?;
+        unsafe { put(id, number) }
     }
     fn nvmlDeviceGetComputeInstanceId(of: nvmlDevice_t, id: *mut c_uint) |call: &str| {
         instance(call, of)?;
@@ -67,27 +76,33 @@ c! {
         of: nvmlDevice_t, id: c_uint, found: *mut nvmlGpuInstance_t
     ) |call: &str| {
         let handle = device(call, of, |handle, gpu, _| {
-            gpu.mig.get(id as usize).ok_or(NOT_FOUND)?;
-            Ok(Handle { mig: Some(id as usize), ..handle })
+            let place = gpu.instance(id).ok_or(NOT_FOUND)?;
+            Ok(Handle { mig: Some(place), ..handle })
         })?;
         unsafe { put(found, pointer(handle).cast()) }
     }
     fn nvmlGpuInstanceGetInfo(
         of: nvmlGpuInstance_t, info: *mut nvmlGpuInstanceInfo_t
     ) |call: &str| {
-        let id = instance(call, of.cast())?;
-        let told = nvmlGpuInstanceInfo_t {
-            id: id as c_uint,
-            // Numbers, and a card that nobody asks for.
-            ..unsafe { zeroed() }
-        };
+        let told = device(call, of.cast(), |handle, gpu, mig| {
+            let mig = mig.ok_or(INVALID_ARGUMENT)?;
+            Ok(nvmlGpuInstanceInfo_t {
+                id: number(handle, gpu)?,
+                device: pointer(Handle { mig: None, ..handle }),
+                profileId: profile_id(gpu, &mig.profile),
+                placement: nvmlGpuInstancePlacement_t {
+                    start: mig.start.into(),
+                    size: gpu.slices(mig).into(),
+                },
+            })
+        })?;
         unsafe { put(info, told) }
     }
     fn nvmlGpuInstanceGetComputeInstanceById(
         of: nvmlGpuInstance_t, id: c_uint, found: *mut nvmlComputeInstance_t
     ) |call: &str| {
-        instance(call, of.cast())?;
-        if id != 0 {
+        let bare = device(call, of.cast(), |_, _, mig| Ok(mig.ok_or(INVALID_ARGUMENT)?.bare))?;
+        if id != 0 || bare {
             return Err(NOT_FOUND);
         }
         unsafe { put(found, of.cast()) }
@@ -102,15 +117,28 @@ c! {
     fn nvmlDeviceGetGpuInstanceProfileInfo(
         of: nvmlDevice_t, number: c_uint, info: *mut nvmlGpuInstanceProfileInfo_t
     ) |call: &str| {
-        device(call, of, |_, _, _| profile(number == 0))?;
-        unsafe { put(info, zeroed()) }
+        let told = device(call, of, |_, gpu, _| match gpu.profiles.get(number as usize) {
+            Some(profile) => Ok(nvmlGpuInstanceProfileInfo_t {
+                id: profile_id(gpu, &profile.name),
+                sliceCount: profile.compute_slices.into(),
+                memorySizeMB: profile.total_mib,
+                instanceCount: profile.starts.len() as c_uint,
+                // Numbers, of which zero says nothing.
+                ..unsafe { zeroed() }
+            }),
+            None => profile(number == 0 && gpu.profiles.is_empty()).map(|()| unsafe { zeroed() }),
+        })?;
+        unsafe { put(info, told) }
     }
     fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
         of: nvmlGpuInstance_t, number: c_uint, engines: c_uint,
         info: *mut nvmlComputeInstanceProfileInfo_t
     ) |call: &str| {
-        instance(call, of.cast())?;
-        profile(number == 0 && engines == 0)?;
+        device(call, of.cast(), |handle, gpu, _| {
+            handle.mig.ok_or(INVALID_ARGUMENT)?;
+            let known = if gpu.profiles.is_empty() { 1 } else { 8 };
+            profile(number < known && engines == 0)
+        })?;
         unsafe { put(info, zeroed()) }
     }
 }

@@ -136,6 +136,26 @@ impl State {
     }
 }
 
+impl State {
+    /// Changes the card of a handle in the file, as a call does that makes something.
+    pub(crate) fn change<T>(
+        &mut self,
+        call: &str,
+        handle: usize,
+        change: impl FnOnce(Handle, &mut Gpu) -> Result<T, Return>,
+    ) -> Result<T, Return> {
+        let (handle, ..) = self.device(call, handle)?;
+        let mut machine = self.machine(call)?.clone();
+        let gpu = machine.gpus.get_mut(handle.gpu).ok_or(INVALID_ARGUMENT)?;
+        let done = change(handle, gpu)?;
+        machine.write(self.file.path()).map_err(|error| {
+            eprintln!("fake-nvml: {error}");
+            UNKNOWN
+        })?;
+        Ok(done)
+    }
+}
+
 /// MiB in use by these.
 pub(crate) fn sum(processes: &[Process]) -> u64 {
     processes

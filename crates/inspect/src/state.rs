@@ -80,6 +80,23 @@ pub fn no_compute(card: &CardView, request: &Request) -> Option<String> {
     }
 }
 
+/// Why the GPU makes no MIG instance for such a pod, or takes no others; none if it is right.
+pub fn no_instance(card: &CardView, request: &Request) -> Option<String> {
+    let says = match (&card.slices, request.isolated) {
+        (None, false) => return None,
+        (None, true) => "makes no MIG instances",
+        (Some(_), false) => "makes MIG instances, for pods with isolation mig",
+        (Some(slices), true) => {
+            let mib = request.hardest()?.mib;
+            return match slices.place(mib) {
+                Some(_) => None,
+                None => Some("no slices free where its MIG instance could start".to_owned()),
+            };
+        }
+    };
+    Some(says.to_owned())
+}
+
 /// What a new pod may take of the GPU: nothing while it takes none.
 pub fn room(view: &NodeView, card: &CardView) -> Mib {
     if view.stale || !card.healthy {

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Bytes, Mib, NodeGpus, Request};
+use gpustow_pack::{Bytes, Card, Mib, NodeGpus, Request};
 
 use crate::Reason;
 use crate::books::{Node, Uid};
@@ -142,6 +142,7 @@ impl Sight<'_> {
         let (mut needs_cpu, mut needs_ram) = (0u64, Bytes::ZERO);
         let mut needs = vec![Mib::ZERO; view.cards.len()];
         let mut needs_compute = vec![0u16; view.cards.len()];
+        let mut needs_slices = vec![0u8; view.cards.len()];
         let mut freed: Vec<Mib> = (0..view.cards.len())
             .map(|card| node.held(node.uuid(card), |uid| leaving(uid) && !gone(uid)))
             .collect();
@@ -175,7 +176,10 @@ impl Sight<'_> {
             needs_cpu = needs_cpu.saturating_add(request.cpu_milli);
             needs_ram = needs_ram + request.ram;
             for (card, mib) in charges {
+                let taken = |card: &Card| card.slices.map_or(0, |slices| slices.taken);
+                let before = taken(&later.cards[card]);
                 later.cards[card].take(request, mib);
+                needs_slices[card] |= taken(&later.cards[card]) & !before;
                 needs[card] = needs[card] + mib;
                 let compute = &mut needs_compute[card];
                 *compute = compute.saturating_add(request.compute.into());
@@ -188,6 +192,9 @@ impl Sight<'_> {
             card.free = card.free.minus(needs[index].minus(freed[index]));
             let compute = needs_compute[index].saturating_sub(freed_compute[index]);
             card.compute.free = card.compute.free.saturating_sub(compute);
+            if let Some(slices) = &mut card.slices {
+                slices.taken |= needs_slices[index];
+            }
         }
         Ok(true)
     }

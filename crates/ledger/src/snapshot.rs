@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::{Assignment, PodFacts};
-use gpustow_pack::{Compute, Mib};
+use gpustow_pack::{Compute, Mib, mig};
 use strum::{IntoStaticStr, VariantNames};
 
 use crate::Ledger;
@@ -72,6 +72,8 @@ pub struct CardView {
     pub limit: Mib,
     /// Its compute, if shared.
     pub compute: Compute,
+    /// Its memory slices, if MIG instances are made on it.
+    pub slices: Option<mig::Slices>,
     /// Who holds what, by namespace and name.
     pub pods: Vec<PodShare>,
 }
@@ -260,6 +262,7 @@ impl Ledger {
                     cordoned: node.cordons(gpu),
                     limit: card.limit,
                     compute: card.compute,
+                    slices: card.slices,
                     pods,
                 }
             })
@@ -426,10 +429,8 @@ impl Ledger {
     /// The usable card with the most free memory among the nodes named: node, index, MiB.
     #[must_use]
     pub fn largest_free<'n>(&self, names: &[&'n str]) -> Option<(&'n str, usize, Mib)> {
-        let views = names
-            .iter()
-            .filter_map(|name| Some((*name, self.books.node(name)?.view())));
-        let cards = views.flat_map(|(name, view)| {
+        let view = |name: &&'n str| Some((*name, self.books.node(name)?.view()));
+        let cards = names.iter().filter_map(view).flat_map(|(name, view)| {
             let all = view.cards.iter().enumerate();
             let usable = all.filter(|(_, card)| card.usable);
             usable.map(move |(index, card)| (name, index, card.free))
@@ -439,7 +440,7 @@ impl Ledger {
 }
 
 /// Is this an assignment that the pod's request cannot have led to? A whole card may be any that is
-/// large enough, and so may one of which a percentage is asked for.
+/// large enough, and so may one of which a percentage is asked for, or a MIG instance.
 fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
     let Ok(request) = facts.asks.readable() else {
         return false;
@@ -461,9 +462,10 @@ fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
             }
         }
     }
+    let by_the_gpu = exclusive || request.is_relative() || assignment.instance.is_some();
     let more = |(uuid, charged): &(Box<str>, Mib)| {
         let asked = asked.get(&**uuid);
-        asked.is_none_or(|asked| !exclusive && !request.is_relative() && charged > asked)
+        asked.is_none_or(|asked| !by_the_gpu && charged > asked)
     };
     assignment.containers.len() != request.claims.len() || assignment.charges.iter().any(more)
 }

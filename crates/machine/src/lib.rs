@@ -58,8 +58,10 @@ pub struct Gpu {
     pub utilization: Option<u32>,
     /// Who uses it.
     pub processes: Vec<Process>,
-    /// Its MIG instances; MIG is off without any.
+    /// Its MIG instances; MIG is off without any, unless it has profiles.
     pub mig: Vec<Mig>,
+    /// The profiles of MIG instances that can be made. The library changes the file where it makes one.
+    pub profiles: Vec<Profile>,
     /// Cards that are nearer than the system's interconnect.
     pub near: Vec<Near>,
     /// Active NVLinks.
@@ -74,6 +76,12 @@ pub struct Mig {
     pub uuid: String,
     /// As `1g.10gb`.
     pub profile: String,
+    /// Its number on the card; its place in the list by default.
+    pub id: Option<u32>,
+    /// Its first memory slice.
+    pub start: u8,
+    /// It is a GPU instance without a compute instance, in which no program can run.
+    pub bare: bool,
     /// All its memory.
     #[serde(rename = "totalMiB")]
     pub total_mib: u64,
@@ -82,6 +90,23 @@ pub struct Mig {
     pub reserved_mib: u64,
     /// Who uses it.
     pub processes: Vec<Process>,
+}
+
+/// A profile of MIG instances.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Profile {
+    /// As `1g.10gb`.
+    pub name: String,
+    /// Memory of an instance.
+    #[serde(rename = "totalMiB")]
+    pub total_mib: u64,
+    /// Its memory slices.
+    pub slices: u8,
+    /// Its compute slices.
+    pub compute_slices: u8,
+    /// The memory slices at which one may start.
+    pub starts: Vec<u8>,
 }
 
 /// A process on a card.
@@ -126,6 +151,30 @@ pub struct Near {
     /// NVLinks between the two, in the order of link numbers; 0 if all of them go through
     /// switches, none if no NVLink joins the two.
     pub nvlinks: Option<u32>,
+}
+
+impl Gpu {
+    /// Is MIG on?
+    #[must_use]
+    pub fn is_divided(&self) -> bool {
+        !self.mig.is_empty() || !self.profiles.is_empty()
+    }
+
+    /// The memory slices of an instance; none if its profile is unknown.
+    #[must_use]
+    pub fn slices(&self, mig: &Mig) -> u8 {
+        let mut profiles = self.profiles.iter();
+        let known = profiles.find(|profile| profile.name == mig.profile);
+        known.map_or(0, |profile| profile.slices)
+    }
+
+    /// The place in the list of the instance with this number.
+    #[must_use]
+    pub fn instance(&self, id: u32) -> Option<usize> {
+        let all = self.mig.iter().zip(0..);
+        let mut ids = all.map(|(mig, place)| mig.id.unwrap_or(place));
+        ids.position(|it| it == id)
+    }
 }
 
 /// NVML's level when nothing nearer than the whole system connects two cards.
@@ -204,6 +253,12 @@ impl Followed {
             stamp: None,
             machine: Machine::default(),
         }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The machine as the file describes it now.

@@ -28,8 +28,8 @@ pub fn because(
         several => format!("its {several} GPUs"),
     };
     let found = match policy {
-        PolicyKind::Tight => tight.found(node, request, charges) + "; ",
-        PolicyKind::Binpack | PolicyKind::Spread | PolicyKind::FirstFit => String::new(),
+        PolicyKind::Tight if !request.isolated => tight.found(node, request, charges) + "; ",
+        _ => String::new(),
     };
     let linked = node.links.as_ref().filter(|_| cards.len() > 1);
     let linked = linked.and_then(|links| links.slowest(&cards));

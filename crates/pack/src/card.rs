@@ -5,6 +5,7 @@ use std::iter::Sum;
 use std::ops::Add;
 use std::sync::Arc;
 
+use crate::mig::Slices;
 use crate::{Links, Request};
 
 /// An amount of GPU memory in whole MiB (2²⁰ bytes). Arithmetic saturates.
@@ -114,6 +115,8 @@ pub struct Card {
     pub lending: Lending,
     /// Its compute, if pods share that by shares.
     pub compute: Compute,
+    /// Its memory slices, if MIG instances are made on it on demand. Such a card takes only pods that ask for an instance.
+    pub slices: Option<Slices>,
 }
 
 /// Compute of a card that its pods share, in hundredths of the card. Nothing, where pods get no share of it: such a card
@@ -145,6 +148,7 @@ impl Card {
             usable: true,
             lending: Lending::default(),
             compute: self.compute.emptied(),
+            slices: self.slices.map(Slices::emptied),
             ..self
         }
     }
@@ -152,6 +156,10 @@ impl Card {
     /// The card once a pod of this request is charged so much on it.
     pub fn take(&mut self, request: &Request, charge: Mib) {
         self.free = self.free.minus(charge);
+        if let Some(slices) = &mut self.slices {
+            let piece = request.hardest().and_then(|claim| slices.place(claim.mib));
+            slices.taken |= piece.map_or(0, |piece| piece.mask());
+        }
         self.compute.free = self.compute.free.saturating_sub(request.compute.into());
     }
 

@@ -4,6 +4,8 @@ use std::convert::Infallible;
 use std::fmt;
 
 use crate::links::closest;
+use crate::mig::Piece;
+use crate::policy::cost_of;
 use crate::search::Search;
 use crate::several::fit_several;
 use crate::{Card, Claim, Compute, Cost, Mib, NodeGpus, Policy, Request};
@@ -15,6 +17,8 @@ pub struct Placement {
     pub cards: Vec<Vec<usize>>,
     /// What each card is charged: card index and MiB, ascending, each card once.
     pub charges: Vec<(usize, Mib)>,
+    /// Where the MIG instance lies that the pod gets, if it asks for one.
+    pub piece: Option<Piece>,
 }
 
 /// A placement and what it costs.
@@ -40,6 +44,10 @@ pub enum Refusal {
     NoMps,
     /// It asks for no share of compute, and the cards are for pods that do.
     OnlyMps,
+    /// It asks for a MIG instance, and no card makes one as large.
+    NoMig,
+    /// It asks for no MIG instance, and the cards are for pods that do.
+    OnlyMig,
     /// It would fit if the driver could hold it to its limit.
     NoLimit,
     /// It would fit if every card could take pods.
@@ -52,24 +60,29 @@ pub enum Refusal {
     NoRoom,
     /// Cards with the room have too little compute at present.
     NoCompute,
+    /// No card has the slices for its MIG instance at present.
+    NoSlices,
     /// The search was given up.
     TooComplex,
 }
 
 impl Refusal {
     /// Every refusal.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::TooFewCards,
         Self::TooLarge,
         Self::Unselected,
         Self::NoMps,
         Self::OnlyMps,
+        Self::NoMig,
+        Self::OnlyMig,
         Self::NoLimit,
         Self::Unhealthy,
         Self::Neighbours,
         Self::NoWholeCard,
         Self::NoRoom,
         Self::NoCompute,
+        Self::NoSlices,
         Self::TooComplex,
     ];
 
@@ -82,12 +95,15 @@ impl Refusal {
             Self::Unselected => "no GPU as large with a model or UUID that the pod allows",
             Self::NoMps => "no GPU with MPS, which a pod with compute-percent needs",
             Self::OnlyMps => "GPUs with MPS take only pods with compute-percent",
+            Self::NoMig => "no GPU that makes a MIG instance as large as the pod asks for",
+            Self::OnlyMig => "GPUs that make MIG instances take only pods with isolation mig",
             Self::NoLimit => "no GPU here can limit memory",
             Self::Unhealthy => "the GPUs it would fit on are unhealthy or taken out of sharing",
             Self::Neighbours => "the pod may not share the GPUs with room, or its group has others",
             Self::NoWholeCard => "not enough wholly free GPUs",
             Self::NoRoom => "not enough free memory on any one GPU",
             Self::NoCompute => "not enough free compute on any one GPU with the memory",
+            Self::NoSlices => "no room for the pod's MIG instance on any one GPU",
             Self::TooComplex => "too many containers and GPUs to place",
         }
     }
@@ -123,6 +139,7 @@ impl std::error::Error for Refusal {}
 ///     limit: Mib::ZERO,
 ///     lending: Lending::default(),
 ///     compute: Compute::default(),
+///     slices: None,
 /// };
 /// let node = NodeGpus {
 ///     cards: vec![card(24_000), card(9_000)],
@@ -158,14 +175,24 @@ pub fn fit_counting(
 ) -> Result<Choice, Refusal> {
     let found = match only_claim(request) {
         Some(claim) => {
-            let (charges, cost) = if claim.gpus == 1 {
-                let (card, charge, cost) = fit_one(node, request, claim, policy)?;
-                (vec![(card, charge)], cost)
+            let (charges, cost, piece) = if claim.gpus == 1 {
+                let One {
+                    card,
+                    charge,
+                    cost,
+                    piece,
+                } = fit_one(node, request, claim, policy)?;
+                (vec![(card, charge)], cost, piece)
             } else {
-                fit_several(node, request, claim, policy, steps)?
+                let (charges, cost) = fit_several(node, request, claim, policy, steps)?;
+                (charges, cost, None)
             };
             let cards = vec![charges.iter().map(|&(card, _)| card).collect()];
-            let placement = Placement { cards, charges };
+            let placement = Placement {
+                cards,
+                charges,
+                piece,
+            };
             Some(Choice { placement, cost })
         }
         None => match Search::new(node, request, policy).run(steps) {
@@ -208,9 +235,7 @@ pub fn cost(
     steps: &mut u64,
 ) -> Result<Cost, Refusal> {
     match only_claim(request) {
-        Some(claim) if claim.gpus == 1 => {
-            fit_one(node, request, claim, policy).map(|(.., cost)| cost)
-        }
+        Some(claim) if claim.gpus == 1 => fit_one(node, request, claim, policy).map(|one| one.cost),
         _ => fit_counting(node, request, policy, steps).map(|choice| choice.cost),
     }
 }
@@ -223,14 +248,22 @@ fn only_claim(request: &Request) -> Option<&Claim> {
     }
 }
 
+/// The card for a request that takes one.
+struct One {
+    card: usize,
+    charge: Mib,
+    cost: Cost,
+    piece: Option<Piece>,
+}
+
 /// The search for a request that takes one card, and what it is charged there.
 fn fit_one(
     node: &NodeGpus,
     request: &Request,
     claim: &Claim,
     policy: &dyn Policy,
-) -> Result<(usize, Mib, Cost), Refusal> {
-    let mut best: Option<(usize, Mib, Cost)> = None;
+) -> Result<One, Refusal> {
+    let mut best: Option<One> = None;
     let mut survey = None;
     for (index, card) in node.cards.iter().enumerate() {
         // Of cards that cannot be told apart the first wins; here only neighbours are.
@@ -238,15 +271,29 @@ fn fit_one(
             continue;
         }
         let survey = survey.get_or_insert_with(|| policy.survey(node));
-        let charge = request.charge(card, claim.on(card.capacity));
+        let sliced = card
+            .slices
+            .and_then(|slices| Some((slices, slices.place(claim.mib)?)));
+        let charge = match &sliced {
+            Some((slices, piece)) => slices.charge(piece.profile),
+            None => request.charge(card, claim.on(card.capacity)),
+        };
         let cost = Cost {
             cards: 1,
-            policy: policy.cost(node, survey, request, &[(index, charge)]),
+            policy: match &sliced {
+                Some((_, piece)) if policy.breaks_ties() => (piece.lost.into(), cost_of(card.free)),
+                _ => policy.cost(node, survey, request, &[(index, charge)]),
+            },
             apart: 0,
             lending: lending(policy, node, request, &[(index, charge)]),
         };
-        if best.is_none_or(|(.., lowest)| cost < lowest) {
-            best = Some((index, charge, cost));
+        if best.as_ref().is_none_or(|best| cost < best.cost) {
+            best = Some(One {
+                card: index,
+                charge,
+                cost,
+                piece: sliced.map(|(_, piece)| piece),
+            });
         }
     }
     best.ok_or_else(|| refusal_of_one(node, request, claim))
@@ -259,6 +306,8 @@ pub enum Question {
     FitsUnlimited,
     /// The same, if the cards shared their compute as the request needs it?
     FitsShared,
+    /// The same as the first, if no card were kept for MIG instances?
+    FitsWhole,
     /// Would it fit if every card were empty and took pods?
     FitsEmpty,
     /// Are there cards that it would fit on if they took pods?
@@ -282,6 +331,10 @@ impl Question {
             },
             Self::FitsShared => Card {
                 compute: shared(),
+                ..Self::FitsUnlimited.suppose(card, request)
+            },
+            Self::FitsWhole => Card {
+                slices: None,
                 ..Self::FitsUnlimited.suppose(card, request)
             },
             Self::FitsEmpty => card.emptied(),
@@ -314,6 +367,12 @@ pub fn refusal<E>(
     Ok(if widest.unwrap_or(0) > cards {
         Refusal::TooFewCards
     } else if !answer(Question::FitsUnlimited)? {
+        if request.isolated {
+            return Ok(Refusal::NoMig);
+        }
+        if answer(Question::FitsWhole)? {
+            return Ok(Refusal::OnlyMig);
+        }
         match (answer(Question::FitsShared)?, request.compute) {
             (false, _) => Refusal::TooLarge,
             (true, 0) => Refusal::OnlyMps,
@@ -327,6 +386,8 @@ pub fn refusal<E>(
         Refusal::NoWholeCard
     } else if request.compute > 0 && answer(Question::AwaitsCompute)? {
         Refusal::NoCompute
+    } else if request.isolated {
+        Refusal::NoSlices
     } else {
         Refusal::NoRoom
     })

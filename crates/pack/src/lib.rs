@@ -11,6 +11,7 @@ mod because;
 mod card;
 mod fit;
 mod links;
+pub mod mig;
 pub mod policy;
 mod request;
 mod rules;

@@ -86,6 +86,8 @@ pub struct Request {
     pub bursts: bool,
     /// Hundredths of the compute of each of its cards; zero if it asks for none.
     pub compute: u8,
+    /// A MIG instance of its own, which is made for it. Such a request has one claim of one card.
+    pub isolated: bool,
     /// Which cards the pod may get, if it says so.
     pub rules: Option<Arc<Rules>>,
     /// The policy that the pod names, if any.
@@ -122,13 +124,16 @@ impl Request {
     }
 
     /// May this card take something of this request, and how much at most? For whole cards that is all of
-    /// it or nothing.
+    /// it or nothing; for an instance, what the largest that can be made now is charged.
     #[must_use]
     pub fn room(&self, card: &Card) -> Option<Mib> {
         let whole = card.free == card.capacity;
         let may = card.usable && (whole || !self.exclusive) && self.limit() <= card.limit;
-        let may = may && card.compute.has(self.compute);
-        may.then_some(card.free)
+        let may = may && card.compute.has(self.compute) && self.isolated == card.slices.is_some();
+        may.then(|| match &card.slices {
+            Some(slices) => slices.largest(),
+            None => card.free,
+        })
     }
 
     /// True if a container asks for a part of its cards, whatever their size.
@@ -149,8 +154,11 @@ impl Request {
 
     /// May this card take what this claim of the request wants on it?
     pub(crate) fn may_take(&self, card: &Card, claim: &Claim) -> bool {
-        self.room(card)
-            .is_some_and(|room| claim.on(card.capacity) <= room)
+        let room = self.room(card);
+        room.is_some_and(|room| match &card.slices {
+            Some(slices) => slices.may_hold(claim.mib),
+            None => claim.on(card.capacity) <= room,
+        })
     }
 
     /// Are there enough cards that may take what this claim wants on each?

@@ -166,6 +166,7 @@ fn left(node: &NodeGpus, traits: &[Traits<'_>], is_left: impl Fn(&Traits<'_>) ->
                 free: Mib::ZERO,
                 limit: Mib::ZERO,
                 usable: false,
+                slices: None,
                 ..*card
             };
         }

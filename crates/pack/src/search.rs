@@ -250,6 +250,7 @@ impl<'a> Search<'a> {
             let placement = Placement {
                 cards: self.chosen.clone(),
                 charges,
+                piece: None,
             };
             self.best = Some(Choice { placement, cost });
         }

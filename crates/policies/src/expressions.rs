@@ -204,7 +204,7 @@ pub(crate) const SHARED: [(&str, &str); 41] = [
     // What users say by annotations, as far as a request changes it.
     (
         "CHANGED",
-        r#"(["{{GPU_COUNT}}", "{{GPU_MEM_PERCENTAGE}}", "{{COMPUTE_PERCENT}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{RECLAIM_ACTION}}", "{{EVICTABLE}}"] + {{RULE_KEYS}} +
+        r#"(["{{GPU_COUNT}}", "{{GPU_MEM_PERCENTAGE}}", "{{COMPUTE_PERCENT}}", "{{ISOLATION}}", "{{EXCLUSIVE}}", "{{POLICY}}", "{{MEM_LIMIT}}", "{{ENFORCE}}", "{{RECLAIM_ACTION}}", "{{EVICTABLE}}"] + {{RULE_KEYS}} +
         variables.wishing.map(c, "{{GPU_COUNT_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{GPU_MEM_PERCENTAGE_OF}}" + string(c.is.name)) +
         variables.wishing.map(c, "{{MEM_LIMIT_OF}}" + string(c.is.name)))

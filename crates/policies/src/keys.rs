@@ -88,7 +88,7 @@ pub(crate) fn unasked_says(resource: &str) -> String {
 }
 
 /// The words of the keys that users write, in the order in which they are tried.
-pub(crate) fn of_users() -> [&'static str; 17] {
+pub(crate) fn of_users() -> [&'static str; 18] {
     let keys = [
         names::GPU_COUNT,
         names::EXCLUSIVE,
@@ -107,6 +107,7 @@ pub(crate) fn of_users() -> [&'static str; 17] {
         names::GPU_AFFINITY,
         names::GPU_ANTI_AFFINITY,
         names::COMPUTE_PERCENT,
+        names::ISOLATION,
     ];
     keys.map(word)
 }

@@ -297,6 +297,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("MEM_SHARE", names::MEM_SHARE),
         ("MIB_OF", names::MIB_OF),
         ("COMPUTE_PERCENT", names::COMPUTE_PERCENT),
+        ("ISOLATION", names::ISOLATION),
         ("MPS_MEMORY", names::MPS_MEMORY),
         ("MPS_OF", names::MPS_OF),
         ("MPS_PIPES", names::MPS_PIPES),

@@ -229,6 +229,7 @@ impl Stowed {
                 exclusive,
                 bursts: self.bursts,
                 compute: 0,
+                isolated: false,
                 rules: None,
                 policy: None,
                 cpu_milli: job.cpu,
@@ -457,6 +458,7 @@ impl Placer for Stowed {
             containers: vec![("main".into(), uuids)],
             exclusive: None,
             compute: 0,
+            instance: None,
         };
         let pod = PodFacts {
             node: Some(self.names[placed.host].clone()),

@@ -146,9 +146,12 @@ fn assignment(pod: &Pod) -> Result<Option<Assignment>, String> {
             .containers
             .iter()
             .find(|(of, _)| of.as_ref() == name);
-        let assigned = assigned
-            .map(|(_, uuids)| uuids.join(","))
-            .unwrap_or_default();
+        let assigned = match (&assignment.instance, pod.metadata.uid.as_deref()) {
+            (Some(_), Some(uid)) => format!("{}={uid}", names::CDI_MIG),
+            _ => assigned
+                .map(|(_, uuids)| uuids.join(","))
+                .unwrap_or_default(),
+        };
         let key = format!("{}{name}", names::DEVICES_OF);
         let seen = pod.annotations().get(&key).map_or("", String::as_str);
         if seen.is_empty() || seen != assigned {

@@ -34,6 +34,7 @@ pub(crate) fn keys() -> Vec<String> {
         names::GPU_AFFINITY,
         names::GPU_ANTI_AFFINITY,
         names::COMPUTE_PERCENT,
+        names::ISOLATION,
         names::POLICY,
         names::MADE_FOR,
     ];

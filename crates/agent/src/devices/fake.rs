@@ -138,8 +138,9 @@ fn cards(gpu: &machine::Gpu, index: u32, count: usize) -> Vec<Card> {
         processes: Some(processes(&gpu.processes)),
         failure,
         can_limit: false,
+        on_demand: None,
     };
-    if gpu.mig.is_empty() {
+    if !gpu.is_divided() {
         return vec![whole];
     }
     let instance = |mig: &machine::Mig| Card {

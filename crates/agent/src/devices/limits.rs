@@ -15,6 +15,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::Card;
 use crate::cgroup;
+use crate::instances::{Makes, Order};
 
 pub(super) const SUCCESS: u32 = 0;
 const INVALID_ARGUMENT: u32 = 2;
@@ -51,9 +52,33 @@ pub struct Ask {
 pub struct Wanted {
     asks: Mutex<Arc<[Ask]>>,
     cgroups: Mutex<Cgroups>,
+    makes: Mutex<Option<Makes>>,
 }
 
 impl Wanted {
+    /// And with these instances made, if any are.
+    #[must_use]
+    pub fn making(self, makes: Option<Makes>) -> Self {
+        *locked(&self.makes) = makes;
+        self
+    }
+
+    /// From now on pods must have these instances, where any are made.
+    pub fn order(&self, orders: Vec<Order>) {
+        if let Some(makes) = &mut *locked(&self.makes) {
+            makes.orders = Some(orders);
+        }
+    }
+
+    pub(super) fn makes(&self) -> Option<Makes> {
+        locked(&self.makes).clone()
+    }
+
+    /// May a container of this pod still run?
+    pub(super) fn lives(&self, uid: &str) -> bool {
+        cgroup::find_pod(&locked(&self.cgroups).root, uid).is_some()
+    }
+
     /// Nothing yet, of containers whose cgroups lie below `root`, the host's cgroup file system.
     #[must_use]
     pub fn below(root: PathBuf) -> Self {

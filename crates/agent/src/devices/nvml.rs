@@ -1,5 +1,7 @@
 //! Cards as NVIDIA's library shows them. A call that the driver lacks leaves its field unknown.
 
+mod pools;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -96,10 +98,13 @@ impl Devices for NvmlDevices {
         }
         let nvml = self.load()?;
         let mut session = Session::new(&nvml)?;
+        session.makes = self.wanted.makes().is_some();
+        session.refresh()?;
         loop {
             if nvml.device_count().map_err(driver)? != session.count {
                 return Ok(());
             }
+            session.make(&self.wanted)?;
             let reading = session.read(&self.wanted);
             // A card that is lost stays lost until the library is opened again.
             let lost = reading.cards.iter().any(|card| card.failure.is_some());
@@ -128,7 +133,11 @@ struct Session<'a> {
     nvml: &'a Nvml,
     count: u32,
     opened: Instant,
+    /// The agent makes MIG instances.
+    makes: bool,
     cards: Vec<(Device<'a>, Card)>,
+    /// MIG instances that the agent made, and the UUIDs of their cards.
+    own: Vec<(Device<'a>, String)>,
     /// By UUID: the driver's time of the last thing that a process was seen to do.
     active: HashMap<String, u64>,
     /// One set per card: a card that refuses events would spoil a common one.
@@ -141,7 +150,9 @@ impl<'a> Session<'a> {
             nvml,
             count: 0,
             opened: Instant::now(),
+            makes: false,
             cards: Vec::new(),
+            own: Vec::new(),
             active: HashMap::new(),
             events: Vec::new(),
         };
@@ -154,12 +165,17 @@ impl<'a> Session<'a> {
     fn refresh(&mut self) -> Result<(), DeviceError> {
         self.opened = Instant::now();
         self.count = self.nvml.device_count().map_err(driver)?;
-        self.cards.clear();
+        let before = std::mem::take(&mut self.cards);
+        self.own.clear();
         for index in 0..self.count {
             match self.nvml.device_by_index(index) {
-                Ok(device) => self
-                    .cards
-                    .extend(fixed(self.nvml, device, index, self.count)),
+                Ok(device) => {
+                    let mut cards = fixed(self.nvml, device, index, self.count);
+                    if self.makes {
+                        self.divide(&mut cards, &before, index);
+                    }
+                    self.cards.extend(cards);
+                }
                 Err(error) => tracing::debug!(index, %error, "cannot open the card"),
             }
         }
@@ -198,7 +214,10 @@ impl<'a> Session<'a> {
     fn read(&mut self, wanted: &Wanted) -> Reading {
         let mut cards = Vec::new();
         for (device, card) in &self.cards {
-            let mut card = now(device, card);
+            let mut card = match card.on_demand {
+                Some(_) => self.pool(device, card),
+                None => now(device, card),
+            };
             if let Some(processes) = card.processes.as_mut().filter(|list| !list.is_empty()) {
                 let since = self.active.entry(card.uuid.clone()).or_default();
                 let busy = busy(device, since).ok();

@@ -25,7 +25,7 @@ impl State {
 
     /// MIG instances have no MPS here.
     pub(super) fn has_mps(&self, card: &Card) -> bool {
-        self.settings.mps && card.place.parent.is_none()
+        self.settings.mps && card.place.parent.is_none() && card.on_demand.is_none()
     }
 
     /// The pods with a share of the card's compute that a process was seen to use beside MPS, now and at the look before: one that

@@ -36,6 +36,7 @@ impl State {
                     gpu.reason.clone(),
                     gpu.memory_limit.clone(),
                     gpu.mps,
+                    gpu.mig.clone(),
                 )
             };
             key(old) == key(new)

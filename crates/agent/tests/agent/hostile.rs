@@ -78,6 +78,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
         total_mib,
         reserved_mib,
         processes,
+        ..Mig::default()
     });
     let near = (any::<u32>(), any::<u32>(), option::of(any::<u32>()));
     let near = near.prop_map(|(gpu, level, nvlinks)| Near {
@@ -116,6 +117,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             mig,
             near,
             nvlinks,
+            ..Gpu::default()
         }
     })
 }

@@ -232,6 +232,7 @@ fn the_instances_of_a_divided_card_are_cards() {
         total_mib: 9856,
         reserved_mib: 13,
         processes: vec![process(60 + number, 200)],
+        ..Mig::default()
     };
     let divided = Gpu {
         mig: vec![instance(1), instance(2)],

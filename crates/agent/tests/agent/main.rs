@@ -15,6 +15,7 @@ mod hostile;
 mod library;
 mod limits;
 mod manners;
+mod mig;
 mod mps;
 mod notices;
 mod podresources;

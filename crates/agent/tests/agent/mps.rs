@@ -133,7 +133,7 @@ fn mig_instance_has_no_mps() {
             profile: "1g.10gb".to_owned(),
             total_mib: 9856,
             reserved_mib: 13,
-            processes: Vec::new(),
+            ..machine::Mig::default()
         }],
         ..h100(0)
     };

@@ -8,6 +8,7 @@ fn sample() -> Assignment {
     let placement = Placement {
         cards: vec![vec![1], vec![0, 2]],
         charges: vec![(0, Mib(4096)), (1, Mib(8192)), (2, Mib(4096))],
+        piece: None,
     };
     let containers = ["main", "init"].map(Box::from);
     Assignment::from_placement(
@@ -49,8 +50,38 @@ fn an_assignment_that_does_not_say_whether_it_is_exclusive_is_read() {
 }
 
 #[test]
+fn an_instance_is_written_down_and_its_device_called_by_the_pods_uid() {
+    let isolated = Assignment {
+        charges: vec![("GPU-a".into(), Mib(20))],
+        containers: vec![("main".into(), vec!["GPU-a".into()])],
+        exclusive: Some(false),
+        compute: 0,
+        instance: Some(super::Instance {
+            profile: "2g.20gb".into(),
+            start: 4,
+            slices: 2,
+        }),
+    };
+    let text = isolated.encode();
+    assert!(
+        text.contains(r#""mig":{"profile":"2g.20gb","slices":2,"start":4}"#),
+        "{text}"
+    );
+    assert_eq!(Assignment::decode(&text), Ok(isolated.clone()));
+    let notes = isolated.annotations("u-1");
+    assert_eq!(notes["devices.gpustow.dev/main"], "gpustow.dev/mig=u-1");
+    assert_eq!(
+        notes["nvidia.cdi.k8s.io/container.main"],
+        "gpustow.dev/mig=u-1"
+    );
+    // No GPU has slices beyond the eighth.
+    let broken = text.replace(r#""start":4"#, r#""start":7"#);
+    assert!(Assignment::decode(&broken).is_err());
+}
+
+#[test]
 fn a_binding_bears_the_devices_of_every_container() {
-    let annotations = sample().annotations();
+    let annotations = sample().annotations("u");
     let pairs: Vec<_> = annotations
         .iter()
         .map(|(key, value)| (key.as_str(), value.as_str()))
@@ -75,6 +106,7 @@ fn a_placement_beyond_the_names_is_no_assignment() {
     let placement = Placement {
         cards: vec![vec![0]],
         charges: vec![(0, Mib(1))],
+        piece: None,
     };
     let container = [Box::from("a")];
     assert!(Assignment::from_placement(&placement, &container, &["GPU-a"], false, 0).is_some());
@@ -137,6 +169,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
             containers: vec![("c".repeat(53).into(), uuids)],
             exclusive: Some(false),
             compute: 0,
+            instance: None,
         };
         let claim = Claim::new(ClaimKind::Main, gpus, Mib(u64::MAX));
         let request = Request {
@@ -144,7 +177,7 @@ fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
             ..Request::default()
         };
         let name = [longest.containers[0].0.clone()];
-        let mut all = longest.annotations();
+        let mut all = longest.annotations("u");
         all.extend(allowances(&request, &name, &longest, |_| {
             Some((Mib(u64::MAX), Mib(u64::MAX)))
         }));
@@ -183,6 +216,7 @@ proptest! {
                 .collect(),
             exclusive,
             compute: 0,
+            instance: None,
         };
         prop_assert_eq!(Assignment::decode(&assignment.encode()), Ok(assignment));
     }

@@ -41,6 +41,7 @@ fn a_pod_is_reduced_to_what_scheduling_needs() {
         containers: vec![],
         exclusive: None,
         compute: 0,
+        instance: None,
     };
     assert_eq!(
         facts,

@@ -4,15 +4,37 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpustow_pack::Rules;
+use gpustow_pack::{Request, Rules};
 
-use super::{BadRequest, annotation};
+use super::{BadRequest, annotation, field_of};
 use crate::names;
 
 /// The longest list of models or UUIDs.
 pub const MAX_LIST: usize = 1024;
 /// The longest key of a group.
 const MAX_KEY: usize = 63;
+
+/// Can this request get a MIG instance of its own?
+///
+/// # Errors
+/// What it requests beside that.
+pub(super) fn may_be_isolated(request: &Request) -> Result<(), BadRequest> {
+    let bad = |problem: &str| {
+        Err(BadRequest {
+            field: field_of(names::ISOLATION),
+            problem: problem.to_owned(),
+        })
+    };
+    if request.exclusive || request.is_relative() || request.compute > 0 {
+        return bad(
+            "a MIG instance has a fixed size: remove this, or what requests whole GPUs or a percentage",
+        );
+    }
+    match request.claims.as_slice() {
+        [claim] if claim.gpus == 1 => Ok(()),
+        _ => bad("a pod gets one MIG instance: let one container request memory of one GPU"),
+    }
+}
 
 /// The rules of a pod of `namespace`, if it has any.
 ///

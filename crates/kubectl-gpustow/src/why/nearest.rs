@@ -154,6 +154,7 @@ pub(super) fn nearest(cluster: &Cluster, trial: &Trial<'_>, facts: &PodFacts) ->
             };
             let refuses = state::refuses(cluster, view, card);
             let refuses = refuses.or_else(|| state::no_compute(card, request));
+            let refuses = refuses.or_else(|| state::no_instance(card, request));
             let no_limit = state::no_limit(cluster, view, card);
             let no_limit = no_limit.filter(|_| refuses.is_none() && request.limit() > Mib::ZERO);
             ((refuses, no_limit), target.minus(card.free), view, card)

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use gpustow_api::assignment::Instance;
 use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::{Bytes, Mib, Request, Rules};
 
@@ -65,6 +66,19 @@ impl Hold {
             0 => 0,
             compute if self.on(uuid) > Mib::ZERO => compute.into(),
             _ => 0,
+        }
+    }
+
+    /// Memory slices that are held on a card where MIG instances are made. Who holds memory there without an instance is
+    /// taken to hold all of them.
+    pub(crate) fn slices_on(&self, uuid: &str) -> u8 {
+        let instance = match &self.charges {
+            Charges::Assigned(assigned) => assigned.as_ref().and_then(|it| it.instance.as_ref()),
+            Charges::Everywhere(_) => None,
+        };
+        match self.on(uuid) {
+            Mib::ZERO => 0,
+            _ => instance.map_or(u8::MAX, Instance::mask),
         }
     }
 

@@ -10,6 +10,7 @@ mod gone;
 mod groups;
 mod hold;
 mod index;
+mod instances;
 mod intree;
 mod lending;
 mod models;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpustow_api::NodeFacts;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::intree::Taint;
+use gpustow_pack::mig::Slices;
 use gpustow_pack::{Bytes, Card, Compute, Lending, Links, Mib, ModelId, NodeGpus};
 
 use super::gate::Gate;
@@ -51,6 +52,15 @@ pub(crate) struct Node {
     /// What the index of nodes knows of it; the same.
     marks: Marks,
     settings: Settings,
+}
+
+/// Have slices become free?
+fn has_more(new: Option<Slices>, old: Option<Slices>) -> bool {
+    let used = |slices: Slices| slices.blocked | slices.taken;
+    match (new, old) {
+        (Some(new), Some(old)) => new.geometry != old.geometry || used(old) & !used(new) != 0,
+        (new, old) => new.is_some() != old.is_some(),
+    }
 }
 
 /// What a view depends on beside its node.
@@ -266,6 +276,29 @@ impl Node {
         })
     }
 
+    /// Memory slices of a card that are held for pods, those that `counts` accepts.
+    pub(super) fn slices_held(&self, uuid: &str, counts: impl Fn(&str) -> bool) -> u8 {
+        let holds = self.holds().filter(|(uid, _)| counts(uid));
+        holds.fold(0, |mask, (_, hold)| mask | hold.slices_on(uuid))
+    }
+
+    /// The slices of a card on which MIG instances are made, if only the pods that `counts` accepts were there. An instance
+    /// stays in the way after its pod, until the agent has ended it.
+    pub(super) fn slices_of(&self, gpu: &Gpu, counts: impl Fn(&str) -> bool) -> Option<Slices> {
+        let mig = gpu.mig.as_ref()?;
+        let slices = mig.slices()?;
+        let holds = |uid: &str| self.holds().any(|(it, _)| **it == *uid);
+        let left = mig.instances.iter().filter(|it| {
+            let pod = it.pod.as_deref();
+            pod.is_some_and(|uid| !holds(uid))
+        });
+        let held = self.slices_held(&gpu.uuid, counts) | self.elsewhere.on(&gpu.uuid).slices;
+        Some(Slices {
+            taken: left.fold(held, |mask, it| mask | it.mask()),
+            ..slices
+        })
+    }
+
     /// What pods hold of a card here.
     pub(super) fn share_of(&self, uuid: &str) -> twins::Share {
         let whole = |(_, hold): (_, &Hold)| hold.exclusive && hold.on(uuid) > Mib::ZERO;
@@ -273,6 +306,7 @@ impl Node {
             held: self.held(uuid, |_| true),
             whole: self.holds().any(whole),
             compute: self.compute_held(uuid, |_| true),
+            slices: self.slices_held(uuid, |_| true),
         }
     }
 
@@ -297,6 +331,7 @@ impl Node {
                     || new.capacity > old.capacity
                     || new.limit > old.limit
                     || new.compute.free > old.compute.free
+                    || has_more(new.slices, old.slices)
                     || (new.compute.capacity == 0) != (old.compute.capacity == 0);
                 new.usable && (!old.usable || more)
             });
@@ -390,15 +425,17 @@ impl Node {
             let whole = self
                 .holds()
                 .any(|(uid, hold)| hold.exclusive && counts(uid) && hold.on(&gpu.uuid) > Mib::ZERO);
+            let slices = self.slices_of(gpu, &counts);
             Card {
                 capacity,
-                free: if whole || elsewhere.whole {
-                    Mib::ZERO
-                } else {
-                    capacity.minus(taken)
+                free: match &slices {
+                    Some(slices) => slices.free(),
+                    None if whole || elsewhere.whole => Mib::ZERO,
+                    None => capacity.minus(taken),
                 },
                 model,
-                usable: gpu.healthy && !self.cordons(gpu),
+                usable: gpu.healthy && !self.cordons(gpu) && gpu.mig.is_some() == slices.is_some(),
+                slices,
                 limit: gpu.limit(),
                 lending: match self.settings.weighs_use {
                     true => lending(gpu, capacity, |uid| {

@@ -93,9 +93,17 @@ impl Books {
             request.exclusive,
             request.compute,
         );
-        let Some(assignment) = assignment.map(Arc::new) else {
+        let instance = match &placement.piece {
+            Some(piece) => node.instance(placement, piece).map(Some),
+            None => Some(None),
+        };
+        let Some((assignment, instance)) = assignment.zip(instance) else {
             return change;
         };
+        let assignment = Arc::new(Assignment {
+            instance,
+            ..assignment
+        });
         node.reserve(&pod.uid, Hold::reserved(&assignment, request));
         let held = Reservation {
             node: node_name.clone(),
@@ -139,6 +147,15 @@ impl Books {
             }
             if held.request.limit() > card.limit {
                 return Err(Reason::Fit(Refusal::NoLimit));
+            }
+            if held.request.isolated != card.slices.is_some() {
+                return Err(Reason::Fit(match held.request.isolated {
+                    true => Refusal::NoMig,
+                    false => Refusal::OnlyMig,
+                }));
+            }
+            if held.request.isolated && !node.may_make(uuid, uid, &held.assignment) {
+                return Err(Reason::Fit(Refusal::NoSlices));
             }
             let asked = held.request.compute;
             if (asked == 0) != (card.compute.capacity == 0) {

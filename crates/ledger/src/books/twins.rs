@@ -63,6 +63,8 @@ pub(super) struct Share {
     pub(super) whole: bool,
     /// Hundredths of its compute.
     pub(super) compute: u16,
+    /// Its memory slices, where MIG instances are made.
+    pub(super) slices: u8,
 }
 
 impl Elsewhere {
@@ -136,6 +138,7 @@ impl Books {
                 held: sum.held + share.held,
                 whole: sum.whole || share.whole,
                 compute: sum.compute.saturating_add(share.compute),
+                slices: sum.slices | share.slices,
             });
             (sum.held > Mib::ZERO).then(|| (gpu.uuid.as_str().into(), sum))
         });

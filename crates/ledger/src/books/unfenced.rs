@@ -58,6 +58,7 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
                 containers: Vec::new(),
                 exclusive: None,
                 compute: 0,
+                instance: None,
             })))
         })
 }

@@ -289,6 +289,9 @@ impl Sight<'_> {
                 for (card, then) in view.cards.iter_mut().zip(&left.cards) {
                     card.free = card.free.min(then.free);
                     card.compute.free = card.compute.free.min(then.compute.free);
+                    if let Some((slices, then)) = card.slices.as_mut().zip(then.slices) {
+                        slices.taken |= then.taken;
+                    }
                 }
                 view.cpu_free_milli = view.cpu_free_milli.min(left.cpu_free_milli);
                 view.ram_free = view.ram_free.min(left.ram_free);

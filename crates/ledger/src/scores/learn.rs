@@ -90,7 +90,7 @@ impl Scores {
             let models = labelled(books.models(), labels);
             // A pod bound to models that are not here cannot use anything, nor can one that is too
             // large for every node.
-            let can = labels.is_empty() == models.is_empty();
+            let can = labels.is_empty() == models.is_empty() && !request.isolated;
             if can && makes.iter().any(|make| make.could_hold(request, &models)) {
                 mix.push(match request.is_relative() {
                     true => Class::of(&request.on(mean), models, pods),

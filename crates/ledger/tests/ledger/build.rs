@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
+use gpustow_api::instances::{Instance, OnDemand, Profile};
 use gpustow_api::limit::Enforce;
 use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger};
@@ -68,6 +69,35 @@ pub(crate) fn mps(card: Gpu) -> Gpu {
     Gpu { mps: true, ..card }
 }
 
+/// The same pod, with a MIG instance of its own.
+pub(crate) fn isolated(pod: PodFacts) -> PodFacts {
+    requesting(pod, |request| request.isolated = true)
+}
+
+/// The same card in four slices, with these MIG instances; agents make others of one, two and four slices.
+pub(crate) fn makes_instances(card: Gpu, instances: &[Instance]) -> Gpu {
+    let slice = u32::try_from(card.total_mib / 4).unwrap();
+    let profile = |slices: u8, starts: &[u8]| Profile {
+        name: format!("{slices}g"),
+        memory_mib: slice * u32::from(slices),
+        slices,
+        compute_slices: slices,
+        starts: starts.into(),
+    };
+    let mig = OnDemand {
+        profiles: vec![
+            profile(4, &[0]),
+            profile(1, &[0, 1, 2, 3]),
+            profile(2, &[0, 2]),
+        ],
+        instances: instances.into(),
+    };
+    Gpu {
+        mig: Some(Box::new(mig)),
+        ..card
+    }
+}
+
 /// The same card, whose driver holds limits.
 pub(crate) fn able(card: Gpu) -> Gpu {
     Gpu {
@@ -83,6 +113,7 @@ pub(crate) fn bound(uid: &str, node: &str, card: &str, mib: u64) -> PodFacts {
         containers: vec![("c0".into(), vec![card.into()])],
         exclusive: None,
         compute: 0,
+        instance: None,
     };
     PodFacts {
         node: Some(node.into()),

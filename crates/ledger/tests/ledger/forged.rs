@@ -23,6 +23,7 @@ fn assigned(pod: PodFacts, charges: &[(&str, u64)], containers: &[(&str, &[&str]
         containers: containers.collect(),
         exclusive: None,
         compute: 0,
+        instance: None,
     };
     PodFacts {
         node: Some("a".into()),

@@ -23,6 +23,7 @@ mod later;
 mod links;
 mod looks;
 mod mix;
+mod mig;
 mod model;
 mod moves;
 mod moving;

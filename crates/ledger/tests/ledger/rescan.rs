@@ -8,7 +8,8 @@ use gpustow_ledger::{Ledger, Outcome};
 use gpustow_pack::Bytes;
 
 use crate::build::{
-    ask, asking, at, card, computing, exclusive, ledger, limited, mps, node, report,
+    ask, asking, at, card, computing, exclusive, isolated, ledger, limited, makes_instances, mps,
+    node, report,
 };
 use crate::model::Random;
 
@@ -35,8 +36,13 @@ fn wish(random: &mut Random, uid: &str) -> PodFacts {
     if random.below(5) == 0 {
         pod.models = [["A", "B"][random.below(2) as usize].into()].into();
     }
-    match random.below(6) {
+    match random.below(7) {
         0 => exclusive(pod),
+        6 if pod.containers.len() == 1
+            && !pod.asks.request().is_some_and(|it| it.claims[0].gpus > 1) =>
+        {
+            isolated(pod)
+        }
         1 | 2 => limited(pod),
         3 => computing(pod, [30, 60][random.below(2) as usize]),
         _ => pod,
@@ -45,8 +51,9 @@ fn wish(random: &mut Random, uid: &str) -> PodFacts {
 
 fn cards(random: &mut Random, node: &str) -> Vec<Gpu> {
     let count = random.below(5);
-    let share = |random: &mut Random, gpu| match random.below(3) {
+    let share = |random: &mut Random, gpu| match random.below(4) {
         0 => mps(gpu),
+        1 => makes_instances(gpu, &[]),
         _ => gpu,
     };
     let gpu = |index| Gpu {

@@ -148,6 +148,6 @@ impl FromStr for PolicyKind {
 }
 
 /// A MiB amount on the cost scale.
-fn cost_of(mib: Mib) -> i64 {
+pub(crate) fn cost_of(mib: Mib) -> i64 {
     i64::try_from(mib.0).unwrap_or(i64::MAX)
 }

@@ -16,6 +16,7 @@ pub(crate) fn node(free: &[u64], near: &[(usize, usize, Link)]) -> NodeGpus {
         limit: Mib::ZERO,
         lending: Lending::default(),
         compute: Compute::default(),
+        slices: None,
     };
     let link = |one, other| {
         let pair =

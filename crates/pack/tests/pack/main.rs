@@ -5,6 +5,7 @@
 mod because;
 mod cases;
 mod links;
+mod mig;
 mod oracle;
 mod properties;
 mod tight;

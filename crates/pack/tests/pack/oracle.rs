@@ -346,6 +346,7 @@ fn placement(node: &NodeGpus, request: &Request, cards: &Assignment) -> Option<P
     Some(Placement {
         cards: cards.clone(),
         charges,
+        piece: None,
     })
 }
 

@@ -37,6 +37,7 @@ fn card() -> impl Strategy<Value = Card> {
                 capacity: compute.0,
                 free: compute.1,
             },
+            slices: None,
         },
     )
 }

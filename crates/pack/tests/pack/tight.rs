@@ -14,6 +14,7 @@ fn node(cards: &[(u64, u64)], cpu: u64) -> NodeGpus {
         limit: Mib::ZERO,
         lending: Lending::default(),
         compute: Compute::default(),
+        slices: None,
     };
     NodeGpus {
         cards: cards.iter().map(card).collect(),

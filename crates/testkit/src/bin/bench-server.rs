@@ -165,12 +165,13 @@ async fn fill(args: &Args, case: &Case) -> Result<Vec<String>> {
             containers: vec![("main".into(), vec![uuid])],
             exclusive: None,
             compute: 0,
+            instance: None,
         };
         let mut pod = case
             .pod(&format!("pod-{index}"))
             .gpu_mem(SHARE)
             .requests("cpu", "500m");
-        for (key, value) in assignment.annotations() {
+        for (key, value) in assignment.annotations("") {
             pod = pod.annotation(&key, &value);
         }
         let pod = pod.with(|spec| spec.node_name = Some(case.node_name(&node)));
