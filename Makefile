@@ -145,6 +145,11 @@ bench-cluster: control-plane ## Pods per second through the real kube-scheduler 
 	$(CARGO) build --locked --release --bin gpustow
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-cluster -- $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: control-plane ## The same pods by kube-scheduler, gpustow, Volcano and KAI, on 100 to 5,000 nodes (builds them once; ARGS=--help for options)
+	$(CARGO) build --locked --release --bin gpustow
+	$(RUN) --package gpustow-testkit --features programs --bin bench-peers -- $(ARGS)
+
 .PHONY: bench-server
 bench-server: control-plane ## Memory of the extender with a full cluster, and /filter over loopback HTTP
 	$(CARGO) build --locked --release --bin gpustow

@@ -6,7 +6,7 @@
 //! does not support.
 
 mod ffi;
-mod limits;
 mod instances;
+mod limits;
 mod mig;
 mod state;

@@ -20,6 +20,7 @@ mod process;
 mod proxy;
 mod scheduler;
 mod shared;
+mod stats;
 mod wait;
 
 pub use agent::Agent;
@@ -37,6 +38,7 @@ pub use process::{Launch, Process, built};
 pub use proxy::{Action, ApiProxy, Rule};
 pub use scheduler::{Scheduler, SchedulerConfig};
 pub use shared::shared;
+pub use stats::{median, quantile, sorted, spread};
 pub use wait::{
     eventually, refusal, wait_bound, wait_condition, wait_gone, wait_pods, wait_refused,
 };

@@ -21,6 +21,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::names;
 use gpustow_testkit::{
     Case, ControlPlane, Extender, ExtenderOptions, Options, Scheduler, SchedulerConfig, built,
+    quantile,
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -29,7 +30,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use serde_json::json;
 use tokio::time::{interval, timeout};
 
-use report::{quantile, report};
+use report::report;
 
 /// For what takes as long as the cluster is large.
 const SETTLED: Duration = Duration::from_secs(900);

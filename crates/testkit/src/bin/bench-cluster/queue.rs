@@ -11,13 +11,14 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_api::names;
-use gpustow_testkit::{Case, ControlPlane, Extender, Options, Scheduler, eventually};
+use gpustow_testkit::{
+    Case, ControlPlane, Extender, Options, Scheduler, eventually, median, quantile, sorted, spread,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 
-use crate::report::{median, quantile, sorted, spread};
 use crate::{
     Args, CARDS, SETTLED, WIDTH, config, cpu, extender, next_bound, paced, pod, refused, since,
     sum_of,

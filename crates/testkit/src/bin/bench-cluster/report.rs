@@ -2,16 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::{Args, CARDS, Round, Way};
+use gpustow_testkit::{median, quantile, sorted, spread};
 
-/// The value below which a share of `q` of these ascending values lies.
-pub(crate) fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let last = sorted.len().saturating_sub(1);
-    sorted
-        .get((last as f64 * q).round() as usize)
-        .copied()
-        .unwrap_or(f64::NAN)
-}
+use crate::{Args, CARDS, Round, Way};
 
 /// Prints the tables.
 pub(crate) fn report(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) {
@@ -104,21 +97,4 @@ fn percentages(nodes: usize, args: &Args, results: &HashMap<Way, Vec<Round>>) ->
         );
     }
     text
-}
-
-pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
-    quantile(&sorted(values), 0.5)
-}
-
-pub(crate) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values
-}
-
-/// Median, least and most, with so many digits.
-pub(crate) fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
-    let values = sorted(values);
-    let [least, middle, most] = [0.0, 0.5, 1.0].map(|q| quantile(&values, q));
-    format!("{middle:.digits$} ({least:.digits$}..{most:.digits$})")
 }

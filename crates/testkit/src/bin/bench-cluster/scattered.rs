@@ -6,12 +6,13 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpustow_testkit::builders::delete;
-use gpustow_testkit::{Case, ControlPlane, Options, Scheduler, wait_bound, wait_pods};
+use gpustow_testkit::{
+    Case, ControlPlane, Options, Scheduler, quantile, sorted, wait_bound, wait_pods,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::report::{quantile, sorted};
 use crate::{Args, CARDS, SETTLED, WIDTH, config, extender, since};
 
 const CLASS: &str = "bench-preempts";

@@ -1,0 +1,78 @@
+//! kube-scheduler alone and with gpustow, by the configuration in scheduler-config.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use gpustow_api::{Assignment, names};
+use gpustow_testkit::{Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use tokio::task::JoinSet;
+
+use crate::program::Running;
+use crate::{CARDS, Site};
+
+pub(crate) async fn install(site: &Site<'_>) -> Result<()> {
+    let manifests = site.args.repository.join("manifests/base");
+    let manifests = manifests.display().to_string();
+    site.cluster.kubectl(&["apply", "-k", &manifests]).await?;
+    Ok(())
+}
+
+/// Without a limit on kube-scheduler's client.
+fn config(site: &Site<'_>) -> Result<SchedulerConfig> {
+    let file = "scheduler-config/gpustow-scheduler.yaml";
+    let file = site.args.repository.join(file);
+    SchedulerConfig::load(&file)?
+        .with("clientConnection.qps", 5000)?
+        .with("clientConnection.burst", 5000)
+}
+
+pub(crate) async fn alone(site: &Site<'_>) -> Result<Running> {
+    let config = config(site)?.with("extenders", Vec::<String>::new())?;
+    let kubeconfig = site.cluster.admin_kubeconfig();
+    let scheduler = Scheduler::start(&site.cluster, config, kubeconfig).await?;
+    Ok(Running {
+        processes: vec![("kube-scheduler", scheduler.process)],
+        _players: JoinSet::new(),
+    })
+}
+
+pub(crate) async fn with_gpustow(site: &Site<'_>) -> Result<Running> {
+    let cluster = &site.cluster;
+    let kubeconfig = cluster.kubeconfig(names::NAMESPACE, names::SCHEDULER, None);
+    let kubeconfig = kubeconfig.await?;
+    let options = ExtenderOptions {
+        args: vec!["--log=warn".to_owned()],
+        config: Some(Vec::new()),
+        ..ExtenderOptions::default()
+    };
+    let extender = Extender::start(cluster, &site.args.gpustow, &kubeconfig, options).await?;
+    let config = config(site)?.with_extender(&extender.url)?;
+    let scheduler = Scheduler::start(cluster, config, &kubeconfig).await?;
+    Ok(Running {
+        processes: vec![
+            ("kube-scheduler", scheduler.process),
+            ("gpustow", extender.process),
+        ],
+        _players: JoinSet::new(),
+    })
+}
+
+pub(crate) fn resources() -> Vec<(&'static str, u64)> {
+    vec![(names::GPU_MEM, CARDS.iter().sum())]
+}
+
+pub(crate) fn request(pod: PodBuilder, mib: u64) -> PodBuilder {
+    pod.gpu_mem(mib)
+}
+
+pub(crate) fn holds(pod: &Pod, node: &str) -> Result<(String, u64)> {
+    let text = pod.annotations().get(names::ASSIGNMENT);
+    let assignment = Assignment::decode(text.context("bound without an assignment")?)?;
+    let charges: Vec<_> = assignment.charges.iter().collect();
+    let [(uuid, mib)] = charges[..] else {
+        bail!("assigned {} GPUs", charges.len());
+    };
+    let of_node = format!("GPU-{node}-");
+    ensure!(uuid.starts_with(&of_node), "{uuid} is not of {node}");
+    Ok((uuid.to_string(), mib.0))
+}

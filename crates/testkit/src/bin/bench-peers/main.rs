@@ -1,0 +1,317 @@
+//! gpustow beside other schedulers of shared GPUs and kube-scheduler alone, in turn, on the same control plane, nodes and pods.
+//!
+//! Each turn has a control plane of its own. The program runs and has bound a pod when all pods of the burst are created at once;
+//! pods at a steady pace follow. A further part of the nodes then gets more pods than fit, while all processes of the program are
+//! killed and started again three times. What a pod holds is read from what its program wrote on it.
+
+mod kai;
+mod kubernetes;
+mod program;
+mod report;
+mod volcano;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpustow_testkit::{Case, ControlPlane, Options, built, quantile, sorted};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::time::{interval, timeout};
+
+use program::{Built, Program, Running};
+use report::{Round, report};
+
+/// GPUs of a node and their MiB, of which KAI counts hundreds only.
+const CARDS: [u64; 8] = [82_000; 8];
+/// What pods request in MiB, in turn.
+const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
+/// Requests at once.
+const WIDTH: usize = 32;
+/// A program that binds nothing for this long has done what it can.
+const QUIET: Duration = Duration::from_secs(60);
+/// The same once it has bound nearly all that fits.
+const NEARLY: Duration = Duration::from_secs(20);
+/// Label of nodes: which pods use them.
+const PART: &str = "bench/part";
+/// Annotation of pods: the MiB that they request.
+const MIB: &str = "bench/mib";
+
+/// Time gpustow beside other schedulers of shared GPUs.
+#[derive(Parser)]
+struct Args {
+    /// Nodes with 8 GPUs each; several sizes are run one after the other
+    #[arg(long, value_delimiter = ',', default_value = "100,1000,5000")]
+    nodes: Vec<usize>,
+    /// Pods of the burst
+    #[arg(long, default_value_t = 600)]
+    pods: usize,
+    /// Pods of the steady part, ten a second
+    #[arg(long, default_value_t = 50)]
+    paced: usize,
+    /// Further nodes, which are filled while the program is restarted
+    #[arg(long, default_value_t = 10)]
+    filled: usize,
+    /// Rounds of each program
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Run only these programs
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Program>,
+    /// The extender's binary
+    #[arg(long, default_value = "target/release/gpustow")]
+    gpustow: PathBuf,
+    /// Folder of manifests, scheduler-config and tests
+    #[arg(long, default_value = ".")]
+    repository: PathBuf,
+}
+
+/// Where a program runs.
+struct Site<'a> {
+    args: &'a Args,
+    cluster: ControlPlane,
+    case: Case,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let args = Args::parse();
+    built(&args.gpustow, "cargo build --release --bin gpustow")?;
+    let began = Instant::now();
+    let mut programs = Program::chosen(&args.only);
+    let mut failures = BTreeMap::new();
+    let mut builds = HashMap::new();
+    for &program in &programs {
+        match program.build(&args).await {
+            Ok(build) => drop(builds.insert(program, build)),
+            Err(problem) => {
+                eprintln!("{} {}: {problem:#}", since(began), program.name());
+                failures.insert(program, format!("not built: {problem:#}"));
+            }
+        }
+    }
+    for &nodes in &args.nodes {
+        let mut failures = failures.clone();
+        let mut results: BTreeMap<Program, Vec<Round>> = BTreeMap::new();
+        for round in 1..=args.rounds {
+            // Not always the same one first.
+            programs.rotate_left(usize::from(round > 1));
+            for &program in &programs {
+                let Some(build) = builds.get(&program) else {
+                    continue;
+                };
+                if failures.contains_key(&program) {
+                    continue;
+                }
+                let name = program.name();
+                let at = format!("{nodes} nodes, round {round} of {}, {name}", args.rounds);
+                eprintln!("{} {at}: starts", since(began));
+                match turn(&args, nodes, program, build).await {
+                    Ok(result) => {
+                        eprintln!(
+                            "{} {at}: {:.1} pods/s, bound after {:.0} ms (p50)",
+                            since(began),
+                            result.rate,
+                            quantile(&result.waits, 0.5),
+                        );
+                        results.entry(program).or_default().push(result);
+                    }
+                    Err(problem) => {
+                        eprintln!("{} {at}: {problem:#}", since(began));
+                        failures.insert(program, format!("{problem:#}"));
+                    }
+                }
+            }
+            // Of a run that is stopped, the rounds until then are known.
+            eprintln!("{}", report(nodes, &args, &results, &failures));
+        }
+        println!("\n{}", report(nodes, &args, &results, &failures));
+    }
+    Ok(())
+}
+
+/// Minutes and seconds since then.
+fn since(began: Instant) -> String {
+    let seconds = began.elapsed().as_secs();
+    format!("{:3}:{:02}", seconds / 60, seconds % 60)
+}
+
+async fn turn(args: &Args, nodes: usize, program: Program, build: &Built) -> Result<Round> {
+    let cluster = ControlPlane::start(Options::default()).await?;
+    let case = Case::new(&cluster, "bench").await?;
+    let site = Site {
+        args,
+        cluster,
+        case,
+    };
+    program.install(&site, build).await?;
+    let parts = (0..nodes).map(|_| "many");
+    let parts = parts.chain((0..args.filled).map(|_| "few"));
+    let made = stream::iter(parts.enumerate())
+        .map(|(node, part)| program.node(&site.case, format!("n{node:05}"), part));
+    made.buffer_unordered(WIDTH)
+        .try_for_each(|()| async { Ok(()) })
+        .await?;
+    let running = program.start(&site, build).await?;
+    let all = all_of(&site, &running, program).await;
+    all.map_err(|problem| running.with_logs(problem))
+}
+
+/// All parts of a turn.
+async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<Round> {
+    let args = site.args;
+    bind(site, program, "first", "many", 1, |_| Ok(())).await?;
+    program.settle(site).await?;
+    let before = running.cpu()?;
+    let api = site.cluster.api_server.cpu()? + site.cluster.etcd.cpu()?;
+    let took = bind(site, program, "burst", "many", args.pods, |_| Ok(())).await?;
+    let per_pod = |seconds: f64| seconds * 1e3 / args.pods as f64;
+    let after = running.cpu()?;
+    let cpu = after.iter().zip(before);
+    let cpu = cpu.map(|(&(name, after), (_, before))| (name, per_pod(after - before)));
+    let cpu = cpu.collect();
+    let api = site.cluster.api_server.cpu()? + site.cluster.etcd.cpu()? - api;
+    let burst = program.books(&pods(site, "burst").await?);
+    let bound = burst.bound;
+    let waits = paced(site, program).await?;
+    let memory = running.memory()?;
+
+    let sum: u64 = CARDS.iter().sum();
+    let mean = REQUESTS.iter().sum::<u64>() / REQUESTS.len() as u64;
+    let fit = args.filled * usize::try_from(sum / mean)?;
+    let mut kills = [fit / 4, fit / 2, fit * 3 / 4].into_iter().peekable();
+    let restarts = |bound: usize| {
+        if kills.next_if(|&at| bound >= at).is_some() {
+            running.restart()?;
+        }
+        Ok(())
+    };
+    bind(site, program, "filled", "few", fit, restarts).await?;
+    Ok(Round {
+        rate: bound as f64 / took.as_secs_f64(),
+        waits,
+        cpu,
+        api: per_pod(api),
+        memory,
+        burst,
+        filled: program.books(&pods(site, "filled").await?),
+    })
+}
+
+/// Creates that many pods at once, which fit, and a fifth more of those to be filled. Waits until the program binds no more. Tells
+/// `seen` how many are bound. The time from the first creation to the last bind.
+async fn bind(
+    site: &Site<'_>,
+    program: Program,
+    name: &str,
+    part: &str,
+    fit: usize,
+    mut seen: impl FnMut(usize) -> Result<()>,
+) -> Result<Duration> {
+    let watched = watcher(site.case.pods(), watcher::Config::default());
+    let mut pods = std::pin::pin!(watched.default_backoff().applied_objects());
+    let at = Instant::now();
+    let count = fit + if part == "few" { fit / 5 } else { 0 };
+    let create = stream::iter(0..count)
+        .map(|index| create(site, program, name, part, index))
+        .buffer_unordered(WIDTH)
+        .try_for_each(|()| async { Ok(()) });
+    let bound = async {
+        let mut last = Duration::ZERO;
+        let mut bound = HashMap::new();
+        while bound.len() < count {
+            let quiet = if bound.len() * 20 < fit * 19 {
+                QUIET
+            } else {
+                NEARLY
+            };
+            let Ok(next) = timeout(quiet, next_bound(&mut pods, name)).await else {
+                break;
+            };
+            let (pod, node) = next?;
+            if bound.insert(pod, node).is_none() {
+                last = at.elapsed();
+                seen(bound.len())?;
+            }
+        }
+        if bound.is_empty() {
+            bail!("no pod of {name} was bound in {} s", QUIET.as_secs());
+        }
+        Ok(last)
+    };
+    let ((), last) = futures::try_join!(create, bound)?;
+    Ok(last)
+}
+
+/// Creates pods at a steady pace; milliseconds from the creation of each to bound, ascending.
+async fn paced(site: &Site<'_>, program: Program) -> Result<Vec<f64>> {
+    let watched = watcher(site.case.pods(), watcher::Config::default());
+    let mut pods = std::pin::pin!(watched.default_backoff().applied_objects());
+    let mut created = HashMap::new();
+    let mut waits = Vec::new();
+    let mut next = 0;
+    let mut pace = interval(Duration::from_millis(100));
+    while waits.len() < site.args.paced {
+        tokio::select! {
+            _ = pace.tick(), if next < site.args.paced => {
+                created.insert(format!("paced-{next}"), Instant::now());
+                create(site, program, "paced", "many", next).await?;
+                next += 1;
+            }
+            pod = timeout(QUIET, next_bound(&mut pods, "paced")) => {
+                let Ok(pod) = pod else { break };
+                if let Some(at) = created.remove(&pod?.0) {
+                    waits.push(at.elapsed().as_secs_f64() * 1e3);
+                }
+            }
+        }
+    }
+    Ok(sorted(waits.into_iter()))
+}
+
+async fn create(
+    site: &Site<'_>,
+    program: Program,
+    name: &str,
+    part: &str,
+    index: usize,
+) -> Result<()> {
+    let mib = REQUESTS.get(index % REQUESTS.len()).copied();
+    let mib = mib.context("no request")?;
+    let pod = site.case.pod(&format!("{name}-{index}"));
+    let pod = pod
+        .node_selector(PART, part)
+        .annotation(MIB, &mib.to_string());
+    let pod = program.request(pod, mib).requests("cpu", "100m");
+    pod.create(&site.case.client).await?;
+    Ok(())
+}
+
+/// The next pod of this name that is bound, and its node.
+async fn next_bound(
+    pods: &mut (impl futures::Stream<Item = Result<Pod, watcher::Error>> + Unpin),
+    name: &str,
+) -> Result<(String, String)> {
+    loop {
+        let pod = pods.next().await.context("the watch ended")??;
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        if let Some(node) = node
+            && pod.name_any().starts_with(name)
+        {
+            return Ok((pod.name_any(), node));
+        }
+    }
+}
+
+/// The pods of this name.
+async fn pods(site: &Site<'_>, name: &str) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = site.case.pods();
+    let mut pods = pods.list(&ListParams::default()).await?.items;
+    pods.retain(|pod| pod.name_any().starts_with(name));
+    Ok(pods)
+}
