@@ -142,9 +142,9 @@ impl Disruptions {
         }
         sleep(TURN).await;
         let unix = Timestamp::now().as_second();
-        ledger.lock().keep_places(ledger.now(), unix);
+        ledger.lock().keep_reservations(ledger.now(), unix);
         sleep(TURN).await;
-        let due = ledger.lock().scattered(ledger.now());
+        let due = ledger.lock().fragmented(ledger.now());
         sleep(TURN).await;
         let to_move = may_evict.then(|| ledger.lock().due_to_move(ledger.now()));
         let to_move = to_move.flatten();
@@ -168,7 +168,7 @@ impl Disruptions {
             let told = |uid: &str| self.told_free.contains_key(uid);
             (demands, marked, ledger.memory_news(told, now))
         };
-        self.tell_of_places(&demands);
+        self.tell_of_reservations(&demands);
         let none = demands.is_empty() && to_choose.is_none() && news.is_empty();
         // It begins after every copy that this look rests on.
         if none && marked.is_empty() || app.epoch.confirm(epoch).await.is_err() {
@@ -230,7 +230,7 @@ impl Disruptions {
         let broken = |pods: &[Arc<PodFacts>]| broken(pods, &budgets);
         for pod in &choices.due {
             let mut ledger = self.app.ledger.lock();
-            ledger.preempt_scattered(&pod.uid, &broken, now);
+            ledger.preempt_fragmented(&pod.uid, &broken, now);
         }
         if let Some(pod) = &choices.to_move {
             let most = self.evictions_left();
@@ -371,16 +371,18 @@ impl Disruptions {
     }
 
     /// Tells pods that have waited long what is reserved for them, and all pods which reservation ended before they had it.
-    fn tell_of_places(&mut self, demands: &Demands) {
-        for place in &demands.reserved {
-            if place.cause == ledger::Cause::Reserve && self.is_news(place) {
-                let text = say::reserved(place, "", self.give_up_after());
+    fn tell_of_reservations(&mut self, demands: &Demands) {
+        for reserved in &demands.reserved {
+            if reserved.cause == ledger::Cause::Reserve && self.is_news(reserved) {
+                let text = say::reserved(reserved, "", self.give_up_after());
                 tracing::info!(
-                    namespace = %place.pod.namespace, pod = %place.pod.name, node = %place.node,
-                    victims = place.victims.len(), "reserves GPUs for a pod that has waited long"
+                    namespace = %reserved.pod.namespace, pod = %reserved.pod.name, node = %reserved.node,
+                    victims = reserved.victims.len(), "reserves GPUs for a pod that has waited long"
                 );
-                self.app.events.tell(Kind::MemoryReserved, &place.pod, text);
-                self.note(place);
+                self.app
+                    .events
+                    .tell(Kind::MemoryReserved, &reserved.pod, text);
+                self.note(reserved);
             }
         }
         let stays = |uid: &Uid| demands.reserved.iter().any(|it| it.pod.uid == *uid);

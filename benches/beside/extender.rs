@@ -25,8 +25,8 @@ impl World {
     pub(crate) fn reserve(&mut self, at: Duration) {
         if self.on == Some(Feature::Reserve) {
             self.hold(at, "reserve", |ledger, now| {
-                ledger.keep_places(now, unix(now));
-                black_box(ledger.places());
+                ledger.keep_reservations(now, unix(now));
+                black_box(ledger.reservations());
             });
         }
     }
@@ -72,7 +72,7 @@ impl World {
         let due = self.hold(at, "look", |ledger, now| {
             ledger.tell_time(unix(now));
             ledger.reclaim(now);
-            ledger.scattered(now)
+            ledger.fragmented(now)
         });
         let to_move = self.hold(at, "look", |ledger, now| {
             moves.then(|| ledger.due_to_move(now)).flatten()
@@ -85,7 +85,7 @@ impl World {
         });
         for pod in due {
             self.hold(at, "preempt", |ledger, now| {
-                ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), now)
+                ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), now)
             });
         }
         if let Some(pod) = to_move {

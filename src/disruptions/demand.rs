@@ -219,7 +219,7 @@ impl Demands {
                 cards: Vec::new(),
             }));
         }
-        demands.reserved.extend(ledger.places());
+        demands.reserved.extend(ledger.reservations());
         demands
     }
 

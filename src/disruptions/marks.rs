@@ -1,4 +1,4 @@
-//! Marks on the nodes on which a place is kept, so that autoscalers let them be: such a node empties, which is what they
+//! Marks on the nodes with a reservation, so that autoscalers let them be: such a node empties, which is what they
 //! look for. What was marked is read from the nodes themselves, by their label; an extender that starts anew goes on.
 
 use std::collections::BTreeSet;
@@ -52,11 +52,11 @@ async fn look(app: &App, epoch: u64) -> Option<Duration> {
     };
     let marks = app.config.spec().reserve.mark_nodes;
     let mut pause = (!marks).then_some(RARE);
-    let places = match marks {
-        true => app.ledger.lock().places(),
+    let reservations = match marks {
+        true => app.ledger.lock().reservations(),
         false => Vec::new(),
     };
-    let kept: BTreeSet<Arc<str>> = places.into_iter().map(|place| place.node).collect();
+    let kept: BTreeSet<Arc<str>> = reservations.into_iter().map(|it| it.node).collect();
     for node in kept.symmetric_difference(&marked) {
         let keeps = kept.contains(node);
         let (kind, note) = match keeps {

@@ -11,6 +11,6 @@ pub(crate) fn resume(app: &App) {
     let unix = Timestamp::now().as_second();
     let mut ledger = app.ledger.lock();
     ledger.tell_time(unix);
-    ledger.keep_places(now, unix);
+    ledger.keep_reservations(now, unix);
     ledger.reclaim(now);
 }

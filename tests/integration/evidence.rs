@@ -10,8 +10,8 @@ use kube::ResourceExt as _;
 use serde_json::json;
 
 use crate::fault_rig::{Replica, Turn, turn};
+use crate::fragmented::{bound, condition, nothing_is_left, staying};
 use crate::reclaim::borrower;
-use crate::scattered::{bound, condition, nothing_is_left, staying};
 use crate::support::{SOON, event};
 
 const CARD: u64 = 10_000;

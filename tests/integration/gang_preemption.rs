@@ -9,9 +9,9 @@ use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::Replica;
+use crate::fragmented::{bound, nothing_is_left, on_delete, staying};
 use crate::gang_binding::{cluster, refused};
 use crate::install::install;
-use crate::scattered::{bound, nothing_is_left, on_delete, staying};
 use crate::support::SOON;
 
 const PREEMPTS: &str = "preempt: {after: 0s}";

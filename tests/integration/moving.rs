@@ -18,7 +18,7 @@ use kube::api::{Api, ListParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::{Replica, Turn, now, turn};
-use crate::scattered::{bound, condition, holds, nothing_is_left, slow, staying};
+use crate::fragmented::{bound, condition, holds, nothing_is_left, slow, staying};
 use crate::support::{SOON, charges, event, event_saying};
 
 const CARD: u64 = 10_000;

@@ -10,8 +10,8 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::fault_rig::{Replica, now, turn};
+use crate::fragmented::bound;
 use crate::queue;
-use crate::scattered::bound;
 use crate::support::{ACCOUNT, SOON, SYSTEM, event};
 
 const CARD: u64 = 10_000;

@@ -296,7 +296,7 @@ async fn queued_pod_preempts_for_fragmented_memory() -> Result<()> {
     let more = ["preempt: {after: 0s}"];
     let extender = extender_by(&cluster, &kubeconfig, "one", "Always", &more).await?;
     let _scheduler = scheduler(&cluster, &extender).await?;
-    let case = Case::new(&cluster, "scattered").await?;
+    let case = Case::new(&cluster, "fragmented").await?;
     let node = case.node("n", &[CARD, CARD]);
     node.create(&case.client).await?;
     let most = CARD / 4 * 3;

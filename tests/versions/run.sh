@@ -30,7 +30,7 @@ webhook: the same pods are queued|attack::queue::webhook_queues_the_pods_that_th
 the gate comes off in turn|attack::queue::the_gate_comes_off_in_turn_or_by_who_has_the_right
 all gates come off before gpustow goes|attack::queue::before_gpustow_goes_one_command_takes_every_gate_off
 the next in the queue is bound|queue::the_next_in_turn_is_bound_when_one_leaves
-what preempts deletes no other pod|attack::scattered::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy
+what preempts deletes no other pod|attack::fragmented::a_fallen_extender_deletes_no_pod_but_a_marked_one_and_that_by_its_copy
 webhook equals policies|webhook::of_a_pod_comes_the_same_by_webhook_and_by_policy|1.34
 other sharers' requests are translated|adopt::requests_of_hami_volcano_and_whole_gpus_keep_their_number_of_gpus
 gpushare's too, with its variables|adopt::gpushare_requests_become_mib_and_programs_find_the_old_units

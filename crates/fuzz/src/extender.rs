@@ -37,7 +37,7 @@ fn ledger() -> Ledger {
         reclaim: true,
         queue: true,
         keep: Some(Duration::ZERO),
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     for name in NODES {

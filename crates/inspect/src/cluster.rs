@@ -65,7 +65,7 @@ pub struct Cluster {
     /// gpustow's own parts.
     pub system: System,
     /// What the extender said last of places that it keeps for pods, and when, by the pod's UID.
-    pub kept_places: BTreeMap<String, (Timestamp, String)>,
+    pub kept_reservations: BTreeMap<String, (Timestamp, String)>,
     /// The admission policies that do not hold, and why.
     pub policies: Seen<Vec<(&'static str, Weakness)>>,
     /// The time on the ledger's clock.
@@ -123,7 +123,7 @@ impl Cluster {
             configs: None,
             config: Seen::NotThere,
             spec,
-            kept_places: BTreeMap::new(),
+            kept_reservations: BTreeMap::new(),
             system: System::default(),
             policies: Seen::NotThere,
             now: BEGINNING,

@@ -113,7 +113,7 @@ impl Source {
             Seen::NotThere | Seen::Unreadable => GpustowConfigSpec::default(),
         };
         let events = match Feature::Reserve.is_on(&spec) {
-            true => kept_places(&client).await.unwrap_or_default(),
+            true => kept_reservations(&client).await.unwrap_or_default(),
             false => Vec::new(),
         };
         // Nobody but such an extender has the right that this policy bounds, and without a line nobody bears its gate.
@@ -248,7 +248,7 @@ pub fn cluster(lists: Lists, resource: &str) -> Cluster {
     cluster.reset_pod_groups(&lists.pod_groups);
     cluster.reset_pods(lists.pods);
     cluster.advised.reset(lists.workloads);
-    cluster.kept_places = said_of_places(lists.events);
+    cluster.kept_reservations = said_of_reservations(lists.events);
     cluster.device_classes = lists.device_classes;
     cluster.configs = lists.configs;
     cluster.policies = lists.policies;
@@ -308,7 +308,7 @@ async fn leases(client: &Client) -> kube::Result<Vec<Lease>> {
 }
 
 /// The Events about memory that is reserved for pods.
-async fn kept_places(client: &Client) -> Result<Vec<Event>, Error> {
+async fn kept_reservations(client: &Client) -> Result<Vec<Event>, Error> {
     let fields = format!("reason={}", names::MEMORY_RESERVED);
     list_by(
         Api::all(client.clone()),
@@ -319,7 +319,7 @@ async fn kept_places(client: &Client) -> Result<Vec<Event>, Error> {
 }
 
 /// What was said last of each pod.
-fn said_of_places(events: Vec<Event>) -> BTreeMap<String, (Timestamp, String)> {
+fn said_of_reservations(events: Vec<Event>) -> BTreeMap<String, (Timestamp, String)> {
     let mut said: BTreeMap<String, (Timestamp, String)> = BTreeMap::new();
     for event in events {
         let time = event.event_time.map(|it| it.0);

@@ -41,7 +41,8 @@ struct Place {
 /// A plan for the first pod of each kind that waits, each as if it were alone, or for the first node that would be emptied.
 pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
     let mut waiting = cluster.pods_in(scope);
-    waiting.retain(|pod| pod.waits() && cluster.ledger.waits_for_pieces(&pod.facts, cluster.now));
+    waiting
+        .retain(|pod| pod.waits() && cluster.ledger.waits_for_fragmented(&pod.facts, cluster.now));
     waiting.sort_by_key(|pod| {
         (
             Reverse(pod.facts.priority),

@@ -344,7 +344,7 @@ fn held_by(
 
 /// What the extender said last of a place that it keeps for the pod.
 fn reserved(cluster: &Cluster, facts: &PodFacts) -> Option<Reserved> {
-    let (written, note) = cluster.kept_places.get(&*facts.uid)?;
+    let (written, note) = cluster.kept_reservations.get(&*facts.uid)?;
     Some(Reserved {
         event: names::MEMORY_RESERVED,
         age_seconds: u64::try_from(cluster.wall.as_second() - written.as_second()).unwrap_or(0),

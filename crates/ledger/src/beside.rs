@@ -41,7 +41,7 @@ impl Sight<'_> {
         // Of room that is offered to several ungated pods, the first that asks has its part.
         let shares = self.queue.is_offered(&pod.uid, name);
         let counts = move |holder: &&Holder| match holder {
-            Holder::Pod(uid) => *uid != pod.uid && self.books.reservation(uid).is_none(),
+            Holder::Pod(uid) => *uid != pod.uid && self.books.assumed(uid).is_none(),
             Holder::Replacement(_) => !self.queue.is_replaced_by(holder, pod),
         };
         let others = self
@@ -64,7 +64,7 @@ impl Sight<'_> {
             .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
             // Room for one pod of a gang is for any of them: they are placed together.
             .filter(|it| !self.is_of_gang(pod, it.pod))
-            .filter(|it| !self.may_take_place(pod, it.pod))
+            .filter(|it| !self.may_take_reservation(pod, it.pod))
     }
 
     /// Why the room there is not for the pod.

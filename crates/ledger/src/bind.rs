@@ -7,7 +7,7 @@ use gpustow_api::{Assignment, PodFacts};
 use gpustow_pack::{Choice, Request};
 use thiserror::Error;
 
-use crate::books::{Node, Reservation};
+use crate::books::{AssumedPod, Node};
 use crate::{Ledger, Reason};
 
 /// How a bind ended.
@@ -97,7 +97,7 @@ impl Ledger {
         if self.books.is_unfenced(uid) {
             return Err(refusal(Reason::Unfenced));
         }
-        match self.books.reservation(uid) {
+        match self.books.assumed(uid) {
             // Annotations may have changed what it asks for since filter saw it.
             Some(held) if held.is_for(node, request) => {}
             Some(held) if held.is_binding() => {
@@ -133,14 +133,14 @@ impl Ledger {
     /// One sentence on why this pod's reservation is where it is.
     #[must_use]
     pub fn reserved_because(&self, uid: &str) -> Option<&str> {
-        Some(self.books.reservation(uid)?.because())
+        Some(self.books.assumed(uid)?.because())
     }
 
     /// True while a bind of this pod has no known outcome.
     #[must_use]
     pub fn is_binding(&self, uid: &str) -> bool {
-        let held = self.books.reservation(uid);
-        held.is_some_and(Reservation::is_binding)
+        let held = self.books.assumed(uid);
+        held.is_some_and(AssumedPod::is_binding)
     }
 
     /// Ends reservations whose bind never came, because something after us refused their nodes, and

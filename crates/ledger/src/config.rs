@@ -48,11 +48,11 @@ pub struct Config {
     /// How long a place is waited for where nobody ends, before other cards are tried.
     pub keep_for: Duration,
     /// Places that are kept at a time, at most.
-    pub keep_places: usize,
+    pub keep_reservations: usize,
     /// Of how many cards of the cluster, in percent; one place may be more.
     pub keep_percent: usize,
-    /// Preempt others for pods that free memory is too scattered for.
-    pub preempt_scattered: bool,
+    /// Preempt others for pods that free memory is too fragmented for.
+    pub preempt_fragmented: bool,
     /// How long a pod waits, since it was created, before others are preempted for it.
     pub preempt_after: Duration,
     /// Move pods whose owners let them be moved, for pods that wait for pieces.
@@ -88,9 +88,9 @@ impl Default for Config {
             ungate_for: Duration::from_secs(10),
             keep: None,
             keep_for: Duration::from_secs(4 * 3600),
-            keep_places: 4,
+            keep_reservations: 4,
             keep_percent: 10,
-            preempt_scattered: false,
+            preempt_fragmented: false,
             preempt_after: Duration::ZERO,
             moves: false,
             empties: false,

@@ -21,12 +21,12 @@ impl Ledger {
         if config.keep.is_none() {
             ended.extend(self.queue.all_reservations());
         }
-        let mut scattered = self.queue.all_evictions();
-        scattered.retain(|uid| match self.queue.is_defragmented_for(uid) {
+        let mut fragmented = self.queue.all_evictions();
+        fragmented.retain(|uid| match self.queue.is_defragmented_for(uid) {
             true => !config.moves,
-            false => !config.preempt_scattered,
+            false => !config.preempt_fragmented,
         });
-        ended.append(&mut scattered);
+        ended.append(&mut fragmented);
         for uid in ended {
             self.queue.end(&uid, Ended::Needless, &self.books);
         }

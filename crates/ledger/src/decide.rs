@@ -7,7 +7,7 @@ use gpustow_api::facts::Taints;
 use gpustow_pack::{Choice, Cost, Refusal, Request};
 
 use crate::beside::is_host_kept;
-use crate::books::{Gate, Node, Reservation};
+use crate::books::{AssumedPod, Gate, Node};
 use crate::budget::Budget;
 use crate::gangs::Shortfall;
 use crate::queue::NodeSet;
@@ -86,8 +86,8 @@ impl Ledger {
             return refuse_all(candidates, Reason::Gone);
         }
         let bound = self.books.pod(uid).and_then(|known| known.node.as_ref());
-        let binding = self.books.reservation(uid).filter(|it| it.is_binding());
-        if let Some(node) = bound.or(binding.map(Reservation::node)) {
+        let binding = self.books.assumed(uid).filter(|it| it.is_binding());
+        if let Some(node) = bound.or(binding.map(AssumedPod::node)) {
             let only = candidates.iter().find(|name| **name == &**node);
             return match only {
                 Some(name) => Filtered {
@@ -290,7 +290,7 @@ impl Ledger {
             return vec![0; nodes.len()];
         };
         let uid = &pod.uid;
-        let held = self.books.reservation(uid).map(|held| held.node().clone());
+        let held = self.books.assumed(uid).map(|held| held.node().clone());
         let bound = || self.books.pod(uid)?.node.clone();
         let own = held.or_else(bound);
         let tried = self.queue.tried(uid).cloned();

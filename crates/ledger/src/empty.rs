@@ -1,5 +1,5 @@
 //! Empties nearly empty nodes, so that an autoscaler can remove them: all pods of one node move to fuller ones, as for
-//! defragmentation ([`crate::scattered`]).
+//! defragmentation ([`crate::fragmented`]).
 //!
 //! A node is thought of if less than half of its GPU memory is taken, all of its pods may move, and none of them is
 //! new ([`STEADY`]). The emptiest with a plan is emptied, one node at a time, and only while no pod waits. All
@@ -19,9 +19,9 @@ use gpustow_pack::Mib;
 use crate::Ledger;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::fragmented::{Broken, Move};
 use crate::maps::HashMap;
 use crate::queue::{Beneficiary, doubled};
-use crate::scattered::{Broken, Move};
 use crate::sight::Sight;
 
 /// Every pod of a node must have run for so many seconds.

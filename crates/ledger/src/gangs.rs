@@ -28,8 +28,8 @@ use gpustow_api::{Group, PodFacts};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::decide::refuse_all;
+use crate::fragmented::Broken;
 use crate::queue::{Cause, Earmark, Ended, NodeSet, Turn};
-use crate::scattered::Broken;
 use crate::{Ask, Filtered, Ledger, Reason, Reserved};
 pub(crate) use cycle::Cycles;
 use plan::Member;
@@ -440,7 +440,7 @@ impl Ledger {
         let mut victims = sight.needed_by(gang, &mut budget).unwrap_or_default();
         self.count_spent(budget.spent());
         let all = self.queue.evictions_for(gang).into_iter();
-        let all = all.filter(|(uid, _)| self.books.reservation(uid).is_none());
+        let all = all.filter(|(uid, _)| self.books.assumed(uid).is_none());
         let all = all.filter_map(|(uid, earmark)| {
             let its = |pod: &mut Arc<PodFacts>| earmark.waits_for().contains(&pod.uid);
             let pod = self.books.pod(uid)?;

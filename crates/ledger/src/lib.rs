@@ -61,21 +61,21 @@ mod decide;
 mod earmarked;
 mod empty;
 mod explain;
+mod fragmented;
 mod gangs;
 mod late;
 mod leaving;
 mod maps;
 mod means;
 mod over_limit;
-mod places;
 mod preempt;
 mod provision;
 mod queue;
 mod reason;
 mod reclaim;
 mod report;
+mod reservations;
 mod round;
-mod scattered;
 mod scores;
 mod shortage;
 mod sight;
@@ -96,6 +96,7 @@ pub use budget::Budget;
 pub use config::Config;
 pub use decide::{Ask, Filtered};
 pub use empty::Emptying;
+pub use fragmented::{Broken, Move, Moves};
 pub use gangs::{GangView, Shortfall, Standing};
 pub use means::{NotNow, Reserved};
 pub use over_limit::OverLimit;
@@ -105,7 +106,6 @@ pub use queue::{Cause, Ended, Queued, Ungate};
 pub use reason::Reason;
 pub use reclaim::Borrower;
 pub use report::{MEANS, Pursuit};
-pub use scattered::{Broken, Move, Moves};
 pub use shortage::{Harm, Shortage};
 pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
 
@@ -117,11 +117,11 @@ pub struct Ledger {
     scores: Scores,
     queue: Queue,
     over: over_limit::Seen,
-    placing: places::Seen,
+    placing: reservations::Seen,
     calling: reclaim::Seen,
     asked: borrowers::Asked,
-    scattered: scattered::Seen,
-    moving: scattered::Tries,
+    fragmented: fragmented::Seen,
+    moving: fragmented::Tries,
     emptying: empty::Rounds,
     gangs: gangs::Cycles,
     waits: gangs::Waits,
@@ -146,11 +146,11 @@ impl Ledger {
             scores: Scores::new(config.policy),
             queue: Queue::new(config.queue),
             over: over_limit::Seen::default(),
-            placing: places::Seen::default(),
+            placing: reservations::Seen::default(),
             calling: reclaim::Seen::default(),
             asked: borrowers::Asked::default(),
-            scattered: scattered::Seen::default(),
-            moving: scattered::Tries::default(),
+            fragmented: fragmented::Seen::default(),
+            moving: fragmented::Tries::default(),
             emptying: empty::Rounds::default(),
             gangs: gangs::Cycles::default(),
             waits: gangs::Waits::default(),

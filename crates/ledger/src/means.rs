@@ -116,7 +116,7 @@ impl Sight<'_> {
         };
         Some(match () {
             () if !pod.may_be_placed() => NotNow::NotPlaced,
-            () if self.books.reservation(&pod.uid).is_some() => NotNow::Assumed,
+            () if self.books.assumed(&pod.uid).is_some() => NotNow::Assumed,
             () if self.queue.is_nominated(pod) => NotNow::Nominated,
             () if of_gang() => NotNow::OfGang,
             () if means == Cause::Preempt && !pod.preempts => NotNow::PreemptsNobody,

@@ -249,7 +249,7 @@ impl Sight<'_> {
         });
         let waits = !self.queue.is_nominated(&pod)
             && !is_bound_to_gpus
-            && self.books.reservation(uid).is_none()
+            && self.books.assumed(uid).is_none()
             && !self.books.is_unfenced(uid)
             && !self.queue.has_more_than_reservation(uid)
             && !self.expects_room(&pod);

@@ -192,7 +192,7 @@ impl Ledger {
         let pod = self.books.pod(uid).cloned();
         let wants = |pod: &Arc<PodFacts>| {
             let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
-            same && pod.may_be_placed() && self.books.reservation(uid).is_none()
+            same && pod.may_be_placed() && self.books.assumed(uid).is_none()
         };
         let Some(pod) = pod.filter(wants) else {
             self.queue.end(uid, Ended::Gone, &self.books);

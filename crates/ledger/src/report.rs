@@ -110,7 +110,7 @@ impl Sight<'_> {
         match means {
             Cause::Reclaim => config.reclaim.then_some(config.reclaim_after),
             Cause::Defragment => config.moves.then_some(Duration::ZERO),
-            Cause::Preempt => config.preempt_scattered.then_some(config.preempt_after),
+            Cause::Preempt => config.preempt_fragmented.then_some(config.preempt_after),
             _ => config.keep,
         }
     }

@@ -379,7 +379,7 @@ impl Ledger {
     /// How many pods are assumed.
     #[must_use]
     pub fn assumed(&self) -> Assumed {
-        let held = self.books.reservations();
+        let held = self.books.assumed_pods();
         let (binding, waiting): (Vec<_>, Vec<_>) = held.partition(|held| held.is_binding());
         Assumed {
             waiting: waiting.len(),

@@ -78,7 +78,7 @@ impl Stowed {
             Some(keep) => Config {
                 keep: Some(keep.after),
                 keep_for: keep.lasts,
-                keep_places: keep.places,
+                keep_reservations: keep.places,
                 keep_percent: keep.percent,
                 ..config
             },
@@ -414,7 +414,7 @@ impl Placer for Stowed {
 
     fn keep(&mut self, now: u64) -> bool {
         self.at(now);
-        self.ledger.keep_places(self.now, seconds(self.now))
+        self.ledger.keep_reservations(self.now, seconds(self.now))
     }
 
     fn moves(&mut self, id: usize, job: &Job) -> Vec<(usize, Placed)> {

@@ -3,13 +3,13 @@
 
 mod extender;
 mod flood;
+mod fragmented;
 mod guard;
 mod keys;
 mod later;
 mod marks;
 mod openapi;
 mod queue;
-mod scattered;
 mod tenant;
 mod walk;
 

@@ -88,7 +88,7 @@ fn chosen(config: Config, objects: &[Value], pod: &Value) -> Result<Option<Strin
 #[tokio::test]
 async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> Result<()> {
     let base = || Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         preempt_after: Duration::from_secs(1),
         ..Config::default()
     };
@@ -137,7 +137,7 @@ async fn plugin_names_the_node_that_the_extender_chooses_with_each_feature() -> 
         (
             json!({ "preempt": { "fragmented": false } }),
             Config {
-                preempt_scattered: false,
+                preempt_fragmented: false,
                 ..base()
             },
         ),

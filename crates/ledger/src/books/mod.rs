@@ -4,6 +4,7 @@
 //! one door: no assignment leaves the books but through [`Books::begin_bind`]. They do not know what a
 //! node costs or who waits.
 
+mod assumed;
 mod change;
 mod gate;
 mod gone;
@@ -17,7 +18,6 @@ mod models;
 mod node;
 mod nodes;
 mod pods;
-mod reservations;
 mod sharing;
 mod twins;
 mod unfenced;
@@ -41,8 +41,8 @@ use sharing::Sharing;
 use twins::Reporters;
 
 use crate::maps::HashMap;
+pub(crate) use assumed::AssumedPod;
 pub(crate) use pods::{asks, may_come};
-pub(crate) use reservations::Reservation;
 
 /// What is known. See the module's documentation.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ pub(crate) struct Books {
     gone: Gone,
     /// See [`Books::copies`].
     copies: u64,
-    reservations: HashMap<Uid, Reservation>,
+    assumed: HashMap<Uid, AssumedPod>,
     /// The earliest deadline of a reservation whose bind has not started.
     earliest: Duration,
     /// Reservations that ended because no bind came in time.

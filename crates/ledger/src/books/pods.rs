@@ -97,7 +97,7 @@ impl Books {
     pub(super) fn put_bound(&mut self, pod: PodFacts, now: Duration, change: &mut Change) {
         let known = self.pods.get(&pod.uid);
         if known.is_some_and(|known| known.facts.node.is_some()) {
-            self.drop_reservation(&pod.uid, change);
+            self.drop_assumed(&pod.uid, change);
         } else {
             let seen = known.is_some_and(|known| known.seen);
             self.put_pod(pod, seen, Some(now), change);
@@ -125,7 +125,7 @@ impl Books {
             false => self.sleepers.remove(&uid),
         };
         let was_held = match pod.node.is_some() || pod.released {
-            true => self.take_reservation(&uid),
+            true => self.take_assumed(&uid),
             false => None,
         };
         let was_bound = old.as_ref().and_then(|old| old.node.clone());
@@ -169,7 +169,7 @@ impl Books {
             self.touch(&name, &mut change);
         }
         self.release_unfenced(uid, &mut change);
-        self.drop_reservation(uid, &mut change);
+        self.drop_assumed(uid, &mut change);
         let (uid, new) = (uid.into(), None);
         change.note(Event::Pod { uid, old, new });
         change
@@ -184,7 +184,7 @@ impl Books {
             .filter(|(uid, known)| !listed.contains(*uid) && (known.seen || known.copy < began));
         let known = |uid: &Uid| self.pods.contains_key(uid) || listed.contains(uid);
         let never_seen = self
-            .reservations
+            .assumed
             .iter()
             .filter(|(uid, held)| !known(uid) && held.is_unused_since(began));
         let gone = gone.map(|(uid, _)| uid.clone());

@@ -75,7 +75,7 @@ impl Books {
         for pod in pods {
             let same = |known: &Arc<PodFacts>| known.resource_version == pod.resource_version;
             if self.pod(&pod.uid).is_some_and(same) {
-                self.drop_reservation(&pod.uid, &mut change);
+                self.drop_assumed(&pod.uid, &mut change);
                 self.unfenced.insert(pod.uid.clone(), pod);
             }
         }

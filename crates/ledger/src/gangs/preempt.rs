@@ -7,10 +7,10 @@ use gpustow_api::{Group, PodFacts};
 use super::roll::Roll;
 use crate::books::Uid;
 use crate::budget::Budget;
+use crate::fragmented::importance;
 use crate::late::ended_on;
 use crate::maps::{HashMap, HashSet};
 use crate::queue::{Earmark, Ended, Evidence};
-use crate::scattered::importance;
 use crate::sight::Sight;
 
 /// What was chosen for a gang.
@@ -67,7 +67,7 @@ impl Sight<'_> {
         };
         let open = all
             .iter()
-            .filter(|(uid, _)| self.books.reservation(uid).is_none());
+            .filter(|(uid, _)| self.books.assumed(uid).is_none());
         if roll.wanted() > open.count() {
             return Some(Ended::Gone);
         }
@@ -87,7 +87,7 @@ impl Sight<'_> {
         let all = self.queue.evictions_for(gang);
         let open = all.iter().filter_map(|(uid, earmark)| {
             let pod = self.books.pod(uid)?;
-            let is_open = pod.node.is_none() && self.books.reservation(uid).is_none();
+            let is_open = pod.node.is_none() && self.books.assumed(uid).is_none();
             is_open.then_some((pod, *earmark))
         });
         let open: Vec<(&Arc<PodFacts>, &Earmark)> = open.collect();

@@ -64,7 +64,7 @@ impl Sight<'_> {
         };
         for pod in self.books.members(gang) {
             let is_asking = asking.is_some_and(|it| it.uid == pod.uid);
-            if pod.node.is_some() || !is_asking && self.books.reservation(&pod.uid).is_some() {
+            if pod.node.is_some() || !is_asking && self.books.assumed(&pod.uid).is_some() {
                 roll.placed += 1;
             } else if pod.deleting || is_asking {
             } else if !pod.requests_memory() {

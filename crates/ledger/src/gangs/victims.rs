@@ -13,9 +13,9 @@ use super::plan::{Member, Seats};
 use super::roll::Roll;
 use crate::books::{Node, Uid};
 use crate::budget::Budget;
+use crate::fragmented::{Broken, Rank, importance};
 use crate::maps::{HashMap, HashSet};
 use crate::queue::Evidence;
-use crate::scattered::{Broken, Rank, importance};
 use crate::sight::Sight;
 
 /// Nodes that a plan may use, beside one for each pod of the gang.

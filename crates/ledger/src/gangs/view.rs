@@ -77,7 +77,7 @@ impl Sight<'_> {
         let others = others.filter(|it| !it.deleting && it.uid != pod.uid);
         let pods = std::iter::once(Arc::new(pod.clone())).chain(others.cloned());
         let node = |it: &PodFacts| {
-            let assumed = self.books.reservation(&it.uid).map(|held| held.node());
+            let assumed = self.books.assumed(&it.uid).map(|held| held.node());
             it.node.as_ref().or(assumed).cloned()
         };
         let pods: Vec<_> = pods.map(|it| (node(&it), it)).collect();

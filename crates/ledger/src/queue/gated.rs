@@ -286,7 +286,7 @@ impl Waking<'_> {
             if why == Ungate::MayPreempt {
                 self.goes_out(&uid);
             }
-            let waits = |pod: &&Arc<PodFacts>| pod.queued && self.books.reservation(&uid).is_none();
+            let waits = |pod: &&Arc<PodFacts>| pod.queued && self.books.assumed(&uid).is_none();
             woken.extend(self.books.pod(&uid).filter(waits).cloned());
         }
     }

@@ -201,7 +201,7 @@ impl Queue {
     /// A pod that may be asleep, unless it holds a reservation: waking it would move its
     /// resourceVersion under its bind. The copy in the books decides of which kind it is, for that copy is offered room.
     fn wait(&mut self, pod: &PodFacts, books: &Books) {
-        if books.reservation(&pod.uid).is_none() {
+        if books.assumed(&pod.uid).is_none() {
             let known = books.pod(&pod.uid);
             self.waiting.insert(known.map_or(pod, |known| known));
         }

@@ -145,8 +145,8 @@ impl Queue {
     pub(crate) fn void_nominations(&self, books: &Books) -> Vec<Arc<PodFacts>> {
         let own = self.nominations.pods.iter();
         let own = own.filter(|(_, known)| known.own);
-        let void = own
-            .filter(|(uid, _)| !self.waiting.is_promised(uid) && books.reservation(uid).is_none());
+        let void =
+            own.filter(|(uid, _)| !self.waiting.is_promised(uid) && books.assumed(uid).is_none());
         let pods = void.filter_map(|(uid, _)| books.pod(uid));
         pods.filter(|pod| !pod.deleting).cloned().collect()
     }

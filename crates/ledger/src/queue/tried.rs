@@ -55,7 +55,7 @@ impl Queue {
 
     /// Pods that nobody knows of were never created, or are long gone.
     pub(super) fn forget_tries(&mut self, books: &Books) {
-        let known = |uid: &Uid| books.pod(uid).is_some() || books.reservation(uid).is_some();
+        let known = |uid: &Uid| books.pod(uid).is_some() || books.assumed(uid).is_some();
         self.tried.retain(|uid, _| known(uid));
         self.offered.retain(|uid, _| known(uid));
         self.backoffs.retain(known);

@@ -140,8 +140,8 @@ fn reservations_pass_over_a_node_that_is_gone() {
     let p = pod("p", 95);
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["b"], at(0)).is_empty());
-    ledger.keep_places(at(1), 1);
-    let places = ledger.places();
+    ledger.keep_reservations(at(1), 1);
+    let places = ledger.reservations();
     let nodes: Vec<&str> = places.iter().map(|place| &*place.node).collect();
     assert_eq!(nodes, ["b"]);
 }

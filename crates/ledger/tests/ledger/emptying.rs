@@ -6,8 +6,8 @@ use gpustow_api::{Group, NodeFacts, PodFacts};
 use gpustow_ledger::{Config, Ledger};
 
 use crate::build::{at, bound, card, choose, node, pod, report};
+use crate::fragmented::leaving;
 use crate::moving::on;
-use crate::scattered::leaving;
 
 /// The time of day when a test begins; pods that started at 0 have run for long.
 const DAWN: i64 = 100_000;
@@ -45,7 +45,7 @@ fn reports(ledger: &mut Ledger, name: &str, second: u64) {
 
 fn tell(ledger: &mut Ledger, second: u64) {
     ledger.tell_time(DAWN + second.cast_signed());
-    ledger.scattered(at(second));
+    ledger.fragmented(at(second));
 }
 
 fn evictable(uid: &str, card: &str, mib: u64) -> PodFacts {

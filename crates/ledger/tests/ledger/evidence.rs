@@ -12,7 +12,7 @@ use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report
 /// 40, and is named like the card.
 fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let config = Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     };
     of(config, nodes)
@@ -67,8 +67,8 @@ fn first_decision(
     seconds: std::ops::Range<u64>,
 ) -> Option<(u64, String, String, Vec<String>)> {
     for second in seconds {
-        for pod in ledger.scattered(at(second)) {
-            ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), at(second));
+        for pod in ledger.fragmented(at(second)) {
+            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
         }
         if let Some(it) = ledger.preemptions(at(second)).first() {
             let (pod, node) = (it.pod.uid.to_string(), it.node.to_string());
@@ -243,15 +243,15 @@ fn seventeen_kinds_that_cannot_be_helped_keep_no_pod_behind_them_from_it() {
 #[test]
 fn a_reservation_keeps_no_pod_from_having_victims() {
     let config = Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         keep: Some(at(60)),
         ..Config::default()
     };
     let mut ledger = of(config, &[("a", TWO)]);
     ledger.apply_pod(waits("p", 80));
     offer_all(&mut ledger, at(0));
-    ledger.keep_places(at(0), 1_000);
-    assert_eq!(ledger.places().len(), 1);
+    ledger.keep_reservations(at(0), 1_000);
+    assert_eq!(ledger.reservations().len(), 1);
     assert!(first_decision(&mut ledger, 0..5).is_some());
 }
 
@@ -338,11 +338,11 @@ fn looks(nodes: usize, gpus: u32) -> (u64, u64) {
             offer_all(&mut ledger, at(second));
         }
         let before = ledger.work();
-        let due = ledger.scattered(at(second));
+        let due = ledger.fragmented(at(second));
         most = most.max(ledger.work() - before);
         for pod in due {
             let before = ledger.work();
-            ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), at(second));
+            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
             most = most.max(ledger.work() - before);
         }
         if !ledger.preemptions(at(second)).is_empty() {
@@ -393,7 +393,7 @@ fn question_of_who_ends_costs_no_more_on_1000_nodes_than_on_100() {
             report_of(&mut ledger, name, &[100, 110], second);
         }
         assert_eq!(ask(&mut ledger).0, 0, "{nodes} nodes");
-        (0..5).for_each(|_| drop(ledger.scattered(at(second))));
+        (0..5).for_each(|_| drop(ledger.fragmented(at(second))));
         let (victims, cost) = ask(&mut ledger);
         assert_eq!(victims, 1, "{nodes} nodes");
         assert!(cost <= 64, "{nodes} nodes: {cost}");

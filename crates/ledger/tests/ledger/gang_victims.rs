@@ -13,7 +13,7 @@ use crate::build::{at, bound, card, choose, node, offer_all, pod, report, used};
 
 fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let mut ledger = Ledger::new(Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     for (name, sizes) in nodes {
@@ -69,13 +69,13 @@ fn gang(ledger: &mut Ledger, min_count: usize, sizes: &[u64]) -> Vec<PodFacts> {
 /// Whom the ledger names at the third second, once it has decided. No two of the protected may finish.
 fn decide(ledger: &mut Ledger, protected: &[&str], most: usize) -> BTreeSet<String> {
     offer_all(ledger, at(0));
-    assert!(ledger.scattered(at(0)).is_empty());
+    assert!(ledger.fragmented(at(0)).is_empty());
     let broken = |pods: &[Arc<PodFacts>]| {
         let covered = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
         covered.map(|pod| pod.uid.clone()).skip(most).collect()
     };
-    for pod in ledger.scattered(at(3)) {
-        ledger.preempt_scattered(&pod.uid, &broken, at(3));
+    for pod in ledger.fragmented(at(3)) {
+        ledger.preempt_fragmented(&pod.uid, &broken, at(3));
     }
     victims(ledger, 3)
 }
@@ -135,7 +135,7 @@ fn all_victims_of_a_gang_are_named_together_and_its_room_is_kept_until_it_is_bou
         assert!(ledger.begin_bind(pod, "a", at(9)).is_ok());
         ledger.end_bind(pod, Outcome::Bound, at(9));
     }
-    ledger.scattered(at(10));
+    ledger.fragmented(at(10));
     assert!(preemptions(&ledger, 10).is_empty());
 }
 
@@ -172,7 +172,7 @@ fn no_pod_finishes_where_kube_scheduler_did_not_offer_the_node() {
     ledger.apply_gpunode("b", report(&[card("b-0", 15_000)]), at(0));
     assert!(choose(&mut ledger, &pods[0], &["b"], at(0)).is_empty());
     for second in [0, 3] {
-        assert!(ledger.scattered(at(second)).is_empty());
+        assert!(ledger.fragmented(at(second)).is_empty());
     }
 }
 
@@ -188,7 +188,7 @@ fn room_of_a_gang_is_kept_until_the_agent_reports_that_its_victims_use_none_of_i
     decide(&mut ledger, &[], 0);
     ["x", "y"].iter().for_each(|uid| ledger.delete_pod(uid));
     for second in [4, 30] {
-        ledger.scattered(at(second));
+        ledger.fragmented(at(second));
         assert_eq!(preemptions(&ledger, second).len(), 2);
     }
 }
@@ -200,9 +200,9 @@ fn gang_preempts_where_the_whole_node_is_full_without_being_asked_about() {
     ledger.apply_pod(holder("x", "a-0", 100, 1));
     ledger.apply_pod(holder("y", "a-1", 100, 1));
     gang(&mut ledger, 2, &[100, 100]);
-    assert!(ledger.scattered(at(0)).is_empty());
-    for pod in ledger.scattered(at(3)) {
-        ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), at(3));
+    assert!(ledger.fragmented(at(0)).is_empty());
+    for pod in ledger.fragmented(at(3)) {
+        ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(3));
     }
     assert_eq!(victims(&ledger, 3), set(&["x", "y"]));
 }
@@ -228,7 +228,7 @@ fn plan_ends_for_all_pods_when_one_of_the_gang_is_deleted_or_a_victim_stays() {
     let (mut ledger, pods) = full();
     decide(&mut ledger, &[], 0);
     ledger.delete_pod(&pods[0].uid);
-    ledger.scattered(at(4));
+    ledger.fragmented(at(4));
     assert!(preemptions(&ledger, 4).is_empty());
     let (mut ledger, pods) = full();
     decide(&mut ledger, &[], 0);
@@ -238,7 +238,7 @@ fn plan_ends_for_all_pods_when_one_of_the_gang_is_deleted_or_a_victim_stays() {
     // It is not tried again at once.
     for second in 5..20 {
         offer_all(&mut ledger, at(second));
-        assert!(ledger.scattered(at(second)).is_empty());
+        assert!(ledger.fragmented(at(second)).is_empty());
     }
 }
 

@@ -60,7 +60,7 @@ fn large(pod: PodFacts) -> PodFacts {
 #[test]
 fn preemption_keeps_cpu_and_host_memory_of_the_node() {
     let mut ledger = small(Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     ledger.apply_pod(bound("x", "a", "a-0", 40));
@@ -68,9 +68,9 @@ fn preemption_keeps_cpu_and_host_memory_of_the_node() {
     let p = large(waits("p", 80));
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
-    ledger.scattered(at(0));
-    assert_eq!(ledger.scattered(at(3)).len(), 1);
-    assert!(ledger.preempt_scattered("p", &|_| Vec::new(), at(3)));
+    ledger.fragmented(at(0));
+    assert_eq!(ledger.fragmented(at(3)).len(), 1);
+    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
     others_get_the_rest(&mut ledger, 3);
     // While the victim terminates, and when it is gone.
     ledger.apply_pod(PodFacts {
@@ -86,7 +86,7 @@ fn preemption_keeps_cpu_and_host_memory_of_the_node() {
 #[test]
 fn preemption_lets_others_have_cpu_that_its_victims_leave() {
     let mut ledger = small(Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     ledger.apply_pod(cpu(2_000, bound("x", "a", "a-0", 40)));
@@ -97,9 +97,9 @@ fn preemption_lets_others_have_cpu_that_its_victims_leave() {
     let p = cpu(2_000, waits("p", 80));
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
-    ledger.scattered(at(0));
-    ledger.scattered(at(3));
-    assert!(ledger.preempt_scattered("p", &|_| Vec::new(), at(3)));
+    ledger.fragmented(at(0));
+    ledger.fragmented(at(3));
+    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
     // 2,000 m are free, and 2,000 will be.
     assert!(gets(&mut ledger, &cpu(2_000, pod("late", 10)), 3));
 }
@@ -107,7 +107,7 @@ fn preemption_lets_others_have_cpu_that_its_victims_leave() {
 #[test]
 fn a_node_is_planned_for_no_more_pods_than_its_cpu_takes() {
     let mut ledger = small(Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     ledger.apply_pod(bound("x", "a", "a-0", 40));
@@ -117,10 +117,10 @@ fn a_node_is_planned_for_no_more_pods_than_its_cpu_takes() {
         ledger.apply_pod(pod.clone());
         assert!(choose(&mut ledger, &pod, &["a"], at(0)).is_empty());
     }
-    ledger.scattered(at(0));
-    ledger.scattered(at(3));
-    assert!(ledger.preempt_scattered("p", &|_| Vec::new(), at(3)));
-    assert!(!ledger.preempt_scattered("q", &|_| Vec::new(), at(3)));
+    ledger.fragmented(at(0));
+    ledger.fragmented(at(3));
+    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
+    assert!(!ledger.preempt_fragmented("q", &|_| Vec::new(), at(3)));
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn a_nomination_a_reclaim_and_a_reservation_keep_cpu_and_host_memory() {
     let p = large(waits("p", 80));
     ledger.apply_pod(p.clone());
     assert!(choose(&mut ledger, &p, &["a"], at(0)).is_empty());
-    ledger.keep_places(at(1), 1_000);
-    assert_eq!(ledger.places().len(), 1);
+    ledger.keep_reservations(at(1), 1_000);
+    assert_eq!(ledger.reservations().len(), 1);
     others_get_the_rest(&mut ledger, 1);
 }
 

@@ -31,7 +31,7 @@ fn said(plan: Option<Moves>) -> Vec<String> {
 }
 
 /// Two cards of 100 MiB with 60 free on each, on two nodes: 80 fit on none.
-fn scattered() -> Ledger {
+fn fragmented() -> Ledger {
     let mut ledger = ledger(&[("a", &[100]), ("b", &[100])]);
     ledger.apply_pod(evictable("x", "a-0", 40));
     ledger.apply_pod(evictable("y", "b-0", 30));
@@ -41,7 +41,7 @@ fn scattered() -> Ledger {
 
 #[test]
 fn the_fewest_mib_move_to_where_there_is_room_now() {
-    let found = plan(&scattered(), pod("p", 80)).unwrap();
+    let found = plan(&fragmented(), pod("p", 80)).unwrap();
     assert_eq!((&*found.node, found.mib()), ("b", Mib(30)));
     assert_eq!(found.cards, [("b-0".into(), Mib(80))]);
     assert_eq!(said(Some(found)), ["y to a-0"]);
@@ -67,22 +67,22 @@ fn nobody_moves_who_may_not_or_need_not() {
         evictable: None,
         ..pod
     };
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     ledger.apply_pod(unmarked(evictable("y", "b-0", 30)));
     assert_eq!(said(plan(&ledger, pod("p", 80))), ["x to b-0"]);
     ledger.apply_pod(unmarked(evictable("x", "a-0", 40)));
     assert_eq!(said(plan(&ledger, pod("p", 80))), Vec::<String>::new());
-    assert!(ledger.waits_for_pieces(&Arc::new(pod("p", 80)), at(0)));
+    assert!(ledger.waits_for_fragmented(&Arc::new(pod("p", 80)), at(0)));
 
     // It fits, is larger than what is free, or than any card.
     for mib in [60, 121, 101] {
         let pod = pod("p", mib);
-        assert!(plan(&scattered(), pod.clone()).is_none(), "{mib}");
-        let waits = scattered().waits_for_pieces(&Arc::new(pod), at(0));
+        assert!(plan(&fragmented(), pod.clone()).is_none(), "{mib}");
+        let waits = fragmented().waits_for_fragmented(&Arc::new(pod), at(0));
         assert!(!waits, "{mib}");
     }
     // Somebody of higher priority stays, whoever leaves makes room, and so does preemption.
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     for (uid, card, mib) in [("x", "a-0", 40), ("y", "b-0", 30)] {
         let priority = 5;
         ledger.apply_pod(PodFacts {
@@ -91,7 +91,7 @@ fn nobody_moves_who_may_not_or_need_not() {
         });
     }
     assert!(plan(&ledger, pod("p", 80)).is_none());
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     let deleting = true;
     ledger.apply_pod(PodFacts {
         deleting,
@@ -102,24 +102,24 @@ fn nobody_moves_who_may_not_or_need_not() {
         priority: 5,
         ..pod("p", 80)
     };
-    assert!(plan(&scattered(), important.clone()).is_none());
+    assert!(plan(&fragmented(), important.clone()).is_none());
     let never = PodFacts {
         preempts: false,
         ..important
     };
-    assert_eq!(said(plan(&scattered(), never)), ["y to a-0"]);
+    assert_eq!(said(plan(&fragmented(), never)), ["y to a-0"]);
 }
 
 #[test]
 fn a_place_has_host_memory_and_is_not_kept_for_others() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     let small = gpustow_api::NodeFacts {
         pods: Some(1),
         ..node("a")
     };
     ledger.apply_node(small);
     assert_eq!(said(plan(&ledger, pod("p", 80))), Vec::<String>::new());
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     let nominated = Some("a".into());
     ledger.apply_pod(PodFacts {
         nominated,
@@ -129,9 +129,9 @@ fn a_place_has_host_memory_and_is_not_kept_for_others() {
 }
 
 #[test]
-fn preempting_for_scattered_memory_comes_before_moving() {
+fn preempting_for_fragmented_memory_comes_before_moving() {
     let config = Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     };
     let mut ledger = Ledger::new(config);

@@ -8,7 +8,7 @@ use gpustow_ledger::{Cause, Config, Ledger};
 use crate::build::{at, bound, card, choose, node, offer_all, pod, report};
 
 /// A ledger that has pods move, with two cards of 100 MiB on two nodes and 60 free on each: 80 fit on none.
-fn scattered() -> Ledger {
+fn fragmented() -> Ledger {
     let config = Config {
         moves: true,
         ..Config::default()
@@ -97,7 +97,7 @@ fn decide(ledger: &mut Ledger, protected: &[&str], most: usize, second: u64) -> 
 
 /// Who moves still for `p`, and where it is to go.
 fn moving(ledger: &mut Ledger, second: u64) -> Option<(String, Vec<String>)> {
-    ledger.scattered(at(second));
+    ledger.fragmented(at(second));
     let all = ledger.preemptions(at(second));
     let of_it = all
         .iter()
@@ -113,7 +113,7 @@ pub(crate) fn on(node: &str, who: &[&str]) -> Option<(String, Vec<String>)> {
 
 #[test]
 fn one_moves_and_both_get_the_room_that_is_kept_for_them() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 6).as_deref(), Some("p"));
     assert!(decide(&mut ledger, &[], 1, 6));
     assert_eq!(moving(&mut ledger, 7), on("b", &["y"]));
@@ -156,11 +156,11 @@ fn nobody_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
     off.apply_pod(waits("p", 80));
     assert!(off.due_to_move(at(60)).is_none());
 
-    assert!(!decide(&mut scattered(), &[], 0, 6));
-    let mut ledger = scattered();
+    assert!(!decide(&mut fragmented(), &[], 0, 6));
+    let mut ledger = fragmented();
     assert!(!decide(&mut ledger, &["x", "y"], 5, 6));
     assert_eq!(moving(&mut ledger, 6), None);
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     // The least that no budget forbids.
     assert!(decide(&mut ledger, &["y"], 5, 6));
     assert_eq!(moving(&mut ledger, 6), on("a", &["x"]));
@@ -168,7 +168,7 @@ fn nobody_moves_without_the_setting_against_a_budget_or_beyond_the_rate() {
 
 #[test]
 fn a_search_that_found_nothing_rests() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 6).as_deref(), Some("p"));
     assert!(!decide(&mut ledger, &["x", "y"], 5, 6));
     assert!(ledger.due_to_move(at(30)).is_none());
@@ -177,7 +177,7 @@ fn a_search_that_found_nothing_rests() {
 
 #[test]
 fn room_is_given_up_in_time_and_not_tried_there_again() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert!(decide(&mut ledger, &[], 1, 6));
     let over = 6 + Config::default().reclaim_for.as_secs() + 40;
     assert_eq!(moving(&mut ledger, over), None);
@@ -194,7 +194,7 @@ fn room_is_given_up_in_time_and_not_tried_there_again() {
 
 #[test]
 fn who_left_for_nothing_finds_a_place_all_the_same() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert!(decide(&mut ledger, &[], 1, 6));
     ledger.apply_pod(leaving("y", "b-0", 30));
     // The pod that it was for is deleted meanwhile.
@@ -207,19 +207,19 @@ fn who_left_for_nothing_finds_a_place_all_the_same() {
     );
 
     // And if it does not come, not for ever.
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert!(decide(&mut ledger, &[], 1, 6));
     ledger.apply_pod(leaving("y", "b-0", 30));
     ledger.delete_pod("y");
     let over = at(6 + 2 * Config::default().reclaim_for.as_secs() + 40);
     ledger.apply_gpunode("a", report(&[card("a-0", 100)]), over);
-    ledger.scattered(over);
+    ledger.fragmented(over);
     assert_eq!(choose(&mut ledger, &waits("late", 60), &["a"], over), ["a"]);
 }
 
 #[test]
 fn a_replacement_has_the_namespace_and_priority_of_the_pod_that_moved() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert!(decide(&mut ledger, &[], 1, 6));
     ledger.apply_pod(leaving("y", "b-0", 30));
     // Only 30 of a-0's 60 are kept, so that 40 do not fit beside.
@@ -287,7 +287,7 @@ fn no_pod_moves_on_a_node_that_kube_scheduler_does_not_offer() {
 #[test]
 fn pods_move_without_a_call_where_the_sum_of_the_node_does_not_suffice() {
     // kube-scheduler offers none of these nodes, and 60 of the 80 are free on each.
-    let moved = first_move(&mut scattered(), &[], 0..60);
+    let moved = first_move(&mut fragmented(), &[], 0..60);
     assert_eq!(moved, Some((5, "b".to_owned())));
 }
 
@@ -310,7 +310,7 @@ fn queued_pod_is_ungated_so_that_kube_scheduler_asks() {
 
 #[test]
 fn a_pod_that_never_terminates_keeps_no_other_node_from_being_freed() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     ledger.apply_pod(leaving("x", "a-0", 40));
     // x could go nowhere, so that y moves to a third node.
     ledger.apply_node(node("c"));
@@ -328,7 +328,7 @@ fn a_pod_that_never_terminates_keeps_no_other_node_from_being_freed() {
 
 #[test]
 fn seventeen_kinds_that_cannot_be_helped_keep_no_pod_behind_them_from_moves() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     for number in 0..17 {
         ledger.apply_pod(PodFacts {
             priority: 1000,
@@ -381,7 +381,7 @@ fn one_look_for_moves_costs_no_more_with_five_hundred_nodes_than_with_fifty() {
 
 #[test]
 fn pod_whose_volume_may_tie_it_to_its_node_moves_to_no_other() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     let tied = |uid: &str, card: &str, mib| PodFacts {
         tied: true,
         ..evictable(uid, card, mib)
@@ -389,7 +389,7 @@ fn pod_whose_volume_may_tie_it_to_its_node_moves_to_no_other() {
     ledger.apply_pod(tied("y", "b-0", 30));
     assert!(decide(&mut ledger, &[], 1, 6));
     assert_eq!(moving(&mut ledger, 7), on("a", &["x"]));
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     ledger.apply_pod(tied("x", "a-0", 40));
     ledger.apply_pod(tied("y", "b-0", 30));
     assert!(!decide(&mut ledger, &[], 1, 6));

@@ -261,7 +261,7 @@ fn room_that_is_kept_from_a_pod_is_offered_to_one_of_higher_priority() {
 #[test]
 fn pod_whose_nomination_is_over_is_helped_elsewhere() {
     let mut ledger = Ledger::new(Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     for (name, gpus) in [("a", 1), ("b", 2)] {
@@ -296,8 +296,8 @@ fn pod_whose_nomination_is_over_is_helped_elsewhere() {
             ledger.apply_gpunode(name, report, now);
         }
         offer_all(&mut ledger, now);
-        for pod in ledger.scattered(now) {
-            ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), now);
+        for pod in ledger.fragmented(now) {
+            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), now);
         }
         ledger.preemptions(now).iter().any(|it| *it.node == *"b")
     });

@@ -33,7 +33,7 @@ fn all_on() -> Config {
     Config {
         reclaim: true,
         moves: true,
-        preempt_scattered: true,
+        preempt_fragmented: true,
         keep: Some(at(120)),
         ..Config::default()
     }
@@ -170,7 +170,7 @@ fn report_says_what_is_waited_for_and_that_the_others_leave_it_alone() {
 fn report_says_until_when_a_means_backs_off() {
     let mut ledger = crate::build::ledger(&[("a", &[100, 100])]);
     ledger.configure(Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     for (uid, card) in [("x", "a-0"), ("y", "a-1")] {
@@ -179,16 +179,16 @@ fn report_says_until_when_a_means_backs_off() {
     ledger.apply_pod(waits());
     for second in [0, 3] {
         offer_all(&mut ledger, at(second));
-        ledger.scattered(at(second));
+        ledger.fragmented(at(second));
     }
-    assert!(ledger.preempt_scattered("p", &|_| Vec::new(), at(3)));
+    assert!(ledger.preempt_fragmented("p", &|_| Vec::new(), at(3)));
     let pursuit = told(&ledger, waits(), Cause::Preempt, 4);
     let [Pursuit::WaitsFor { until, .. }] = &pursuit[..] else {
         panic!("no pod is evicted: {pursuit:?}");
     };
     // No pod finishes until the reservation ends.
     let late = until.as_secs() + 1;
-    ledger.scattered(at(late));
+    ledger.fragmented(at(late));
     let pursuit = told(&ledger, waits(), Cause::Preempt, late);
     assert!(matches!(pursuit[..], [Pursuit::BackingOff(until)] if until > at(late)));
 }

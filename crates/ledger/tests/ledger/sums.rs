@@ -99,7 +99,7 @@ fn a_resize_that_the_kubelet_calls_infeasible_keeps_no_pod_asleep() {
 /// Three GPUs of 100 of which a whole one and 40 of each other are held, and who ends for this pod.
 fn ends_for(claims: Vec<Claim>) -> Vec<String> {
     let mut ledger = Ledger::new(Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     });
     ledger.apply_node(of_node("64", "1Gi", 110));
@@ -125,9 +125,9 @@ fn ends_for(claims: Vec<Claim>) -> Vec<String> {
         ..pod("p", 1)
     });
     offer_all(&mut ledger, at(0));
-    assert!(ledger.scattered(at(0)).is_empty());
-    for named in ledger.scattered(at(3)) {
-        ledger.preempt_scattered(&named.uid, &|_| Default::default(), at(3));
+    assert!(ledger.fragmented(at(0)).is_empty());
+    for named in ledger.fragmented(at(3)) {
+        ledger.preempt_fragmented(&named.uid, &|_| Default::default(), at(3));
     }
     let all = ledger.preemptions(at(3)).into_iter();
     let victims = all.flat_map(|it| it.victims);

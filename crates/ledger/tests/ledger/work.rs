@@ -70,10 +70,10 @@ fn preempts(ledger: &mut Ledger, names: &[String], seconds: u64) -> (u64, Option
             offer_all(ledger, at(second));
         }
         note(ledger);
-        let due = ledger.scattered(at(second));
+        let due = ledger.fragmented(at(second));
         note(ledger);
         for pod in due {
-            ledger.preempt_scattered(&pod.uid, &|_| Vec::new(), at(second));
+            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
             note(ledger);
         }
         let all = ledger.preemptions(at(second));
@@ -87,7 +87,7 @@ fn preempts(ledger: &mut Ledger, names: &[String], seconds: u64) -> (u64, Option
 
 fn preempting() -> Config {
     Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     }
 }

@@ -239,7 +239,7 @@ impl World {
             reclaim: matches!(feature, Feature::Reclaim),
             queue: matches!(feature, Feature::Queue),
             keep: matches!(feature, Feature::Reserve).then_some(Duration::ZERO),
-            preempt_scattered: matches!(feature, Feature::Preempt),
+            preempt_fragmented: matches!(feature, Feature::Preempt),
             moves: matches!(feature, Feature::Defragment),
             // It is asked about all nodes.
             least_nodes: Config::default().least_nodes,
@@ -269,18 +269,18 @@ fn act(ledger: &mut Ledger, feature: Feature, softens: bool, now: Duration) -> V
     let broken = |_: &[Arc<PodFacts>]| Vec::new();
     match feature {
         Feature::Preempt => {
-            for pod in ledger.scattered(now) {
-                ledger.preempt_scattered(&pod.uid, &broken, now);
+            for pod in ledger.fragmented(now) {
+                ledger.preempt_fragmented(&pod.uid, &broken, now);
             }
         }
         Feature::Defragment => {
-            ledger.scattered(now);
+            ledger.fragmented(now);
             if let Some(pod) = ledger.due_to_move(now) {
                 ledger.move_for(&pod.uid, &broken, usize::MAX, now);
             }
         }
         Feature::Reserve => {
-            ledger.keep_places(now, i64::MAX);
+            ledger.keep_reservations(now, i64::MAX);
         }
         Feature::Reclaim => ledger.reclaim(now),
         Feature::Queue => {}
@@ -292,7 +292,11 @@ fn act(ledger: &mut Ledger, feature: Feature, softens: bool, now: Duration) -> V
             let all = all.iter().filter(|it| !it.victims.is_empty());
             all.map(|it| uid(&it.pod)).collect()
         }
-        Feature::Reserve => ledger.places().iter().map(|it| uid(&it.pod)).collect(),
+        Feature::Reserve => ledger
+            .reservations()
+            .iter()
+            .map(|it| uid(&it.pod))
+            .collect(),
         Feature::Reclaim => {
             // Those whose owners soften that give nothing.
             let all = ledger.reclaims(now);

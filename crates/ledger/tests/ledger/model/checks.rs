@@ -78,7 +78,7 @@ impl World {
         self.check_wake()?;
         self.check_nobody_comes()?;
         self.check_bystanders()?;
-        self.check_free_places()?;
+        self.check_free_reservations()?;
         self.check_windows()?;
         let mut rebuilt = self.check_rebuilt()?;
         self.end_nominations(&mut rebuilt);

@@ -33,7 +33,7 @@ impl World {
         if !self.switches.disrupts() {
             return Ok(());
         }
-        let due = self.ledger.scattered(self.now);
+        let due = self.ledger.fragmented(self.now);
         let to_move = self.ledger.due_to_move(self.now);
         let protected = self.server.protected.clone();
         let broken = |pods: &[Arc<PodFacts>]| {
@@ -42,7 +42,7 @@ impl World {
         };
         for pod in due {
             require(pod.preempts, || format!("{} may not preempt", pod.uid))?;
-            self.ledger.preempt_scattered(&pod.uid, &broken, self.now);
+            self.ledger.preempt_fragmented(&pod.uid, &broken, self.now);
         }
         if let Some(pod) = to_move {
             self.ledger.move_for(&pod.uid, &broken, MOVES, self.now);

@@ -221,7 +221,7 @@ pub(super) enum Event {
         pod: usize,
     },
     /// The extender looks after the places that it keeps.
-    KeepPlaces,
+    KeepReservations,
     /// A pod that was asked gives back what it uses beyond its request.
     GivesBack {
         pod: usize,
@@ -359,7 +359,7 @@ impl Event {
     /// One of a history in which room is reserved.
     pub(super) fn of_reservations(random: &mut Random) -> Self {
         match random.below(5) {
-            0 => Self::KeepPlaces,
+            0 => Self::KeepReservations,
             _ => Self::random(random),
         }
     }

@@ -255,7 +255,7 @@ impl World {
 
     /// Do enough of the gang fit at the same time? Every way is tried. None if memory is kept for some pod.
     fn gang_fits(&self, group: &Group) -> Option<bool> {
-        let quiet = self.ledger.places().is_empty()
+        let quiet = self.ledger.reservations().is_empty()
             && self.ledger.preemptions(self.now).is_empty()
             && self.ledger.reclaims(self.now).is_empty();
         let (there, placed, wanted) = self.muster(group)?;

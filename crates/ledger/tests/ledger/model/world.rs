@@ -16,7 +16,7 @@ use super::gangs::{self, Known};
 use super::lending::{self, Lending};
 use super::server::{MPS, NODES, NodeEvent, PodEvent, Server};
 use super::switches::Switches;
-use super::{over_limits, places};
+use super::{over_limits, reservations};
 use crate::build::node;
 
 pub(super) struct World {
@@ -70,10 +70,10 @@ impl World {
             reclaim_for: lending::CALLED_FOR,
             over_limit_for: over_limits::OVER_FOR,
             keep: switches.reserve.then_some(Duration::ZERO),
-            keep_for: places::kept_for(switches),
-            keep_places: 2,
+            keep_for: reservations::kept_for(switches),
+            keep_reservations: 2,
             keep_percent: 40,
-            preempt_scattered: switches.preempt,
+            preempt_fragmented: switches.preempt,
             moves: switches.defragment,
             empties: switches.empties,
             least_nodes: switches.window.unwrap_or(Config::default().least_nodes),
@@ -130,7 +130,7 @@ impl World {
         self.note_asked();
         self.check_shortages()?;
         self.check_over_limits()?;
-        self.check_places()?;
+        self.check_reservations()?;
         self.check_disruptions()?;
         self.check_evidence()?;
         self.broken.take().map_or(Ok(()), Err)
@@ -178,7 +178,7 @@ impl World {
             } => self.uses(NODES[node % 3], card, pod, mib),
             Event::Reclaim => return self.reclaim(),
             Event::Sleep { pod } => self.sleep(pod),
-            Event::KeepPlaces => return self.keep_places(),
+            Event::KeepReservations => return self.keep_reservations(),
             Event::GivesBack { pod } => self.gives_back(pod),
             Event::Evict { pod } => self.evict(pod),
             Event::Disrupt { seconds } => {

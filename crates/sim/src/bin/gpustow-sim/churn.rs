@@ -47,8 +47,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "240", value_parser = number)]
     keep_for: f64,
     /// Places kept at a time, at most
-    #[arg(long, default_value_t = Config::default().keep_places)]
-    keep_places: usize,
+    #[arg(long, default_value_t = Config::default().keep_reservations)]
+    keep_reservations: usize,
     /// Of how many of all GPUs, in percent; one place may be more
     #[arg(long, default_value_t = Config::default().keep_percent)]
     keep_percent: usize,
@@ -178,7 +178,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             plan.keep = after.map(|after| Keep {
                 after: lasting(after),
                 lasts: lasting(args.keep_for),
-                places: args.keep_places,
+                places: args.keep_reservations,
                 percent: args.keep_percent,
             });
             let runs = churn_all(&plan, *policy, args.runs.seeds(), &mut progress)?;

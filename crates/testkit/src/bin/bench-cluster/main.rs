@@ -4,12 +4,12 @@
 //! backlog from the first to the last; then it creates pods at a steady pace and takes the time
 //! from creation to bound. With `--waiting`, the backlog is created beside pods that fit nowhere and
 //! that kube-scheduler tries again and again, and timed from its creation on. With `--queue`, see [`mod@queue`], with
-//! `--scattered`, see [`mod@scattered`], with `--burst`, see [`mod@burst`].
+//! `--fragmented`, see [`mod@fragmented`], with `--burst`, see [`mod@burst`].
 
 mod burst;
+mod fragmented;
 mod queue;
 mod report;
-mod scattered;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -74,9 +74,9 @@ struct Args {
     refused: bool,
     /// Measure how soon so many pods, one after the other, preempt others of whose cards no one is free
     #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting"])]
-    scattered: usize,
+    fragmented: usize,
     /// Create so many pods at once on an idle queue: how many are created without the gate before it is on, and are ungated in vain while it drains
-    #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting", "scattered"])]
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["queue", "waiting", "fragmented"])]
     burst: usize,
     /// Values of percentageOfNodesToScore to compare with gpustow, 0 for adaptive; without it the shipped one. Other
     /// measurements take the first
@@ -140,8 +140,8 @@ async fn main() -> Result<()> {
     for &nodes in &args.nodes {
         if !args.queue.is_empty() {
             queue::bench(&args, nodes, began).await?;
-        } else if args.scattered > 0 {
-            scattered::bench(&args, nodes, began).await?;
+        } else if args.fragmented > 0 {
+            fragmented::bench(&args, nodes, began).await?;
         } else if args.burst > 0 {
             burst::bench(&args, nodes, began).await?;
         } else {

@@ -1,4 +1,4 @@
-//! What an extender may delete that preempts where free memory is scattered.
+//! What an extender may delete that preempts where free memory is fragmented.
 
 use anyhow::{Context as _, Result};
 use gpustow_api::names;

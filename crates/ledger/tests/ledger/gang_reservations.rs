@@ -4,8 +4,8 @@ use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
 use crate::build::{at, bound, choose, pod};
-use crate::places::{AFTER, keep, keeping};
 use crate::pod_groups::gang;
+use crate::reservations::{AFTER, keep, keeping};
 
 /// A ledger that reserves, with one GPU of 100 on each node, which another pod has.
 fn full(nodes: &[&str], config: Config) -> Ledger {
@@ -31,7 +31,7 @@ fn waits(ledger: &mut Ledger, pods: &[PodFacts], nodes: &[&str]) {
 }
 
 fn nodes(ledger: &Ledger) -> Vec<String> {
-    let places = ledger.places().into_iter();
+    let places = ledger.reservations().into_iter();
     let mut nodes: Vec<String> = places.map(|place| place.node.to_string()).collect();
     nodes.sort_unstable();
     nodes
@@ -96,7 +96,7 @@ fn pods_of_a_gang_share_the_gpu_that_is_reserved_for_them() {
 #[test]
 fn nothing_is_reserved_for_a_part_of_a_gang_if_the_bound_leaves_too_little() {
     let bounded = Config {
-        keep_places: 1,
+        keep_reservations: 1,
         ..Config::default()
     };
     let mut ledger = full(&["a", "b"], bounded);

@@ -12,7 +12,7 @@ use crate::{Outcome, Reason};
 
 /// Memory held for a pod that is not bound yet. What it holds is in its node's books.
 #[derive(Clone, Debug)]
-pub(crate) struct Reservation {
+pub(crate) struct AssumedPod {
     node: Arc<str>,
     assignment: Arc<Assignment>,
     /// What it was chosen for.
@@ -32,7 +32,7 @@ pub(crate) struct Reservation {
     because: Box<str>,
 }
 
-impl Reservation {
+impl AssumedPod {
     pub(crate) fn node(&self) -> &Arc<str> {
         &self.node
     }
@@ -57,12 +57,12 @@ impl Reservation {
 }
 
 impl Books {
-    pub(crate) fn reservation(&self, uid: &str) -> Option<&Reservation> {
-        self.reservations.get(uid)
+    pub(crate) fn assumed(&self, uid: &str) -> Option<&AssumedPod> {
+        self.assumed.get(uid)
     }
 
-    pub(crate) fn reservations(&self) -> impl Iterator<Item = &Reservation> {
-        self.reservations.values()
+    pub(crate) fn assumed_pods(&self) -> impl Iterator<Item = &AssumedPod> {
+        self.assumed.values()
     }
 
     /// Reservations that ended because no bind came in time.
@@ -105,7 +105,7 @@ impl Books {
             ..assignment
         });
         node.reserve(&pod.uid, Hold::reserved(&assignment, request));
-        let held = Reservation {
+        let held = AssumedPod {
             node: node_name.clone(),
             assignment,
             request: request.clone(),
@@ -117,7 +117,7 @@ impl Books {
             because: because.into(),
         };
         self.earliest = self.earliest.min(deadline);
-        self.reservations.insert(pod.uid.clone(), held);
+        self.assumed.insert(pod.uid.clone(), held);
         self.touch(name, &mut change);
         let (uid, node) = (pod.uid.clone(), node_name);
         change.note(Event::Reserved { uid, node });
@@ -130,7 +130,7 @@ impl Books {
     /// # Errors
     /// If the pod has no reservation there, or a card of it has no room any more.
     pub(crate) fn begin_bind(&mut self, uid: &str, name: &str) -> Result<Arc<Assignment>, Reason> {
-        let held = self.reservations.get_mut(uid).ok_or(Reason::NoReport)?;
+        let held = self.assumed.get_mut(uid).ok_or(Reason::NoReport)?;
         let node = self.nodes.get(name).filter(|node| node.status().is_some());
         let node = node.ok_or(Reason::NoReport)?;
         for (uuid, _) in &held.assignment.charges {
@@ -179,7 +179,7 @@ impl Books {
     pub(crate) fn end_bind(&mut self, pod: &PodFacts, outcome: &Outcome, now: Duration) -> Change {
         let mut change = Change::default();
         let uid = &pod.uid;
-        let Some(held) = self.reservations.get_mut(uid) else {
+        let Some(held) = self.assumed.get_mut(uid) else {
             // A watch knew the end before us.
             return change;
         };
@@ -197,7 +197,7 @@ impl Books {
         held.binds = held.binds.saturating_sub(1);
         let (node, last) = (held.node.clone(), held.binds == 0);
         if last {
-            self.drop_reservation(uid, &mut change);
+            self.drop_assumed(uid, &mut change);
         }
         let uid = uid.clone();
         match outcome {
@@ -220,19 +220,15 @@ impl Books {
     /// Gives a reservation back, unless a bind of it is under way.
     pub(crate) fn release(&mut self, uid: &str) -> Change {
         let mut change = Change::default();
-        if !self
-            .reservations
-            .get(uid)
-            .is_some_and(Reservation::is_binding)
-        {
-            self.drop_reservation(uid, &mut change);
+        if !self.assumed.get(uid).is_some_and(AssumedPod::is_binding) {
+            self.drop_assumed(uid, &mut change);
         }
         change
     }
 
     /// The same: something after us refused the node.
     pub(crate) fn give_up(&mut self, uid: &Uid) -> Change {
-        let held = self.reservations.get(uid).map(|held| held.node.clone());
+        let held = self.assumed.get(uid).map(|held| held.node.clone());
         let mut change = self.release(uid);
         if let Some(node) = held {
             let uid = uid.clone();
@@ -243,7 +239,7 @@ impl Books {
 
     /// The members of a group that hold memory and are not being bound.
     pub(crate) fn assumed_of(&self, group: &Group) -> Vec<Uid> {
-        let held = self.reservations.iter();
+        let held = self.assumed.iter();
         let same =
             held.filter(|(_, held)| !held.is_binding() && held.group.as_ref() == Some(group));
         same.map(|(uid, _)| uid.clone()).collect()
@@ -254,7 +250,7 @@ impl Books {
     pub(crate) fn release_group(&mut self, group: &Group) -> Change {
         let mut change = Change::default();
         for uid in self.assumed_of(group) {
-            self.drop_reservation(&uid, &mut change);
+            self.drop_assumed(&uid, &mut change);
             change.note(Event::Released(uid));
         }
         change
@@ -262,7 +258,7 @@ impl Books {
 
     /// The reservation lasts until then at least.
     pub(crate) fn hold_until(&mut self, uid: &str, deadline: Duration) {
-        if let Some(held) = self.reservations.get_mut(uid) {
+        if let Some(held) = self.assumed.get_mut(uid) {
             held.deadline = held.deadline.max(deadline);
         }
     }
@@ -276,11 +272,7 @@ impl Books {
         self.earliest = Duration::MAX;
         let mut late = Vec::new();
         // One with a bind under way ends with it.
-        for (uid, held) in self
-            .reservations
-            .iter()
-            .filter(|(_, held)| !held.is_binding())
-        {
+        for (uid, held) in self.assumed.iter().filter(|(_, held)| !held.is_binding()) {
             match held.deadline <= now {
                 true => late.push((uid.clone(), held.node.clone())),
                 false => self.earliest = self.earliest.min(held.deadline),
@@ -288,7 +280,7 @@ impl Books {
         }
         for (uid, node) in late {
             self.expirations += 1;
-            self.drop_reservation(&uid, &mut change);
+            self.drop_assumed(&uid, &mut change);
             change.note(Event::Expired { uid, node });
         }
         change
@@ -299,25 +291,25 @@ impl Books {
     /// kube-scheduler itself knew when it asked.
     pub(super) fn end_given_up(&mut self, pod: &PodFacts, change: &mut Change) {
         let before = self.pod(&pod.uid).map_or(0, |known| known.refusal);
-        let is_news = |held: &&Reservation| ![0, before, held.refusal].contains(&pod.refusal);
-        let held = self.reservations.get(&pod.uid).filter(is_news);
+        let is_news = |held: &&AssumedPod| ![0, before, held.refusal].contains(&pod.refusal);
+        let held = self.assumed.get(&pod.uid).filter(is_news);
         if let Some(held) = held.filter(|held| !held.is_binding() && pod.node.is_none()) {
             let (uid, node) = (pod.uid.clone(), held.node.clone());
-            self.drop_reservation(&uid, change);
+            self.drop_assumed(&uid, change);
             change.note(Event::Refused { uid, node });
         }
     }
 
     /// Gives a reservation back, if there is one.
-    pub(super) fn drop_reservation(&mut self, uid: &str, change: &mut Change) {
-        if let Some(node) = self.take_reservation(uid) {
+    pub(super) fn drop_assumed(&mut self, uid: &str, change: &mut Change) {
+        if let Some(node) = self.take_assumed(uid) {
             self.touch(&node, change);
         }
     }
 
     /// The same, but leaves it to the caller to touch the node.
-    pub(super) fn take_reservation(&mut self, uid: &str) -> Option<Arc<str>> {
-        let held = self.reservations.swap_remove(uid)?;
+    pub(super) fn take_assumed(&mut self, uid: &str) -> Option<Arc<str>> {
+        let held = self.assumed.swap_remove(uid)?;
         self.nodes.get_mut(&held.node)?.release(uid);
         Some(held.node)
     }

@@ -1,13 +1,13 @@
-//! Places kept for pods that have waited for long, so that nobody who comes later overtakes them for ever.
+//! Reservations for pods that have waited long, so that later pods do not overtake them for ever.
 //!
-//! A *place* is cards of one node. Whatever comes free of them is kept for one waiting pod until all that it asks for
-//! is free together: pods of equal or lower priority get none of it. The ledger does not know when pods end, so it
-//! takes the place on which the fewest have to. Nobody is made to end, and the pod may go elsewhere at any time.
+//! A reservation is on cards of one node. What becomes free of them is kept for one waiting pod until all that it requests
+//! is free together: pods of equal or lower priority get none of it. The ledger does not know when pods finish, so it
+//! takes the cards on which the fewest must. No pod is made to finish, and the waiting pod may go elsewhere at any time.
 //!
-//! Places are given out in the order of turns, a few at a time and over a small part of all cards. One is given up
-//! for another on which fewer have to end, for a pod of higher priority, and when nobody has ended there for long:
-//! then other cards are tried. Of pods that ask for the same, the one whose turn is first takes the place that is
-//! free first. None of it is stored: after a restart the places follow from the pods that wait.
+//! Reservations are made in the order of turns, a few at a time and over a small part of all cards. One ends for another
+//! on which fewer must finish, for a pod of higher priority, and if no pod has finished there for long:
+//! then other cards are tried. Of pods that request the same, the one whose turn is first takes the reservation that is
+//! free first. None of it is stored: after a restart the reservations follow from the pods that wait.
 //!
 //! Only a pod for which a node was found counts for the bounds. A reservation of which all is free lasts a minute: a pod
 //! that does not come for it cannot, and pods that can are served before it from then on.
@@ -70,30 +70,30 @@ struct Rank {
 }
 
 impl Ledger {
-    /// Gives places to those who have waited for long, and ends what is to end. To be called every second or so;
+    /// Reserves cards for pods that have waited long, and ends reservations that are over. To be called every second or so;
     /// `unix` is the time in seconds since 1970, from which the pods' own age follows. True if room was given up
     /// that others may want.
-    pub fn keep_places(&mut self, now: Duration, unix: i64) -> bool {
+    pub fn keep_reservations(&mut self, now: Duration, unix: i64) -> bool {
         let Some(after) = self.config.keep else {
             return false;
         };
-        let before = self.places_given_up();
+        let before = self.reservations_given_up();
         self.expire(now);
-        self.end_unfit_places(now);
+        self.end_unfit_reservations(now);
         self.forget_absent();
         self.reserve_places(after, unix, now);
         self.keep_bounds();
         self.compare_places(now);
-        self.places_given_up() != before
+        self.reservations_given_up() != before
     }
 
-    fn places_given_up(&self) -> u64 {
+    fn reservations_given_up(&self) -> u64 {
         Ended::GIVEN_UP.iter().map(|how| self.given_up(*how)).sum()
     }
 
-    /// What [`Ledger::keep_places`] has cost so far, in GPUs looked at.
+    /// What [`Ledger::keep_reservations`] has cost so far, in GPUs looked at.
     #[must_use]
-    pub fn work_on_places(&self) -> u64 {
+    pub fn work_on_reservations(&self) -> u64 {
         self.placing.spent
     }
 
@@ -126,22 +126,22 @@ impl Ledger {
                 }
                 Offer::Fits => continue,
             };
-            self.keep_place(&uid, plan, now);
+            self.keep_reservation(&uid, plan, now);
         }
         self.placing.round = round;
         self.placing.spent += budget.spent();
     }
 
-    /// The places that are kept now.
+    /// The reservations of now.
     #[must_use]
-    pub fn places(&self) -> Vec<Reserved> {
+    pub fn reservations(&self) -> Vec<Reserved> {
         let all = self.queue.all_reservations();
-        all.iter().filter_map(|uid| self.place(uid)).collect()
+        all.iter().filter_map(|uid| self.reservation(uid)).collect()
     }
 
-    /// The place that is kept for this pod.
+    /// The reservation for this pod.
     #[must_use]
-    pub fn place(&self, uid: &str) -> Option<Reserved> {
+    pub fn reservation(&self, uid: &str) -> Option<Reserved> {
         let earmark = self.queue.reservation_for(uid)?;
         let until = earmark.until();
         let free = self.placing.free.get(uid);
@@ -175,7 +175,7 @@ impl Ledger {
 
     /// The pods that have waited for long and have none, in the order in which they are to have one: one of each kind.
     fn in_need(&self, after: Duration, unix: i64, now: Duration) -> Vec<Uid> {
-        let is_in_need = |uid: &str| self.needs_place(uid, after, unix, now).is_some();
+        let is_in_need = |uid: &str| self.needs_reservation(uid, after, unix, now).is_some();
         let in_need = self.queue.without_room(usize::MAX, is_in_need);
         let rank = |uid: &Uid| Some(self.standing(self.books.pod(uid)?, false));
         let mut in_need: Vec<_> = in_need.iter().filter_map(rank).collect();
@@ -185,7 +185,7 @@ impl Ledger {
     }
 
     /// The pod, if it is to have a reservation and has none.
-    fn needs_place(
+    fn needs_reservation(
         &self,
         uid: &str,
         after: Duration,
@@ -242,9 +242,9 @@ impl Ledger {
         unix: i64,
         now: Duration,
     ) -> Option<Vec<Arc<str>>> {
-        let pod = self.needs_place(uid, after, unix, now)?;
+        let pod = self.needs_reservation(uid, after, unix, now)?;
         let rank = self.standing(&pod, false);
-        let mut bound = Bound::new(self.config.keep_places, self.most_cards());
+        let mut bound = Bound::new(self.config.keep_reservations, self.most_cards());
         for (other, pod) in self.placed() {
             if other < rank {
                 bound.takes(&pod);
@@ -264,7 +264,7 @@ impl Ledger {
 
     /// Gives up what is beyond the bound.
     fn keep_bounds(&mut self) {
-        let mut bound = Bound::new(self.config.keep_places, self.most_cards());
+        let mut bound = Bound::new(self.config.keep_reservations, self.most_cards());
         for (_, pod) in self.placed() {
             if !bound.takes(&pod) {
                 self.queue.end(&pod.uid, Ended::Overtaken, &self.books);
@@ -303,8 +303,8 @@ impl Ledger {
         self.queue.end(uid, Ended::Late, &self.books);
     }
 
-    /// Ends places of pods that changed, or on nodes that take them no more.
-    fn end_unfit_places(&mut self, now: Duration) {
+    /// Ends reservations of pods that changed, or on nodes that take them no more.
+    fn end_unfit_reservations(&mut self, now: Duration) {
         for uid in self.queue.all_reservations() {
             let Some(earmark) = self.queue.reservation_for(&uid) else {
                 continue;
@@ -380,12 +380,12 @@ impl Ledger {
             && plan.waits_for.len() < earmark.waits_for().len()
         {
             self.queue.end(&uid, Ended::Better, &self.books);
-            self.keep_place(&uid, plan, now);
+            self.keep_reservation(&uid, plan, now);
         }
         self.placing.spent += budget.spent();
     }
 
-    fn keep_place(&mut self, uid: &Uid, plan: Plan, now: Duration) {
+    fn keep_reservation(&mut self, uid: &Uid, plan: Plan, now: Duration) {
         if let Some(pod) = self.books.pod(uid).cloned() {
             self.pursue::<Reserve>(&pod, plan, now);
         }
@@ -394,16 +394,16 @@ impl Ledger {
 
 /// How much may be reserved.
 struct Bound {
-    places: usize,
+    pods: usize,
     cards: usize,
     /// The first pod may have any number of GPUs, and so may the others of its gang.
     first: Option<Option<Group>>,
 }
 
 impl Bound {
-    fn new(places: usize, cards: usize) -> Self {
+    fn new(pods: usize, cards: usize) -> Self {
         Self {
-            places,
+            pods,
             cards,
             first: None,
         }
@@ -417,10 +417,10 @@ impl Bound {
             Some(first) => gang.is_some() && first.as_ref() == gang,
         };
         let cards = cards_of(pod);
-        if self.places == 0 || !is_first && cards > self.cards {
+        if self.pods == 0 || !is_first && cards > self.cards {
             return false;
         }
-        self.places -= 1;
+        self.pods -= 1;
         self.cards = self.cards.saturating_sub(cards);
         self.first.get_or_insert_with(|| gang.cloned());
         true
@@ -466,8 +466,8 @@ impl Sight<'_> {
         missing.len() >= wanted && missing.iter().any(|mib| *mib > Mib::ZERO)
     }
 
-    /// Is this place of another free for the pod, which asks for the same, has one too, and whose turn is before?
-    pub(crate) fn may_take_place(&self, pod: &PodFacts, other: &PodFacts) -> bool {
+    /// Is the reservation of another free for this pod, which requests the same, has one too, and whose turn is before?
+    pub(crate) fn may_take_reservation(&self, pod: &PodFacts, other: &PodFacts) -> bool {
         let both = || {
             [pod, other]
                 .iter()

@@ -1,4 +1,4 @@
-//! Who ends for a pod that free memory is too scattered for.
+//! Who ends for a pod that free memory is too fragmented for.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::model::Random;
 /// A ledger that preempts, with these nodes and the sizes of their cards.
 fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let config = Config {
-        preempt_scattered: true,
+        preempt_fragmented: true,
         ..Config::default()
     };
     let mut ledger = Ledger::new(config);
@@ -54,9 +54,9 @@ fn waits(uid: &str, mib: u64) -> PodFacts {
 /// Who is named at `second`, which is three seconds after kube-scheduler's call and the first look.
 fn due(ledger: &mut Ledger, second: u64) -> Vec<String> {
     offer_all(ledger, at(second.saturating_sub(3)));
-    let first = ledger.scattered(at(second.saturating_sub(3)));
+    let first = ledger.fragmented(at(second.saturating_sub(3)));
     assert!(first.is_empty(), "named at the first look: {first:?}");
-    named(&ledger.scattered(at(second)))
+    named(&ledger.fragmented(at(second)))
 }
 
 fn named(pods: &[Arc<PodFacts>]) -> Vec<String> {
@@ -69,7 +69,7 @@ fn decide(ledger: &mut Ledger, uid: &str, protected: &[&str], second: u64) -> Ve
         let broken = pods.iter().filter(|pod| protected.contains(&&*pod.uid));
         broken.map(|pod| pod.uid.clone()).collect()
     };
-    ledger.preempt_scattered(uid, &broken, at(second));
+    ledger.preempt_fragmented(uid, &broken, at(second));
     victims(ledger, uid, second)
 }
 
@@ -85,7 +85,7 @@ fn is_kept(ledger: &Ledger, uid: &str) -> bool {
 }
 
 /// Two cards of 100 MiB with 60 free on each: 80 fit on none, and the sum is enough.
-fn scattered() -> Ledger {
+fn fragmented() -> Ledger {
     let mut ledger = ledger(&[("a", &[100, 100])]);
     ledger.apply_pod(holder("x", "a-0", 40, 1, 5));
     ledger.apply_pod(holder("y", "a-1", 40, 2, 5));
@@ -95,13 +95,13 @@ fn scattered() -> Ledger {
 
 #[test]
 fn the_lower_one_ends_and_nobody_before_kube_scheduler_had_its_chance() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert_eq!(due(&mut ledger, 3), ["p"]);
     assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
     // Not twice for one shortage.
-    assert!(ledger.scattered(at(4)).is_empty());
+    assert!(ledger.fragmented(at(4)).is_empty());
     ledger.apply_pod(leaving(holder("x", "a-0", 40, 1, 5)));
-    assert!(ledger.scattered(at(5)).is_empty());
+    assert!(ledger.fragmented(at(5)).is_empty());
     assert!(victims(&ledger, "p", 5).is_empty());
     // Nobody of the same or lower priority gets the room, and the pod does.
     ledger.delete_pod("x");
@@ -113,7 +113,7 @@ fn the_lower_one_ends_and_nobody_before_kube_scheduler_had_its_chance() {
 
 #[test]
 fn what_a_later_pod_would_take_of_the_room_stays_free_while_victims_end() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     due(&mut ledger, 3);
     assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
     // 60 are free on a-0, of which 40 are the pod's beside what x leaves.
@@ -145,7 +145,7 @@ fn only_pods_that_may_preempt_and_wait_have_others_end() {
         |pod| pod.group = Some("g".into()),
     ];
     for (index, change) in changes.into_iter().enumerate() {
-        let mut ledger = scattered();
+        let mut ledger = fragmented();
         let mut pod = waits("p", 80);
         change(&mut pod);
         ledger.apply_pod(pod);
@@ -159,7 +159,7 @@ fn only_pods_that_may_preempt_and_wait_have_others_end() {
 
 #[test]
 fn what_kube_schedulers_own_preemption_answers_is_left_to_it() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     // On b the sum is short, and kube-scheduler knows whom to evict.
     ledger.apply_node(node("b"));
     ledger.apply_gpunode("b", report(&[card("b-0", 100)]), at(0));
@@ -167,7 +167,7 @@ fn what_kube_schedulers_own_preemption_answers_is_left_to_it() {
     assert!(due(&mut ledger, 3).is_empty());
     // A holder whom it may not evict changes that.
     ledger.apply_pod(holder("z", "b-0", 90, 10, 0));
-    assert_eq!(named(&ledger.scattered(at(4))), ["p"]);
+    assert_eq!(named(&ledger.fragmented(at(4))), ["p"]);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_victim_that_ends_by_itself_spares_the_others() {
     assert_eq!(victims(&ledger, "p", 4), ["three"]);
     ledger.apply_pod(leaving(holder("three", "a-0", 30, 1, 3)));
     assert!(victims(&ledger, "p", 5).is_empty());
-    assert!(ledger.scattered(at(5)).is_empty());
+    assert!(ledger.fragmented(at(5)).is_empty());
     assert!(is_kept(&ledger, "p"));
 }
 
@@ -222,27 +222,27 @@ fn two_pods_and_one_card_one_gets_it_and_nobody_ends_for_the_other() {
     assert_eq!(due(&mut ledger, 3), ["p"]);
     assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
     for second in [4, 8, 12] {
-        assert!(ledger.scattered(at(second)).is_empty());
+        assert!(ledger.fragmented(at(second)).is_empty());
     }
     assert!(decide(&mut ledger, "q", &[], 12).is_empty());
     // The first one goes: the room is the second one's, if it is still to be made.
     ledger.delete_pod("p");
     assert!(!is_kept(&ledger, "p"));
-    assert_eq!(named(&ledger.scattered(at(20))), ["q"]);
+    assert_eq!(named(&ledger.fragmented(at(20))), ["q"]);
     assert_eq!(decide(&mut ledger, "q", &[], 20), ["x"]);
 }
 
 #[test]
 fn room_that_does_not_come_or_is_of_no_use_is_given_up_and_not_made_again_there() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     due(&mut ledger, 3);
     assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
     ledger.apply_gpunode("a", report(&[card("a-0", 100), card("a-1", 100)]), at(62));
-    assert!(ledger.scattered(at(62)).is_empty());
+    assert!(ledger.fragmented(at(62)).is_empty());
     assert!(is_kept(&ledger, "p"));
-    ledger.scattered(at(63));
+    ledger.fragmented(at(63));
     assert!(!is_kept(&ledger, "p"));
-    assert!(ledger.scattered(at(70)).is_empty());
+    assert!(ledger.fragmented(at(70)).is_empty());
     assert!(decide(&mut ledger, "p", &[], 70).is_empty());
 }
 
@@ -254,17 +254,17 @@ fn room_is_reserved_until_the_agent_reports_that_pods_which_terminated_use_none_
         report(&[Gpu { pods, ..first }, card("a-1", 100)])
     };
     for ends in [true, false] {
-        let mut ledger = scattered();
+        let mut ledger = fragmented();
         ledger.apply_gpunode("a", in_use(70), at(1));
         due(&mut ledger, 3);
         assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
         ledger.delete_pod("x");
         ledger.apply_gpunode("a", in_use(if ends { 0 } else { 70 }), at(62));
-        ledger.scattered(at(62));
+        ledger.fragmented(at(62));
         assert!(victims(&ledger, "p", 62).is_empty());
         assert!(choose(&mut ledger, &pod("late", 70), &["a"], at(62)).is_empty());
         // Not for longer, if processes outlive their pod.
-        ledger.scattered(at(if ends { 62 } else { 63 }));
+        ledger.fragmented(at(if ends { 62 } else { 63 }));
         assert_eq!(is_kept(&ledger, "p"), ends);
     }
 }
@@ -292,7 +292,7 @@ fn preempt_pauses_twice_as_long_after_each_failure_and_returns_to_a_node_once_al
         if second % 30 == 0 {
             offer_all(&mut ledger, at(second));
         }
-        if !ledger.scattered(at(second)).is_empty() {
+        if !ledger.fragmented(at(second)).is_empty() {
             chosen.push((second, decide(&mut ledger, "p", &[], second)));
         }
     }
@@ -307,10 +307,10 @@ fn preempt_pauses_twice_as_long_after_each_failure_and_returns_to_a_node_once_al
 
 #[test]
 fn nobody_ends_by_a_stale_report() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     assert!(due(&mut ledger, 1000).is_empty());
     assert!(decide(&mut ledger, "p", &[], 1000).is_empty());
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     due(&mut ledger, 3);
     assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
     assert!(victims(&ledger, "p", 1000).is_empty());
@@ -318,17 +318,17 @@ fn nobody_ends_by_a_stale_report() {
 
 #[test]
 fn the_report_of_a_node_that_is_gone_is_no_room_and_nobody_ends_there() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     offer_all(&mut ledger, at(0));
     ledger.apply_gpunode("gone", report(&[card("gone-0", 100)]), at(0));
-    ledger.scattered(at(0));
-    assert_eq!(named(&ledger.scattered(at(3))), ["p"]);
+    ledger.fragmented(at(0));
+    assert_eq!(named(&ledger.fragmented(at(3))), ["p"]);
     assert_eq!(decide(&mut ledger, "p", &[], 3), ["x"]);
 }
 
 #[test]
 fn those_who_leave_already_are_waited_for() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     ledger.apply_pod(leaving(holder("y", "a-1", 40, 2, 5)));
     assert!(due(&mut ledger, 3).is_empty());
     assert!(decide(&mut ledger, "p", &[], 3).is_empty());
@@ -337,7 +337,7 @@ fn those_who_leave_already_are_waited_for() {
 
 #[test]
 fn a_successor_goes_on_where_room_was_kept() {
-    let mut ledger = scattered();
+    let mut ledger = fragmented();
     ledger.apply_pod(leaving(holder("y", "a-1", 40, 2, 5)));
     ledger.apply_pod(PodFacts {
         reserved_on: Some("a".into()),
@@ -438,8 +438,8 @@ fn against_every_set(random: &mut Random) -> bool {
     let asked = 3 + random.below(8);
     ledger.apply_pod(waits("p", asked * 10));
     offer_all(&mut ledger, at(0));
-    ledger.scattered(at(0));
-    ledger.scattered(at(3));
+    ledger.fragmented(at(0));
+    ledger.fragmented(at(3));
     let chosen = decide(&mut ledger, "p", &[], 3);
     let of_uid = |uid: &String| taken.get(uid.trim_start_matches('v').parse::<usize>().ok()?);
     let count = chosen.len();

@@ -40,13 +40,13 @@ fn is_free(ledger: &Ledger, place: &Reserved, now: Duration) -> bool {
 impl World {
     /// What the extender does every second. All have waited for long enough. Whoever is given a place could have
     /// it if the node were empty.
-    pub(super) fn keep_places(&mut self) -> Result<(), String> {
+    pub(super) fn keep_reservations(&mut self) -> Result<(), String> {
         self.wake(10)?;
-        let before: BTreeSet<_> = self.ledger.places().iter().map(key).collect();
-        self.ledger.keep_places(self.now, i64::MAX);
+        let before: BTreeSet<_> = self.ledger.reservations().iter().map(key).collect();
+        self.ledger.keep_reservations(self.now, i64::MAX);
         let cards: usize = self.known.values().map(|report| report.gpus.len()).sum();
         let most = cards * self.config.keep_percent / 100;
-        let places = self.ledger.places();
+        let places = self.ledger.reservations();
         let kept: usize = places.iter().map(|place| asked(&place.pod)).sum();
         // A gang is one that has all it needs.
         let gangs: BTreeSet<_> = places.iter().map(|place| &place.pod.group).collect();
@@ -69,20 +69,20 @@ impl World {
                 require(holds, || format!("{uuid} could never hold it: {place:?}"))?;
             }
         }
-        self.check_places()
+        self.check_reservations()
     }
 
     /// All that holds a reserved card is gone, and the pod does not come, for something else rejects it: no card is
     /// reserved for much longer.
-    pub(super) fn check_free_places(&self) -> Result<(), String> {
+    pub(super) fn check_free_reservations(&self) -> Result<(), String> {
         if !self.switches.reserve_long {
             return Ok(());
         }
         let pods = self.cast(Bystander::Hopeless, false);
         let mut ledger = self.only(Feature::Reserve, &pods);
         self.ask_all(&mut ledger, &pods, self.now);
-        ledger.keep_places(self.now, i64::MAX);
-        let places = ledger.places();
+        ledger.keep_reservations(self.now, i64::MAX);
+        let places = ledger.reservations();
         let there = |pod: &&PodFacts| {
             let mut nodes = places.iter().map(|place| Some(&*place.node));
             pod.node.is_some() && nodes.any(|node| node == pod.node.as_deref())
@@ -97,8 +97,8 @@ impl World {
                 self.report_to(&mut ledger, now);
             }
             ledger.wake(10, now);
-            ledger.keep_places(now, i64::MAX);
-            let places = ledger.places();
+            ledger.keep_reservations(now, i64::MAX);
+            let places = ledger.reservations();
             let free = places.iter().filter(|place| is_free(&ledger, place, now));
             let free: BTreeSet<_> = free.map(key).collect();
             free_since.retain(|key, _| free.contains(key));
@@ -113,9 +113,9 @@ impl World {
     }
 
     /// No more than the bound says, of no card more than one, and for nobody who is gone or has his room.
-    pub(super) fn check_places(&self) -> Result<(), String> {
-        let places = self.ledger.places();
-        require(places.len() <= self.config.keep_places, || {
+    pub(super) fn check_reservations(&self) -> Result<(), String> {
+        let places = self.ledger.reservations();
+        require(places.len() <= self.config.keep_reservations, || {
             format!("too many: {places:?}")
         })?;
         let mut cards = BTreeMap::new();
@@ -152,7 +152,7 @@ impl World {
     ) -> Result<(), String> {
         let kept = refused.iter().filter(|(_, why)| *why == Reason::Reserved);
         for (name, _) in kept {
-            let places = self.ledger.places();
+            let places = self.ledger.reservations();
             let others = places.iter().filter(|place| *place.node == **name);
             let mut others = others.map(|place| &place.pod);
             require(
@@ -170,7 +170,7 @@ impl World {
         }
         self.now += self.config.keep_for;
         self.ledger.expire(self.now);
-        let left = self.ledger.places();
+        let left = self.ledger.reservations();
         require(left.is_empty(), || format!("does not end: {left:?}"))
     }
 }

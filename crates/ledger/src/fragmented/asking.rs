@@ -56,7 +56,7 @@ impl Asking {
 impl Sight<'_> {
     /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
     /// a pod leaves or may be preempted for it.
-    pub(crate) fn waits_for_pieces(&self, pod: &Arc<PodFacts>) -> bool {
+    pub(crate) fn waits_for_fragmented(&self, pod: &Arc<PodFacts>) -> bool {
         let mut asking = Asking::new(pod.uid.clone(), 0, self.nodes_to_see(), true);
         let mut budget = Budget::of(self.config);
         pod.may_be_placed()
@@ -150,7 +150,7 @@ impl Sight<'_> {
         if leave && self.reprieve(site, &[], &[], &|_| true, budget).is_some() {
             return true;
         }
-        let is_asked = evidence == Evidence::Short || self.config.preempt_scattered;
+        let is_asked = evidence == Evidence::Short || self.config.preempt_fragmented;
         is_asked
             && site.pod.preempts
             && self

@@ -1,4 +1,4 @@
-//! Preemption where free memory is scattered: how soon a pod has a whole card of which each is half in use by a pod of
+//! Preemption where free memory is fragmented: how soon a pod has a whole card of which each is half in use by a pod of
 //! lower priority, which ends without grace.
 
 use std::time::Instant;
@@ -57,7 +57,7 @@ pub(crate) async fn bench(args: &Args, nodes: usize, began: Instant) -> Result<(
     eprintln!("{} each card is half in use", since(began));
 
     let mut waits = Vec::new();
-    for trial in 0..args.scattered {
+    for trial in 0..args.fragmented {
         let pod = case.pod(&format!("high-{trial}")).gpu_mem(CARDS[0]);
         let at = Instant::now();
         let pod = pod.priority_class(CLASS).create(&case.client).await?;

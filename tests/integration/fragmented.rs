@@ -1,4 +1,4 @@
-//! Preemption for a pod that free memory is too scattered for: who ends, who does not, and what is left when something
+//! Preemption for a pod that free memory is too fragmented for: who ends, who does not, and what is left when something
 //! comes between.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -114,7 +114,7 @@ impl Sight<'_> {
     }
 
     pub(crate) fn moves_within(&self, pod: &Arc<PodFacts>, budget: &mut Budget) -> Option<Moves> {
-        if !self.waits_for_pieces(pod) {
+        if !self.waits_for_fragmented(pod) {
             return None;
         }
         let mut planning = Planning::new(pod.uid.clone(), 0, self.nodes_to_see(), false);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpustow_api::PodFacts;
 
-use super::pieces::{Asked, Asking};
+use super::asking::{Asked, Asking};
 use super::planning::Planning;
 use super::{Broken, KINDS, Moves};
 use crate::books::Uid;

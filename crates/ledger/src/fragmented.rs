@@ -1,16 +1,16 @@
-//! Preemption for a pod that free memory is too scattered for: no card has enough of it, but the node's sum has, so
+//! Preemption for a pod that free memory is too fragmented for: no card has enough of it, but the node's sum has, so
 //! that kube-scheduler, which sees the sum alone, evicts nobody.
 //!
-//! The ledger chooses who is to end ([`Ledger::preempt_scattered`]), keeps the room ([`crate::queue`]) and says who of
+//! The ledger chooses who is to end ([`Ledger::preempt_fragmented`]), keeps the room ([`crate::queue`]) and says who of
 //! the chosen is needed still ([`Ledger::preemptions`]). It acts on nobody. It waits until kube-scheduler had its
 //! chance, and leaves alone for a minute what kube-scheduler's own preemption answers: where a node's sum is short, and
 //! pods of lower priority could change that. A pod whose room did not come, or was of no use, has no other end there
 //! again, nor elsewhere before a pause. Pods end only on a node that kube-scheduler offered for the pod
 //! ([`crate::queue`], evidence), and what a look may cost is bounded ([`search`]).
 
+mod asking;
 mod moves;
 mod moving;
-mod pieces;
 mod planning;
 mod search;
 
@@ -119,29 +119,29 @@ struct Site<'a> {
 impl Ledger {
     /// Looks after the room that is kept for pods for which others end, and names the pods for which it is to be
     /// decided now who else ends. To be called every second or so.
-    pub fn scattered(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
-        if !self.config.preempt_scattered && !self.config.moves {
+    pub fn fragmented(&mut self, now: Duration) -> Vec<Arc<PodFacts>> {
+        if !self.config.preempt_fragmented && !self.config.moves {
             return Vec::new();
         }
         self.expire(now);
         self.queue.forget_controllers(now);
         let all = self.queue.all_evictions();
-        self.scattered.keep_looked(&all);
+        self.fragmented.keep_looked(&all);
         let mut budget = Budget::of_look();
         self.look_after_gangs(now);
         for uid in self.queue.all_evictions_for_pods() {
-            self.look_after_scattered(&uid, now);
+            self.look_after_fragmented(&uid, now);
             self.look_at_gains(&uid, now, &mut budget);
         }
         self.count_spent(budget.spent());
         let empties = self.emptying(now).is_some();
         self.queue.end_needless_replacements(empties, &self.books);
-        if !self.config.preempt_scattered {
+        if !self.config.preempt_fragmented {
             return Vec::new();
         }
-        let mut seen = take(&mut self.scattered);
+        let mut seen = take(&mut self.fragmented);
         let mut looked = seen.search(&self.sight(now));
-        self.scattered = seen;
+        self.fragmented = seen;
         self.count_spent(looked.spent);
         for uid in looked.unknown {
             self.queue.ask_for_evidence(&uid, now);
@@ -156,21 +156,21 @@ impl Ledger {
         looked.due
     }
 
-    /// Chooses who is to end for one of the pods that [`Ledger::scattered`] named, and keeps the room. False if no other
+    /// Chooses who is to end for one of the pods that [`Ledger::fragmented`] named, and keeps the room. False if no other
     /// need or can end, or if the search goes on: the next look names the pod again.
-    pub fn preempt_scattered(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
+    pub fn preempt_fragmented(&mut self, uid: &str, broken: Broken<'_>, now: Duration) -> bool {
         if let Some(found) = self.preempt_for_gang(uid, broken, now) {
             return found;
         }
-        let (mut seen, mut spent) = (take(&mut self.scattered), 0);
+        let (mut seen, mut spent) = (take(&mut self.fragmented), 0);
         let chosen = seen.choose(uid, broken, &self.sight(now), &mut spent);
-        self.scattered = seen;
+        self.fragmented = seen;
         self.count_spent(spent);
         let Some(Chosen { pod, plan, began }) = chosen else {
             return false;
         };
         self.pursue::<Preempt>(&pod, plan, now);
-        self.scattered.note_looked(&pod.uid, began);
+        self.fragmented.note_looked(&pod.uid, began);
         true
     }
 
@@ -226,7 +226,7 @@ impl Ledger {
             overtakes: Vec::new(),
         };
         self.pursue::<Defragment>(pod, plan, now);
-        self.scattered.note_looked(&pod.uid, began);
+        self.fragmented.note_looked(&pod.uid, began);
         self.keep_replacements(moves.moves, &Beneficiary::Pod(pod.uid.clone()), now);
     }
 
@@ -260,8 +260,8 @@ impl Ledger {
     /// Does the pod wait though what is free would suffice in sum, and would a node hold it if it were empty? Not if
     /// a pod leaves or may be preempted for it.
     #[must_use]
-    pub fn waits_for_pieces(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
-        self.sight(now).waits_for_pieces(pod)
+    pub fn waits_for_fragmented(&self, pod: &Arc<PodFacts>, now: Duration) -> bool {
+        self.sight(now).waits_for_fragmented(pod)
     }
 
     /// What would give room to a pod that waits for pieces; none if nothing would.
@@ -295,7 +295,7 @@ impl Ledger {
 
     /// Goes on with the look at nodes that gained room since others were chosen to end for the pod: does it fit on one?
     fn look_at_gains(&mut self, uid: &Uid, now: Duration, budget: &mut Budget) {
-        let (Some(pod), Some(mut looked)) = (self.books.pod(uid), self.scattered.looked(uid))
+        let (Some(pod), Some(mut looked)) = (self.books.pod(uid), self.fragmented.looked(uid))
         else {
             return;
         };
@@ -306,13 +306,13 @@ impl Ledger {
             }
             looked = number;
         }
-        self.scattered.note_looked(uid, looked);
+        self.fragmented.note_looked(uid, looked);
     }
 
     /// Does the pod fit on a node that gained room since others were chosen to end for it? True, too, if there are more
     /// such nodes than a question may look at: the next look comes to them.
     fn may_fit_elsewhere(&self, pod: &PodFacts, now: Duration) -> bool {
-        let looked = self.scattered.looked(&pod.uid).unwrap_or_default();
+        let looked = self.fragmented.looked(&pod.uid).unwrap_or_default();
         let mut budget = Budget::of_look();
         let mut gained = self.queue.gained_since(looked).map(|(_, name)| name);
         let first = gained.by_ref().take(GAINS);
@@ -323,13 +323,13 @@ impl Ledger {
     }
 
     /// What is kept for one pod goes on, or ends.
-    fn look_after_scattered(&mut self, uid: &Uid, now: Duration) {
+    fn look_after_fragmented(&mut self, uid: &Uid, now: Duration) {
         let Some(earmark) = self.queue.eviction_for(uid) else {
             return;
         };
         let wants = |pod: &Arc<PodFacts>| {
             let same = pod.asks.request().is_some_and(|it| earmark.is_for(it));
-            same && pod.may_be_placed() && self.books.reservation(uid).is_none()
+            same && pod.may_be_placed() && self.books.assumed(uid).is_none()
         };
         let pod = self.books.pod(uid).cloned().filter(wants);
         let how = match pod {

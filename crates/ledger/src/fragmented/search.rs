@@ -29,7 +29,7 @@ const IDLE: Duration = Duration::from_secs(10);
 /// What is under way between two looks.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Since when pods have waited for room that is scattered.
+    /// Since when pods have waited for room that is fragmented.
     since: HashMap<Uid, Duration>,
     /// Where the next look goes on among the kinds that wait.
     after: Option<Turn>,

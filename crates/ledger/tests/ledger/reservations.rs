@@ -43,12 +43,12 @@ fn waits(ledger: &mut Ledger, pod: PodFacts, nodes: &[&str], second: i64) -> Pod
 }
 
 pub(crate) fn keep(ledger: &mut Ledger, second: u64) {
-    ledger.keep_places(at(second), second as i64);
+    ledger.keep_reservations(at(second), second as i64);
 }
 
 /// For whom places are kept, and where.
-fn places(ledger: &Ledger) -> Vec<(String, String)> {
-    let places = ledger.places().into_iter();
+fn reservations(ledger: &Ledger) -> Vec<(String, String)> {
+    let places = ledger.reservations().into_iter();
     places
         .map(|place| (place.pod.uid.to_string(), place.node.to_string()))
         .collect()
@@ -72,10 +72,10 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     ledger.apply_pod(bound("two", "a", "a-1", 60));
     let large = waits(&mut ledger, asking("large", &[(2, 100)]), &["a"], 0);
     keep(&mut ledger, AFTER - 1);
-    assert_eq!(places(&ledger), []);
+    assert_eq!(reservations(&ledger), []);
     keep(&mut ledger, AFTER);
-    assert_eq!(places(&ledger), [is("large", "a")]);
-    let victims = ledger.place("large").map(|place| place.victims.len());
+    assert_eq!(reservations(&ledger), [is("large", "a")]);
+    let victims = ledger.reservation("large").map(|place| place.victims.len());
     assert_eq!(victims, Some(2));
     // Neither what is free now nor what comes free goes to whoever came later.
     let late = pod("late", 40);
@@ -89,7 +89,7 @@ fn what_comes_free_is_kept_for_the_pod_that_waited_until_it_fits() {
     let woken: Vec<&str> = woken.iter().map(|pod| &*pod.uid).collect();
     assert_eq!(woken, ["large"]);
     assert_eq!(choose(&mut ledger, &large, &["a"], at(AFTER)), ["a"]);
-    assert_eq!(places(&ledger), []);
+    assert_eq!(reservations(&ledger), []);
     let given_up = Ended::GIVEN_UP.map(|cause| ledger.given_up(cause));
     assert_eq!(given_up, [0; 4]);
 }
@@ -108,16 +108,16 @@ fn the_place_is_where_the_fewest_have_to_end_and_moves_to_a_better_one() {
     // On b one has to end, on a both.
     waits(&mut ledger, pod("p", 95), &["a", "b"], 0);
     keep(&mut ledger, AFTER);
-    assert_eq!(places(&ledger), [is("p", "b")]);
+    assert_eq!(reservations(&ledger), [is("p", "b")]);
     // On a one is left that has to end, too: that is no better.
     ledger.delete_pod("1");
     keep(&mut ledger, AFTER + 1);
-    assert_eq!(places(&ledger), [is("p", "b")]);
+    assert_eq!(reservations(&ledger), [is("p", "b")]);
     // A second one comes to b around us.
     ledger.apply_pod(bound("5", "b", "b-0", 25));
     keep(&mut ledger, AFTER + 2);
     keep(&mut ledger, AFTER + 3);
-    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(reservations(&ledger), [is("p", "a")]);
     assert_eq!(ledger.given_up(Ended::Better), 1);
 }
 
@@ -140,7 +140,7 @@ fn higher_priority_gets_the_room_all_the_same() {
 #[test]
 fn places_are_few_and_the_first_in_turn_have_them() {
     let bounded = Config {
-        keep_places: 2,
+        keep_reservations: 2,
         ..Config::default()
     };
     let mut ledger = keeping(&[("a", 1), ("b", 1), ("c", 1)], bounded);
@@ -153,14 +153,17 @@ fn places_are_few_and_the_first_in_turn_have_them() {
         waits(&mut ledger, pod(uid, 90 + created), &nodes, created as i64);
     }
     keep(&mut ledger, AFTER + 3);
-    assert_eq!(places(&ledger), [is("first", "a"), is("second", "b")]);
+    assert_eq!(reservations(&ledger), [is("first", "a"), is("second", "b")]);
     let higher = PodFacts {
         priority: 1,
         ..pod("higher", 99)
     };
     waits(&mut ledger, higher, &nodes, 4);
     keep(&mut ledger, AFTER + 4);
-    let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
+    let uids: Vec<String> = reservations(&ledger)
+        .into_iter()
+        .map(|(uid, _)| uid)
+        .collect();
     assert_eq!(uids, ["first", "higher"]);
     assert_eq!(ledger.given_up(Ended::Overtaken), 1);
 }
@@ -186,7 +189,10 @@ fn places_are_a_small_part_of_the_cluster_but_for_the_first() {
         waits(&mut ledger, asking(uid, &[(gpus, 99)]), &nodes, 0);
     }
     keep(&mut ledger, AFTER);
-    let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
+    let uids: Vec<String> = reservations(&ledger)
+        .into_iter()
+        .map(|(uid, _)| uid)
+        .collect();
     assert_eq!(uids, ["p0", "p2"], "half of six cards are three");
 }
 
@@ -197,20 +203,20 @@ fn what_does_not_come_free_in_time_is_given_up_for_other_cards() {
     ledger.apply_pod(bound("two", "b", "b-0", 60));
     waits(&mut ledger, pod("p", 100), &["a", "b"], 0);
     keep(&mut ledger, AFTER);
-    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(reservations(&ledger), [is("p", "a")]);
     keep(&mut ledger, AFTER + LASTS - 1);
-    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(reservations(&ledger), [is("p", "a")]);
     keep(&mut ledger, AFTER + LASTS);
-    assert_eq!(places(&ledger), [is("p", "b")]);
+    assert_eq!(reservations(&ledger), [is("p", "b")]);
     assert_eq!(ledger.given_up(Ended::Late), 1);
     // For a minute nothing is kept then; after that the first ones are tried again.
     let both = AFTER + 2 * LASTS;
     for second in [both, both + 1, both + 60] {
         keep(&mut ledger, second);
-        assert_eq!(places(&ledger), [], "at {second}");
+        assert_eq!(reservations(&ledger), [], "at {second}");
     }
     keep(&mut ledger, both + 61);
-    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(reservations(&ledger), [is("p", "a")]);
 }
 
 #[test]
@@ -220,16 +226,16 @@ fn a_place_ends_with_its_pod_and_with_its_node() {
     waits(&mut ledger, pod("p", 100), &["a"], 0);
     keep(&mut ledger, AFTER);
     ledger.delete_pod("p");
-    assert_eq!(places(&ledger), []);
+    assert_eq!(reservations(&ledger), []);
     let late = pod("late", 40);
     ledger.apply_pod(late.clone());
     assert_eq!(choose(&mut ledger, &late, &["a"], at(AFTER)), ["a"]);
     waits(&mut ledger, pod("q", 100), &["a"], 0);
     keep(&mut ledger, AFTER);
-    assert_eq!(places(&ledger), [is("q", "a")]);
+    assert_eq!(reservations(&ledger), [is("q", "a")]);
     ledger.delete_gpunode("a");
     keep(&mut ledger, AFTER + 1);
-    assert_eq!(places(&ledger), []);
+    assert_eq!(reservations(&ledger), []);
     assert_eq!(ledger.given_up(Ended::Unfit), 1);
 }
 
@@ -242,7 +248,7 @@ fn nobody_gets_a_place_who_can_never_fit_or_who_fits() {
     waits(&mut ledger, pod("p", 100), &["a"], 0);
     ledger.delete_pod("one");
     keep(&mut ledger, AFTER);
-    assert_eq!(places(&ledger), []);
+    assert_eq!(reservations(&ledger), []);
 }
 
 #[test]
@@ -254,7 +260,7 @@ fn of_pods_that_ask_for_the_same_the_first_takes_the_place_that_is_free_first() 
     let second = waits(&mut ledger, pod("second", 100), &["a", "b"], 1);
     keep(&mut ledger, AFTER);
     keep(&mut ledger, AFTER + 1);
-    assert_eq!(places(&ledger), [is("first", "a"), is("second", "b")]);
+    assert_eq!(reservations(&ledger), [is("first", "a"), is("second", "b")]);
     ledger.delete_pod("two");
     assert_eq!(choose(&mut ledger, &first, &["b"], at(AFTER)), ["b"]);
     assert_eq!(refusals(&mut ledger, &second, &["b"]).len(), 1);
@@ -292,7 +298,7 @@ fn named(names: &[String]) -> Vec<&str> {
 #[test]
 fn a_pod_that_no_node_could_hold_takes_no_reservation_from_others() {
     let bounded = Config {
-        keep_places: 1,
+        keep_reservations: 1,
         ..Config::default()
     };
     let (mut ledger, names) = full(2, 2, bounded);
@@ -304,13 +310,13 @@ fn a_pod_that_no_node_could_hold_takes_no_reservation_from_others() {
     waits(&mut ledger, hopeless, &nodes, 0);
     waits(&mut ledger, asking("p", &[(2, 100)]), &nodes, 1);
     keep(&mut ledger, AFTER + 1);
-    assert_eq!(places(&ledger), [is("p", "n0000")]);
+    assert_eq!(reservations(&ledger), [is("p", "n0000")]);
 }
 
 #[test]
 fn a_pod_whose_gpus_were_all_tried_takes_no_reservation_from_others() {
     let bounded = Config {
-        keep_places: 1,
+        keep_reservations: 1,
         ..Config::default()
     };
     let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
@@ -319,16 +325,16 @@ fn a_pod_whose_gpus_were_all_tried_takes_no_reservation_from_others() {
     waits(&mut ledger, pod("p", 100), &["a", "b"], 0);
     keep(&mut ledger, AFTER);
     keep(&mut ledger, AFTER + LASTS);
-    assert_eq!(places(&ledger), [is("p", "b")]);
+    assert_eq!(reservations(&ledger), [is("p", "b")]);
     waits(&mut ledger, pod("q", 99), &["a", "b"], 1);
     keep(&mut ledger, AFTER + 2 * LASTS);
-    assert_eq!(places(&ledger), [is("q", "a")]);
+    assert_eq!(reservations(&ledger), [is("q", "a")]);
 }
 
 #[test]
 fn a_reservation_of_which_all_is_free_ends_after_a_minute_and_others_come_first() {
     let bounded = Config {
-        keep_places: 1,
+        keep_reservations: 1,
         ..Config::default()
     };
     let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
@@ -341,11 +347,11 @@ fn a_reservation_of_which_all_is_free_ends_after_a_minute_and_others_come_first(
     };
     waits(&mut ledger, higher, &["a", "b"], 0);
     keep(&mut ledger, AFTER);
-    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(reservations(&ledger), [is("p", "a")]);
     ledger.delete_pod("one");
     let free = AFTER + 10;
     keep(&mut ledger, free);
-    let until = ledger.place("p").map(|place| place.until);
+    let until = ledger.reservation("p").map(|place| place.until);
     assert_eq!(until, Some(at(free + 60)));
     // While others hold some of it, it is awaited like any other.
     ledger.apply_pod(bound("three", "a", "a-0", 10));
@@ -354,18 +360,18 @@ fn a_reservation_of_which_all_is_free_ends_after_a_minute_and_others_come_first(
     waits(&mut ledger, pod("q", 95), &["b"], 1);
     for second in [free + 60, free + 119] {
         keep(&mut ledger, second);
-        assert_eq!(places(&ledger), [is("p", "a")], "at {second}");
+        assert_eq!(reservations(&ledger), [is("p", "a")], "at {second}");
     }
     keep(&mut ledger, free + 120);
-    assert_eq!(places(&ledger), [is("q", "a")]);
+    assert_eq!(reservations(&ledger), [is("q", "a")]);
     assert_eq!(ledger.given_up(Ended::Late), 1);
     // A minute later the pod would be tried elsewhere, but others stand before it now.
     keep(&mut ledger, free + 181);
-    assert_eq!(places(&ledger), [is("q", "a")]);
+    assert_eq!(reservations(&ledger), [is("q", "a")]);
     ledger.delete_pod("q");
     ledger.apply_pod(bound("four", "a", "a-0", 50));
     keep(&mut ledger, free + 182);
-    assert_eq!(places(&ledger), [is("p", "b")]);
+    assert_eq!(reservations(&ledger), [is("p", "b")]);
 }
 
 #[test]
@@ -379,7 +385,7 @@ fn a_pod_that_fits_and_does_not_come_has_its_reservation_for_a_minute() {
     let mut kept = 0;
     for second in AFTER + 1..AFTER + 3600 {
         keep(&mut ledger, second);
-        kept += places(&ledger).len();
+        kept += reservations(&ledger).len();
     }
     assert_eq!(kept, 60);
 }
@@ -403,7 +409,7 @@ fn a_pod_behind_any_number_of_others_that_cannot_have_one_gets_a_reservation() {
     }
     waits(&mut ledger, asking("p", &[(2, 100)]), &nodes, 1);
     keep(&mut ledger, AFTER + 1);
-    assert_eq!(places(&ledger), [is("p", "n0000")]);
+    assert_eq!(reservations(&ledger), [is("p", "n0000")]);
 }
 
 #[test]
@@ -414,14 +420,17 @@ fn a_pod_of_higher_priority_takes_the_reservation_where_there_is_no_other_node()
     waits(&mut ledger, pod("p", 100), &["a", "b"], 0);
     waits(&mut ledger, pod("q", 99), &["a", "b"], 1);
     keep(&mut ledger, AFTER + 1);
-    assert_eq!(places(&ledger), [is("p", "a"), is("q", "b")]);
+    assert_eq!(reservations(&ledger), [is("p", "a"), is("q", "b")]);
     let higher = PodFacts {
         priority: 1,
         ..pod("higher", 98)
     };
     waits(&mut ledger, higher, &["a", "b"], 2);
     keep(&mut ledger, AFTER + 2);
-    let uids: Vec<String> = places(&ledger).into_iter().map(|(uid, _)| uid).collect();
+    let uids: Vec<String> = reservations(&ledger)
+        .into_iter()
+        .map(|(uid, _)| uid)
+        .collect();
     assert_eq!(uids.len(), 2);
     assert!(uids.contains(&"higher".to_owned()), "{uids:?}");
     assert_eq!(ledger.given_up(Ended::Overtaken), 1);
@@ -430,7 +439,7 @@ fn a_pod_of_higher_priority_takes_the_reservation_where_there_is_no_other_node()
 #[test]
 fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
     let bounded = Config {
-        keep_places: 1,
+        keep_reservations: 1,
         queue: true,
         ..Config::default()
     };
@@ -447,20 +456,20 @@ fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
     }
     ledger.wake(9, at(0));
     keep(&mut ledger, AFTER + 1);
-    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(reservations(&ledger), [is("p", "a")]);
     // Its gate is taken off, which the watch has not shown yet.
     ledger.delete_pod("a");
     let ungated = ledger.wake(9, at(AFTER + 2));
     assert_eq!(ungated.first().map(|pod| &*pod.uid), Some("p"));
     keep(&mut ledger, AFTER + 2);
-    assert_eq!(places(&ledger), [is("p", "a")]);
+    assert_eq!(reservations(&ledger), [is("p", "a")]);
 }
 
 /// What one look costs, at most, and in how many looks the last of these pods has its reservation.
 fn work_of(nodes: usize) -> (u64, u64) {
     const PODS: usize = 8;
     let config = Config {
-        keep_places: PODS + 1,
+        keep_reservations: PODS + 1,
         ..Config::default()
     };
     let (mut ledger, names) = full(nodes, 8, config);
@@ -475,12 +484,12 @@ fn work_of(nodes: usize) -> (u64, u64) {
         );
     }
     let (mut most, mut looks) = (0, 0);
-    while places(&ledger).len() < PODS {
-        let before = ledger.work_on_places();
+    while reservations(&ledger).len() < PODS {
+        let before = ledger.work_on_reservations();
         keep(&mut ledger, AFTER + looks);
-        most = most.max(ledger.work_on_places() - before);
+        most = most.max(ledger.work_on_reservations() - before);
         looks += 1;
-        assert!(looks < 1000, "{nodes} nodes: {:?}", places(&ledger));
+        assert!(looks < 1000, "{nodes} nodes: {:?}", reservations(&ledger));
     }
     (most, looks)
 }
