@@ -16,6 +16,9 @@ use super::lending::lending;
 use super::twins::{self, Elsewhere};
 use crate::maps::HashMap;
 
+/// Clients that MPS lets compute on a GPU at a time: each pod is one at least.
+const CLIENTS: usize = 48;
+
 /// A pod's UID.
 pub(crate) type Uid = Arc<str>;
 
@@ -473,10 +476,13 @@ impl Node {
     fn compute_of(&self, gpu: &Gpu, counts: impl Fn(&str) -> bool) -> Compute {
         let capacity = self.settings.compute;
         let elsewhere = self.elsewhere.on(&gpu.uuid).compute;
-        let taken = self.compute_held(&gpu.uuid, counts);
+        let shares = self.holds().filter(|(uid, _)| counts(uid));
+        let shares = shares.filter(|(_, hold)| hold.compute_on(&gpu.uuid) > 0);
+        let taken = self.compute_held(&gpu.uuid, &counts);
+        let free = capacity.saturating_sub(taken.saturating_add(elsewhere));
         Compute {
             capacity,
-            free: capacity.saturating_sub(taken.saturating_add(elsewhere)),
+            free: if shares.count() < CLIENTS { free } else { 0 },
         }
     }
 

@@ -67,6 +67,18 @@ fn pods_with_a_share_go_to_gpus_with_mps_and_all_others_elsewhere() {
 }
 
 #[test]
+fn gpu_has_at_most_as_many_pods_as_mps_has_clients() {
+    let mut ledger = nodes();
+    for number in 0..48 {
+        ledger.apply_pod(holder(&format!("p{number}"), 1, 1));
+    }
+    let waits = computing(pod("waits", 1), 1);
+    assert_eq!(refused(&mut ledger, &waits, "a"), Some(NO_COMPUTE));
+    ledger.delete_pod("p0");
+    assert_eq!(choose(&mut ledger, &waits, &["a"], at(0)), ["a"]);
+}
+
+#[test]
 fn shares_of_a_gpu_are_at_most_a_hundred_whether_assumed_or_bound() {
     let mut ledger = nodes();
     ledger.apply_pod(holder("bound", 10, 30));
