@@ -76,7 +76,7 @@ pub(crate) fn isolated(pod: PodFacts) -> PodFacts {
 
 /// The same card in four slices, with these MIG instances; agents make others of one, two and four slices.
 pub(crate) fn makes_instances(card: Gpu, instances: &[Instance]) -> Gpu {
-    let slice = u32::try_from(card.total_mib / 4).unwrap();
+    let slice = u32::try_from(card.total_mib / 4).unwrap_or(u32::MAX);
     let profile = |slices: u8, starts: &[u8]| Profile {
         name: format!("{slices}g"),
         memory_mib: slice * u32::from(slices),

@@ -70,7 +70,7 @@ fn refused(ledger: &mut Ledger, pod: &PodFacts, node: &str) -> Option<Reason> {
 fn bind(ledger: &mut Ledger, pod: &PodFacts) -> Result<(String, u8), Option<Reason>> {
     match ledger.begin_bind(pod, "a", at(1)) {
         Ok(assignment) => {
-            let made = assignment.instance.clone().unwrap();
+            let made = assignment.instance.clone().ok_or(None)?;
             Ok((made.profile.to_string(), made.start))
         }
         Err(BindRefusal::NoFit { reason, .. }) => Err(Some(reason)),

@@ -39,7 +39,7 @@ fn wish(random: &mut Random, uid: &str) -> PodFacts {
     match random.below(7) {
         0 => exclusive(pod),
         6 if pod.containers.len() == 1
-            && !pod.asks.request().is_some_and(|it| it.claims[0].gpus > 1) =>
+            && pod.asks.request().is_none_or(|it| it.claims[0].gpus <= 1) =>
         {
             isolated(pod)
         }
