@@ -118,6 +118,11 @@ async fn the_chart_makes_the_objects_of_the_kustomizations() -> Result<()> {
             &["--set=agent.setLimits=true"],
             "overlays/set-limits",
         ),
+        (
+            "1.36.3",
+            &["--set=agent.makeInstances=true"],
+            "overlays/make-instances",
+        ),
         ("1.36.3", &["--set=agent.mps=true"], "overlays/mps"),
         (
             "1.36.3",

@@ -88,6 +88,20 @@
 {{- $_ := set $agent.securityContext "privileged" true }}
 {{- range $agent.volumeMounts }}{{- if eq .name "cgroup" }}{{- $_ := unset . "readOnly" }}{{- end }}{{- end }}
 {{- end }}
+{{- $extra := list }}
+{{- if $values.agent.makeInstances }}
+{{- $args = prepend $args "--make-instances" }}
+{{- $extra = list (dict "name" "NVIDIA_MIG_CONFIG_DEVICES" "value" "all") (dict "name" "NVIDIA_MIG_MONITOR_DEVICES" "value" "all") }}
+{{- $_ := unset $agent.securityContext "allowPrivilegeEscalation" }}
+{{- $_ := set $agent.securityContext "privileged" true }}
+{{- $spec := $object.spec.template.spec }}
+{{- range $name, $path := dict "instances" "/run/gpustow/instances" "cdi" "/var/run/cdi" "etc-cdi" "/etc/cdi" }}
+{{- $mount := dict "name" $name "mountPath" $path }}
+{{- if eq $name "etc-cdi" }}{{- $_ := set $mount "readOnly" true }}{{- end }}
+{{- $_ := set $agent "volumeMounts" (append $agent.volumeMounts $mount) }}
+{{- $_ := set $spec "volumes" (append $spec.volumes (dict "name" $name "hostPath" (dict "path" $path "type" "DirectoryOrCreate"))) }}
+{{- end }}
+{{- end }}
 {{- if $values.agent.mps }}
 {{- $args = prepend $args "--mps" }}
 {{- $mount := dict "name" "mps" "mountPath" "/run/gpustow/mps/pipe" "readOnly" true }}
@@ -110,7 +124,7 @@
 {{- include "gpustow.once" (dict "value" "agent.extraArgs" "args" (concat $agent.args $args) "extra" $values.agent.extraArgs) }}
 {{- $args = concat $args $values.agent.extraArgs }}
 {{- include "gpustow.container" (dict "root" $root "container" $agent "image" $values.agent.image "tag" $root.Chart.AppVersion "resources" $values.agent.resources "args" $args) }}
-{{- $_ := set $agent "env" (concat $agent.env $env) }}
+{{- $_ := set $agent "env" (concat $agent.env $extra $env) }}
 {{- else if eq $what "Deployment/gpustow-page" }}
 {{- include "gpustow.pod" (dict "root" $root "template" $object.spec.template "values" dict) }}
 {{- include "gpustow.container" (dict "root" $root "container" (first $object.spec.template.spec.containers) "image" $values.page.image "tag" $root.Chart.AppVersion) }}
