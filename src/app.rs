@@ -123,8 +123,8 @@ impl App {
         }
     }
 
-    /// The epoch in which this replica decides, or why it may not.
-    pub(crate) async fn may_decide(self: &Arc<Self>) -> Result<u64, Failure> {
+    /// Is this replica in a position to decide? If not, the text says why.
+    pub(crate) async fn may_decide(self: &Arc<Self>) -> Result<(), Failure> {
         if self.is_draining() {
             return Err(Failure::new(
                 ErrorKind::Internal,
@@ -138,6 +138,7 @@ impl App {
         }
         self.epoch()
             .await
+            .map(drop)
             .map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))
     }
 }

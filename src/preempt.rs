@@ -45,7 +45,7 @@ pub(crate) async fn preempt(
             node_name_to_meta_victims: args.victims,
         });
     }
-    let epoch = app.may_decide().await?;
+    app.may_decide().await?;
     if let Some(node) = late::fits_without_victims(app, &pod).await? {
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, %node,
@@ -105,11 +105,6 @@ pub(crate) async fn preempt(
             };
             answer.insert(node, changed(victims, &more, &spared, &protected));
         }
-    }
-    if !answer.is_empty() {
-        // kube-scheduler evicts by this answer: this replica may have been frozen, and another decides.
-        let ours = app.epoch.confirm(epoch).await;
-        ours.map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))?;
     }
     tracing::info!(
         namespace = %pod.namespace, pod = %pod.name, candidates, nodes = answer.len(),
