@@ -1,10 +1,10 @@
 //! MIG instances that the agent makes for pods, and ends after them.
 //!
-//! What it made is written down in a directory before it is made, one file for each pod, so that an agent that starts
-//! again knows its own from those of others, which it never touches. A pod's container finds its instance by a CDI
-//! specification that bears the pod's UID and is there only while the instance is. No clock, and no order but that of
-//! UIDs.
+//! The agent notes each instance in a file before it makes it, one file for each pod. So an agent that starts again can tell
+//! its own instances from those of others, which it never changes. A pod's container finds its instance by a CDI
+//! specification with the pod's UID in its name. The specification exists only while the instance does.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ pub struct MakeError {
 }
 
 /// An instance could not be made or ended.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 pub enum Problem {
     /// The driver refused it.
     #[error(transparent)]
@@ -116,7 +116,7 @@ pub struct Found {
 pub struct Shown {
     /// The profiles that pods may get.
     pub profiles: Vec<Profile>,
-    /// All instances, whoever made them, by their first slices.
+    /// All instances, those of others included, by their first slices.
     pub instances: Vec<Found>,
 }
 
@@ -186,7 +186,8 @@ pub struct Card<'a> {
 }
 
 /// Makes what pods of the node must have on these cards and ends what no pod has any more. `lives` says whether a pod's
-/// containers may still run. While the pods are not known, it only looks. Returns what each card has now, or why it does not say; problems of pods are logged.
+/// containers may still run. While the pods are not known, it only looks. Returns what each card has now, or why it does
+/// not say; problems of pods are logged.
 pub fn reconcile(
     places: &Places,
     cards: &[Card<'_>],
@@ -197,9 +198,12 @@ pub fn reconcile(
         Ok(records) => records,
         Err(problem) => return cards.iter().map(|_| Err(problem.to_string())).collect(),
     };
+    let base = LazyCell::new(|| places.base());
     cards
         .iter()
         .map(|card| {
+            let look = || card.driver.shown().map_err(|error| error.to_string());
+            let mut shown = look()?;
             let wanted = || {
                 let all = orders.into_iter().flatten();
                 all.filter(|order| *order.gpu == *card.uuid)
@@ -214,15 +218,18 @@ pub fn reconcile(
                 if orders.is_none() || is_wanted || lives(&uid) {
                     continue;
                 }
-                match places.end(card, &uid, &records) {
-                    Ok(()) => drop(records.remove(&uid)),
+                match places.end(card, &uid, &records, &shown) {
+                    Ok(()) => {
+                        records.remove(&uid);
+                        shown = look()?;
+                    }
                     Err(problem) => {
                         tracing::warn!(uid, %problem, "cannot end a MIG instance; trying again")
                     }
                 }
             }
             for order in wanted() {
-                if let Err(problem) = places.make(card, order, &mut records) {
+                if let Err(problem) = places.make(card, order, &mut records, &mut shown, &base) {
                     tracing::warn!(
                         uid = &*order.uid,
                         %problem,
@@ -230,7 +237,6 @@ pub fn reconcile(
                     );
                 }
             }
-            let shown = card.driver.shown().map_err(|error| error.to_string())?;
             let whose = |found: &Found| {
                 let mut own = records.iter();
                 let own = own.find(|(_, record)| *record.gpu == *card.uuid && record.is(found));
@@ -312,9 +318,10 @@ impl Places {
         card: &Card<'_>,
         order: &Order,
         records: &mut BTreeMap<String, Record>,
+        shown: &mut Shown,
+        base: &Result<Value, Problem>,
     ) -> Result<(), Problem> {
         let uid = &*order.uid;
-        let shown = card.driver.shown()?;
         let same = |own: &&Record| own.instance == order.instance && own.gpu == order.gpu;
         let own = records.get(uid).filter(same);
         let there = own.and_then(|own| shown.instances.iter().find(|it| own.is(it)));
@@ -345,9 +352,9 @@ impl Places {
                     return Err(error.into());
                 }
                 records.insert(uid.to_owned(), record.clone());
-                let shown = card.driver.shown()?;
-                let made = shown.instances.into_iter().find(|it| record.is(it));
-                made.ok_or(Problem::Others)?
+                *shown = card.driver.shown()?;
+                let made = shown.instances.iter().find(|it| record.is(it));
+                made.cloned().ok_or(Problem::Others)?
             }
         };
         if let Some(record) = records.get_mut(uid).filter(|it| it.id != Some(found.id)) {
@@ -357,7 +364,7 @@ impl Places {
         if !found.whole {
             card.driver.complete(&found)?;
         }
-        self.show(card, uid, &found)
+        self.show(card, uid, &found, base)
     }
 
     /// Ends a pod's instance: first no container can find it any more, last it is forgotten.
@@ -366,11 +373,11 @@ impl Places {
         card: &Card<'_>,
         uid: &str,
         records: &BTreeMap<String, Record>,
+        shown: &Shown,
     ) -> Result<(), Problem> {
         if let Some(path) = self.specification(uid) {
             remove(&path)?;
         }
-        let shown = card.driver.shown()?;
         let own = records.get(uid);
         let mut all = shown.instances.iter();
         if let Some(found) = own.and_then(|own| all.find(|it| own.is(it))) {
@@ -389,7 +396,13 @@ impl Places {
     }
 
     /// Writes the CDI specification of a pod's instance, unless it is there.
-    fn show(&self, card: &Card<'_>, uid: &str, found: &Found) -> Result<(), Problem> {
+    fn show(
+        &self,
+        card: &Card<'_>,
+        uid: &str,
+        found: &Found,
+        base: &Result<Value, Problem>,
+    ) -> Result<(), Problem> {
         let Some(path) = self.specification(uid) else {
             return Ok(());
         };
@@ -418,7 +431,7 @@ impl Places {
             "cdiVersion": "0.5.0",
             "kind": names::CDI_MIG,
             "devices": [{ "name": uid, "containerEdits": { "deviceNodes": nodes } }],
-            "containerEdits": self.base()?,
+            "containerEdits": base.as_ref().map_err(Problem::clone)?,
         });
         let text = std::fs::read_to_string(&path).ok();
         let there: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
