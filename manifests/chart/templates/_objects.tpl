@@ -84,39 +84,29 @@
 {{- end }}
 {{- if $values.agent.setLimits }}
 {{- $args = prepend $args "--set-limits" }}
-{{- $_ := unset $agent.securityContext "allowPrivilegeEscalation" }}
-{{- $_ := set $agent.securityContext "privileged" true }}
 {{- range $agent.volumeMounts }}{{- if eq .name "cgroup" }}{{- $_ := unset . "readOnly" }}{{- end }}{{- end }}
 {{- end }}
+{{- if or $values.agent.setLimits $values.agent.makeInstances }}
+{{- $_ := unset $agent.securityContext "allowPrivilegeEscalation" }}
+{{- $_ := set $agent.securityContext "privileged" true }}
+{{- end }}
+{{- $spec := $object.spec.template.spec }}
 {{- $extra := list }}
 {{- if $values.agent.makeInstances }}
 {{- $args = prepend $args "--make-instances" }}
 {{- $extra = list (dict "name" "NVIDIA_MIG_CONFIG_DEVICES" "value" "all") (dict "name" "NVIDIA_MIG_MONITOR_DEVICES" "value" "all") }}
-{{- $_ := unset $agent.securityContext "allowPrivilegeEscalation" }}
-{{- $_ := set $agent.securityContext "privileged" true }}
-{{- $spec := $object.spec.template.spec }}
-{{- range $name, $path := dict "instances" "/run/gpustow/instances" "cdi" "/var/run/cdi" "etc-cdi" "/etc/cdi" }}
-{{- $mount := dict "name" $name "mountPath" $path }}
-{{- if eq $name "etc-cdi" }}{{- $_ := set $mount "readOnly" true }}{{- end }}
-{{- $_ := set $agent "volumeMounts" (append $agent.volumeMounts $mount) }}
-{{- $_ := set $spec "volumes" (append $spec.volumes (dict "name" $name "hostPath" (dict "path" $path "type" "DirectoryOrCreate"))) }}
-{{- end }}
+{{- include "gpustow.hostPath" (dict "spec" $spec "name" "cdi" "path" "/var/run/cdi") }}
+{{- include "gpustow.hostPath" (dict "spec" $spec "name" "etc-cdi" "path" "/etc/cdi" "readOnly" true) }}
+{{- include "gpustow.hostPath" (dict "spec" $spec "name" "instances" "path" "/run/gpustow/instances") }}
 {{- end }}
 {{- if $values.agent.mps }}
 {{- $args = prepend $args "--mps" }}
-{{- $mount := dict "name" "mps" "mountPath" "/run/gpustow/mps/pipe" "readOnly" true }}
-{{- $_ := set $agent "volumeMounts" (append $agent.volumeMounts $mount) }}
-{{- $volume := dict "name" "mps" "hostPath" (dict "path" "/run/gpustow/mps/pipe" "type" "DirectoryOrCreate") }}
-{{- $_ := set $object.spec.template.spec "volumes" (append $object.spec.template.spec.volumes $volume) }}
+{{- include "gpustow.hostPath" (dict "spec" $spec "name" "mps" "path" "/run/gpustow/mps/pipe" "readOnly" true) }}
 {{- end }}
 {{- if $values.agent.mpsDaemon }}
 {{- if not $values.agent.mps }}{{ fail "agent.mpsDaemon needs agent.mps=true" }}{{ end }}
 {{- $args = append $args "--mps-shm=/run/gpustow/mps/shm" }}
-{{- $mount := dict "name" "mps-shm" "mountPath" "/run/gpustow/mps/shm" }}
-{{- $_ := set $agent "volumeMounts" (append $agent.volumeMounts $mount) }}
-{{- $volume := dict "name" "mps-shm" "hostPath" (dict "path" "/run/gpustow/mps/shm" "type" "DirectoryOrCreate") }}
-{{- $spec := $object.spec.template.spec }}
-{{- $_ := set $spec "volumes" (append $spec.volumes $volume) }}
+{{- include "gpustow.hostPath" (dict "spec" $spec "name" "mps-shm" "path" "/run/gpustow/mps/shm") }}
 {{- $daemon := include "gpustow.mpsDaemon" $root | fromYaml }}
 {{- include "gpustow.container" (dict "root" $root "container" $daemon "image" $values.agent.image "tag" $root.Chart.AppVersion) }}
 {{- $_ := set $spec "containers" (append $spec.containers $daemon) }}
@@ -138,6 +128,15 @@
 {{- end }}
 {{- end }}
 {{- toYaml $object }}
+{{- end }}
+
+{{/* dict spec name path readOnly: mounts a directory of the node into the first container. */}}
+{{- define "gpustow.hostPath" -}}
+{{- $mount := dict "name" .name "mountPath" .path }}
+{{- if .readOnly }}{{- $_ := set $mount "readOnly" true }}{{- end }}
+{{- $container := first .spec.containers }}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts $mount) }}
+{{- $_ := set .spec "volumes" (append .spec.volumes (dict "name" .name "hostPath" (dict "path" .path "type" "DirectoryOrCreate"))) }}
 {{- end }}
 
 {{/* MPS's control daemon beside the agent, as manifests/mps-daemon has it. */}}
