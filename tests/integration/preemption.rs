@@ -6,10 +6,11 @@ use gpustow_testkit::{Action, Case, PodBuilder, wait_bound, wait_condition, wait
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::fault_rig::{Replica, turn};
+use crate::fragmented::staying;
 use crate::support::{SOON, bound, charges, node_of, refused, rig};
 
 /// A pod of a priority that is there from the start: admission sees a new class only after a while.
@@ -25,17 +26,6 @@ async fn make_old(case: &Case, pod: &Pod) -> Result<()> {
         .patch_status(&pod.name_any(), &params, &Patch::Merge(status))
         .await?;
     Ok(())
-}
-
-/// The names of the pods that exist and are not on their way out.
-async fn staying(case: &Case) -> Result<Vec<String>> {
-    let pods = case.pods().list(&ListParams::default()).await?;
-    let staying = pods
-        .iter()
-        .filter(|pod| pod.metadata.deletion_timestamp.is_none());
-    let mut names: Vec<_> = staying.map(|pod| pod.name_any()).collect();
-    names.sort_unstable();
-    Ok(names)
 }
 
 #[tokio::test]

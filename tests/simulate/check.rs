@@ -217,9 +217,12 @@ pub(crate) fn moves(objects: &Objects, pod: &Value) -> bool {
                 .is_some_and(|it| Some(it) == node)
     });
     let marked = reason(pod, names::DISRUPTION_TARGET) == Some(names::DEFRAGMENTED);
-    (wanted || leaves_nearly_empty(pod))
-        && marked
-        && pod["metadata"]["annotations"][names::EVICTABLE] == "true"
+    (wanted || leaves_nearly_empty(pod)) && marked && is_evictable(pod)
+}
+
+/// Does its owner allow that it is evicted for others?
+pub(crate) fn is_evictable(pod: &Value) -> bool {
+    pod["metadata"]["annotations"][names::EVICTABLE] == "true"
 }
 
 /// The cards of a node, by UUID.

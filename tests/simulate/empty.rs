@@ -9,7 +9,7 @@ use rand::RngExt as _;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use crate::check::{self, ended, guarded, is_fresh, rejects, says};
+use crate::check::{self, ended, guarded, is_evictable, is_fresh, rejects, says};
 use crate::disruptions::waits;
 use crate::net::locked;
 use crate::scheduler::name;
@@ -56,10 +56,6 @@ fn fits_beside_others(objects: &Objects, pod: &Value, may: impl Fn(&str) -> bool
         let stays = pods_on(objects, &node).any(|it| !leaves(&it));
         pod["spec"]["nodeName"] != *node && may(&node) && stays && cards.count() >= gpus
     })
-}
-
-fn is_evictable(pod: &Value) -> bool {
-    pod["metadata"]["annotations"][names::EVICTABLE] == "true"
 }
 
 /// Is it of use that this pod leaves, and does it harm no other?

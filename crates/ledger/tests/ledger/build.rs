@@ -157,7 +157,12 @@ pub(crate) fn node(name: &str) -> NodeFacts {
 
 /// A ledger with these nodes and the sizes of their cards, which are called `<node>-0` and so on.
 pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
-    let mut ledger = Ledger::new(Config::default());
+    configured(Config::default(), nodes)
+}
+
+/// The same, so configured.
+pub(crate) fn configured(config: Config, nodes: &[(&str, &[u64])]) -> Ledger {
+    let mut ledger = Ledger::new(config);
     for (name, sizes) in nodes {
         ledger.apply_node(node(name));
         let card = |(index, &size)| card(&format!("{name}-{index}"), size);

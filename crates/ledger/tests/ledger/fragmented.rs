@@ -6,7 +6,9 @@ use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::{Config, Ledger};
 
-use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report, used};
+use crate::build::{
+    asking, at, bound, card, choose, configured, node, offer_all, pod, report, used,
+};
 use crate::model::Random;
 
 /// A ledger that preempts, with these nodes and the sizes of their cards.
@@ -15,14 +17,7 @@ fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
         preempt_fragmented: true,
         ..Config::default()
     };
-    let mut ledger = Ledger::new(config);
-    for (name, sizes) in nodes {
-        ledger.apply_node(node(name));
-        let card = |(index, &size)| card(&format!("{name}-{index}"), size);
-        let cards: Vec<_> = sizes.iter().enumerate().map(card).collect();
-        ledger.apply_gpunode(name, report(&cards), at(0));
-    }
-    ledger
+    configured(config, nodes)
 }
 
 /// A bound pod of that priority, started then.

@@ -9,20 +9,14 @@ use gpustow_ledger::{Config, Ledger, Outcome, Reserved};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::build::{at, bound, card, choose, node, offer_all, pod, report, used};
+use crate::build::{at, bound, card, choose, configured, node, offer_all, pod, report, used};
 
 fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
-    let mut ledger = Ledger::new(Config {
+    let config = Config {
         preempt_fragmented: true,
         ..Config::default()
-    });
-    for (name, sizes) in nodes {
-        ledger.apply_node(node(name));
-        let card = |(index, &size)| card(&format!("{name}-{index}"), size);
-        let cards: Vec<_> = sizes.iter().enumerate().map(card).collect();
-        ledger.apply_gpunode(name, report(&cards), at(0));
-    }
-    ledger
+    };
+    configured(config, nodes)
 }
 
 fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {

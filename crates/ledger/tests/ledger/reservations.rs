@@ -1,4 +1,4 @@
-//! A place is kept for a pod that has waited for long.
+//! Memory is reserved for a pod that has waited long.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use gpustow_pack::Refusal;
 use crate::build::{ask, asking, at, bound, card, choose, node, pod, report};
 
 const CARD: u64 = 100;
-/// Seconds that a pod waits before it gets a place, and that a place is waited for.
+/// Seconds that a pod waits before it gets a reservation, and that a reservation is waited for.
 pub(crate) const AFTER: u64 = 120;
 const LASTS: u64 = 1000;
 
-/// A ledger that keeps places, with so many cards of 100 on each node.
+/// A ledger that reserves, with that many cards of 100 on each node.
 pub(crate) fn keeping(nodes: &[(&str, usize)], config: Config) -> Ledger {
     let mut ledger = Ledger::new(Config {
         keep: Some(at(AFTER)),
@@ -46,11 +46,10 @@ pub(crate) fn keep(ledger: &mut Ledger, second: u64) {
     ledger.keep_reservations(at(second), second as i64);
 }
 
-/// For whom places are kept, and where.
+/// Which pods have reservations, and where.
 fn reservations(ledger: &Ledger) -> Vec<(String, String)> {
-    let places = ledger.reservations().into_iter();
-    places
-        .map(|place| (place.pod.uid.to_string(), place.node.to_string()))
+    let all = ledger.reservations().into_iter();
+    all.map(|it| (it.pod.uid.to_string(), it.node.to_string()))
         .collect()
 }
 
@@ -63,6 +62,14 @@ fn refusals(ledger: &mut Ledger, pod: &PodFacts, nodes: &[&'static str]) -> Vec<
     let verdict = ledger.filter(&ask(pod), nodes, at(AFTER));
     assert_eq!(verdict.nodes, [""; 0]);
     verdict.refused.into_iter().map(|(_, why)| why).collect()
+}
+
+/// At most one reservation.
+fn one_at_a_time() -> Config {
+    Config {
+        keep_reservations: 1,
+        ..Config::default()
+    }
 }
 
 #[test]
@@ -297,11 +304,7 @@ fn named(names: &[String]) -> Vec<&str> {
 
 #[test]
 fn a_pod_that_no_node_could_hold_takes_no_reservation_from_others() {
-    let bounded = Config {
-        keep_reservations: 1,
-        ..Config::default()
-    };
-    let (mut ledger, names) = full(2, 2, bounded);
+    let (mut ledger, names) = full(2, 2, one_at_a_time());
     let nodes = named(&names);
     let hopeless = PodFacts {
         priority: 9,
@@ -315,11 +318,7 @@ fn a_pod_that_no_node_could_hold_takes_no_reservation_from_others() {
 
 #[test]
 fn a_pod_whose_gpus_were_all_tried_takes_no_reservation_from_others() {
-    let bounded = Config {
-        keep_reservations: 1,
-        ..Config::default()
-    };
-    let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], one_at_a_time());
     ledger.apply_pod(bound("one", "a", "a-0", 60));
     ledger.apply_pod(bound("two", "b", "b-0", 60));
     waits(&mut ledger, pod("p", 100), &["a", "b"], 0);
@@ -333,11 +332,7 @@ fn a_pod_whose_gpus_were_all_tried_takes_no_reservation_from_others() {
 
 #[test]
 fn a_reservation_of_which_all_is_free_ends_after_a_minute_and_others_come_first() {
-    let bounded = Config {
-        keep_reservations: 1,
-        ..Config::default()
-    };
-    let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
+    let mut ledger = keeping(&[("a", 1), ("b", 1)], one_at_a_time());
     ledger.apply_pod(bound("one", "a", "a-0", 60));
     ledger.apply_pod(bound("bit", "a", "a-0", 10));
     ledger.apply_pod(bound("two", "b", "b-0", 70));
@@ -439,9 +434,8 @@ fn a_pod_of_higher_priority_takes_the_reservation_where_there_is_no_other_node()
 #[test]
 fn a_pod_that_is_being_ungated_counts_as_one_that_has_a_reservation() {
     let bounded = Config {
-        keep_reservations: 1,
         queue: true,
-        ..Config::default()
+        ..one_at_a_time()
     };
     let mut ledger = keeping(&[("a", 1), ("b", 1)], bounded);
     for node in ["a", "b"] {
