@@ -37,7 +37,7 @@ pub async fn fails(pipes: &Path) -> Option<String> {
 /// Lets programs of all users make files in the directory, and delete their own: as in /dev/shm.
 ///
 /// # Errors
-/// If it is not there, or is somebody else's.
+/// If it is not there, or the agent does not own it.
 pub fn share(directory: &Path) -> io::Result<()> {
     set_permissions(directory, Permissions::from_mode(0o1777))
 }

@@ -38,7 +38,8 @@ async fn answer(State(server): State<Shared>, head: Parts, body: Bytes) -> Respo
     }
     let mut server = locked(&server);
     let is_post = call.method == Method::POST;
-    let node = call.key().filter(|_| call.kind == Some(Kind::Node));
+    let writes = call.method == Method::PATCH;
+    let node = call.key().filter(|key| key.0 == Kind::Node && writes);
     let decided = match call.kind {
         // Of what it does not know there is nothing.
         None if call.method == Method::GET && call.name.is_empty() && !call.plural.is_empty() => {

@@ -15,7 +15,7 @@ use crate::output::{Column, Listing, Value, column};
 /// A pod that would move, or a pod for which none can.
 pub(crate) struct Row {
     /// The first pod of its kind that waits, or the node that would be emptied.
-    whom: String,
+    purpose: String,
     /// How many pods wait that ask for the same.
     alike: Option<u64>,
     asks: Option<Mib>,
@@ -66,7 +66,7 @@ pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
         if let Some(plan) = &plan {
             let moves = plan.moves.iter().filter(has);
             rows.extend(moves.map(|it| Row {
-                whom: format!("node/{}", plan.node),
+                purpose: format!("node/{}", plan.node),
                 alike: None,
                 asks: None,
                 gets: None,
@@ -81,7 +81,7 @@ pub(crate) fn plans(cluster: &Cluster, scope: &Scope) -> Listing<Row> {
         total: None,
         name: |row| match &row.moves {
             Some(moves) => format!("pod/{}", moves.pod),
-            None => format!("waiting/{}", row.whom),
+            None => format!("waiting/{}", row.purpose),
         },
         empty: "no pod waits for fragmented memory, and no node would be emptied",
         answer,
@@ -109,7 +109,7 @@ fn rows_of(pod: &PodInfo, alike: u64, plan: Option<Moves>, views: &[NodeView]) -
     let claims = pod.facts.asks.claims().iter();
     let asks = claims.map(Claim::in_sum);
     let row = |gets, moves| Row {
-        whom: pod.full_name(),
+        purpose: pod.full_name(),
         alike: Some(alike),
         asks: Some(asks.clone().sum()),
         gets,
@@ -148,7 +148,7 @@ fn place(views: &[NodeView], node: &Arc<str>, cards: &[(Box<str>, Mib)]) -> Plac
 
 fn columns() -> Vec<Column<Row>> {
     vec![
-        column("FOR", "for", Always, |row| Value::Text(row.whom.clone())),
+        column("FOR", "for", Always, |row| Value::Text(row.purpose.clone())),
         column("ALIKE", "alike", Always, |row| {
             row.alike.map_or(Value::Nothing, Value::Count)
         }),

@@ -170,7 +170,7 @@ impl Piece {
 pub struct Slices {
     /// What instances there can be.
     pub geometry: Geometry,
-    /// Slices that no pod can have, whoever ends: those of others' instances.
+    /// Slices that no pod can have, even if all pods finish: those of others' instances.
     pub blocked: u8,
     /// Slices that a new instance cannot have now, beside those.
     pub taken: u8,

@@ -162,7 +162,7 @@ impl Call {
     /// If it is refused, with status 405 if this server has no such call.
     pub fn decide(self, server: &mut Server) -> Result<String, Refusal> {
         let Some(key) = self.key() else {
-            // Events are told to nobody.
+            // Events are not kept.
             return match self.plural.as_str() {
                 "events" => Ok(self.body.to_string()),
                 // Which API groups are served.

@@ -119,7 +119,7 @@ impl Server {
         self.compacted = self.version;
     }
 
-    /// The time of day so much later, as objects bear it.
+    /// The time of day after `later`, as in objects.
     fn time(&self, later: SignedDuration) -> String {
         let (day, began) = self.began;
         let time = day + began.elapsed() + later;
