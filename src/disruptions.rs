@@ -68,8 +68,8 @@ struct Disruptions {
     told: HashMap<Uid, Told>,
     /// Pods that were told just now that their memory is free: their copies may not show it yet.
     told_free: HashMap<Uid, Instant>,
-    /// Victims whose conditions this leadership wrote.
-    marked: HashSet<Uid>,
+    /// Victims whose conditions this leadership wrote, and the pod that each names.
+    marked: HashMap<Uid, Option<Uid>>,
     /// Pods whose eviction or deletion was taken.
     disrupted: HashSet<Uid>,
     /// Disruptions that were refused: when they are tried again, and the pauses after that.
@@ -114,7 +114,7 @@ impl Disruptions {
             fenced: None,
             told: HashMap::new(),
             told_free: HashMap::new(),
-            marked: HashSet::new(),
+            marked: HashMap::new(),
             disrupted: HashSet::new(),
             refused: HashMap::new(),
             begun: HashSet::new(),
@@ -306,7 +306,7 @@ impl Disruptions {
         }
         let ledger = self.app.ledger.lock();
         self.disrupted.retain(|uid| ledger.pod(uid).is_some());
-        self.marked.retain(|uid| ledger.pod(uid).is_some());
+        self.marked.retain(|uid, _| ledger.pod(uid).is_some());
     }
 
     /// Says on the pod what is reserved for it, and where, before any pod is disrupted for it. False if the pod has changed.

@@ -95,6 +95,10 @@ impl Whom {
             Self::Headroom(_) | Self::Limit | Self::Autoscaler => None,
         }
     }
+
+    pub(super) fn uid(&self) -> Option<&Uid> {
+        self.pod().map(|pod| &pod.uid)
+    }
 }
 
 /// A pod that must do something for another.
@@ -251,6 +255,16 @@ impl Demands {
     /// Must this pod give memory back?
     pub(super) fn reclaims_from(&self, uid: &str) -> bool {
         self.reclaimed.contains(uid)
+    }
+
+    /// Is the same demanded of the same pod, for the same one?
+    pub(super) fn have(&self, demand: &Demand) -> bool {
+        let mut all = self.all.iter();
+        all.any(|it| {
+            it.condition() == demand.condition()
+                && it.victim.uid == demand.victim.uid
+                && it.whom.uid() == demand.whom.uid()
+        })
     }
 
     /// Must it finish for another?

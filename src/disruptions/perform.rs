@@ -26,7 +26,7 @@ impl Disruptions {
         let uid = &demand.victim.uid;
         let pauses = self.pauses(demand);
         let is_marked = demand.is_marked();
-        let done = is_marked && !demand.terminates() && self.marked.contains(uid);
+        let done = is_marked && !demand.terminates() && self.names_beneficiary(demand);
         if pauses || done || self.disrupted.contains(uid) || !self.is_wanted(demand) {
             return true;
         }
@@ -76,7 +76,13 @@ impl Disruptions {
         may
     }
 
-    /// Is this still demanded? The look that said so may be some requests old.
+    /// Has this leadership written into the victim's condition for whom it is disrupted now?
+    fn names_beneficiary(&self, demand: &Demand) -> bool {
+        let named = self.marked.get(&demand.victim.uid);
+        named.is_some_and(|named| named.as_ref() == demand.whom.uid())
+    }
+
+    /// Is this still demanded, for the same pod? The look that said so may be some requests old.
     fn is_wanted(&self, demand: &Demand) -> bool {
         let now = self.app.ledger.now();
         let ledger = self.app.ledger.lock();
@@ -96,7 +102,7 @@ impl Disruptions {
             }
             _ => {
                 let short = ledger.shortages_on(&demand.node, now);
-                Demands::of(&ledger, short, now).reclaims_from(uid)
+                Demands::of(&ledger, short, now).have(demand)
             }
         }
     }
@@ -137,12 +143,13 @@ impl Disruptions {
                 let says = Says::condition(of_type, "True", reason, &text);
                 version = self.write(victim, Some(&version), says).await?;
             }
-        } else if !self.marked.contains(&victim.uid) {
-            // Instead of what the fence wrote.
+        } else if !self.names_beneficiary(demand) {
+            // Instead of what the fence wrote, or of a pod that needs the memory no more.
             let says = Says::message(of_type, &text);
             version = self.write(victim, Some(&version), says).await?;
         }
-        self.marked.insert(victim.uid.clone());
+        let named = demand.whom.uid().cloned();
+        self.marked.insert(victim.uid.clone(), named);
         Ok(Some(version))
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context as _, Result, ensure};
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::names;
-use gpustow_testkit::builders::set_running;
+use gpustow_testkit::builders::{delete, set_running};
 use gpustow_testkit::{
     Action, Case, GpuNodeBuilder, eventually, wait_bound, wait_condition, wait_gone, wait_refused,
 };
@@ -176,6 +176,35 @@ async fn what_a_neighbour_has_a_right_to_is_asked_back_before_it_wants_it() -> R
         metrics.contains("gpustow_gpus_under_pressure 0\n"),
         "{metrics}"
     );
+    case.end().await
+}
+
+#[tokio::test]
+async fn reclaim_names_the_next_pod_that_needs_the_memory_once_the_first_is_gone() -> Result<()> {
+    let turn = turn().await?;
+    let replica = Replica::start(turn.cluster, "names", &["reclaim: {action: Event}"]).await?;
+    let case = Case::new(turn.cluster, "names").await?;
+    let node = case.node("n", &[CARD]);
+    node.create(&case.client).await?;
+    let _scheduler = replica.scheduler(turn.cluster).await?;
+    let greedy = borrower(&case, "greedy", 1000).await?;
+    let first = borrower(&case, "first", 2000).await?;
+    borrower(&case, "second", 1000).await?;
+    uses(&case, &node, &[(&greedy, 8500)]).await?;
+    let names = async |pod: &str| -> Result<()> {
+        let holds = |found: Option<&Pod>| {
+            let found = found.and_then(|found| condition(found, names::RECLAIM_CONDITION));
+            let text = found.and_then(|it| it.message.clone()).unwrap_or_default();
+            text.contains(&format!("Pod {}/{pod} requested", case.namespace))
+        };
+        let what = format!("its condition names {pod}");
+        wait_condition(&case.client, &greedy, &what, SOON, holds).await?;
+        Ok(())
+    };
+    names("first").await?;
+    delete(&case.client, &first, 0).await?;
+    names("second").await?;
+    clear(&case).await?;
     case.end().await
 }
 
