@@ -123,8 +123,8 @@ impl App {
         }
     }
 
-    /// Is this replica in a position to decide? If not, the text says why.
-    pub(crate) async fn may_decide(self: &Arc<Self>) -> Result<(), Failure> {
+    /// The epoch in which this replica decides, or why it may not.
+    pub(crate) async fn may_decide(self: &Arc<Self>) -> Result<u64, Failure> {
         if self.is_draining() {
             return Err(Failure::new(
                 ErrorKind::Internal,
@@ -138,7 +138,6 @@ impl App {
         }
         self.epoch()
             .await
-            .map(drop)
             .map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))
     }
 }

@@ -45,7 +45,7 @@ pub(crate) async fn preempt(
             node_name_to_meta_victims: args.victims,
         });
     }
-    app.may_decide().await?;
+    let epoch = app.may_decide().await?;
     if let Some(node) = late::fits_without_victims(app, &pod).await? {
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, %node,
@@ -53,59 +53,30 @@ pub(crate) async fn preempt(
         );
         return Ok(ExtenderPreemptionResult::default());
     }
-    let mut victims: Vec<(String, MetaVictims)> = args.victims.into_iter().collect();
-    let candidates = victims.len();
-    // What this call cannot afford to look at, a later one begins with.
-    let (mut steps, copies) = {
-        let ledger = app.ledger.lock();
-        (ledger.budget(), ledger.copies())
-    };
-    let first = usize::try_from(copies).unwrap_or(0) % candidates.max(1);
-    victims.rotate_left(first);
-    let mut answer = BTreeMap::new();
-    let mut others = Vec::new();
-    // Nodes that need no more victims are the better ones, and looked at fast.
-    for (node, victims) in victims {
-        if answer.len() == ENOUGH {
-            break;
-        }
-        match added(
+    let candidates: Vec<(String, MetaVictims)> = args.victims.into_iter().collect();
+    let waits_for_room_alone = waits_for_room_alone(&args.pod, &app.args.resource_name);
+    // Each answer of the API server takes time: what is chosen rests on what is known after the last one.
+    let (mut known, mut is_ours) = (None, false);
+    let answer = loop {
+        let choice = choose(
             app,
             &pod,
-            &node,
-            &uids(&victims),
-            &HashSet::new(),
-            &mut steps,
-        ) {
-            Some(more) if !more.uids.is_empty() => others.push((node, victims)),
-            Some(_) if !victims.pods.is_empty() => drop(answer.insert(node, victims)),
-            _ => {}
-        }
-    }
-    if answer.len() < ENOUGH && !others.is_empty() {
-        let budgets = budgets(app).await?;
-        steps = app.ledger.lock().budget();
-        let waits_for_room_alone = waits_for_room_alone(&args.pod, &app.args.resource_name);
-        for (node, victims) in others {
-            if answer.len() == ENOUGH {
-                break;
+            &candidates,
+            waits_for_room_alone,
+            known.as_deref(),
+        );
+        match choice {
+            Choice::NeedsBudgets => known = Some(budgets(app).await?),
+            Choice::Victims(answer) if answer.is_empty() || is_ours => break answer,
+            Choice::Victims(_) => {
+                // This replica may have been frozen, and another decides.
+                let ours = app.epoch.confirm(epoch).await;
+                ours.map_err(|error| Failure::new((&error).into(), format!("gpustow: {error}")))?;
+                is_ours = true;
             }
-            let given = uids(&victims);
-            let protected = protected(app, &node, &given, pod.priority, &budgets);
-            let Some(more) = added(app, &pod, &node, &given, &protected, &mut steps) else {
-                continue;
-            };
-            let spared = match waits_for_room_alone {
-                true => {
-                    let now = app.ledger.now();
-                    let ledger = app.ledger.lock();
-                    ledger.spared(&pod, &node, &given, &more.uids, &mut steps, now)
-                }
-                false => Vec::new(),
-            };
-            answer.insert(node, changed(victims, &more, &spared, &protected));
         }
-    }
+    };
+    let candidates = candidates.len();
     tracing::info!(
         namespace = %pod.namespace, pod = %pod.name, candidates, nodes = answer.len(),
         "asked which pods to evict"
@@ -113,6 +84,72 @@ pub(crate) async fn preempt(
     Ok(ExtenderPreemptionResult {
         node_name_to_meta_victims: answer,
     })
+}
+
+/// Whom kube-scheduler may evict, by node.
+enum Choice {
+    Victims(BTreeMap<String, MetaVictims>),
+    /// More must go than kube-scheduler chose: that depends on disruption budgets.
+    NeedsBudgets,
+}
+
+/// Chooses by what is known now.
+fn choose(
+    app: &App,
+    pod: &PodFacts,
+    candidates: &[(String, MetaVictims)],
+    waits_for_room_alone: bool,
+    budgets: Option<&[Disruption]>,
+) -> Choice {
+    // What this call cannot afford to look at, a later one begins with.
+    let (mut steps, copies) = {
+        let ledger = app.ledger.lock();
+        (ledger.budget(), ledger.copies())
+    };
+    let first = usize::try_from(copies).unwrap_or(0) % candidates.len().max(1);
+    let (behind, ahead) = candidates.split_at(first);
+    let mut answer = BTreeMap::new();
+    let mut others = Vec::new();
+    // Nodes that need no more victims are the better ones, and looked at fast.
+    for (node, victims) in ahead.iter().chain(behind) {
+        if answer.len() == ENOUGH {
+            break;
+        }
+        let given = uids(victims);
+        match added(app, pod, node, &given, &HashSet::new(), &mut steps) {
+            Some(more) if !more.uids.is_empty() => others.push((node, victims)),
+            Some(_) if !given.is_empty() => drop(answer.insert(node.clone(), victims.clone())),
+            _ => {}
+        }
+    }
+    if answer.len() == ENOUGH || others.is_empty() {
+        return Choice::Victims(answer);
+    }
+    let Some(budgets) = budgets else {
+        return Choice::NeedsBudgets;
+    };
+    steps = app.ledger.lock().budget();
+    for (node, victims) in others {
+        if answer.len() == ENOUGH {
+            break;
+        }
+        let given = uids(victims);
+        let protected = protected(app, node, &given, pod.priority, budgets);
+        let Some(more) = added(app, pod, node, &given, &protected, &mut steps) else {
+            continue;
+        };
+        let spared = match waits_for_room_alone {
+            true => {
+                let now = app.ledger.now();
+                let ledger = app.ledger.lock();
+                ledger.spared(pod, node, &given, &more.uids, &mut steps, now)
+            }
+            false => Vec::new(),
+        };
+        let changed = changed(victims.clone(), &more, &spared, &protected);
+        answer.insert(node.clone(), changed);
+    }
+    Choice::Victims(answer)
 }
 
 fn uids(victims: &MetaVictims) -> Vec<Arc<str>> {

@@ -142,13 +142,14 @@ impl Doubt {
     }
 }
 
-/// The node that kube-scheduler nominated the pod to, by its copy or ours, or the one where the extender has others
-/// disrupted for it.
+/// The node that kube-scheduler nominated the pod to, by its copy or ours, the one where the extender has others
+/// disrupted for it, or the one where its nomination ended lately.
 fn nominated(app: &App, pod: &PodFacts) -> Option<Arc<str>> {
-    let ledger = app.ledger.lock();
+    let (now, ledger) = (app.ledger.now(), app.ledger.lock());
     let known = || ledger.pod(&pod.uid)?.nominated.clone();
     let nominated = pod.nominated.clone().or_else(known);
-    nominated.or_else(|| ledger.disrupted_on(&pod.uid))
+    let nominated = nominated.or_else(|| ledger.disrupted_on(&pod.uid));
+    nominated.or_else(|| ledger.expected_on(&pod.uid, now))
 }
 
 /// The node on which the pod fits without further victims, now or as soon as its earlier victims are gone.

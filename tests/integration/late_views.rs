@@ -141,6 +141,22 @@ async fn preempt_after_a_takeover_asks_about_the_nominated_node() -> Result<()> 
     case.end().await
 }
 
+/// It was frozen, say, and does not know yet that another decides.
+#[tokio::test]
+async fn preempt_of_a_replica_that_was_relieved_evicts_no_pod() -> Result<()> {
+    let turn = turn().await?;
+    let first = Replica::start(turn.cluster, "late-relieved", &[]).await?;
+    let case = Case::new(turn.cluster, "late-relieved").await?;
+    let [_, (b, on_b)] = full(&first, &case).await?;
+    let pod = high(&case, "p").gpu_mem(10000).create(&case.client).await?;
+    assert_eq!(asks(&first, &pod, &b, &on_b).await?, 1);
+    let second = Replica::start(turn.cluster, "late-decides", &[]).await?;
+    assert_eq!(asks(&second, &pod, &b, &on_b).await?, 1);
+    assert_eq!(asks(&first, &pod, &b, &on_b).await?, 0);
+    clear(&case).await?;
+    case.end().await
+}
+
 /// A new node: kube-scheduler knows its sum, the extender not yet its GPUs.
 #[tokio::test]
 async fn preempt_evicts_no_pod_while_a_report_is_on_its_way() -> Result<()> {
