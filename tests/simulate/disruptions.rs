@@ -273,6 +273,9 @@ impl Server {
                 // Another that may take the room is assumed to have it.
                 let takes = |it: &Copy| uid(it) != uid(pod) && priority(it) >= priority(pod);
                 may |= self.assumed_on(&done.node).any(takes);
+                // Or the extender may keep it for one that it has seen wait for the node, and not have said so yet.
+                let asks = |it: &Copy| waits(it) && self.disruptions.is_shown(it, &done.node);
+                may |= self.all(Kind::Pod).any(|it| takes(it) && asks(it));
                 // Of a nomination that is cleared another replica knows nothing.
                 may |= matches!((done.by, by), (By::Scheduler(a), By::Scheduler(b)) if a != b);
                 if !may && views(self, age).all(sufficed) {

@@ -56,6 +56,12 @@ impl Ledger {
         earmark.map(|it| it.node().clone()).or_else(told)
     }
 
+    /// The node where the pod has room soon, as far as is known.
+    #[must_use]
+    pub fn expected_on(&self, uid: &str, now: Duration) -> Option<Arc<str>> {
+        self.queue.expected_on(uid, now).cloned()
+    }
+
     /// Has the node no report, or a stale one?
     #[must_use]
     pub fn lacks_report(&self, node: &str, now: Duration) -> bool {

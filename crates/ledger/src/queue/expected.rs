@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpustow_api::PodFacts;
+
 use super::Queue;
 use crate::books::Uid;
 use crate::maps::HashMap;
@@ -22,6 +24,25 @@ impl Queue {
         match expected.get(uid) {
             Some((known, _)) if known == node => {}
             _ => drop(expected.insert(uid.clone(), (node.clone(), now))),
+        }
+    }
+
+    /// kube-scheduler ended a nomination. Its victims may be on their way out, and another replica may have ended it that
+    /// knows nothing of them.
+    pub(super) fn nomination_ended(
+        &mut self,
+        uid: &Uid,
+        old: Option<&PodFacts>,
+        new: Option<&PodFacts>,
+    ) {
+        let before = old.filter(|pod| !pod.own_nomination);
+        let waits = new.is_some_and(|pod| pod.node.is_none() && pod.nominated.is_none());
+        if let Some(node) = before.and_then(|pod| pod.nominated.as_ref())
+            && waits
+        {
+            self.expected
+                .0
+                .insert(uid.clone(), (node.clone(), self.now));
         }
     }
 

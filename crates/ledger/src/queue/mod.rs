@@ -111,6 +111,7 @@ impl Queue {
             Event::Pod { uid, old, new } => {
                 self.beneficiary_lost(old.as_deref(), new.as_deref());
                 self.nominations.follow(uid, new.as_deref());
+                self.nomination_ended(uid, old.as_deref(), new.as_deref());
                 self.index_nomination(old.as_deref(), new.as_deref());
                 if let (Some(old), Some(new)) = (old, new)
                     && old.refusal != new.refusal
