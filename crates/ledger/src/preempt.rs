@@ -116,6 +116,11 @@ impl Sight<'_> {
         if self.books.is_unfenced(&pod.uid) {
             return None;
         }
+        // kube-scheduler would nominate the pod and wait, for ever, for one that should be gone and is not.
+        let mut known = victims.iter().filter_map(|uid| self.books.pod(uid));
+        if known.any(|pod| self.is_late(pod)) {
+            return None;
+        }
         budget.charge(node.bound().len());
         let mut fits = |gone: &HashSet<Arc<str>>| {
             let after = self.fits_after(name, node, pod, gone, budget);

@@ -50,6 +50,20 @@ fn nobody_else_goes_if_the_given_victims_suffice() {
 }
 
 #[test]
+fn preempt_offers_no_node_where_a_victim_should_be_gone_by_now() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(PodFacts {
+        deleting: true,
+        gone_by: Some(1_000),
+        ..holder("x", "a-0", 50, 0, 0)
+    });
+    ledger.tell_time(1_055);
+    assert_eq!(preempt(&ledger, 60, &["x"], &[]), Some(Victims::default()));
+    ledger.tell_time(1_060);
+    assert_eq!(preempt(&ledger, 60, &["x"], &[]), None);
+}
+
+#[test]
 fn others_are_added_on_the_card_where_they_help_and_nobody_needless() {
     let mut ledger = ledger(&[("a", &[100, 100])]);
     ledger.apply_pod(holder("x", "a-0", 60, 0, 0));
