@@ -311,10 +311,15 @@ impl Sight<'_> {
     fn may_reclaim_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
         let request = pod.asks.request()?;
         let known = self.books.pod(&pod.uid)?;
+        // Else one GPU after the other would be tried, for as long as there are any, before others may end.
+        let yields = self.config.preempt_fragmented
+            && known.preempts
+            && self.queue.yields_reclaim(&pod.uid, self.now);
         let may = self.config.reclaim
             && self.has_waited(pod, self.config.reclaim_after)
             && !self.queue.is_nominated(pod)
             && known.asks == pod.asks
+            && !yields
             && self.not_now(Cause::Reclaim, known).is_none();
         may.then(|| request.clone())
     }

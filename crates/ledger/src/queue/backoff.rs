@@ -17,6 +17,8 @@ use crate::maps::{HashMap, HashSet};
 /// The first pause, and the longest.
 const PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(960);
+/// So long after a GPU gave a pod nothing back others may be preempted for it, before the next GPU is tried.
+const YIELDS: Duration = Duration::from_secs(15);
 
 /// A pause that has doubled so many times, and is no longer than the longest.
 pub(crate) fn doubled(pause: Duration, times: u32, longest: Duration) -> Duration {
@@ -30,6 +32,8 @@ struct Backoff {
     avoid: HashSet<Box<str>>,
     pauses: u32,
     until: Option<Duration>,
+    /// Until then another means goes first.
+    yields_until: Option<Duration>,
 }
 
 impl Backoff {
@@ -87,7 +91,12 @@ impl Backoffs {
         match cause {
             Cause::Reclaim | Cause::Reserve => {
                 let of_pod = self.pods.entry(uid.into()).or_default();
-                of_pod.entry(cause).or_default().avoid.extend(cards);
+                let backoff = of_pod.entry(cause).or_default();
+                backoff.avoid.extend(cards);
+                // Not one that ended early: pods elsewhere would end soon after others were asked here.
+                if earmark.until() <= now {
+                    backoff.yields_until = Some(now + YIELDS);
+                }
             }
             Cause::Preempt | Cause::Defragment => {
                 let of_pod = self.pods.entry(uid.into()).or_default();
@@ -177,6 +186,14 @@ impl Queue {
         let failures = self.backoffs.of(pod).flatten();
         let paused = failures.filter(|(it, backoff)| pauses(it) && backoff.is_paused(now));
         paused.filter_map(|(_, backoff)| backoff.until).max()
+    }
+
+    /// Was memory awaited for the pod in vain so lately that others may be preempted for it before more is?
+    pub(crate) fn yields_reclaim(&self, uid: &str, now: Duration) -> bool {
+        let of_pod = self.backoffs.pods.get(uid);
+        let backoff = of_pod.and_then(|failures| failures.get(&Cause::Reclaim));
+        let until = backoff.and_then(|it| it.yields_until);
+        until.is_some_and(|until| until > now)
     }
 
     /// Was this GPU awaited for the pod without success?

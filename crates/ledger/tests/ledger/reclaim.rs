@@ -12,9 +12,13 @@ pub(crate) const CARD: u64 = 100;
 /// A ledger that calls memory back, with one node for each list: a card of 100 for each list in it, of what
 /// pods use there.
 pub(crate) fn lent(nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
+    lent_by(Config::default(), nodes)
+}
+
+fn lent_by(config: Config, nodes: &[(&str, &[&[PodUse]])]) -> Ledger {
     let mut ledger = Ledger::new(Config {
         reclaim: true,
-        ..Config::default()
+        ..config
     });
     for (name, cards) in nodes {
         ledger.apply_node(node(name));
@@ -285,6 +289,32 @@ fn what_does_not_come_is_given_up_and_another_card_is_tried() {
     }
     now(&mut ledger, 490);
     assert_eq!(now(&mut ledger, 491), [is("p", "one", 80)]);
+}
+
+#[test]
+fn reclaim_leaves_preemption_fifteen_seconds_before_it_tries_another_gpu() {
+    let both: &[&[PodUse]] = &[&[used("one", 80)], &[used("two", 81)]];
+    for (preempt_fragmented, tries) in [(false, 60), (true, 75)] {
+        let config = Config {
+            preempt_fragmented,
+            ..Config::default()
+        };
+        let mut ledger = lent_by(config, &[("a", both)]);
+        ledger.apply_pod(bound("one", "a", "a-0", 10));
+        ledger.apply_pod(bound("two", "a", "a-1", 10));
+        refused(&mut ledger, &pod("p", 40), 0);
+        ledger.apply_pod(PodFacts {
+            waiting: true,
+            reserved_on: Some("a".into()),
+            ..pod("p", 40)
+        });
+        let second = (0..120).find(|second| {
+            uses(&mut ledger, "a", both, *second);
+            ledger.reclaim(at(*second));
+            victims(&ledger, *second).contains(&is("p", "two", 71))
+        });
+        assert_eq!(second, Some(tries), "{preempt_fragmented}");
+    }
 }
 
 #[test]
