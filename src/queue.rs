@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 /// A standby takes over when a pod that fits has been queued for so long...
 const STALLED: Duration = Duration::from_secs(15);
-/// ... and not again for so long.
+/// ... and, once it has, not again for so long.
 const TAKE_EVERY: Duration = Duration::from_secs(600);
 
 /// What became of it; as a string, the `result` label.
@@ -159,18 +159,25 @@ pub(crate) async fn run(app: Arc<App>) {
 /// Takes over from a leader that does not ungate a pod, for as long as the process runs, while this replica stands by.
 pub(crate) async fn stand_by(app: Arc<App>) {
     let mut stalled = Stalled::default();
-    let mut taken: Option<Instant> = None;
+    // Does it try to take over, and when has it? What failed is tried again: the Lease may name this replica already, and
+    // where all pods are queued no call has another lead.
+    let (mut tries, mut taken): (bool, Option<Instant>) = (false, None);
     loop {
         sleep(LOOK).await;
+        let leads = app.epoch.held().is_some();
+        if tries && leads {
+            taken = Some(Instant::now());
+        }
         let ready = app.lists.missing().is_empty() && !app.is_draining();
         let lately = taken.is_some_and(|taken| taken.elapsed() < TAKE_EVERY);
-        if !ready || lately || app.epoch.held().is_some() {
-            stalled = Stalled::default();
+        if !ready || lately || leads {
+            (stalled, tries) = (Stalled::default(), false);
             continue;
         }
         let pods = stalled.look(&app);
+        tries &= !pods.is_empty();
         if !pods.is_empty() && stalled.may_ungate(&app, &pods).await {
-            taken = Some(Instant::now());
+            tries = true;
             let names: Vec<&str> = pods.iter().map(|pod| &*pod.name).collect();
             let pods = names.join(",");
             tracing::warn!(

@@ -1,10 +1,12 @@
 //! A replica that does not lead takes over for a queued pod only where it could ungate it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use gpustow_api::names;
+use gpustow_testkit::builders::delete;
 use gpustow_testkit::{Action, Case, ControlPlane, eventually};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
@@ -85,5 +87,49 @@ async fn gate_that_a_policy_keeps_on_gives_the_standby_no_reason_to_take_over() 
     assert_eq!(standby.takeovers().await?, 0);
     assert_eq!(leader.takeovers().await?, 1);
     still_held(&case, &[&stuck]).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn standby_tries_again_after_the_answer_to_its_takeover_was_lost() -> Result<()> {
+    let cluster = open().await?;
+    let always = ["queue: {mode: Always}"];
+    let leader = Replica::start(&cluster, "leads", &always).await?;
+    let _scheduler = leader.scheduler(&cluster).await?;
+    let case = Case::new(&cluster, "lost").await?;
+    case.node("n", &[CARD]).create(&case.client).await?;
+    let first = bound(&case.client, case.pod("first").gpu_mem(CARD)).await?;
+    let path = format!("/api/v1/namespaces/{}/pods/waits", case.namespace);
+    let _fails = leader.proxy.rule(
+        move |method, uri| *method == Method::PATCH && uri.path() == path,
+        Action::Fail(StatusCode::SERVICE_UNAVAILABLE),
+    );
+    let waits = held(&case, "waits").create(&case.client).await?;
+    delete(&case.client, &first, 0).await?;
+
+    let standby = Replica::start(&cluster, "stands-by", &always).await?;
+    let writes = AtomicUsize::new(0);
+    let lost = standby.proxy.rule(
+        move |method, uri| {
+            *method == Method::PUT
+                && uri.path().contains("/leases/")
+                && writes.fetch_add(1, Ordering::SeqCst) == 0
+        },
+        Action::DropReply,
+    );
+    lost.answered(1, LATE).await?;
+    eventually(LATE, "the standby leads", async || {
+        ensure!(standby.takeovers().await? == 1);
+        Ok(())
+    })
+    .await?;
+    let name = waits.metadata.name.as_deref().context("it has a name")?;
+    eventually(SOON, "the gate is off", async || {
+        let pod = case.pods().get(name).await?;
+        let gates = pod.spec.and_then(|spec| spec.scheduling_gates);
+        ensure!(gates.is_none_or(|gates| gates.is_empty()));
+        Ok(())
+    })
+    .await?;
     case.end().await
 }
