@@ -167,8 +167,9 @@ impl Queue {
             self.offered.swap_remove(uid);
             self.backoffs.forget(uid);
         }
+        // It was bound with our help, or we were asked about it before a watch showed it.
         if let Some(pod) = new
-            && let Some(Ok(_)) = &pod.assignment
+            && (matches!(pod.assignment, Some(Ok(_))) || self.waiting.is_unseen(uid))
         {
             self.waiting.asks_us(&pod.scheduler);
         }
@@ -234,8 +235,9 @@ impl Queue {
         if self.waiting.refused(&pod.uid, asked, &call, now) {
             self.ask_again(&pod.uid);
         }
-        if books.pod(&pod.uid).is_none() {
-            self.waiting.unseen(&pod.uid, now);
+        match books.pod(&pod.uid) {
+            Some(known) => self.waiting.asks_us(&known.scheduler),
+            None => self.waiting.unseen(&pod.uid, now),
         }
     }
 

@@ -228,6 +228,11 @@ impl Waiting {
         self.unseen.entry(uid.clone()).or_insert(now);
     }
 
+    /// Is the pod known only from a filter call?
+    pub(super) fn is_unseen(&self, uid: &str) -> bool {
+        self.unseen.contains_key(uid)
+    }
+
     /// The pods that no watch has shown in time, which wait no more.
     pub(super) fn forget_unseen(&mut self, seen: impl Fn(&str) -> bool, now: Duration) -> Vec<Uid> {
         let mut lost = Vec::new();

@@ -345,3 +345,17 @@ fn a_wake_up_that_failed_is_given_to_the_next() {
     ledger.delete_pod("p");
     assert_eq!(&*ledger.wake(1, at(1))[0].uid, "q");
 }
+
+#[test]
+fn pod_is_woken_whose_scheduler_has_asked_about_it() {
+    let mut ledger = ledger(&[("a", &[100])]);
+    ledger.apply_pod(bound("old", "a", "a-0", 100));
+    let foreign = |uid| PodFacts {
+        scheduler: "other".into(),
+        ..pod(uid, 60)
+    };
+    ledger.apply_pod(foreign("p"));
+    assert!(choose(&mut ledger, &foreign("p"), &["a"], at(0)).is_empty());
+    ledger.delete_pod("old");
+    assert_eq!(&*ledger.wake(1, at(1))[0].uid, "p");
+}
