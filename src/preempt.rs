@@ -46,6 +46,8 @@ pub(crate) async fn preempt(
         });
     }
     let epoch = app.may_decide().await?;
+    let disrupted_on = || app.ledger.lock().disrupted_on(&pod.uid);
+    let before = disrupted_on();
     if let Some(node) = late::fits_without_victims(app, &pod).await? {
         tracing::info!(
             namespace = %pod.namespace, pod = %pod.name, %node,
@@ -76,6 +78,13 @@ pub(crate) async fn preempt(
             }
         }
     };
+    if let Some(node) = disrupted_on().filter(|node| before.as_ref() != Some(node)) {
+        tracing::info!(
+            namespace = %pod.namespace, pod = %pod.name, %node,
+            "asked for victims: none, because the extender has begun to disrupt others for the pod"
+        );
+        return Ok(ExtenderPreemptionResult::default());
+    }
     let candidates = candidates.len();
     tracing::info!(
         namespace = %pod.namespace, pod = %pod.name, candidates, nodes = answer.len(),

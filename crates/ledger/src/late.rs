@@ -15,7 +15,7 @@ use crate::books::{Node, Uid};
 use crate::budget::Budget;
 use crate::maps::HashSet;
 use crate::preempt::asked_in_sum;
-use crate::queue::Evidence;
+use crate::queue::{Earmark, Evidence};
 use crate::sight::Sight;
 
 impl Ledger {
@@ -23,7 +23,7 @@ impl Ledger {
     /// victims are gone. kube-scheduler may end the nomination for that; nothing is disrupted for the pod elsewhere
     /// meanwhile.
     pub fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, now: Duration) {
-        self.queue.expect_room(uid, node, now);
+        self.queue.expect_room(uid, node, &self.books, now);
     }
 
     /// Does this ledger lack room in sum, or a fresh report, on a node that kube-scheduler offered for the pod?
@@ -135,6 +135,10 @@ impl Sight<'_> {
         if ended {
             gone.extend(ended_on(node));
             gone.extend(self.assumed_below(node, pod.priority));
+            // Those that the extender has disrupted for it there, though the caller may not have seen that.
+            let own = self.queue.eviction_for(&pod.uid);
+            let own = own.filter(|it| **it.node() == *name);
+            gone.extend(own.into_iter().flat_map(Earmark::waits_for).cloned());
         }
         let mut budget = Budget::of(self.config);
         let after = self.fits_after(name, node, pod, &gone, &mut budget);

@@ -58,7 +58,7 @@ impl Queue {
         self.earmarks.get(uid)
     }
 
-    fn earmark_if(&self, uid: &str, is_it: impl Fn(Cause) -> bool) -> Option<&Earmark> {
+    pub(super) fn earmark_if(&self, uid: &str, is_it: impl Fn(Cause) -> bool) -> Option<&Earmark> {
         self.earmark(uid).filter(|it| is_it(it.cause))
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use gpustow_api::PodFacts;
 
 use super::Queue;
-use crate::books::Uid;
+use super::earmark::{Cause, Earmark};
+use crate::books::{Books, Uid};
 use crate::maps::HashMap;
 
 /// For so long a pod waits for that room.
@@ -18,12 +19,20 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Expected(HashMap<Uid, (Arc<str>, Duration)>);
 
 impl Queue {
-    pub(crate) fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, now: Duration) {
+    /// The room is earmarked meanwhile, for kube-scheduler may end the nomination.
+    pub(crate) fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, books: &Books, now: Duration) {
         let expected = &mut self.expected.0;
         expected.retain(|_, (_, since)| now < *since + PATIENCE);
-        match expected.get(uid) {
-            Some((known, _)) if known == node => {}
-            _ => drop(expected.insert(uid.clone(), (node.clone(), now))),
+        let since = match expected.get(uid) {
+            Some((known, since)) if known == node => *since,
+            _ => {
+                expected.insert(uid.clone(), (node.clone(), now));
+                now
+            }
+        };
+        if self.earmark(uid).is_none() && !self.nominations.is_over(uid) {
+            let earmark = Earmark::of_node(node, Cause::Nominated, since + PATIENCE);
+            self.put(uid, earmark, books);
         }
     }
 

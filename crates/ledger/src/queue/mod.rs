@@ -303,9 +303,14 @@ impl Queue {
         self.gains.last()
     }
 
-    /// Is room earmarked for the pod, and more than a reservation?
+    /// Is room earmarked for the pod, and more than a reservation, or than what a nomination leaves that has ended?
     pub(crate) fn has_more_than_reservation(&self, uid: &str) -> bool {
-        self.earmark(uid).is_some() && self.reservation_for(uid).is_none()
+        let is_more = |cause| match cause {
+            Cause::Reserve => false,
+            Cause::Nominated => self.nominations.has(uid),
+            _ => true,
+        };
+        self.earmark_if(uid, is_more).is_some()
     }
 
     /// Is room on this node earmarked for the pod, and more than a reservation, so that no queued pod goes before it there?

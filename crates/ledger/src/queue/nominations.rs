@@ -73,6 +73,11 @@ impl Nominations {
         }
     }
 
+    /// Is the pod nominated?
+    pub(super) fn has(&self, uid: &str) -> bool {
+        self.pods.contains_key(uid)
+    }
+
     /// Has the pod been nominated for so long that no room is kept for that?
     pub(super) fn is_over(&self, uid: &str) -> bool {
         self.pods.get(uid).is_some_and(|known| known.is_over)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_ledger::{Config, Ledger};
 
-use crate::build::{ask, at, bound, card, ledger, node, pod, report, used};
+use crate::build::{ask, at, bound, card, configured, ledger, node, offer_all, pod, report, used};
 
 fn fits_without(ledger: &Ledger, mib: u64, leaving: &[&str], ended: bool) -> bool {
     let leaving: Vec<Arc<str>> = leaving.iter().map(|uid| (*uid).into()).collect();
@@ -146,4 +146,34 @@ fn node_where_others_were_disrupted_is_known_after_a_restart() {
         ..pod("p", 60)
     });
     assert_eq!(ledger.disrupted_on("p").as_deref(), Some("a"));
+}
+
+/// The API server's list of the node's pods may be older than the extender's own eviction.
+#[test]
+fn pod_fits_where_the_extender_preempts_for_it_though_the_victim_does_not_terminate_yet() {
+    let mut ledger = configured(
+        Config {
+            preempt_fragmented: true,
+            ..Config::default()
+        },
+        &[("a", &[100, 100])],
+    );
+    for (uid, card, mib) in [("x", "a-0", 60), ("y", "a-1", 70)] {
+        ledger.apply_pod(bound(uid, "a", card, mib));
+    }
+    let waits = PodFacts {
+        priority: 10,
+        waiting: true,
+        ..pod("p", 60)
+    };
+    ledger.apply_pod(waits.clone());
+    offer_all(&mut ledger, at(0));
+    for second in 0..3 {
+        for pod in ledger.fragmented(at(second)) {
+            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
+        }
+    }
+    assert_eq!(ledger.preemptions(at(2)).len(), 1);
+    assert!(!ledger.fits_without(&waits, "a", &[], false, at(2)));
+    assert!(ledger.fits_without(&waits, "a", &[], true, at(2)));
 }
