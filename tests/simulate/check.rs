@@ -227,18 +227,19 @@ pub(crate) fn is_evictable(pod: &Value) -> bool {
 
 /// The cards of a node, by UUID.
 pub(crate) fn cards(objects: &Objects, node: &str) -> BTreeMap<String, Card> {
-    cards_with(objects, node, |_| true, |_| true)
+    cards_with(objects, objects, node, |_| true, |_| true)
 }
 
-/// The same if of the pods on the node these alone were there. What those use of whom the server does not say that they are
-/// there counts for the UIDs that `others` names.
+/// The same if of the pods on the node these alone were there, by the report that `reported` has. What those use of whom the
+/// server does not say that they are there counts for the UIDs that `others` names.
 pub(crate) fn cards_with(
     objects: &Objects,
+    reported: &Objects,
     node: &str,
     stays: impl Fn(&Value) -> bool,
     others: impl Fn(&str) -> bool,
 ) -> BTreeMap<String, Card> {
-    let gpus = gpus(objects, node);
+    let gpus = gpus(reported, node);
     let mut cards: BTreeMap<String, Card> = gpus
         .iter()
         .map(|gpu| {

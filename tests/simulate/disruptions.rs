@@ -104,10 +104,11 @@ fn named<'o>(objects: &'o Objects, text: &str) -> Option<&'o Copy> {
         .find(|pod| pod["metadata"]["name"] == *name)
 }
 
-/// Could the pod run on the node if these and those who leave anyway were gone? What pods use that are not there counts for
-/// the UIDs that `others` names.
+/// Could the pod run on the node, by the report that `reported` has, if these and those who leave anyway were gone? What
+/// pods use that are not there counts for the UIDs that `others` names.
 fn gains_beside(
     objects: &Objects,
+    reported: &Objects,
     pod: &Value,
     node: &str,
     gone: &BTreeSet<String>,
@@ -115,7 +116,7 @@ fn gains_beside(
 ) -> bool {
     let leaves = |it: &Value| it["metadata"]["deletionTimestamp"].is_string();
     let stays = |it: &Value| !gone.contains(&uid(it)) && !leaves(it);
-    let cards = check::cards_with(objects, node, stays, others);
+    let cards = check::cards_with(objects, reported, node, stays, others);
     let (mib, gpus) = asks(pod);
     let have = cards
         .values()
@@ -125,26 +126,50 @@ fn gains_beside(
 
 /// Could the pod run on the victim's node if the victim, and those from which memory is reclaimed for the same pod, gave
 /// back what they borrow?
-fn repays(objects: &Objects, pod: &Value, victim: &Value) -> bool {
+fn repays(objects: &Objects, reported: &Objects, pod: &Value, victim: &Value) -> bool {
     let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
     let gone = victims(objects, pod, victim);
-    !rejects(pod, node) && gains(objects, pod, node, &gone)
+    !rejects(pod, node) && gains(objects, reported, pod, node, &gone)
 }
 
-fn gains(objects: &Objects, pod: &Value, node: &str, gone: &BTreeSet<String>) -> bool {
-    gains_beside(objects, pod, node, gone, |_| false)
+fn gains(
+    objects: &Objects,
+    reported: &Objects,
+    pod: &Value,
+    node: &str,
+    gone: &BTreeSet<String>,
+) -> bool {
+    gains_beside(objects, reported, pod, node, gone, |_| false)
 }
 
-/// Does the node's sum not suffice for the pod? kube-scheduler does not show such a node.
-fn is_short(objects: &Objects, pod: &Value, node: &str) -> bool {
+/// Does the node's sum not suffice for the pod, beside what assumed pods hold? kube-scheduler does not show such a node.
+fn is_short(objects: &Objects, pod: &Value, node: &str, assumed: u64) -> bool {
     let cards = check::cards(objects, node);
     let left = |card: &Card| card.size.saturating_sub(card.held);
-    cards.values().map(left).sum::<u64>() < asked(pod)
+    cards.values().map(left).sum::<u64>() < asked(pod) + assumed
 }
 
 /// What the server keeps and kept, as far back as one may see it now whose view is that old.
 fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
     server.past.within(age).chain(once(&***server))
+}
+
+/// Does this hold by what one may know whose view is that old: pods and the report of the node's agent, each now or then?
+/// Each kind has a watch of its own, so that either may be the older one.
+fn may_hold(
+    server: &Server,
+    node: &str,
+    age: Duration,
+    holds: impl Fn(&Objects, &Objects) -> bool,
+) -> bool {
+    let key = (Kind::GpuNode, String::new(), node.to_owned());
+    let mut all: Vec<&Objects> = views(server, age).collect();
+    // As a rule the last one is known.
+    all.reverse();
+    let mut reports = all.clone();
+    reports.dedup_by_key(|objects| objects.get(&key).ok());
+    all.iter()
+        .any(|objects| reports.iter().any(|reported| holds(objects, reported)))
 }
 
 /// Pods on the victim's node that finish for this one: those that are marked, and those that its condition names.
@@ -164,13 +189,16 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
     let node = victim["spec"]["nodeName"].as_str().unwrap_or_default();
     let for_room = says(victim, names::DISRUPTION_TARGET).unwrap_or_default();
     let back = says(victim, names::RECLAIM_CONDITION);
-    let helps = |objects: &Objects| {
+    let helps = |objects: &Objects, reported: &Objects| {
         let pod = named(objects, for_room).filter(|pod| waits(pod));
-        pod.is_some_and(|pod| gains(objects, pod, node, &victims(objects, pod, victim)))
+        pod.is_some_and(|pod| {
+            let gone = victims(objects, pod, victim);
+            gains(objects, reported, pod, node, &gone)
+        })
     };
     // A new leader has written over what its predecessor said. If the pod that waited is gone, another may take its turn.
-    let due = |objects: &Objects| {
-        let text = back.filter(|_| check::borrows(objects, victim));
+    let due = |objects: &Objects, reported: &Objects| {
+        let text = back.filter(|_| check::borrows(reported, victim));
         text.is_some_and(|text| match named(objects, text) {
             Some(pod) if !text.contains("waits for this memory") => {
                 pod["spec"]["nodeName"] == *node && !ended(pod)
@@ -178,23 +206,30 @@ pub(crate) fn unwanted(server: &Server, victim: &Value, age: Duration) -> Vec<St
             None if !text.contains(&format!(" {NAMESPACE}/")) => true,
             _ => {
                 let mut others = objects.all(Kind::Pod).filter(|pod| waits(pod));
-                others.any(|pod| repays(objects, pod, victim))
+                others.any(|pod| repays(objects, reported, pod, victim))
             }
         })
     };
     let mut wrong = Vec::new();
     let who = name(victim);
     let empties = |objects: &Objects| leaves_nearly_empty(victim) && empty::helps(objects, victim);
-    let of_use = |objects: &Objects| helps(objects) || due(objects) || empties(objects);
-    if !views(server, age).any(of_use) {
+    let of_use = |objects: &Objects, reported: &Objects| {
+        helps(objects, reported) || due(objects, reported) || empties(objects)
+    };
+    if !may_hold(server, node, age, of_use) {
         let text = format!(
             "{who} on {node} is disrupted without a gain: {for_room:?}, {back:?}, by a view of {age:?}"
         );
         wrong.push(text);
     }
     if let Some(pod) = beneficiary(server, victim) {
-        let short = || views(server, age).any(|objects| is_short(objects, pod, node));
-        if !server.disruptions.is_shown(pod, node) && !short() {
+        let assumed = server.assumed_on(node).map(|it| asked(it)).sum();
+        let short = || views(server, age).any(|objects| is_short(objects, pod, node, assumed));
+        // Of a group kube-scheduler shows the nodes for the first pod that does not fit, and asks no further.
+        let alike = server.all(Kind::Pod);
+        let mut alike = alike.filter(|it| group(pod).is_some() && group(it) == group(pod));
+        let shown = |it: &Copy| server.disruptions.is_shown(it, node);
+        if !shown(pod) && !alike.any(shown) && !short() {
             let whom = name(pod);
             wrong.push(format!(
                 "{who} is disrupted for {whom} on {node}, which was not shown for it"
@@ -243,7 +278,9 @@ impl Server {
     /// kube-scheduler evicts these for the pod, by what the extender with this link said.
     pub(crate) fn evicts(&mut self, pod: &Value, node: &str, victims: &[String], link: &Arc<Link>) {
         let gone = victims.iter().cloned().collect();
-        if !views(self, link.view()).any(|objects| gains(objects, pod, node, &gone)) {
+        let gain =
+            |objects: &Objects, reported: &Objects| gains(objects, reported, pod, node, &gone);
+        if !may_hold(self, node, link.view(), gain) {
             let whom = name(pod);
             self.wrong.push(format!(
                 "{victims:?} are evicted for {whom} on {node} without a gain"
@@ -263,7 +300,7 @@ impl Server {
                     // Memory is reclaimed when the agent says so, however late, and the extender's own acts rest on that.
                     let reported = done.by == By::Reclaim || !matches!(by, By::Scheduler(_));
                     let others = |uid: &str| reported || !done.victims.contains(uid);
-                    gains_beside(objects, pod, &done.node, &done.victims, others)
+                    gains_beside(objects, objects, pod, &done.node, &done.victims, others)
                         && check::is_fresh(objects, &done.node, FRESH)
                         && !check::is_kept(objects, &done.node, pod)
                 };
@@ -273,9 +310,12 @@ impl Server {
                 // Another that may take the room is assumed to have it.
                 let takes = |it: &Copy| uid(it) != uid(pod) && priority(it) >= priority(pod);
                 may |= self.assumed_on(&done.node).any(takes);
-                // Or the extender may keep it for one that it has seen wait for the node, and not have said so yet.
-                let asks = |it: &Copy| waits(it) && self.disruptions.is_shown(it, &done.node);
-                may |= self.all(Kind::Pod).any(|it| takes(it) && asks(it));
+                // Or the extender may keep it for one that waits for it, in the queue or not, and not have said so yet.
+                let waits_there = |it: &Copy| {
+                    let fits = || gains(self, self, it, &done.node, &done.victims);
+                    waits(it) && (self.disruptions.is_shown(it, &done.node) || fits())
+                };
+                may |= self.all(Kind::Pod).any(|it| takes(it) && waits_there(it));
                 // Of a nomination that is cleared another replica knows nothing.
                 may |= matches!((done.by, by), (By::Scheduler(a), By::Scheduler(b)) if a != b);
                 if !may && views(self, age).all(sufficed) {

@@ -40,6 +40,11 @@ impl World {
         while !self.is_settled() && began.elapsed() < RETAKEN {
             self.pass(STEP).await?;
         }
+        // The replica that is asked has taken over, though a list that it sent in the last trouble may be late.
+        if self.has_room(SMALL) {
+            let name = self.probe_with(SMALL, 1, PRIORITY);
+            self.bound_within(&name, REFENCED, "it fits").await?;
+        }
         if self.on.crowd > 0 {
             self.probe_windows().await?;
         }
@@ -158,9 +163,6 @@ impl World {
         if !self.has_room(SMALL) {
             return Ok(());
         }
-        // So that the replica that is to wake has taken over.
-        let name = self.probe_with(SMALL, 1, PRIORITY);
-        self.bound_within(&name, PLACED, "it fits").await?;
         self.tell("others use all cards");
         self.machines.iter_mut().try_for_each(|it| it.fill(CARD))?;
         let began = Instant::now();
@@ -287,7 +289,7 @@ impl World {
             .max()?;
         nodes.iter().find_map(|(node, cards)| {
             let stays = |pod: &Value| leaves(pod);
-            let after = check::cards_with(&server, node, stays, |_| true);
+            let after = check::cards_with(&server, &server, node, stays, |_| true);
             let left: u64 = cards
                 .iter()
                 .map(|(_, card)| card.size.saturating_sub(card.held))

@@ -32,8 +32,9 @@ use crate::switches::{QUEUES, Switches};
 const STEP: Duration = Duration::from_secs(3);
 /// When strangers leave after the last trouble, in half of the worlds.
 const QUIET: Duration = Duration::from_secs(60);
-/// A call that was begun before the last trouble has been answered after this.
-const ANSWERED: Duration = Duration::from_secs(15);
+/// A call that was begun before the last trouble has been answered after this, and a standby has taken over that had
+/// waited then for the leader to ungate a pod.
+const ANSWERED: Duration = Duration::from_secs(30);
 /// How many seconds things go wrong.
 const TROUBLE: std::ops::Range<u64> = 60..300;
 /// A pod that fits is bound so long after the last trouble: messages that are 90 seconds late have arrived, and who
