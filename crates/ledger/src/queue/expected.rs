@@ -18,15 +18,21 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Expected(HashMap<Uid, (Arc<str>, Duration)>);
 
+impl Expected {
+    /// The pod waits on this node from now on. Those that have waited long enough are forgotten.
+    fn note(&mut self, uid: &Uid, node: &Arc<str>, now: Duration) {
+        self.0.retain(|_, (_, since)| now < *since + PATIENCE);
+        self.0.insert(uid.clone(), (node.clone(), now));
+    }
+}
+
 impl Queue {
     /// The room is earmarked meanwhile, for kube-scheduler may end the nomination.
     pub(crate) fn expect_room(&mut self, uid: &Uid, node: &Arc<str>, books: &Books, now: Duration) {
-        let expected = &mut self.expected.0;
-        expected.retain(|_, (_, since)| now < *since + PATIENCE);
-        let since = match expected.get(uid) {
-            Some((known, since)) if known == node => *since,
+        let since = match self.expected.0.get(uid) {
+            Some((known, since)) if known == node && now < *since + PATIENCE => *since,
             _ => {
-                expected.insert(uid.clone(), (node.clone(), now));
+                self.expected.note(uid, node, now);
                 now
             }
         };
@@ -49,9 +55,7 @@ impl Queue {
         if let Some(node) = before.and_then(|pod| pod.nominated.as_ref())
             && waits
         {
-            self.expected
-                .0
-                .insert(uid.clone(), (node.clone(), self.now));
+            self.expected.note(uid, node, self.now);
         }
     }
 
