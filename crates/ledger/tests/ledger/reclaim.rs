@@ -318,6 +318,34 @@ fn reclaim_leaves_preemption_fifteen_seconds_before_it_tries_another_gpu() {
 }
 
 #[test]
+fn preempt_has_its_turn_after_a_reclaim_in_vain() {
+    // No GPU has 40 free, all together have 64.
+    let all: &[&[PodUse]] = &[&[used("one", 80)], &[used("two", 81)], &[used("firm", 75)]];
+    let config = Config {
+        preempt_fragmented: true,
+        ..Config::default()
+    };
+    let mut ledger = lent_by(config, &[("a", all)]);
+    for (uid, card, mib) in [("one", "a-0", 10), ("two", "a-1", 10), ("firm", "a-2", 75)] {
+        ledger.apply_pod(bound(uid, "a", card, mib));
+    }
+    let waits = PodFacts {
+        waiting: true,
+        ..with_priority(10, pod("p", 40))
+    };
+    let second = (0..75).find(|second| {
+        uses(&mut ledger, "a", all, *second);
+        refused(&mut ledger, &waits, *second);
+        ledger.reclaim(at(*second));
+        for pod in ledger.fragmented(at(*second)) {
+            ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(*second));
+        }
+        !ledger.preemptions(at(*second)).is_empty()
+    });
+    assert!(second.is_some_and(|second| second >= 60), "{second:?}");
+}
+
+#[test]
 fn others_are_asked_where_the_first_does_not_suffice_any_more() {
     let mut ledger = lent(&[("a", &[&[used("one", 50), used("two", 30)]])]);
     ledger.apply_pod(bound("one", "a", "a-0", 10));
