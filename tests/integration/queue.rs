@@ -81,7 +81,7 @@ pub(crate) fn held(case: &Case, name: &str) -> PodBuilder {
     })
 }
 
-fn is_held(pod: &Pod) -> bool {
+pub(crate) fn is_held(pod: &Pod) -> bool {
     let gates = pod
         .spec
         .as_ref()

@@ -191,7 +191,7 @@ async fn reclaim_names_the_next_pod_that_needs_the_memory_once_the_first_is_gone
     let first = borrower(&case, "first", 2000).await?;
     borrower(&case, "second", 1000).await?;
     uses(&case, &node, &[(&greedy, 8500)]).await?;
-    let names = async |pod: &str| -> Result<()> {
+    let is_named = async |pod: &str| -> Result<()> {
         let holds = |found: Option<&Pod>| {
             let found = found.and_then(|found| condition(found, names::RECLAIM_CONDITION));
             let text = found.and_then(|it| it.message.clone()).unwrap_or_default();
@@ -201,9 +201,9 @@ async fn reclaim_names_the_next_pod_that_needs_the_memory_once_the_first_is_gone
         wait_condition(&case.client, &greedy, &what, SOON, holds).await?;
         Ok(())
     };
-    names("first").await?;
+    is_named("first").await?;
     delete(&case.client, &first, 0).await?;
-    names("second").await?;
+    is_named("second").await?;
     clear(&case).await?;
     case.end().await
 }

@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use crate::fault_rig::Replica;
-use crate::queue::{CARD, LATE, held, open, still_held};
+use crate::fault_rig::{Replica, now};
+use crate::queue::{CARD, LATE, held, is_held, open, still_held};
 use crate::support::{SOON, bound, event_saying};
 
 /// A policy that lets no gate off the pod, which bears the label `case=stuck`.
@@ -123,11 +123,8 @@ async fn standby_tries_again_after_the_answer_to_its_takeover_was_lost() -> Resu
         Ok(())
     })
     .await?;
-    let name = waits.metadata.name.as_deref().context("it has a name")?;
     eventually(SOON, "the gate is off", async || {
-        let pod = case.pods().get(name).await?;
-        let gates = pod.spec.and_then(|spec| spec.scheduling_gates);
-        ensure!(gates.is_none_or(|gates| gates.is_empty()));
+        ensure!(!is_held(&now(&case, &waits).await?));
         Ok(())
     })
     .await?;
