@@ -95,7 +95,7 @@ pub(crate) async fn preempt(
     })
 }
 
-/// Whom kube-scheduler may evict, by node.
+/// The pods that kube-scheduler may evict, by node.
 enum Choice {
     Victims(BTreeMap<String, MetaVictims>),
     /// More must go than kube-scheduler chose: that depends on disruption budgets.

@@ -257,8 +257,8 @@ impl Demands {
         self.reclaimed.contains(uid)
     }
 
-    /// Is the same demanded of the same pod, for the same one?
-    pub(super) fn have(&self, demand: &Demand) -> bool {
+    /// Must the same pod still do the same for the same beneficiary?
+    pub(super) fn contains(&self, demand: &Demand) -> bool {
         let mut all = self.all.iter();
         all.any(|it| {
             it.condition() == demand.condition()

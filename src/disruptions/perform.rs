@@ -76,7 +76,7 @@ impl Disruptions {
         may
     }
 
-    /// Has this leadership written into the victim's condition for whom it is disrupted now?
+    /// Does the victim's condition, as this leadership wrote it, name the pod that needs its memory now?
     fn names_beneficiary(&self, demand: &Demand) -> bool {
         let named = self.marked.get(&demand.victim.uid);
         named.is_some_and(|named| named.as_ref() == demand.whom.uid())
@@ -102,7 +102,7 @@ impl Disruptions {
             }
             _ => {
                 let short = ledger.shortages_on(&demand.node, now);
-                Demands::of(&ledger, short, now).have(demand)
+                Demands::of(&ledger, short, now).contains(demand)
             }
         }
     }

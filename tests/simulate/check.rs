@@ -230,8 +230,8 @@ pub(crate) fn cards(objects: &Objects, node: &str) -> BTreeMap<String, Card> {
     cards_with(objects, objects, node, |_| true, |_| true)
 }
 
-/// The same if of the pods on the node these alone were there, by the report that `reported` has. What those use of whom the
-/// server does not say that they are there counts for the UIDs that `others` names.
+/// The same by the report in `reported`, if only these pods were on the node. Memory of pods that the server does not show
+/// there counts for the UIDs that `others` names.
 pub(crate) fn cards_with(
     objects: &Objects,
     reported: &Objects,

@@ -104,8 +104,8 @@ fn named<'o>(objects: &'o Objects, text: &str) -> Option<&'o Copy> {
         .find(|pod| pod["metadata"]["name"] == *name)
 }
 
-/// Could the pod run on the node, by the report that `reported` has, if these and those who leave anyway were gone? What
-/// pods use that are not there counts for the UIDs that `others` names.
+/// Could the pod run on the node, by the report in `reported`, if these pods and all that terminate were gone? Memory of
+/// pods that are not there counts for the UIDs that `others` names.
 fn gains_beside(
     objects: &Objects,
     reported: &Objects,
@@ -154,8 +154,8 @@ fn views(server: &Server, age: Duration) -> impl Iterator<Item = &Objects> {
     server.past.within(age).chain(once(&***server))
 }
 
-/// Does this hold by what one may know whose view is that old: pods and the report of the node's agent, each now or then?
-/// Each kind has a watch of its own, so that either may be the older one.
+/// Does this hold for some pair of pods and agent's report, each no older than `age`? Each kind has a watch of its own, so
+/// that either may be the older one.
 fn may_hold(
     server: &Server,
     node: &str,
@@ -164,7 +164,7 @@ fn may_hold(
 ) -> bool {
     let key = (Kind::GpuNode, String::new(), node.to_owned());
     let mut all: Vec<&Objects> = views(server, age).collect();
-    // As a rule the last one is known.
+    // The newest is the most likely.
     all.reverse();
     let mut reports = all.clone();
     reports.dedup_by_key(|objects| objects.get(&key).ok());

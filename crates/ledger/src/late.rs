@@ -135,7 +135,7 @@ impl Sight<'_> {
         if ended {
             gone.extend(ended_on(node));
             gone.extend(self.assumed_below(node, pod.priority));
-            // Those that the extender has disrupted for it there, though the caller may not have seen that.
+            // Victims of the extender's own plan leave too, though the caller's list may be older than their eviction.
             let own = self.queue.eviction_for(&pod.uid);
             let own = own.filter(|it| **it.node() == *name);
             gone.extend(own.into_iter().flat_map(Earmark::waits_for).cloned());

@@ -116,7 +116,7 @@ impl Sight<'_> {
         if self.books.is_unfenced(&pod.uid) {
             return None;
         }
-        // kube-scheduler would nominate the pod and wait, for ever, for one that should be gone and is not.
+        // kube-scheduler would nominate the pod here, and wait for ever for a victim that does not terminate.
         let mut known = victims.iter().filter_map(|uid| self.books.pod(uid));
         if known.any(|pod| self.is_late(pod)) {
             return None;

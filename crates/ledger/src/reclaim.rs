@@ -311,7 +311,7 @@ impl Sight<'_> {
     fn may_reclaim_for(&self, pod: &PodFacts) -> Option<Arc<Request>> {
         let request = pod.asks.request()?;
         let known = self.books.pod(&pod.uid)?;
-        // Else one GPU after the other would be tried, for as long as there are any, before others may end.
+        // Otherwise every GPU with borrowers would be tried before preemption has its turn.
         let yields = self.config.preempt_fragmented
             && known.preempts
             && self.queue.yields_reclaim(&pod.uid, self.now);

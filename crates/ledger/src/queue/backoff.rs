@@ -17,7 +17,7 @@ use crate::maps::{HashMap, HashSet};
 /// The first pause, and the longest.
 const PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(960);
-/// So long after a GPU gave a pod nothing back others may be preempted for it, before the next GPU is tried.
+/// After a reclaim that gave a pod nothing, others may be preempted for it for so long before the next GPU is tried.
 const YIELDS: Duration = Duration::from_secs(15);
 
 /// A pause that has doubled so many times, and is no longer than the longest.
@@ -188,7 +188,7 @@ impl Queue {
         paused.filter_map(|(_, backoff)| backoff.until).max()
     }
 
-    /// Was memory awaited for the pod in vain so lately that others may be preempted for it before more is?
+    /// Has a reclaim for the pod failed so lately that others may be preempted for it before the next one?
     pub(crate) fn yields_reclaim(&self, uid: &str, now: Duration) -> bool {
         let of_pod = self.backoffs.pods.get(uid);
         let backoff = of_pod.and_then(|failures| failures.get(&Cause::Reclaim));
