@@ -320,6 +320,10 @@ async fn bad_requests_are_refused_in_the_extenders_words() -> Result<()> {
             json!({names::ISOLATION: "mig", names::MEM_LIMIT: "max"}),
             one("1"),
         ),
+        (
+            json!({names::ISOLATION: "mig"}),
+            json!({"containers": [asks("a", "1")], "restartPolicy": "Never"}),
+        ),
         (json!({names::EXCLUSIVE: "yes"}), one("1")),
         (json!({names::GPU_MODELS: ""}), one("1")),
         (json!({names::GPU_MODELS: "A100,,H100"}), one("1")),

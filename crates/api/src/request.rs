@@ -141,7 +141,7 @@ pub fn request(pod: &Pod, resource: &str) -> Result<(Request, Vec<Box<str>>), Ba
         });
     }
     if request.isolated {
-        rules::may_be_isolated(&request)?;
+        rules::may_be_isolated(&request, spec)?;
     }
     let size = match (request.exclusive, request.is_relative()) {
         _ if request.isolated => Size::Instance,

@@ -191,11 +191,15 @@ fn templates(resource: &str) -> String {
         .replace("object.spec.", "variables.pod.spec.")
         .replace(r#"dyn("spec."#, r#"dyn(variables.at + "spec."#);
     let group = format!(r#""metadata.annotations[{}"#, names::GROUP);
-    let text = [r#""metadata.annotations[""#, &group]
-        .into_iter()
-        .fold(text, |text, path| {
-            text.replace(path, &format!("variables.at + {path}"))
-        });
+    let text = [
+        r#""metadata.annotations[""#,
+        r#""spec.restartPolicy"#,
+        &group,
+    ]
+    .into_iter()
+    .fold(text, |text, path| {
+        text.replace(path, &format!("variables.at + {path}"))
+    });
     format!("{NOTE}{text}")
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpustow_pack::{Request, Rules};
+use k8s_openapi::api::core::v1::PodSpec;
 
 use super::{BadRequest, annotation, field_of};
 use crate::names;
@@ -14,11 +15,11 @@ pub const MAX_LIST: usize = 1024;
 /// The longest key of a group.
 const MAX_KEY: usize = 63;
 
-/// Can this request get a MIG instance of its own?
+/// Can this pod get a MIG instance of its own?
 ///
 /// # Errors
-/// What it requests beside that.
-pub(super) fn may_be_isolated(request: &Request) -> Result<(), BadRequest> {
+/// What it requests beside that, or that it would not start again.
+pub(super) fn may_be_isolated(request: &Request, spec: &PodSpec) -> Result<(), BadRequest> {
     let bad = |problem: &str| {
         Err(BadRequest {
             field: field_of(names::ISOLATION),
@@ -31,8 +32,20 @@ pub(super) fn may_be_isolated(request: &Request) -> Result<(), BadRequest> {
         );
     }
     match request.claims.as_slice() {
-        [claim] if claim.gpus == 1 => Ok(()),
-        _ => bad("a pod gets one MIG instance: let one container request memory of one GPU"),
+        [claim] if claim.gpus == 1 => {}
+        _ => {
+            return bad("a pod gets one MIG instance: let one container request memory of one GPU");
+        }
+    }
+    match spec.restart_policy.as_deref() {
+        // The agent makes the instance once the pod is bound, and the kubelet does not wait.
+        Some("Never") => Err(BadRequest {
+            field: "spec.restartPolicy".to_owned(),
+            problem: "the container may start before its MIG instance is there, and the pod would fail: write OnFailure or \
+                      Always"
+                .to_owned(),
+        }),
+        _ => Ok(()),
     }
 }
 
