@@ -163,6 +163,9 @@ impl Agent {
                 tracing::warn!(%error, "the watch of this node's pods failed; it starts again")
             }
         }
+        if self.pods_listed {
+            self.wanted.order(instances::orders(&self.pods));
+        }
     }
 
     fn node(&mut self, event: Result<Event<Node>, watcher::Error>) {
@@ -251,7 +254,6 @@ impl Agent {
             .state
             .read(reading, &self.pods, &held, |pid| processes.who(pid), now);
         self.wanted.set(self.state.limits().asks());
-        self.wanted.order(instances::orders(&self.pods));
         for fault in reading.iter().flat_map(|reading| &reading.faults) {
             self.shared.metrics.fault(fault);
             tracing::warn!(gpu = fault.uuid, kind = ?fault.kind, "the driver reported an error");

@@ -17,6 +17,8 @@ use gpustow_api::instances::OnDemand;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::instances::Unmade;
+
 pub use fake::FakeDevices;
 pub use limits::{Ask, Group, Limit, Wanted};
 pub use nvml::NvmlDevices;
@@ -31,6 +33,9 @@ pub struct Reading {
     pub cards: Vec<Card>,
     /// What has gone wrong since the last look.
     pub faults: Vec<Fault>,
+    /// Pods whose MIG instances could not be made.
+    #[serde(skip)]
+    pub unmade: Vec<Unmade>,
     /// The limits of containers that were asked for.
     #[serde(skip)]
     pub limits: Vec<Limit>,

@@ -4,14 +4,16 @@
 //! its own instances from those of others, which it never changes. A pod's container finds its instance by a CDI
 //! specification with the pod's UID in its name. The specification exists only while the instance does.
 
+mod cdi;
+
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use gpustow_api::assignment;
 use gpustow_api::instances::{Instance, OnDemand, Profile};
-use gpustow_api::{assignment, names};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -83,15 +85,18 @@ pub enum Problem {
     /// A file cannot be read or written.
     #[error("{0}: {1}")]
     File(PathBuf, String),
-    /// The slices are those of an instance that the agent did not make.
-    #[error("an instance that others made has its slices")]
+    /// The slices are those of an instance that is not the pod's.
+    #[error("another instance has its slices")]
     Others,
+    /// Nothing can be made there.
+    #[error("the GPU is not in MIG mode, or is not there")]
+    NoMig,
     /// The kernel names no device for it.
     #[error("{0} does not name its device: is MIG on, and the driver loaded?")]
     NoDevice(PathBuf),
     /// Nothing says what a container needs beside the device.
     #[error(
-        "no file in {0} has CDI's kind nvidia.com/gpu: run nvidia-ctk cdi generate on the node"
+        "no file in {0} has CDI's kind nvidia.com/gpu: run nvidia-ctk cdi generate --device-id=none on the node, as docs/mig.md says"
     )]
     NoBase(String),
 }
@@ -185,29 +190,60 @@ pub struct Card<'a> {
     pub driver: &'a dyn Driver,
 }
 
+/// A pod whose instance its container cannot find yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmade {
+    /// The pod and what it must have.
+    pub order: Order,
+    /// Why it is not there.
+    pub problem: String,
+}
+
+/// What has come of [`reconcile`].
+#[derive(Debug, Default)]
+pub struct Reconciled {
+    /// What each card has now, or why it does not say.
+    pub cards: Vec<Result<OnDemand, String>>,
+    /// The pods that must wait.
+    pub unmade: Vec<Unmade>,
+}
+
 /// Makes what pods of the node must have on these cards and ends what no pod has any more. `lives` says whether a pod's
-/// containers may still run. While the pods are not known, it only looks. Returns what each card has now, or why it does
-/// not say; problems of pods are logged.
+/// containers may still run. While the pods are not known, it only looks.
 pub fn reconcile(
     places: &Places,
     cards: &[Card<'_>],
     orders: Option<&[Order]>,
     lives: impl Fn(&str) -> bool,
-) -> Vec<Result<OnDemand, String>> {
+) -> Reconciled {
     let mut records = match places.records() {
         Ok(records) => records,
-        Err(problem) => return cards.iter().map(|_| Err(problem.to_string())).collect(),
+        Err(problem) => {
+            return Reconciled {
+                cards: cards.iter().map(|_| Err(problem.to_string())).collect(),
+                unmade: Vec::new(),
+            };
+        }
     };
     let base = LazyCell::new(|| places.base());
-    cards
+    let all = || orders.into_iter().flatten();
+    let mut unmade = Vec::new();
+    let mut fails = |order: &Order, problem: &Problem| {
+        tracing::debug!(uid = &*order.uid, %problem, "cannot make a pod's MIG instance; trying again");
+        unmade.push(Unmade {
+            order: order.clone(),
+            problem: problem.to_string(),
+        });
+    };
+    for order in all().filter(|order| cards.iter().all(|card| *card.uuid != *order.gpu)) {
+        fails(order, &Problem::NoMig);
+    }
+    let cards = cards
         .iter()
         .map(|card| {
             let look = || card.driver.shown().map_err(|error| error.to_string());
             let mut shown = look()?;
-            let wanted = || {
-                let all = orders.into_iter().flatten();
-                all.filter(|order| *order.gpu == *card.uuid)
-            };
+            let wanted = || all().filter(|order| *order.gpu == *card.uuid);
             let own: Vec<String> = records
                 .iter()
                 .filter(|(_, record)| *record.gpu == *card.uuid)
@@ -230,11 +266,7 @@ pub fn reconcile(
             }
             for order in wanted() {
                 if let Err(problem) = places.make(card, order, &mut records, &mut shown, &base) {
-                    tracing::warn!(
-                        uid = &*order.uid,
-                        %problem,
-                        "cannot make a pod's MIG instance; trying again"
-                    );
+                    fails(order, &problem);
                 }
             }
             let whose = |found: &Found| {
@@ -253,7 +285,8 @@ pub fn reconcile(
                 profiles: shown.profiles,
             })
         })
-        .collect()
+        .collect();
+    Reconciled { cards, unmade }
 }
 
 /// Leaves out profiles that the API server would refuse. An instance cannot be left out: its slices would look free.
@@ -282,10 +315,6 @@ fn reportable(mut told: OnDemand) -> Result<OnDemand, String> {
 impl Places {
     fn record(&self, uid: &str) -> PathBuf {
         self.records.join(format!("{uid}.json"))
-    }
-
-    fn specification(&self, uid: &str) -> Option<PathBuf> {
-        Some(self.cdi.first()?.join(format!("gpustow-mig-{uid}.json")))
     }
 
     /// What was written down, by pods' UIDs.
@@ -393,85 +422,6 @@ impl Places {
 
     fn note(&self, uid: &str, record: &Record) -> Result<(), Problem> {
         write(&self.record(uid), &json!(record))
-    }
-
-    /// Writes the CDI specification of a pod's instance, unless it is there.
-    fn show(
-        &self,
-        card: &Card<'_>,
-        uid: &str,
-        found: &Found,
-        base: &Result<Value, Problem>,
-    ) -> Result<(), Problem> {
-        let Some(path) = self.specification(uid) else {
-            return Ok(());
-        };
-        let mut nodes = Vec::new();
-        let minor = card.minor.unwrap_or_default();
-        nodes.push(json!({ "path": format!("/dev/nvidia{minor}") }));
-        let minors = self.proc.join("driver/nvidia-caps/mig-minors");
-        let text = std::fs::read_to_string(&minors).unwrap_or_default();
-        let (gi, major) = (found.id, self.major());
-        for name in [
-            format!("gpu{minor}/gi{gi}/access"),
-            format!("gpu{minor}/gi{gi}/ci0/access"),
-        ] {
-            let line = text.lines().find_map(|line| line.strip_prefix(&name));
-            let number: Option<u32> = line.and_then(|it| it.trim().parse().ok());
-            let number = number.ok_or_else(|| Problem::NoDevice(minors.clone()))?;
-            let mut node = json!({ "path": format!("/dev/nvidia-caps/nvidia-cap{number}") });
-            if let Some(major) = major {
-                node["type"] = json!("c");
-                node["major"] = json!(major);
-                node["minor"] = json!(number);
-            }
-            nodes.push(node);
-        }
-        let specification = json!({
-            "cdiVersion": "0.5.0",
-            "kind": names::CDI_MIG,
-            "devices": [{ "name": uid, "containerEdits": { "deviceNodes": nodes } }],
-            "containerEdits": base.as_ref().map_err(Problem::clone)?,
-        });
-        let text = std::fs::read_to_string(&path).ok();
-        let there: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
-        match there == Some(specification.clone()) {
-            true => Ok(()),
-            false => write(&path, &specification),
-        }
-    }
-
-    /// The number of the devices through which the driver hands out instances.
-    fn major(&self) -> Option<u32> {
-        let text = std::fs::read_to_string(self.proc.join("devices")).ok()?;
-        let mut pairs = text.lines().filter_map(|line| line.trim().split_once(' '));
-        pairs
-            .find(|(_, name)| *name == "nvidia-caps")?
-            .0
-            .parse()
-            .ok()
-    }
-
-    /// What every container with a GPU of NVIDIA gets: libraries, control devices and hooks, by the toolkit's own file.
-    fn base(&self) -> Result<Value, Problem> {
-        let folders = self.cdi.iter();
-        let files = folders.filter_map(|folder| std::fs::read_dir(folder).ok());
-        let files = files.flatten().filter_map(|entry| Some(entry.ok()?.path()));
-        let mut found: Vec<(PathBuf, Value)> = files
-            .filter_map(|path| {
-                let text = std::fs::read_to_string(&path).ok()?;
-                let value: Value = serde_yaml::from_str(&text).ok()?;
-                (value["kind"] == "nvidia.com/gpu").then_some((path, value))
-            })
-            .collect();
-        found.sort_by(|one, other| one.0.cmp(&other.0));
-        let folders = || {
-            let folders = self.cdi.iter().map(|it| it.display().to_string());
-            folders.collect::<Vec<_>>().join(" and ")
-        };
-        let first = found.into_iter().next();
-        let (_, mut value) = first.ok_or_else(|| Problem::NoBase(folders()))?;
-        Ok(value["containerEdits"].take())
     }
 }
 

@@ -10,11 +10,15 @@ use gpustow_api::limit::WHOLE;
 use gpustow_api::names;
 use gpustow_pack::Mib;
 
+use crate::instances::Unmade;
 use crate::pods::{NodePod, NodePods};
 use crate::state::State;
 
 /// A pod that keeps using too much is told again after this long.
 const AGAIN: Duration = Duration::from_secs(600);
+
+/// A MIG instance may take so long: another pod's may have to end first.
+const MAKING: Duration = Duration::from_secs(10);
 
 /// Length of a confirmation.
 const MAX_CONFIRMED: usize = 4096;
@@ -70,6 +74,8 @@ pub struct Notices {
     active: HashSet<(Arc<str>, Arc<str>)>,
     /// Since when containers were seen to run.
     running: HashMap<(Arc<str>, Arc<str>), Duration>,
+    /// Since when pods have waited for their MIG instances.
+    unmade: HashMap<Arc<str>, Duration>,
 }
 
 impl Notices {
@@ -84,6 +90,7 @@ impl Notices {
             seen_on: HashMap::new(),
             active: HashSet::new(),
             running: HashMap::new(),
+            unmade: HashMap::new(),
         }
     }
 
@@ -143,6 +150,7 @@ impl Notices {
                 }
             }
         }
+        self.unmade(&mut notices, state, pods, now);
         for it in state.limits().missing() {
             let is = it
                 .found
@@ -298,6 +306,24 @@ impl Notices {
                 seen.gpu.uuid
             );
             self.once(notices, pod, "MpsMissing", &seen.gpu.uuid, note, now);
+        }
+    }
+
+    /// The kubelet says of a container without its instance only that a device is missing.
+    fn unmade(&mut self, notices: &mut Vec<Notice>, state: &State, pods: &NodePods, now: Duration) {
+        let waits = |uid: &Arc<str>| state.unmade().iter().any(|it| it.order.uid == *uid);
+        self.unmade.retain(|uid, _| waits(uid));
+        for Unmade { order, problem } in state.unmade() {
+            let since = *self.unmade.entry(order.uid.clone()).or_insert(now);
+            let pod = pods.get(&order.uid);
+            if let Some(pod) = pod.filter(|_| now.saturating_sub(since) >= MAKING) {
+                let note = format!(
+                    "Its container cannot start, because its MIG instance {} on GPU {} is not there: {problem}. The agent tries \
+                     on. Delete the pod to have it placed again: docs/mig.md.",
+                    order.instance.profile, order.gpu
+                );
+                self.again(notices, pod, "MigInstanceMissing", &order.gpu, note, now);
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use crate::clock::Now;
 use crate::devices::{Card, DeviceError, Reading};
 use crate::health::Health;
 use crate::history::History;
+use crate::instances::Unmade;
 use crate::limits::{self, Means};
 use crate::pods::NodePods;
 use crate::processes::Who;
@@ -79,6 +80,7 @@ pub struct State {
     driver: Option<String>,
     error: Option<DeviceError>,
     unseen: bool,
+    unmade: Vec<Unmade>,
     /// Why no client of MPS could start here, if so.
     mps_fails: Option<String>,
 }
@@ -126,6 +128,7 @@ impl State {
             driver: None,
             error: None,
             unseen: false,
+            unmade: Vec::new(),
         }
     }
 
@@ -162,6 +165,12 @@ impl State {
         &self.limits
     }
 
+    /// Pods whose MIG instances could not be made when the driver last answered.
+    #[must_use]
+    pub fn unmade(&self) -> &[Unmade] {
+        &self.unmade
+    }
+
     /// Takes in a reading. `held` are the cards that somebody else has given away, by whom.
     /// Returns the cards that this reading condemned.
     pub fn read(
@@ -177,6 +186,7 @@ impl State {
         if let Ok(reading) = reading {
             self.driver.clone_from(&reading.driver);
             self.limits.read(pods, &reading.limits);
+            self.unmade.clone_from(&reading.unmade);
             for fault in &reading.faults {
                 if self.health.fault(fault, now) {
                     condemned.push(fault.uuid.clone());

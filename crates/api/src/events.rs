@@ -16,7 +16,7 @@ pub struct Known {
 }
 
 /// All of them, in the order of a pod's life.
-pub const ALL: [Known; 33] = [
+pub const ALL: [Known; 34] = [
     Known {
         about: "Pod",
         reason: "GpuAssigned",
@@ -177,6 +177,13 @@ pub const ALL: [Known; 33] = [
         reads: "`Uses GPU … without MPS, so nothing limits its compute and memory there …`",
         means: "A process of a pod with the annotation `compute-percent` is no client of MPS. Its GPU takes no new pods until it ends",
         advice: "Delete the pod. If another one does so too: does its program or image set `CUDA_MPS_PIPE_DIRECTORY`?",
+    },
+    Known {
+        about: "Pod",
+        reason: "MigInstanceMissing",
+        reads: "`Its container cannot start, because its MIG instance 2g.20gb on GPU … is not there: …`",
+        means: "The agent could not [make the instance](mig.md) within ten seconds; the Event says why",
+        advice: "Fix that on the node, or delete the pod",
     },
     Known {
         about: "Pod",

@@ -69,6 +69,7 @@ impl FakeDevices {
             driver: Some(machine.driver.clone()).filter(|driver| !driver.is_empty()),
             cards,
             faults: machine.events.iter().skip(seen).map(fault).collect(),
+            unmade: Vec::new(),
         })
     }
 }

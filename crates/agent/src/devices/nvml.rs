@@ -23,6 +23,7 @@ use super::{
     Card, DeviceError, Devices, Fault, FaultKind, Memory, Path, Process, Reading, Wanted, limits,
     nearest_first,
 };
+use crate::instances::Unmade;
 use crate::limited::own_limit;
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -138,6 +139,8 @@ struct Session<'a> {
     cards: Vec<(Device<'a>, Card)>,
     /// MIG instances that the agent made, and the UUIDs of their cards.
     own: Vec<(Device<'a>, String)>,
+    /// Pods that wait for theirs.
+    unmade: Vec<Unmade>,
     /// By UUID: the driver's time of the last thing that a process was seen to do.
     active: HashMap<String, u64>,
     /// One set per card: a card that refuses events would spoil a common one.
@@ -153,6 +156,7 @@ impl<'a> Session<'a> {
             makes: false,
             cards: Vec::new(),
             own: Vec::new(),
+            unmade: Vec::new(),
             active: HashMap::new(),
             events: Vec::new(),
         };
@@ -231,6 +235,7 @@ impl<'a> Session<'a> {
             limits: limits::read(wanted, cards.iter(), self),
             driver: self.nvml.sys_driver_version().ok(),
             cards,
+            unmade: self.unmade.clone(),
             faults: self
                 .events
                 .iter()

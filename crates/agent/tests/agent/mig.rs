@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpustow_agent::devices::{Card, Wanted};
 use gpustow_agent::instances::{Makes, Places, orders};
+use gpustow_agent::notices::{Notice, Notices};
 use gpustow_agent::pods::NodePods;
 use gpustow_api::instances::{Instance, OnDemand};
 use gpustow_api::names;
@@ -313,6 +315,64 @@ fn instances_of_others_are_never_changed() {
     let before = node.machine();
     node.looks(Some(&none()));
     assert_eq!(node.machine(), before);
+}
+
+#[test]
+fn pod_is_told_why_its_instance_is_not_there_once_it_has_waited_for_ten_seconds() {
+    let mut node = Node::new(&divided(vec![]));
+    let bound = pods(&[isolated(4)]);
+    node.looks(Some(&bound));
+    let (mut state, mut notices) = (state(), Notices::new(Duration::from_secs(6000)));
+    let mut told = |node: &Node, second| {
+        node.host.sample(&mut state, &bound, at(second));
+        let all = notices.look(&state, &bound, &[], at(second).age);
+        let warned = all.into_iter().filter_map(|notice| match notice {
+            Notice::Warn { reason, note, .. } => Some((reason, note)),
+            _ => None,
+        });
+        let about = |(reason, note)| (reason == "MigInstanceMissing").then_some(note);
+        warned.filter_map(about).collect::<Vec<String>>()
+    };
+    assert_eq!(told(&node, 0), [""; 0], "it is there");
+    let base = node.places.cdi[1].join("nvidia.yaml");
+    let nvidias = std::fs::read(&base).unwrap();
+    let failing = |node: &Node, call: &[&str]| {
+        let call = call.iter().map(|it| (*it).to_owned()).collect();
+        node.change(|machine| {
+            machine.unsupported = call;
+            machine.gpus[0].mig.clear();
+        });
+    };
+    type Break<'a> = &'a dyn Fn(&Node);
+    let ways: [(Break<'_>, &str); 4] = [
+        (&|node| failing(node, &MAKE[..1]), MAKE[0]),
+        (&|_| std::fs::remove_file(&base).unwrap(), "nvidia-ctk"),
+        (
+            &|node| node.change(|machine| machine.gpus[0].mig = vec![by_others(5)]),
+            "another instance has its slices",
+        ),
+        (
+            &|node| {
+                node.change(|machine| {
+                    machine.gpus[0].profiles.clear();
+                    machine.gpus[0].mig.clear();
+                });
+            },
+            "not in MIG mode",
+        ),
+    ];
+    for (number, (breaks, why)) in (1..).zip(ways) {
+        failing(&node, &[]);
+        std::fs::write(&base, &nvidias).unwrap();
+        let since = 1000 * number;
+        assert_eq!(told(&node, since), [""; 0], "{why}");
+        breaks(&node);
+        assert_eq!(told(&node, since + 1), [""; 0], "{why}");
+        let notes = told(&node, since + 11);
+        assert!(notes.len() == 1 && notes[0].contains(why), "{notes:?}");
+        assert!(notes[0].contains("2g.20gb on GPU GPU-0"), "{notes:?}");
+        assert_eq!(told(&node, since + 20), [""; 0], "{why}, once");
+    }
 }
 
 #[test]

@@ -73,10 +73,15 @@ impl<'a> Session<'a> {
             })
             .collect();
         let orders = makes.orders.as_deref();
-        let told = instances::reconcile(&makes.places, &cards, orders, |uid| wanted.lives(uid));
+        let lives = |uid: &str| wanted.lives(uid);
+        let done = instances::reconcile(&makes.places, &cards, orders, lives);
+        self.unmade = done.unmade;
         let mut changed = false;
         let pools = self.cards.iter_mut().map(|(_, card)| card);
-        for (card, told) in pools.filter(|card| card.on_demand.is_some()).zip(told) {
+        for (card, told) in pools
+            .filter(|card| card.on_demand.is_some())
+            .zip(done.cards)
+        {
             match told {
                 Ok(told) => {
                     let before = card.on_demand.as_ref().map(|it| &it.instances);
