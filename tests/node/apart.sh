@@ -10,6 +10,8 @@ unshare --mount --net --pid --fork --mount-proc --kill-child --propagation priva
     mount -t tmpfs tmpfs /run
     # What the kernel'"'"'s half of a driver tells of MIG instances.
     mount -t tmpfs tmpfs /proc/driver
+    { cat /proc/devices; echo "236 nvidia-caps"; } >/run/devices
+    mount --bind /run/devices /proc/devices
     ip link set lo up
     ip address add 10.0.0.1/32 dev lo
     ip address add 192.0.2.1/32 dev lo

@@ -40,14 +40,21 @@ pub(crate) async fn install(root: &Path, library: &Path, mut machine: Machine) -
         ("nvidia-uvm-tools", 511, 1),
     ];
     let others = others.map(|(name, major, minor)| (name.to_owned(), major, minor));
-    // Those of a first card's first instance.
+    // Those of a first card's first instances; `apart.sh` gives them their number.
     let capabilities = Path::new("/proc/driver/nvidia-caps");
     std::fs::create_dir_all(capabilities)?;
-    let minors = "gpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n";
+    let minors = |gi: u32| {
+        let of = 3 + 2 * gi;
+        format!(
+            "gpu0/gi{gi}/access {of}\ngpu0/gi{gi}/ci0/access {}\n",
+            of + 1
+        )
+    };
+    let minors: String = (0..3).map(minors).collect();
     std::fs::write(capabilities.join("mig-minors"), minors)?;
     std::fs::create_dir_all(devices.join("nvidia-caps"))?;
-    let instance = [3, 4].map(|minor| (format!("nvidia-caps/nvidia-cap{minor}"), 236, minor));
-    for (name, major, minor) in cards.chain(others).chain(instance) {
+    let instances = (3..9).map(|minor| (format!("nvidia-caps/nvidia-cap{minor}"), 236, minor));
+    for (name, major, minor) in cards.chain(others).chain(instances) {
         let mut mknod = Command::new("mknod");
         mknod.args([
             "--mode=666".as_ref(),

@@ -5,6 +5,7 @@
 mod containers;
 mod driver;
 mod install;
+mod instances;
 mod kubelet;
 mod limits;
 mod node;

@@ -34,6 +34,8 @@ pub(crate) struct RealNode {
     pub(crate) machine: Machine,
     pub(crate) kubelet: Kubelet,
     pub(crate) agent: Process,
+    /// Where NVIDIA's own programs are.
+    pub(crate) tools: PathBuf,
     /// The folder of the driver's library.
     driver: PathBuf,
     agent_url: String,
@@ -163,6 +165,7 @@ impl RealNode {
             machine,
             kubelet,
             agent,
+            tools: tools(image)?,
             driver,
             agent_url: format!("http://{listen}"),
             restarts: 0,
@@ -182,6 +185,11 @@ impl RealNode {
         Ok(self.machine.write(&self.driver.join("fake-nvml.yaml"))?)
     }
 
+    /// What the driver has now.
+    pub(crate) fn driver_shows(&self) -> Result<Machine> {
+        Ok(Machine::read(&self.driver.join("fake-nvml.yaml"))?)
+    }
+
     /// From now on the node has another version of its `toolkit` or of `cgroups`, or its agent other `flags`.
     pub(crate) fn has(&self, file: &str, text: &str) -> Result<()> {
         Ok(std::fs::write(self.kubelet.dir().join(file), text)?)
@@ -191,7 +199,7 @@ impl RealNode {
     pub(crate) fn has_driver(&mut self, version: &str) -> Result<()> {
         let root = self.kubelet.dir().join("driver");
         driver::replace(&root, &library()?, version, version == LIMITS)?;
-        self.machine = Machine::read(&self.driver.join("fake-nvml.yaml"))?;
+        self.machine = self.driver_shows()?;
         self.machine.driver = version.to_owned();
         self.shows()
     }
@@ -391,10 +399,15 @@ fn script(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// Where `make test-node` builds what it needs of NVIDIA's container toolkit.
+fn tools(image: &Path) -> Result<PathBuf> {
+    let target = image.parent().and_then(Path::parent);
+    Ok(target.context("no target folder")?.join("toolkit/bin"))
+}
+
 /// NVIDIA's, with a hook that does as the folder's files say.
 fn simulated_toolkit(dir: &Path, image: &Path) -> Result<Toolkit> {
-    let target = image.parent().and_then(Path::parent);
-    let bin = target.context("no target folder")?.join("toolkit/bin");
+    let bin = tools(image)?;
     let hook = dir.join("hook");
     let (script, real) = (script("hook.sh"), bin.join("nvidia-cdi-hook"));
     built(&real, "make test-node builds it")?;
