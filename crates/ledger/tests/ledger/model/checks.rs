@@ -9,7 +9,7 @@ use gpustow_ledger::{Ledger, NodeView, Victims};
 
 use super::server::NODES;
 use super::world::{World, require};
-use crate::build::{ask, asking, assumed, at, exclusive, limited};
+use crate::build::{ask, asking, assumed, at, exclusive, isolated, limited};
 
 impl World {
     /// Every share in the books: (pod, node, card, MiB).
@@ -93,6 +93,9 @@ impl World {
                     4 => probe = limited(probe),
                     _ => {}
                 }
+                if self.switches.mig && gpus == 1 && !matches!(size, 4 | 7) {
+                    probe = isolated(probe);
+                }
                 let mut ours = self.ledger.filter(&ask(&probe), &NODES, self.now);
                 let mut theirs = rebuilt.filter(&ask(&probe), &NODES, self.now);
                 ours.refused.sort_unstable();
@@ -173,10 +176,10 @@ impl World {
                 .map(|used| used.used_mib.saturating_sub(charged(&used.uid)))
                 .sum();
             let taken = card.held.0.saturating_add(gpu.unmanaged_mib + excess);
-            let free = if whole {
-                0
-            } else {
-                card.capacity.0.saturating_sub(taken)
+            let free = match self.free_slices(&node.name, gpu, card) {
+                Some(free) => free,
+                None if whole => 0,
+                None => card.capacity.0.saturating_sub(taken),
             };
             require(card.free.0 == free, || {
                 format!("{free} should be free on {card:?}")

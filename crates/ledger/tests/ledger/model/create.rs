@@ -40,7 +40,11 @@ impl World {
             pod.enforce = Enforce::None;
         }
         // Neither whole GPUs nor the driver's limits go with a percentage, nor limits of its own.
-        let part = if whole || held { 0 } else { traits.percentage };
+        let isolated = traits.isolated && !whole && gpus == 1;
+        let part = match whole || held || isolated {
+            true => 0,
+            false => traits.percentage,
+        };
         let more = |mib| iter::repeat_n(Mib(mib), 1).collect();
         match limit {
             _ if whole || part > 0 => {}
@@ -64,7 +68,8 @@ impl World {
             pod.sleep = traits.asleep.map(|asleep| Sleep { asleep, told: None });
             pod.asks.change(|request| {
                 request.cpu_milli = traits.cpu_milli;
-                request.compute = if whole { 0 } else { traits.compute };
+                request.isolated = isolated;
+                request.compute = if whole || isolated { 0 } else { traits.compute };
                 let claims = request.claims.iter_mut();
                 claims.for_each(|claim| claim.percentage = part);
             });

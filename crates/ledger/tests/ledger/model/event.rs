@@ -63,6 +63,8 @@ pub(super) struct Traits {
     pub(super) group: Option<usize>,
     /// It requests so much of the compute of its GPUs.
     pub(super) compute: u8,
+    /// It gets a MIG instance of its own.
+    pub(super) isolated: bool,
     /// What its owner lets be done at most to have it give memory back.
     pub(super) action: Option<Action>,
 }

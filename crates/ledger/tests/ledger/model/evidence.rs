@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpustow_api::PodFacts;
+use gpustow_pack::Mib;
 
 use super::server::NODES;
 use super::world::{World, require};
@@ -94,10 +95,10 @@ impl World {
             return false;
         };
         let assigned = |uuid: &str| self.server.assigned(name, uuid, &pod.uid);
-        let left = report
-            .gpus
-            .iter()
-            .map(|gpu| gpu.total_mib.saturating_sub(assigned(&gpu.uuid).0));
+        let left = report.gpus.iter().map(|gpu| {
+            let all = gpu.capacity(Mib::ZERO).0;
+            all.saturating_sub(assigned(&gpu.uuid).0)
+        });
         let claims = pod.asks.claims().iter();
         let asked = claims.map(|claim| claim.mib.0 * u64::from(claim.gpus));
         asked.sum::<u64>() <= left.sum()

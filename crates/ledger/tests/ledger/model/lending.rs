@@ -65,6 +65,13 @@ impl World {
         if let Some(pod) = pick(&here, pod)
             && let Some(card) = pick(&report.gpus, card)
         {
+            // An instance has no more memory than this.
+            let own = self.server.find(&here[pod]).and_then(|index| {
+                let assigned = self.server.pods[index].assignment.as_ref()?.as_ref().ok()?;
+                let own = assigned.instance.as_ref().map(|_| &assigned.charges)?;
+                Some(own.iter().map(|(_, mib)| mib.0).sum())
+            });
+            let mib = own.map_or(mib, |own| mib.min(own));
             let pods = &mut report.gpus[card].pods;
             pods.retain(|used| *used.uid != *here[pod]);
             if mib > 0 {

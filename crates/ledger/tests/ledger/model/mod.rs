@@ -9,6 +9,7 @@ mod disruptions;
 mod event;
 mod evidence;
 mod gangs;
+mod instances;
 mod lending;
 mod over_limits;
 mod queued;

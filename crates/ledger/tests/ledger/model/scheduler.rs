@@ -165,6 +165,7 @@ impl World {
             require(Some(*mib) >= least(card.total_mib), || {
                 format!("{uid} takes {mib} of {uuid}, which has {}", card.total_mib)
             })?;
+            self.check_instance(&pod, name, card, &assignment)?;
             let compute = u64::from(assignment.compute);
             require(card.mps == (compute > 0), || {
                 format!("{uid} has {compute} % of the compute of {card:?}")

@@ -11,6 +11,10 @@ use crate::build::{able, card, report, used};
 pub(super) const NODES: [&str; 3] = ["n0", "n1", "n2"];
 /// Variants of reports from here on are those before, with MPS on the first card.
 pub(super) const MPS: u64 = 8;
+/// The same, with an agent that makes MIG instances on the first card.
+pub(super) const MIG: u64 = 16;
+/// The same, where others made one before.
+pub(super) const OTHERS: u64 = 32;
 
 /// What a watch tells of a pod.
 #[derive(Clone)]
@@ -211,7 +215,27 @@ impl Server {
         });
     }
 
-    /// What is or may yet be assigned on a card, other than to `uid`: MiB, and percent of its compute.
+    /// What is or may yet be assigned on a node, other than to `uid`.
+    pub(super) fn assignments<'s>(
+        &'s self,
+        node: &'s str,
+        uid: &'s str,
+    ) -> impl Iterator<Item = &'s Arc<Assignment>> {
+        let bound = self.pods.iter().filter(move |pod| {
+            pod.node.as_deref() == Some(node) && !pod.released && *pod.uid != *uid
+        });
+        let bound = bound.filter_map(|pod| pod.assignment.as_ref()?.as_ref().ok());
+        let mut flying: Vec<&Post> = self
+            .posts
+            .iter()
+            .filter(|post| *post.node == *node && *post.pod.uid != *uid && self.may_land(post))
+            .collect();
+        flying.sort_by_key(|post| &post.pod.uid);
+        flying.dedup_by_key(|post| &post.pod.uid);
+        bound.chain(flying.into_iter().map(|post| &post.assignment))
+    }
+
+    /// The same of a card: MiB, and percent of its compute.
     pub(super) fn assigned(&self, node: &str, uuid: &str, uid: &str) -> (u64, u64) {
         let on_card = |assignment: &Assignment| {
             let charges = assignment.charges.iter();
@@ -226,20 +250,7 @@ impl Server {
                 },
             )
         };
-        let bound = self
-            .pods
-            .iter()
-            .filter(|pod| pod.node.as_deref() == Some(node) && !pod.released && *pod.uid != *uid);
-        let bound = bound.filter_map(|pod| pod.assignment.as_ref()?.as_ref().ok());
-        let mut flying: Vec<&Post> = self
-            .posts
-            .iter()
-            .filter(|post| *post.node == *node && *post.pod.uid != *uid && self.may_land(post))
-            .collect();
-        flying.sort_by_key(|post| &post.pod.uid);
-        flying.dedup_by_key(|post| &post.pod.uid);
-        let flying = flying.iter().map(|post| &post.assignment);
-        let all = bound.chain(flying).map(|assignment| on_card(assignment));
+        let all = self.assignments(node, uid).map(|it| on_card(it));
         all.fold((0, 0), |(mib, compute), card| {
             (mib + card.0, compute + card.1)
         })
@@ -274,7 +285,11 @@ impl Server {
             6 => report(&[strangers, card(&b, 12)]),
             _ => report(&[greedy, card(&b, 10)]),
         };
-        report.gpus[0].mps = variant >= MPS;
+        report.gpus[0].mps = variant & MPS != 0;
+        if variant & MIG != 0 {
+            let first = report.gpus[0].clone();
+            report.gpus[0] = self.divided(name, first, variant & OTHERS != 0);
+        }
         report
     }
 }

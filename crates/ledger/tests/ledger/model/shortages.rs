@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gpustow_api::PodFacts;
 use gpustow_api::gpunode::Gpu;
 use gpustow_ledger::Shortage;
+use gpustow_pack::Mib;
 
 use super::world::{World, require};
 
@@ -115,7 +116,8 @@ impl World {
 /// The memory of the card that no process uses.
 pub(super) fn free(gpu: &Gpu, there: &[There]) -> u64 {
     let used: u64 = there.iter().map(|it| it.used).sum();
-    gpu.total_mib.saturating_sub(used + gpu.unmanaged_mib)
+    let all = gpu.capacity(Mib::ZERO).0;
+    all.saturating_sub(used + gpu.unmanaged_mib)
 }
 
 /// What these pods may still allocate of their requests, those apart that end.

@@ -3,7 +3,7 @@
 use gpustow_api::config::Action;
 
 use super::event::{Event, Limit, Random};
-use super::server::MPS;
+use super::server::{MIG, MPS, OTHERS};
 
 /// What one history has turned on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,6 +34,8 @@ pub(super) struct Switches {
     pub(super) strict: bool,
     /// Some GPUs have MPS, and some pods request a share of their compute.
     pub(super) mps: bool,
+    /// Agents make MIG instances on some GPUs, and some pods get one.
+    pub(super) mig: bool,
     /// Nodes have CPU for a few pods only.
     pub(super) scarce_cpu: bool,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
@@ -115,6 +117,8 @@ impl Switches {
         if self.softens && random.below(3) == 0 {
             self.bystander = Some(Bystander::Soft);
         }
+        // The oracle of gangs knows nothing of slices.
+        self.mig = random.below(8) == 0 && !self.gangs && !self.mps;
     }
 
     /// Does something make pods finish for others?
@@ -171,6 +175,12 @@ impl Switches {
         {
             *variant += MPS;
         }
+        if let Event::Report { variant, .. } = event
+            && self.mig
+            && random.below(4) > 0
+        {
+            *variant += MIG + OTHERS * random.below(2);
+        }
         let Event::Create { pod, queued, .. } = event else {
             return;
         };
@@ -188,6 +198,9 @@ impl Switches {
         }
         if self.mps {
             pod.compute = [0, 0, 0, 20, 50, 60, 60, 100][random.index()];
+        }
+        if self.mig {
+            pod.isolated = random.below(2) == 0;
         }
         if self.sleepers {
             pod.asleep = [None, None, Some(true), Some(false)][random.index() % 4];

@@ -14,7 +14,7 @@ use super::event::Event;
 use super::evidence::Shown;
 use super::gangs::{self, Known};
 use super::lending::{self, Lending};
-use super::server::{MPS, NODES, NodeEvent, PodEvent, Server};
+use super::server::{MIG, MPS, NODES, NodeEvent, PodEvent, Server};
 use super::switches::Switches;
 use super::{over_limits, reservations};
 use crate::build::node;
@@ -55,6 +55,10 @@ pub(super) struct World {
 
 pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what()) }
+}
+
+pub(super) fn is_isolated(pod: &PodFacts) -> bool {
+    pod.asks.request().is_some_and(|it| it.isolated)
 }
 
 pub(super) fn pick<T>(list: &[T], number: usize) -> Option<usize> {
@@ -116,7 +120,9 @@ impl World {
                 false => few && (switches.reclaim || switches.reserve),
             };
             let mps = if switches.mps && index > 0 { MPS } else { 0 };
-            let report = (world.server).variant(name, mps + if variant { 3 } else { 0 });
+            let mig = if switches.mig && index > 0 { MIG } else { 0 };
+            let variant = if variant { 3 } else { 0 };
+            let report = world.server.variant(name, mps + mig + variant);
             world.server.set_report(name, Some(report));
         }
         world.deliver_nodes();
@@ -253,7 +259,7 @@ impl World {
                 self.reads.push((pod.uid.clone(), Some(pod), asked));
             }
             // The oracle of gangs knows plain requests alone.
-            Event::Edit { .. } if pod.group.is_some() => {}
+            Event::Edit { .. } if pod.group.is_some() || is_isolated(&pod) => {}
             Event::Edit { .. } if !pod.asks.request().is_some_and(|it| it.is_relative()) => {
                 self.server.write(index, |pod| {
                     pod.asks.change(|it| it.exclusive = !it.exclusive);

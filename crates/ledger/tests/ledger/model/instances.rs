@@ -1,0 +1,114 @@
+//! MIG instances in the model: which slices of a card pods have, by definition.
+
+use gpustow_api::gpunode::Gpu;
+use gpustow_api::instances::Instance;
+use gpustow_api::{Assignment, PodFacts};
+use gpustow_ledger::CardView;
+
+use super::server::Server;
+use super::world::{World, require};
+use crate::build::makes_instances;
+
+/// What an assignment takes of a card on which an agent makes instances: without one, all of it.
+fn taken(assignment: &Assignment, uuid: &str) -> u8 {
+    let mut charges = assignment.charges.iter();
+    match charges.any(|(card, _)| **card == *uuid) {
+        true => (assignment.instance.as_ref()).map_or(u8::MAX, |it| it.mask()),
+        false => 0,
+    }
+}
+
+impl Server {
+    /// The card as an agent shows it that makes instances for the pods of the node; others made one in the last slice.
+    pub(super) fn divided(&self, node: &str, card: Gpu, by_others: bool) -> Gpu {
+        let here = self.pods.iter();
+        let here = here.filter(|pod| pod.node.as_deref() == Some(node) && !pod.released);
+        let made = here.filter_map(|pod| {
+            let assigned = pod.assignment.as_ref()?.as_ref().ok()?;
+            let own = assigned.instance.as_ref()?;
+            (taken(assigned, &card.uuid) > 0).then(|| Instance {
+                profile: own.profile.to_string(),
+                start: own.start,
+                slices: own.slices,
+                pod: Some(pod.uid.to_string()),
+            })
+        });
+        let mut instances: Vec<Instance> = made.collect();
+        let last = Instance {
+            profile: "1g".to_owned(),
+            start: 3,
+            slices: 1,
+            pod: None,
+        };
+        let is_free = instances.iter().all(|it| it.mask() & last.mask() == 0);
+        if by_others && is_free {
+            instances.push(last);
+        }
+        let divided = makes_instances(card, &instances);
+        Gpu {
+            // Each pod has its own memory there, and uses no other.
+            pods: Vec::new(),
+            ..divided
+        }
+    }
+}
+
+impl World {
+    /// The pod's instance is of the smallest profile that holds it, where one may start and no other lies.
+    pub(super) fn check_instance(
+        &self,
+        pod: &PodFacts,
+        node: &str,
+        card: &Gpu,
+        assignment: &Assignment,
+    ) -> Result<(), String> {
+        let isolated = pod.asks.request().is_some_and(|it| it.isolated);
+        let bad = || format!("{} gets {assignment:?} of {card:?}", pod.uid);
+        require(isolated == card.mig.is_some(), bad)?;
+        require(isolated == assignment.instance.is_some(), bad)?;
+        let Some((own, mig)) = assignment.instance.as_ref().zip(card.mig.as_ref()) else {
+            return Ok(());
+        };
+        let asked = pod.asks.claims().iter().map(|claim| claim.mib.0).sum();
+        let holds = mig.profiles.iter();
+        let holds = holds.filter(|it| u64::from(it.memory_mib) >= asked);
+        let smallest = holds.min_by_key(|it| it.slices);
+        let is_it = smallest.is_some_and(|it| {
+            *it.name == *own.profile && it.slices == own.slices && it.starts.contains(&own.start)
+        });
+        require(is_it, bad)?;
+        let (uuid, uid) = (&card.uuid, &pod.uid);
+        let others = self.server.assignments(node, uid);
+        let others = others.fold(0, |mask, it| mask | taken(it, uuid));
+        let there = mig.instances.iter();
+        let there = there.filter(|it| it.pod.as_deref() != Some(&**uid));
+        let there = there.fold(0, |mask, it| mask | it.mask());
+        require(own.mask() & (others | there) == 0, || {
+            format!("others have {others:#b} and {there:#b}: {}", bad())
+        })
+    }
+
+    /// What is free on a card where an agent makes instances: the slices that no pod and no instance has.
+    pub(super) fn free_slices(&self, node: &str, gpu: &Gpu, card: &CardView) -> Option<u64> {
+        let mig = gpu.mig.as_ref()?;
+        let bound = |uid: &str| {
+            let index = self.server.find(uid)?;
+            self.server.pods[index].assignment.as_ref()?.as_ref().ok()
+        };
+        let holders = card.pods.iter().filter(|share| share.charged.0 > 0);
+        let mut used = holders.fold(0, |mask, share| {
+            mask | bound(&share.uid).map_or(u8::MAX, |it| taken(it, &gpu.uuid))
+        });
+        let holds = |uid: &str| {
+            let here = |pod: &PodFacts| pod.node.as_deref() == Some(node) && !pod.released;
+            let index = self.server.find(uid);
+            index.is_some_and(|index| here(&self.server.pods[index]))
+        };
+        for it in &mig.instances {
+            if it.pod.as_deref().is_none_or(|uid| !holds(uid)) {
+                used |= it.mask();
+            }
+        }
+        Some(u64::from((!used & 0b1111).count_ones()) * (gpu.total_mib / 4))
+    }
+}
