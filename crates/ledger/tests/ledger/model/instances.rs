@@ -19,8 +19,8 @@ fn taken(assignment: &Assignment, uuid: &str) -> u8 {
 }
 
 impl Server {
-    /// The card as an agent shows it that makes instances for the pods of the node; others made one in the last slice.
-    pub(super) fn divided(&self, node: &str, card: Gpu, by_others: bool) -> Gpu {
+    /// The card as an agent shows it that makes instances for the pods of the node; others made one in a slice, from one on.
+    pub(super) fn divided(&self, node: &str, card: Gpu, by_others: u8) -> Gpu {
         let here = self.pods.iter();
         let here = here.filter(|pod| pod.node.as_deref() == Some(node) && !pod.released);
         let made = here.filter_map(|pod| {
@@ -34,16 +34,15 @@ impl Server {
             })
         });
         let mut instances: Vec<Instance> = made.collect();
-        let last = Instance {
+        let other = by_others.checked_sub(1).filter(|start| *start < 4);
+        let other = other.map(|start| Instance {
             profile: "1g".to_owned(),
-            start: 3,
+            start,
             slices: 1,
             pod: None,
-        };
-        let is_free = instances.iter().all(|it| it.mask() & last.mask() == 0);
-        if by_others && is_free {
-            instances.push(last);
-        }
+        });
+        let made = instances.iter().fold(0, |mask, it| mask | it.mask());
+        instances.extend(other.filter(|it| it.mask() & made == 0));
         let divided = makes_instances(card, &instances);
         Gpu {
             // Each pod has its own memory there, and uses no other.

@@ -13,7 +13,7 @@ pub(super) const NODES: [&str; 3] = ["n0", "n1", "n2"];
 pub(super) const MPS: u64 = 8;
 /// The same, with an agent that makes MIG instances on the first card.
 pub(super) const MIG: u64 = 16;
-/// The same, where others made one before.
+/// The same, where others made one before, once for each slice in which that may be.
 pub(super) const OTHERS: u64 = 32;
 
 /// What a watch tells of a pod.
@@ -288,7 +288,7 @@ impl Server {
         report.gpus[0].mps = variant & MPS != 0;
         if variant & MIG != 0 {
             let first = report.gpus[0].clone();
-            report.gpus[0] = self.divided(name, first, variant & OTHERS != 0);
+            report.gpus[0] = self.divided(name, first, (variant / OTHERS) as u8);
         }
         report
     }

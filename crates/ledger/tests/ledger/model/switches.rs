@@ -179,7 +179,7 @@ impl Switches {
             && self.mig
             && random.below(4) > 0
         {
-            *variant += MIG + OTHERS * random.below(2);
+            *variant += MIG + OTHERS * random.below(8);
         }
         let Event::Create { pod, queued, .. } = event else {
             return;
