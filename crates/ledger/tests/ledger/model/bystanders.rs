@@ -25,8 +25,8 @@ const BESIDE: u64 = 100;
 fn seconds_beside(bystander: Bystander) -> u64 {
     match bystander {
         Bystander::Soft => 6 * BESIDE,
-        // They are passed over at no cost, but others may be placed elsewhere, and hold that for thirty seconds.
-        Bystander::Never => ALONE + 34,
+        // They are passed over at no cost.
+        Bystander::Never => ALONE + 4,
         Bystander::Hopeless | Bystander::Stuck => BESIDE,
     }
 }
