@@ -221,7 +221,7 @@ pub fn reconcile(
         Err(problem) => {
             return Reconciled {
                 cards: cards.iter().map(|_| Err(problem.to_string())).collect(),
-                unmade: Vec::new(),
+                ..Reconciled::default()
             };
         }
     };

@@ -39,8 +39,8 @@ impl World {
         } else if let Limit::Nobody = limit {
             pod.enforce = Enforce::None;
         }
-        // Neither whole GPUs nor the driver's limits go with a percentage, nor limits of its own.
         let isolated = traits.isolated && !whole && gpus == 1;
+        // Neither whole GPUs nor the driver's limits go with a percentage, nor limits of its own, nor an instance.
         let part = match whole || held || isolated {
             true => 0,
             false => traits.percentage,
