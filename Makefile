@@ -60,7 +60,7 @@ NODE_TEST := tests/node/apart.sh $(CARGO) test --offline --workspace --locked --
 
 .PHONY: test-node
 test-node: node ## Test a real kubelet with containers, what test-install does among it (root, see CONTRIBUTING.md; KUBELET=1.33: an older one)
-	$(NODE_TEST)
+	$(NODE_TEST) --skip this_machines_gpu
 
 .PHONY: test-install
 test-install: node ## Install gpustow on a node as the documentation says, from its images (root; see CONTRIBUTING.md)
@@ -74,10 +74,10 @@ node: control-plane helm
 	$(CARGO) test --workspace --locked --test node --no-run
 
 .PHONY: test-gpu
-test-gpu: control-plane ## Test on this machine's NVIDIA GPU: the agent beside nvidia-smi, MPS, and pods' programs in a cluster (root)
-	$(CARGO) build --workspace --locked --bin gpustow-agent
+test-gpu: node ## Test on this machine's NVIDIA GPU: the agent beside nvidia-smi, pods' programs in a cluster, pods that share compute (root)
 	@python3 tests/gpu/run.py
 	$(CARGO) test --workspace --locked --test gpu -- --test-threads 1 --nocapture
+	$(NODE_TEST) this_machines_gpu --nocapture
 
 .PHONY: test-page
 test-page: ## Test the page of kubectl gpustow ui in headless Chromium

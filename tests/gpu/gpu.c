@@ -1,5 +1,5 @@
 /* A small program of CUDA's driver API, which needs no CUDA toolkit to build or run: the driver brings libcuda.
-     gpu hold MIB                 takes so much of the first GPU that it sees, says so, and ends with its input
+     gpu hold MIB [beside]        takes so much of the first GPU that it sees, says so, and ends with its input; beside MPS
      gpu limit CGROUP UUID MIB    has the driver hold a cgroup to a limit (driver 615 and later), and reads it back
      gpu suspend PID              moves a process's GPU memory to the host, says so, and moves it back at end of input
    Exit codes: 2 where there is too little memory, 3 where the driver has no limits, 1 for any other error. */
@@ -152,12 +152,14 @@ static int suspend(int pid) {
 }
 
 int main(int count, char **arguments) {
-    if (count == 3 && !strcmp(arguments[1], "hold"))
+    if (count == 4 && !strcmp(arguments[3], "beside"))
+        setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent", 1);
+    if (count >= 3 && !strcmp(arguments[1], "hold"))
         return hold(strtoull(arguments[2], NULL, 10));
     if (count == 5 && !strcmp(arguments[1], "limit"))
         return limit(arguments[2], arguments[3], strtoull(arguments[4], NULL, 10));
     if (count == 3 && !strcmp(arguments[1], "suspend"))
         return suspend(atoi(arguments[2]));
-    fprintf(stderr, "usage: gpu hold MIB | gpu limit CGROUP UUID MIB | gpu suspend PID\n");
+    fprintf(stderr, "usage: gpu hold MIB [beside] | gpu limit CGROUP UUID MIB | gpu suspend PID\n");
     return 1;
 }

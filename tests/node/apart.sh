@@ -8,10 +8,12 @@ unshare --mount --net --pid --fork --mount-proc --kill-child --propagation priva
     mount --make-rshared /
     # Sockets, and where a driver in a container is found.
     mount -t tmpfs tmpfs /run
-    # What the kernel'"'"'s half of a driver tells of MIG instances.
-    mount -t tmpfs tmpfs /proc/driver
-    { cat /proc/devices; echo "236 nvidia-caps"; } >/run/devices
-    mount --bind /run/devices /proc/devices
+    # What the kernel'"'"'s half of a driver tells of MIG instances, where there is none.
+    if [ ! -e /proc/driver/nvidia ]; then
+        mount -t tmpfs tmpfs /proc/driver
+        { cat /proc/devices; echo "236 nvidia-caps"; } >/run/devices
+        mount --bind /run/devices /proc/devices
+    fi
     ip link set lo up
     ip address add 10.0.0.1/32 dev lo
     ip address add 192.0.2.1/32 dev lo

@@ -8,6 +8,7 @@ mod install;
 mod instances;
 mod kubelet;
 mod limits;
+mod mps;
 mod node;
 mod place;
 mod restarts;

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::driver;
+use crate::driver as simulated;
 use crate::kubelet::{Kubelet, Toolkit, image, output};
 use crate::node::machine;
 use crate::place::Place;
@@ -20,7 +20,7 @@ use crate::place::Place;
 /// The Service of the API server, whose address `apart.sh` sets up.
 const SERVICE: &str = "10.0.0.1:443";
 /// Where NVIDIA's GPU Operator keeps a driver, and the agent finds it.
-const DRIVER: &str = "/run/nvidia/driver";
+pub(crate) const DRIVER: &str = "/run/nvidia/driver";
 /// The builds of gpustow's images, the one that the repository's manifests name first.
 pub(crate) const TAGS: [&str; 2] = ["v0.1.0", "v0.1.1"];
 /// The number of cards.
@@ -34,6 +34,8 @@ pub(crate) struct Site {
     pub(crate) kubelet: Kubelet,
     /// What an administrator has checked out.
     pub(crate) checkout: PathBuf,
+    /// The program of its pods.
+    pub(crate) workload: PathBuf,
     /// Where `images.sh` puts its archives.
     images: PathBuf,
     path: String,
@@ -43,10 +45,19 @@ pub(crate) struct Site {
 /// Runs a case on such a cluster whose node has four cards. If it fails, the ends of the logs are shown and the
 /// files are left.
 pub(crate) async fn on_site(body: impl AsyncFnOnce(&Site) -> Result<()>) -> Result<()> {
+    on(DRIVER, body).await
+}
+
+/// The same with the cards and the driver of this machine.
+pub(crate) async fn on_own_cards(body: impl AsyncFnOnce(&Site) -> Result<()>) -> Result<()> {
+    on("/", body).await
+}
+
+async fn on(driver: &str, body: impl AsyncFnOnce(&Site) -> Result<()>) -> Result<()> {
     let workload = image().await?;
     let mut place = Place::take(&workload.with_file_name("run"))?;
     let all = async {
-        let site = Site::start(&place, &workload).await?;
+        let site = Site::start(&place, &workload, Path::new(driver)).await?;
         body(&site).await
     };
     let done = all.await;
@@ -57,7 +68,7 @@ pub(crate) async fn on_site(body: impl AsyncFnOnce(&Site) -> Result<()>) -> Resu
 }
 
 impl Site {
-    async fn start(place: &Place, workload: &Path) -> Result<Site> {
+    async fn start(place: &Place, workload: &Path, driver: &Path) -> Result<Site> {
         let cluster = ControlPlane::start(Options {
             controllers: true,
             kubelets: true,
@@ -79,8 +90,10 @@ impl Site {
         if Path::new(DRIVER).exists() {
             std::fs::remove_dir_all(DRIVER)?;
         }
-        let library = images.join("libnvidia-ml.so.1");
-        driver::install(Path::new(DRIVER), &library, machine((0..CARDS).map(uuid))).await?;
+        if driver == Path::new(DRIVER) {
+            let library = images.join("libnvidia-ml.so.1");
+            simulated::install(driver, &library, machine((0..CARDS).map(uuid))).await?;
+        }
         let scheduler_image = images.join("kube-scheduler.tar");
         let examples = workload.with_file_name("examples.tar");
         let archives: [&Path; 3] = [&scheduler_image, workload, &examples];
@@ -89,7 +102,7 @@ impl Site {
         let toolkit = Toolkit {
             hook: bin.join("nvidia-cdi-hook"),
             bin,
-            driver: DRIVER.into(),
+            driver: driver.to_owned(),
         };
         let kubelet = Kubelet::start(
             &cluster,
@@ -119,6 +132,7 @@ impl Site {
             cluster,
             kubelet,
             checkout,
+            workload: workload.with_file_name("workload"),
             images,
             path,
             _scheduler: scheduler,

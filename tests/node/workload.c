@@ -1,5 +1,6 @@
 /* Says which GPUs it sees, and runs until SIGTERM. Also serves as the image of every pod's sandbox. As
-   tritonserver it says to every HTTP request that it is well. Given numbers, it asks the simulated driver for so
+   tritonserver it says to every HTTP request that it is well, as nvidia-cuda-mps-control it listens where MPS's control
+   daemon does. Given numbers, it asks the simulated driver for so
    many MiB one after the other and says what it gets, after --fork by a process of its own; before what follows
    @NAME it waits for /kernel/NAME. */
 #include <netinet/in.h>
@@ -31,6 +32,17 @@ static void serve(void) {
             perror("tritonserver");
         close(client);
     }
+}
+
+static void listens(void) {
+    const char *pipes = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int door = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/control", pipes ? pipes : "/tmp/nvidia-mps");
+    unlink(address.sun_path);
+    if (bind(door, (struct sockaddr *)&address, sizeof address) || listen(door, 16))
+        _exit(1);
 }
 
 static void await(const char *name) {
@@ -75,6 +87,8 @@ int main(int count, char **arguments) {
     signal(SIGTERM, end);
     if (count > 0 && strstr(arguments[0], "tritonserver"))
         serve();
+    if (count > 0 && strstr(arguments[0], "nvidia-cuda-mps-control"))
+        listens();
     if (*amounts && !strcmp(*amounts, "--fork")) {
         amounts++;
         signal(SIGCHLD, SIG_IGN);
