@@ -1,7 +1,8 @@
 //! MIG instances that are made on demand: which memory slices of a card the next one takes.
 //!
 //! An instance of a profile takes slices that lie side by side, and starts only where the driver allows it. Of the places
-//! that are free, it takes the one that leaves most sets of further instances possible. It does not know which will come.
+//! that are free, it takes the one that leaves most sets of further instances possible. To weigh the sets by which sizes
+//! are requested places no more of them: a test compares both.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
