@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::gpunode::{Gpu, GpuNode};
 use gpustow_api::names;
 use gpustow_machine::{Machine, Process};
@@ -83,7 +83,7 @@ async fn reaches_the_daemon(site: &Site, name: &str) -> Result<()> {
         .collect::<Vec<_>>();
     all.sort_unstable();
     let [percent, limit, pipes] = all[..] else {
-        anyhow::bail!("{all:?}");
+        bail!("{all:?}");
     };
     assert_eq!(percent, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30");
     let limit = limit
@@ -265,12 +265,9 @@ async fn create(site: &Site, pod: PodBuilder) -> Result<Pod> {
 async fn says(site: &Site, name: &str) -> Result<String> {
     eventually(SOON, &format!("{name} says something"), async || {
         let log = site.types(&format!("kubectl logs {name}")).await?;
-        let state = "-o jsonpath={.status}";
         if log.is_empty() {
-            let status = site
-                .types(&format!("kubectl get pod {name} {state}"))
-                .await?;
-            anyhow::bail!("{status}");
+            let status = format!("kubectl get pod {name} -o jsonpath={{.status}}");
+            bail!("{}", site.types(&status).await?);
         }
         Ok(log)
     })
