@@ -132,7 +132,7 @@ sanitize: ## Run the agent's tests under AddressSanitizer, with the library that
 	    --target "$$(rustc -vV | sed -n 's/^host: //p')" --test agent -- --skip a_library_without_the_call
 
 .PHONY: teeth
-teeth: ## Take mends out again and see the ledger's model, or the simulated world, find each (ARGS=tests/teeth/NAME.patch for some)
+teeth: control-plane ## Take mends out again and see the ledger's model, the simulated world or a test find each (ARGS=tests/teeth/NAME.patch for some)
 	@tests/teeth/run.sh $(ARGS)
 
 .PHONY: bench

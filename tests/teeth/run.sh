@@ -1,7 +1,7 @@
 #!/bin/bash
 # Takes mends out again, one by one, in a copy of the tree, and says whether the ledger's model finds that, and after
-# how many histories; for those in worlds/, whether the simulated world does, and at which seed. Arguments are names
-# of patches; without any, all are tried. SEEDS is how many worlds are looked at, PROFILE how they are compiled: dev is
+# how many histories; for those in worlds/, whether the simulated world does, and at which seed; for those in cases/,
+# whether the test does that they name. Arguments are names of patches; without any, all are tried. SEEDS is how many worlds are looked at, PROFILE how they are compiled: dev is
 # sooner compiled than simulate, and slower.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,9 @@ mkdir -p "$copy"
 git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
     [ ! -f "$file" ] || printf '%s\0' "$file"
 done | xargs -0 cp --parents -t "$copy"
-[ $# -gt 0 ] || set -- $(ls tests/teeth/*.patch tests/teeth/worlds/*.patch)
+[ $# -gt 0 ] || set -- $(ls tests/teeth/*.patch tests/teeth/*/*.patch)
+mkdir -p target/teeth/build
+ln -sfn ../../control-plane target/teeth/build/control-plane
 missed=0
 for patch; do
     name=$(basename "$patch" .patch)
@@ -20,6 +22,7 @@ for patch; do
     apply() { GIT_CEILING_DIRECTORIES=$root/target git -C "$copy" apply "$@" "$root/$patch"; }
     case $patch in
     *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" profile=${PROFILE:-simulate} test="simulate every" ;;
+    *cases/*) set_of=GPUSTOW_ROUNDS=3 profile=dev test=$(sed -n 's/^Found by //p' "$patch") ;;
     *) set_of=GPUSTOW_SEED=1 profile=dev test="ledger no_history" ;;
     esac
     apply
@@ -32,6 +35,8 @@ for patch; do
         echo "found      $name, by the world of seed $seed: $(sed -n '/^Error: \("\|[0-9]\)/s/^Error: //p' "$log" | cut -c 1-90)"
     elif seed=$(sed -n 's/^seed \([0-9]*\): .*/\1/p' "$log") && [ -n "$seed" ]; then
         echo "found      $name, at history $seed: $(sed -n 's/^seed [0-9]*: //p' "$log" | cut -c 1-90)"
+    elif case=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log") && [ -n "$case" ]; then
+        echo "found      $name, by the test $case"
     else
         echo "NOT BUILT  $name: see $log"
         missed=1

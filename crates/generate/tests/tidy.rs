@@ -318,16 +318,17 @@ fn every_case_that_the_versions_run_exists() -> io::Result<()> {
 #[test]
 fn every_mend_can_be_taken_out_again() -> io::Result<()> {
     let mut patches = 0;
-    let of_ledger = fs::read_dir(root().join("tests/teeth"))?;
-    for entry in of_ledger.chain(fs::read_dir(root().join("tests/teeth/worlds"))?) {
-        let patch = entry?.path();
-        if patch.extension().is_some_and(|it| it == "patch") {
-            let mut git = Command::new("git");
-            let applied = git.args(["apply", "--check"]).arg(&patch);
-            let output = applied.current_dir(root()).output()?;
-            let why = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{}: {why}", patch.display());
-            patches += 1;
+    for folder in ["", "worlds", "cases"] {
+        for entry in fs::read_dir(root().join("tests/teeth").join(folder))? {
+            let patch = entry?.path();
+            if patch.extension().is_some_and(|it| it == "patch") {
+                let mut git = Command::new("git");
+                let applied = git.args(["apply", "--check"]).arg(&patch);
+                let output = applied.current_dir(root()).output()?;
+                let why = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{}: {why}", patch.display());
+                patches += 1;
+            }
         }
     }
     assert!(patches > 0);
