@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use gpustow_testkit::{Action, Case, wait_bound, wait_refused};
+use anyhow::{Context as _, Result, ensure};
+use axum::http::StatusCode;
+use gpustow_testkit::{Action, Case, eventually, wait_bound, wait_refused};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
@@ -163,6 +164,44 @@ async fn a_lease_that_somebody_deletes_is_taken_anew() -> Result<()> {
     error(replica.bind(&after, &n).await)?;
     replica.place(&after, &n).await?;
     replica.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_takeover_that_another_overtook_is_given_up() -> Result<()> {
+    let turn = turn().await?;
+    let case = Case::new(turn.cluster, "overtaken").await?;
+    case.node("n", &[2 * CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    for round in 0..rounds()? {
+        let name = |what: &str| format!("{what}{round}");
+        let pod = |what: &str| case.pod(&name(what)).gpu_mem(CARD);
+        let own = pod("own").create(&case.client).await?;
+        let other = pod("other").create(&case.client).await?;
+        let slow = Replica::start(turn.cluster, &name("slow"), &[]).await?;
+        let quick = Replica::start(turn.cluster, &name("quick"), &[]).await?;
+        // It wins the Lease, and cannot list the pods that it has to fence.
+        let unlisted = slow.proxy.rule(
+            |method, uri| method.as_str() == "GET" && uri.to_string().contains("spec.nodeName"),
+            Action::Fail(StatusCode::SERVICE_UNAVAILABLE),
+        );
+        error(slow.filter(&own, &n).await)?;
+        unlisted.seen(1, SOON).await?;
+        quick.place(&other, &n).await?;
+        drop(unlisted);
+
+        let by_whom = name("quick");
+        eventually(SOON, "it knows who decides", async || {
+            let told = error(slow.filter(&own, &n).await)?;
+            ensure!(told.contains(&by_whom), "{told}");
+            Ok(())
+        })
+        .await?;
+        assert_eq!(slow.takeovers().await?, 0);
+        quick.place(&own, &n).await?;
+        quick.settled(&case).await?;
+        clear(&case).await?;
+    }
     case.end().await
 }
 
