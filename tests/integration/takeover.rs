@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use axum::http::StatusCode;
+use gpustow_api::names;
 use gpustow_testkit::{Action, Case, eventually, wait_bound, wait_refused};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -200,6 +201,44 @@ async fn a_takeover_that_another_overtook_is_given_up() -> Result<()> {
         assert_eq!(slow.takeovers().await?, 0);
         quick.place(&own, &n).await?;
         quick.settled(&case).await?;
+        clear(&case).await?;
+    }
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_replica_that_was_relieved_wakes_whom_it_refused_once_more() -> Result<()> {
+    let turn = turn().await?;
+    let case = Case::new(turn.cluster, "asleep").await?;
+    for name in ["n", "m"] {
+        case.node(name, &[CARD]).create(&case.client).await?;
+    }
+    let (n, m) = (case.node_name("n"), case.node_name("m"));
+    for round in 0..rounds()? {
+        let name = |what: &str| format!("{what}{round}");
+        let pod = |what: &str| case.pod(&name(what)).gpu_mem(CARD);
+        let goes = pod("goes").create(&case.client).await?;
+        let asleep = pod("asleep").create(&case.client).await?;
+        let other = pod("other").create(&case.client).await?;
+        let first = Replica::start(turn.cluster, &name("first"), &[]).await?;
+        let second = Replica::start(turn.cluster, &name("second"), &[]).await?;
+        first.place(&goes, &n).await?;
+        first.refuses(&asleep, &n).await?;
+        second.place(&other, &m).await?;
+        // Only the first knows that kube-scheduler was told to wait for room there.
+        let pods = case.pods();
+        pods.delete(&goes.name_any(), &DeleteParams::default())
+            .await?;
+        eventually(SOON, "it is woken", async || {
+            let status = now(&case, &asleep).await?.status.unwrap_or_default();
+            let mut all = status.conditions.into_iter().flatten();
+            let woken = all.find(|it| it.type_ == names::AVAILABLE_CONDITION);
+            let by = woken.and_then(|it| it.message).context("not woken")?;
+            ensure!(by.contains(&name("first")), "{by}");
+            Ok(())
+        })
+        .await?;
+        second.settled(&case).await?;
         clear(&case).await?;
     }
     case.end().await
