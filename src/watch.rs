@@ -350,3 +350,58 @@ impl Backoff for Retry {
         *self = Self::default();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::{Request, Response};
+    use gpustow_api::names;
+    use serde_json::{from_value, json};
+    use tokio::sync::{Notify, mpsc};
+    use tower::service_fn;
+
+    use super::*;
+
+    fn facts(name: &str) -> PodFacts {
+        let pod = json!({"metadata": {"namespace": "n", "name": name, "uid": name, "resourceVersion": "7"}});
+        PodFacts::from_pod(&from_value(pod).unwrap(), names::GPU_MEM).unwrap()
+    }
+
+    /// What we bind and read while a list is on its way, it cannot know.
+    #[tokio::test]
+    async fn list_counts_from_when_it_was_asked_for() {
+        let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (listed, reply) = (asked.clone(), answer.clone());
+        let service = service_fn(move |_: Request<kube::client::Body>| {
+            let (listed, reply) = (listed.clone(), reply.clone());
+            async move {
+                listed.notify_one();
+                reply.notified().await;
+                let list = r#"{"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "8"}, "items": []}"#;
+                Ok::<_, kube::Error>(Response::new(Body::from(list)))
+            }
+        });
+        let config = gpustow_ledger::Config::default();
+        let ledger = Arc::new(Locked::new(config, Panics::default()));
+        let follower = Follower {
+            client: Client::new(service, "default"),
+            ledger: ledger.clone(),
+            metrics: Metrics::new().unwrap().into(),
+            list: List::new("pods").into(),
+        };
+        let (resets, mut reset) = mpsc::unbounded_channel();
+        let change = move |_: &Locked, change| {
+            if let Change::Reset(_, began) = change {
+                resets.send(began).unwrap();
+            }
+        };
+        let pod = |pod: Each<PodObject>| pod.facts(names::GPU_MEM);
+        tokio::spawn(follower.run(super::config(), pod, change));
+        asked.notified().await;
+        let before = ledger.lock().copies();
+        ledger.lock().apply_pod(facts("meanwhile"));
+        assert!(ledger.lock().copies() > before);
+        answer.notify_one();
+        assert_eq!(reset.recv().await, Some(before));
+    }
+}

@@ -21,14 +21,14 @@ for patch; do
     log=$root/target/teeth/$name.log
     apply() { GIT_CEILING_DIRECTORIES=$root/target git -C "$copy" apply "$@" "$root/$patch"; }
     case $patch in
-    *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" profile=${PROFILE:-simulate} test="simulate every" ;;
+    *worlds/*) set_of="GPUSTOW_SEEDS=${SEEDS:-100000}" profile=${PROFILE:-simulate} test="--test simulate every" ;;
     *cases/*) set_of=GPUSTOW_ROUNDS=3 profile=dev test=$(sed -n 's/^Found by //p' "$patch") ;;
-    *) set_of=GPUSTOW_SEED=1 profile=dev test="ledger no_history" ;;
+    *) set_of=GPUSTOW_SEED=1 profile=dev test="--test ledger no_history" ;;
     esac
     apply
-    # shellcheck disable=SC2086 # The target and the filter are two words.
+    # shellcheck disable=SC2086 # The target and the filter are several words.
     if (cd "$copy" && env CARGO_TARGET_DIR="$root/target/teeth/build" RUST_BACKTRACE=0 "$set_of" \
-        cargo test --profile $profile --workspace --locked --test $test) >"$log" 2>&1; then
+        cargo test --profile $profile --workspace --locked $test) >"$log" 2>&1; then
         echo "NOT FOUND  $name: $(head -n 1 "$patch")"
         missed=1
     elif seed=$(sed -n 's/.*make simulate SEED=\([0-9]*\).*/\1/p' "$log") && [ -n "$seed" ]; then
