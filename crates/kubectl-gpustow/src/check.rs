@@ -7,7 +7,7 @@ mod parts;
 mod queue;
 mod sharers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpustow_api::faults::NodeFault;
 use gpustow_api::{Asks, names, quantity};
@@ -54,7 +54,7 @@ impl Finding {
 
 /// By level, problem and fix: the objects.
 #[derive(Default)]
-struct Findings(BTreeMap<(Level, String, String), Vec<String>>);
+struct Findings(BTreeMap<(Level, String, String), BTreeSet<String>>);
 
 impl Findings {
     fn add(
@@ -65,7 +65,7 @@ impl Findings {
         fix: impl Into<String>,
     ) {
         let key = (level, problem.into(), fix.into());
-        self.0.entry(key).or_default().push(object.into());
+        self.0.entry(key).or_default().insert(object.into());
     }
 }
 
@@ -94,14 +94,11 @@ pub(crate) fn run(cluster: &Cluster) -> Listing<Finding> {
     configuration::look(cluster, &mut findings);
     policies(cluster, &mut findings);
     let rows = findings.0.into_iter();
-    let rows = rows.map(|((level, problem, fix), mut objects)| {
-        objects.sort();
-        Finding {
-            level,
-            objects,
-            problem,
-            fix,
-        }
+    let rows = rows.map(|((level, problem, fix), objects)| Finding {
+        level,
+        objects: objects.into_iter().collect(),
+        problem,
+        fix,
     });
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|a, b| (a.level, &a.objects, &a.problem).cmp(&(b.level, &b.objects, &b.problem)));

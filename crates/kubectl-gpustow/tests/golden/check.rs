@@ -149,3 +149,30 @@ async fn a_pod_that_borrows_as_its_limit_allows_is_no_finding() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_pod_with_the_same_problem_on_two_gpus_is_named_once() -> Result<()> {
+    let [n, _] = healthy();
+    let gpu = json!({ "pods": [{ "uid": "two", "usedMiB": 20_000 }] });
+    let mut node = report("n", NOW, &gpu);
+    let mut second = node["status"]["gpus"][0].clone();
+    second["uuid"] = json!("GPU-o");
+    second["index"] = json!(1);
+    let first = node["status"]["gpus"][0].clone();
+    node["status"]["gpus"] = json!([first, second]);
+    let mut pod = waiting("two", "");
+    pod["metadata"]["annotations"] = json!({ "gpustow.dev/assignment": r#"{"version":1,"gpus":
+        [{"uuid":"GPU-n","mib":2048},{"uuid":"GPU-o","mib":2048}],"containers":{"main":["GPU-n","GPU-o"]}}"# });
+    pod["spec"]["nodeName"] = json!("n");
+    pod["status"] = json!({ "phase": "Running" });
+    let files = Files::new("twice", &[n, node, pod])?;
+    let (_, rows) = files.check().await?;
+    let row = rows
+        .iter()
+        .find(|row| row["problem"] == "uses 19.5Gi of 2Gi asked for");
+    ensure!(
+        row.is_some_and(|row| row["object"] == "pod/ops/two"),
+        "{rows:#?}"
+    );
+    Ok(())
+}
