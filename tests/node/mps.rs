@@ -11,11 +11,10 @@ use gpustow_api::gpunode::{Gpu, GpuNode};
 use gpustow_api::names;
 use gpustow_machine::{Machine, Process};
 use gpustow_testkit::{PodBuilder, eventually, pod, wait_bound, wait_gone, wait_refused};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, Pod, Volume, VolumeMount};
 use kube::api::{Api, DeleteParams};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::json;
 use tokio::process::Command;
 
 use crate::driver::LIBRARIES;
@@ -240,8 +239,14 @@ fn pod_with(program: &Path, name: &str, percent: u32, command: &[&str]) -> PodBu
     let pod = pod.annotation(names::COMPUTE_PERCENT, &percent.to_string());
     pod.with(|spec| {
         spec.restart_policy = Some("Never".to_owned());
-        let volume = json!({ "name": "cuda", "hostPath": { "path": folder } });
-        let volume = serde_json::from_value(volume).expect("it is a volume");
+        let volume = Volume {
+            name: "cuda".to_owned(),
+            host_path: Some(HostPathVolumeSource {
+                path: folder.display().to_string(),
+                ..HostPathVolumeSource::default()
+            }),
+            ..Volume::default()
+        };
         spec.volumes.get_or_insert_default().push(volume);
         for container in &mut spec.containers {
             let all = ["/cuda/gpu", "hold"].iter().chain(command);
@@ -249,8 +254,11 @@ fn pod_with(program: &Path, name: &str, percent: u32, command: &[&str]) -> PodBu
             container.image = Some(format!("ghcr.io/gpustow/gpustow-agent:{}", TAGS[0]));
             container.image_pull_policy = Some("Never".to_owned());
             container.stdin = Some(true);
-            let mount = json!({ "name": "cuda", "mountPath": "/cuda" });
-            let mount = serde_json::from_value(mount).expect("it is a mount");
+            let mount = VolumeMount {
+                name: "cuda".to_owned(),
+                mount_path: "/cuda".to_owned(),
+                ..VolumeMount::default()
+            };
             container.volume_mounts.get_or_insert_default().push(mount);
         }
     })
