@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::driver as simulated;
+use crate::driver;
 use crate::kubelet::{Kubelet, Toolkit, image, output};
 use crate::node::machine;
 use crate::place::Place;
@@ -68,7 +68,7 @@ async fn on(driver: &str, body: impl AsyncFnOnce(&Site) -> Result<()>) -> Result
 }
 
 impl Site {
-    async fn start(place: &Place, workload: &Path, driver: &Path) -> Result<Site> {
+    async fn start(place: &Place, workload: &Path, root: &Path) -> Result<Site> {
         let cluster = ControlPlane::start(Options {
             controllers: true,
             kubelets: true,
@@ -90,9 +90,9 @@ impl Site {
         if Path::new(DRIVER).exists() {
             std::fs::remove_dir_all(DRIVER)?;
         }
-        if driver == Path::new(DRIVER) {
+        if root == Path::new(DRIVER) {
             let library = images.join("libnvidia-ml.so.1");
-            simulated::install(driver, &library, machine((0..CARDS).map(uuid))).await?;
+            driver::install(root, &library, machine((0..CARDS).map(uuid))).await?;
         }
         let scheduler_image = images.join("kube-scheduler.tar");
         let examples = workload.with_file_name("examples.tar");
@@ -102,7 +102,7 @@ impl Site {
         let toolkit = Toolkit {
             hook: bin.join("nvidia-cdi-hook"),
             bin,
-            driver: driver.to_owned(),
+            driver: root.to_owned(),
         };
         let kubelet = Kubelet::start(
             &cluster,

@@ -1,8 +1,7 @@
 /* Says which GPUs it sees, and runs until SIGTERM. Also serves as the image of every pod's sandbox. As
    tritonserver it says to every HTTP request that it is well, as nvidia-cuda-mps-control it listens where MPS's control
-   daemon does. Given numbers, it asks the simulated driver for so
-   many MiB one after the other and says what it gets, after --fork by a process of its own; before what follows
-   @NAME it waits for /kernel/NAME. */
+   daemon does. Given numbers, it asks the simulated driver for so many MiB one after the other and says what it gets,
+   after --fork by a process of its own; before what follows @NAME it waits for /kernel/NAME. */
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
