@@ -26,6 +26,9 @@ struct Args {
     /// Seconds after which no further round of a pod begins
     #[arg(long, default_value_t = 60)]
     patience: u64,
+    /// Measure only pods whose name in the table holds this text
+    #[arg(long, default_value = "")]
+    pod: String,
 }
 
 /// An API server with the policies of one build, or with none.
@@ -109,6 +112,9 @@ async fn main() -> Result<()> {
         "---|---|---|".repeat(sides.len() - 1)
     );
     for (what, pod) in pods() {
+        if !what.contains(&args.pod) {
+            continue;
+        }
         let body = serde_json::to_vec(&pod)?;
         let mut took: Vec<Took> = sides.iter().map(|_| Took::default()).collect();
         let began = Instant::now();
