@@ -33,6 +33,7 @@ mod gang_preemption;
 mod gpunodes;
 mod helm;
 mod history;
+mod injected;
 mod install;
 mod late_views;
 mod leaving;

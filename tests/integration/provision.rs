@@ -213,21 +213,34 @@ async fn only_the_extender_creates_placeholders_and_nothing_else() -> Result<()>
     let plain = json!(case.pod("plain").gpu_mem(100).build());
     let mut forged = plain.clone();
     forged["metadata"]["labels"][names::PLACEHOLDER] = json!("alone");
+    let mut named = plain.clone();
+    named["metadata"]["annotations"][names::PLACEHOLDER_FOR] = json!("alone");
+    let mut idle = json!(case.pod("idle").build());
+    idle["metadata"]["annotations"][names::PLACEHOLDER_FOR] = json!("alone");
     for (account, pod, why) in [
         ("admin", &forged, "only gpustow's extender may write"),
         (ACCOUNT, &plain, "creates no pods but placeholders"),
         (ACCOUNT, &forged, "owned by a pod"),
+        ("admin", &named, "only gpustow's extender may write"),
+        ("admin", &idle, "only gpustow's extender may write"),
+        (ACCOUNT, &idle, "only gpustow's extender may write"),
     ] {
         let error = creates(turn.cluster, account, pod.clone()).await.err();
         let error = error.context("it was created")?.to_string();
         ensure!(error.contains(why), "{account}: {error}");
     }
-    let pod = creates(turn.cluster, "admin", plain).await?;
-    let mark = json!({ "metadata": { "labels": { names::PLACEHOLDER: "alone" } } });
-    let (pods, params) = (case.pods(), PatchParams::default());
-    let patch = Patch::Merge(mark);
-    let name = pod.name_any();
-    let marked = pods.patch(&name, &params, &patch);
-    ensure!(marked.await.is_err(), "a pod became a placeholder");
+    let idle = json!(case.pod("idle").build());
+    let marks = [
+        json!({ "metadata": { "labels": { names::PLACEHOLDER: "alone" } } }),
+        json!({ "metadata": { "annotations": { names::PLACEHOLDER_FOR: "alone" } } }),
+    ];
+    for pod in [plain, idle] {
+        let name = creates(turn.cluster, "admin", pod).await?.name_any();
+        for mark in &marks {
+            let (pods, params, patch) = (case.pods(), PatchParams::default(), Patch::Merge(mark));
+            let marked = pods.patch(&name, &params, &patch);
+            ensure!(marked.await.is_err(), "{name} became a placeholder: {mark}");
+        }
+    }
     case.end().await
 }

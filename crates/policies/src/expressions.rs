@@ -1,7 +1,7 @@
 //! CEL that policies share.
 
 /// Expressions that several policies share. The first may name those after it.
-pub(crate) const SHARED: [(&str, &str); 41] = [
+pub(crate) const SHARED: [(&str, &str); 43] = [
     // What translates the request of each container: variables `replaced` are the resources that go, `translated` the
     // containers with their GPUs and MiB.
     ("ADOPT_PATCH", include_str!("../policies/adopt-patch.cel")),
@@ -74,8 +74,8 @@ pub(crate) const SHARED: [(&str, &str); 41] = [
         include_str!("../policies/rules-variables.yaml"),
     ),
     (
-        "RULES_VALIDATIONS",
-        include_str!("../policies/rules-validations.yaml"),
+        "STRANGE_VARIABLES",
+        include_str!("../policies/strange-variables.yaml"),
     ),
     // Of a pod whose amount follows from its workload's history.
     (
@@ -91,6 +91,16 @@ pub(crate) const SHARED: [(&str, &str); 41] = [
     // The containers that a request brings, with the paths that patches and messages name.
     ("CONTAINERS_PATHS", include_str!("../policies/paths.cel")),
     ("CONTAINERS_FIELDS", include_str!("../policies/fields.cel")),
+    // The ServiceAccounts that write what is the extender's.
+    (
+        "EXTENDERS",
+        r#"["system:serviceaccount:{{NAMESPACE}}:{{SCHEDULER}}", "system:serviceaccount:{{NAMESPACE}}:{{EXTENDER}}"]"#,
+    ),
+    // Is the pod a placeholder, by its label?
+    (
+        "HOLDS_PLACE",
+        r#"object.metadata.?labels[?"{{PLACEHOLDER}}"].hasValue()"#,
+    ),
     // What only gpustow writes of the containers whose names are there.
     (
         "KEYS_OF",
@@ -233,7 +243,7 @@ pub(crate) const SHARED: [(&str, &str); 41] = [
     // what a cluster cannot do without.
     (
         "STANDS",
-        r#"object.spec.?nodeName.orValue("") == "" && !object.metadata.?ownerReferences.orValue([]).exists(it, it.kind == "DaemonSet" && it.?controller.orValue(false)) && !(object.spec.?priorityClassName.orValue("") in ["system-cluster-critical", "system-node-critical"]) && !object.metadata.?labels[?"{{PLACEHOLDER}}"].hasValue()"#,
+        r#"object.spec.?nodeName.orValue("") == "" && !object.metadata.?ownerReferences.orValue([]).exists(it, it.kind == "DaemonSet" && it.?controller.orValue(false)) && !(object.spec.?priorityClassName.orValue("") in ["system-cluster-critical", "system-node-critical"]) && !{{HOLDS_PLACE}}"#,
     ),
     // Is it cheap to look at every container, and at what each brings?
     (
