@@ -133,7 +133,7 @@ pub struct Queue {
 }
 
 /// Which new pods are queued.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum QueueMode {
     /// None, and pods that are queued already are ungated.
     #[default]

@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use gpustow_api::names;
+use gpustow_api::config::{self, QueueMode};
+use gpustow_api::{GpustowConfig, QueueFrom, names};
 use gpustow_testkit::{
     Case, ControlPlane, Extender, Options, Scheduler, eventually, median, quantile, sorted, spread,
 };
@@ -37,7 +38,7 @@ pub(crate) const NODE: &str = "bench/node";
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Way {
     /// The mode of the queue; none without an extender.
-    mode: Option<&'static str>,
+    mode: Option<QueueMode>,
     waiting: usize,
     /// Whether the others ask for GPU memory.
     ask: bool,
@@ -51,7 +52,7 @@ impl Way {
             ", others ask for none"
         };
         match self.mode {
-            Some(mode) => format!("queue {mode}, {} wait{others}", self.waiting),
+            Some(mode) => format!("queue {mode:?}, {} wait{others}", self.waiting),
             None => "scheduler alone".to_owned(),
         }
     }
@@ -59,18 +60,23 @@ impl Way {
     /// The one that others are compared with first.
     fn all(args: &Args) -> Vec<Self> {
         let way = |mode, waiting, ask| Self { mode, waiting, ask };
-        let mut ways: Vec<_> = [None, Some("off"), Some("auto"), Some("always")]
-            .map(|mode| way(mode, 0, true))
-            .into();
+        let mut ways: Vec<_> = [
+            None,
+            Some(QueueMode::Off),
+            Some(QueueMode::Auto),
+            Some(QueueMode::Always),
+        ]
+        .map(|mode| way(mode, 0, true))
+        .into();
         if args.refused {
             ways.extend(
                 args.queue
                     .first()
-                    .map(|&waiting| way(Some("off"), waiting, true)),
+                    .map(|&waiting| way(Some(QueueMode::Off), waiting, true)),
             );
         }
         for &waiting in &args.queue {
-            ways.extend([true, false].map(|ask| way(Some("auto"), waiting, ask)));
+            ways.extend([true, false].map(|ask| way(Some(QueueMode::Auto), waiting, ask)));
         }
         ways
     }
@@ -189,7 +195,7 @@ pub(crate) fn is_held(pod: &Pod) -> bool {
 /// Creates the pods that wait, and waits until each is queued or was refused; how many got no gate.
 async fn wait_queued(case: &Case, extender: &Extender, nodes: usize, way: Way) -> Result<usize> {
     let metric = async |series: &str| anyhow::Ok(sum_of(&extender.metrics().await?, series));
-    let first = usize::from(way.mode != Some("off") && way.waiting > 0);
+    let first = usize::from(way.mode != Some(QueueMode::Off) && way.waiting > 0);
     if first == 1 {
         whole(case, "waits-first").create(&case.client).await?;
         eventually(SETTLED, "the queue is on", async || {
@@ -197,7 +203,7 @@ async fn wait_queued(case: &Case, extender: &Extender, nodes: usize, way: Way) -
             Ok(())
         })
         .await?;
-    } else if way.mode == Some("auto") {
+    } else if way.mode == Some(QueueMode::Auto) {
         // It may be up for those that were created a moment ago.
         eventually(SETTLED, "the queue is off", async || {
             ensure!(metric("gpustow_queue_on").await? == 0.0, "it is up");
@@ -224,6 +230,17 @@ async fn wait_queued(case: &Case, extender: &Extender, nodes: usize, way: Way) -
         Ok(())
     })
     .await?;
+    if way.mode == Some(QueueMode::Auto) {
+        let configs = Api::<GpustowConfig>::all(case.client.clone());
+        let after = "what another mode queued no longer is";
+        eventually(SETTLED, after, async || {
+            let status = configs.get_status(config::NAME).await?.status;
+            let from = status.unwrap_or_default().queue_from;
+            ensure!(!from.contains(&QueueFrom::ALL), "{from:?}");
+            Ok(())
+        })
+        .await?;
+    }
     Ok(way.waiting - held)
 }
 
@@ -236,7 +253,7 @@ async fn start(
 ) -> Result<(Option<Extender>, Scheduler)> {
     let (extender, config) = match way.mode {
         Some(mode) => {
-            let queue = format!("queue: {{mode: {mode:?}}}");
+            let queue = format!("queue: {{mode: \"{mode:?}\"}}");
             let extender = extender(args, cluster, kubeconfig, &[&queue]).await?;
             let config = config(args)?.with_extender(&extender.url)?;
             (Some(extender), config)
@@ -312,7 +329,7 @@ async fn run(
 
     remove(case, "fits").await?;
     let freed = match way.mode {
-        Some("auto") if way.waiting > FREED && way.ask => free(case).await?,
+        Some(QueueMode::Auto) if way.waiting > FREED && way.ask => free(case).await?,
         _ => Vec::new(),
     };
     case.check().await?;
