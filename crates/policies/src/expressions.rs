@@ -1,7 +1,7 @@
 //! CEL that policies share.
 
 /// Expressions that several policies share. The first may name those after it.
-pub(crate) const SHARED: [(&str, &str); 43] = [
+pub(crate) const SHARED: [(&str, &str); 44] = [
     // What translates the request of each container: variables `replaced` are the resources that go, `translated` the
     // containers with their GPUs and MiB.
     ("ADOPT_PATCH", include_str!("../policies/adopt-patch.cel")),
@@ -95,6 +95,11 @@ pub(crate) const SHARED: [(&str, &str); 43] = [
     (
         "EXTENDERS",
         r#"["system:serviceaccount:{{NAMESPACE}}:{{SCHEDULER}}", "system:serviceaccount:{{NAMESPACE}}:{{EXTENDER}}"]"#,
+    ),
+    // Does the pod have the queue's scheduling gate?
+    (
+        "GATED",
+        r#"object.spec.?schedulingGates.orValue([]).exists(it, it.name == "{{GATE}}")"#,
     ),
     // Is the pod a placeholder, by its label?
     (
