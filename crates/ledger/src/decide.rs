@@ -424,13 +424,12 @@ impl Sight<'_> {
         tainted: bool,
         tolerates: &dyn Fn(&Taints) -> bool,
     ) -> bool {
-        if self.queue.empties(name) {
-            return true;
+        if !tainted {
+            return self.queue.empties(name);
         }
         let facts = self.books.node(name).and_then(Node::facts);
-        facts.filter(|_| tainted).is_some_and(|facts| {
-            let taints = &facts.prefer_no_schedule;
-            !taints.is_empty() && !tolerates(taints)
-        })
+        let taints = facts.map(|facts| &facts.prefer_no_schedule);
+        self.queue.empties(name)
+            || taints.is_some_and(|taints| !taints.is_empty() && !tolerates(taints))
     }
 }
