@@ -1,4 +1,4 @@
-//! Pods to which a policy of somebody else's adds a container.
+//! Pods to which another policy adds a container.
 
 use anyhow::{Result, ensure};
 use gpustow_testkit::eventually;
