@@ -144,6 +144,12 @@ impl Order {
         Self { rng, list }
     }
 
+    /// The next call begins so many nodes later, where kube-scheduler stopped.
+    pub(crate) fn pass(&mut self, nodes: usize) {
+        let nodes = nodes % self.list.len().max(1);
+        self.list.rotate_left(nodes);
+    }
+
     pub(crate) fn next(&mut self) -> Vec<usize> {
         let mut pieces = self.list.chunks(self.list.len().isqrt() + 1);
         let mut next = || pieces.next().unwrap_or_default().iter();

@@ -38,8 +38,6 @@ impl Sight<'_> {
         name: &'s str,
         pod: &'s PodFacts,
     ) -> impl Iterator<Item = Other<'s>> {
-        // Of room that is offered to several ungated pods, the first that asks has its part.
-        let shares = self.queue.is_offered(&pod.uid, name);
         let counts = move |holder: &&Holder| match holder {
             Holder::Pod(uid) => *uid != pod.uid && self.books.assumed(uid).is_none(),
             Holder::Replacement(_) => !self.queue.is_replaced_by(holder, pod),
@@ -60,7 +58,11 @@ impl Sight<'_> {
         let woken = woken.map(|pod| Other { pod, earmark: None });
         others
             .chain(woken)
-            .filter(move |it| !shares || it.earmark_if(|cause| cause == Cause::Ungated).is_none())
+            // Of room that is offered to several ungated pods, the first that asks has its part.
+            .filter(move |it| {
+                let ungated = it.earmark_if(|cause| cause == Cause::Ungated);
+                ungated.is_none() || !self.queue.is_offered(&pod.uid, name)
+            })
             .filter(|it| it.pod.priority >= pod.priority && !it.pod.gated && !it.pod.deleting)
             // Room for one pod of a gang is for any of them: they are placed together.
             .filter(|it| !self.is_of_gang(pod, it.pod))

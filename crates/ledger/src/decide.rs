@@ -127,7 +127,7 @@ impl Ledger {
         };
         let mut feasible: Vec<Key<'a>> = Vec::new();
         let mut refused = Vec::with_capacity(candidates.len());
-        let class = self.scores.class(&request);
+        let class = self.scores.class(&request, candidates.len());
         let tried = self.queue.tried(uid).cloned();
         let tried = tried.as_ref();
         let decisive = !ask.cooperative || tried.is_some_and(|tried| tried.failures() >= 2);
@@ -294,7 +294,7 @@ impl Ledger {
         let bound = || self.books.pod(uid)?.node.clone();
         let own = held.or_else(bound);
         let tried = self.queue.tried(uid).cloned();
-        let class = self.scores.class(request);
+        let class = self.scores.class(request, nodes.len());
         let mut budget = Budget::of(&self.config);
         let mut key = |name: &str| {
             let (cost, tainted) = if own.as_deref() == Some(name) {

@@ -175,7 +175,7 @@ impl Ledger {
         let Some(request) = pod.asks.request() else {
             return Vec::new();
         };
-        let class = self.scores.class(request);
+        let class = self.scores.class(request, candidates.len());
         let mut budget = Budget::of(&self.config);
         let tried = self.queue.tried(&pod.uid).cloned();
         let behind = self.queue.is_behind_queued(pod);

@@ -217,7 +217,7 @@ pub(crate) fn lending(
     node: &NodeGpus,
     request: &Request,
     charges: &[(usize, Mib)],
-) -> u32 {
+) -> u16 {
     match policy.breaks_ties() {
         true => request.lending(&node.cards, charges.iter().map(|(card, _)| *card)),
         false => 0,

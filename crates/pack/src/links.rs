@@ -209,7 +209,7 @@ struct Exchange<'a> {
 
 struct Best {
     apart: u32,
-    lending: u32,
+    lending: u16,
     lost: u32,
     cards: Vec<Vec<usize>>,
     chosen: Vec<usize>,

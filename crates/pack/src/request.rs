@@ -115,12 +115,12 @@ impl Request {
 
     /// How much stands against these cards where nothing else does: for who may use more than is promised, what
     /// is likely to be in use; for others, what is lent, since that has to be reclaimed should they want it.
-    pub(crate) fn lending(&self, cards: &[Card], chosen: impl Iterator<Item = usize>) -> u32 {
+    pub(crate) fn lending(&self, cards: &[Card], chosen: impl Iterator<Item = usize>) -> u16 {
         let of = |index: usize| {
             let Lending { used, lent } = cards[index].lending;
-            u32::from(if self.bursts { used } else { lent })
+            u16::from(if self.bursts { used } else { lent })
         };
-        chosen.map(of).sum()
+        chosen.map(of).fold(0, u16::saturating_add)
     }
 
     /// May this card take something of this request, and how much at most? For whole cards that is all of

@@ -238,7 +238,7 @@ impl<'a> Search<'a> {
         let charges: Vec<_> = used.map(charge).collect();
         self.costs += 1;
         let cost = Cost {
-            cards: u32::try_from(charges.len()).unwrap_or(u32::MAX),
+            cards: u16::try_from(charges.len()).unwrap_or(u16::MAX),
             policy: self
                 .policy
                 .cost(self.node, &self.survey, self.request, &charges),

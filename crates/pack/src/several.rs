@@ -81,7 +81,7 @@ impl Search<'_> {
         let chosen = &self.chosen;
         self.costs += 1;
         let cost = Cost {
-            cards: u32::try_from(chosen.len()).unwrap_or(u32::MAX),
+            cards: u16::try_from(chosen.len()).unwrap_or(u16::MAX),
             policy: self
                 .policy
                 .cost(self.node, &self.survey, self.request, chosen),

@@ -215,16 +215,16 @@ impl Node {
     /// What every question needs to know first.
     pub(crate) fn gate(&self) -> Gate {
         let taints = self.facts.as_ref().map(|facts| &facts.prefer_no_schedule);
-        Gate {
-            seen: self.report.as_ref().map(|report| report.seen),
-            silence: self.silence(),
-            tainted: taints.is_some_and(|taints| !taints.is_empty()),
-        }
+        Gate::new(
+            self.report.as_ref().map(|report| report.seen),
+            self.silence(),
+            taints.is_some_and(|taints| !taints.is_empty()),
+        )
     }
 
-    /// For how long the kubelet has spoken without the agent, by the node's own clock: we may have
+    /// For how many seconds the kubelet has spoken without the agent, by the node's own clock: we may have
     /// seen a report only just now that was written long ago.
-    fn silence(&self) -> Duration {
+    fn silence(&self) -> u64 {
         let written = self
             .report
             .as_ref()
@@ -233,7 +233,7 @@ impl Node {
         let seconds = kubelet
             .zip(written)
             .map_or(0, |(kubelet, agent)| kubelet.saturating_sub(agent));
-        Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+        u64::try_from(seconds).unwrap_or(0)
     }
 
     /// Pods that are bound here, are about to be, or may be.

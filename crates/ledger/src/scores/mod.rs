@@ -89,10 +89,10 @@ impl Scores {
         self.answers.gate(slot)
     }
 
-    /// The request as the answers know it; good until the next is looked up.
-    pub(crate) fn class(&mut self, request: &Arc<Request>) -> ClassId {
+    /// The request as the answers know it, of which so many nodes are asked next; good until the next is looked up.
+    pub(crate) fn class(&mut self, request: &Arc<Request>, nodes: usize) -> ClassId {
         let policy = self.policy(request);
-        self.answers.class(request, policy)
+        self.answers.class(request, policy, nodes)
     }
 
     /// What the node would cost for the request, which is of this class: from memory if such a node was

@@ -26,7 +26,7 @@ pub(crate) struct Slots {
 struct Entry {
     from: u32,
     to: u32,
-    slot: Slot,
+    slot: u32,
 }
 
 impl Entry {
@@ -38,20 +38,21 @@ impl Entry {
 impl Slots {
     /// Where this node is.
     pub(crate) fn get(&self, name: &str) -> Option<Slot> {
-        let is_it = |entry: &Entry| self.text.get(entry.range()) == Some(name);
+        let text = self.text.as_bytes();
+        let is_it = |entry: &Entry| text.get(entry.range()) == Some(name.as_bytes());
         let entry = self.table.find(self.hasher.hash_one(name), is_it)?;
-        Some(entry.slot)
+        Some(entry.slot as Slot)
     }
 
     /// Adds a name that is not there.
     pub(crate) fn insert(&mut self, name: &str, slot: Slot) {
         let from = self.text.len();
         self.text.push_str(name);
-        let at = |byte: usize| u32::try_from(byte).unwrap_or(u32::MAX);
+        let at = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let entry = Entry {
             from: at(from),
             to: at(self.text.len()),
-            slot,
+            slot: at(slot),
         };
         let hash = |entry: &Entry| self.hasher.hash_one(&self.text[entry.range()]);
         self.table.insert_unique(hash(&entry), entry, hash);
@@ -66,10 +67,10 @@ impl Slots {
         if self.gone > self.text.len() / 2 + WASTE {
             let old = std::mem::take(self);
             for entry in &old.table {
-                self.insert(&old.text[entry.range()], entry.slot);
+                self.insert(&old.text[entry.range()], entry.slot as Slot);
             }
         }
-        Some(slot)
+        Some(slot as Slot)
     }
 }
 

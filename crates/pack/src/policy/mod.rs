@@ -21,13 +21,13 @@ pub use tight::{Class, Tight};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Cards that the pod uses: its containers share a card where they fit.
-    pub cards: u32,
+    pub cards: u16,
     /// What the policy says; the second number breaks ties of the first.
     pub policy: (i64, i64),
     /// How far the pod's cards are from each other, from [`crate::Links`]; 0 for one card.
     pub apart: u32,
     /// What pods make of the memory of these cards: see [`crate::Lending`].
-    pub lending: u32,
+    pub lending: u16,
 }
 
 /// What a policy sees of a node before anything is put there: the same for all placements on it.
