@@ -151,8 +151,8 @@ bench-peers: control-plane ## The same pods by kube-scheduler, gpustow, Volcano 
 	$(RUN) --package gpustow-testkit --features programs --bin bench-peers -- $(ARGS)
 
 .PHONY: bench-server
-bench-server: control-plane ## Memory of the extender with a full cluster, and /filter over loopback HTTP
-	$(CARGO) build --locked --release --bin gpustow
+bench-server: control-plane ## A full cluster: the extender's memory, answers and takeover, agents' reports, and the plugin's commands
+	$(CARGO) build --locked --release --package gpustow --package kubectl-gpustow
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-server -- $(ARGS)
 
 .PHONY: bench-takeover

@@ -21,13 +21,15 @@ use gpustow_pack::Mib;
 use load::{Pods, bind_anywhere, empty, uuid};
 
 /// Nodes, cards of each, pods bound to them.
-const CLUSTERS: [(usize, usize, usize); 7] = [
+const CLUSTERS: [(usize, usize, usize); 9] = [
     (1_000, 8, 10_000),
     (5_000, 8, 10_000),
     (5_000, 8, 50_000),
     (5_000, 8, 100_000),
     (5_000, 16, 50_000),
     (10_000, 8, 100_000),
+    (12_500, 8, 125_000),
+    (12_500, 8, 200_000),
     (15_000, 8, 150_000),
 ];
 /// Calls of filter and pod events of which times are taken.

@@ -1,16 +1,25 @@
-//! The extender as a process beside a real API server and a full cluster: its memory, and how long
-//! `/filter`, `/preempt` and a scrape take over loopback HTTP.
+//! The extender as a process beside a real API server and a full cluster: its memory, how long
+//! `/filter`, `/preempt` and a scrape take over loopback HTTP, how soon another replica takes over,
+//! what the agents' reports cost, and how long the plugin's commands take.
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpustow_api::gpunode::{GpuNode, GpuNodeSpec};
 use gpustow_api::{Assignment, names};
 use gpustow_pack::Mib;
-use gpustow_testkit::{Build, Case, ControlPlane, Extender, ExtenderOptions, Options, eventually};
+use gpustow_testkit::{
+    Build, Case, ControlPlane, Extender, ExtenderOptions, Options, built, eventually, quantile,
+    sorted,
+};
 use hyper::Request;
-use kube::ResourceExt as _;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::{Map, Value, json};
 
 /// Requests at once.
@@ -21,6 +30,10 @@ const CARD: u64 = 81_920;
 const SHARE: u64 = 8_192;
 /// For the epoch, a patch or a look at every pod included.
 const TAKEOVER: Duration = Duration::from_secs(60);
+/// Seconds between two reports of an agent while nothing changes.
+const BETWEEN_REPORTS: f64 = 60.0;
+/// Runs of each of the plugin's commands.
+const COMMANDS: usize = 3;
 
 /// Measure the extender's memory and its answers over loopback HTTP.
 #[derive(Parser)]
@@ -47,6 +60,12 @@ struct Args {
         default_value = "now=target/release/gpustow"
     )]
     gpustow: Vec<Build>,
+    /// Seconds for which each node's report is written once a minute
+    #[arg(long, default_value_t = 20)]
+    reports: u64,
+    /// The plugin of which commands are timed
+    #[arg(long, default_value = "target/release/kubectl-gpustow")]
+    plugin: PathBuf,
 }
 
 #[tokio::main]
@@ -56,6 +75,10 @@ async fn main() -> Result<()> {
         args.nodes > 0 && args.calls > 0 && args.rare > 0,
         "give at least one node and one call of each kind"
     );
+    built(
+        &args.plugin,
+        "cargo build --release --package kubectl-gpustow",
+    )?;
     eprintln!("starting the control plane");
     let cluster = ControlPlane::start(Options::default()).await?;
     cluster.install_bare().await?;
@@ -67,30 +90,40 @@ async fn main() -> Result<()> {
     );
     println!(
         "| build | resident, at most | /filter p50 / p99 | /preempt, {} candidates | Lists | \
-         /preempt that needs more victims | Lists | /metrics p50 / p99 |\n|---|---|---|---|---|---|---|---|",
+         /preempt that needs more victims | Lists | /metrics p50 / p99 | its series |\n|---|---|---|---|---|---|---|---|---|",
         args.candidates
     );
+    let mut others = Vec::new();
     for build in &args.gpustow {
         eprintln!("measuring {}", build.name);
-        measure(&args, &cluster, &case, build, &first_pods).await?;
+        others.push(measure(&args, &cluster, &case, build, &first_pods).await?);
+    }
+    println!(
+        "\n{:.0} reports a second for {} s, one a minute and node; CPU in ms a report",
+        args.nodes as f64 / BETWEEN_REPORTS,
+        args.reports
+    );
+    println!(
+        "| build | seconds from start to ready | from a kill to another replica's answer | bytes of a GpuNode | \
+         report written, ms p50 / p99 | CPU of API server | etcd | extender |\n|---|---|---|---|---|---|---|---|"
+    );
+    others.iter().for_each(|row| println!("{row}"));
+    for command in ["check", "gpus", "top"] {
+        let took = timed(COMMANDS, async |_| plugin(&args, &cluster, command)).await?;
+        println!("kubectl gpustow {command}: {took} ms, p50 / p99 of {COMMANDS} runs");
     }
     Ok(())
 }
 
+/// Prints a row of the first table, and gives back one of the second.
 async fn measure(
     args: &Args,
     cluster: &ControlPlane,
     case: &Case,
     build: &Build,
     first_pods: &[String],
-) -> Result<()> {
-    let options = ExtenderOptions {
-        args: vec!["--log=warn".to_owned()],
-        config: Some(Vec::new()),
-        ..ExtenderOptions::default()
-    };
-    let kubeconfig = cluster.admin_kubeconfig();
-    let extender = Extender::start(cluster, &build.program, kubeconfig, options).await?;
+) -> Result<String> {
+    let (extender, ready) = start(cluster, build, "first").await?;
     let nodes: Vec<_> = (0..args.nodes)
         .map(|node| case.node_name(&name(node)))
         .collect();
@@ -117,13 +150,111 @@ async fn measure(
         preempts.push(format!("{took} | {:.1}", lists / args.rare as f64));
     }
     let scrapes = timed(args.rare, async |_| extender.metrics().await.map(drop));
+    let scrapes = scrapes.await?;
+    let metrics = extender.metrics().await?;
+    let series = metrics.lines().filter(|line| !line.starts_with('#'));
     println!(
-        "| {} | {:.0}, {:.0} MiB | {filters} | {} | {} |",
+        "| {} | {:.0}, {:.0} MiB | {filters} | {} | {scrapes} | {} |",
         build.name,
         extender.process.resident()?,
         extender.process.most_resident()?,
         preempts.join(" | "),
-        scrapes.await?,
+        series.count(),
+    );
+    eprintln!("writing reports");
+    let reports = reports(args, cluster, case, &extender).await?;
+    eprintln!("taking over");
+    let (standby, _) = start(cluster, build, "second").await?;
+    extender.process.kill9();
+    let began = Instant::now();
+    let other = async || filter(&standby, &nodes, 0).await;
+    eventually(TAKEOVER, "the other replica decides", other).await?;
+    let takeover = began.elapsed().as_secs_f64();
+    Ok(format!(
+        "| {} | {ready:.1} | {takeover:.1} | {reports} |",
+        build.name
+    ))
+}
+
+/// An extender that is ready, and the seconds which that took.
+async fn start(cluster: &ControlPlane, build: &Build, identity: &str) -> Result<(Extender, f64)> {
+    let options = ExtenderOptions {
+        args: vec![
+            "--log=warn".to_owned(),
+            format!("--identity={}-{identity}", build.name),
+        ],
+        config: Some(Vec::new()),
+        ..ExtenderOptions::default()
+    };
+    let began = Instant::now();
+    let kubeconfig = cluster.admin_kubeconfig();
+    let extender = Extender::start(cluster, &build.program, kubeconfig, options).await?;
+    Ok((extender, began.elapsed().as_secs_f64()))
+}
+
+/// Writes the nodes' reports at the rate of their agents, each in its turn.
+async fn reports(
+    args: &Args,
+    cluster: &ControlPlane,
+    case: &Case,
+    extender: &Extender,
+) -> Result<String> {
+    let processes = [&cluster.api_server, &cluster.etcd, &extender.process];
+    let rate = args.nodes as f64 / BETWEEN_REPORTS;
+    let count = (rate * args.reports as f64).ceil() as usize;
+    let before = processes.map(gpustow_testkit::Process::cpu);
+    let began = tokio::time::Instant::now();
+    let written = stream::iter(0..count).map(|index| async move {
+        let due = began + Duration::from_secs_f64(index as f64 / rate);
+        tokio::time::sleep_until(due).await;
+        report(case, index % args.nodes).await?;
+        Ok::<_, anyhow::Error>(due.elapsed().as_secs_f64() * 1e3)
+    });
+    let took: Vec<f64> = written.buffer_unordered(WIDTH).try_collect().await?;
+    let took = sorted(took.into_iter());
+    let mut spent = Vec::new();
+    for (process, before) in processes.into_iter().zip(before) {
+        let spent_by = (process.cpu()? - before?) * 1e3 / count as f64;
+        spent.push(format!("{spent_by:.2}"));
+    }
+    let one = Api::<GpuNode>::all(case.client.clone());
+    let mut one = one.get(&case.node_name(&name(0))).await?;
+    one.managed_fields_mut()
+        .retain(|it| it.manager.as_deref() == Some(names::AGENT));
+    Ok(format!(
+        "{} | {:.1} / {:.1} | {}",
+        serde_json::to_vec(&one)?.len(),
+        quantile(&took, 0.5),
+        quantile(&took, 0.99),
+        spent.join(" | "),
+    ))
+}
+
+/// Writes a node's report as its agent does.
+async fn report(case: &Case, node: usize) -> Result<()> {
+    let builder = case.node(&name(node), &[CARD; 8]);
+    let node = builder.node.name_any();
+    let mut object = GpuNode::new(&node, GpuNodeSpec::default());
+    let mut status = builder.status;
+    status.heartbeat = Some(Timestamp::now().to_string());
+    object.status = Some(status);
+    let params = PatchParams::apply(names::AGENT).force();
+    let api = Api::<GpuNode>::all(case.client.clone());
+    api.patch_status(&node, &params, &Patch::Apply(object))
+        .await?;
+    Ok(())
+}
+
+/// Runs a command of the plugin on all namespaces; 1 is its exit status where something is wrong.
+fn plugin(args: &Args, cluster: &ControlPlane, command: &str) -> Result<()> {
+    let output = Command::new(&args.plugin)
+        .env("KUBECONFIG", cluster.admin_kubeconfig())
+        .args([command, "--all-namespaces"])
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        matches!(output.status.code(), Some(0 | 1)),
+        "{command}: {text}"
     );
     Ok(())
 }
