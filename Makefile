@@ -155,6 +155,11 @@ bench-server: control-plane ## A full cluster: the extender's memory, answers an
 	$(CARGO) build --locked --release --package gpustow --package kubectl-gpustow
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-server -- $(ARGS)
 
+.PHONY: bench-scheduler-perf
+bench-scheduler-perf: control-plane ## Kubernetes' scheduler_perf without and with the extender (NODES=1000 ROUNDS=3)
+	$(CARGO) build --locked --release --bin gpustow
+	benches/scheduler_perf/run.sh
+
 .PHONY: bench-takeover
 bench-takeover: control-plane ## How long a takeover lasts with waiting pods and failing patches, beside an earlier build
 	$(CARGO) build --locked --bin gpustow
