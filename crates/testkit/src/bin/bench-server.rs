@@ -183,7 +183,6 @@ async fn start(cluster: &ControlPlane, build: &Build, identity: &str) -> Result<
             "--log=warn".to_owned(),
             format!("--identity={}-{identity}", build.name),
         ],
-        config: Some(Vec::new()),
         ..ExtenderOptions::default()
     };
     let began = Instant::now();

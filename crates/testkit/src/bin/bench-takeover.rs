@@ -122,7 +122,6 @@ async fn takeover(
             "--log=warn".to_owned(),
             format!("--identity=bench-{failing}-{round}"),
         ],
-        config: Some(Vec::new()),
         ..ExtenderOptions::default()
     };
     let extender = Extender::start(cluster, program, &kubeconfig, options).await?;
