@@ -146,7 +146,6 @@ impl Order {
 
     /// The next call begins so many nodes later, where kube-scheduler stopped.
     pub(crate) fn pass(&mut self, nodes: usize) {
-        let nodes = nodes % self.list.len().max(1);
         self.list.rotate_left(nodes);
     }
 

@@ -46,20 +46,12 @@ run() {
     grep '^Benchmark' "$temporary/output" >>"$temporary/$1.txt"
 }
 
-# Prints the runs of a program, then for each benchmark the median, the least and the most.
+# Prints the runs of a program, then for each benchmark the median, least and most us/op.
 report() {
     echo
     echo "$1:"
     cat "$temporary/$1.txt"
-    sort -k1,1 -k3,3g "$temporary/$1.txt" | awk '
-        function line() {
-            if (n) printf "median %s: %.1f us/op, from %.1f to %.1f in %d runs\n",
-                name, (at[int((n + 1) / 2)] + at[int(n / 2) + 1]) / 2000, at[1] / 1000, at[n] / 1000, n
-            n = 0
-        }
-        $1 != name { line(); name = $1 }
-        { at[++n] = $3 }
-        END { line() }'
+    awk '{ print $1, $3 / 1000 }' "$temporary/$1.txt" | sort -k1,1 -k2,2g | awk -f "$here/../benches/spread.awk"
 }
 
 # Measures one patch: patch, package, benchmark, file of the benchmark.

@@ -68,12 +68,5 @@ while [ "$round" -le "$rounds" ]; do
     round=$((round + 1))
 done
 
-echo "$NODES nodes of 8 GPUs, 1,000 pods, Kubernetes $version; pods/s, median (least to most) of $rounds rounds"
-sort -k1,1 -k2,2g rates | awk '
-    function line() {
-        if (n) printf "%s: %.1f (%.1f to %.1f)\n", name, (at[int((n + 1) / 2)] + at[int(n / 2) + 1]) / 2, at[1], at[n]
-        n = 0
-    }
-    $1 != name { line(); name = $1 }
-    { at[++n] = $2 }
-    END { line() }'
+echo "$NODES nodes of 8 GPUs, 1,000 pods, Kubernetes $version; pods/s, median (least to most)"
+sort -k1,1 -k2,2g rates | awk -f "$here/../spread.awk"

@@ -250,6 +250,7 @@ async fn the_api_server_stops_for_ten_seconds_under_load() -> Result<()> {
     .await?;
 
     cluster.stop_api_server();
+    // The fault itself, for as long as the case says: there is nothing to wait for.
     tokio::time::sleep(Duration::from_secs(10)).await;
     cluster.start_api_server().await?;
     // Ready, it still answers some requests with status 429.

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 /// See the module's documentation. Filter reads thousands of these for one answer: it is small.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gate {
-    /// When its report was seen to change last, in ns; [`NEVER`] without a report.
+    /// It has a report.
+    reported: bool,
+    /// When that was seen to change last, in ns.
     seen: u64,
     /// For how many seconds its kubelet has spoken without its agent.
     silence: u32,
@@ -13,11 +15,10 @@ pub(crate) struct Gate {
     tainted: bool,
 }
 
-const NEVER: u64 = u64::MAX;
 /// In ns.
 const SECOND: u64 = 1_000_000_000;
 
-/// More than five centuries are [`NEVER`] as well.
+/// More than five centuries count as five.
 fn nanos(time: Duration) -> u64 {
     let seconds = time.as_secs().saturating_mul(SECOND);
     seconds.saturating_add(time.subsec_nanos().into())
@@ -26,7 +27,8 @@ fn nanos(time: Duration) -> u64 {
 impl Gate {
     pub(super) fn new(seen: Option<Duration>, silence: u64, tainted: bool) -> Self {
         Self {
-            seen: seen.map_or(NEVER, nanos),
+            reported: seen.is_some(),
+            seen: seen.map_or(0, nanos),
             silence: u32::try_from(silence).unwrap_or(u32::MAX),
             tainted,
         }
@@ -34,22 +36,14 @@ impl Gate {
 
     /// Is there a report, and is it too old by both measures there are?
     pub(crate) fn is_stale(&self, now: Duration, stale_after: Duration) -> Option<bool> {
-        if self.seen == NEVER {
-            return None;
-        }
         let age = nanos(now).saturating_sub(self.seen);
         let silence = u64::from(self.silence) * SECOND;
-        Some(age.max(silence) > nanos(stale_after))
+        self.reported
+            .then_some(age.max(silence) > nanos(stale_after))
     }
 
     /// Has the node soft taints?
     pub(crate) fn is_tainted(&self) -> bool {
         self.tainted
-    }
-}
-
-impl Default for Gate {
-    fn default() -> Self {
-        Self::new(None, 0, false)
     }
 }

@@ -33,13 +33,17 @@ impl Entry {
     fn range(&self) -> Range<usize> {
         self.from as usize..self.to as usize
     }
+
+    /// Is this its name?
+    fn is(&self, name: &str, text: &str) -> bool {
+        text.as_bytes().get(self.range()) == Some(name.as_bytes())
+    }
 }
 
 impl Slots {
     /// Where this node is.
     pub(crate) fn get(&self, name: &str) -> Option<Slot> {
-        let text = self.text.as_bytes();
-        let is_it = |entry: &Entry| text.get(entry.range()) == Some(name.as_bytes());
+        let is_it = |entry: &Entry| entry.is(name, &self.text);
         let entry = self.table.find(self.hasher.hash_one(name), is_it)?;
         Some(entry.slot as Slot)
     }
@@ -60,7 +64,7 @@ impl Slots {
 
     /// Takes a name out.
     pub(crate) fn remove(&mut self, name: &str) -> Option<Slot> {
-        let is_it = |entry: &Entry| self.text.get(entry.range()) == Some(name);
+        let is_it = |entry: &Entry| entry.is(name, &self.text);
         let hash = self.hasher.hash_one(name);
         let (Entry { slot, .. }, _) = self.table.find_entry(hash, is_it).ok()?.remove();
         self.gone += name.len();

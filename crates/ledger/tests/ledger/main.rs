@@ -16,6 +16,7 @@ mod forged;
 mod fragmented;
 mod gang_reservations;
 mod gang_rules;
+mod gang_search;
 mod gang_victims;
 mod gangs;
 mod host;

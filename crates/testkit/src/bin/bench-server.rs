@@ -210,7 +210,6 @@ async fn reports(
         Ok::<_, anyhow::Error>(due.elapsed().as_secs_f64() * 1e3)
     });
     let took: Vec<f64> = written.buffer_unordered(WIDTH).try_collect().await?;
-    let took = sorted(took.into_iter());
     let mut spent = Vec::new();
     for (process, before) in processes.into_iter().zip(before) {
         let spent_by = (process.cpu()? - before?) * 1e3 / count as f64;
@@ -221,10 +220,9 @@ async fn reports(
     one.managed_fields_mut()
         .retain(|it| it.manager.as_deref() == Some(names::AGENT));
     Ok(format!(
-        "{} | {:.1} / {:.1} | {}",
+        "{} | {} | {}",
         serde_json::to_vec(&one)?.len(),
-        quantile(&took, 0.5),
-        quantile(&took, 0.99),
+        quantiles(took),
         spent.join(" | "),
     ))
 }
@@ -266,10 +264,14 @@ async fn timed(calls: usize, call: impl AsyncFn(usize) -> Result<()>) -> Result<
         call(index).await?;
         took.push(began.elapsed().as_secs_f64() * 1e3);
     }
-    took.sort_by(f64::total_cmp);
-    let at = |q: f64| took.get((q * (took.len() - 1) as f64) as usize).copied();
-    let (half, most) = (at(0.5).unwrap_or(f64::NAN), at(0.99).unwrap_or(f64::NAN));
-    Ok(format!("{half:.1} / {most:.1}"))
+    Ok(quantiles(took))
+}
+
+/// `p50 / p99` of these milliseconds.
+fn quantiles(took: Vec<f64>) -> String {
+    let took = sorted(took.into_iter());
+    let [half, most] = [0.5, 0.99].map(|q| quantile(&took, q));
+    format!("{half:.1} / {most:.1}")
 }
 
 fn name(node: usize) -> String {
