@@ -75,7 +75,7 @@ fn row(nodes: usize, cards: usize, count: usize) {
         // Half of the nodes stay empty.
         let (node, card) = (index % (nodes / 2), index / (nodes / 2) % cards);
         let body = bound_pod(&mut pods, &names[node], &uuid(node, card));
-        listed.push(read(&body, &mut shared));
+        listed.push(read(&body, &mut shared).into());
     }
     ledger.reset_pods(listed, 0);
     let began = Instant::now();

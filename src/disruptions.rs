@@ -103,7 +103,7 @@ impl Choices {
 struct Told {
     cause: ledger::Cause,
     node: Arc<str>,
-    cards: Vec<Box<str>>,
+    cards: Vec<Arc<str>>,
     victims: BTreeSet<Uid>,
 }
 

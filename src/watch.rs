@@ -132,10 +132,10 @@ pub(crate) fn spawn(
         if let Each::Whole(pod) = &pod {
             known.know(pod, &facts);
         }
-        Some(facts)
+        Some(Arc::new(facts))
     };
     let known = uses.clone();
-    let change = move |ledger: &Locked, change: Change<PodFacts>| match change {
+    let change = move |ledger: &Locked, change: Change<Arc<PodFacts>>| match change {
         Change::Apply(pod) => ledger.lock().apply_pod(pod),
         Change::Delete(pod) => {
             known.forget(&pod.uid);

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpustow_api::PodFacts;
 use gpustow_api::gpunode::GpuNodeStatus;
 use gpustow_api::owner::{self, Owner};
+use gpustow_api::{Interned, PodFacts};
 use gpustow_pack::Mib;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -27,9 +27,11 @@ pub(crate) struct Container {
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Kind {
     workload: Workload,
-    /// With the MiB of each GPU that they request.
-    containers: Vec<(Container, Mib)>,
+    containers: Arc<Containers>,
 }
+
+/// With the MiB of each GPU that they request.
+type Containers = [(Container, Mib)];
 
 /// The most that a container of one pod used of a GPU within a minute.
 #[derive(Clone, Debug)]
@@ -62,8 +64,8 @@ pub(crate) struct Uses {
 #[derive(Debug, Default)]
 struct Known {
     pods: HashMap<Arc<str>, Arc<Kind>>,
-    /// Equal pods share one.
-    kinds: HashSet<Arc<Kind>>,
+    kinds: Interned<Kind>,
+    containers: Interned<Containers>,
     /// By pod and container, with the size of the GPU.
     peaks: HashMap<(Arc<str>, Arc<str>), (Mib, Mib)>,
 }
@@ -89,16 +91,11 @@ impl Uses {
         if facts.containers.is_empty() {
             return;
         }
-        let kind = kind(pod, facts);
+        let mut kind = kind(pod, facts);
         let mut known = self.lock();
-        let kind = match known.kinds.get(&kind) {
-            Some(kind) => kind.clone(),
-            None => {
-                let kind = Arc::new(kind);
-                known.kinds.insert(kind.clone());
-                kind
-            }
-        };
+        known.containers.share(&mut kind.containers);
+        let mut kind = Arc::new(kind);
+        known.kinds.share(&mut kind);
         known.pods.insert(facts.uid.clone(), kind);
     }
 
@@ -108,7 +105,7 @@ impl Uses {
     }
 
     /// These are all pods.
-    pub(crate) fn keep(&self, pods: &[PodFacts]) {
+    pub(crate) fn keep(&self, pods: &[Arc<PodFacts>]) {
         let listed: HashSet<&str> = pods.iter().map(|pod| &*pod.uid).collect();
         self.lock().pods.retain(|uid, _| listed.contains(&**uid));
     }
@@ -141,8 +138,6 @@ impl Uses {
     /// The peaks since the last call.
     pub(crate) fn take(&self) -> Vec<Sample> {
         let mut known = self.lock();
-        // Nobody but the set has these.
-        known.kinds.retain(|kind| Arc::strong_count(kind) > 1);
         let peaks = std::mem::take(&mut known.peaks);
         let mut samples: Vec<Sample> = peaks
             .into_iter()

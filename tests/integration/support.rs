@@ -143,7 +143,7 @@ pub(crate) fn charges(pod: &Pod) -> Result<Vec<(String, u64)>> {
     let charges = assignment(pod)?.charges;
     let mut charges: Vec<_> = charges
         .into_iter()
-        .map(|(uuid, mib)| (uuid.into_string(), mib.0))
+        .map(|(uuid, mib)| (uuid.to_string(), mib.0))
         .collect();
     charges.sort_unstable();
     Ok(charges)

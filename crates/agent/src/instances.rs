@@ -46,7 +46,7 @@ pub fn orders(pods: &NodePods) -> Vec<Order> {
             .all(|it| it.is_ascii_alphanumeric() || it == b'-');
         Some(Order {
             uid: Some(facts.uid.clone()).filter(|_| is_plain)?,
-            gpu: assigned.charges.first()?.0.clone(),
+            gpu: assigned.charges.first()?.0.as_ref().into(),
             instance: assigned.instance.clone()?,
         })
     };

@@ -185,7 +185,7 @@ mod tests {
             compute: 30,
             ..Request::default()
         };
-        let cards: Vec<Box<str>> = vec!["a".into(), "b".into()];
+        let cards = vec!["a".into(), "b".into()];
         let assignment = Assignment {
             charges: vec![("a".into(), Mib(10_000)), ("b".into(), Mib(20_000))],
             containers: vec![("main".into(), cards)],

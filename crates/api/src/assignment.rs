@@ -2,6 +2,7 @@
 //! whether those cards exist.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use gpustow_pack::mig;
 use gpustow_pack::{Mib, Placement};
@@ -28,9 +29,9 @@ const CONTAINER_BYTES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Assignment {
     /// GPU UUID and the MiB charged on it, each GPU once.
-    pub charges: Vec<(Box<str>, Mib)>,
+    pub charges: Vec<(Arc<str>, Mib)>,
     /// Container name and the GPU UUIDs that it sees, in the order of the names.
-    pub containers: Vec<(Box<str>, Vec<Box<str>>)>,
+    pub containers: Vec<(Box<str>, Vec<Arc<str>>)>,
     /// Nobody else on its GPUs. Unknown where an older version wrote it: then the pod's annotation
     /// says so, which its owner may have changed since.
     pub exclusive: Option<bool>,
@@ -69,7 +70,7 @@ pub struct BrokenAssignment(pub String);
 struct Written {
     version: u64,
     gpus: Vec<WrittenGpu>,
-    containers: BTreeMap<Box<str>, Vec<Box<str>>>,
+    containers: BTreeMap<Box<str>, Vec<Arc<str>>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exclusive: Option<bool>,
     #[serde(default, rename = "computePercent", skip_serializing_if = "is_zero")]
@@ -84,11 +85,18 @@ fn is_zero(it: &u8) -> bool {
 
 #[derive(Serialize, Deserialize)]
 struct WrittenGpu {
-    uuid: Box<str>,
+    uuid: Arc<str>,
     mib: u64,
 }
 
 impl Assignment {
+    /// The UUIDs that it has.
+    pub(crate) fn uuids_mut(&mut self) -> impl Iterator<Item = &mut Arc<str>> {
+        let charged = self.charges.iter_mut().map(|(uuid, _)| uuid);
+        let seen = self.containers.iter_mut().flat_map(|(_, uuids)| uuids);
+        charged.chain(seen)
+    }
+
     /// `placement` with names: `containers` has one per claim, `uuids` one per card of the node.
     /// `None` if the placement has a claim or a card that has no name.
     pub fn from_placement(
@@ -98,7 +106,7 @@ impl Assignment {
         exclusive: bool,
         compute: u8,
     ) -> Option<Self> {
-        let uuid = |card: usize| uuids.get(card).map(|uuid| Box::from(uuid.as_ref()));
+        let uuid = |card: usize| uuids.get(card).map(|uuid| Arc::from(uuid.as_ref()));
         let charge = |&(card, mib): &(usize, Mib)| Some((uuid(card)?, mib));
         let container = |(claim, cards): (usize, &Vec<usize>)| {
             let cards = cards

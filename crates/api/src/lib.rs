@@ -33,5 +33,5 @@ pub use pod::PodObject;
 pub use podgroup::{Group, GroupPolicy, PodGroup, PodGroupFacts};
 pub use queue_from::QueueFrom;
 pub use request::{BadRequest, request};
-pub use share::Shared;
+pub use share::{Interned, Shared};
 pub use workload::{GpuWorkload, GpuWorkloadSpec};

@@ -1,4 +1,5 @@
-//! A Pod with a field of later versions of Kubernetes, which the client library's type leaves out.
+//! A Pod with a field of later versions of Kubernetes, which the client library's type leaves out, and without its managed
+//! fields, which nothing here uses.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,12 +7,14 @@ use std::ops::Deref;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
-use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer as _, MapAccess, Visitor};
+use serde::de::{
+    self, DeserializeSeed, Deserializer, IgnoredAny, IntoDeserializer as _, MapAccess, Visitor,
+};
 use serde_json::Value;
 
 use crate::{Group, PodFacts};
 
-/// A Pod as the API server and kube-scheduler send it.
+/// A Pod as the API server and kube-scheduler send it, without `metadata.managedFields`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodObject {
     /// What the client library knows of it.
@@ -87,7 +90,7 @@ impl<'de> Deserialize<'de> for PodObject {
         let mut found = Value::Null;
         let tap = Tap {
             inner: deserializer,
-            path: &["spec", "schedulingGroup"],
+            place: Place::Pod,
             found: &mut found,
         };
         let pod = Pod::deserialize(tap)?;
@@ -96,22 +99,37 @@ impl<'de> Deserialize<'de> for PodObject {
     }
 }
 
-/// Passes everything on to a type's own code, but keeps the value at `path`, of which that code knows nothing: the
-/// object is read once.
+/// Passes everything on to a Pod's own code but its managed fields, and keeps `spec.schedulingGroup`, of which that code
+/// knows nothing: the object is read once.
 struct Tap<'a, T> {
     inner: T,
-    path: &'a [&'static str],
+    place: Place,
     found: &'a mut Value,
+}
+
+/// Where in a Pod.
+#[derive(Clone, Copy)]
+enum Place {
+    Pod,
+    Metadata,
+    Spec,
 }
 
 impl<'a, T> Tap<'a, T> {
     fn split<U>(self, inner: U) -> (T, Tap<'a, U>) {
         let Self {
             inner: own,
-            path,
+            place,
             found,
         } = self;
-        (own, Tap { inner, path, found })
+        (
+            own,
+            Tap {
+                inner,
+                place,
+                found,
+            },
+        )
     }
 }
 
@@ -156,15 +174,14 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Tap<'_, V> {
 
     fn visit_map<M: MapAccess<'de>>(self, inner: M) -> Result<V::Value, M::Error> {
         let (visitor, map) = self.split(inner);
-        visitor.visit_map(TappedMap { map, inside: false })
+        visitor.visit_map(TappedMap { map, next: None })
     }
 }
 
-/// A map at one of the steps of the path.
 struct TappedMap<'a, M> {
     map: Tap<'a, M>,
-    /// The next value is the next step.
-    inside: bool,
+    /// Where the next value is, if something is to be tapped there.
+    next: Option<Place>,
 }
 
 impl<'de, M: MapAccess<'de>> MapAccess<'de> for TappedMap<'_, M> {
@@ -178,24 +195,31 @@ impl<'de, M: MapAccess<'de>> MapAccess<'de> for TappedMap<'_, M> {
             let Some(key) = self.map.inner.next_key::<String>()? else {
                 return Ok(None);
             };
-            match self.map.path {
-                [last] if key == *last => *self.map.found = self.map.inner.next_value()?,
-                path => {
-                    self.inside = path.first().is_some_and(|step| key == *step);
-                    return seed.deserialize(key.into_deserializer()).map(Some);
+            self.next = match (self.map.place, &*key) {
+                (Place::Metadata, "managedFields") => {
+                    self.map.inner.next_value::<IgnoredAny>()?;
+                    continue;
                 }
-            }
+                (Place::Spec, "schedulingGroup") => {
+                    *self.map.found = self.map.inner.next_value()?;
+                    continue;
+                }
+                (Place::Pod, "metadata") => Some(Place::Metadata),
+                (Place::Pod, "spec") => Some(Place::Spec),
+                _ => None,
+            };
+            return seed.deserialize(key.into_deserializer()).map(Some);
         }
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, M::Error> {
-        match self.map.path {
-            [_, rest @ ..] if self.inside => self.map.inner.next_value_seed(Tap {
+        match self.next {
+            Some(place) => self.map.inner.next_value_seed(Tap {
                 inner: seed,
-                path: rest,
+                place,
                 found: self.map.found,
             }),
-            _ => self.map.inner.next_value_seed(seed),
+            None => self.map.inner.next_value_seed(seed),
         }
     }
 }
@@ -242,6 +266,17 @@ mod tests {
         let facts = from_text.facts(crate::names::GPU_MEM).unwrap();
         assert_eq!(facts.group, Some(Group::in_tree("team", "gang")));
         assert_eq!(facts.node.as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn managed_fields_are_not_read_whatever_they_are() {
+        for fields in [json!([{"fieldsV1": {"f:spec": {}}}]), json!(null), json!(3)] {
+            let mut pod = member(&json!(null));
+            let without: PodObject = serde_json::from_value(pod.clone()).unwrap();
+            pod["metadata"]["managedFields"] = fields;
+            let with: PodObject = serde_json::from_str(&pod.to_string()).unwrap();
+            assert_eq!(with, without);
+        }
     }
 
     #[test]

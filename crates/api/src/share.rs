@@ -39,6 +39,9 @@ impl Shared {
             self.requests.share(request);
         }
         if let Some(Ok(assignment)) = &mut pod.assignment {
+            let own = Arc::get_mut(assignment).into_iter();
+            own.flat_map(Assignment::uuids_mut)
+                .for_each(|uuid| self.texts.share(uuid));
             self.assignments.share(assignment);
         }
         self.constraints.share(&mut pod.constraints);
@@ -53,8 +56,9 @@ impl Shared {
     }
 }
 
+/// Values of which equal ones are kept once.
 #[derive(Debug)]
-struct Interned<T: ?Sized> {
+pub struct Interned<T: ?Sized> {
     values: HashSet<Arc<T>>,
     /// New ones until those that nobody uses are looked for.
     left: usize,
@@ -70,7 +74,8 @@ impl<T: ?Sized> Default for Interned<T> {
 }
 
 impl<T: ?Sized + Eq + Hash> Interned<T> {
-    fn share(&mut self, value: &mut Arc<T>) {
+    /// Replaces a value by an equal one that is there already.
+    pub fn share(&mut self, value: &mut Arc<T>) {
         if let Some(known) = self.values.get(&**value) {
             value.clone_from(known);
             return;

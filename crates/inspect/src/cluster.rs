@@ -166,11 +166,16 @@ impl Cluster {
 
     /// A pod is new or has changed.
     pub fn apply_pod(&mut self, object: PodObject) {
+        if let Some(facts) = self.note_pod(object) {
+            self.ledger.apply_pod(facts);
+        }
+    }
+
+    /// Keeps of a pod all but what the ledger keeps, and gives that back.
+    fn note_pod(&mut self, object: PodObject) -> Option<Arc<PodFacts>> {
         self.system.apply(&object);
-        let Some(facts) = object.facts(&self.resource) else {
-            return;
-        };
-        let mut pod = object.pod;
+        let facts = Arc::new(object.facts(&self.resource)?);
+        let pod = object.pod;
         let asks_nothing = facts.asks.is_nothing();
         self.unasking.remove(&facts.uid);
         match Other::of(&pod, &facts) {
@@ -186,14 +191,13 @@ impl Cluster {
             false => None,
         };
         if let Some(list) = list {
-            pod.metadata.managed_fields = None;
             let info = PodInfo {
-                facts: Arc::new(facts.clone()),
+                facts: facts.clone(),
                 object: Arc::new(pod),
             };
             list.insert(facts.uid.clone(), info);
         }
-        self.ledger.apply_pod(facts);
+        Some(facts)
     }
 
     /// A pod is gone.
@@ -212,11 +216,10 @@ impl Cluster {
         self.unasking.clear();
         self.others.clear();
         self.system.clear();
-        let facts = pods.iter();
-        let facts = facts.filter_map(|pod| pod.facts(&self.resource)).collect();
         let began = self.ledger.copies();
+        let facts = pods.into_iter().filter_map(|pod| self.note_pod(pod));
+        let facts = facts.collect();
         self.ledger.reset_pods(facts, began);
-        pods.into_iter().for_each(|pod| self.apply_pod(pod));
         self.ledger.learn();
     }
 

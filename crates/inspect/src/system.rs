@@ -68,9 +68,7 @@ impl System {
         if pod.metadata.namespace.as_deref() == Some(names::NAMESPACE)
             && let Some(uid) = &pod.metadata.uid
         {
-            let mut pod = pod.clone();
-            pod.metadata.managed_fields = None;
-            self.pods.insert(uid.clone(), pod);
+            self.pods.insert(uid.clone(), pod.clone());
         }
     }
 

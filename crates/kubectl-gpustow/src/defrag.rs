@@ -133,7 +133,7 @@ fn moving(it: &Move, from: &Arc<str>, views: &[NodeView]) -> Moving {
     }
 }
 
-fn place(views: &[NodeView], node: &Arc<str>, cards: &[(Box<str>, Mib)]) -> Place {
+fn place(views: &[NodeView], node: &Arc<str>, cards: &[(Arc<str>, Mib)]) -> Place {
     let uuids: Vec<String> = cards.iter().map(|(uuid, _)| uuid.to_string()).collect();
     let view = views.iter().find(|view| view.name == *node);
     let of_node = view.into_iter().flat_map(|view| &view.cards);

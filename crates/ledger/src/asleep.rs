@@ -23,7 +23,7 @@ pub struct News {
     /// Whether it has it.
     pub memory: Memory,
     /// What is missing of each GPU, by UUID.
-    pub missing: Vec<(Box<str>, Mib)>,
+    pub missing: Vec<(Arc<str>, Mib)>,
 }
 
 impl Ledger {
@@ -89,7 +89,7 @@ impl Sight<'_> {
         name: &Arc<str>,
         told: &impl Fn(&str) -> bool,
         budget: &mut Budget,
-    ) -> Option<Vec<(Box<str>, Mib)>> {
+    ) -> Option<Vec<(Arc<str>, Mib)>> {
         self.check(name).ok()?;
         let node = self.books.node(name)?;
         let turn = |pod: &PodFacts| {

@@ -51,7 +51,7 @@ pub struct Reserved {
     /// When that is given up.
     pub until: Duration,
     /// The GPUs that the pod is to get, by UUID, and what it will hold of each.
-    pub cards: Vec<(Box<str>, Mib)>,
+    pub cards: Vec<(Arc<str>, Mib)>,
     /// The pods that must still finish or give memory back. Empty once the pod fits, or will when others have left.
     pub victims: Vec<Arc<PodFacts>>,
     /// What victims that must give memory back use, by the report that was last seen.

@@ -406,7 +406,7 @@ impl Sight<'_> {
             let choice = self.fit_on(name, node, view, pod, |_| false, budget).ok()?;
             let charges = choice.placement.charges.iter();
             let cards = charges.map(|&(card, mib)| (node.uuid(card).into(), mib));
-            let cards: Vec<(Box<str>, Mib)> = cards.collect();
+            let cards: Vec<(Arc<str>, Mib)> = cards.collect();
             let missing = self.missing(pod, name, node, &cards, false, budget)?;
             let victims = self.choose_borrowers(node, &missing, &[], false)?;
             let rank = Rank {
@@ -435,7 +435,7 @@ impl Sight<'_> {
         pod: &PodFacts,
         name: &str,
         node: &Node,
-        cards: &[(Box<str>, Mib)],
+        cards: &[(Arc<str>, Mib)],
         ended: bool,
         budget: &mut Budget,
     ) -> Option<Missing> {

@@ -463,7 +463,7 @@ fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
         }
     }
     let by_the_gpu = exclusive || request.is_relative() || assignment.instance.is_some();
-    let more = |(uuid, charged): &(Box<str>, Mib)| {
+    let more = |(uuid, charged): &(Arc<str>, Mib)| {
         let asked = asked.get(&**uuid);
         asked.is_none_or(|asked| !by_the_gpu && charged > asked)
     };

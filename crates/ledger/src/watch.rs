@@ -40,8 +40,8 @@ impl Ledger {
     }
 
     /// A pod as a watch shows it.
-    pub fn apply_pod(&mut self, pod: PodFacts) {
-        let change = self.books.apply_pod(pod);
+    pub fn apply_pod(&mut self, pod: impl Into<Arc<PodFacts>>) {
+        let change = self.books.apply_pod(pod.into());
         self.follow(change);
     }
 
@@ -69,7 +69,7 @@ impl Ledger {
     /// The whole list of pods, asked for at `began` on the ledger's clock ([`Ledger::copies`]). It
     /// wins over all that came before: what it lacks is gone, and who is unbound in it is unbound.
     /// Of what we did and read ourselves since nobody can tell before the next list.
-    pub fn reset_pods(&mut self, pods: Vec<PodFacts>, began: u64) {
+    pub fn reset_pods(&mut self, pods: Vec<Arc<PodFacts>>, began: u64) {
         for uid in self.books.not_among(&pods, began) {
             self.delete_pod(&uid);
         }

@@ -448,7 +448,7 @@ impl Placer for Stowed {
 
     fn moved(&mut self, hosts: &[Host], id: usize, job: &Job, from: usize, placed: &Placed) {
         let mib = Mib(hosts[placed.host].charge(job));
-        let uuids: Vec<Box<str>> = placed
+        let uuids: Vec<Arc<str>> = placed
             .cards
             .iter()
             .map(|card| format!("{}-{card}", self.names[placed.host]).into())

@@ -74,7 +74,7 @@ pub async fn held(client: &Client, namespace: &str) -> Result<BTreeMap<String, u
             .into_iter()
             .flat_map(|assignment| assignment.charges)
         {
-            *held.entry(uuid.into_string()).or_default() += mib.0;
+            *held.entry(uuid.to_string()).or_default() += mib.0;
         }
     }
     Ok(held)

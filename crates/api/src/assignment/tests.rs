@@ -160,7 +160,7 @@ fn what_cannot_be_used_says_why() {
 fn the_bound_on_annotations_counts_the_longest_that_an_assignment_can_be() {
     let room = |bytes| BTreeMap::from([("k".to_owned(), "v".repeat(bytes))]);
     for gpus in [1, 64] {
-        let uuids: Vec<Box<str>> = (0..gpus).map(|gpu| format!("{gpu:0>96}").into()).collect();
+        let uuids: Vec<Arc<str>> = (0..gpus).map(|gpu| format!("{gpu:0>96}").into()).collect();
         let longest = Assignment {
             charges: uuids
                 .iter()
@@ -207,9 +207,9 @@ proptest! {
         containers in prop::collection::btree_map("[a-z]{1,9}", any::<prop::sample::Index>(), 0..5),
         exclusive in any::<Option<bool>>(),
     ) {
-        let uuids: Vec<Box<str>> = gpus.keys().map(|uuid| Box::from(uuid.as_str())).collect();
+        let uuids: Vec<Arc<str>> = gpus.keys().map(|uuid| Arc::from(uuid.as_str())).collect();
         let assignment = Assignment {
-            charges: gpus.iter().map(|(uuid, mib)| (Box::from(uuid.as_str()), Mib(*mib))).collect(),
+            charges: gpus.iter().map(|(uuid, mib)| (Arc::from(uuid.as_str()), Mib(*mib))).collect(),
             containers: containers
                 .iter()
                 .map(|(name, gpu)| (Box::from(name.as_str()), vec![gpu.get(&uuids).clone()]))

@@ -376,7 +376,7 @@ impl Node {
     }
 
     /// Charges of cards by UUID as the view has them; of cards that it has not, nothing.
-    pub(crate) fn charges(&self, cards: &[(Box<str>, Mib)]) -> Vec<(usize, Mib)> {
+    pub(crate) fn charges(&self, cards: &[(Arc<str>, Mib)]) -> Vec<(usize, Mib)> {
         let index = |uuid: &str| self.gpus().iter().position(|gpu| *gpu.uuid == *uuid);
         let charges = cards.iter();
         charges

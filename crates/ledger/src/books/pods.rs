@@ -54,7 +54,7 @@ impl Books {
     }
 
     /// A pod as a watch shows it.
-    pub(crate) fn apply_pod(&mut self, pod: PodFacts) -> Change {
+    pub(crate) fn apply_pod(&mut self, pod: Arc<PodFacts>) -> Change {
         let mut change = Change::default();
         // Only a list or a read of our own unbinds: such a copy is older than what we know.
         if pod.node.is_some() || !self.is_bound(&pod.uid) {
@@ -78,7 +78,7 @@ impl Books {
         if known.is_none_or(|known| is_newer(known) && (known.own.is_some() || !is_same(known))) {
             let seen = known.is_some_and(|known| known.seen);
             self.end_given_up(&pod, &mut change);
-            self.put_pod(pod, seen, Some(now), &mut change);
+            self.put_pod(pod.into(), seen, Some(now), &mut change);
         }
         change
     }
@@ -100,12 +100,18 @@ impl Books {
             self.drop_assumed(&pod.uid, change);
         } else {
             let seen = known.is_some_and(|known| known.seen);
-            self.put_pod(pod, seen, Some(now), change);
+            self.put_pod(pod.into(), seen, Some(now), change);
         }
     }
 
-    fn put_pod(&mut self, pod: PodFacts, seen: bool, own: Option<Duration>, change: &mut Change) {
-        let (uid, pod) = (pod.uid.clone(), Arc::new(pod));
+    fn put_pod(
+        &mut self,
+        pod: Arc<PodFacts>,
+        seen: bool,
+        own: Option<Duration>,
+        change: &mut Change,
+    ) {
+        let uid = pod.uid.clone();
         self.gone.is_back(&uid);
         let known = Known {
             facts: pod.clone(),
@@ -176,7 +182,7 @@ impl Books {
     }
 
     /// What a list of pods that was asked for at `began` on the ledger's clock lacks.
-    pub(crate) fn not_among(&self, pods: &[PodFacts], began: u64) -> Vec<Uid> {
+    pub(crate) fn not_among(&self, pods: &[Arc<PodFacts>], began: u64) -> Vec<Uid> {
         let listed: HashSet<Uid> = pods.iter().map(|pod| pod.uid.clone()).collect();
         let gone = self
             .pods
@@ -192,7 +198,7 @@ impl Books {
     }
 
     /// A pod of such a list.
-    pub(crate) fn apply_listed(&mut self, pod: PodFacts, began: u64) -> Change {
+    pub(crate) fn apply_listed(&mut self, pod: Arc<PodFacts>, began: u64) -> Change {
         let mut change = Change::default();
         let keeps = |known: &Known| known.copy >= began && known.facts.node.is_some();
         if pod.node.is_some() || !self.pods.get(&pod.uid).is_some_and(keeps) {

@@ -40,7 +40,7 @@ fn charges(pod: &PodFacts, node: &Node) -> Option<Charges> {
             } else {
                 most.min(free)
             };
-            charges.push((Box::from(uuid), most));
+            charges.push((Arc::from(uuid), most));
         }
     }
     let fits = |claim: &Claim| {

@@ -29,7 +29,7 @@ pub(crate) fn doubled(pause: Duration, times: u32, longest: Duration) -> Duratio
 #[derive(Debug, Default)]
 struct Backoff {
     /// GPUs by UUID, or nodes by name.
-    avoid: HashSet<Box<str>>,
+    avoid: HashSet<Arc<str>>,
     pauses: u32,
     until: Option<Duration>,
     /// Until then another means goes first.
@@ -128,7 +128,7 @@ impl Backoffs {
 /// Others were evicted, or should have been, for nothing.
 fn evicted_for_nothing(failures: &mut Failures, earmark: &Earmark, from: Duration) {
     let backoff = failures.entry(earmark.cause()).or_default();
-    backoff.avoid.insert((&**earmark.node()).into());
+    backoff.avoid.insert(earmark.node().clone());
     backoff.pause(from);
 }
 

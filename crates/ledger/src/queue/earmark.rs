@@ -10,7 +10,7 @@ use strum::{IntoStaticStr, VariantArray};
 use crate::books::Uid;
 
 /// Memory of GPUs, by UUID.
-pub(crate) type Cards = Vec<(Box<str>, Mib)>;
+pub(crate) type Cards = Vec<(Arc<str>, Mib)>;
 
 /// Whose room it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -159,7 +159,7 @@ impl Earmark {
     }
 
     /// The GPUs that the pod is to get, by UUID, and what it will hold of each; none if its filter call decides.
-    pub(crate) fn cards(&self) -> &[(Box<str>, Mib)] {
+    pub(crate) fn cards(&self) -> &[(Arc<str>, Mib)] {
         match &self.want {
             Want::WhatFits => &[],
             Want::Cards { cards, .. } => cards,

@@ -158,7 +158,7 @@ impl Sight<'_> {
                     let charges = choice.placement.charges;
                     let cards = charges.iter();
                     let cards = cards.map(|&(card, mib)| (node.uuid(card).into(), mib));
-                    let cards: Vec<(Box<str>, Mib)> = cards.collect();
+                    let cards: Vec<(Arc<str>, Mib)> = cards.collect();
                     let is_its = |uuid: &str| cards.iter().any(|(card, _)| **card == *uuid);
                     let overtaken = taken.iter().filter(|(uuid, _)| is_its(uuid));
                     let mut overtakes: Vec<Uid> =

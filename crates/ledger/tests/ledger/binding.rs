@@ -115,7 +115,7 @@ fn a_list_with_an_older_copy_does_not_undo_a_bind() {
     let began = ledger.copies();
     assert!(ledger.begin_bind(&p, "a", at(5)).is_ok());
     ledger.end_bind(&p, Outcome::Bound, at(5));
-    ledger.reset_pods(vec![p], began);
+    ledger.reset_pods(vec![p.into()], began);
     assert_eq!(free(&ledger, "a"), [40]);
 }
 

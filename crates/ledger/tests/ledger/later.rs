@@ -35,7 +35,7 @@ fn a_later_list_in_which_a_bound_pod_is_unbound_frees_its_memory() {
         let mut ledger = on_a();
         bind(&mut ledger);
         assert_eq!(free(&ledger, "a"), [40]);
-        ledger.reset_pods(vec![pod("p", 60)], ledger.copies());
+        ledger.reset_pods(vec![pod("p", 60).into()], ledger.copies());
         assert_eq!(free(&ledger, "a"), [100]);
         assert_eq!(choose(&mut ledger, &pod("p", 60), &["a"], at(2)), ["a"]);
         assert!(ledger.begin_bind(&pod("p", 60), "a", at(2)).is_ok());
@@ -49,7 +49,7 @@ fn a_bind_under_way_outlives_a_list_in_which_the_pod_is_unbound() {
     let p = pod("p", 60);
     ledger.begin_bind(&p, "a", at(1)).expect("it fits");
     ledger.reset_pods(Vec::new(), ledger.copies());
-    ledger.reset_pods(vec![p.clone()], ledger.copies());
+    ledger.reset_pods(vec![p.clone().into()], ledger.copies());
     ledger.apply_pod(p);
     assert_eq!(choose(&mut ledger, &pod("q", 60), &["a"], at(2)), [""; 0]);
 }
@@ -84,7 +84,7 @@ fn a_late_read_does_not_bring_a_deleted_pod_back_and_a_later_one_or_a_list_does(
     let mut read = deleted();
     read.read_back(p.clone(), read.copies(), at(1));
     let mut listed = deleted();
-    listed.reset_pods(vec![p.clone()], listed.copies());
+    listed.reset_pods(vec![p.clone().into()], listed.copies());
     assert_eq!((free(&read, "a"), free(&listed, "a")), (vec![40], vec![40]));
 }
 

@@ -281,8 +281,8 @@ fn no_plan_moves_less_than_the_ledgers_and_every_plan_holds() {
         moved += 1;
         // Every place is free before anybody leaves, and all of it fits when everybody is there.
         let free = |uuid: &str| world.cards.iter().find(|card| card.0 == uuid).unwrap().1;
-        let sums = |cards: &mut dyn Iterator<Item = &(Box<str>, Mib)>| {
-            let mut sums: BTreeMap<Box<str>, u64> = BTreeMap::new();
+        let sums = |cards: &mut dyn Iterator<Item = &(Arc<str>, Mib)>| {
+            let mut sums: BTreeMap<Arc<str>, u64> = BTreeMap::new();
             cards.for_each(|(uuid, mib)| *sums.entry(uuid.clone()).or_default() += mib.0);
             sums
         };
@@ -293,7 +293,7 @@ fn no_plan_moves_less_than_the_ledgers_and_every_plan_holds() {
             assert!(*mib <= free(uuid), "seed {seed}: {uuid}");
         }
         for (uuid, _) in &world.cards {
-            let of = |sums: &BTreeMap<Box<str>, u64>| sums.get(&**uuid).copied().unwrap_or(0);
+            let of = |sums: &BTreeMap<Arc<str>, u64>| sums.get(&**uuid).copied().unwrap_or(0);
             assert!(
                 of(&places) + of(&got) <= free(uuid) + of(&left),
                 "seed {seed}: {uuid}"

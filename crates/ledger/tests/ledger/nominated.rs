@@ -177,7 +177,7 @@ fn a_claim_ends_with_a_reservation_a_bind_a_deletion_or_another_nomination() {
         },
         |ledger, _| ledger.apply_pod(bound("first", "b", "b-0", 80)),
         |ledger, _| ledger.delete_pod("first"),
-        |ledger, _| ledger.reset_pods(vec![pod("rival", 60)], ledger.copies()),
+        |ledger, _| ledger.reset_pods(vec![pod("rival", 60).into()], ledger.copies()),
         |ledger, first| {
             ledger.apply_pod(PodFacts {
                 nominated: Some("b".into()),

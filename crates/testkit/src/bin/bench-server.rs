@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -291,7 +292,7 @@ async fn fill(args: &Args, case: &Case) -> Result<Vec<String>> {
     eprintln!("creating {} pods", args.pods);
     let pods = stream::iter(0..args.pods).map(|index| async move {
         let node = name(index % args.nodes);
-        let uuid: Box<str> = case.uuid(&node, index / args.nodes % 8).into();
+        let uuid: Arc<str> = case.uuid(&node, index / args.nodes % 8).into();
         let assignment = Assignment {
             charges: vec![(uuid.clone(), Mib(SHARE))],
             containers: vec![("main".into(), vec![uuid])],

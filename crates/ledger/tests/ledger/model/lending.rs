@@ -16,7 +16,7 @@ pub(super) const STALE_AFTER: Duration = Duration::from_secs(100);
 pub(super) const CALLED_FOR: Duration = Duration::from_secs(20);
 
 /// A reclaim: for which pod, on which cards of which node.
-type Key = (Arc<str>, Arc<str>, Vec<Box<str>>);
+type Key = (Arc<str>, Arc<str>, Vec<Arc<str>>);
 
 /// A report: when it came, and which pods it said to be over their limits of which cards.
 pub(super) type Heard = (Duration, BTreeSet<(Arc<str>, String)>);

@@ -415,7 +415,8 @@ impl World {
 
     pub(super) fn list_arrives(&mut self) {
         if let Some((began, Some(list))) = &self.listing {
-            self.ledger.reset_pods(list.clone(), *began);
+            let list = list.iter().cloned().map(Arc::new).collect();
+            self.ledger.reset_pods(list, *began);
             self.listing = None;
             self.restored = false;
         }
@@ -459,7 +460,8 @@ impl World {
     pub(super) fn rebuilt_with(&self, config: Config, pods: &[PodFacts]) -> Ledger {
         let mut ledger = Ledger::new(config);
         ledger.reset_pod_groups(self.server.groups.values().cloned().collect());
-        ledger.reset_pods(pods.iter().rev().cloned().collect(), 0);
+        let listed = pods.iter().rev().cloned().map(Arc::new);
+        ledger.reset_pods(listed.collect(), 0);
         let reports = self.server.reports.iter().rev();
         let reports = reports.map(|(name, report)| ((*name).to_owned(), report.clone()));
         ledger.reset_gpunodes(reports.collect(), self.now);
