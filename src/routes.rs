@@ -37,7 +37,7 @@ use crate::wire::{
 };
 
 /// Nodes looked at for a scrape at once, in about as long as a filter call takes.
-const SCRAPED_AT_ONCE: usize = 32;
+const SCRAPED_AT_ONCE: usize = 64;
 /// Between two such looks.
 const SCRAPE_PAUSE: Duration = Duration::from_millis(1);
 

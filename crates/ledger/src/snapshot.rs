@@ -1,6 +1,6 @@
 //! The ledger as people and metrics see it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use strum::{IntoStaticStr, VariantNames};
 
 use crate::Ledger;
 use crate::books::{Node, Share};
+use crate::maps::HashMap;
 
 /// No UUID is longer.
 const MAX_UUID: usize = 96;
@@ -173,7 +174,14 @@ impl Ledger {
     #[must_use]
     pub fn snapshot(&self, now: Duration) -> Vec<NodeView> {
         let names = self.node_names();
-        let views = names.iter().filter_map(|name| self.node_view(name, now));
+        let views = names.iter().filter_map(|name| {
+            let mut view = self.node_view(name, now)?;
+            let node = self.books.node(name)?;
+            for card in &mut view.cards {
+                card.pods = self.pods_on(node, &card.uuid);
+            }
+            Some(view)
+        });
         let mut views = views.collect::<Vec<_>>();
         twice(&mut views);
         views
@@ -194,7 +202,7 @@ impl Ledger {
         self.books.is_stale(self.books.node(node)?.gate(), now)
     }
 
-    /// One node, if it has a GPU report or holders of GPU memory.
+    /// One node, if it has a GPU report or holders of GPU memory; without the pods on its cards.
     #[must_use]
     pub fn node_view(&self, name: &str, now: Duration) -> Option<NodeView> {
         let (name, node) = self.books.named_node(name)?;
@@ -228,45 +236,50 @@ impl Ledger {
         node.gpus()
             .iter()
             .zip(&node.view().cards)
-            .map(|(gpu, card)| {
-                let mut pods: Vec<PodShare> = node
-                    .shares()
-                    .filter_map(|(uid, hold, share)| {
-                        let charged = hold.on(&gpu.uuid);
-                        let used = gpu.pods.iter().find(|used| *used.uid == **uid);
-                        let used = used.map(|used| Mib(used.used_mib));
-                        let facts = self.books.pod(uid);
-                        (charged > Mib::ZERO || used.is_some()).then(|| PodShare {
-                            uid: uid.clone(),
-                            namespace: facts.map_or_else(|| "".into(), |f| f.namespace.clone()),
-                            name: facts.map_or_else(|| "".into(), |f| f.name.clone()),
-                            charged,
-                            used,
-                            state: self.state(uid, share),
-                        })
-                    })
-                    .collect();
-                pods.sort_unstable_by(|a, b| {
-                    (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid))
-                });
-                CardView {
-                    uuid: gpu.uuid.clone(),
-                    index: gpu.index,
-                    model: gpu.model.clone(),
-                    total: Mib(gpu.total_mib),
-                    capacity: card.capacity,
-                    held: node.held(&gpu.uuid, |_| true),
-                    free: card.free,
-                    unmanaged: Mib(gpu.unmanaged_mib),
-                    healthy: card.usable,
-                    cordoned: node.cordons(gpu),
-                    limit: card.limit,
-                    compute: card.compute,
-                    slices: card.slices,
-                    pods,
-                }
+            .map(|(gpu, card)| CardView {
+                uuid: gpu.uuid.clone(),
+                index: gpu.index,
+                model: gpu.model.clone(),
+                total: Mib(gpu.total_mib),
+                capacity: card.capacity,
+                held: node.held(&gpu.uuid, |_| true),
+                free: card.free,
+                unmanaged: Mib(gpu.unmanaged_mib),
+                healthy: card.usable,
+                cordoned: node.cordons(gpu),
+                limit: card.limit,
+                compute: card.compute,
+                slices: card.slices,
+                pods: Vec::new(),
             })
             .collect()
+    }
+
+    /// Who holds or uses memory of a card, by namespace and name.
+    fn pods_on(&self, node: &Node, uuid: &str) -> Vec<PodShare> {
+        let gpu = node.gpus().iter().find(|gpu| *gpu.uuid == *uuid);
+        let seen = gpu.map_or(&[][..], |gpu| &gpu.pods);
+        let mut pods: Vec<PodShare> = node
+            .shares()
+            .filter_map(|(uid, hold, share)| {
+                let charged = hold.on(uuid);
+                let used = seen.iter().find(|used| *used.uid == **uid);
+                let used = used.map(|used| Mib(used.used_mib));
+                let facts = self.books.pod(uid);
+                (charged > Mib::ZERO || used.is_some()).then(|| PodShare {
+                    uid: uid.clone(),
+                    namespace: facts.map_or_else(|| "".into(), |f| f.namespace.clone()),
+                    name: facts.map_or_else(|| "".into(), |f| f.name.clone()),
+                    charged,
+                    used,
+                    state: self.state(uid, share),
+                })
+            })
+            .collect();
+        pods.sort_unstable_by(|a, b| {
+            (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid))
+        });
+        pods
     }
 
     fn state(&self, uid: &str, share: Share) -> ShareState {
@@ -472,13 +485,13 @@ fn is_forged(facts: &PodFacts, assignment: &Assignment) -> bool {
 
 /// Tells of cards that several nodes report.
 pub fn twice(nodes: &mut [NodeView]) {
-    let mut first: HashMap<String, usize> = HashMap::new();
+    let mut first: HashMap<&str, usize> = HashMap::default();
     let mut found = Vec::new();
     for (index, node) in nodes.iter().enumerate() {
         for card in &node.cards {
-            match first.get(&card.uuid) {
+            match first.get(&*card.uuid) {
                 Some(&other) => found.push((other, index, card.uuid.clone())),
-                None => drop(first.insert(card.uuid.clone(), index)),
+                None => drop(first.insert(&card.uuid, index)),
             }
         }
     }
