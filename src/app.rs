@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use gpustow_api::names;
+use gpustow_api::{PodFacts, names};
 use kube::Client;
 use tokio::time::timeout;
 
@@ -14,7 +15,7 @@ use crate::bind::{BIND_TIMEOUT, Binds};
 use crate::call::Calls;
 use crate::config::Followed;
 use crate::disruptions;
-use crate::epoch::{self, Epoch, EpochError, Unfenced};
+use crate::epoch::{self, Epoch, EpochError, Fence, Unfenced};
 use crate::events::Events;
 use crate::failure::{ErrorKind, Failure};
 use crate::history::Uses;
@@ -23,6 +24,9 @@ use crate::metrics::Metrics;
 use crate::panics::Panics;
 use crate::preempt::late::Doubts;
 use crate::watch::Lists;
+
+/// For the watch to show a write of our own.
+const SHOWN_WITHIN: Duration = Duration::from_secs(3);
 
 /// Everything that handlers share.
 pub(crate) struct App {
@@ -105,8 +109,8 @@ impl App {
         let app = self.clone();
         let taking = tokio::spawn(async move {
             let known = || app.ledger.lock().highest_epoch();
-            let relist = async |unfenced: Arc<[Unfenced]>| {
-                app.lists.pods.renew().await;
+            let catch_up = async |fence: Fence, unfenced: Arc<[Unfenced]>| {
+                app.catch_up(&fence).await;
                 app.metrics.takeovers.inc();
                 let pods = unfenced.iter().map(|unfenced| unfenced.pod.clone());
                 app.ledger.lock().withhold(pods);
@@ -115,12 +119,31 @@ impl App {
                     .iter()
                     .for_each(|unfenced| app.events.unfenced(unfenced));
             };
-            app.epoch.ensure(known, relist).await
+            app.epoch.ensure(known, catch_up).await
         });
         match timeout(BIND_TIMEOUT, taking).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(_)) | Err(_) => Err(EpochError::TakingOver),
         }
+    }
+
+    /// Ends when the ledger has all that was written to pods before. A watch shows writes in their order: once it shows one
+    /// of now, it has shown all that came before. All pods are listed where it does not.
+    async fn catch_up(&self, fence: &Fence) {
+        let pods = &self.lists.pods;
+        let shown = pods.shown();
+        let holds = |pod: &&Arc<PodFacts>| {
+            pod.node.is_some() && pod.requests_memory() && !pod.released && !pod.deleting
+        };
+        let holder = self.ledger.lock().pods().find(holds).cloned();
+        if let Some(holder) = holder
+            && let Ok(marked) = fence.mark(&holder).await
+            && let Some(version) = marked.resource_version
+            && timeout(SHOWN_WITHIN, shown.reach(&version)).await.is_ok()
+        {
+            return;
+        }
+        pods.renew().await;
     }
 
     /// The epoch in which this replica decides, or why it may not.

@@ -4,8 +4,8 @@
 //! in `spec.leaseTransitions`, and `spec.acquireTime`, by which one tenure differs from every other
 //! even where somebody deleted the Lease and it counts anew. Whoever is called by kube-scheduler
 //! takes the next epoch. A predecessor that did not leave cleanly may still have a Binding on its
-//! way: [`Fence`] makes it fail before the pods are listed and the first reservation is made. It does
-//! not know how they are listed.
+//! way: [`Fence`] makes it fail before the ledger catches up and the first reservation is made. It does
+//! not know how the ledger does.
 //!
 //! `crates/ledger/tests/epoch` is this protocol's specification, and searches it for a card that is
 //! given away twice.
@@ -28,8 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use crate::ask::{AskError, within};
-use fence::Fence;
-pub(crate) use fence::Unfenced;
+pub(crate) use fence::{Fence, Unfenced};
 
 /// Compare-and-swaps of the Lease tried in one takeover.
 const SWAPS: u32 = 4;
@@ -101,7 +100,7 @@ impl Tenure {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The tenure that is ours as far as we know, everybody fenced and listed.
+    /// The tenure that is ours as far as we know, everybody fenced and known.
     held: Option<Tenure>,
     /// The last epoch that we wrote into the Lease, and when.
     taken: Option<(u64, Instant)>,
@@ -202,8 +201,8 @@ impl Epoch {
     }
 
     /// The epoch in which this replica decides; takes the next one if it holds none, above `known`.
-    /// `relist` ends when the ledger has the pods of a list that was asked for after it began, and
-    /// knows of the pods that could not be fenced.
+    /// `catch_up` ends when the ledger has all that was written to pods before it began, and knows of
+    /// the pods that could not be fenced.
     ///
     /// # Errors
     /// If another replica decides and this one may not relieve it yet, or the API server does not
@@ -211,7 +210,7 @@ impl Epoch {
     pub(crate) async fn ensure<F: Future<Output = ()>>(
         &self,
         known: impl Fn() -> u64,
-        relist: impl FnOnce(Arc<[Unfenced]>) -> F,
+        catch_up: impl FnOnce(Fence, Arc<[Unfenced]>) -> F,
     ) -> Result<u64, EpochError> {
         let mut takeover = self.takeover.lock().await;
         if let Some(epoch) = self.held() {
@@ -223,7 +222,7 @@ impl Epoch {
         if self.state().closed {
             return Err(EpochError::Leaving);
         }
-        match self.take(&mut takeover, known, relist).await {
+        match self.take(&mut takeover, known, catch_up).await {
             Ok(epoch) => {
                 *takeover = Takeover::default();
                 Ok(epoch)
@@ -245,7 +244,7 @@ impl Epoch {
         &self,
         takeover: &mut Takeover,
         known: impl Fn() -> u64,
-        relist: impl FnOnce(Arc<[Unfenced]>) -> F,
+        catch_up: impl FnOnce(Fence, Arc<[Unfenced]>) -> F,
     ) -> Result<u64, EpochError> {
         if let Some((won, ..)) = &takeover.won
             && *won != self.look().await?
@@ -268,7 +267,7 @@ impl Epoch {
         let (epoch, fenced) = (tenure.epoch, fence.len());
         let unfenced: Arc<[Unfenced]> = unfenced.into();
         // However long it takes: begun anew, it would take as long again.
-        relist(unfenced.clone()).await;
+        catch_up(fence.clone(), unfenced.clone()).await;
         {
             let mut state = self.state();
             state.held = Some(tenure.clone());

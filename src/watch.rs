@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -14,7 +15,7 @@ use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::decode::{self, Each};
 use crate::history::Uses;
@@ -29,6 +30,24 @@ pub(crate) struct List {
     name: &'static str,
     done: watch::Sender<u64>,
     wanted: watch::Sender<u64>,
+    /// Who wants to hear of the versions that the watch shows.
+    listener: Mutex<Option<mpsc::UnboundedSender<String>>>,
+}
+
+/// The versions that a watch shows, once the ledger has them.
+pub(crate) struct Shown(mpsc::UnboundedReceiver<String>);
+
+impl Shown {
+    /// Waits for this one; for ever if it has none such.
+    pub(crate) async fn reach(mut self, version: &str) {
+        loop {
+            match self.0.recv().await {
+                Some(shown) if shown == version => return,
+                Some(_) => {}
+                None => pending().await,
+            }
+        }
+    }
 }
 
 impl List {
@@ -37,6 +56,30 @@ impl List {
             name,
             done: watch::Sender::new(0),
             wanted: watch::Sender::new(1),
+            listener: Mutex::default(),
+        }
+    }
+
+    /// What the watch shows from now on; whoever asked before hears no more.
+    pub(crate) fn shown(&self) -> Shown {
+        let (listener, shown) = mpsc::unbounded_channel();
+        *self.listener() = Some(listener);
+        Shown(shown)
+    }
+
+    fn listener(&self) -> MutexGuard<'_, Option<mpsc::UnboundedSender<String>>> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ledger has this version.
+    fn show(&self, version: Option<String>) {
+        let mut listener = self.listener();
+        let version = version.unwrap_or_default();
+        if listener
+            .as_ref()
+            .is_some_and(|it| it.send(version).is_err())
+        {
+            *listener = None;
         }
     }
 
@@ -256,9 +299,11 @@ impl Follower {
                 match event {
                     Ok(watcher::Event::Apply(object)) => {
                         broken.look_at(resource, &object);
+                        let version = object.meta().resource_version.clone();
                         facts(object)
                             .into_iter()
                             .for_each(|facts| change(&ledger, Change::Apply(facts)));
+                        list.show(version);
                     }
                     Ok(watcher::Event::Delete(object)) => {
                         broken.forget(&object);
@@ -403,5 +448,53 @@ mod tests {
         assert!(ledger.lock().copies() > before);
         answer.notify_one();
         assert_eq!(reset.recv().await, Some(before));
+    }
+    /// What was written before that version is in the ledger then, too: a takeover relies on it.
+    #[tokio::test]
+    async fn version_is_reached_once_the_ledger_has_it() {
+        let service = service_fn(|request: Request<kube::client::Body>| async move {
+            let pod = |name: &str, version: &str| {
+                json!({
+                    "kind": "Pod", "apiVersion": "v1",
+                    "metadata": {"namespace": "n", "name": name, "uid": name, "resourceVersion": version},
+                })
+            };
+            let watch = request
+                .uri()
+                .query()
+                .is_some_and(|it| it.contains("watch=true"));
+            let answer = match watch {
+                false => json!({
+                    "kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "8"},
+                    "items": [pod("first", "8")],
+                })
+                .to_string(),
+                true => ["9", "10"]
+                    .map(|version| {
+                        json!({"type": "ADDED", "object": pod(version, version)}).to_string()
+                    })
+                    .join("\n"),
+            };
+            Ok::<_, kube::Error>(Response::new(Body::from(answer)))
+        });
+        let config = gpustow_ledger::Config::default();
+        let ledger = Arc::new(Locked::new(config, Panics::default()));
+        let list = Arc::new(List::new("pods"));
+        let follower = Follower {
+            client: Client::new(service, "default"),
+            ledger: ledger.clone(),
+            metrics: Metrics::new().unwrap().into(),
+            list: list.clone(),
+        };
+        let change = |ledger: &Locked, change: Change<PodFacts>| match change {
+            Change::Apply(pod) => ledger.lock().apply_pod(pod),
+            Change::Delete(_) | Change::Reset(..) => {}
+        };
+        let pod = |pod: Each<PodObject>| pod.facts(names::GPU_MEM);
+        let shown = list.shown();
+        tokio::spawn(follower.run(super::config(), pod, change));
+        shown.reach("10").await;
+        let ledger = ledger.lock();
+        assert!(ledger.pod("9").is_some() && ledger.pod("10").is_some());
     }
 }

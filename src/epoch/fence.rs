@@ -12,7 +12,7 @@ use futures::{StreamExt, stream};
 use gpustow_api::{PodFacts, PodObject, names};
 use gpustow_serve::rate::Backoff;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch};
+use kube::api::{ListParams, ObjectMeta, Patch};
 use kube::core::Resource;
 use kube::{Api, Client};
 use serde_json::json;
@@ -199,16 +199,20 @@ impl Fence {
         }
     }
 
-    /// Moves the resourceVersion of the pod away from that of this copy. It is well, too, if the pod
-    /// is gone or was moved by somebody else.
-    async fn fence(&self, pod: &PodFacts) -> Result<(), FenceError> {
+    /// Writes into the pod what no pod has borne before.
+    pub(crate) async fn mark(&self, pod: &PodFacts) -> Result<ObjectMeta, AskError> {
         let patch = json!({"metadata": {
             "uid": &*pod.uid,
             "annotations": {names::EPOCH: &self.epoch, names::FENCE: &self.mark},
         }});
         let patch = Patch::Merge(patch);
-        let patched = within(TIMEOUT, patch_status(&self.client, pod, &patch)).await;
-        let now = match patched {
+        within(TIMEOUT, patch_status(&self.client, pod, &patch)).await
+    }
+
+    /// Moves the resourceVersion of the pod away from that of this copy. It is well, too, if the pod
+    /// is gone or was moved by somebody else.
+    async fn fence(&self, pod: &PodFacts) -> Result<(), FenceError> {
+        let now = match self.mark(pod).await {
             Ok(now) => Some(now),
             Err(error) if error.status() == Some(404) => None,
             // Another pod of that name, or somebody else writes it just now.
