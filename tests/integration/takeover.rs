@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode, Uri};
 use gpustow_api::names;
 use gpustow_testkit::{Action, Case, eventually, wait_bound, wait_refused};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, PostParams};
+use serde_json::json;
 use tokio::time::{Instant, sleep_until};
 
 use crate::fault_rig::{Replica, clear, control_plane, now, turn};
@@ -241,6 +242,58 @@ async fn a_replica_that_was_relieved_wakes_whom_it_refused_once_more() -> Result
         second.settled(&case).await?;
         clear(&case).await?;
     }
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_takeover_lists_no_pods_that_the_watch_has_shown() -> Result<()> {
+    let turn = turn().await?;
+    let first = Replica::start(turn.cluster, "lister", &[]).await?;
+    let second = Replica::start(turn.cluster, "watcher", &[]).await?;
+    let case = Case::new(turn.cluster, "shown").await?;
+    case.node("n", &[CARD, CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    let [held, next] = ["held", "next"].map(|name| case.pod(name).gpu_mem(CARD));
+    let held = held.create(&case.client).await?;
+    first.place(&held, &n).await?;
+    second.settled(&case).await?;
+    let next = next.create(&case.client).await?;
+    let lists = |method: &Method, uri: &Uri| {
+        let query = uri.query().unwrap_or_default();
+        let whole = !query.contains("watch=true") && !query.contains("spec.nodeName");
+        method == Method::GET && uri.path() == "/api/v1/pods" && whole
+    };
+    let unlisted = Action::Fail(StatusCode::INTERNAL_SERVER_ERROR);
+    let lists = second.proxy.rule(lists, unlisted);
+    first.extender.process.kill9();
+    second.place(&next, &n).await?;
+    assert_eq!(lists.count(), 0);
+    second.settled(&case).await?;
+    case.end().await
+}
+
+#[tokio::test]
+async fn a_takeover_knows_what_the_watch_has_not_shown() -> Result<()> {
+    let turn = turn().await?;
+    let first = Replica::start(turn.cluster, "heard", &[]).await?;
+    let second = Replica::start(turn.cluster, "deaf", &[]).await?;
+    let case = Case::new(turn.cluster, "unshown").await?;
+    case.node("n", &[CARD, CARD]).create(&case.client).await?;
+    let n = case.node_name("n");
+    let create = async |name: &str| case.pod(name).gpu_mem(CARD).create(&case.client).await;
+    let held = create("held").await?;
+    first.place(&held, &n).await?;
+    second.settled(&case).await?;
+    let deaf = second.proxy.on_pod_watch(Action::Hold);
+    second.proxy.cut_connections();
+    deaf.seen(1, SOON).await?;
+    first.place(&create("unshown").await?, &n).await?;
+    let other = create("other").await?;
+    first.extender.process.kill9();
+    let body = json!({ "Pod": other, "Nodes": null, "NodeNames": [n] });
+    let answers = async || second.call("filter", &body).await;
+    let answer = eventually(SOON, "the second decides", answers).await?;
+    assert_eq!(answer["NodeNames"], json!([]));
     case.end().await
 }
 
