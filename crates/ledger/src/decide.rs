@@ -138,7 +138,8 @@ impl Ledger {
             let tried = tried.is_some_and(|tried| tried.has(name));
             let key = (tried, averse, cost, name);
             match feasible.first_mut() {
-                Some(best) if decisive => *best = key.min(*best),
+                Some(best) if decisive && *best <= key => {}
+                Some(best) if decisive => *best = key,
                 _ => feasible.push(key),
             }
         };
@@ -344,7 +345,9 @@ impl Ledger {
         let request = pod.asks.readable();
         let request = request.map_err(|_| Reason::Fit(Refusal::TooComplex))?;
         let is_ruled = request.rules.is_some();
-        if is_ruled || self.sight(now).others_kept(name, pod).next().is_some() {
+        let is_kept =
+            || self.queue.keeps_room() && self.sight(now).others_kept(name, pod).next().is_some();
+        if is_ruled || is_kept() {
             let choice = self.sight(now).choose_within(name, pod, request, budget)?;
             return Ok((choice.cost, gate.is_tainted()));
         }

@@ -327,6 +327,11 @@ impl Queue {
         self.waiting.is_offered(uid, node)
     }
 
+    /// Is room kept for anybody anywhere, earmarked or promised?
+    pub(crate) fn keeps_room(&self) -> bool {
+        !self.holders.is_empty() || self.waiting.has_promised()
+    }
+
     /// Pods that were woken for room on this node and may still ask for it, without those for which it is earmarked.
     pub(crate) fn woken_for(&self, node: &str, now: Duration) -> impl Iterator<Item = &Uid> {
         let promised = self.waiting.promised_on(node).iter();

@@ -95,6 +95,11 @@ impl Offers {
         self.queued.contains(node)
     }
 
+    /// Is there a promise anywhere?
+    pub(super) fn has_promised(&self) -> bool {
+        !self.rounds.is_empty()
+    }
+
     /// The pods that the node's room is promised to.
     pub(super) fn to(&self, node: &str) -> &[Uid] {
         self.rounds.get(node).map_or(&[], |round| &round.to)

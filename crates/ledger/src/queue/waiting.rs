@@ -262,6 +262,11 @@ impl Waiting {
         self.offers.to(node)
     }
 
+    /// Is room of any node promised?
+    pub(super) fn has_promised(&self) -> bool {
+        self.offers.has_promised()
+    }
+
     /// May anybody be woken now?
     pub(super) fn has_credit(&self) -> bool {
         self.offers.has_credit()
