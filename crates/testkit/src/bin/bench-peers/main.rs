@@ -31,8 +31,8 @@ use report::{Round, report};
 const CARDS: [u64; 8] = [82_000; 8];
 /// What pods request in MiB, in turn.
 const REQUESTS: [u64; 6] = [4_096, 8_192, 10_240, 16_384, 24_576, 40_960];
-/// Requests at once.
-const WIDTH: usize = 32;
+/// Clients that create pods at once.
+const WIDTH: usize = 64;
 /// A program that binds nothing for this long has done what it can.
 const QUIET: Duration = Duration::from_secs(60);
 /// The same once it has bound nearly all that fits.
