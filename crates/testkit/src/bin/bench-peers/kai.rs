@@ -81,6 +81,7 @@ pub(crate) fn start(site: &Site<'_>, build: &Built) -> Result<Running> {
             run("binder", probes()?)?,
             run("podgrouper", probes()?)?,
         ],
+        extender: None,
         _players: players,
     })
 }

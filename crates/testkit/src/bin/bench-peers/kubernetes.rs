@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gpustow_api::{Assignment, names};
-use gpustow_testkit::{Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig};
+use gpustow_testkit::{Extender, ExtenderOptions, PodBuilder, Scheduler, SchedulerConfig, get};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use tokio::task::JoinSet;
@@ -32,6 +32,7 @@ pub(crate) async fn alone(site: &Site<'_>) -> Result<Running> {
     let scheduler = Scheduler::start(&site.cluster, config, kubeconfig).await?;
     Ok(Running {
         processes: vec![("kube-scheduler", scheduler.process)],
+        extender: None,
         _players: JoinSet::new(),
     })
 }
@@ -53,8 +54,30 @@ pub(crate) async fn with_gpustow(site: &Site<'_>) -> Result<Running> {
             ("kube-scheduler", scheduler.process),
             ("gpustow", extender.process),
         ],
+        extender: Some(extender.health_url),
         _players: JoinSet::new(),
     })
+}
+
+/// How long kube-scheduler's calls took so far: the ends of the histogram's buckets that have p50 and p99.
+pub(crate) async fn calls(metrics_url: &str) -> Result<String> {
+    let metrics = get(metrics_url, "/metrics").await?;
+    let verbs = ["filter", "prioritize", "bind"].map(|verb| {
+        let start =
+            format!("gpustow_extender_request_duration_seconds_bucket{{verb=\"{verb}\",le=\"");
+        let buckets = metrics.lines().filter_map(|line| {
+            let (end, count) = line.strip_prefix(&start)?.split_once("\"} ")?;
+            Some((end.parse::<f64>().ok()?, count.parse::<f64>().ok()?))
+        });
+        let buckets: Vec<_> = buckets.collect();
+        let all = buckets.last().map_or(0.0, |(_, count)| *count);
+        let [half, most] = [0.5, 0.99].map(|share| {
+            let bucket = buckets.iter().find(|(_, count)| *count >= all * share);
+            bucket.map_or(f64::NAN, |(end, _)| end * 1e3)
+        });
+        format!("{verb} {half} / {most}")
+    });
+    Ok(verbs.join(", "))
 }
 
 pub(crate) fn resources() -> Vec<(&'static str, u64)> {

@@ -180,6 +180,10 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
     let bound = burst.bound;
     let waits = paced(site, program).await?;
     let memory = running.memory()?;
+    let calls = match &running.extender {
+        Some(url) => Some(kubernetes::calls(url).await?),
+        None => None,
+    };
 
     let sum: u64 = CARDS.iter().sum();
     let mean = REQUESTS.iter().sum::<u64>() / REQUESTS.len() as u64;
@@ -198,6 +202,7 @@ async fn all_of(site: &Site<'_>, running: &Running, program: Program) -> Result<
         cpu,
         api: per_pod(api),
         memory,
+        calls,
         burst,
         filled: program.books(&pods(site, "filled").await?),
     })

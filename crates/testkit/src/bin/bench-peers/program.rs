@@ -39,6 +39,8 @@ pub(crate) struct Built {
 /// Processes of a program by name, and what plays others that it needs.
 pub(crate) struct Running {
     pub(crate) processes: Vec<(&'static str, Process)>,
+    /// Where the metrics of its extender are, if it has one.
+    pub(crate) extender: Option<String>,
     /// It ends with the program.
     pub(crate) _players: JoinSet<Result<()>>,
 }

@@ -22,6 +22,8 @@ pub(crate) struct Round {
     pub(crate) api: f64,
     /// The most MiB of each process.
     pub(crate) memory: Vec<(&'static str, f64)>,
+    /// How long kube-scheduler's calls of the extender took, if there is one.
+    pub(crate) calls: Option<String>,
     pub(crate) burst: Books,
     /// Of the nodes that were filled during restarts.
     pub(crate) filled: Books,
@@ -56,6 +58,12 @@ pub(crate) fn report(
     }
     for (program, rounds) in results {
         for round in rounds {
+            if let Some(calls) = &round.calls {
+                text += &format!(
+                    "\n{}: calls of its extender, p50 / p99, ms at most: {calls}",
+                    program.name()
+                );
+            }
             for books in [&round.burst, &round.filled] {
                 for wrong in [&books.over, &books.without] {
                     let shown = wrong.iter().take(SHOWN);

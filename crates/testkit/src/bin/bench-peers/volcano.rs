@@ -79,6 +79,7 @@ pub(crate) fn start(site: &Site<'_>, build: &Built) -> Result<Running> {
             run("scheduler", vec![config])?,
             run("controller-manager", Vec::new())?,
         ],
+        extender: None,
         _players: players,
     })
 }
