@@ -87,8 +87,8 @@ pub const CONFIRMED: &str = "gpustow.dev/confirmed";
 /// Written by the extender: annotation of an unbound pod with the term of the leader that may bind it.
 pub const EPOCH: &str = "gpustow.dev/epoch";
 
-/// Written by the extender: annotation of an unbound pod whose bind had an unknown outcome. A change makes a Binding
-/// that is still under way fail.
+/// Written by the extender: annotation of an unbound pod whose bind had an unknown outcome, and of a pod that a new
+/// leader marks. A change makes a Binding that is still under way fail.
 pub const FENCE: &str = "gpustow.dev/fence";
 /// Written by the extender: annotation of the extender's Lease whose holder left with every bind done.
 pub const LEFT_CLEANLY: &str = "gpustow.dev/left-cleanly";
