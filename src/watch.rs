@@ -60,7 +60,7 @@ impl List {
         }
     }
 
-    /// What the watch shows from now on; whoever asked before hears no more.
+    /// What the watch shows from now on. An earlier receiver gets no more.
     pub(crate) fn shown(&self) -> Shown {
         let (listener, shown) = mpsc::unbounded_channel();
         *self.listener() = Some(listener);
@@ -412,6 +412,15 @@ mod tests {
         PodFacts::from_pod(&from_value(pod).unwrap(), names::GPU_MEM).unwrap()
     }
 
+    fn follower(client: Client, ledger: &Arc<Locked>, list: Arc<List>) -> Follower {
+        Follower {
+            client,
+            ledger: ledger.clone(),
+            metrics: Metrics::new().unwrap().into(),
+            list,
+        }
+    }
+
     /// What we bind and read while a list is on its way, it cannot know.
     #[tokio::test]
     async fn list_counts_from_when_it_was_asked_for() {
@@ -428,12 +437,8 @@ mod tests {
         });
         let config = gpustow_ledger::Config::default();
         let ledger = Arc::new(Locked::new(config, Panics::default()));
-        let follower = Follower {
-            client: Client::new(service, "default"),
-            ledger: ledger.clone(),
-            metrics: Metrics::new().unwrap().into(),
-            list: List::new("pods").into(),
-        };
+        let client = Client::new(service, "default");
+        let follower = follower(client, &ledger, List::new("pods").into());
         let (resets, mut reset) = mpsc::unbounded_channel();
         let change = move |_: &Locked, change| {
             if let Change::Reset(_, began) = change {
@@ -449,6 +454,7 @@ mod tests {
         answer.notify_one();
         assert_eq!(reset.recv().await, Some(before));
     }
+
     /// What was written before that version is in the ledger then, too: a takeover relies on it.
     #[tokio::test]
     async fn version_is_reached_once_the_ledger_has_it() {
@@ -480,12 +486,8 @@ mod tests {
         let config = gpustow_ledger::Config::default();
         let ledger = Arc::new(Locked::new(config, Panics::default()));
         let list = Arc::new(List::new("pods"));
-        let follower = Follower {
-            client: Client::new(service, "default"),
-            ledger: ledger.clone(),
-            metrics: Metrics::new().unwrap().into(),
-            list: list.clone(),
-        };
+        let client = Client::new(service, "default");
+        let follower = follower(client, &ledger, list.clone());
         let change = |ledger: &Locked, change: Change<PodFacts>| match change {
             Change::Apply(pod) => ledger.lock().apply_pod(pod),
             Change::Delete(_) | Change::Reset(..) => {}

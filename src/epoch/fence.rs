@@ -209,8 +209,8 @@ impl Fence {
         within(TIMEOUT, patch_status(&self.client, pod, &patch)).await
     }
 
-    /// Moves the resourceVersion of the pod away from that of this copy. It is well, too, if the pod
-    /// is gone or was moved by somebody else.
+    /// Moves the resourceVersion of the pod away from that of this copy. It is also right if the pod
+    /// is gone, or if another client has moved it.
     async fn fence(&self, pod: &PodFacts) -> Result<(), FenceError> {
         let now = match self.mark(pod).await {
             Ok(now) => Some(now),

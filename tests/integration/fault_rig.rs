@@ -102,18 +102,22 @@ impl Replica {
         }
     }
 
+    /// The answer of `/filter` for one node, whether it passes or not.
+    pub(crate) async fn ask(&self, pod: &Pod, node: &str) -> Result<Value> {
+        let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [node] });
+        self.call("filter", &body).await
+    }
+
     /// `/filter` for one node; an error if it does not pass.
     pub(crate) async fn filter(&self, pod: &Pod, node: &str) -> Result<()> {
-        let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [node] });
-        let answer = self.call("filter", &body).await?;
+        let answer = self.ask(pod, node).await?;
         ensure!(answer["NodeNames"] == json!([node]), "refused: {answer}");
         Ok(())
     }
 
     /// `/filter` for one node; an error if it passes.
     pub(crate) async fn refuses(&self, pod: &Pod, node: &str) -> Result<()> {
-        let body = json!({ "Pod": pod, "Nodes": null, "NodeNames": [node] });
-        let answer = self.call("filter", &body).await?;
+        let answer = self.ask(pod, node).await?;
         ensure!(answer["NodeNames"] == json!([]), "offered: {answer}");
         Ok(())
     }

@@ -290,8 +290,7 @@ async fn a_takeover_knows_what_the_watch_has_not_shown() -> Result<()> {
     first.place(&create("unshown").await?, &n).await?;
     let other = create("other").await?;
     first.extender.process.kill9();
-    let body = json!({ "Pod": other, "Nodes": null, "NodeNames": [n] });
-    let answers = async || second.call("filter", &body).await;
+    let answers = async || second.ask(&other, &n).await;
     let answer = eventually(SOON, "the second decides", answers).await?;
     assert_eq!(answer["NodeNames"], json!([]));
     case.end().await

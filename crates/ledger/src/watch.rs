@@ -155,9 +155,9 @@ impl Ledger {
         }
     }
 
-    /// Nobody could fence these pods, as they are here, when the epoch began. To be called when all is
-    /// in that was written to pods before that, and before the first decision; what an earlier epoch
-    /// withheld is given back.
+    /// These pods, as they are here, could not be fenced when the epoch began. The call comes once the
+    /// ledger has all that was written to pods before that, and before the first decision. What an
+    /// earlier epoch withheld is given back.
     pub fn withhold(&mut self, pods: impl IntoIterator<Item = Arc<PodFacts>>) {
         let change = self.books.withhold(pods);
         self.follow(change);
