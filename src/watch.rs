@@ -465,11 +465,8 @@ mod tests {
                     "metadata": {"namespace": "n", "name": name, "uid": name, "resourceVersion": version},
                 })
             };
-            let watch = request
-                .uri()
-                .query()
-                .is_some_and(|it| it.contains("watch=true"));
-            let answer = match watch {
+            let query = request.uri().query().unwrap_or_default();
+            let answer = match query.contains("watch=true") {
                 false => json!({
                     "kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "8"},
                     "items": [pod("first", "8")],

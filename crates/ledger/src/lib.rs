@@ -69,6 +69,7 @@ mod maps;
 mod means;
 mod over_limit;
 mod preempt;
+mod problems;
 mod provision;
 mod queue;
 mod reason;
@@ -101,13 +102,14 @@ pub use gangs::{GangView, Shortfall, Standing};
 pub use means::{NotNow, Reserved};
 pub use over_limit::OverLimit;
 pub use preempt::Victims;
+pub use problems::{Problem, twice};
 pub use provision::{Placeholder, Provision};
 pub use queue::{Cause, Ended, Queued, Ungate};
 pub use reason::Reason;
 pub use reclaim::Borrower;
 pub use report::{MEANS, Pursuit};
 pub use shortage::{Harm, Shortage};
-pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, Problem, ShareState, twice};
+pub use snapshot::{Assumed, CardView, Mismatches, NodeView, PodShare, ShareState};
 
 /// The ledger: the books, and what follows from them. See the crate's documentation.
 #[derive(Debug, Default)]
