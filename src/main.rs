@@ -6,6 +6,7 @@ use clap::Parser;
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    gpustow_serve::set_revision(option_env!("GPUSTOW_REVISION"));
     match gpustow::run(gpustow::Args::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -6,6 +6,7 @@ use clap::Parser;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
+    gpustow_serve::set_revision(option_env!("GPUSTOW_REVISION"));
     match gpustow_agent::run(gpustow_agent::Args::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

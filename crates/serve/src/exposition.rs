@@ -1,5 +1,6 @@
 //! Prometheus' text format, and what every program says of itself in it.
 
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::{StatusCode, header};
@@ -15,11 +16,14 @@ pub const BUCKETS: [f64; 16] = [
     0.05, 0.1, 0.5, 2.0, 10.0,
 ];
 
-/// The commit that this was built from.
-const REVISION: &str = match option_env!("GPUSTOW_REVISION") {
-    Some(revision) => revision,
-    None => "unknown",
-};
+/// The commit that this program was built from.
+static REVISION: OnceLock<&str> = OnceLock::new();
+
+/// Sets the commit that [`about`] tells. Each `main` passes it, because a library that read it would be
+/// compiled again for every commit. Only the first call counts.
+pub fn set_revision(revision: Option<&'static str>) {
+    let _ = REVISION.set(revision.unwrap_or("unknown"));
+}
 
 /// Registers the version of this binary as `name`, and when this process started.
 ///
@@ -28,7 +32,8 @@ const REVISION: &str = match option_env!("GPUSTOW_REVISION") {
 pub fn about(registry: &Registry, name: &str) -> Result<(), prometheus::Error> {
     let help = "Version of this binary; always 1";
     let info = GaugeVec::new(Opts::new(name, help), &["version", "revision"])?;
-    info.with_label_values(&[env!("CARGO_PKG_VERSION"), REVISION])
+    let revision = REVISION.get().copied().unwrap_or("unknown");
+    info.with_label_values(&[env!("CARGO_PKG_VERSION"), revision])
         .set(1.0);
     registry.register(Box::new(info))?;
     let started = Gauge::new(

@@ -17,7 +17,7 @@ use kube::Client;
 
 pub use daemon::{ClientError, DaemonArgs, LogError, Seconds, WATCH_SECONDS, seconds, stop_signal};
 pub use door::Door;
-pub use exposition::{BUCKETS, Scrape, about, exposition};
+pub use exposition::{BUCKETS, Scrape, about, exposition, set_revision};
 pub use server::{Bounds, serve, serve_until};
 pub use status::status_patch;
 pub use tls::{Tls, TlsError};
