@@ -3,11 +3,10 @@
 # all without a name. Says what it does on stderr; the only line on stdout is their folder. The same commit,
 # with the same tools, gives the same bytes in any folder.
 #   ARCHS     amd64, arm64 or both (the default)
-#   PROFILE   release (the default), or dev for tests
+#   PROFILE   release (the default), or dev: for tests, the programs of this machine's debug build with its C library
 #   OUT       the folder of the archives; images/PROFILE in the target folder without it
 #   TAG       of every image; the workspace's version without it
 #   REVISION  what the programs tell of their build; the commit without it
-#   BESIDE    what else cargo is to make for the agent's C library, for tests
 #   DEBIAN    a mirror of Debian that still has the packages below, as one of snapshot.debian.org
 set -eu
 
@@ -36,8 +35,8 @@ say() { echo "images: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
 case $profile in
-dev) built=debug level=1 ;;
-*) built=$profile level=9 ;;
+dev) level=1 ;;
+*) level=9 ;;
 esac
 
 # zig and cargo-zigbuild.
@@ -69,6 +68,12 @@ compile() {
         RUSTFLAGS="--remap-path-prefix=$root=/gpustow --remap-path-prefix=$cargo_home=/cargo -Cstrip=debuginfo" \
         CFLAGS="-ffile-prefix-map=$root=/gpustow -ffile-prefix-map=$cargo_home=/cargo -g0" &&
         cargo zigbuild --locked --profile "$profile" --target "$triple" "$@" >&2)
+}
+
+# compile_here BIN ...: as tests compile them, so that little is compiled again.
+compile_here() {
+    set -- $(printf -- '--bin %s ' "$@")
+    (cd "$root" && GPUSTOW_REVISION="$revision" cargo build --locked --workspace "$@" >&2)
 }
 
 # debian ARCH: the folder of what the agent needs beside itself. Nothing of this machine's apt is used or changed
@@ -141,10 +146,16 @@ machine() {
 # What is in an image: PATH=SOURCE, one a line.
 content() {
     machine=$(machine "$2")
-    case $1 in
-    gpustow-agent)
+    case $profile:$1 in
+    dev:*)
+        echo "/$1=$target/debug/$1"
+        ldd "$target/debug/$1" | sed -n 's,^.*[[:space:]]\(/[^ ]*\) (.*,\1,p' | while read -r library; do
+            echo "$library=$(realpath "$library")"
+        done
+        ;;
+    *:gpustow-agent)
         libraries=$(debian "$2")
-        echo "/$1=$target/$machine-unknown-linux-gnu/$built/$1"
+        echo "/$1=$target/$machine-unknown-linux-gnu/$profile/$1"
         (cd "$libraries" && find . -type f -o -type l | LC_ALL=C sort | while read -r file; do
             case $file in
             */copyright) ;;
@@ -154,20 +165,23 @@ content() {
             echo "${file#.}=$libraries/${file#./}"
         done)
         ;;
-    *) echo "/$1=$target/$machine-unknown-linux-musl/$built/$1" ;;
+    *) echo "/$1=$target/$machine-unknown-linux-musl/$profile/$1" ;;
     esac
 }
 
 images=${*:-gpustow kubectl-gpustow gpustow-agent}
-tools
+# Word splitting is meant: names of images have no blanks.
+# shellcheck disable=SC2086
+[ "$profile" != dev ] || compile_here $images
+[ "$profile" = dev ] || tools
 for arch in $archs; do
+    [ "$profile" != dev ] || break
     machine=$(machine "$arch")
     packages=
     for image in $images; do
         case $image in
         gpustow | kubectl-gpustow) packages="$packages --package $image" ;;
-        # shellcheck disable=SC2086
-        gpustow-agent) compile "$machine-unknown-linux-gnu.$glibc" --package gpustow-agent ${BESIDE:-} ;;
+        gpustow-agent) compile "$machine-unknown-linux-gnu.$glibc" --package gpustow-agent ;;
         *) fail "no image $image" ;;
         esac
     done

@@ -17,12 +17,10 @@ esac
 }
 images=$target/images/test
 for tag in v0.1.0 v0.1.1; do
-    # The commit's name would have more compiled anew.
-    OUT=$images/$tag PROFILE=dev ARCHS=$arch TAG=$tag REVISION=build-of-$tag \
-        BESIDE="--package gpustow-fake-nvml" "$root/images/build.sh" >/dev/null
+    OUT=$images/$tag PROFILE=dev ARCHS=$arch TAG=$tag REVISION=build-of-$tag "$root/images/build.sh" >/dev/null
 done
-# As the driver's own library it needs a C library and nothing else.
-cp "$target/$(uname -m)-unknown-linux-gnu/debug/libnvidia_ml.so" "$images/libnvidia-ml.so.1"
+(cd "$root" && cargo build --locked --workspace --lib >&2)
+cp "$target/debug/libnvidia_ml.so" "$images/libnvidia-ml.so.1"
 # Itself, where the folder with an older kubelet has a link.
 scheduler=$(KUBELET='' "$here/../control-plane/build.sh")/kube-scheduler
 version=$("$scheduler" --version)
