@@ -14,15 +14,16 @@ GPUSTOW=$(realpath "${GPUSTOW:-$root/target/release/gpustow}")
 GPUNODE_CRD=$root/manifests/core/crd.yaml
 export GPUSTOW GPUNODE_CRD
 control_plane=$("$root/tests/control-plane/build.sh")
-# The Go of the control plane, where the machine had none.
-PATH=$PATH:$control_plane/../venv/bin
+. "$root/tests/go-tools.sh"
+who=scheduler_perf
+find_go
+# PyPI's Go, where the machine has none.
+PATH=$PATH:$tools/go/bin
 export PATH CGO_ENABLED=0 GOFLAGS='-mod=mod -trimpath' GOTOOLCHAIN=local GOWORK=off
 
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 trap 'exit 1' HUP INT TERM
-
-say() { echo "scheduler_perf: $*" >&2; }
 
 # Two free ports, at which the extender will listen.
 ports=$(python3 -c '

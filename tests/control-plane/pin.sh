@@ -1,5 +1,5 @@
 #!/bin/sh
-# Pins the Kubernetes that the tests run for one minor: writes go.mod and go.sum of that patch, with the
+# Pins the Kubernetes that the tests run for one minor: writes go.mod, go.sum and the sums of that patch, with the
 # etcd that this Kubernetes is itself tested with. Usage: pin.sh 1.37.1
 set -eu
 
@@ -42,4 +42,11 @@ TEXT
     echo ")"
 } >go.mod
 GOFLAGS=-mod=mod GOTOOLCHAIN=local GOWORK=off go list -deps tool >/dev/null
+# By these build.sh fetches the release instead of compiling it.
+if python3 "$here/fetch.py" sums "v$patch" "$etcd" >sums.new; then
+    mv sums.new sums
+else
+    rm -f sums sums.new
+    echo "pin: no sums of v$patch and etcd $etcd: build.sh will compile them" >&2
+fi
 echo "$here/$minor"

@@ -10,7 +10,4 @@ case $1 in
 karpenter) echo "$out/kwok" ;;
 *) echo "$out/$1" ;;
 esac
-go=$(command -v go || echo "$target/control-plane/venv/bin/go")
-cd "$root/tests/neighbours/$1"
-GOFLAGS=-mod=readonly GOTOOLCHAIN=local GOWORK=off "$go" mod download -json "sigs.k8s.io/$1" |
-    sed -n 's/^\t"Dir": "\(.*\)".*/\1/p'
+module_folder "sigs.k8s.io/$1"

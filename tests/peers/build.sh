@@ -15,6 +15,4 @@ kai) module=github.com/NVIDIA/KAI-scheduler ;;
 esac
 go_tools "$root/tests/peers/$1" "peers/$1"
 echo "$out"
-go=$(command -v go || echo "$target/control-plane/venv/bin/go")
-cd "$root/tests/peers/$1"
-GOFLAGS=-mod=readonly GOTOOLCHAIN=local GOWORK=off "$go" mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)".*/\1/p'
+module_folder "$module"

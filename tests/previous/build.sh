@@ -8,12 +8,11 @@ set -eu
 commit=bcbd900aac7d74d209049194d65b0ed8f2baf6e9
 
 here=$(cd "$(dirname "$0")" && pwd)
-target=${CARGO_TARGET_DIR:-$here/../../target}
-mkdir -p "$target/previous"
-out=$(cd "$target/previous" && pwd)
+. "$here/../go-tools.sh"
+who=previous
+out=$tools/$who
+mkdir -p "$out"
 programs=$out/$commit
-
-say() { echo "previous: $*" >&2; }
 
 build() {
     if ! git -C "$here" cat-file -e "$commit^{commit}" 2>/dev/null; then

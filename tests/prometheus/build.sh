@@ -7,5 +7,5 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 . "$root/tests/go-tools.sh"
 # Without service discovery, which is most of the program.
 tags=remove_all_sd
-go_tools "$root/tests/prometheus" prometheus bin
-echo "$out/bin"
+go_tools "$root/tests/prometheus" prometheus
+echo "$out"

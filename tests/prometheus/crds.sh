@@ -6,19 +6,13 @@ set -eu
 operator=github.com/prometheus-operator/prometheus-operator@v0.86.1
 operator_sum=h1:pHUuiRErcFb3nFDox7RxoxpEN0FyT24GtYOkr2GBu04=
 
-here=$(cd "$(dirname "$0")" && pwd)
-target=${CARGO_TARGET_DIR:-$here/../../target}
-mkdir -p "$target/prometheus"
-out=$(cd "$target/prometheus" && pwd)/crds-${operator#*@}
+. "$(dirname "$0")/../go-tools.sh"
+who=prometheus
+mkdir -p "$tools/$who"
+out=$tools/$who/crds-${operator#*@}
 
 fetch() {
-    go=go
-    # The control plane's build fetches Go where there is none.
-    command -v go >/dev/null || go=$target/control-plane/venv/bin/go
-    command -v "$go" >/dev/null || {
-        echo "prometheus: needs Go 1.26 or later: https://go.dev/dl, or tests/control-plane/build.sh" >&2
-        exit 1
-    }
+    find_go
     # Its sum is looked at below, so that no checksum database is needed.
     fetched=$(GONOSUMDB=${operator%@*} GOTOOLCHAIN=local GOWORK=off "$go" mod download -json "$operator")
     case $fetched in
@@ -35,7 +29,7 @@ fetch() {
 }
 
 if [ ! -d "$out" ]; then
-    exec 9>"$target/prometheus/crds-lock"
+    exec 9>"$tools/$who/lock"
     flock 9
     [ -d "$out" ] || fetch
 fi

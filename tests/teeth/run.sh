@@ -13,8 +13,6 @@ git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' 
     [ ! -f "$file" ] || printf '%s\0' "$file"
 done | xargs -0 cp --parents -t "$copy"
 [ $# -gt 0 ] || set -- $(ls tests/teeth/*.patch tests/teeth/*/*.patch)
-mkdir -p target/teeth/build
-ln -sfn ../../control-plane target/teeth/build/control-plane
 missed=0
 for patch; do
     name=$(basename "$patch" .patch)

@@ -8,5 +8,5 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 # It loads the driver's library by C's dlopen; what that has is looked up when it is called.
 cgo=1
 export CGO_LDFLAGS=-Wl,--unresolved-symbols=ignore-in-object-files CGO_LDFLAGS_ALLOW='-Wl,.*'
-go_tools "$root/tests/toolkit" toolkit bin
-echo "$out/bin"
+go_tools "$root/tests/toolkit" toolkit
+echo "$out"

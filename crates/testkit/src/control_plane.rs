@@ -68,7 +68,7 @@ impl ControlPlane {
     /// Starts one and waits until it is ready. Builds Kubernetes first if that was not done yet.
     pub async fn start(options: Options) -> Result<ControlPlane> {
         let Binaries { bin, minor } = binaries().await?;
-        let dir = run_dir(&bin)?;
+        let dir = run_dir()?;
         let (etcd_port, peer_port, port) = (free_port()?, free_port()?, free_port()?);
         let etcd_url = format!("http://127.0.0.1:{etcd_port}");
         let url = format!("https://127.0.0.1:{port}");
@@ -475,10 +475,10 @@ fn run(bin: &Path, dir: &Path, program: &str, args: Vec<String>) -> Result<Proce
 
 /// A fresh folder beside the binaries, named after this process. Folders of processes that are gone
 /// are removed: a static control plane is never dropped, and a failed one is worth a look.
-fn run_dir(bin: &Path) -> Result<PathBuf> {
-    let runs = bin.with_file_name("run");
-    std::fs::create_dir_all(&runs)?;
-    for entry in std::fs::read_dir(&runs)? {
+fn run_dir() -> Result<PathBuf> {
+    let runs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/run"));
+    std::fs::create_dir_all(runs)?;
+    for entry in std::fs::read_dir(runs)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let pid = name.split('-').next().unwrap_or_default();
