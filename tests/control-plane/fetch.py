@@ -7,6 +7,7 @@ GPUSTOW_DOWNLOADS is an address that has both instead of dl.k8s.io and GitHub.
 """
 
 import hashlib
+import http.client
 import io
 import os
 import platform
@@ -54,7 +55,7 @@ def get(sums, folder, *programs):
             sys.exit(f"fetch: {sums} has no {program} for {platform.machine()}")
         try:
             whole = content(path, until)
-        except (OSError, TypeError) as error:
+        except (OSError, TypeError, http.client.HTTPException) as error:
             sys.exit(f"fetch: no {program} from {url(path)}: {error}")
         if hashlib.sha256(whole).hexdigest() != wanted[path]:
             sys.exit(f"fetch: {url(path)} is not what {sums} says: its SHA-256 differs")

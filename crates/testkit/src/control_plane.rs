@@ -487,11 +487,11 @@ fn run_dir() -> Result<PathBuf> {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
-    let dir = runs.join(format!(
-        "{}-{:08x}",
-        std::process::id(),
-        rand::random::<u32>()
-    ));
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    let dir = runs.join(format!("{}-{number}", std::process::id()));
+    // One of an earlier process of this number.
+    let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir(&dir)?;
     Ok(dir)
 }

@@ -2,6 +2,7 @@
 
 mod check;
 mod cluster;
+mod fetch;
 mod make_cluster;
 mod process;
 mod proxy;
