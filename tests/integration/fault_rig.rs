@@ -1,10 +1,12 @@
-//! What the cases of faults share: a control plane that they use in turn, replicas of the extender
+//! What the cases of faults share: control planes that they use in turn, replicas of the extender
 //! with a proxy each between them and the API server, and calls as kube-scheduler makes them.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use futures::FutureExt as _;
+use futures::future::select_all;
 use gpustow_api::names;
 use gpustow_testkit::{
     Action, ApiProxy, Case, ControlPlane, Extender, ExtenderOptions, Options, Rule, Scheduler,
@@ -24,12 +26,26 @@ pub(crate) struct Turn {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Waits for the turn.
+/// A control plane, and whose turn it is on it.
+struct Lane {
+    turn: Mutex<()>,
+    cluster: OnceCell<ControlPlane>,
+}
+
+/// Control planes that cases use in turn. Each takes 350 MiB; more would not end the tests sooner on two cores.
+const LANES: usize = 4;
+
+/// Waits for the turn on one of the control planes.
 pub(crate) async fn turn() -> Result<Turn> {
-    static TURN: Mutex<()> = Mutex::const_new(());
-    static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
-    let _turn = TURN.lock().await;
-    let cluster = CLUSTER.get_or_try_init(control_plane).await?;
+    static ALL: [Lane; LANES] = [const {
+        Lane {
+            turn: Mutex::const_new(()),
+            cluster: OnceCell::const_new(),
+        }
+    }; LANES];
+    let turns = ALL.iter().map(|lane| lane.turn.lock().boxed());
+    let (_turn, at, _) = select_all(turns).await;
+    let cluster = ALL[at].cluster.get_or_try_init(control_plane).await?;
     Ok(Turn { cluster, _turn })
 }
 

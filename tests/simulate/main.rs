@@ -8,13 +8,13 @@ mod autoscaler;
 mod cache;
 mod call;
 mod check;
+mod control_plane;
 mod crowd;
 mod dice;
 mod disruptions;
 mod empty;
 mod gangs;
 mod machine;
-mod model;
 mod net;
 mod past;
 mod preempt;
@@ -37,8 +37,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use story::Story;
 use world::World;
 
-/// Seeds of `make test`: about a minute of two cores.
-const FEW: u64 = 60;
+/// Seeds of `make test`.
+const FEW: u64 = 20;
 
 fn number(name: &str) -> Result<Option<u64>> {
     let text = std::env::var(name).ok().filter(|text| !text.is_empty());
