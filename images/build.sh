@@ -70,12 +70,6 @@ compile() {
         cargo zigbuild --locked --profile "$profile" --target "$triple" "$@" >&2)
 }
 
-# compile_here BIN ...: as tests compile them, so that little is compiled again.
-compile_here() {
-    set -- $(printf -- '--bin %s ' "$@")
-    (cd "$root" && GPUSTOW_REVISION="$revision" cargo build --locked --workspace "$@" >&2)
-}
-
 # debian ARCH: the folder of what the agent needs beside itself. Nothing of this machine's apt is used or changed
 # but the keys of Debian.
 debian() {
@@ -172,7 +166,7 @@ content() {
 images=${*:-gpustow kubectl-gpustow gpustow-agent}
 # Word splitting is meant: names of images have no blanks.
 # shellcheck disable=SC2086
-[ "$profile" != dev ] || compile_here $images
+[ "$profile" != dev ] || GPUSTOW_REVISION=$revision "$root/tests/programs.sh" $images >&2
 [ "$profile" = dev ] || tools
 for arch in $archs; do
     [ "$profile" != dev ] || break

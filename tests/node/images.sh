@@ -19,7 +19,7 @@ images=$target/images/test
 for tag in v0.1.0 v0.1.1; do
     OUT=$images/$tag PROFILE=dev ARCHS=$arch TAG=$tag REVISION=build-of-$tag "$root/images/build.sh" >/dev/null
 done
-(cd "$root" && cargo build --locked --workspace --lib >&2)
+(cd "$root" && cargo build --locked --workspace --test node --lib >&2)
 cp "$target/debug/libnvidia_ml.so" "$images/libnvidia-ml.so.1"
 # Itself, where the folder with an older kubelet has a link.
 scheduler=$(KUBELET='' "$here/../control-plane/build.sh")/kube-scheduler

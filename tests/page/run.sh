@@ -13,7 +13,7 @@ browser=$(command -v chromium || command -v chromium-browser || command -v googl
     fail "no Chromium: apt-get install chromium"
 { command -v node && command -v npm; } >/dev/null || fail "no Node.js 20: apt-get install nodejs npm"
 
-(cd "$here/../.." && cargo build --locked --workspace --bin kubectl-gpustow)
+"$here/../programs.sh" kubectl-gpustow
 cp "$here"/*.mjs "$here"/package*.json "$work"
 cmp -s "$work/package-lock.json" "$work/installed" || {
     (cd "$work" && npm ci --silent --ignore-scripts --no-fund --no-audit)
