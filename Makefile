@@ -1,9 +1,12 @@
 # The interface to everything: people and CI call these targets and nothing else.
 
+# Where programs of others are kept that tests and checks run, for every clone: tests/go-tools.sh.
+export GPUSTOW_TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpustow
+TOOLS := $(GPUSTOW_TOOLS)
 DENY_VERSION := 0.20.2
-DENY := target/tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+DENY := $(TOOLS)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 MDBOOK_VERSION := 0.5.4
-MDBOOK := target/tools/mdbook-$(MDBOOK_VERSION)/bin/mdbook
+MDBOOK := $(TOOLS)/mdbook-$(MDBOOK_VERSION)/bin/mdbook
 CARGO := cargo
 RUN := $(CARGO) run --locked
 PROGRAMS := --features gpustow-testkit/programs
@@ -19,7 +22,9 @@ comma := ,
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Try it
 
 .PHONY: demo
 demo: ## Compare gpustow with whole GPUs on a simulated cluster (ARGS=--live: watch it in the terminal; ARGS=--help for options)
@@ -33,18 +38,47 @@ demo-picture: ## Write the animated picture of the demo for the README
 
 .PHONY: cluster
 cluster: control-plane ## Start a real control plane with simulated GPU nodes, until Ctrl-C
-	$(CARGO) build --locked --workspace --bin gpustow --bin gpustow-agent --bin kubectl-gpustow --bin cluster
+	tests/programs.sh gpustow gpustow-agent kubectl-gpustow cluster
 	@target/debug/cluster $(ARGS)
 
-# Cases that need programs of others which take long to build, or an earlier build of ours.
+##@ Test (CONTRIBUTING.md says which after which change, and what each needs)
+
+# Cases of tests/integration that need programs of others which take long to build, or an earlier build of ours.
 BESIDE := previous:: prometheus:: observability:: dashboard::a_pod_counts dashboard::every_query
-# Cases that need Kubernetes 1.37, where this is another minor.
-GANGS := $(if $(filter 1.37,$(KUBERNETES)),,gang_binding:: gang_faults:: gang_preemption:: model::gangs)
+# Cases that need Kubernetes 1.37: test-versions runs them on it.
+GANGS := gang_binding:: gang_faults:: gang_preemption:: control_plane::gangs
+# Cases of tests/simulate without a control plane.
+WORLDS_ALONE := a_world_ every_world_
+NOT_CLUSTER := $(BESIDE) $(WORLDS_ALONE) $(if $(filter 1.37,$(KUBERNETES)),,$(GANGS))
+REPORT := tests/report.py
 
 .PHONY: test
-test: ## Run the tests, those on the real control plane included (KUBERNETES=1.37: on that one)
+test: ## Run all tests that need neither root nor a control plane
+	@$(REPORT) "make test" "make test-cluster adds the tests on a real Kubernetes control plane." \
+	    $(CARGO) test --workspace --locked -- --skip control_plane::
+
+# Cases that use the lanes of fault_rig.rs. A CI with two machines runs these on one (PART=lanes), all others on the other
+# (PART=others).
+LANES := asleep:: bind_faults:: config:: evidence:: faults:: fence:: fragmented:: history:: late_views:: moving:: preemption:: \
+    provision:: races:: reclaim:: reservations:: serving:: shutdown:: takeover:: wire::
+PART :=
+IN_PART := $(if $(filter lanes,$(PART)),$(LANES),$(if $(filter others,$(PART)),$(patsubst %,--skip %,$(LANES))))
+
+# Most cases wait for pauses of the product, so there are more threads than cores.
+.PHONY: test-cluster
+test-cluster: ## Run the tests on a real Kubernetes control plane (KUBERNETES=1.37: on that one)
 	@tests/prerequisites.sh control-plane helm
-	GPUSTOW_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --locked -- $(patsubst %,--skip %,$(BESIDE) $(GANGS))
+	@GPUSTOW_ROUNDS=$(ROUNDS) $(REPORT) "make test-cluster" "make test-node adds the tests on a real kubelet." \
+	    $(CARGO) test --workspace --locked --test integration --test testkit --test simulate -- \
+	    --test-threads 8 $(IN_PART) $(patsubst %,--skip %,$(NOT_CLUSTER))
+
+.PHONY: test-long
+test-long: ## Run 200,000 histories of the ledger's model and 60 simulated worlds
+	@GPUSTOW_HISTORIES=200000 GPUSTOW_SEEDS=60 $(REPORT) "make test-long" "" \
+	    $(CARGO) test --workspace --locked --test ledger --test simulate -- no_history every_world
+
+.PHONY: test-all
+test-all: test test-cluster test-long ## Run all three
 
 .PHONY: test-beside
 test-beside: ## Run the tests that need Prometheus or an earlier build of gpustow
@@ -66,12 +100,13 @@ test-node: node ## Test a real kubelet with containers, what test-install does a
 test-install: node ## Install gpustow on a node as the documentation says, from its images (root; see CONTRIBUTING.md)
 	$(NODE_TEST) install::
 
+# The kubelet is a set of its own.
+node test-node test-install test-gpu: export KUBELET ?= $(KUBERNETES)
 .PHONY: node
 node: control-plane helm
 	@tests/node/image.sh >/dev/null
 	@tests/node/images.sh >/dev/null
-	$(CARGO) build --workspace --locked --bin gpustow-agent
-	$(CARGO) test --workspace --locked --test node --no-run
+	tests/programs.sh gpustow-agent
 
 .PHONY: test-gpu
 test-gpu: node ## Test on this machine's NVIDIA GPU: the agent beside nvidia-smi, pods' programs in a cluster, pods that share compute (root)
@@ -101,8 +136,8 @@ images: ## Build every image as an OCI archive, with what it is made of (PROFILE
 	@images/sbom.sh "$$(images/build.sh)"
 
 .PHONY: soak
-soak: ## The same with the repeated cases 200 times
-	@$(MAKE) --no-print-directory test ROUNDS=200
+soak: ## Run test-all with the repeated cases 200 times
+	@$(MAKE) --no-print-directory test-all ROUNDS=200
 
 .PHONY: simulate
 simulate: ## Live through SEEDS (10,000) histories of the whole extender in a simulated world, from FROM (0) on; SEED=7: tell that one
@@ -134,6 +169,8 @@ sanitize: ## Run the agent's tests under AddressSanitizer, with the library that
 .PHONY: teeth
 teeth: control-plane ## Take mends out again and see the ledger's model, the simulated world or a test find each (ARGS=tests/teeth/NAME.patch for some)
 	@tests/teeth/run.sh $(ARGS)
+
+##@ Measure
 
 .PHONY: bench
 bench: ## Benchmark the decision and the routes, and packing against others (OPENB=DIR: on the openb trace too)
@@ -178,6 +215,8 @@ bench-agent: control-plane ## What the agent costs its node, and how soon its re
 	$(CARGO) build --locked --release --package gpustow --package gpustow-agent --package gpustow-fake-nvml
 	$(RUN) --release --package gpustow-testkit --features programs --bin bench-agent -- $(ARGS)
 
+##@ Check and generate
+
 .PHONY: generate
 generate: ## Write the generated manifests, the dashboard and the reference
 	$(RUN) --package gpustow-generate
@@ -186,7 +225,41 @@ generate: ## Write the generated manifests, the dashboard and the reference
 workflows: ## Check the workflows of GitHub
 	@release/workflows.sh
 
-# The steps of a release, in this order: docs/releasing.md.
+.PHONY: ci
+ci: fmt clippy test doc deny generated book workflows test-cluster test-long test-node test-page ## Run all that must hold before a change lands
+
+.PHONY: fmt
+fmt: ## Check the formatting
+	$(CARGO) fmt --all --check
+
+.PHONY: clippy
+clippy: ## Check the lints
+	$(CARGO) clippy --workspace --all-targets $(PROGRAMS) --locked -- -D warnings
+	$(CARGO) clippy --workspace --test integration --test testkit --test node --test neighbours --test gpu --locked -- -D warnings
+
+.PHONY: doc
+doc: ## Check that the documentation builds
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items --locked
+
+.PHONY: generated
+generated: ## Check that what is generated is up to date
+	$(RUN) --package gpustow-generate -- --check
+
+.PHONY: deny
+deny: $(DENY) ## Check licences, sources and duplicates of the dependencies, and advisories if reachable
+	$(DENY) --locked check licenses bans sources
+	@if $(DENY) --locked fetch db; then \
+	    $(DENY) --locked check --disable-fetch advisories; \
+	else \
+	    echo 'deny: NOT CHECKED: the advisory database cannot be fetched from here' >&2; \
+	fi
+
+.PHONY: book
+book: $(MDBOOK) ## Build docs as a book in target/book, and check its links
+	$(MDBOOK) build
+	@python3 tests/book/check.py target/book
+
+##@ Release (docs/releasing.md has the order)
 
 .PHONY: release-version
 release-version: ## Check that all that names the version names it (TAG=v1.2.3: and that the CHANGELOG has it)
@@ -220,8 +293,7 @@ release-verify: ## Pull back what was pushed, and verify it as a user would
 release-dry-run: images control-plane helm ## A whole release against a registry on loopback, pulled back and verified
 	@release/dry-run.sh
 
-.PHONY: ci
-ci: fmt clippy doc deny generated book workflows test test-node test-page ## What must hold before a change lands
+##@ Programs of others
 
 .PHONY: control-plane
 control-plane: ## Build the Kubernetes and etcd that the tests run (once)
@@ -239,41 +311,10 @@ helm: ## Build the Helm that the tests run (once; HELM=3: that one)
 previous: ## Build the earlier programs that the tests run beside today's (once)
 	@tests/previous/build.sh >/dev/null
 
-.PHONY: fmt
-fmt: ## Check the formatting
-	$(CARGO) fmt --all --check
-
-.PHONY: clippy
-clippy: ## Check the lints
-	$(CARGO) clippy --workspace --all-targets $(PROGRAMS) --locked -- -D warnings
-	$(CARGO) clippy --workspace --test node --test neighbours --test gpu --locked -- -D warnings
-
-.PHONY: doc
-doc: ## Check that the documentation builds
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items --locked
-
-.PHONY: generated
-generated: ## Check that what is generated is up to date
-	$(RUN) --package gpustow-generate -- --check
-
-.PHONY: deny
-deny: $(DENY) ## Check licences, sources and duplicates of the dependencies, and advisories if reachable
-	$(DENY) --locked check licenses bans sources
-	@if $(DENY) --locked fetch db; then \
-	    $(DENY) --locked check --disable-fetch advisories; \
-	else \
-	    echo 'deny: NOT CHECKED: the advisory database cannot be fetched from here' >&2; \
-	fi
-
-.PHONY: book
-book: $(MDBOOK) ## Build docs as a book in target/book, and check its links
-	$(MDBOOK) build
-	@python3 tests/book/check.py target/book
-
 $(MDBOOK):
 	$(CARGO) install mdbook --version $(MDBOOK_VERSION) --locked --debug --no-default-features --features search \
-	    --root target/tools/mdbook-$(MDBOOK_VERSION)
+	    --target-dir target/tools --root $(TOOLS)/mdbook-$(MDBOOK_VERSION)
 
 $(DENY):
 	$(CARGO) install cargo-deny --version $(DENY_VERSION) --locked --debug \
-	    --root target/tools/cargo-deny-$(DENY_VERSION)
+	    --target-dir target/tools --root $(TOOLS)/cargo-deny-$(DENY_VERSION)

@@ -7,7 +7,7 @@
 //! way: [`Fence`] makes it fail before the ledger catches up and the first reservation is made. It does
 //! not know how the ledger does.
 //!
-//! `crates/ledger/tests/epoch` is this protocol's specification, and searches it for a card that is
+//! `crates/ledger/tests/ledger/epoch` is this protocol's specification, and searches it for a card that is
 //! given away twice.
 
 mod fence;

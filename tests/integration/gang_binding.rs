@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Rig, SOON, Setup, bound};
 
-/// A cluster that serves PodGroups. `make test` leaves these cases out before Kubernetes 1.37.
+/// A cluster that serves PodGroups. `make test-cluster` leaves these cases out before Kubernetes 1.37.
 pub(crate) async fn cluster() -> Result<ControlPlane> {
     ensure!(
         kubernetes_minor().await? >= 37,

@@ -46,11 +46,13 @@ a gang that does not fit holds nothing|gang_binding::single_pod_is_bound_at_once
 a gang is bound as a whole|gang_binding::gang_is_bound_once_all_of_it_fits|1.37
 50 gangs beside 200 single pods|gang_binding::fifty_gangs_and_two_hundred_single_pods_are_all_bound_and_no_gang_in_part|1.37
 a gang preempts for all of its pods|gang_preemption::gang_of_higher_priority_preempts_for_all_of_its_pods|1.37
+a gang spares all or none of them|gang_preemption::budget_that_protects_one_victim_spares_all_victims_of_a_gang|1.37
+a successor deletes the rest of them|gang_preemption::successor_goes_on_between_two_deletes_for_a_gang|1.37
 a gang on two kinds of node|gang_binding::gang_for_two_kinds_of_node_is_bound_once_its_largest_pod_fits|1.37
 a pod of a gang goes before its bind|gang_faults::gang_goes_on_with_another_pod_if_one_is_deleted_before_its_bind|1.37
 a successor binds the rest of a gang|gang_faults::successor_binds_the_rest_of_a_gang|1.37
 a recreated group is another|gang_binding::group_created_again_under_its_name_is_bound|1.37
-the simulated world's gangs are real|model::gangs_are_asked_about_as_by_the_real_scheduler|1.37
+the simulated world's gangs are real|control_plane::gangs_are_asked_about_as_by_the_real_scheduler|1.37
 schedulers' configurations load|manifests::every_scheduler_configuration_is_loaded
 LIST
 

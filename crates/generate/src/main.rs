@@ -63,36 +63,3 @@ fn check(folder: &Path, files: &Files) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_committed_files_are_the_generated_ones() -> Result<()> {
-        let files = files(names::GPU_MEM)?;
-        check(Path::new(MANIFESTS), &files)?;
-        check(Path::new(REFERENCE), &pages(&files)?)
-    }
-
-    #[test]
-    fn the_reference_has_only_generated_pages() -> Result<()> {
-        let pages = pages(&files(names::GPU_MEM)?)?;
-        for entry in std::fs::read_dir(REFERENCE)? {
-            let name = entry?.file_name();
-            let is_generated = pages.iter().any(|(page, _)| name == *page);
-            ensure!(is_generated, "{name:?} is not generated: remove it");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn a_stale_tree_is_told_where_and_how_to_mend() -> Result<()> {
-        let error = check(Path::new("/nonexistent"), &files(names::GPU_MEM)?);
-        assert_eq!(
-            error.err().map(|error| error.to_string()).as_deref(),
-            Some("core/crd.yaml:1 is stale: run `make generate`")
-        );
-        Ok(())
-    }
-}

@@ -1,4 +1,4 @@
-//! Every output of every command, byte by byte, on one cluster that has a bit of everything.
+//! Every output of every command, byte by byte, on one cluster that has a bit of everything; and the page's server.
 //! `GPUSTOW_BLESS=1 cargo test -p kubectl-gpustow` writes what the commands print now.
 
 mod adopt;
@@ -17,6 +17,7 @@ mod queue;
 mod sampling;
 mod settings;
 mod sharers;
+mod ui;
 mod why;
 
 use std::fs;

@@ -10,6 +10,7 @@ mod burst;
 mod compute;
 mod cordons;
 mod emptying;
+mod epoch;
 mod evidence;
 mod filter;
 mod forged;

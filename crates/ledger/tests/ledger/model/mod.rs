@@ -30,7 +30,8 @@ pub(crate) use event::Random;
 use switches::Switches;
 use world::World;
 
-const HISTORIES: u64 = 200_000;
+/// Histories of `make test`.
+const HISTORIES: u64 = 10_000;
 const LENGTH: u64 = 36;
 
 /// One history: what is turned on in it, and what happens.

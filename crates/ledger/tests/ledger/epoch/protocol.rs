@@ -4,7 +4,7 @@
 //! That a process stops anywhere and goes on later needs no step of its own: others may always act
 //! between two of its.
 
-use crate::search::Model;
+use super::search::Model;
 
 /// Pods; the card holds one fewer.
 pub(crate) const PODS: usize = 2;

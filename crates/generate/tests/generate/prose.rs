@@ -13,8 +13,6 @@ const LONGER: [(&str, usize); 4] = [
     ("docs/reliability.md", 1_050),
     ("docs/security-review.md", 1_150),
 ];
-/// Words of all Markdown together that people write.
-const ALL: usize = 35_000;
 /// What `make generate` writes: it has no more words than its sources.
 const GENERATED: [&str; 2] = ["docs/reference/", "manifests/chart/README.md"];
 
@@ -120,7 +118,6 @@ fn pages_keep_to_their_words() -> io::Result<()> {
             );
         }
     }
-    assert!(all <= ALL, "all Markdown has {all} words, {ALL} at most");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! The specification of how one extender relieves another (`src/epoch.rs`), searched for a card that
-//! is given away twice. It stands beside the ledger's own model because both run optimised.
+//! is given away twice. It stands beside the ledger's own model, because both run optimised.
 
 mod protocol;
 mod search;
