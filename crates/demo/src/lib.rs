@@ -16,6 +16,7 @@ mod view;
 mod workload;
 mod world;
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -26,6 +27,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use clap::Parser;
 use gpustow_pack::PolicyKind;
+use gpustow_simworld::repeat;
+use tokio::runtime::Runtime;
 
 use device_plugin::{Cluster, Sharing};
 use picture::Frame;
@@ -113,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for number in 0..args.seeds {
         let seed = args.seed.wrapping_add(number.into());
         let workload = Arc::new(args.workload(seed)?);
-        let (rows, frames) = simulate(args, &workload)?;
+        let (rows, frames) = simulate(args, seed, &workload)?;
         if let Some(file) = &args.picture {
             let whole = animation::frames(&mut Cluster::new(Sharing::Whole, &workload));
             let picture = animation::svg(&frames, &whole);
@@ -137,39 +140,54 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Runs every policy on paused time, each on a thread of its own: a row for each and for the device plugin, and what
-/// the first policy's cluster looked like.
-fn simulate(args: &Args, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
-    let (mut rows, mut frames) = (Vec::new(), Vec::new());
-    thread::scope(|scope| {
-        let runs = args.policies().into_iter();
-        let runs = runs.map(|policy| scope.spawn(move || one(policy, workload.clone())));
-        for run in runs.collect::<Vec<_>>() {
-            let (row, seen) = run.join().map_err(|_| anyhow!("a cluster panicked"))??;
-            rows.push(row);
-            if frames.is_empty() {
-                frames = seen;
-            }
-        }
-        anyhow::Ok(())
+/// the compared policy's cluster looked like.
+fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
+    let runtimes = runtimes(seed, PolicyKind::ALL.len())?;
+    let mut lives = thread::scope(|scope| {
+        let lives = PolicyKind::ALL.into_iter().zip(runtimes);
+        let lives = lives.map(|(policy, runtime)| {
+            scope.spawn(move || {
+                repeat::seed(seed);
+                runtime.block_on(one(policy, workload.clone()))
+            })
+        });
+        let lives = lives.collect::<Vec<_>>().into_iter().map(|life| {
+            let life = life.join();
+            life.map_err(|_| anyhow!("a cluster panicked"))?
+        });
+        lives.collect::<Result<Vec<_>>>()
     })?;
+    lives.sort_by_key(|(policy, ..)| *policy != args.policy);
+    let frames = lives.first().map(|(_, _, frames)| frames.clone());
+    let mut rows: Vec<Row> = lives.into_iter().map(|(_, row, _)| row).collect();
     for sharing in Sharing::ALL {
         let mut cluster = Cluster::new(sharing, workload);
         cluster.live(SPAN);
         rows.push(Row::of_device_plugin(&cluster, SPAN));
     }
-    Ok((rows, frames))
+    Ok((rows, frames.unwrap_or_default()))
 }
 
-fn one(policy: PolicyKind, workload: Arc<Workload>) -> Result<(Row, Vec<Frame>)> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .context("cannot start the runtime")?;
-    runtime.block_on(async {
-        let world = World::new(policy, workload)?;
-        let scheduler = world.start(LOOK).await?;
-        world.live(scheduler, Clock::new(VIRTUAL)).await?;
-        Ok((Row::of(&world, SPAN), world.frames()))
-    })
+async fn one(policy: PolicyKind, workload: Arc<Workload>) -> Result<(PolicyKind, Row, Vec<Frame>)> {
+    repeat::start_time();
+    let world = World::new(policy, workload)?;
+    let scheduler = world.start(LOOK).await?;
+    world.live(scheduler, Clock::new(VIRTUAL)).await?;
+    Ok((policy, Row::of(&world, SPAN), world.frames()))
+}
+
+/// Runtimes on paused time. One thread makes them all: tokio counts the runtimes of a process and draws from that count in
+/// which order a runtime polls.
+fn runtimes(seed: u64, count: usize) -> Result<Vec<Runtime>> {
+    let make = move || {
+        repeat::seed(seed);
+        let make = |_| {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            builder.enable_time().start_paused(true).build()
+        };
+        (0..count).map(make).collect::<io::Result<Vec<_>>>()
+    };
+    let made = thread::spawn(make).join();
+    let made = made.map_err(|_| anyhow!("cannot start the runtimes"))?;
+    made.context("cannot start the runtimes")
 }

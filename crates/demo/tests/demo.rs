@@ -2,8 +2,13 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::Parser as _;
 use kubectl_gpustow::{Args, Screen, run};
 use nix::sys::signal::{Signal, kill};
@@ -53,12 +58,54 @@ fn every_pod_is_accounted_for_in_every_row() -> Result<()> {
     Ok(())
 }
 
+/// Two threads for each core, until it is dropped.
+struct Load(Arc<AtomicBool>);
+
+impl Load {
+    fn of_all_cores() -> Result<Self> {
+        let ends = Arc::new(AtomicBool::new(false));
+        for _ in 0..2 * thread::available_parallelism()?.get() {
+            let ends = ends.clone();
+            thread::spawn(move || {
+                while !ends.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        Ok(Self(ends))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
-fn a_seed_gives_the_same_table_each_time() -> Result<()> {
-    let args = ["--nodes=3", "--pods=150", "--seed=7"];
-    let first = printed(&args)?;
-    assert_eq!(first, printed(&args)?);
-    assert_ne!(first, printed(&["--nodes=3", "--pods=150", "--seed=8"])?);
+fn a_seed_gives_the_same_table_on_busy_cores() -> Result<()> {
+    // So many pods wait that it shows which of two pods comes first.
+    let run = || printed(&["--nodes=1", "--pods=200", "--seed=7"]);
+    let _load = Load::of_all_cores()?;
+    // The runs begin at different fractions of a second.
+    let tables = thread::scope(|scope| {
+        let runs = [0, 400].map(|wait| {
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(wait));
+                run()
+            })
+        });
+        runs.map(|run| run.join().map_err(|_| anyhow!("a run panicked"))?)
+    });
+    let [first, second] = tables;
+    assert_eq!(first?, second?);
+    Ok(())
+}
+
+#[test]
+fn another_seed_gives_another_table() -> Result<()> {
+    let run = |seed| printed(&["--nodes=1", "--pods=40", seed]);
+    assert_ne!(run("--seed=7")?, run("--seed=8")?);
     Ok(())
 }
 
