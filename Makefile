@@ -22,7 +22,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## Compare gpustow with whole GPUs on a simulated cluster (ARGS=--live: watch it in the terminal; ARGS=--help for options)
+demo: ## Compare gpustow with whole GPUs on a simulated cluster (ARGS=--help for options)
 	$(CARGO) build --locked --workspace --bin demo
 	@target/debug/demo $(ARGS)
 

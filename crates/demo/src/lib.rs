@@ -1,18 +1,15 @@
 //! A simulated cluster: the real extender and the real agents on simulated GPUs, with a simulated API server, scheduler
 //! and kubelets around them, and pods that come and go. The same pods go through one such cluster per policy, and
 //! through clusters where NVIDIA's device plugin hands out GPUs. Time is virtual, so a seed gives the same table each
-//! time; `--live` runs it on real time, in the terminal.
+//! time.
 
 mod animation;
 mod api_server;
 mod device_plugin;
-mod live;
 mod picture;
 mod report;
 mod scheduler;
-mod screen;
 mod tally;
-mod view;
 mod workload;
 mod world;
 
@@ -22,7 +19,6 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::Parser;
@@ -34,13 +30,7 @@ use device_plugin::{Cluster, Sharing};
 use picture::Frame;
 use report::{Row, over_seeds, summary};
 use workload::{SPAN, Workload};
-use world::{Clock, World};
-
-/// Simulated seconds per second of the paused clock, by which extender and agents go. It is slow enough that their
-/// pauses do not show.
-const VIRTUAL: f64 = 60.0;
-/// Before each look of the scheduler: longer than any pause of the extender between an event and its answer.
-const LOOK: Duration = Duration::from_millis(50);
+use world::World;
 
 /// Compare gpustow's packing with whole GPUs and time-slicing on a simulated cluster.
 ///
@@ -65,28 +55,13 @@ pub struct Args {
     #[arg(long, default_value_t = 420, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub pods: u32,
 
-    /// Compare this policy with the others; --live shows it
+    /// Compare this policy with the others
     #[arg(long, default_value_t, value_parser = PolicyKind::from_str)]
     pub policy: PolicyKind,
 
-    /// Watch it in the terminal, on real time
-    #[arg(long, conflicts_with = "seeds")]
-    pub live: bool,
-
-    /// Let this many simulated minutes pass per second
-    #[arg(long, default_value = "30", value_parser = speed, requires = "live")]
-    pub speed: f64,
-
     /// Write an animated picture (SVG) of the policy beside whole GPUs
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "live"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "seeds")]
     pub picture: Option<PathBuf>,
-}
-
-fn speed(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(speed) if (0.01..=10_000.0).contains(&speed) => Ok(speed),
-        _ => Err("must be a number from 0.01 to 10000".to_owned()),
-    }
 }
 
 impl Args {
@@ -94,24 +69,13 @@ impl Args {
         let pods = usize::try_from(self.pods)?;
         Ok(Workload::new(seed, self.nodes.into(), pods))
     }
-
-    /// Every policy, the one that is compared first.
-    fn policies(&self) -> Vec<PolicyKind> {
-        let mut policies = PolicyKind::ALL.to_vec();
-        policies.sort_by_key(|policy| *policy != self.policy);
-        policies
-    }
 }
 
-/// Runs the demo: 0 if all went well, 1 if a GPU was over-committed or a pod was lost, 130 if
-/// the user stopped it.
+/// Runs the demo: 0 if all went well, 1 if a GPU was over-committed or a pod was lost.
 ///
 /// # Errors
-/// If something does not start, or the terminal cannot be drawn on.
+/// If something does not start, or the picture cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.live {
-        return live::run(args);
-    }
     let mut all = Vec::new();
     for number in 0..args.seeds {
         let seed = args.seed.wrapping_add(number.into());
@@ -123,7 +87,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             std::fs::write(file, picture).with_context(|| file.display().to_string())?;
         }
         if args.seeds == 1 {
-            print!("{}", summary(args, workload.gpus, SPAN, &rows));
+            print!("{}", summary(args, workload.gpus, &rows));
         } else {
             eprintln!("{} of {} seeds", number + 1, args.seeds);
         }
@@ -163,7 +127,7 @@ fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row
     for sharing in Sharing::ALL {
         let mut cluster = Cluster::new(sharing, workload);
         cluster.live(SPAN);
-        rows.push(Row::of_device_plugin(&cluster, SPAN));
+        rows.push(Row::of_device_plugin(&cluster));
     }
     Ok((rows, frames.unwrap_or_default()))
 }
@@ -171,9 +135,9 @@ fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row
 async fn one(policy: PolicyKind, workload: Arc<Workload>) -> Result<(PolicyKind, Row, Vec<Frame>)> {
     repeat::start_time();
     let world = World::new(policy, workload)?;
-    let scheduler = world.start(LOOK).await?;
-    world.live(scheduler, Clock::new(VIRTUAL)).await?;
-    Ok((policy, Row::of(&world, SPAN), world.frames()))
+    let scheduler = world.start().await?;
+    world.live(scheduler).await?;
+    Ok((policy, Row::of(&world), world.frames()))
 }
 
 /// Runtimes on paused time. One thread makes them all: tokio counts the runtimes of a process and draws from that count in

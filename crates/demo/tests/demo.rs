@@ -1,6 +1,5 @@
 //! The demo as its users run it, without a terminal.
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,10 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use clap::Parser as _;
-use kubectl_gpustow::{Args, Screen, run};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 fn demo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
@@ -148,52 +143,5 @@ fn the_picture_shows_both_clusters_at_each_time() -> Result<()> {
     assert_eq!(picture.matches("whole GPUs: ").count(), 48);
     assert_eq!(picture.matches("gpustow: ").count(), 48);
     assert!(picture.trim_end().ends_with("</svg>"));
-    Ok(())
-}
-
-#[tokio::test]
-async fn what_runs_on_a_cluster_runs_on_the_demos() -> Result<()> {
-    let mut child = demo(&["--live", "--nodes=2", "--pods=50", "--speed=30"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let mut hint = String::new();
-    BufReader::new(child.stderr.take().context("no stderr")?).read_line(&mut hint)?;
-    let mut words = hint.split_whitespace();
-    words
-        .find(|word| *word == "--kubeconfig")
-        .context(hint.clone())?;
-    let kubeconfig = words.next().context(hint.clone())?;
-    let words = ["kubectl-gpustow", "--kubeconfig", kubeconfig, "whatif"];
-    let mut out = Vec::new();
-    let answer = run(Args::try_parse_from(words)?, &mut out, Screen::default()).await;
-    kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
-    child.wait()?;
-    answer?;
-    let text = String::from_utf8(out)?;
-    assert!(text.contains("tight"), "{text}");
-    Ok(())
-}
-
-#[test]
-fn an_interrupted_demo_sums_up_what_it_has() -> Result<()> {
-    let mut child = demo(&["--live", "--nodes=1", "--pods=50", "--speed=1"])
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut stdout = BufReader::new(child.stdout.take().context("no stdout")?);
-    let mut text = String::new();
-    stdout.read_line(&mut text)?;
-    kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
-    stdout.read_to_string(&mut text)?;
-    assert_eq!(child.wait()?.code(), Some(130), "{text}");
-    assert!(text.contains("waiting: at the end"), "{text}");
-    Ok(())
-}
-
-#[test]
-fn a_speed_that_is_none_is_refused() -> Result<()> {
-    let output = demo(&["--live", "--speed=0"]).output()?;
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8(output.stderr)?.contains("from 0.01"));
     Ok(())
 }
