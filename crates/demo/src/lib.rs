@@ -7,6 +7,7 @@ mod animation;
 mod api_server;
 mod device_plugin;
 mod picture;
+mod progress;
 mod report;
 mod scheduler;
 mod tally;
@@ -17,7 +18,8 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -28,6 +30,7 @@ use tokio::runtime::Runtime;
 
 use device_plugin::{Cluster, Sharing};
 use picture::Frame;
+use progress::Progress;
 use report::{Row, over_seeds, summary};
 use workload::{SPAN, Workload};
 use world::World;
@@ -87,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             std::fs::write(file, picture).with_context(|| file.display().to_string())?;
         }
         if args.seeds == 1 {
-            print!("{}", summary(args, workload.gpus, &rows));
+            print!("{}", summary(args, seed, workload.gpus, &rows));
         } else {
             eprintln!("{} of {} seeds", number + 1, args.seeds);
         }
@@ -107,12 +110,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// the compared policy's cluster looked like.
 fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
     let runtimes = runtimes(seed, PolicyKind::ALL.len())?;
+    let (progress, (done, end)) = (Progress::default(), mpsc::channel());
+    let heading = format!(
+        "simulating {}, under each policy",
+        report::heading(args, seed, workload.gpus)
+    );
     let mut lives = thread::scope(|scope| {
-        let lives = PolicyKind::ALL.into_iter().zip(runtimes);
-        let lives = lives.map(|(policy, runtime)| {
+        let (progress, _done) = (&progress, done);
+        scope.spawn(move || progress.tell(&heading, &end));
+        let lives = progress.each().zip(runtimes);
+        let lives = lives.map(|((policy, lived), runtime)| {
             scope.spawn(move || {
                 repeat::seed(seed);
-                runtime.block_on(one(policy, workload.clone()))
+                runtime.block_on(one(policy, workload.clone(), lived))
             })
         });
         let lives = lives.collect::<Vec<_>>().into_iter().map(|life| {
@@ -132,11 +142,15 @@ fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row
     Ok((rows, frames.unwrap_or_default()))
 }
 
-async fn one(policy: PolicyKind, workload: Arc<Workload>) -> Result<(PolicyKind, Row, Vec<Frame>)> {
+async fn one(
+    policy: PolicyKind,
+    workload: Arc<Workload>,
+    lived: &AtomicU64,
+) -> Result<(PolicyKind, Row, Vec<Frame>)> {
     repeat::start_time();
     let world = World::new(policy, workload)?;
     let scheduler = world.start().await?;
-    world.live(scheduler).await?;
+    world.live(scheduler, lived).await?;
     Ok((policy, Row::of(&world), world.frames()))
 }
 

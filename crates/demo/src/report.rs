@@ -130,15 +130,16 @@ fn table(rows: &[Row]) -> Vec<String> {
     lines
 }
 
+/// What is simulated.
+pub(crate) fn heading(args: &Args, seed: u64, gpus: usize) -> String {
+    let Args { nodes, pods, .. } = args;
+    let span = clock(SPAN);
+    format!("{span} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}")
+}
+
 /// What stays on the terminal after one run.
-pub(crate) fn summary(args: &Args, gpus: usize, rows: &[Row]) -> String {
-    let Args {
-        seed, nodes, pods, ..
-    } = args;
-    let mut lines = vec![format!(
-        "{} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n",
-        clock(SPAN)
-    )];
+pub(crate) fn summary(args: &Args, seed: u64, gpus: usize, rows: &[Row]) -> String {
+    let mut lines = vec![heading(args, seed, gpus) + "\n"];
     lines.extend(table(rows));
     lines.push(format!(
         "\nat once: pods that run, mean from {} on. running and waiting: at the end. mean wait: simulated time until\n\

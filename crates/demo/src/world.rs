@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -170,18 +171,18 @@ impl World {
             && nodes.iter().all(has_memory)
     }
 
-    /// Lets the workload happen, to its end.
+    /// Lets the workload happen, to its end. Writes the virtual seconds that have passed to `lived`.
     ///
     /// # Errors
     /// If the extender cannot be reached.
-    pub(crate) async fn live(&self, scheduler: Scheduler) -> Result<()> {
+    pub(crate) async fn live(&self, scheduler: Scheduler, lived: &AtomicU64) -> Result<()> {
         tokio::select! {
             ended = scheduler.run() => ended,
-            ended = self.happen(Clock(Instant::now())) => ended,
+            ended = self.happen(Clock(Instant::now()), lived) => ended,
         }
     }
 
-    async fn happen(&self, clock: Clock) -> Result<()> {
+    async fn happen(&self, clock: Clock, lived: &AtomicU64) -> Result<()> {
         let pods = self.workload.pods.iter();
         let runs_for: HashMap<&str, Duration> =
             pods.clone().map(|pod| (&*pod.name, pod.runs_for)).collect();
@@ -193,6 +194,7 @@ impl World {
         let mut frame = FRAME;
         loop {
             let now = clock.now();
+            lived.store(now.as_secs(), Ordering::Relaxed);
             let mut moved = false;
             self.tally().pass(now, allocated, running);
             while let Some(pod) = arrivals.next_if(|pod| pod.at <= now) {

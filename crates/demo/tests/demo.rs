@@ -145,3 +145,15 @@ fn the_picture_shows_both_clusters_at_each_time() -> Result<()> {
     assert!(picture.trim_end().ends_with("</svg>"));
     Ok(())
 }
+
+#[test]
+fn progress_is_told_from_the_start_on() -> Result<()> {
+    let output = demo(&["--nodes=1", "--pods=40"]).output()?;
+    let error = String::from_utf8(output.stderr)?;
+    let first = error.lines().next().context("nothing")?;
+    assert_eq!(
+        first,
+        "simulating 12:00 h with 40 pods on 1 nodes with 8 GPUs, seed 42, under each policy"
+    );
+    Ok(())
+}
