@@ -3,7 +3,6 @@
 
 mod goals;
 mod queue;
-mod sampling;
 mod scenarios;
 
 use std::ops::RangeInclusive;
@@ -20,7 +19,6 @@ use crate::{synthetic, trace};
 use goals::{BASELINES, Measure, OURS};
 use gpustow_pack::PolicyKind;
 use queue::{Outcome, Study};
-pub use sampling::sampling;
 use scenarios::{Openb, Source};
 
 /// Points of allocation by which a mean may differ from the published one.
