@@ -26,22 +26,29 @@ pub struct Series(Vec<(i64, Mib)>);
 /// # Errors
 /// If a line cannot be read; the error names it.
 pub fn series(text: &str) -> Result<Vec<Series>> {
-    let mut all: Vec<(&str, Series)> = Vec::new();
-    for (line, [seconds, pod, mib]) in rows(text, ["seconds", "pod", "mib"])? {
-        let number = |column: &str, text: &str| {
-            let number = text.parse::<f64>().ok();
-            let number = number.filter(|it| (0.0..1e12).contains(it));
-            number.with_context(|| format!("line {line}: {column} is {text:?}, expected a number"))
-        };
-        let at = number("seconds", seconds)? as i64;
-        let used = Mib(number("mib", mib)? as u64);
-        let known = all.iter().position(|(name, _)| *name == pod);
-        let known = known.unwrap_or_else(|| {
-            all.push((pod, Series::default()));
-            all.len() - 1
-        });
-        all[known].1.0.push((at, used));
-    }
+    let mut all: Vec<(String, Series)> = Vec::new();
+    rows(
+        text,
+        ["seconds", "pod", "mib"],
+        |line, [seconds, pod, mib]| {
+            let number = |column: &str, text: &str| {
+                let number = text.parse::<f64>().ok();
+                let number = number.filter(|it| (0.0..1e12).contains(it));
+                number.with_context(|| {
+                    format!("line {line}: {column} is {text:?}, expected a number")
+                })
+            };
+            let at = number("seconds", seconds)? as i64;
+            let used = Mib(number("mib", mib)? as u64);
+            let known = all.iter().position(|(name, _)| name == pod);
+            let known = known.unwrap_or_else(|| {
+                all.push((pod.to_owned(), Series::default()));
+                all.len() - 1
+            });
+            all[known].1.0.push((at, used));
+            Ok(())
+        },
+    )?;
     let mut all: Vec<Series> = all.into_iter().map(|(_, series)| series).collect();
     all.iter_mut().for_each(|series| series.0.sort_unstable());
     all.retain(|series| series.spans() >= LEAST);

@@ -259,7 +259,7 @@ fn list_name(path: &Path) -> String {
 fn published(text: &str) -> Result<Vec<Published>> {
     let columns = ["workload", "policy", "alloc100_mean", "alloc130_mean"];
     let mut published = Vec::new();
-    for (line, [list, policy, at_100, at_130]) in trace::rows(text, columns)? {
+    trace::rows(text, columns, |line, [list, policy, at_100, at_130]| {
         let policy = match policy {
             "01-Random" => Choice::Random,
             "02-DotProd" => Choice::DotProd,
@@ -280,6 +280,7 @@ fn published(text: &str) -> Result<Vec<Published>> {
                 allocated,
             });
         }
-    }
+        Ok(())
+    })?;
     Ok(published)
 }
