@@ -27,13 +27,13 @@ help: ## List the targets
 ##@ Try it
 
 .PHONY: demo
-demo: ## Compare gpustow with whole GPUs on a simulated cluster (ARGS=--live: watch it in the terminal; ARGS=--help for options)
-	$(CARGO) build --locked --workspace --bin demo
+demo: ## Compare gpustow with whole GPUs on a simulated cluster (ARGS=--help for options)
+	$(CARGO) build --locked --package gpustow-demo
 	@target/debug/demo $(ARGS)
 
 .PHONY: demo-picture
 demo-picture: ## Write the animated picture of the demo for the README
-	$(CARGO) build --locked --workspace --bin demo
+	$(CARGO) build --locked --package gpustow-demo
 	target/debug/demo --picture docs/images/demo.svg
 
 .PHONY: cluster
@@ -236,6 +236,7 @@ fmt: ## Check the formatting
 clippy: ## Check the lints
 	$(CARGO) clippy --workspace --all-targets $(PROGRAMS) --locked -- -D warnings
 	$(CARGO) clippy --workspace --test integration --test testkit --test node --test neighbours --test gpu --locked -- -D warnings
+	$(CARGO) clippy --package gpustow-demo --package gpustow --no-default-features --lib --locked -- -D warnings
 
 .PHONY: doc
 doc: ## Check that the documentation builds

@@ -8,6 +8,10 @@ mod ask;
 mod bind;
 mod budgets;
 mod call;
+#[cfg(feature = "tls")]
+mod certificate;
+#[cfg(not(feature = "tls"))]
+#[path = "no_certificate.rs"]
 mod certificate;
 mod config;
 mod decode;

@@ -3,12 +3,12 @@
 
 use anyhow::{Result, anyhow};
 use gpustow_api::names;
+use gpustow_simworld::repeat;
 use k8s_openapi::jiff::SignedDuration;
 use serde_json::json;
 use tokio::time::{Duration, Instant};
 
 use crate::check::CARD;
-use crate::dice;
 use crate::net::{Shared, locked};
 use crate::server::Kind;
 
@@ -34,7 +34,7 @@ impl Crowd {
             let report = json!({
                 "metadata": { "name": name }, "spec": {},
                 "status": {
-                    "heartbeat": dice::time(SignedDuration::ZERO),
+                    "heartbeat": repeat::time(SignedDuration::ZERO),
                     "summary": { "gpus": 1, "healthy": 1, "models": "Simulated", "capacityMiB": CARD, "usedMiB": CARD },
                     "gpus": [{
                         "uuid": format!("GPU-{name}-0"), "index": 0, "model": "Simulated", "totalMiB": CARD,
@@ -58,7 +58,7 @@ impl Crowd {
         }
         self.told = Some(Instant::now());
         for name in &self.names {
-            let heartbeat = dice::time(SignedDuration::ZERO);
+            let heartbeat = repeat::time(SignedDuration::ZERO);
             let patch = json!({ "status": { "heartbeat": heartbeat } });
             let key = (Kind::GpuNode, String::new(), name.clone());
             // An etcd may have been restored to what it was before them.

@@ -12,6 +12,7 @@ use gpustow_agent::Work;
 use gpustow_agent::devices::{Card, Memory, Process, Reading};
 use gpustow_agent::sampler::Sampler;
 use gpustow_api::{Assignment, names};
+use gpustow_simworld::repeat;
 use k8s_openapi::jiff::SignedDuration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -21,7 +22,6 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::check::{CARD, ended, hangs};
-use crate::dice;
 use crate::net::{Link, NAMESPACE, Shared, locked};
 use crate::scheduler::{name, uid};
 use crate::server::{Copy, Kind};
@@ -157,7 +157,7 @@ impl Machine {
         let key = (Kind::Pod, NAMESPACE.to_owned(), name(pod));
         let id = format!("containerd://{:064x}", self.pids);
         let status = json!({ "metadata": { "uid": uid(pod) }, "status": {
-            "phase": "Running", "startTime": dice::time(SignedDuration::ZERO),
+            "phase": "Running", "startTime": repeat::time(SignedDuration::ZERO),
             "containerStatuses": [{
                 "name": "main", "containerID": id, "image": "i", "imageID": "i", "ready": true, "restartCount": 0,
             }],

@@ -10,7 +10,6 @@ mod call;
 mod check;
 mod control_plane;
 mod crowd;
-mod dice;
 mod disruptions;
 mod empty;
 mod gangs;
@@ -33,6 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use gpustow_simworld::repeat;
 
 use story::Story;
 use world::World;
@@ -46,16 +46,16 @@ fn number(name: &str) -> Result<Option<u64>> {
     number.transpose()
 }
 
-/// One world, on a thread whose dice are the seed's. Prints its story.
+/// One world, on a thread whose random numbers are the seed's. Prints its story.
 fn live(seed: u64) -> Result<()> {
     let life = std::thread::spawn(move || {
-        dice::throw(seed);
+        repeat::seed(seed);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()?;
         runtime.block_on(async {
-            dice::begin();
+            repeat::start_time();
             let story = Story::new();
             let _heard = story.listen();
             let ended = World::run(seed, story.clone()).await;

@@ -1,43 +1,39 @@
 //! A simulated cluster: the real extender and the real agents on simulated GPUs, with a simulated API server, scheduler
 //! and kubelets around them, and pods that come and go. The same pods go through one such cluster per policy, and
 //! through clusters where NVIDIA's device plugin hands out GPUs. Time is virtual, so a seed gives the same table each
-//! time; `--live` runs it on real time, in the terminal.
+//! time.
 
 mod animation;
 mod api_server;
 mod device_plugin;
-mod live;
 mod picture;
+mod progress;
 mod report;
 mod scheduler;
-mod screen;
 mod tally;
-mod view;
 mod workload;
 mod world;
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::Parser;
 use gpustow_pack::PolicyKind;
+use gpustow_simworld::repeat;
+use tokio::runtime::Runtime;
 
 use device_plugin::{Cluster, Sharing};
 use picture::Frame;
+use progress::Progress;
 use report::{Row, over_seeds, summary};
 use workload::{SPAN, Workload};
-use world::{Clock, World};
-
-/// Simulated seconds per second of the paused clock, by which extender and agents go. It is slow enough that their
-/// pauses do not show.
-const VIRTUAL: f64 = 60.0;
-/// Before each look of the scheduler: longer than any pause of the extender between an event and its answer.
-const LOOK: Duration = Duration::from_millis(50);
+use world::World;
 
 /// Compare gpustow's packing with whole GPUs and time-slicing on a simulated cluster.
 ///
@@ -62,28 +58,13 @@ pub struct Args {
     #[arg(long, default_value_t = 420, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub pods: u32,
 
-    /// Compare this policy with the others; --live shows it
+    /// Compare this policy with the others
     #[arg(long, default_value_t, value_parser = PolicyKind::from_str)]
     pub policy: PolicyKind,
 
-    /// Watch it in the terminal, on real time
-    #[arg(long, conflicts_with = "seeds")]
-    pub live: bool,
-
-    /// Let this many simulated minutes pass per second
-    #[arg(long, default_value = "30", value_parser = speed, requires = "live")]
-    pub speed: f64,
-
     /// Write an animated picture (SVG) of the policy beside whole GPUs
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "live"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "seeds")]
     pub picture: Option<PathBuf>,
-}
-
-fn speed(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(speed) if (0.01..=10_000.0).contains(&speed) => Ok(speed),
-        _ => Err("must be a number from 0.01 to 10000".to_owned()),
-    }
 }
 
 impl Args {
@@ -91,36 +72,25 @@ impl Args {
         let pods = usize::try_from(self.pods)?;
         Ok(Workload::new(seed, self.nodes.into(), pods))
     }
-
-    /// Every policy, the one that is compared first.
-    fn policies(&self) -> Vec<PolicyKind> {
-        let mut policies = PolicyKind::ALL.to_vec();
-        policies.sort_by_key(|policy| *policy != self.policy);
-        policies
-    }
 }
 
-/// Runs the demo: 0 if all went well, 1 if a GPU was over-committed or a pod was lost, 130 if
-/// the user stopped it.
+/// Runs the demo: 0 if all went well, 1 if a GPU was over-committed or a pod was lost.
 ///
 /// # Errors
-/// If something does not start, or the terminal cannot be drawn on.
+/// If something does not start, or the picture cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.live {
-        return live::run(args);
-    }
     let mut all = Vec::new();
     for number in 0..args.seeds {
         let seed = args.seed.wrapping_add(number.into());
         let workload = Arc::new(args.workload(seed)?);
-        let (rows, frames) = simulate(args, &workload)?;
+        let (rows, frames) = simulate(args, seed, &workload)?;
         if let Some(file) = &args.picture {
             let whole = animation::frames(&mut Cluster::new(Sharing::Whole, &workload));
             let picture = animation::svg(&frames, &whole);
             std::fs::write(file, picture).with_context(|| file.display().to_string())?;
         }
         if args.seeds == 1 {
-            print!("{}", summary(args, workload.gpus, SPAN, &rows));
+            print!("{}", summary(args, seed, workload.gpus, &rows));
         } else {
             eprintln!("{} of {} seeds", number + 1, args.seeds);
         }
@@ -137,39 +107,65 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Runs every policy on paused time, each on a thread of its own: a row for each and for the device plugin, and what
-/// the first policy's cluster looked like.
-fn simulate(args: &Args, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
-    let (mut rows, mut frames) = (Vec::new(), Vec::new());
-    thread::scope(|scope| {
-        let runs = args.policies().into_iter();
-        let runs = runs.map(|policy| scope.spawn(move || one(policy, workload.clone())));
-        for run in runs.collect::<Vec<_>>() {
-            let (row, seen) = run.join().map_err(|_| anyhow!("a cluster panicked"))??;
-            rows.push(row);
-            if frames.is_empty() {
-                frames = seen;
-            }
-        }
-        anyhow::Ok(())
+/// the compared policy's cluster looked like.
+fn simulate(args: &Args, seed: u64, workload: &Arc<Workload>) -> Result<(Vec<Row>, Vec<Frame>)> {
+    let runtimes = runtimes(seed, PolicyKind::ALL.len())?;
+    let (progress, (done, end)) = (Progress::default(), mpsc::channel());
+    let heading = format!(
+        "simulating {}, under each policy",
+        report::heading(args, seed, workload.gpus)
+    );
+    let mut lives = thread::scope(|scope| {
+        let (progress, _done) = (&progress, done);
+        scope.spawn(move || progress.tell(&heading, &end));
+        let lives = progress.each().zip(runtimes);
+        let lives = lives.map(|((policy, lived), runtime)| {
+            scope.spawn(move || {
+                repeat::seed(seed);
+                runtime.block_on(one(policy, workload.clone(), lived))
+            })
+        });
+        let lives = lives.collect::<Vec<_>>().into_iter().map(|life| {
+            let life = life.join();
+            life.map_err(|_| anyhow!("a cluster panicked"))?
+        });
+        lives.collect::<Result<Vec<_>>>()
     })?;
+    lives.sort_by_key(|(policy, ..)| *policy != args.policy);
+    let frames = lives.first().map(|(_, _, frames)| frames.clone());
+    let mut rows: Vec<Row> = lives.into_iter().map(|(_, row, _)| row).collect();
     for sharing in Sharing::ALL {
         let mut cluster = Cluster::new(sharing, workload);
         cluster.live(SPAN);
-        rows.push(Row::of_device_plugin(&cluster, SPAN));
+        rows.push(Row::of_device_plugin(&cluster));
     }
-    Ok((rows, frames))
+    Ok((rows, frames.unwrap_or_default()))
 }
 
-fn one(policy: PolicyKind, workload: Arc<Workload>) -> Result<(Row, Vec<Frame>)> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .context("cannot start the runtime")?;
-    runtime.block_on(async {
-        let world = World::new(policy, workload)?;
-        let scheduler = world.start(LOOK).await?;
-        world.live(scheduler, Clock::new(VIRTUAL)).await?;
-        Ok((Row::of(&world, SPAN), world.frames()))
-    })
+async fn one(
+    policy: PolicyKind,
+    workload: Arc<Workload>,
+    lived: &AtomicU64,
+) -> Result<(PolicyKind, Row, Vec<Frame>)> {
+    repeat::start_time();
+    let world = World::new(policy, workload)?;
+    let scheduler = world.start().await?;
+    world.live(scheduler, lived).await?;
+    Ok((policy, Row::of(&world), world.frames()))
+}
+
+/// Runtimes on paused time. One thread makes them all: tokio counts the runtimes of a process and draws from that count in
+/// which order a runtime polls.
+fn runtimes(seed: u64, count: usize) -> Result<Vec<Runtime>> {
+    let make = move || {
+        repeat::seed(seed);
+        let make = |_| {
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            builder.enable_time().start_paused(true).build()
+        };
+        (0..count).map(make).collect::<io::Result<Vec<_>>>()
+    };
+    let made = thread::spawn(make).join();
+    let made = made.map_err(|_| anyhow!("cannot start the runtimes"))?;
+    made.context("cannot start the runtimes")
 }

@@ -38,8 +38,8 @@ pub(crate) struct NodePicture {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Picture {
     pub(crate) nodes: Vec<NodePicture>,
-    /// Names of pods without a node, oldest first.
-    pub(crate) waiting: Vec<String>,
+    /// Pods without a node.
+    pub(crate) waiting: usize,
     /// Pods with a node.
     pub(crate) running: usize,
     /// Bound pods whose cards are not known: there must be none.
@@ -82,7 +82,7 @@ impl Picture {
             let name = text(pod, ["metadata", "name"]).to_owned();
             let node = text(pod, ["spec", "nodeName"]);
             if node.is_empty() {
-                picture.waiting.push(name);
+                picture.waiting += 1;
                 continue;
             }
             picture.running += 1;

@@ -9,7 +9,7 @@ use super::Args;
 use super::device_plugin::{Cluster, Sharing};
 use super::picture::Picture;
 use super::tally::Tally;
-use super::workload::RAMP;
+use super::workload::{RAMP, SPAN};
 use super::world::World;
 
 /// What one way to share the GPUs has come to.
@@ -20,8 +20,6 @@ pub(crate) struct Row {
     pub(crate) tally: Tally,
     pub(crate) running: usize,
     pub(crate) waiting: usize,
-    /// Share of all GPU memory that running pods requested, 0 to 1.
-    pub(crate) allocated: f64,
     pub(crate) mean_wait: Duration,
     /// Pods whose program found its GPU full.
     pub(crate) failed: usize,
@@ -32,30 +30,28 @@ fn ours(policy: PolicyKind) -> String {
 }
 
 impl Row {
-    /// Looks at a world at virtual time `now`.
-    pub(crate) fn of(world: &World, now: Duration) -> Self {
+    /// Looks at a world at its end.
+    pub(crate) fn of(world: &World) -> Self {
         let picture = Picture::of(&world.server);
         let mut tally = world.tally().clone();
         tally.broken += picture.over_committed() + picture.lost;
         Self {
             way: ours(world.policy),
             running: picture.running,
-            waiting: picture.waiting.len(),
-            allocated: picture.allocated(),
-            mean_wait: tally.mean_wait(now),
+            waiting: picture.waiting,
+            mean_wait: tally.mean_wait(SPAN),
             failed: 0,
             tally,
         }
     }
 
-    /// Looks at a cluster of the device plugin, which has lived up to `now`.
-    pub(crate) fn of_device_plugin(cluster: &Cluster<'_>, now: Duration) -> Self {
+    /// Looks at a cluster of the device plugin at its end.
+    pub(crate) fn of_device_plugin(cluster: &Cluster<'_>) -> Self {
         Self {
             way: cluster.sharing.name().to_owned(),
             running: cluster.running(),
             waiting: cluster.tally.waiting(),
-            allocated: cluster.allocated(),
-            mean_wait: cluster.tally.mean_wait(now),
+            mean_wait: cluster.tally.mean_wait(SPAN),
             failed: cluster.failed(),
             tally: cluster.tally.clone(),
         }
@@ -96,14 +92,12 @@ pub(crate) fn clock(time: Duration) -> String {
     format!("{:02}:{:02}", minutes / 60, minutes % 60)
 }
 
-/// A heading and a line per row, with as many columns as `width` has room for.
-pub(crate) fn table(rows: &[Row], width: usize) -> Vec<String> {
+/// A heading and a line per row.
+fn table(rows: &[Row]) -> Vec<String> {
     let line = |way: &str, cells: [String; 6]| {
         let mut line = format!("{way:17}");
         for (cell, column) in cells.into_iter().zip([9, 10, 9, 9, 12, 11]) {
-            if line.len() + column <= width {
-                line += &format!("{cell:>column$}");
-            }
+            line += &format!("{cell:>column$}");
         }
         line
     };
@@ -136,16 +130,17 @@ pub(crate) fn table(rows: &[Row], width: usize) -> Vec<String> {
     lines
 }
 
+/// What is simulated.
+pub(crate) fn heading(args: &Args, seed: u64, gpus: usize) -> String {
+    let Args { nodes, pods, .. } = args;
+    let span = clock(SPAN);
+    format!("{span} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}")
+}
+
 /// What stays on the terminal after one run.
-pub(crate) fn summary(args: &Args, gpus: usize, now: Duration, rows: &[Row]) -> String {
-    let Args {
-        seed, nodes, pods, ..
-    } = args;
-    let mut lines = vec![format!(
-        "{} h with {pods} pods on {nodes} nodes with {gpus} GPUs, seed {seed}\n",
-        clock(now)
-    )];
-    lines.extend(table(rows, usize::MAX));
+pub(crate) fn summary(args: &Args, seed: u64, gpus: usize, rows: &[Row]) -> String {
+    let mut lines = vec![heading(args, seed, gpus) + "\n"];
+    lines.extend(table(rows));
     lines.push(format!(
         "\nat once: pods that run, mean from {} on. running and waiting: at the end. mean wait: simulated time until\n\
          a pod starts. allocated: GPU memory that running pods requested, mean from {0} on.",

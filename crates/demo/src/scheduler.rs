@@ -108,8 +108,7 @@ pub(crate) struct Scheduler {
     /// UID, and whether the sums of the nodes refused it rather than the extender.
     asleep: BTreeMap<String, bool>,
     seen: u64,
-    /// Before each look, so that the extender has seen what the scheduler sees. On paused time all is still by then, and
-    /// so a run repeats.
+    /// Before each look, so that the extender has seen what the scheduler sees. On paused time all is still by then.
     look: Duration,
 }
 

@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -19,7 +19,6 @@ use gpustow_pack::PolicyKind;
 use gpustow_simworld::{Change, Copy, Key, Kind, Refusal, Server, locked};
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
 use super::api_server::{Shared, all, router};
@@ -28,6 +27,11 @@ use super::scheduler::Scheduler;
 use super::tally::Tally;
 use super::workload::{Host, NAMESPACE, SPAN, Workload};
 
+/// Virtual seconds per second of the paused clock, which extender and agents follow. It is slow enough that their pauses
+/// do not show.
+const SPEED: f64 = 60.0;
+/// Before each look of the scheduler: longer than any pause of the extender between an event and its answer.
+const LOOK: Duration = Duration::from_millis(50);
 /// Virtual time between two looks that [`World::frames`] keeps.
 pub(crate) const FRAME: Duration = Duration::from_secs(15 * 60);
 /// How often an agent looks at its GPUs.
@@ -35,33 +39,22 @@ const SAMPLE: Duration = Duration::from_secs(5);
 /// Bound on the start of the agents, and on the extender's.
 const START: Duration = Duration::from_secs(20);
 
-/// Virtual time: runs `speed` times as fast as the runtime's clock.
+/// Virtual time, from the start of the runtime's paused clock on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
-    start: Instant,
-    speed: f64,
-}
+struct Clock(Instant);
 
 impl Clock {
-    /// One that starts now.
-    pub(crate) fn new(speed: f64) -> Self {
-        Self {
-            start: Instant::now(),
-            speed,
-        }
-    }
-
     /// Virtual time since the start, at most [`SPAN`].
-    pub(crate) fn now(&self) -> Duration {
-        self.start.elapsed().mul_f64(self.speed).min(SPAN)
+    fn now(self) -> Duration {
+        self.0.elapsed().mul_f64(SPEED).min(SPAN)
     }
 
-    fn real(&self, at: Duration) -> Instant {
-        self.start + at.div_f64(self.speed)
+    fn paused(self, at: Duration) -> Instant {
+        self.0 + at.div_f64(SPEED)
     }
 }
 
-/// A cluster under a policy. What it shows may be looked at while it runs.
+/// A cluster under a policy.
 pub(crate) struct World {
     pub(crate) policy: PolicyKind,
     pub(crate) server: Shared,
@@ -106,30 +99,11 @@ impl World {
         locked(&self.frames).clone()
     }
 
-    /// Lets kubectl's plugins look at the cluster by the kubeconfig that it writes to `file`.
-    ///
-    /// # Errors
-    /// If this machine gives no port or takes no file.
-    pub(crate) async fn open(&self, file: &Path) -> Result<()> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let server = format!("http://{}", listener.local_addr()?);
-        tokio::spawn(axum::serve(listener, router(self.server.clone())).into_future());
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "demo",
-            "clusters": [{"name": "demo", "cluster": {"server": server}}],
-            "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
-            "users": [{"name": "demo", "user": {}}],
-        });
-        std::fs::write(file, kubeconfig.to_string())?;
-        Ok(())
-    }
-
-    /// Starts the agents and the extender, and returns when all are ready: a scheduler to run, which waits for `look`
-    /// before each look at the cluster.
+    /// Starts the agents and the extender, and returns when all are ready: a scheduler to run.
     ///
     /// # Errors
     /// If they do not start.
-    pub(crate) async fn start(&self, look: Duration) -> Result<Scheduler> {
+    pub(crate) async fn start(&self) -> Result<Scheduler> {
         let api = || Client::new(router(self.server.clone()), "default");
         self.start_agents(api).await?;
         let extender = Extender::new(gpustow::Args::try_parse_from(["gpustow"])?, api())?;
@@ -148,7 +122,7 @@ impl World {
         let ready = timeout(START, ready).await;
         ready.context("the extender does not become ready")??;
         let extender = Client::new(extender.scheduler(), "default");
-        Scheduler::new(self.server.clone(), extender, look)
+        Scheduler::new(self.server.clone(), extender, LOOK)
     }
 
     /// An agent per node; returns when each has reported and its node has that capacity.
@@ -197,18 +171,18 @@ impl World {
             && nodes.iter().all(has_memory)
     }
 
-    /// Lets the workload happen, to its end.
+    /// Lets the workload happen, to its end. Writes the virtual seconds that have passed to `lived`.
     ///
     /// # Errors
     /// If the extender cannot be reached.
-    pub(crate) async fn live(&self, scheduler: Scheduler, clock: Clock) -> Result<()> {
+    pub(crate) async fn live(&self, scheduler: Scheduler, lived: &AtomicU64) -> Result<()> {
         tokio::select! {
             ended = scheduler.run() => ended,
-            ended = self.happen(clock) => ended,
+            ended = self.happen(Clock(Instant::now()), lived) => ended,
         }
     }
 
-    async fn happen(&self, clock: Clock) -> Result<()> {
+    async fn happen(&self, clock: Clock, lived: &AtomicU64) -> Result<()> {
         let pods = self.workload.pods.iter();
         let runs_for: HashMap<&str, Duration> =
             pods.clone().map(|pod| (&*pod.name, pod.runs_for)).collect();
@@ -220,6 +194,7 @@ impl World {
         let mut frame = FRAME;
         loop {
             let now = clock.now();
+            lived.store(now.as_secs(), Ordering::Relaxed);
             let mut moved = false;
             self.tally().pass(now, allocated, running);
             while let Some(pod) = arrivals.next_if(|pod| pod.at <= now) {
@@ -272,7 +247,7 @@ impl World {
                 .chain(departure)
                 .fold(SPAN.min(frame), Duration::min);
             tokio::select! {
-                () = sleep_until(clock.real(next)) => {}
+                () = sleep_until(clock.paused(next)) => {}
                 _ = changed.changed() => {}
             }
         }

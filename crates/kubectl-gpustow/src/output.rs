@@ -214,6 +214,9 @@ pub(crate) fn column<R>(
     }
 }
 
+/// The cells of a line, each with its text.
+pub(crate) type Cells = Vec<(Value, String)>;
+
 /// Rows to print.
 pub(crate) struct Listing<R> {
     pub(crate) kind: &'static str,
@@ -251,7 +254,7 @@ impl<R> Listing<R> {
         Ok(self.answer)
     }
 
-    fn sort(&mut self, wanted: &str) -> Result<()> {
+    pub(crate) fn sort(&mut self, wanted: &str) -> Result<()> {
         let (name, down) = match wanted.strip_prefix('-') {
             Some(name) => (name, true),
             None => (wanted, false),
@@ -279,7 +282,23 @@ impl<R> Listing<R> {
         if self.rows.is_empty() {
             return Ok(writeln!(out, "{}", self.empty)?);
         }
-        let wide = output.format == Format::Wide;
+        let (heads, lines) = self.laid_out(output.format == Format::Wide, screen);
+        if !output.no_headers {
+            writeln!(out, "{}", heads.trim_end())?;
+        }
+        for line in lines {
+            let cells = line.into_iter().map(|(value, text)| match value {
+                Value::Bad(_) if screen.colour => format!("\x1b[31;1m{text}\x1b[0m"),
+                Value::Good(_) if screen.colour => format!("\x1b[32m{text}\x1b[0m"),
+                _ => text,
+            });
+            writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+
+    /// The heading, and the cells of each line with their text as wide as their column is on this screen.
+    pub(crate) fn laid_out(&self, wide: bool, screen: Screen) -> (String, Vec<Cells>) {
         let shown = |column: &&Column<R>| match column.shown {
             Shown::Always => true,
             Shown::Wide => wide,
@@ -297,26 +316,18 @@ impl<R> Listing<R> {
         if let Some(limit) = screen.width.filter(|_| !wide) {
             narrow(&mut columns, &mut lines, &mut widths, limit.into());
         }
-        if !output.no_headers {
-            let number = |index: usize| lines.iter().any(|line| line[index].is_number());
-            let heads = columns
-                .iter()
-                .enumerate()
-                .map(|(index, column)| pad(column.head, widths[index], number(index)));
-            writeln!(out, "{}", heads.collect::<Vec<_>>().join("  ").trim_end())?;
-        }
-        for line in &lines {
-            let cells = line.iter().zip(&widths).map(|(value, width)| {
+        let number = |index: usize| lines.iter().any(|line| line[index].is_number());
+        let heads = columns.iter().enumerate();
+        let heads = heads.map(|(index, it)| pad(it.head, widths[index], number(index)));
+        let heads = heads.collect::<Vec<_>>().join("  ");
+        let lines = lines.into_iter().map(|line| {
+            let cells = line.into_iter().zip(&widths).map(|(value, width)| {
                 let text = pad(&clipped(&value.shown(), *width), *width, value.is_number());
-                match value {
-                    Value::Bad(_) if screen.colour => format!("\x1b[31;1m{text}\x1b[0m"),
-                    Value::Good(_) if screen.colour => format!("\x1b[32m{text}\x1b[0m"),
-                    _ => text,
-                }
+                (value, text)
             });
-            writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
-        }
-        Ok(())
+            cells.collect()
+        });
+        (heads, lines.collect())
     }
 
     fn fields(&self) -> impl Iterator<Item = &Column<R>> {
@@ -418,7 +429,7 @@ fn narrow<R>(
 }
 
 /// The text, with an ellipsis where it is cut.
-pub(crate) fn clipped(text: &str, width: usize) -> String {
+fn clipped(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -444,7 +455,7 @@ pub(crate) fn printable(text: &str) -> String {
 
 /// So many cells: `#` requested and in use, `=` requested and idle, `+` used beyond requests,
 /// `.` free.
-pub(crate) fn bar(held: Mib, used: Mib, room: Mib, length: u64) -> String {
+fn bar(held: Mib, used: Mib, room: Mib, length: u64) -> String {
     let all = (held.max(used) + room).0.max(1);
     let cells = |Mib(part): Mib| {
         usize::try_from((part.saturating_mul(length) + all / 2) / all).unwrap_or(0)

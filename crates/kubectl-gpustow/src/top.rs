@@ -1,15 +1,11 @@
-//! `top`: every GPU with its pods, live.
+//! `top`: the table of `gpus`, live.
 
+use std::cmp::Reverse;
 use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use gpustow_inspect::{
-    Cluster, Live, load, memory,
-    owner::Owners,
-    state::{self, room},
-};
-use gpustow_pack::Mib;
+use gpustow_inspect::{Cluster, Live, load};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
@@ -19,30 +15,15 @@ use ratatui::widgets::Paragraph;
 use tokio::sync::mpsc;
 
 use crate::args::{Global, TopArgs, TopSort};
-use crate::lists::used;
-use crate::output::{bar, clipped, printable};
+use crate::lists::{self, GpuRow};
+use crate::output::{Cells, Format, Listing, Output, Value};
 use crate::{Answer, Screen};
 
 const HELP: &str = "q quit  s sort  / filter  ↑↓ PgUp PgDn Home End move";
 
-struct Row {
-    node: String,
-    gpu: u32,
-    model: String,
-    held: Mib,
-    used: Mib,
-    /// What processes outside gpustow pods use.
-    others: Mib,
-    room: Mib,
-    free: Mib,
-    pods: String,
-    /// Why it takes no pods.
-    refuses: Option<String>,
-}
-
 /// What the view shows of the cluster.
 struct Picture {
-    rows: Vec<Row>,
+    gpus: Listing<GpuRow>,
     headline: String,
 }
 
@@ -71,14 +52,14 @@ pub(crate) async fn run(
         colour: screen.colour,
     };
     if args.once || !screen.terminal {
-        let picture = picture(&load(&global.source).await?, &view);
-        writeln!(out, "{}", picture.headline)?;
-        let widths = widths(&picture.rows, u16::MAX);
-        writeln!(out, "{}", heads(&widths).trim_end())?;
-        for row in &picture.rows {
-            writeln!(out, "{}", plain(row, &widths).trim_end())?;
-        }
-        return Ok(Answer::Yes);
+        let Picture { gpus, headline } = picture(&load(&global.source).await?, &view)?;
+        writeln!(out, "{headline}")?;
+        let output = Output {
+            format: Format::Table,
+            no_headers: false,
+            sort_by: None,
+        };
+        return gpus.print(&output, screen, out);
     }
     let live = Live::start(&global.source).await?;
     let mut terminal = ratatui::try_init().context("cannot use this terminal: try top -1")?;
@@ -98,7 +79,7 @@ async fn show(live: &Live, view: &mut View, terminal: &mut ratatui::DefaultTermi
         }
     });
     let mut tick = tokio::time::interval(Duration::from_secs(1));
-    let mut shown = picture(&live.now(), view);
+    let mut shown = picture(&live.now(), view)?;
     loop {
         let mut height = 0;
         terminal.draw(|frame| height = draw(frame, &shown, view))?;
@@ -106,7 +87,7 @@ async fn show(live: &Live, view: &mut View, terminal: &mut ratatui::DefaultTermi
             _ = tick.tick() => {}
             event = keys.recv() => match event {
                 Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
-                    if !view.obey(key, shown.rows.len(), height) {
+                    if !view.obey(key, shown.gpus.rows.len(), height) {
                         return Ok(());
                     }
                 }
@@ -114,7 +95,7 @@ async fn show(live: &Live, view: &mut View, terminal: &mut ratatui::DefaultTermi
                 None => return Ok(()),
             },
         }
-        shown = picture(&live.now(), view);
+        shown = picture(&live.now(), view)?;
     }
 }
 
@@ -153,118 +134,29 @@ impl View {
     }
 }
 
-fn picture(cluster: &Cluster, view: &View) -> Picture {
-    let (views, owners) = (cluster.views(), Owners::of(cluster));
-    let mut rows: Vec<Row> = views
-        .iter()
-        .flat_map(|node| node.cards.iter().map(move |card| (node, card)))
-        .map(|(node, card)| Row {
-            node: node.name.to_string(),
-            gpu: card.index,
-            model: card.model.clone(),
-            held: card.held,
-            used: used(card),
-            others: card.unmanaged,
-            room: room(node, card),
-            free: card.free,
-            pods: printable(&owners.on(&node.name, card).join(", ")),
-            refuses: state::refuses(cluster, node, card),
-        })
-        .collect();
-    let sum = |of: fn(&Row) -> Mib| memory(rows.iter().map(of).sum());
+fn picture(cluster: &Cluster, view: &View) -> Result<Picture> {
+    let mut gpus = lists::gpus(cluster, None)?;
     let headline = format!(
-        "{} nodes, {} GPUs: {} requested, {} used, {} unmanaged, {} available; {} pods wait",
-        views.len(),
-        rows.len(),
-        sum(|row| row.held),
-        sum(|row| row.used),
-        sum(|row| row.others),
-        sum(|row| row.room),
-        cluster.waiting().len()
+        "{} GPUs on {} nodes, {} pods wait: {}",
+        gpus.rows.len(),
+        cluster.views().len(),
+        cluster.waiting().len(),
+        lists::sums(&gpus.rows)
     );
     if !view.filter.is_empty() {
-        rows.retain(|row| {
-            [&row.node, &row.model, &row.pods]
-                .iter()
-                .any(|text| text.contains(&view.filter))
-        });
+        gpus.rows.retain(|row| row.has(&view.filter));
+        gpus.empty = "No node, model or pod has this text.";
     }
-    let down = |amount: Mib| std::cmp::Reverse(amount);
     match view.sort {
         TopSort::Node => {}
-        TopSort::Available => rows.sort_by_key(|row| down(row.room)),
-        TopSort::Used => rows.sort_by_key(|row| down(row.used)),
-        TopSort::Idle => rows.sort_by_key(|row| down(row.held.minus(row.used))),
+        TopSort::Available => gpus.sort("-AVAILABLE")?,
+        TopSort::Used => gpus.sort("-USED")?,
+        TopSort::Idle => gpus.rows.sort_by_key(|row| Reverse(row.idle())),
     }
-    Picture { rows, headline }
+    Ok(Picture { gpus, headline })
 }
 
-/// Widths of NODE, MODEL and the bar on a screen of this width: what is left for the pods and how much
-/// room there is matter more than a model's whole name.
-fn widths(rows: &[Row], screen: u16) -> (usize, usize, usize) {
-    let (longest, bar) = if screen < 110 { (10, 10) } else { (40, 20) };
-
-    let widest = |of: fn(&Row) -> &str, head: &str| {
-        let width = rows
-            .iter()
-            .map(|row| of(row).chars().count())
-            .max()
-            .unwrap_or(0);
-        width.max(head.len()).min(40)
-    };
-    (
-        widest(|row| &row.node, "NODE"),
-        widest(|row| &row.model, "MODEL").min(longest),
-        bar,
-    )
-}
-
-/// A cell of what others use, where there is room for it.
-fn others(bar: usize, text: &str) -> String {
-    match bar {
-        0..20 => String::new(),
-        _ => format!("  {text:>7}"),
-    }
-}
-
-fn heads(&(node, model, bar): &(usize, usize, usize)) -> String {
-    let others = others(bar, "UNMANAGED");
-    format!(
-        "{:node$}  GPU  {:model$}  {:bar$}  {:>9}  {:>7}{others}  {:>7}  PODS",
-        "NODE", "MODEL", "", "REQUESTED", "USED", "AVAILABLE"
-    )
-}
-
-/// A row's text before the bar, the bar, and what follows.
-fn parts(row: &Row, &(node, model, length): &(usize, usize, usize)) -> [String; 3] {
-    let state = row.refuses.as_deref().map_or_else(String::new, |why| {
-        format!("(takes no pods: {}) ", printable(why))
-    });
-    let [held, used, others, room] = [row.held, row.used, row.others, row.room].map(memory);
-    [
-        format!(
-            "{:node$}  {:>3}  {:model$}  ",
-            clipped(&row.node, node),
-            row.gpu,
-            clipped(&row.model, model)
-        ),
-        format!(
-            "{:length$}",
-            bar(row.held, row.used + row.others, row.free, length as u64)
-        ),
-        format!(
-            "  {held:>9}  {used:>7}{}  {room:>7}  {state}{}",
-            self::others(length, &others),
-            row.pods
-        ),
-    ]
-}
-
-fn plain(row: &Row, widths: &(usize, usize, usize)) -> String {
-    parts(row, widths).concat()
-}
-
-/// Draws, and tells how many rows there is room for.
+/// Draws, and tells how many rows fit.
 fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
     let areas = Layout::vertical([
         Constraint::Length(1),
@@ -274,20 +166,25 @@ fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
     ]);
     let [headline, head, body, foot] = areas.areas(frame.area());
     let height = usize::from(body.height);
-    let widths = widths(&picture.rows, frame.area().width);
+    let screen = Screen {
+        terminal: true,
+        colour: view.colour,
+        width: Some(frame.area().width),
+    };
+    let (heads, rows) = picture.gpus.laid_out(false, screen);
     let bold = Style::default().add_modifier(Modifier::BOLD);
     let reversed = Style::default().add_modifier(Modifier::REVERSED);
     frame.render_widget(
         Paragraph::new(Span::styled(picture.headline.as_str(), bold)),
         headline,
     );
-    frame.render_widget(Paragraph::new(heads(&widths)).style(reversed), head);
-    let rows = picture.rows.iter().skip(view.first).take(height);
-    let lines = rows.map(|row| line(row, &widths, view.colour));
+    frame.render_widget(Paragraph::new(heads).style(reversed), head);
+    let (count, shown) = (rows.len(), rows.into_iter().skip(view.first).take(height));
+    let lines = shown.map(|row| line(row, view.colour));
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), body);
-    let last = (view.first + height).min(picture.rows.len());
+    let last = (view.first + height).min(count);
     let first = (view.first + 1).min(last);
-    let place = format!("{first}-{last} of {}", picture.rows.len());
+    let place = format!("{first}-{last} of {count}");
     let sort = format!("{:?}", view.sort).to_lowercase();
     let status = if view.typing {
         format!("filter: {}_   (Enter to end)", view.filter)
@@ -300,28 +197,28 @@ fn draw(frame: &mut Frame<'_>, picture: &Picture, view: &View) -> usize {
     height
 }
 
-fn line(row: &Row, widths: &(usize, usize, usize), colour: bool) -> Line<'static> {
-    let [before, bar, after] = parts(row, widths);
-    if !colour {
-        return Line::from(before + &bar + &after);
-    }
+fn line(row: Cells, colour: bool) -> Line<'static> {
     let style = |letter| match letter {
-        '#' => Style::default().fg(Color::Green),
-        '=' => Style::default().fg(Color::Yellow),
-        '+' => Style::default().fg(Color::Red),
-        _ => Style::default().fg(Color::DarkGray),
+        '#' => Color::Green,
+        '=' => Color::Yellow,
+        '+' => Color::Red,
+        _ => Color::DarkGray,
     };
-    let text = if row.refuses.is_none() {
-        Style::default()
-    } else {
-        Style::default().fg(Color::Red)
-    };
-    let mut spans = vec![Span::styled(before, text)];
-    spans.extend(
-        bar.chars()
-            .map(|letter| Span::styled(letter.to_string(), style(letter))),
-    );
-    spans.push(Span::styled(after, text));
+    let mut spans: Vec<Span<'static>> = Vec::new();
+    for (value, text) in row {
+        if !spans.is_empty() {
+            spans.push("  ".into());
+        }
+        match value {
+            Value::Bar(..) if colour => {
+                let cells = text.chars();
+                spans.extend(cells.map(|it| Span::styled(it.to_string(), style(it))));
+            }
+            Value::Bad(_) if colour => spans.push(Span::styled(text, Color::Red)),
+            Value::Good(_) if colour => spans.push(Span::styled(text, Color::Green)),
+            _ => spans.push(text.into()),
+        }
+    }
     Line::from(spans)
 }
 
@@ -361,17 +258,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn eighty_columns_have_room_pods_and_what_takes_none() -> Result<()> {
+    async fn table_is_that_of_gpus() -> Result<()> {
+        let (cluster, view) = (cluster().await?, all_by_node());
+        for width in [80, 120, 200] {
+            let shown = drawn_on(width, 24, &picture(&cluster, &view)?, &view)?;
+            let mut printed = Vec::new();
+            let screen = Screen {
+                terminal: true,
+                colour: false,
+                width: Some(width),
+            };
+            let output = Output {
+                format: Format::Table,
+                no_headers: false,
+                sort_by: None,
+            };
+            lists::gpus(&cluster, None)?.print(&output, screen, &mut printed)?;
+            for line in String::from_utf8(printed)?.lines() {
+                assert!(shown.contains(line), "{shown}\n{line}");
+            }
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn eighty_columns_show_how_many_pods_wait() -> Result<()> {
         let view = all_by_node();
-        let screen = drawn_on(80, 24, &picture(&cluster().await?, &view), &view)?;
-        assert!(screen.contains("AVAILABLE  PODS"), "{screen}");
-        let has = |gpu: &str, text: &str| {
-            let mut lines = screen.lines();
-            lines.any(|line| line.contains(gpu) && line.contains(text))
-        };
-        assert!(has("a100-0    0", "19.5Gi  team-a/llm-0"), "{screen}");
-        assert!(has("l4-0      3", "0  (takes no pods"), "{screen}");
-        assert!(has("l4-1      0", "0  (takes no pods"), "{screen}");
+        let screen = drawn_on(80, 24, &picture(&cluster().await?, &view)?, &view)?;
+        let first = screen.lines().next().unwrap_or_default();
+        assert!(first.contains(" pods wait: "), "{screen}");
         Ok(())
     }
 
@@ -382,13 +297,13 @@ mod tests {
         let press =
             |view: &mut View, code| view.obey(KeyEvent::new(code, KeyModifiers::NONE), 11, 5);
         assert!(press(&mut view, KeyCode::End));
-        let end = drawn(&picture(&cluster, &view), &view)?;
+        let end = drawn(&picture(&cluster, &view)?, &view)?;
         assert!(end.contains("t4-0") && !end.contains("a100-0 "), "{end}");
         assert!(end.contains("7-11 of 11  by node"), "{end}");
 
         press(&mut view, KeyCode::Home);
         press(&mut view, KeyCode::Char('s'));
-        let by_room = drawn(&picture(&cluster, &view), &view)?;
+        let by_room = drawn(&picture(&cluster, &view)?, &view)?;
         let first = by_room.lines().nth(2).unwrap_or_default();
         assert!(
             first.contains("a100-1") && first.contains("79.5Gi"),
@@ -399,7 +314,7 @@ mod tests {
             press(&mut view, KeyCode::Char(letter));
         }
         press(&mut view, KeyCode::Enter);
-        let camera = drawn(&picture(&cluster, &view), &view)?;
+        let camera = drawn(&picture(&cluster, &view)?, &view)?;
         assert!(
             camera.contains("1-1 of 1  by available  filter: camera"),
             "{camera}"

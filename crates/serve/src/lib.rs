@@ -7,6 +7,10 @@ mod exposition;
 pub mod rate;
 mod server;
 mod status;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
 mod tls;
 
 use std::path::PathBuf;

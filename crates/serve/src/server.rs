@@ -16,7 +16,7 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
@@ -80,19 +80,13 @@ pub async fn serve_until(
             tracing::debug!(%error, "answers may be held back by the kernel");
         }
         let busy = Arc::new(AtomicBool::new(false));
-        let (tls, router, stopped) = (
-            tls.as_ref().map(Tls::acceptor),
-            router.clone(),
-            stopped.clone(),
-        );
+        let (tls, router, stopped) = (tls.clone(), router.clone(), stopped.clone());
         let flag = busy.clone();
         let task = tasks.spawn(async move {
             match tls {
                 None => talk(stream, bounds, router, flag, stopped).await,
                 Some(tls) => {
-                    if let Ok(Ok(stream)) =
-                        timeout(HANDSHAKE, tls.accept::<TcpStream>(stream)).await
-                    {
+                    if let Ok(Ok(stream)) = timeout(HANDSHAKE, tls.accept(stream)).await {
                         talk(stream, bounds, router, flag, stopped).await;
                     }
                 }

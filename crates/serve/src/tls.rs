@@ -1,16 +1,19 @@
 //! TLS with a certificate that may be replaced while it is in use, as Secrets are.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use thiserror::Error;
+use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use tokio_rustls::rustls::{ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier};
+use tokio_rustls::server::TlsStream;
 
 /// Why a certificate cannot be used.
 #[derive(Debug, Error)]
@@ -119,9 +122,9 @@ impl Tls {
         self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Greets the next connection.
-    pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.now())
+    /// Greets a connection.
+    pub(crate) async fn accept(self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.now()).accept(stream).await
     }
 
     /// What the next connection is served with: the files as they are now, or as they were when

@@ -2,8 +2,6 @@
 //! on the second. Pods are put on a GPU until their requests fill it, and the minutes count in which they together use
 //! more than it has.
 
-use std::str::FromStr;
-
 use anyhow::{Context as _, Result, ensure};
 use gpustow_advice::{History, advise_at};
 use gpustow_pack::Mib;
@@ -28,22 +26,29 @@ pub struct Series(Vec<(i64, Mib)>);
 /// # Errors
 /// If a line cannot be read; the error names it.
 pub fn series(text: &str) -> Result<Vec<Series>> {
-    let mut all: Vec<(&str, Series)> = Vec::new();
-    for (line, [seconds, pod, mib]) in rows(text, ["seconds", "pod", "mib"])? {
-        let number = |column: &str, text: &str| {
-            let number = text.parse::<f64>().ok();
-            let number = number.filter(|it| (0.0..1e12).contains(it));
-            number.with_context(|| format!("line {line}: {column} is {text:?}, expected a number"))
-        };
-        let at = number("seconds", seconds)? as i64;
-        let used = Mib(number("mib", mib)? as u64);
-        let known = all.iter().position(|(name, _)| *name == pod);
-        let known = known.unwrap_or_else(|| {
-            all.push((pod, Series::default()));
-            all.len() - 1
-        });
-        all[known].1.0.push((at, used));
-    }
+    let mut all: Vec<(String, Series)> = Vec::new();
+    rows(
+        text,
+        ["seconds", "pod", "mib"],
+        |line, [seconds, pod, mib]| {
+            let number = |column: &str, text: &str| {
+                let number = text.parse::<f64>().ok();
+                let number = number.filter(|it| (0.0..1e12).contains(it));
+                number.with_context(|| {
+                    format!("line {line}: {column} is {text:?}, expected a number")
+                })
+            };
+            let at = number("seconds", seconds)? as i64;
+            let used = Mib(number("mib", mib)? as u64);
+            let known = all.iter().position(|(name, _)| name == pod);
+            let known = known.unwrap_or_else(|| {
+                all.push((pod.to_owned(), Series::default()));
+                all.len() - 1
+            });
+            all[known].1.0.push((at, used));
+            Ok(())
+        },
+    )?;
     let mut all: Vec<Series> = all.into_iter().map(|(_, series)| series).collect();
     all.iter_mut().for_each(|series| series.0.sort_unstable());
     all.retain(|series| series.spans() >= LEAST);
@@ -56,10 +61,6 @@ pub fn series(text: &str) -> Result<Vec<Series>> {
 }
 
 impl Series {
-    pub(crate) fn new(samples: Vec<(i64, Mib)>) -> Self {
-        Self(samples)
-    }
-
     fn spans(&self) -> i64 {
         let ends = self.0.first().zip(self.0.last());
         ends.map_or(0, |((first, _), (last, _))| last - first)
@@ -71,22 +72,6 @@ impl Series {
             .map(|(_, used)| *used)
             .max()
             .unwrap_or_default()
-    }
-
-    /// What the pod used of its peak in each minute, in millionths.
-    pub(crate) fn shape(&self) -> Vec<u64> {
-        let peak = self.peak().0.max(1);
-        let part = |(_, used): &(i64, Mib)| used.0.saturating_mul(1_000_000) / peak;
-        self.0.iter().map(part).collect()
-    }
-
-    /// What the pod requests if all of it is known, in millionths of the peak.
-    pub(crate) fn request(&self, request: Request) -> u64 {
-        let mut history = History::default();
-        let samples = self.0.iter();
-        samples.for_each(|(at, used)| history.add(*used, *at));
-        let peak = self.peak();
-        request.of(&history, peak, peak).0.saturating_mul(1_000_000) / peak.0.max(1)
     }
 
     /// The history of the first half of the time, and the samples of the second.
@@ -139,20 +124,6 @@ impl Request {
             Self::Advised(permille) => {
                 advise_at(history, gpu, permille).map_or(peak, |advice| advice.request)
             }
-        }
-    }
-}
-
-impl FromStr for Request {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "peak" => Ok(Self::Peak),
-            "half" => Ok(Self::HalfPeak),
-            "p95" => Ok(Self::Advised(950)),
-            "p99" => Ok(Self::Advised(990)),
-            _ => Err(format!("{text:?} is none of p95, p99, peak, half")),
         }
     }
 }

@@ -5,8 +5,6 @@ pub mod baselines;
 pub mod bench;
 pub mod churn;
 pub mod hosts;
-pub mod lend;
-pub mod plot;
 pub mod progress;
 pub mod protocol;
 pub mod random;

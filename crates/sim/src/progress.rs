@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
 /// The exit code of a program that Ctrl-C has ended.
 pub const INTERRUPTED: u8 = 130;
-/// How often a terminal is told, and anything else.
-const EVERY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
+/// Parts of a run.
+const PARTS: f64 = 1000.0;
 
 static STOPPED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
@@ -25,70 +26,77 @@ pub fn stop_at_ctrl_c() -> io::Result<()> {
     Ok(())
 }
 
-/// Runs that take a while, one after another.
+/// Runs that take a while, one after another: a bar on a terminal, a line now and then anywhere else.
 #[derive(Debug)]
 pub struct Progress {
     runs: usize,
     done: usize,
-    begun: Instant,
+    bar: ProgressBar,
     told: Instant,
-    terminal: bool,
-    silent: bool,
+    /// Between two looks.
+    period: Duration,
+    plain: bool,
 }
 
 impl Progress {
     /// Progress of so many runs.
     #[must_use]
     pub fn new(runs: usize) -> Self {
+        let bar = ProgressBar::new((PARTS * runs as f64) as u64);
+        let style = ProgressStyle::with_template("{percent:>3} %, {msg}, about {eta} left");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let plain = !stderr().is_terminal();
+        let period = match plain {
+            true => Duration::from_secs(10),
+            false => Duration::from_millis(200),
+        };
         Self {
             runs,
             done: 0,
-            begun: Instant::now(),
+            bar,
             told: Instant::now(),
-            terminal: stderr().is_terminal(),
-            silent: false,
+            period,
+            plain,
         }
     }
 
-    /// Nobody is told.
+    /// Writes nothing.
     #[must_use]
     pub fn silent() -> Self {
         Self {
-            silent: true,
+            bar: ProgressBar::hidden(),
+            period: Duration::MAX,
             ..Self::new(1)
         }
     }
 
     /// The run called `what` is at `part` of its way, 0 to 1. False if it is to end now.
     pub fn goes_on(&mut self, what: impl FnOnce() -> String, part: f64) -> bool {
-        if self.told.elapsed() >= EVERY[usize::from(!self.terminal)] && !self.silent {
-            self.told = Instant::now();
-            let part = (self.done as f64 + part) / self.runs.max(1) as f64;
-            let seconds = self.begun.elapsed().as_secs_f64();
-            let left = seconds * (1.0 - part) / part.max(1e-3);
-            let line = format!(
-                "{:3.0} %, run {} of {}: {}, about {left:.0} s left",
-                100.0 * part,
-                self.done + 1,
-                self.runs,
-                what(),
-            );
-            let (start, end) = if self.terminal {
-                ("\r\x1b[K", "")
-            } else {
-                ("", "\n")
-            };
-            // A closed stderr is no reason to stop.
-            let _ = write!(stderr(), "{start}{line}{end}");
+        if Self::stopped() {
+            self.bar.finish_and_clear();
+            return false;
         }
-        !Self::stopped()
+        if self.told.elapsed() >= self.period {
+            self.told = Instant::now();
+            let message = format!("run {} of {}: {}", self.done + 1, self.runs, what());
+            self.bar.set_message(message);
+            let parts = PARTS * (self.done as f64 + part);
+            self.bar.set_position(parts as u64);
+            if self.plain {
+                let percent = parts / PARTS / self.runs.max(1) as f64 * 100.0;
+                let (message, left) = (self.bar.message(), self.bar.eta().as_secs());
+                // A closed stderr is no reason to stop.
+                let _ = writeln!(stderr(), "{percent:3.0} %, {message}, about {left} s left");
+            }
+        }
+        true
     }
 
     /// A run is over.
     pub fn done(&mut self) {
         self.done += 1;
-        if self.terminal && !self.silent {
-            let _ = write!(stderr(), "\r\x1b[K");
+        if self.done == self.runs {
+            self.bar.finish_and_clear();
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
+use gpustow_api::gpunode::{Gpu, GpuNodeStatus};
 use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
 use gpustow_ledger::{Ask, Config, Ledger, Move, Outcome};
 use gpustow_pack::{Claim, ClaimKind, Mib, PolicyKind, Request};
@@ -31,8 +31,6 @@ pub struct Stowed {
     ledger: Ledger,
     names: Vec<Arc<str>>,
     nodes: Vec<NodeFacts>,
-    /// What the agents say.
-    reports: Vec<GpuNodeStatus>,
     /// Time stands still where nothing depends on it.
     now: Duration,
     /// One request per class of job.
@@ -41,10 +39,6 @@ pub struct Stowed {
     no_models: Arc<[Box<str>]>,
     /// Cards of different size: pods that want whole cards are exclusive.
     exclusive: bool,
-    /// Pods may use more than they ask for.
-    bursts: bool,
-    /// What agents keep free of each card, in percent.
-    headroom: u64,
     /// Of so many pods in a hundred the owner lets them be moved.
     evictable: usize,
     /// Which nodes the ledger is asked about.
@@ -91,25 +85,6 @@ impl Stowed {
         }
     }
 
-    /// The same, which reclaims what pods use beyond their requests. Agents keep so many percent of each card free.
-    #[must_use]
-    pub fn lending(hosts: &[Host], policy: PolicyKind, headroom: u64) -> Self {
-        let config = Config {
-            policy,
-            reclaim: true,
-            ..Config::default()
-        };
-        let mut stowed = Self::with(hosts, config);
-        stowed.headroom = headroom;
-        stowed.exclusive |= headroom > 0;
-        for (at, host) in hosts.iter().enumerate() {
-            stowed.reports[at].headroom_mib = host.card * headroom / 100;
-            let (name, report) = (&stowed.names[at], stowed.reports[at].clone());
-            stowed.ledger.apply_gpunode(name, report, Duration::ZERO);
-        }
-        stowed
-    }
-
     fn with(hosts: &[Host], config: Config) -> Self {
         let mut ledger = Ledger::new(Config {
             stale_after: Duration::MAX,
@@ -118,7 +93,7 @@ impl Stowed {
         let names: Vec<Arc<str>> = (0..hosts.len())
             .map(|at| format!("{at:05}").into())
             .collect();
-        let (mut reports, mut nodes) = (Vec::new(), Vec::new());
+        let mut nodes = Vec::new();
         for (name, host) in names.iter().zip(hosts) {
             let facts = NodeFacts {
                 name: name.clone(),
@@ -140,68 +115,20 @@ impl Stowed {
                 gpus,
                 ..GpuNodeStatus::default()
             };
-            ledger.apply_gpunode(name, status.clone(), Duration::ZERO);
-            reports.push(status);
+            ledger.apply_gpunode(name, status, Duration::ZERO);
         }
         Self {
             ledger,
             names,
             nodes,
-            reports,
             now: Duration::ZERO,
             requests: Vec::new(),
             containers: Arc::from([Box::from("main")]),
             no_models: Arc::from([]),
             exclusive: hosts.iter().any(|host| host.card != hosts[0].card),
-            bursts: config.reclaim,
-            headroom: 0,
             evictable: 0,
             sampler: Sampler::new(hosts, Window::default()),
         }
-    }
-
-    /// So many milliseconds have gone by since the beginning.
-    pub fn at(&mut self, now: u64) {
-        self.now = Duration::from_millis(now);
-    }
-
-    /// The pod `id`, which was placed, uses so much of each of its cards now.
-    pub fn uses(&mut self, id: usize, placed: &Placed, uses: u64) {
-        let Some(report) = self.reports.get_mut(placed.host) else {
-            return;
-        };
-        let uid = id.to_string();
-        for &card in &placed.cards {
-            let Some(gpu) = report.gpus.get_mut(card) else {
-                continue;
-            };
-            gpu.pods.retain(|pod| pod.uid != uid);
-            if uses > 0 {
-                gpu.pods.push(PodUse {
-                    uid: uid.clone(),
-                    used_mib: uses,
-                    ..PodUse::default()
-                });
-            }
-        }
-        let name = &self.names[placed.host];
-        self.ledger.apply_gpunode(name, report.clone(), self.now);
-    }
-
-    /// The pod `id` exists and waits.
-    pub fn comes(&mut self, id: usize, job: &Job) {
-        let pod = self.pod(id, job);
-        self.ledger.apply_pod(pod);
-    }
-
-    /// The pods that are asked to give back what they use beyond their requests.
-    pub fn called(&mut self) -> Vec<usize> {
-        self.ledger.reclaim(self.now);
-        let calls = self.ledger.reclaims(self.now);
-        let short = self.ledger.shortages(self.now);
-        let short = short.iter().flat_map(|short| &short.victims);
-        let victims = calls.iter().flat_map(|call| &call.borrowers).chain(short);
-        victims.filter_map(|it| it.pod.uid.parse().ok()).collect()
     }
 
     fn request(&mut self, job: &Job) -> Arc<Request> {
@@ -209,16 +136,11 @@ impl Stowed {
             self.requests.resize(job.class + 1, None);
         }
         let exclusive = self.exclusive && job.whole();
-        // A whole card is what pods may hold of it.
-        let units = match job.whole() {
-            true => job.units - job.units * self.headroom / 100,
-            false => job.units,
-        };
         let request = || {
             let claim = Claim::new(
                 ClaimKind::Main,
                 u32::try_from(job.gpus).unwrap_or(u32::MAX),
-                Mib(units),
+                Mib(job.units),
             );
             Arc::new(Request {
                 claims: if job.gpus > 0 {
@@ -227,7 +149,7 @@ impl Stowed {
                     Vec::new()
                 },
                 exclusive,
-                bursts: self.bursts,
+                bursts: false,
                 compute: 0,
                 isolated: false,
                 rules: None,
@@ -425,7 +347,7 @@ impl Placer for Stowed {
     }
 
     fn at(&mut self, now: u64) {
-        Self::at(self, now);
+        self.now = Duration::from_millis(now);
     }
 
     fn empties(&mut self, most: usize) -> Vec<(usize, Placed)> {

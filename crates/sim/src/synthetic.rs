@@ -1,9 +1,6 @@
 //! A cluster and a pod list that are the same everywhere, for those who have no trace at hand, and
 //! for tests.
 
-use gpustow_pack::Mib;
-
-use crate::advise::Series;
 use crate::random::Random;
 use crate::trace::{TraceNode, TracePod};
 
@@ -11,8 +8,6 @@ use crate::trace::{TraceNode, TracePod};
 pub const NODES: usize = 48;
 /// Its pods.
 pub const PODS: usize = 700;
-/// Pods whose use over a day is drawn.
-const USES: usize = 64;
 
 /// Nodes of three kinds in turn: 8 cards, 2 cards, 4 cards.
 #[must_use]
@@ -57,32 +52,4 @@ pub fn pods() -> Vec<TracePod> {
         }
     };
     (0..PODS).map(pod).collect()
-}
-
-/// The use of pods over a day, drawn so that it has what serving pods were measured to have (docs/simulator.md): two
-/// thirds of all minutes above 0.6 of the peak, some 70 times a day, in steps of up to half the peak within a minute.
-#[must_use]
-pub fn uses() -> Vec<Series> {
-    let mut random = Random::new(11);
-    let series = |_| {
-        let peak = 8000.0 + 32_000.0 * random.unit();
-        let (low, high) = (0.3 + 0.2 * random.unit(), 0.65 + 0.1 * random.unit());
-        let (mut busy, mut level) = (false, low);
-        let minutes = (0..1440).map(|minute| {
-            if random.below(if busy { 14 } else { 7 }) == 0 {
-                busy = !busy;
-                level = if busy {
-                    high + 0.1 * random.unit()
-                } else {
-                    low
-                };
-            }
-            // Now and then it uses the most.
-            let most = minute == 720 || busy && random.below(50) == 0;
-            let part = if most { 1.0 } else { level };
-            (60 * minute, Mib((peak * part) as u64))
-        });
-        Series::new(minutes.collect())
-    };
-    (0..USES).map(series).collect()
 }

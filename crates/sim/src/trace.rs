@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use csv::{Position, ReaderBuilder, StringRecord, Trim};
 
 /// A line of a node list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,45 +46,40 @@ impl TracePod {
     }
 }
 
-/// The rows of a CSV text as (line number, fields in the order of `columns`); a column whose name
-/// ends in `?` may be missing.
-pub(crate) fn rows<'a, const N: usize>(
-    text: &'a str,
+/// What `each` makes of the rows of a CSV text, from the line's number and the fields in the order of `columns`. A column
+/// whose name ends in `?` may be missing.
+pub(crate) fn rows<T, const N: usize>(
+    text: &str,
     columns: [&str; N],
-) -> Result<Vec<(usize, [&'a str; N])>> {
-    let mut lines = text.lines().enumerate();
-    let (_, head) = lines.next().context("empty file")?;
-    let head: Vec<&str> = head.split(',').map(str::trim).collect();
+    mut each: impl FnMut(u64, [&str; N]) -> Result<T>,
+) -> Result<Vec<T>> {
+    let mut reader = ReaderBuilder::new()
+        .trim(Trim::All)
+        .flexible(true)
+        .from_reader(text.as_bytes());
+    let head = reader.headers()?.clone();
+    ensure!(!head.is_empty(), "empty file");
     let mut places = [None; N];
     for (place, column) in places.iter_mut().zip(columns) {
         let name = column.trim_end_matches('?');
-        *place = head.iter().position(|head| *head == name);
+        *place = head.iter().position(|head| head == name);
         if place.is_none() && name == column {
             bail!("line 1: no column {name:?}");
         }
     }
-    let row = |(line, text): (usize, &'a str)| {
-        let fields: Vec<&str> = text.split(',').map(str::trim).collect();
-        if fields.len() != head.len() {
-            bail!(
-                "line {}: {} fields, expected {}",
-                line + 1,
-                fields.len(),
-                head.len()
-            );
+    let row = |row: csv::Result<StringRecord>| {
+        let row = row?;
+        let line = row.position().map_or(0, Position::line);
+        if row.len() != head.len() {
+            bail!("line {line}: {} fields, expected {}", row.len(), head.len());
         }
-        Ok((
-            line + 1,
-            places.map(|place| place.map_or("", |place| fields[place])),
-        ))
+        let field = |place: Option<usize>| place.and_then(|at| row.get(at)).unwrap_or_default();
+        each(line, places.map(field))
     };
-    lines
-        .filter(|(_, text)| !text.is_empty())
-        .map(row)
-        .collect()
+    reader.records().map(row).collect()
 }
 
-fn number(line: usize, column: &str, text: &str) -> Result<u64> {
+fn number(line: u64, column: &str, text: &str) -> Result<u64> {
     let number = text.parse();
     number.with_context(|| format!("line {line}: {column} is {text:?}, expected a whole number"))
 }
@@ -93,18 +89,16 @@ fn number(line: usize, column: &str, text: &str) -> Result<u64> {
 /// # Errors
 /// If a line cannot be read; the error names it.
 pub fn nodes(text: &str) -> Result<Vec<TraceNode>> {
-    rows(text, ["sn", "cpu_milli", "memory_mib", "gpu", "model"])?
-        .into_iter()
-        .map(|(line, [name, cpu, ram, gpus, model])| {
-            Ok(TraceNode {
-                name: name.to_owned(),
-                cpu_milli: number(line, "cpu_milli", cpu)?,
-                ram_mib: number(line, "memory_mib", ram)?,
-                gpus: number(line, "gpu", gpus)?.min(256) as usize,
-                model: model.to_owned(),
-            })
+    let columns = ["sn", "cpu_milli", "memory_mib", "gpu", "model"];
+    rows(text, columns, |line, [name, cpu, ram, gpus, model]| {
+        Ok(TraceNode {
+            name: name.to_owned(),
+            cpu_milli: number(line, "cpu_milli", cpu)?,
+            ram_mib: number(line, "memory_mib", ram)?,
+            gpus: number(line, "gpu", gpus)?.min(256) as usize,
+            model: model.to_owned(),
         })
-        .collect()
+    })
 }
 
 /// The pods of a CSV text with the columns `name,cpu_milli,memory_mib,num_gpu,gpu_milli` and,
@@ -121,9 +115,10 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>> {
         "gpu_milli",
         "gpu_spec?",
     ];
-    rows(text, columns)?
-        .into_iter()
-        .map(|(line, [name, cpu, ram, gpus, milli, models])| {
+    rows(
+        text,
+        columns,
+        |line, [name, cpu, ram, gpus, milli, models]| {
             let (gpus, milli) = (
                 number(line, "num_gpu", gpus)?,
                 number(line, "gpu_milli", milli)?,
@@ -143,8 +138,8 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>> {
                     .map(str::to_owned)
                     .collect(),
             })
-        })
-        .collect()
+        },
+    )
 }
 
 /// The text of a file.
@@ -153,4 +148,30 @@ pub fn pods(text: &str) -> Result<Vec<TracePod>> {
 /// If it cannot be read; the error names it.
 pub fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(text: &str) -> Result<Vec<(u64, String)>> {
+        rows(text, ["name"], |line, [name]| Ok((line, name.to_owned())))
+    }
+
+    #[test]
+    fn quotes_hold_separators_and_lines() -> Result<()> {
+        let text = "size,name\n1,\"a, \"\"b\"\"\"\n2,\"c\nd\"\n3 , e\n\n";
+        let expected = [(2, "a, \"b\""), (3, "c\nd"), (5, "e")];
+        let expected = expected.map(|(line, name)| (line, name.to_owned()));
+        assert_eq!(named(text)?, expected);
+        Ok(())
+    }
+
+    #[test]
+    fn errors_name_the_line() {
+        let error = |text| format!("{:#}", named(text).unwrap_err());
+        assert_eq!(error(""), "empty file");
+        assert_eq!(error("size\n1\n"), "line 1: no column \"name\"");
+        assert_eq!(error("size,name\n1,a\n2\n"), "line 3: 1 fields, expected 2");
+    }
 }

@@ -7,6 +7,7 @@
 mod call;
 mod objects;
 mod patch;
+pub mod repeat;
 mod server;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

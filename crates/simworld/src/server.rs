@@ -3,13 +3,14 @@
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::SignedDuration;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::objects::{Answer, Copy, Key, Kind, Objects, Refusal, conflict, not_found};
 use crate::patch::{conditions_of, merge, preconditions};
+use crate::repeat::time;
 
 /// What pods have to terminate, in seconds.
 const GRACE: i64 = 30;
@@ -49,8 +50,6 @@ pub struct Server {
     compacted: u64,
     life: u64,
     changed: watch::Sender<u64>,
-    /// The time of day at which it began on the runtime's clock: ages follow that clock.
-    began: (Timestamp, Instant),
 }
 
 impl Default for Server {
@@ -63,7 +62,6 @@ impl Default for Server {
             compacted: 0,
             life: 0,
             changed: watch::Sender::new(1),
-            began: (Timestamp::now(), Instant::now()),
         }
     }
 }
@@ -117,13 +115,6 @@ impl Server {
     /// Forgets its history: nothing can be watched from an older version.
     pub fn compact(&mut self) {
         self.compacted = self.version;
-    }
-
-    /// The time of day after `later`, as in objects.
-    fn time(&self, later: SignedDuration) -> String {
-        let (day, began) = self.began;
-        let time = day + began.elapsed() + later;
-        time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
     }
 
     /// Its etcd is what it was at that version. As Kubernetes' documentation has it, `later` versions than any before
@@ -197,7 +188,7 @@ impl Server {
         }
         self.uids += 1;
         object["metadata"]["uid"] = json!(format!("00000000-0000-0000-0000-{:012}", self.uids));
-        object["metadata"]["creationTimestamp"] = json!(self.time(SignedDuration::ZERO));
+        object["metadata"]["creationTimestamp"] = json!(time(SignedDuration::ZERO));
         if !namespace.is_empty() {
             object["metadata"]["namespace"] = json!(namespace);
         }
@@ -325,7 +316,7 @@ impl Server {
         if key.0 == Kind::Pod && old["spec"]["nodeName"].is_string() {
             let mut object = Value::clone(&old);
             if object["metadata"]["deletionTimestamp"].is_null() {
-                let by = self.time(SignedDuration::from_secs(GRACE));
+                let by = time(SignedDuration::from_secs(GRACE));
                 object["metadata"]["deletionTimestamp"] = json!(by);
                 object["metadata"]["deletionGracePeriodSeconds"] = json!(GRACE);
             }

@@ -3,7 +3,6 @@
 
 mod goals;
 mod queue;
-mod sampling;
 mod scenarios;
 
 use std::ops::RangeInclusive;
@@ -20,7 +19,6 @@ use crate::{synthetic, trace};
 use goals::{BASELINES, Measure, OURS};
 use gpustow_pack::PolicyKind;
 use queue::{Outcome, Study};
-pub use sampling::sampling;
 use scenarios::{Openb, Source};
 
 /// Points of allocation by which a mean may differ from the published one.
@@ -261,7 +259,7 @@ fn list_name(path: &Path) -> String {
 fn published(text: &str) -> Result<Vec<Published>> {
     let columns = ["workload", "policy", "alloc100_mean", "alloc130_mean"];
     let mut published = Vec::new();
-    for (line, [list, policy, at_100, at_130]) in trace::rows(text, columns)? {
+    trace::rows(text, columns, |line, [list, policy, at_100, at_130]| {
         let policy = match policy {
             "01-Random" => Choice::Random,
             "02-DotProd" => Choice::DotProd,
@@ -282,6 +280,7 @@ fn published(text: &str) -> Result<Vec<Published>> {
                 allocated,
             });
         }
-    }
+        Ok(())
+    })?;
     Ok(published)
 }

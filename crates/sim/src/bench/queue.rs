@@ -1,12 +1,10 @@
 //! Runs in parallel, in an order that mixes long and short ones: the time left is told truly from
 //! early on, and what Ctrl-C leaves has some seeds of everything.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
+use rayon::prelude::*;
 
 use crate::baselines::Choice;
 use crate::churn::{ChurnRun, Plan, churn};
@@ -57,43 +55,27 @@ pub(super) type Task = (usize, Choice, u64);
 pub(super) fn run(studies: &[Study], tasks: &[Task]) -> Result<Vec<Vec<(Choice, u64, Outcome)>>> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     Random::new(1).shuffle(&mut order);
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    eprintln!("{} runs on {threads} cores", tasks.len());
-    let mut progress = Progress::new(tasks.len());
-    let next = AtomicUsize::new(0);
-    let mut done: Vec<Option<Outcome>> = Vec::new();
-    done.resize_with(tasks.len(), || None);
-    thread::scope(|scope| -> Result<()> {
-        let (sender, ended) = channel();
-        for _ in 0..threads {
-            let (sender, order, next) = (sender.clone(), &order, &next);
-            scope.spawn(move || {
-                while let Some(&at) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (study, choice, seed) = tasks[at];
-                    let outcome = studies[study].run(choice, seed);
-                    // The other end is there until all senders are gone, unless a run failed.
-                    if sender.send((at, outcome)).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        drop(sender);
-        loop {
-            match ended.recv_timeout(Duration::from_millis(200)) {
-                Ok((at, outcome)) => {
-                    done[at] = outcome?;
-                    progress.done();
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            }
-            progress.goes_on(|| "all cells".to_owned(), 0.0);
-        }
-    })?;
+    eprintln!(
+        "{} runs on {} cores",
+        tasks.len(),
+        rayon::current_num_threads()
+    );
+    let progress = Mutex::new(Progress::new(tasks.len()));
+    let run = |&at: &usize| {
+        let (study, choice, seed) = tasks[at];
+        let outcome = studies[study].run(choice, seed)?;
+        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.done();
+        progress.goes_on(|| "all cells".to_owned(), 0.0);
+        Ok((at, outcome))
+    };
+    // No core is left with a share of the last runs.
+    let runs = order.par_iter().with_max_len(1).map(run);
+    let mut done = runs.collect::<Result<Vec<_>>>()?;
+    done.sort_by_key(|(at, _)| *at);
     let mut by_study: Vec<Vec<(Choice, u64, Outcome)>> = Vec::new();
     by_study.resize_with(studies.len(), Vec::new);
-    for (&(study, choice, seed), outcome) in tasks.iter().zip(done) {
+    for (&(study, choice, seed), (_, outcome)) in tasks.iter().zip(done) {
         by_study[study].extend(outcome.map(|outcome| (choice, seed, outcome)));
     }
     Ok(by_study)

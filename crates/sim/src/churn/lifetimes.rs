@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use crate::random::Random;
 
 /// The mean run time in milliseconds. Waiting times scale with it.
-pub(crate) const MEAN_MS: u64 = 3_600_000;
+pub(super) const MEAN_MS: u64 = 3_600_000;
 /// Of the logarithm, for the log-normal distribution: three pods in a hundred run for more than four
 /// times the mean.
 const SIGMA: f64 = 1.0;

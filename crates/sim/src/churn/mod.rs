@@ -21,17 +21,16 @@ use crate::stowed::{Keep, Settings};
 use crate::window::{Looks, Window};
 
 pub use lifetimes::Lifetimes;
-pub(crate) use lifetimes::MEAN_MS;
+use lifetimes::MEAN_MS;
 pub use report::{ChurnSummary, Waits, churn_table, sizes_table, unused_table};
-pub(crate) use report::{mean, quantile};
 
 /// Mean run times that go by before anything is measured, and that are measured.
-pub(crate) const WARM: u64 = 2;
-pub(crate) const MEASURED: u64 = 6;
+const WARM: u64 = 2;
+const MEASURED: u64 = 6;
 /// Milliseconds between two looks at the places that are kept.
 const LOOK: u64 = 10_000;
 /// Milliseconds of a minute.
-pub(crate) const MINUTE: u64 = 60_000;
+const MINUTE: u64 = 60_000;
 /// Classes of waiting pods for which one look each minute thinks of moving others.
 const CLASSES: usize = 4;
 
@@ -332,7 +331,7 @@ impl World {
 }
 
 /// What is drawn from, and how far apart pods come on average.
-pub(crate) struct Source<'a> {
+struct Source<'a> {
     jobs: Vec<&'a Job>,
     gap: f64,
 }

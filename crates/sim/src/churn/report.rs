@@ -65,12 +65,12 @@ impl Waits {
 }
 
 /// The mean of these.
-pub(crate) fn mean(waits: &[f64]) -> f64 {
+fn mean(waits: &[f64]) -> f64 {
     waits.iter().sum::<f64>() / waits.len().max(1) as f64
 }
 
 /// A quantile of these, which ascend.
-pub(crate) fn quantile(waits: &[f64], share: f64) -> f64 {
+fn quantile(waits: &[f64], share: f64) -> f64 {
     let index = (share * waits.len() as f64) as usize;
     let last = waits.len().saturating_sub(1);
     waits.get(index.min(last)).copied().unwrap_or(0.0)

@@ -61,34 +61,18 @@ fn lists(folder: &Path) -> Result<[String; 2]> {
 }
 
 #[test]
-fn a_replay_is_drawn() -> Result<()> {
-    let folder = folder("drawn")?;
+fn a_replay_tells_what_each_policy_allocates() -> Result<()> {
+    let folder = folder("replay")?;
     let [nodes, pods] = lists(&folder)?;
-    let plot = folder.join("plot.svg");
-    let file = plot.display().to_string();
-    let args = [
-        "replay", "--nodes", &nodes, "--pods", &pods, "--plot", &file,
-    ];
-    let args = [
-        &args[..],
-        &["--policy=tight,fgd", "--seeds=42..43", "--output=json"],
-    ]
-    .concat();
-    let json: Value = serde_json::from_str(&printed(sim(&args).output()?)?)?;
-    assert_eq!(json["policies"]["tight"]["runs"], 2);
+    let args = ["replay", "--nodes", &nodes, "--pods", &pods];
+    let more = ["--policy=tight,fgd", "--seeds=42..43", "--output=json"];
+    let json: Value = serde_json::from_str(&printed(sim(&args).args(more).output()?)?)?;
     assert_eq!(json["complete"], true);
-    let mean = &json["policies"]["tight"]["allocation_pct"]["130"]["mean"];
-    let mean = format!("{:.2}", mean.as_f64().context("no mean")?);
-    let svg = fs::read_to_string(&plot)?;
-    assert!(
-        svg.starts_with("<svg ") && svg.ends_with("</svg>\n"),
-        "{svg}"
-    );
-    assert_eq!(svg.matches("<polyline").count(), 2);
-    assert!(
-        svg.contains(">tight</text>") && svg.contains(&mean),
-        "{svg}"
-    );
+    for policy in ["tight", "fgd"] {
+        assert_eq!(json["policies"][policy]["runs"], 2);
+        let mean = &json["policies"][policy]["allocation_pct"]["130"]["mean"];
+        assert!(mean.as_f64() > Some(50.0), "{json}");
+    }
     Ok(())
 }
 
@@ -99,8 +83,6 @@ fn a_partly_full_cluster_and_a_wave_are_shown() -> Result<()> {
     let large = folder.join("large.csv").display().to_string();
     let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli";
     fs::write(&large, format!("{head}\nlarge,8000,1024,8,1000\n"))?;
-    let plot = folder.join("empty.svg");
-    let file = plot.display().to_string();
     let lists = [
         "replay",
         "--nodes",
@@ -120,10 +102,9 @@ fn a_partly_full_cluster_and_a_wave_are_shown() -> Result<()> {
             .and_then(Value::as_f64)
             .with_context(|| of.to_owned())
     };
-    let steady = run(&["--plot-empty", &file])?;
+    let steady = run(&[])?;
     let empty = "/whole/40/empty_large_nodes/mean";
     assert!(mean(&steady, "tight", empty)? > mean(&steady, "spread", empty)?);
-    assert_eq!(fs::read_to_string(&plot)?.matches("<polyline").count(), 2);
     let wave = run(&["--then", &large, "--at=50"])?;
     let away = "/unplaced_pct/mean";
     assert!(mean(&wave, "tight", away)? < mean(&wave, "spread", away)?);
@@ -133,15 +114,10 @@ fn a_partly_full_cluster_and_a_wave_are_shown() -> Result<()> {
 }
 
 #[test]
-fn an_interrupted_run_prints_what_it_has_and_leaves_no_half_file() -> Result<()> {
+fn an_interrupted_run_prints_what_it_has() -> Result<()> {
     let folder = folder("interrupted")?;
     let [nodes, pods] = lists(&folder)?;
-    let plot = folder.join("plot.svg");
-    let file = plot.display().to_string();
-    let args = [
-        "replay", "--nodes", &nodes, "--pods", &pods, "--plot", &file,
-    ];
-    let mut child = sim(&args)
+    let mut child = sim(&["replay", "--nodes", &nodes, "--pods", &pods])
         .args(["--seeds=1..1000000", "--output=json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -173,8 +149,6 @@ fn an_interrupted_run_prints_what_it_has_and_leaves_no_half_file() -> Result<()>
     assert!(error.contains("interrupted"), "{error}");
     let json: Value = serde_json::from_str(&out)?;
     assert_eq!(json["complete"], false);
-    assert!(fs::read_to_string(&plot)?.ends_with("</svg>\n"));
-    assert_eq!(fs::read_dir(&folder)?.count(), 3);
     Ok(())
 }
 
@@ -288,31 +262,6 @@ fn the_mix_may_change_on_the_way() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn lend_takes_more_pods_and_reclaims_memory() -> Result<()> {
-    let folder = folder("lent")?;
-    let shares = folder.join("shares.csv").display().to_string();
-    let head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli";
-    fs::write(
-        &shares,
-        format!("{head}\na,1000,1024,1,300\nb,1000,1024,1,700\n"),
-    )?;
-    let args = ["lend", "--load=2.5", "--seeds=1..2"];
-    let more = ["--nodes-count=6", "--output=json", "--pods", &shares];
-    let json: Value = serde_json::from_str(&printed(sim(&args).args(more).output()?)?)?;
-    let of = |way: &str, key: &str| json["loads"]["2.5"][way][key]["mean"].as_f64();
-    assert!(of("lent", "pods_per_gpu") > of("asked", "pods_per_gpu"));
-    assert!(of("lent", "wait_minutes") < of("asked", "wait_minutes"));
-    assert!(of("lent", "called_back_per_pod_day") > Some(0.0));
-    let refused = "refused_below_request_per_pod_day";
-    assert_eq!(of("asked", refused), Some(0.0));
-    assert!(of("scaled", refused) > of("lent", refused));
-    // More may be wanted than there is, but not if each requests its peak.
-    assert_eq!(of("asked", "over_pct"), Some(0.0));
-    assert!(of("lent", "over_pct") > Some(0.0));
-    Ok(())
-}
-
 /// Two pods for a day: one uses 8000 MiB and now and then 30000, the other 20000 throughout.
 fn recorded_use(now_and_then: usize) -> String {
     let mut text = "seconds,pod,mib\n".to_owned();
@@ -380,37 +329,6 @@ fn advise_names_the_line_that_it_cannot_read() -> Result<()> {
             "{text:?}: {error}"
         );
     }
-    Ok(())
-}
-
-#[test]
-fn lend_replays_recorded_use_at_what_is_advised() -> Result<()> {
-    let folder = folder("lend-recorded")?;
-    let trace = folder.join("use.csv");
-    fs::write(&trace, recorded_use(50))?;
-    let trace = trace.display().to_string();
-    let lend = |more: &[&str]| -> Result<Value> {
-        let args = ["lend", "--trace", &trace, "--nodes-count=4", "--load=1.5"];
-        let args = [&args[..], &["--seeds=1", "--output=json"], more].concat();
-        Ok(serde_json::from_str(&printed(sim(&args).output()?)?)?)
-    };
-    let document = lend(&[])?;
-    // One is advised 8000 of its 30000, the other all of what it uses.
-    let request = document["request"].as_f64().context("no request")?;
-    ensure!((0.63..0.65).contains(&request), "{document}");
-    let of = |document: &Value, way: &str, key: &str| {
-        let mean = &document["loads"]["1.5"][way][key]["mean"];
-        mean.as_f64()
-            .with_context(|| format!("{key} in {document}"))
-    };
-    let pods = "pods_per_gpu";
-    ensure!(of(&document, "lent", pods)? > of(&document, "asked", pods)?);
-    // At p99 the first requests its peak, as the other does: nothing is borrowed.
-    let safer = lend(&["--request=p99"])?;
-    ensure!(of(&safer, "lent", "refused_per_pod_day")? == 0.0, "{safer}");
-    // What is kept free cannot be requested.
-    let wide = lend(&["--headroom=20"])?;
-    ensure!(of(&wide, "lent", pods)? < of(&document, "lent", pods)?);
     Ok(())
 }
 

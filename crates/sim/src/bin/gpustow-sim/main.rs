@@ -2,7 +2,6 @@
 
 mod advise;
 mod churn;
-mod lend;
 mod replay;
 
 use std::ops::RangeInclusive;
@@ -12,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, ValueEnum};
 use gpustow_sim::baselines::Choice;
-use gpustow_sim::bench::{bench, sampling};
+use gpustow_sim::bench::bench;
 use gpustow_sim::progress::{INTERRUPTED, Progress, stop_at_ctrl_c};
 use gpustow_sim::protocol::Mode;
 use gpustow_sim::trace::{self, TraceNode, TracePod};
@@ -28,15 +27,11 @@ enum Command {
     Replay(replay::Args),
     /// Let pods come, wait, run and go at a given load: waiting time and waste by policy
     Churn(churn::Args),
-    /// Let pods borrow what others do not use, as recorded: pods per GPU, minutes over capacity, refused allocations
-    Lend(lend::Args),
     /// Judge advice on what to request, on the recorded GPU memory of pods
     Advise(advise::Args),
     /// Compare every policy on a synthetic list, and with --openb print every goal and every pod list of
     /// that trace; fails where gpustow's are worse than committed or others differ from what was published
     Bench(Bench),
-    /// Compare kube-scheduler's samples of nodes with all of them, on every pod list of the openb trace and on generated ones
-    Sampling(Sampling),
 }
 
 /// How to print.
@@ -127,16 +122,6 @@ struct Bench {
     seeds: (u64, u64),
 }
 
-#[derive(Args)]
-struct Sampling {
-    /// Folder with the openb trace's node list and pod lists; without it generated ones alone
-    #[arg(long, value_name = "DIR")]
-    openb: Option<PathBuf>,
-    /// Seeds: one, or the first and last of a range
-    #[arg(long, default_value = "1000..1004", value_parser = seeds)]
-    seeds: (u64, u64),
-}
-
 fn seeds(text: &str) -> Result<(u64, u64), String> {
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     let number = |text: &str| {
@@ -164,11 +149,7 @@ fn main() -> Result<ExitCode> {
     match command {
         Command::Replay(args) => replay::run(&args)?,
         Command::Churn(args) => churn::run(&args)?,
-        Command::Lend(args) => lend::run(&args)?,
         Command::Advise(args) => advise::run(&args)?,
-        Command::Sampling(args) => {
-            sampling(args.openb.as_deref(), &(args.seeds.0..=args.seeds.1))?;
-        }
         Command::Bench(args) => bench(args.openb.as_deref(), args.seeds.0..=args.seeds.1)?,
     }
     Ok(if Progress::stopped() {

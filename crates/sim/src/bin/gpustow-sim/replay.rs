@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use gpustow_sim::plot::{Drawn, svg, write_whole};
 use gpustow_sim::progress::Progress;
 use gpustow_sim::protocol::{CpuPods, Wave, Workload};
 use gpustow_sim::replay::replay_all;
@@ -31,12 +30,6 @@ pub(crate) struct Args {
     /// Who places pods without GPUs; in a cluster they do not reach gpustow
     #[arg(long, value_enum, default_value = "policy")]
     cpu_pods: CpuPods,
-    /// Draw allocation against arrivals, a line per policy
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
-    /// Draw nodes without a GPU pod against arrivals, a line per policy
-    #[arg(long, value_name = "FILE.svg")]
-    plot_empty: Option<PathBuf>,
     #[command(flatten)]
     runs: Runs,
 }
@@ -70,21 +63,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 summaries.push((name, Summary::of(&runs)));
             }
         }
-    }
-    let plots = [
-        (&args.plot, Drawn::Allocated),
-        (&args.plot_empty, Drawn::Empty),
-    ];
-    for (path, drawn) in plots {
-        let Some(path) = path else { continue };
-        let list = args.pods.file_stem().unwrap_or_default().to_string_lossy();
-        let cards = workload.cards();
-        let title = format!(
-            "{list}: {cards} GPUs, mode {}, {} seeds",
-            args.runs.mode,
-            args.runs.of_each_policy()
-        );
-        write_whole(path, &svg(&title, drawn, &summaries))?;
     }
     match args.runs.output {
         Output::Table => {
