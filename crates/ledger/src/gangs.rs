@@ -307,7 +307,7 @@ impl Ledger {
                 return Some(first.clone());
             }
             Found::GoesOn => self.waits.first = Some(hunt),
-            Found::Unknown => self.queue.ask_for_evidence(&first.uid, now),
+            Found::Open(open) => self.queue.ask_for_evidence(&first.uid, open, now),
             Found::Nothing => {
                 for pod in &roll.open {
                     self.queue.all_tried(pod, Cause::Preempt, now);
@@ -388,7 +388,7 @@ impl Ledger {
                 return Some(true);
             }
             Found::GoesOn => self.waits.second = Some((hunt, now)),
-            Found::Unknown | Found::Nothing => {
+            Found::Open(_) | Found::Nothing => {
                 if let Some(wait) = self.waits.gangs.get_mut(&gang) {
                     wait.rests = now + REST;
                 }
@@ -437,7 +437,10 @@ impl Ledger {
     pub fn preemptions_of(&self, gang: &Group, now: Duration) -> Vec<Reserved> {
         let sight = self.sight(now);
         let mut budget = Budget::of_look();
-        let mut victims = sight.needed_by(gang, &mut budget).unwrap_or_default();
+        let mut victims = match sight.outdated_for(gang) {
+            Some(_) => Vec::new(),
+            None => sight.needed_by(gang, &mut budget).unwrap_or_default(),
+        };
         self.count_spent(budget.spent());
         let all = self.queue.evictions_for(gang).into_iter();
         let all = all.filter(|(uid, _)| self.books.assumed(uid).is_none());
@@ -470,6 +473,8 @@ impl Ledger {
             self.count_spent(budget.spent());
             if let Some(how) = how {
                 self.end_gang(&gang, how);
+            } else if let Some((uid, open)) = self.sight(now).outdated_for(&gang) {
+                self.queue.ask_for_evidence(&uid, open, now);
             }
         }
     }

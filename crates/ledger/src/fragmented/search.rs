@@ -69,8 +69,8 @@ struct Search {
     /// The clock of gains before the first node was looked at.
     began: u64,
     best: Option<Plan>,
-    /// There is a plan where kube-scheduler was not asked lately.
-    unknown: bool,
+    /// There is a plan where kube-scheduler leaves it open like this whether it would place the pod.
+    open: Option<Evidence>,
     /// It has not waited for [`PATIENCE`] yet.
     patient: bool,
     /// It took more than one look.
@@ -84,8 +84,8 @@ enum Verdict {
     Fits,
     /// It will, without any help of ours: no other ends anywhere meanwhile.
     Served,
-    /// There is a plan where no recent call tells whether kube-scheduler would place the pod.
-    Unknown,
+    /// There is a plan where kube-scheduler leaves it open like this whether it would place the pod.
+    Open(Evidence),
     Plan(Plan),
     /// The budget is spent.
     Spent,
@@ -107,7 +107,7 @@ impl Search {
             with_plans: Vec::new(),
             began,
             best: None,
-            unknown: false,
+            open: None,
             patient,
             is_long: false,
         }
@@ -119,8 +119,8 @@ impl Search {
 pub(super) struct Looked {
     /// The pods for which a plan exists, in turn.
     pub(super) due: Vec<Arc<PodFacts>>,
-    /// Those with a plan where kube-scheduler was not asked lately.
-    pub(super) unknown: Vec<Uid>,
+    /// Those with a plan where kube-scheduler leaves it open whether it would place them.
+    pub(super) open: Vec<(Uid, Evidence)>,
     /// Those for which nothing is left to be tried.
     pub(super) all_tried: Vec<Uid>,
     /// What it cost.
@@ -159,9 +159,9 @@ impl Seen {
                     self.since.insert(search.uid, now);
                 }
                 End::Served => {}
-                End::Over if search.with_plans.is_empty() => match search.unknown {
-                    true => looked.unknown.push(search.uid),
-                    false => looked.all_tried.push(search.uid),
+                End::Over if search.with_plans.is_empty() => match search.open {
+                    Some(open) => looked.open.push((search.uid, open)),
+                    None => looked.all_tried.push(search.uid),
                 },
                 End::Over => {
                     let Search {
@@ -276,7 +276,7 @@ impl Sight<'_> {
                 Verdict::Nothing => {}
                 Verdict::Fits => return End::Fits,
                 Verdict::Served => return End::Served,
-                Verdict::Unknown => search.unknown = true,
+                Verdict::Open(evidence) => search.open = search.open.max(Some(evidence)),
                 Verdict::Plan(plan) => {
                     search.with_plans.push(name.clone());
                     let began = pod.reserved_on.as_ref() == Some(&name);
@@ -354,7 +354,7 @@ impl Sight<'_> {
             };
         }
         let is_known = self.was_offered(pod, name);
-        if !is_known && (evidence != Evidence::Unknown || search.unknown) {
+        if !is_known && (!evidence.is_open() || search.open >= Some(evidence)) {
             return Verdict::Nothing;
         }
         let plans = self.plans_on(&site, broken, budget);
@@ -362,7 +362,7 @@ impl Sight<'_> {
         match best {
             _ if budget.is_spent() => Verdict::Spent,
             Some(plan) if is_known => Verdict::Plan(plan),
-            Some(_) => Verdict::Unknown,
+            Some(_) => Verdict::Open(evidence),
             None => Verdict::Nothing,
         }
     }

@@ -81,6 +81,17 @@ impl Sight<'_> {
         chosen.is_none().then_some(Ended::Late)
     }
 
+    /// A pod of the gang about which kube-scheduler must be asked again before any pod finishes, and what it leaves open.
+    pub(super) fn outdated_for(&self, gang: &Group) -> Option<(Uid, Evidence)> {
+        let mut all = self.queue.evictions_for(gang).into_iter();
+        all.find_map(|(uid, earmark)| {
+            let pod = self.books.pod(uid).filter(|pod| pod.node.is_none())?;
+            let evidence = self.is_for_member(gang, pod, earmark.node());
+            let is_old = matches!(evidence, Evidence::Outdated | Evidence::Awaited);
+            is_old.then(|| (uid.clone(), evidence))
+        })
+    }
+
     /// The pods of the gang that are to get room, and those of the chosen that are there still, the most important first. None
     /// if it does not get its room though all of them finish, or if kube-scheduler refuses one of the nodes meanwhile.
     fn chosen_for(&self, gang: &Group, budget: &mut Budget) -> Option<Chosen<'_>> {

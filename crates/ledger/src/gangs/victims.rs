@@ -29,8 +29,8 @@ const FITS: usize = 4096;
 pub(super) enum Found {
     Plan(Plan),
     Nothing,
-    /// No recent call tells whether kube-scheduler would place the pods where others could finish.
-    Unknown,
+    /// kube-scheduler leaves it open like this whether it would place the pods where others could finish.
+    Open(Evidence),
     /// The next look goes on.
     GoesOn,
 }
@@ -50,7 +50,7 @@ pub(super) struct Hunt {
     /// Nodes that were not looked at yet: the first of them all.
     left: usize,
     nodes: Vec<(Price, Arc<str>)>,
-    is_unknown: bool,
+    open: Option<Evidence>,
     tried: Tried,
 }
 
@@ -73,7 +73,7 @@ impl Hunt {
             gang: gang.clone(),
             left: sight.books.nodes().len(),
             nodes: Vec::new(),
-            is_unknown: false,
+            open: None,
             tried: Tried::default(),
         }
     }
@@ -112,7 +112,7 @@ impl Sight<'_> {
             return Found::GoesOn;
         }
         let gang = &hunt.gang;
-        let mut is_unknown = hunt.is_unknown;
+        let mut open = hunt.open;
         let nodes: Vec<Arc<str>> = hunt.nodes.iter().map(|(_, name)| name.clone()).collect();
         let alike = self.books.members(gang).count();
         budget.charge(roll.open.len() * nodes.len() * (8 + alike) / 8);
@@ -122,7 +122,7 @@ impl Sight<'_> {
             for name in &nodes {
                 match self.is_for_member(gang, pod, name) {
                     Evidence::Offered => among.push(name.clone()),
-                    Evidence::Unknown => is_unknown = true,
+                    it if it.is_open() => open = open.max(Some(it)),
                     _ => {}
                 }
             }
@@ -150,10 +150,10 @@ impl Sight<'_> {
             is_cut: false,
         };
         let Some(victims) = search.victims() else {
-            return match (search.is_cut, is_unknown) {
-                (true, _) => Found::GoesOn,
-                (false, true) => Found::Unknown,
-                (false, false) => Found::Nothing,
+            return match open {
+                _ if search.is_cut => Found::GoesOn,
+                Some(open) => Found::Open(open),
+                None => Found::Nothing,
             };
         };
         let mut gone = leaving.clone();
@@ -191,8 +191,9 @@ impl Sight<'_> {
         for other in alike {
             match self.evidence(other, node) {
                 Evidence::Offered | Evidence::Short => return Evidence::Offered,
-                Evidence::Rejected => found = Evidence::Rejected,
                 Evidence::Unknown => {}
+                _ if found == Evidence::Rejected => {}
+                other => found = other,
             }
         }
         found
@@ -243,8 +244,9 @@ impl Sight<'_> {
                 let price = self.price(node, priority, least, broken);
                 hunt.nodes.extend(price.map(|price| (price, name.clone())));
             } else {
-                let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
-                hunt.is_unknown |= evidence.any(|it| it == Evidence::Unknown);
+                let evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
+                let open = evidence.filter(|it| it.is_open()).max();
+                hunt.open = hunt.open.max(open);
             }
         }
         hunt.nodes.sort_unstable();

@@ -30,6 +30,7 @@ mod model;
 mod moves;
 mod moving;
 mod nominated;
+mod outdated;
 mod over_limit;
 mod pod_groups;
 mod preempt;
