@@ -13,12 +13,13 @@ mod plan;
 mod preempt;
 mod roll;
 mod rules;
+mod search;
+mod shortfall;
 mod sites;
 mod victims;
 mod view;
 mod waits;
 
-use std::fmt;
 use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,7 @@ pub(crate) use cycle::Cycles;
 use plan::Member;
 pub(crate) use plan::{Seat, Seats};
 use roll::Roll;
+pub use shortfall::{Extent, MOST_PODS, Shortfall};
 use victims::{Found, Hunt, Plan};
 pub use view::{GangView, Standing};
 use waits::Wait;
@@ -50,27 +52,6 @@ const REST: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(10);
 /// Groups that one look sees.
 const GROUPS: usize = 256;
-
-/// How many pods of a group fit at the same time, and how many must.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shortfall {
-    /// The group.
-    pub group: Group,
-    /// So many fit, those that are bound among them.
-    pub fit: usize,
-    /// So many must.
-    pub of: usize,
-}
-
-impl fmt::Display for Shortfall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { group, fit, of } = self;
-        if fit < of {
-            return write!(f, "group {group}: {fit} of {of} fit");
-        }
-        write!(f, "group {group}: its other pods need the room")
-    }
-}
 
 impl Ledger {
     /// A filter call about a pod begins, and so perhaps a cycle of its gang.
@@ -145,10 +126,14 @@ impl Ledger {
         let first = untried
             .map(&plan)
             .filter(|it| it.count >= wanted && it.seats.contains_key(&pod.uid));
+        let found = first.unwrap_or_else(|| plan(nodes));
+        let shortfall = roll.shortfall_of(gang, &found);
         let Seats {
-            mut seats, count, ..
-        } = first.unwrap_or_else(|| plan(nodes));
-        let shortfall = roll.shortfall(gang, count);
+            mut seats,
+            count,
+            is_cut,
+            ..
+        } = found;
         if count < wanted {
             self.end_cycle(gang, Some(shortfall.clone()));
             return Err(shortfall);
@@ -157,8 +142,8 @@ impl Ledger {
         self.gangs.keep_seats(gang, seats);
         match own {
             Some(seat) => Ok(Some(seat)),
-            // The others need the room.
-            None if self.sight(now).fits_among(pod, candidates) => Err(shortfall),
+            // The others need the room, unless the search did not come to this one.
+            None if !is_cut && self.sight(now).fits_among(pod, candidates) => Err(shortfall),
             None => Ok(None),
         }
     }

@@ -377,7 +377,7 @@ impl Search<'_, '_> {
             false => Budget::of_rest(self.budget),
         };
         let (sight, members) = (self.sight, self.members.clone());
-        let seats = sight.seats_without(members, self.wanted, gone, &mut budget);
+        let seats = sight.seats_for_all(members, self.wanted, gone, &mut budget);
         self.budget.charge_spent(&budget);
         self.tried.fits += seats.fits;
         self.is_cut = seats.is_cut && seats.count < self.wanted && !is_first;

@@ -17,6 +17,7 @@ mod fragmented;
 mod gang_reservations;
 mod gang_rules;
 mod gang_search;
+mod gang_sizes;
 mod gang_victims;
 mod gangs;
 mod host;
