@@ -143,6 +143,7 @@ impl Ledger {
         let mut looked = seen.search(&self.sight(now));
         self.fragmented = seen;
         self.count_spent(looked.spent);
+        self.waits.note_cut(&mut looked.cut);
         for (uid, open) in looked.open {
             self.queue.ask_for_evidence(&uid, open, now);
         }
@@ -154,6 +155,13 @@ impl Ledger {
         let gang = self.gang_that_may_preempt(now);
         looked.due.extend(gang);
         looked.due
+    }
+
+    /// Pods for which the search for others to end has cost enough since the last call, so that it found none.
+    pub fn searches_cut(&mut self) -> Vec<Arc<PodFacts>> {
+        let cut = self.waits.take_cut().into_iter();
+        cut.filter_map(|uid| self.books.pod(&uid).cloned())
+            .collect()
     }
 
     /// Chooses who is to end for one of the pods that [`Ledger::fragmented`] named, and keeps the room. False if no other

@@ -37,7 +37,7 @@ use plan::Member;
 pub(crate) use plan::{Seat, Seats};
 use roll::Roll;
 pub use shortfall::{Extent, MOST_PODS, Shortfall};
-use victims::{Found, Hunt, Plan};
+use victims::{Found, Hunt, Plan, is_too_large};
 pub use view::{GangView, Standing};
 use waits::Wait;
 pub(crate) use waits::Waits;
@@ -282,6 +282,11 @@ impl Ledger {
                 (Hunt::of(&gang, &self.sight(now)), roll)
             }
         };
+        if is_too_large(&roll) {
+            let first = roll.open.first();
+            self.waits.cut.extend(first.map(|pod| pod.uid.clone()));
+            return None;
+        }
         let none: Broken<'_> = &|_| Vec::new();
         let found = self.sight(now).victims_for(&mut hunt, &roll, none, budget);
         let first = roll.open.first()?;
@@ -294,6 +299,9 @@ impl Ledger {
             Found::GoesOn => self.waits.first = Some(hunt),
             Found::Open(open) => self.queue.ask_for_evidence(&first.uid, open, now),
             Found::Nothing => {
+                self.waits
+                    .cut
+                    .extend(hunt.is_cut(&roll).then(|| first.uid.clone()));
                 for pod in &roll.open {
                     self.queue.all_tried(pod, Cause::Preempt, now);
                 }
@@ -374,6 +382,9 @@ impl Ledger {
             }
             Found::GoesOn => self.waits.second = Some((hunt, now)),
             Found::Open(_) | Found::Nothing => {
+                self.waits
+                    .cut
+                    .extend(hunt.is_cut(&roll).then(|| uid.into()));
                 if let Some(wait) = self.waits.gangs.get_mut(&gang) {
                     wait.rests = now + REST;
                 }

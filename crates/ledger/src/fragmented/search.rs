@@ -75,6 +75,8 @@ struct Search {
     patient: bool,
     /// It took more than one look.
     is_long: bool,
+    /// A node was left out, because one look was not enough for it.
+    is_cut: bool,
 }
 
 /// What is to be said of one node.
@@ -110,6 +112,7 @@ impl Search {
             open: None,
             patient,
             is_long: false,
+            is_cut: false,
         }
     }
 }
@@ -123,6 +126,8 @@ pub(super) struct Looked {
     pub(super) open: Vec<(Uid, Evidence)>,
     /// Those for which nothing is left to be tried.
     pub(super) all_tried: Vec<Uid>,
+    /// Those among them for which nodes were left out, because one look was not enough for each.
+    pub(super) cut: Vec<Uid>,
     /// What it cost.
     pub(super) spent: u64,
 }
@@ -159,10 +164,13 @@ impl Seen {
                     self.since.insert(search.uid, now);
                 }
                 End::Served => {}
-                End::Over if search.with_plans.is_empty() => match search.open {
-                    Some(open) => looked.open.push((search.uid, open)),
-                    None => looked.all_tried.push(search.uid),
-                },
+                End::Over if search.with_plans.is_empty() => {
+                    looked.cut.extend(search.is_cut.then(|| search.uid.clone()));
+                    match search.open {
+                        Some(open) => looked.open.push((search.uid, open)),
+                        None => looked.all_tried.push(search.uid),
+                    }
+                }
                 End::Over => {
                     let Search {
                         uid,
@@ -290,7 +298,10 @@ impl Sight<'_> {
                     }
                 }
                 // A node that a whole look is not enough for is left out.
-                Verdict::Spent if is_first => return End::GoesOn,
+                Verdict::Spent if is_first => {
+                    search.is_cut = true;
+                    return End::GoesOn;
+                }
                 Verdict::Spent => {
                     search.nodes.push(name);
                     search.is_long = true;

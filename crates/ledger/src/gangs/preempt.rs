@@ -46,6 +46,32 @@ impl Sight<'_> {
         waits.then_some(roll)
     }
 
+    /// Is the node for this pod of the gang? kube-scheduler asks about the first pod only if the gang does not fit: what it
+    /// said of that holds for pods with the same constraints.
+    pub(super) fn is_for_member(&self, gang: &Group, pod: &PodFacts, node: &str) -> Evidence {
+        if self.books.excluded(node, &pod.constraints).is_some() {
+            return Evidence::Rejected;
+        }
+        let tried = self.queue.tried(&pod.uid);
+        if tried.is_some_and(|tried| tried.has(node)) {
+            return Evidence::Rejected;
+        }
+        let alike = self.books.members(gang);
+        let alike = alike.filter(|other| {
+            other.uid == pod.uid || other.node.is_none() && other.constraints == pod.constraints
+        });
+        let mut found = Evidence::Unknown;
+        for other in alike {
+            match self.evidence(other, node) {
+                Evidence::Offered | Evidence::Short => return Evidence::Offered,
+                Evidence::Unknown => {}
+                other if found != Evidence::Rejected => found = other,
+                _ => {}
+            }
+        }
+        found
+    }
+
     /// Pods of the gang for which nothing is to be earmarked any more.
     pub(super) fn left_gang(&self, gang: &Group) -> Vec<(Uid, Ended)> {
         let all = self.queue.evictions_for(gang).into_iter();

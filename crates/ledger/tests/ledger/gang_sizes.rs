@@ -2,16 +2,21 @@
 
 use std::thread;
 
-use gpustow_ledger::{Ask, Extent, Ledger, MOST_PODS};
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Ask, Config, Extent, Ledger, MOST_PODS};
 
-use crate::build::{at, ledger, pod};
+use crate::build::{at, configured, pod};
 use crate::pod_groups::gang;
 
 /// Twenty nodes of eight GPUs.
 fn nodes() -> Ledger {
     let names: Vec<String> = (0..20).map(|number| format!("n{number}")).collect();
     let all: Vec<(&str, &[u64])> = names.iter().map(|it| (&**it, &[80_000; 8][..])).collect();
-    ledger(&all)
+    let config = Config {
+        preempt_fragmented: true,
+        ..Config::default()
+    };
+    configured(config, &all)
 }
 
 /// What kube-scheduler is answered about the first pod of such a gang, on a thread like those of the extender.
@@ -20,18 +25,23 @@ fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> Op
     let ask = move || {
         let mut ledger = nodes();
         let made = sizes.iter().enumerate();
-        let made = made.map(|(number, mib)| pod(&format!("g{number}"), *mib));
+        let made = made.map(|(number, mib)| PodFacts {
+            waiting: true,
+            ..pod(&format!("g{number}"), *mib)
+        });
         let pods = gang(&mut ledger, "g", min_count, made.collect());
         let names: Vec<String> = (0..20).map(|number| format!("n{number}")).collect();
         let names: Vec<&str> = names.iter().map(|name| &**name).collect();
         let answer = ledger.filter(&Ask::of(&pods[0]), &names, at(0));
         assert_eq!(answer.nodes.is_empty(), answer.shortfall.is_some());
-        // Preemption for it looks at all of them, too.
+        // Preemption for it looks at all of them, too, or says that it does not.
         for second in 0..3 {
             for pod in ledger.fragmented(at(second)) {
                 ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
             }
         }
+        let refused = answer.shortfall.is_some() && min_count <= pods.len();
+        assert!(!refused || pods.len() <= 256 || !ledger.searches_cut().is_empty());
         answer.shortfall.map(|it| it.search)
     };
     // The runtime's default.

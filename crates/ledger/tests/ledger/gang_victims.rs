@@ -202,6 +202,33 @@ fn gang_preempts_where_the_whole_node_is_full_without_being_asked_about() {
 }
 
 #[test]
+fn gangs_of_2_to_16_pods_preempt_as_many_pods_on_nodes_as_large() {
+    for gpus in 2..=16 {
+        for (nodes, wanted) in (1..=gpus).map(|it| (1, it)).chain([(2, gpus)]) {
+            let names = ["a", "b"];
+            let cards = vec![100; gpus / nodes];
+            let all: Vec<(&str, &[u64])> = names[..nodes].iter().map(|it| (*it, &*cards)).collect();
+            let mut ledger = ledger(&all);
+            for name in &names[..nodes] {
+                for index in 0..cards.len() {
+                    let card = format!("{name}-{index}");
+                    ledger.apply_pod(holder(&card, &card, 100, 1));
+                }
+            }
+            let wanted = wanted.min(nodes * cards.len());
+            gang(&mut ledger, wanted, &vec![100; wanted]);
+            let helped = (0..10).any(|second| {
+                for pod in ledger.fragmented(at(second)) {
+                    ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
+                }
+                victims(&ledger, second).len() == wanted
+            });
+            assert!(helped, "{wanted} pods on {nodes} nodes with {gpus} GPUs");
+        }
+    }
+}
+
+#[test]
 fn gang_among_the_victims_goes_whole_or_stays() {
     let build = |other: i32| {
         let mut ledger = ledger(&[("a", &[100, 100]), ("b", &[50])]);
