@@ -14,7 +14,7 @@ const LONGER: [(&str, usize); 4] = [
     ("docs/security-review.md", 1_150),
 ];
 /// Words of all Markdown together that people write.
-const ALL: usize = 35_000;
+const ALL: usize = 36_000;
 /// What `make generate` writes: it has no more words than its sources.
 const GENERATED: [&str; 2] = ["docs/reference/", "manifests/chart/README.md"];
 

@@ -354,15 +354,16 @@ impl Ledger {
         (fits == Some(false)).then_some((gang, roll))
     }
 
-    /// Chooses who is to finish for the pod's gang, and earmarks the room of all of its pods. None if it is of no gang, false
-    /// if there is no plan.
+    /// Chooses who is to finish for the pod's gang, and earmarks the room of all of its pods. None if it is of no gang, or
+    /// beyond `minCount`; false if there is no plan.
     pub(crate) fn preempt_for_gang(
         &mut self,
         uid: &str,
         broken: Broken<'_>,
         now: Duration,
     ) -> Option<bool> {
-        let pod = self.books.pod(uid)?;
+        let pod = self.books.pod(uid);
+        let pod = pod.filter(|pod| !self.books.comes_alone(pod))?;
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
         let gang = gang.clone();
         let mut budget = Budget::of_look();

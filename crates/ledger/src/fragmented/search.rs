@@ -352,7 +352,8 @@ impl Sight<'_> {
                 None => Verdict::Nothing,
             };
         }
-        if evidence == Evidence::Short {
+        // For a pod of a PodGroup kube-scheduler asks no extender for victims.
+        if evidence == Evidence::Short && !self.books.comes_alone(pod) {
             let pods = bound.keys().filter_map(|uid| self.books.pod(uid));
             let mut pods = pods.filter(|pod| !pod.deleting);
             let helps = search.patient

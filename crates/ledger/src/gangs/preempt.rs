@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpustow_api::{Group, PodFacts};
+use gpustow_api::{Group, PodFacts, Regards};
 
 use super::roll::Roll;
 use crate::books::Uid;
@@ -47,7 +47,7 @@ impl Sight<'_> {
     }
 
     /// Is the node for this pod of the gang? kube-scheduler asks about the first pod only if the gang does not fit: what it
-    /// said of that holds for pods with the same constraints.
+    /// said of that holds for pods with the same constraints. Others are for another kind of node, about which it asks later.
     pub(super) fn is_for_member(&self, gang: &Group, pod: &PodFacts, node: &str) -> Evidence {
         if self.books.excluded(node, &pod.constraints).is_some() {
             return Evidence::Rejected;
@@ -61,7 +61,9 @@ impl Sight<'_> {
             other.uid == pod.uid || other.node.is_none() && other.constraints == pod.constraints
         });
         let mut found = Evidence::Unknown;
+        let mut asked = false;
         for other in alike {
+            asked |= self.queue.was_asked_about(&other.uid);
             match self.evidence(other, node) {
                 Evidence::Offered | Evidence::Short => return Evidence::Offered,
                 Evidence::Unknown => {}
@@ -69,7 +71,15 @@ impl Sight<'_> {
                 _ => {}
             }
         }
-        found
+        // For another kind of node: what else keeps the pod off is known here.
+        let is_other_kind = || {
+            let mut all = self.books.members(gang);
+            all.any(|it| self.queue.was_asked_about(&it.uid))
+        };
+        match !asked && pod.constraints.regards == Regards::NoPod && is_other_kind() {
+            true => Evidence::Offered,
+            false => found,
+        }
     }
 
     /// Pods of the gang for which nothing is to be earmarked any more.

@@ -212,6 +212,12 @@ impl Queue {
         }
     }
 
+    /// Has kube-scheduler named candidates for the pod lately?
+    pub(crate) fn was_asked_about(&self, uid: &str) -> bool {
+        let offered = self.offered.get(uid);
+        offered.is_some_and(|offered| offered.latest.is_some())
+    }
+
     /// The slot will be another node's.
     pub(crate) fn forget_slot(&mut self, slot: Slot) {
         for offered in self.offered.values_mut() {

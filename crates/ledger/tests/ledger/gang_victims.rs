@@ -11,7 +11,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use crate::build::{at, bound, card, choose, configured, node, offer_all, pod, report, used};
 
-fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
+pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let config = Config {
         preempt_fragmented: true,
         ..Config::default()
@@ -19,7 +19,7 @@ fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     configured(config, nodes)
 }
 
-fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {
+pub(crate) fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {
     PodGroupFacts {
         group: Group::in_tree("default", name),
         uid: name.into(),
@@ -28,7 +28,7 @@ fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {
     }
 }
 
-fn in_group(name: &str, pod: PodFacts) -> PodFacts {
+pub(crate) fn in_group(name: &str, pod: PodFacts) -> PodFacts {
     PodFacts {
         group: Some(Group::in_tree("default", name)),
         ..pod
@@ -36,7 +36,7 @@ fn in_group(name: &str, pod: PodFacts) -> PodFacts {
 }
 
 /// A bound pod of that priority.
-fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
+pub(crate) fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
         priority,
@@ -74,7 +74,7 @@ fn decide(ledger: &mut Ledger, protected: &[&str], most: usize) -> BTreeSet<Stri
     victims(ledger, 3)
 }
 
-fn preemptions(ledger: &Ledger, second: u64) -> Vec<Reserved> {
+pub(crate) fn preemptions(ledger: &Ledger, second: u64) -> Vec<Reserved> {
     ledger.preemptions(at(second))
 }
 
@@ -84,7 +84,7 @@ fn victims(ledger: &Ledger, second: u64) -> BTreeSet<String> {
     victims.map(|pod| pod.uid.to_string()).collect()
 }
 
-fn set(names: &[&str]) -> BTreeSet<String> {
+pub(crate) fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 

@@ -14,6 +14,7 @@ mod evidence;
 mod filter;
 mod forged;
 mod fragmented;
+mod gang_kinds;
 mod gang_reservations;
 mod gang_rules;
 mod gang_search;
