@@ -144,7 +144,11 @@ impl Disruptions {
         let unix = Timestamp::now().as_second();
         ledger.lock().keep_reservations(ledger.now(), unix);
         sleep(TURN).await;
-        let due = ledger.lock().fragmented(ledger.now());
+        let (due, cut) = {
+            let (now, mut ledger) = (ledger.now(), ledger.lock());
+            (ledger.fragmented(now), ledger.searches_cut())
+        };
+        cut.iter().for_each(|pod| app.events.search_cut(pod));
         sleep(TURN).await;
         let to_move = may_evict.then(|| ledger.lock().due_to_move(ledger.now()));
         let to_move = to_move.flatten();

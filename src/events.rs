@@ -33,6 +33,13 @@ const NOTE: usize = 1024;
 /// An Event and what it is about.
 type Message = (Event, ObjectReference);
 
+/// Tells one kind of refusal from another.
+fn hash_of(kind: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    kind.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Sends Events without making anybody wait.
 pub(crate) struct Events {
     /// Refusals go before assignments: the pod itself shows those.
@@ -148,6 +155,24 @@ impl Events {
         self.warn(as_, pod, note());
     }
 
+    /// Pods that are to be disrupted for the pod wait.
+    pub(crate) fn limited(&self, pod: &PodFacts) {
+        let note = "Disruptions for this pod wait: the limits in spec.disruptions of the GpustowConfig are reached. The extender                     goes on within a minute.";
+        self.refused_as(pod, hash_of("limits"), Kind::DisruptionRefused, || {
+            note.to_owned()
+        });
+    }
+
+    /// No pods were found that could be preempted for the pod, as far as one search may go.
+    pub(crate) fn search_cut(&self, pod: &PodFacts) {
+        let note = "The search for pods to preempt for this pod ended at its bound and found none: too many sets of pods are \
+                    possible. The extender searches again when pods come or leave. Fewer pods, or equal requests, make \
+                    the search shorter.";
+        self.refused_as(pod, hash_of("search"), Kind::DisruptionRefused, || {
+            note.to_owned()
+        });
+    }
+
     /// The pod is queued, so many before it.
     pub(crate) fn queued(&self, pod: &PodFacts, before: usize, size: usize) {
         let (namespace, name) = (&pod.namespace, &pod.name);
@@ -182,10 +207,7 @@ impl Events {
              remove the gate by hand.",
             names::GATE
         );
-        let mut kind = DefaultHasher::new();
-        "ungate".hash(&mut kind);
-        let event = || note;
-        self.refused_as(pod, kind.finish(), Kind::PodQueued, event);
+        self.refused_as(pod, hash_of("ungate"), Kind::PodQueued, || note);
     }
 
     /// No node has come for the pod's placeholder.

@@ -35,7 +35,6 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// What became of a placeholder's creation; as a string, the `result` label.
 pub(crate) const CREATED: &str = "created";
 pub(crate) const REFUSED: &str = "refused";
-const IMAGE: &str = "registry.k8s.io/pause:3.10";
 
 /// Creates and deletes placeholders for as long as the process runs, while this replica leads.
 pub(crate) async fn run(app: Arc<App>) {
@@ -274,7 +273,7 @@ fn object(placeholder: &Placeholder, owner: &Pod, resource: &str, names_hosts: b
             },
             "containers": [{
                 "name": "placeholder",
-                "image": IMAGE,
+                "image": names::PLACEHOLDER_IMAGE,
                 "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
                 "resources": {
                     "limits": { resource: &mib },

@@ -3,7 +3,7 @@
 //! All are marked first. Then disruption budgets are read again, the API server is asked whether it would delete each, and
 //! the ledger is asked whether all are needed still. If one of these fails, no victim is deleted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::future::join_all;
@@ -76,32 +76,28 @@ impl Disruptions {
         needed == demanded
     }
 
-    /// Do the limits of all disruptions together allow all of these? Then they count.
+    /// Do the limits of all disruptions together allow all of these, which count as one on each of their nodes? Then they
+    /// count.
     fn may_disrupt_all(&mut self, gang: &Group, left: &[&Demand]) -> bool {
         let limits = self.app.config.spec().disruptions.clone();
         let now = self.app.ledger.now();
-        let [most, most_here] =
-            [limits.per_minute, limits.per_node_per_minute].map(|it| it as usize);
+        let [all, here] = [limits.per_minute, limits.per_node_per_minute].map(|it| it as usize);
         let new = left.iter().filter(|it| !it.is_marked());
-        let new: Vec<&Arc<str>> = new.map(|it| &it.node).collect();
-        let mut by_node = BTreeMap::<&Arc<str>, usize>::new();
-        for node in &new {
-            *by_node.entry(node).or_default() += 1;
-        }
-        if new.len() > most || by_node.values().any(|count| *count > most_here) {
-            tracing::warn!(
-                %gang, victims = new.len(),
-                "spec.disruptions of the GpustowConfig allows fewer disruptions in a minute than the group needs: none is done"
-            );
-            self.app.ledger.lock().spare_for_gang(gang);
-            return false;
-        }
-        let mut here = by_node.into_iter();
-        let may = self.lately.left(most, now) >= new.len()
-            && here.all(|(node, count)| self.lately.left_of(node, most_here, now) >= count);
+        let nodes: BTreeSet<&Arc<str>> = new.map(|it| &it.node).collect();
+        let may_on = |node: &&Arc<str>| self.lately.left_of(node, here, now) > 0;
+        let may = nodes.iter().all(may_on) && (nodes.is_empty() || self.lately.left(all, now) > 0);
         if may {
-            new.into_iter()
+            nodes
+                .into_iter()
                 .for_each(|node| self.lately.note(node.clone(), now));
+        } else {
+            tracing::warn!(
+                %gang, victims = left.len(),
+                "more disruptions than spec.disruptions of the GpustowConfig allows: those for this group wait"
+            );
+            for whom in left.iter().filter_map(|it| it.whom.pod()) {
+                self.app.events.limited(whom);
+            }
         }
         may
     }

@@ -72,6 +72,9 @@ impl Disruptions {
                 %node, namespace = %demand.victim.namespace, pod = %demand.victim.name,
                 "more disruptions than spec.disruptions of the GpustowConfig allows: this one waits"
             );
+            if let Some(whom) = demand.whom.pod() {
+                self.app.events.limited(whom);
+            }
         }
         may
     }

@@ -2,17 +2,20 @@
 //! pod that waits.
 
 use anyhow::{Result, ensure};
+use futures::future::try_join_all;
 use gpustow_api::gpunode::PodUse;
 use gpustow_api::names;
-use gpustow_testkit::{Case, PodBuilder, Scheduler, wait_bound, wait_gone, wait_refused};
-use k8s_openapi::api::core::v1::ContainerPort;
+use gpustow_testkit::{
+    Case, PodBuilder, Scheduler, eventually, wait_bound, wait_gone, wait_refused,
+};
+use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::fault_rig::{Replica, Turn, turn};
+use crate::fault_rig::{Replica, Turn, now, turn};
 use crate::fragmented::{bound, condition, nothing_is_left, staying};
 use crate::reclaim::borrower;
-use crate::support::{SOON, event};
+use crate::support::{SOON, event, rounds};
 
 const CARD: u64 = 10_000;
 const PORT: i32 = 8080;
@@ -24,10 +27,12 @@ enum Once {
     Siblings,
     /// They want the same port of their node.
     Port,
+    /// They spread over this node and another, which has no room for them.
+    Spread,
 }
 
 impl Once {
-    const ALL: [Self; 2] = [Self::Siblings, Self::Port];
+    const ALL: [Self; 3] = [Self::Siblings, Self::Port, Self::Spread];
 
     /// The same pod, as one of the kind.
     fn of(self, pod: PodBuilder) -> Result<PodBuilder> {
@@ -37,6 +42,12 @@ impl Once {
                 "topologyKey": "testkit/case",
             }],
         } }))?;
+        let spread = serde_json::from_value(json!({
+            "maxSkew": 1,
+            "topologyKey": names::HOSTNAME,
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": { "matchLabels": { "app": "prod" } },
+        }))?;
         Ok(match self {
             Self::Siblings => pod
                 .label("app", "prod")
@@ -49,6 +60,9 @@ impl Once {
                     ..ContainerPort::default()
                 }]);
             }),
+            Self::Spread => pod.label("app", "prod").with(|spec| {
+                spec.topology_spread_constraints = Some(vec![spread]);
+            }),
         })
     }
 
@@ -57,6 +71,7 @@ impl Once {
         match self {
             Self::Siblings => "anti-affinity",
             Self::Port => "free ports",
+            Self::Spread => "topology spread constraints",
         }
     }
 
@@ -64,6 +79,7 @@ impl Once {
         match self {
             Self::Siblings => "siblings",
             Self::Port => "port",
+            Self::Spread => "spread",
         }
     }
 }
@@ -82,8 +98,10 @@ async fn rig(
     let replica = Replica::start(turn.cluster, name, args).await?;
     let scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, name).await?;
-    let node = case.node("n", &vec![CARD; gpus]);
-    node.create(&case.client).await?;
+    for (name, gpus) in [("n", vec![CARD; gpus]), ("small", vec![CARD / 100])] {
+        let node = case.node(name, &gpus).label(names::HOSTNAME, name);
+        node.create(&case.client).await?;
+    }
     Ok((replica, scheduler, case))
 }
 
@@ -116,6 +134,52 @@ async fn preempt_ends_no_pod_on_a_node_that_kube_scheduler_refuses() -> Result<(
         assert!(condition(&second, names::RESERVED_CONDITION).is_none());
         nothing_is_left(&replica, &case).await?;
         case.end().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn replicas_that_come_at_once_end_as_many_pods_as_run() -> Result<()> {
+    for round in 0..rounds()? {
+        for once in Once::ALL {
+            let turn = turn().await?;
+            let replicas = [2, 4, 8][round % 3];
+            let name = format!("at-once-{}-{round}", once.name());
+            let (replica, _scheduler, case) = rig(&turn, &name, &[], replicas + 2).await?;
+            for index in 0..replicas + 2 {
+                let low = case.pod(&format!("low-{index}")).gpu_mem(6000);
+                bound(&case, low).await?;
+            }
+            let before = staying(&case).await?;
+            let created = (0..replicas).map(async |index| {
+                let pod = once.of(high(&case, &format!("at-once-{index}")))?;
+                pod.gpu_mem(8000).create(&case.client).await
+            });
+            let created: Vec<Pod> = try_join_all(created).await?;
+            let refused = async || {
+                let mut refused = 0;
+                for pod in &created {
+                    let pod = now(&case, pod).await?;
+                    refused += usize::from(pod.spec.is_some_and(|it| it.node_name.is_none()));
+                }
+                ensure!(refused == replicas - 1, "{refused} wait");
+                Ok(())
+            };
+            eventually(SOON, "one replica runs", refused).await?;
+            // Two that come later are helped: the extender has looked again by then.
+            for index in 0..2 {
+                let later = case.pod(&format!("later-{index}"));
+                let later = later.priority_class("system-node-critical").gpu_mem(8000);
+                bound(&case, later).await?;
+            }
+            eventually(SOON, "no replica runs beside", refused).await?;
+            let after = staying(&case).await?;
+            let gone = before.iter().filter(|name| !after.contains(name));
+            let gone: Vec<_> = gone.collect();
+            ensure!(gone.len() == 3, "{}: {gone:?}", once.name());
+            nothing_is_left(&replica, &case).await?;
+            case.end().await?;
+        }
     }
     Ok(())
 }

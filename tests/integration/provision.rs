@@ -9,6 +9,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
+use crate::attack::placeholders::provision;
 use crate::fault_rig::{Replica, now, turn};
 use crate::fragmented::bound;
 use crate::queue;
@@ -65,6 +66,7 @@ async fn fragmented(case: &Case) -> Result<Pod> {
 #[tokio::test]
 async fn a_placeholder_waits_for_a_node_and_goes_when_it_comes() -> Result<()> {
     let turn = turn().await?;
+    provision(turn.cluster).await?;
     let replica = Replica::start(turn.cluster, "provides", &[ON]).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "provides").await?;
@@ -120,6 +122,7 @@ async fn a_placeholder_waits_for_a_node_and_goes_when_it_comes() -> Result<()> {
 #[tokio::test]
 async fn a_placeholder_that_a_quota_refuses_is_counted_and_its_owner_told() -> Result<()> {
     let turn = turn().await?;
+    provision(turn.cluster).await?;
     let replica = Replica::start(turn.cluster, "refused", &[ON]).await?;
     let _scheduler = replica.scheduler(turn.cluster).await?;
     let case = Case::new(turn.cluster, "refused").await?;
@@ -154,6 +157,7 @@ async fn case_pod(case: &Case, name: &str) -> Result<Pod> {
 #[tokio::test]
 async fn the_next_leader_keeps_the_placeholder_and_deletes_it_in_the_end() -> Result<()> {
     let turn = turn().await?;
+    provision(turn.cluster).await?;
     let case = Case::new(turn.cluster, "inherits").await?;
     let before = {
         let replica = Replica::start(turn.cluster, "first", &[ON]).await?;
@@ -178,6 +182,7 @@ async fn the_next_leader_keeps_the_placeholder_and_deletes_it_in_the_end() -> Re
 async fn queued_pods_have_a_placeholder_that_is_not_queued() -> Result<()> {
     let cluster = queue::open().await?;
     let settings = [ON, "queue: {mode: Always}"];
+    provision(&cluster).await?;
     let replica = Replica::start(&cluster, "queues", &settings).await?;
     let _scheduler = replica.scheduler(&cluster).await?;
     let case = Case::new(&cluster, "queues").await?;
@@ -209,6 +214,7 @@ async fn creates(cluster: &ControlPlane, account: &str, pod: Value) -> Result<Po
 #[tokio::test]
 async fn only_the_extender_creates_placeholders_and_nothing_else() -> Result<()> {
     let turn = turn().await?;
+    provision(turn.cluster).await?;
     let case = Case::new(turn.cluster, "forged").await?;
     let plain = json!(case.pod("plain").gpu_mem(100).build());
     let mut forged = plain.clone();

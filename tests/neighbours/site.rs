@@ -58,8 +58,10 @@ impl Site {
             ..Options::default()
         })
         .await?;
-        let overlay = repository(overlay).display().to_string();
-        cluster.kubectl(&["apply", "-k", &overlay]).await?;
+        for kustomization in [overlay, "manifests/provision"] {
+            let path = repository(kustomization).display().to_string();
+            cluster.kubectl(&["apply", "-k", &path]).await?;
+        }
         let kubeconfig = cluster
             .kubeconfig("gpustow-system", "gpustow-scheduler", None)
             .await?;

@@ -282,7 +282,7 @@ pub struct Provision {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Disruptions {
-    /// How many pods are disrupted per minute at most.
+    /// How many pods are disrupted per minute at most. All that a gang preempts on one node count as one.
     #[schemars(range(min = 1, max = 10_000))]
     pub per_minute: u32,
     /// How many pods of one node are disrupted per minute at most.
@@ -412,7 +412,7 @@ impl Default for Disruptions {
     fn default() -> Self {
         Self {
             per_minute: 30,
-            per_node_per_minute: 6,
+            per_node_per_minute: 16,
         }
     }
 }

@@ -16,7 +16,7 @@ pub struct Known {
 }
 
 /// All of them, in the order of a pod's life.
-pub const ALL: [Known; 34] = [
+pub const ALL: [Known; 36] = [
     Known {
         about: "Pod",
         reason: "GpuAssigned",
@@ -86,6 +86,20 @@ pub const ALL: [Known; 34] = [
         reads: "`Cannot evict … for …: …. Retrying.`",
         means: "A disruption budget, a policy, a webhook or a missing permission protects the pod. The extender tries again, after a minute at most",
         advice: "Let the budget allow it; see [the conditions](configuration.md#status) for the permission",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuDisruptionRefused",
+        reads: "`Disruptions for this pod wait: the limits in spec.disruptions of the GpustowConfig are reached. …`",
+        means: "As many pods were disrupted in the last minute as `disruptions.perMinute` or `perNodePerMinute` allows",
+        advice: "Wait a minute, or raise [the limits](disruptions.md)",
+    },
+    Known {
+        about: "Pod",
+        reason: "GpuDisruptionRefused",
+        reads: "`The search for pods to preempt for this pod ended at its bound and found none: …`",
+        means: "The node has too many pods, or the gang too many different ones, for one search",
+        advice: "Use fewer pods, or equal requests",
     },
     Known {
         about: "Pod",

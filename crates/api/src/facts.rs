@@ -31,6 +31,7 @@ use crate::intree::{self, Constraints, Label};
 use crate::limit::Enforce;
 use crate::pod::pod_group;
 use crate::podgroup::Group;
+use crate::regards::Regards;
 use crate::request::{BadRequest, request};
 use crate::reserved::Reservation;
 use crate::{limit, names};
@@ -79,6 +80,8 @@ pub struct PodFacts {
     pub models: Arc<[Box<str>]>,
     /// What keeps it off nodes; nothing is kept for a pod that asks for no GPU memory.
     pub constraints: Arc<Constraints>,
+    /// The pods that its anti-affinity keeps away.
+    pub repels: Regards,
     /// The group of pods with which it is scheduled.
     pub group: Option<Group>,
     /// Its labels, in order of their keys, by which disruption budgets find it; none are kept for a
@@ -195,6 +198,7 @@ impl PodFacts {
             models: spec.map_or_else(|| NO_CONTAINERS.clone(), models),
             group: Group::of_labels(meta),
             constraints: constraints.map_or_else(|| NO_CONSTRAINTS.clone(), Arc::new),
+            repels: spec.map(Regards::repelled_by).unwrap_or_default(),
             labels: labels.collect(),
             assignment: assignment.map(|text| Assignment::decode(text).map(Arc::new)),
             epoch: annotation(names::EPOCH).and_then(|epoch| epoch.parse().ok()),

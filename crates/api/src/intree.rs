@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
     Toleration as PodToleration,
 };
 
-use crate::{NodeFacts, names};
+use crate::{NodeFacts, Regards, names};
 
 /// Fewer nodes than that are never left out: `minFeasibleNodesToFind`.
 pub const LEAST_NODES: usize = 100;
@@ -38,6 +38,8 @@ pub struct Constraints {
     /// The terms of the required node affinity, one of which must match.
     required: Option<Box<[Term]>>,
     tolerations: Box<[Toleration]>,
+    /// The other pods that decide, beside all this.
+    pub regards: Regards,
 }
 
 /// A label of a node.
@@ -141,6 +143,7 @@ impl Constraints {
             required: required
                 .map(|required| required.node_selector_terms.iter().map(Term::of).collect()),
             tolerations: tolerations.map(Toleration::of).collect(),
+            regards: Regards::of(spec),
         }
     }
 

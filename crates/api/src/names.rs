@@ -125,6 +125,8 @@ pub const PLACEHOLDER: &str = "gpustow.dev/placeholder";
 pub const PLACEHOLDER_FOR: &str = "gpustow.dev/placeholder-for";
 /// PriorityClass of placeholders.
 pub const PLACEHOLDER_CLASS: &str = "gpustow-placeholder";
+/// Image of placeholders, which never runs.
+pub const PLACEHOLDER_IMAGE: &str = "registry.k8s.io/pause:3.10";
 
 /// Written by admission: label of pods that request GPU memory.
 pub const MANAGED_LABEL: &str = "gpustow.dev/managed";

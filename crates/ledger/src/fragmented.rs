@@ -143,8 +143,9 @@ impl Ledger {
         let mut looked = seen.search(&self.sight(now));
         self.fragmented = seen;
         self.count_spent(looked.spent);
-        for uid in looked.unknown {
-            self.queue.ask_for_evidence(&uid, now);
+        self.waits.note_cut(&mut looked.cut);
+        for (uid, open) in looked.open {
+            self.queue.ask_for_evidence(&uid, open, now);
         }
         for uid in looked.all_tried {
             if let Some(pod) = self.books.pod(&uid) {
@@ -154,6 +155,13 @@ impl Ledger {
         let gang = self.gang_that_may_preempt(now);
         looked.due.extend(gang);
         looked.due
+    }
+
+    /// Pods for which the search for others to end has cost enough since the last call, so that it found none.
+    pub fn searches_cut(&mut self) -> Vec<Arc<PodFacts>> {
+        let cut = self.waits.take_cut().into_iter();
+        cut.filter_map(|uid| self.books.pod(&uid).cloned())
+            .collect()
     }
 
     /// Chooses who is to end for one of the pods that [`Ledger::fragmented`] named, and keeps the room. False if no other
@@ -205,7 +213,7 @@ impl Ledger {
         match step {
             Step::NotNow => {}
             Step::Nothing => self.queue.all_tried(&pod, Cause::Defragment, now),
-            Step::Unknown => self.queue.ask_for_evidence(&pod.uid, now),
+            Step::Open(open) => self.queue.ask_for_evidence(&pod.uid, open, now),
             Step::Moves(moves) => {
                 self.keep_moves(&pod, moves, began, now);
                 return true;
@@ -286,7 +294,8 @@ impl Ledger {
         let earmark = self.queue.eviction_for(uid)?;
         let earmark = Some(earmark).filter(|it| it.gang().is_none())?;
         let pod = self.books.pod(uid)?;
-        let victims = match self.may_fit_elsewhere(pod, now) {
+        let outdated = self.sight(now).outdated(pod, earmark.node());
+        let victims = match outdated.is_some() || self.may_fit_elsewhere(pod, now) {
             true => Vec::new(),
             false => self.sight(now).needed(pod, earmark).unwrap_or_default(),
         };
@@ -336,7 +345,12 @@ impl Ledger {
             None => Ended::Gone,
             Some(_) if self.sight(now).check(earmark.node()).is_err() => Ended::Unfit,
             Some(pod) if self.sight(now).needed(&pod, earmark).is_none() => Ended::Late,
-            Some(_) => return,
+            Some(pod) => {
+                if let Some(open) = self.sight(now).outdated(&pod, earmark.node()) {
+                    self.queue.ask_for_evidence(uid, open, now);
+                }
+                return;
+            }
         };
         self.queue.end(uid, how, &self.books);
     }

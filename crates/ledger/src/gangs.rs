@@ -13,12 +13,13 @@ mod plan;
 mod preempt;
 mod roll;
 mod rules;
+mod search;
+mod shortfall;
 mod sites;
 mod victims;
 mod view;
 mod waits;
 
-use std::fmt;
 use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +36,8 @@ pub(crate) use cycle::Cycles;
 use plan::Member;
 pub(crate) use plan::{Seat, Seats};
 use roll::Roll;
-use victims::{Found, Hunt, Plan};
+pub use shortfall::{Extent, MOST_PODS, Shortfall};
+use victims::{Found, Hunt, Plan, is_too_large};
 pub use view::{GangView, Standing};
 use waits::Wait;
 pub(crate) use waits::Waits;
@@ -50,27 +52,6 @@ const REST: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(10);
 /// Groups that one look sees.
 const GROUPS: usize = 256;
-
-/// How many pods of a group fit at the same time, and how many must.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shortfall {
-    /// The group.
-    pub group: Group,
-    /// So many fit, those that are bound among them.
-    pub fit: usize,
-    /// So many must.
-    pub of: usize,
-}
-
-impl fmt::Display for Shortfall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { group, fit, of } = self;
-        if fit < of {
-            return write!(f, "group {group}: {fit} of {of} fit");
-        }
-        write!(f, "group {group}: its other pods need the room")
-    }
-}
 
 impl Ledger {
     /// A filter call about a pod begins, and so perhaps a cycle of its gang.
@@ -145,10 +126,14 @@ impl Ledger {
         let first = untried
             .map(&plan)
             .filter(|it| it.count >= wanted && it.seats.contains_key(&pod.uid));
+        let found = first.unwrap_or_else(|| plan(nodes));
+        let shortfall = roll.shortfall_of(gang, &found);
         let Seats {
-            mut seats, count, ..
-        } = first.unwrap_or_else(|| plan(nodes));
-        let shortfall = roll.shortfall(gang, count);
+            mut seats,
+            count,
+            is_cut,
+            ..
+        } = found;
         if count < wanted {
             self.end_cycle(gang, Some(shortfall.clone()));
             return Err(shortfall);
@@ -157,8 +142,8 @@ impl Ledger {
         self.gangs.keep_seats(gang, seats);
         match own {
             Some(seat) => Ok(Some(seat)),
-            // The others need the room.
-            None if self.sight(now).fits_among(pod, candidates) => Err(shortfall),
+            // The others need the room, unless the search did not come to this one.
+            None if !is_cut && self.sight(now).fits_among(pod, candidates) => Err(shortfall),
             None => Ok(None),
         }
     }
@@ -297,6 +282,11 @@ impl Ledger {
                 (Hunt::of(&gang, &self.sight(now)), roll)
             }
         };
+        if is_too_large(&roll) {
+            let first = roll.open.first();
+            self.waits.cut.extend(first.map(|pod| pod.uid.clone()));
+            return None;
+        }
         let none: Broken<'_> = &|_| Vec::new();
         let found = self.sight(now).victims_for(&mut hunt, &roll, none, budget);
         let first = roll.open.first()?;
@@ -307,8 +297,11 @@ impl Ledger {
                 return Some(first.clone());
             }
             Found::GoesOn => self.waits.first = Some(hunt),
-            Found::Unknown => self.queue.ask_for_evidence(&first.uid, now),
+            Found::Open(open) => self.queue.ask_for_evidence(&first.uid, open, now),
             Found::Nothing => {
+                self.waits
+                    .cut
+                    .extend(hunt.is_cut(&roll).then(|| first.uid.clone()));
                 for pod in &roll.open {
                     self.queue.all_tried(pod, Cause::Preempt, now);
                 }
@@ -361,15 +354,16 @@ impl Ledger {
         (fits == Some(false)).then_some((gang, roll))
     }
 
-    /// Chooses who is to finish for the pod's gang, and earmarks the room of all of its pods. None if it is of no gang, false
-    /// if there is no plan.
+    /// Chooses who is to finish for the pod's gang, and earmarks the room of all of its pods. None if it is of no gang, or
+    /// beyond `minCount`; false if there is no plan.
     pub(crate) fn preempt_for_gang(
         &mut self,
         uid: &str,
         broken: Broken<'_>,
         now: Duration,
     ) -> Option<bool> {
-        let pod = self.books.pod(uid)?;
+        let pod = self.books.pod(uid);
+        let pod = pod.filter(|pod| !self.books.comes_alone(pod))?;
         let gang = self.books.gang(pod).filter(|gang| gang.is_in_tree())?;
         let gang = gang.clone();
         let mut budget = Budget::of_look();
@@ -388,7 +382,10 @@ impl Ledger {
                 return Some(true);
             }
             Found::GoesOn => self.waits.second = Some((hunt, now)),
-            Found::Unknown | Found::Nothing => {
+            Found::Open(_) | Found::Nothing => {
+                self.waits
+                    .cut
+                    .extend(hunt.is_cut(&roll).then(|| uid.into()));
                 if let Some(wait) = self.waits.gangs.get_mut(&gang) {
                     wait.rests = now + REST;
                 }
@@ -437,7 +434,10 @@ impl Ledger {
     pub fn preemptions_of(&self, gang: &Group, now: Duration) -> Vec<Reserved> {
         let sight = self.sight(now);
         let mut budget = Budget::of_look();
-        let mut victims = sight.needed_by(gang, &mut budget).unwrap_or_default();
+        let mut victims = match sight.outdated_for(gang) {
+            Some(_) => Vec::new(),
+            None => sight.needed_by(gang, &mut budget).unwrap_or_default(),
+        };
         self.count_spent(budget.spent());
         let all = self.queue.evictions_for(gang).into_iter();
         let all = all.filter(|(uid, _)| self.books.assumed(uid).is_none());
@@ -470,6 +470,8 @@ impl Ledger {
             self.count_spent(budget.spent());
             if let Some(how) = how {
                 self.end_gang(&gang, how);
+            } else if let Some((uid, open)) = self.sight(now).outdated_for(&gang) {
+                self.queue.ask_for_evidence(&uid, open, now);
             }
         }
     }

@@ -98,7 +98,7 @@ pub use config::Config;
 pub use decide::{Ask, Filtered};
 pub use empty::Emptying;
 pub use fragmented::{Broken, Move, Moves};
-pub use gangs::{GangView, Shortfall, Standing};
+pub use gangs::{Extent, GangView, MOST_PODS, Shortfall, Standing};
 pub use means::{NotNow, Reserved};
 pub use over_limit::OverLimit;
 pub use preempt::Victims;

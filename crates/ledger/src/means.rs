@@ -106,7 +106,7 @@ impl Sight<'_> {
             match means {
                 Cause::Reserve => false,
                 Cause::Reclaim => gang.is_some_and(Group::is_in_tree),
-                _ => gang.is_some(),
+                _ => gang.is_some() && !self.books.comes_alone(pod),
             }
         };
         // A reservation is given up for what another means makes.

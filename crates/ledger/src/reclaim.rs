@@ -126,7 +126,13 @@ impl Ledger {
             };
             match found {
                 Offer::Plan(plan) if !plan.rank.is_unknown => self.begin_reclaim(&uid, plan, now),
-                Offer::Plan(_) => self.queue.ask_for_evidence(&uid, now),
+                Offer::Plan(plan) => {
+                    let sight = self.sight(now);
+                    let open = sight.books.pod(&uid);
+                    if let Some(open) = open.map(|pod| sight.evidence(pod, &plan.node)) {
+                        self.queue.ask_for_evidence(&uid, open, now);
+                    }
+                }
                 // Every card was tried: a later look tries them all again.
                 Offer::Nothing => {
                     if let Some(pod) = self.books.pod(&uid) {
@@ -173,7 +179,11 @@ impl Ledger {
             if budget.is_spent() {
                 return false;
             }
-            let plan = self.sight(now).plan(pod, &request, name, &mut budget);
+            let sight = self.sight(now);
+            let plan = match sight.awaits_others(pod, name) {
+                true => None,
+                false => sight.plan(pod, &request, name, &mut budget),
+            };
             best = best.into_iter().chain(plan).min();
         }
         let Some(plan) = best else {
@@ -200,6 +210,7 @@ impl Ledger {
         };
         // Borrowers give back for a pod that can come, or not at all.
         let rejected = self.sight(now).evidence(&pod, name) == Evidence::Rejected;
+        let outdated = self.sight(now).outdated(&pod, name);
         let goes_on = || {
             self.sight(now).check(name).ok()?;
             let node = self.books.node(name)?;
@@ -223,6 +234,7 @@ impl Ledger {
         };
         match goes_on() {
             _ if rejected => self.queue.end(uid, Ended::Late, &self.books),
+            Some(_) if let Some(open) = outdated => self.queue.ask_for_evidence(uid, open, now),
             Some(None) => {}
             Some(Some(victims)) => self.queue.reclaim_from(uid, victims),
             None => self.queue.end(uid, Ended::Late, &self.books),
@@ -249,7 +261,7 @@ impl Sight<'_> {
             let continues = pod.reserved_on.as_ref() == Some(name);
             let offered = match self.evidence(&pod, name) {
                 Evidence::Offered | Evidence::Short => true,
-                Evidence::Unknown => continues,
+                Evidence::Unknown | Evidence::Outdated | Evidence::Awaited => continues,
                 Evidence::Rejected => return None,
             };
             let mut plan = self.plan(&pod, request, name, budget)?;
@@ -262,7 +274,10 @@ impl Sight<'_> {
     pub(crate) fn reclamation(&self, uid: &str) -> Option<Reserved> {
         let earmark = self.queue.reclaim_for(uid)?;
         let pod = self.books.pod(uid)?;
-        let borrowers = self.victims(pod, earmark).unwrap_or_default();
+        let borrowers = match self.outdated(pod, earmark.node()) {
+            Some(_) => Vec::new(),
+            None => self.victims(pod, earmark).unwrap_or_default(),
+        };
         let victims = borrowers.iter().map(|it| it.pod.clone()).collect();
         Some(Reserved {
             borrowers,

@@ -288,6 +288,7 @@ fn filled(template: &str, resource: &str) -> String {
         ("PLACEHOLDER", names::PLACEHOLDER),
         ("PLACEHOLDER_CLASS", names::PLACEHOLDER_CLASS),
         ("PLACEHOLDER_FOR", names::PLACEHOLDER_FOR),
+        ("PLACEHOLDER_IMAGE", names::PLACEHOLDER_IMAGE),
         ("GROUP", names::GROUP),
         ("GPU_COUNT", names::GPU_COUNT),
         ("GPU_COUNT_OF", names::GPU_COUNT_OF),

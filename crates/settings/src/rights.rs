@@ -110,6 +110,8 @@ impl Right {
     };
     /// To create placeholder pods.
     pub const CREATE: Self = Self {
+        role: "gpustow-provision",
+        component: "provision",
         verb: "create",
         subresource: None,
         ..Self::EVICT

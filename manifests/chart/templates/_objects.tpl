@@ -7,6 +7,7 @@
 {{- if or (ne $path "files/core/config-crd.yaml") (and $.Release.IsUpgrade (not $crd)) }}{{- $files = append $files (trimPrefix "files/" $path) }}{{- end }}
 {{- end }}
 {{- if .Values.disruptions }}{{- $files = append $files "disruptions/rbac.yaml" }}{{- end }}
+{{- if dig "provision" "max" 0 .Values.config | int }}{{- $files = append $files "provision/rbac.yaml" }}{{- end }}
 {{- $admission := include "gpustow.admission" . }}
 {{- if eq $admission "v1beta1" }}
 {{- $files = append $files "overlays/v1beta1/policies.yaml" }}

@@ -9,6 +9,7 @@ mod keys;
 mod later;
 mod marks;
 mod openapi;
+pub(crate) mod placeholders;
 mod queue;
 mod tenant;
 mod walk;
@@ -35,6 +36,7 @@ pub(crate) async fn besieged() -> Result<&'static ControlPlane> {
             })
             .await?;
             install(&cluster, "manifests/base").await?;
+            placeholders::provision(&cluster).await?;
             policy_holds(&cluster).await?;
             if cluster.minor() >= 34 {
                 installed_guard(&cluster).await?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Asks, NO_CONSTRAINTS, NO_CONTAINERS, NO_LIMITS, OWN_SCHEDULER, PodFacts};
+use crate::Regards;
 use crate::limit::Enforce;
 
 /// How far a pod is on its way.
@@ -40,6 +41,7 @@ impl PodFacts {
             containers: NO_CONTAINERS.clone(),
             models: NO_CONTAINERS.clone(),
             constraints: NO_CONSTRAINTS.clone(),
+            repels: Regards::NoPod,
             group: None,
             labels: Arc::default(),
             assignment: None,

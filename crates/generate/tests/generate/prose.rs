@@ -11,7 +11,7 @@ const LONGER: [(&str, usize); 4] = [
     ("docs/benchmarks.md", 1_400),
     ("docs/packing.md", 1_600),
     ("docs/reliability.md", 1_050),
-    ("docs/security-review.md", 1_150),
+    ("docs/security-review.md", 1_250),
 ];
 /// What `make generate` writes: it has no more words than its sources.
 const GENERATED: [&str; 2] = ["docs/reference/", "manifests/chart/README.md"];

@@ -263,6 +263,109 @@ fn code_below(folder: &Path) -> io::Result<Vec<(PathBuf, String)>> {
     Ok(found)
 }
 
+/// Each function of the product that calls itself, and what bounds its depth. Nothing that a tenant writes may.
+const RECURSIVE: [(&str, &str, &str); 13] = [
+    (
+        "generate/src/reference/flags.rs",
+        "of_command",
+        "our commands",
+    ),
+    (
+        "inspect/src/source.rs",
+        "add",
+        "the depth of JSON, 128 in serde_json",
+    ),
+    ("ledger/src/fragmented/asking.rs", "ask_on", "once"),
+    (
+        "ledger/src/fragmented/moves.rs",
+        "find_places",
+        "pods of one node that move",
+    ),
+    (
+        "ledger/src/provision/kinds.rs",
+        "left_of",
+        "PODS of provision.rs, and MOST_PODS of a gang",
+    ),
+    (
+        "pack/src/links.rs",
+        "choose",
+        "GPUs of a pod, and MAX_STEPS",
+    ),
+    (
+        "pack/src/search.rs",
+        "choose",
+        "GPUs of a pod, and MAX_STEPS",
+    ),
+    (
+        "pack/src/several.rs",
+        "choose",
+        "GPUs of a pod, and MAX_STEPS",
+    ),
+    (
+        "policies/src/admission.rs",
+        "difference",
+        "the depth of JSON, 128 in serde_json",
+    ),
+    ("policies/src/manifests.rs", "fill", "our templates"),
+    ("policies/src/values.rs", "plain", "our schema"),
+    (
+        "sim/src/stowed.rs",
+        "at",
+        "once: a trait's method calls the type's",
+    ),
+    ("simworld/src/patch.rs", "merge", "patches of tests"),
+];
+
+/// Does the function call itself? Its lines follow the one that begins it.
+fn calls_itself<'l>(begin: &str, name: &str, lines: impl Iterator<Item = &'l str>) -> bool {
+    let indent = begin.len() - begin.trim_start().len();
+    let end = format!("{}}}", " ".repeat(indent));
+    let mut body = lines.take_while(|line| *line != end);
+    let of_type = [format!("self.{name}("), format!("Self::{name}(")];
+    let own = [format!("{name}("), format!("({name})")];
+    body.any(|line| match indent {
+        0 => own.iter().any(|call| {
+            let mut found = line.match_indices(call.as_str());
+            found.any(|(at, _)| {
+                let before = line[..at].chars().next_back();
+                !before.is_some_and(|it| it.is_alphanumeric() || "_.:".contains(it))
+                    || call.starts_with('(') && line[..at].ends_with("for_each")
+            })
+        }),
+        _ => of_type.iter().any(|call| line.contains(call.as_str())),
+    })
+}
+
+#[test]
+fn every_function_that_calls_itself_has_a_bound() -> io::Result<()> {
+    let mut code = crate_code()?;
+    code.extend(code_below(&root().join("src"))?);
+    let mut found = Vec::new();
+    for (path, text) in &code {
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            let Some((before, rest)) = line.split_once("fn ") else {
+                continue;
+            };
+            let name = rest.split(['(', '<']).next().unwrap_or_default();
+            let is_definition = before.trim().split(' ').all(|word| {
+                word.is_empty() || word.starts_with("pub") || ["async", "const"].contains(&word)
+            });
+            if is_definition && calls_itself(line, name, lines[at + 1..].iter().copied()) {
+                let file = path.to_string_lossy().replace('\\', "/");
+                let file = file.rsplit_once("crates/").map_or(&*file, |(_, file)| file);
+                if !file.starts_with("fuzz/") {
+                    found.push((file.to_owned(), name.to_owned()));
+                }
+            }
+        }
+    }
+    found.sort();
+    let known = RECURSIVE.map(|(file, name, _)| (file.to_owned(), name.to_owned()));
+    assert_eq!(found, known, "name each with what bounds its depth");
+    Ok(())
+}
+
 #[test]
 fn every_test_that_architecture_names_exists() -> io::Result<()> {
     let root = root();

@@ -2,7 +2,7 @@
 
 use gpustow_api::PodFacts;
 use gpustow_inspect::{Cluster, try_pod};
-use gpustow_ledger::{GangView, NodeView, Shortfall, Standing};
+use gpustow_ledger::{Extent, GangView, MOST_PODS, NodeView, Shortfall, Standing};
 use serde::Serialize;
 
 /// The gang of a pod that waits.
@@ -79,10 +79,18 @@ pub(super) fn lacks(gang: &GangView) -> Option<String> {
             "there is no PodGroup {group}, and kube-scheduler waits for it"
         ));
     };
-    if let Some(Shortfall { fit, of, .. }) = gang.shortfall() {
-        return Some(format!(
-            "only {fit} of the {of} pods that its group {group} needs fit at the same time"
-        ));
+    if let Some(Shortfall {
+        fit, of, search, ..
+    }) = gang.shortfall()
+    {
+        return Some(match search {
+            Extent::TooMany => format!(
+                "its group {group} needs {of} pods at the same time, and gpustow places {MOST_PODS} at most"
+            ),
+            _ => format!(
+                "only {fit} of the {of} pods that its group {group} needs fit at the same time"
+            ),
+        });
     }
     (gang.missing() > 0).then(|| {
         let there = min_count - gang.missing();

@@ -118,6 +118,7 @@ impl Books {
         };
         self.earliest = self.earliest.min(deadline);
         self.assumed.insert(pod.uid.clone(), held);
+        self.traffic.note(&node_name, Some(pod), self.copies);
         self.touch(name, &mut change);
         let (uid, node) = (pod.uid.clone(), node_name);
         change.note(Event::Reserved { uid, node });
@@ -303,6 +304,8 @@ impl Books {
     /// Gives a reservation back, if there is one.
     pub(super) fn drop_assumed(&mut self, uid: &str, change: &mut Change) {
         if let Some(node) = self.take_assumed(uid) {
+            self.tick();
+            self.note_traffic(&node, uid);
             self.touch(&node, change);
         }
     }

@@ -13,11 +13,29 @@ use crate::maps::{HashMap, HashSet};
 pub(super) struct Groups {
     described: HashMap<Group, Arc<PodGroupFacts>>,
     members: HashMap<Group, BTreeSet<Uid>>,
+    /// How many of them are bound.
+    bound: HashMap<Group, usize>,
 }
 
 impl Groups {
     /// A pod has come, changed or gone.
     pub(super) fn follow(&mut self, uid: &Uid, old: Option<&PodFacts>, new: Option<&PodFacts>) {
+        let bound = |pod: &&PodFacts| pod.node.is_some() && !pod.released;
+        let bound = |pod: Option<&PodFacts>| pod.filter(bound)?.group.clone();
+        let (before, after) = (bound(old), bound(new));
+        if before != after {
+            if let Some(group) = after {
+                *self.bound.entry(group).or_default() += 1;
+            }
+            if let Some(group) = before
+                && let Some(count) = self.bound.get_mut(&group)
+            {
+                *count -= 1;
+                if *count == 0 {
+                    self.bound.swap_remove(&group);
+                }
+            }
+        }
         let group = |pod: Option<&PodFacts>| pod.and_then(|pod| pod.group.clone());
         let (old, new) = (group(old), group(new));
         if old == new {
@@ -89,6 +107,19 @@ impl Books {
         let group = pod.group.as_ref()?;
         let policy = self.pod_group(group).map(|facts| facts.policy);
         (policy != Some(GroupPolicy::Basic)).then_some(group)
+    }
+
+    /// Is the pod of a PodGroup and placed without the others? The policy is `basic`, or enough of the gang are bound.
+    pub(crate) fn comes_alone(&self, pod: &PodFacts) -> bool {
+        let group = pod.group.as_ref().filter(|group| group.is_in_tree());
+        let described = group.and_then(|group| Some((group, self.pod_group(group)?)));
+        described.is_some_and(|(group, facts)| match facts.policy {
+            GroupPolicy::Basic => true,
+            GroupPolicy::Gang(min_count) => {
+                self.groups.bound.get(group).copied().unwrap_or_default() >= min_count
+            }
+            GroupPolicy::Unknown => false,
+        })
     }
 
     /// May the pod be disrupted without the rest of its group?

@@ -19,6 +19,7 @@ mod node;
 mod nodes;
 mod pods;
 mod sharing;
+mod traffic;
 mod twins;
 mod unfenced;
 
@@ -38,6 +39,7 @@ pub(crate) use models::Models;
 pub(crate) use node::{Node, Settings, Share, Uid};
 use pods::Known;
 use sharing::Sharing;
+use traffic::Traffic;
 use twins::Reporters;
 
 use crate::maps::HashMap;
@@ -53,6 +55,7 @@ pub(crate) struct Books {
     pods: HashMap<Uid, Known>,
     groups: Groups,
     sharing: Sharing,
+    traffic: Traffic,
     /// Those with a condition that the extender wrote.
     marked: BTreeSet<Uid>,
     /// Those that say whether they sleep.
@@ -190,6 +193,7 @@ impl Books {
             self.nodes.swap_remove(&name);
             self.index.forget(&name);
             self.sharing.put(&name, BTreeSet::new());
+            self.traffic.forget(&name);
             change.note(Event::NodeGone(name));
         } else {
             self.refresh(&name, change);

@@ -134,6 +134,15 @@ impl Books {
             true => self.take_assumed(&uid),
             false => None,
         };
+        // kube-scheduler has counted a pod that was assumed there.
+        let before = old.as_ref().filter(|old| !old.released);
+        let before = before.and_then(|old| old.node.clone());
+        let before = before.or_else(|| was_held.clone());
+        let after = pod.node.clone().filter(|_| !pod.released);
+        if before != after {
+            let both = before.iter().chain(&after);
+            both.for_each(|node| self.note_traffic(node, &uid));
+        }
         let was_bound = old.as_ref().and_then(|old| old.node.clone());
         let mut changed: Vec<_> = was_held.into_iter().collect();
         if let Some(name) = was_bound.filter(|name| pod.released || Some(name) != pod.node.as_ref())
@@ -159,6 +168,9 @@ impl Books {
     pub(crate) fn delete_pod(&mut self, uid: &str) -> Change {
         let mut change = Change::default();
         let when = self.tick();
+        if let Some(node) = self.pod(uid).and_then(|pod| pod.node.clone()) {
+            self.note_traffic(&node, uid);
+        }
         let old = self.pods.swap_remove(uid).map(|known| known.facts);
         self.groups.follow(&uid.into(), old.as_deref(), None);
         self.marked.remove(uid);

@@ -12,7 +12,7 @@ use super::{Broken, KINDS, Moves};
 use crate::books::Uid;
 use crate::budget::Budget;
 use crate::maps::{HashMap, HashSet};
-use crate::queue::{Cause, Turn};
+use crate::queue::{Cause, Evidence, Turn};
 use crate::sight::Sight;
 
 /// So long a pod must have waited: what is free may be joined up by itself.
@@ -69,8 +69,8 @@ pub(super) enum Step {
     NotNow,
     /// No other pod can be moved for it.
     Nothing,
-    /// Not by what kube-scheduler is known to have offered.
-    Unknown,
+    /// kube-scheduler leaves it open like this whether it would place the pod.
+    Open(Evidence),
     /// These.
     Moves(Moves),
 }
@@ -156,10 +156,7 @@ impl Tries {
                 return Step::NotNow;
             }
             let Some(plan) = planning.best.take() else {
-                found = match planning.unknown {
-                    true => Step::Unknown,
-                    false => Step::Nothing,
-                };
+                found = planning.open.map_or(Step::Nothing, Step::Open);
                 break;
             };
             let pods: Vec<_> = plan.moves.iter().map(|it| it.pod.clone()).collect();
@@ -181,7 +178,7 @@ impl Tries {
         }
         // kube-scheduler answers soon where it was asked to try the pod again.
         let goes_on = plans == PLANS;
-        let rest = match planning.unknown || goes_on {
+        let rest = match planning.open.is_some() || goes_on {
             true => CHANCE,
             false => REST,
         };

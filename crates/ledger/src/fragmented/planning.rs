@@ -37,8 +37,8 @@ pub(super) struct Planning {
     pub(super) most: usize,
     /// Only on nodes that kube-scheduler offered.
     with_evidence: bool,
-    /// There is a plan where kube-scheduler was not asked lately.
-    pub(super) unknown: bool,
+    /// There is a plan where kube-scheduler leaves it open like this whether it would place the pod.
+    pub(super) open: Option<Evidence>,
     /// It took more than one look.
     pub(super) is_long: bool,
 }
@@ -85,7 +85,7 @@ impl Planning {
             spared: HashSet::default(),
             most: usize::MAX,
             with_evidence,
-            unknown: false,
+            open: None,
             is_long: false,
         }
     }
@@ -197,7 +197,7 @@ impl Sight<'_> {
         let evidence = self.evidence(pod, name);
         let may = !planning.with_evidence
             || is_offered
-            || evidence == Evidence::Unknown && !planning.unknown;
+            || evidence.is_open() && planning.open < Some(evidence);
         let failed = self.queue.avoids_node(pod, name);
         // Where a pod leaves and makes the room, no other moves.
         let comes =
@@ -220,7 +220,7 @@ impl Sight<'_> {
                 continue;
             };
             if planning.with_evidence && !is_offered {
-                planning.unknown = true;
+                planning.open = Some(evidence);
                 return true;
             }
             let best = &mut planning.best;

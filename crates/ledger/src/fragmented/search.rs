@@ -69,12 +69,14 @@ struct Search {
     /// The clock of gains before the first node was looked at.
     began: u64,
     best: Option<Plan>,
-    /// There is a plan where kube-scheduler was not asked lately.
-    unknown: bool,
+    /// There is a plan where kube-scheduler leaves it open like this whether it would place the pod.
+    open: Option<Evidence>,
     /// It has not waited for [`PATIENCE`] yet.
     patient: bool,
     /// It took more than one look.
     is_long: bool,
+    /// A node was left out, because one look was not enough for it.
+    is_cut: bool,
 }
 
 /// What is to be said of one node.
@@ -84,8 +86,8 @@ enum Verdict {
     Fits,
     /// It will, without any help of ours: no other ends anywhere meanwhile.
     Served,
-    /// There is a plan where no recent call tells whether kube-scheduler would place the pod.
-    Unknown,
+    /// There is a plan where kube-scheduler leaves it open like this whether it would place the pod.
+    Open(Evidence),
     Plan(Plan),
     /// The budget is spent.
     Spent,
@@ -107,9 +109,10 @@ impl Search {
             with_plans: Vec::new(),
             began,
             best: None,
-            unknown: false,
+            open: None,
             patient,
             is_long: false,
+            is_cut: false,
         }
     }
 }
@@ -119,10 +122,12 @@ impl Search {
 pub(super) struct Looked {
     /// The pods for which a plan exists, in turn.
     pub(super) due: Vec<Arc<PodFacts>>,
-    /// Those with a plan where kube-scheduler was not asked lately.
-    pub(super) unknown: Vec<Uid>,
+    /// Those with a plan where kube-scheduler leaves it open whether it would place them.
+    pub(super) open: Vec<(Uid, Evidence)>,
     /// Those for which nothing is left to be tried.
     pub(super) all_tried: Vec<Uid>,
+    /// Those among them for which nodes were left out, because one look was not enough for each.
+    pub(super) cut: Vec<Uid>,
     /// What it cost.
     pub(super) spent: u64,
 }
@@ -159,10 +164,13 @@ impl Seen {
                     self.since.insert(search.uid, now);
                 }
                 End::Served => {}
-                End::Over if search.with_plans.is_empty() => match search.unknown {
-                    true => looked.unknown.push(search.uid),
-                    false => looked.all_tried.push(search.uid),
-                },
+                End::Over if search.with_plans.is_empty() => {
+                    looked.cut.extend(search.is_cut.then(|| search.uid.clone()));
+                    match search.open {
+                        Some(open) => looked.open.push((search.uid, open)),
+                        None => looked.all_tried.push(search.uid),
+                    }
+                }
                 End::Over => {
                     let Search {
                         uid,
@@ -276,7 +284,7 @@ impl Sight<'_> {
                 Verdict::Nothing => {}
                 Verdict::Fits => return End::Fits,
                 Verdict::Served => return End::Served,
-                Verdict::Unknown => search.unknown = true,
+                Verdict::Open(evidence) => search.open = search.open.max(Some(evidence)),
                 Verdict::Plan(plan) => {
                     search.with_plans.push(name.clone());
                     let began = pod.reserved_on.as_ref() == Some(&name);
@@ -290,7 +298,10 @@ impl Sight<'_> {
                     }
                 }
                 // A node that a whole look is not enough for is left out.
-                Verdict::Spent if is_first => return End::GoesOn,
+                Verdict::Spent if is_first => {
+                    search.is_cut = true;
+                    return End::GoesOn;
+                }
                 Verdict::Spent => {
                     search.nodes.push(name);
                     search.is_long = true;
@@ -341,7 +352,8 @@ impl Sight<'_> {
                 None => Verdict::Nothing,
             };
         }
-        if evidence == Evidence::Short {
+        // For a pod of a PodGroup kube-scheduler asks no extender for victims.
+        if evidence == Evidence::Short && !self.books.comes_alone(pod) {
             let pods = bound.keys().filter_map(|uid| self.books.pod(uid));
             let mut pods = pods.filter(|pod| !pod.deleting);
             let helps = search.patient
@@ -354,7 +366,7 @@ impl Sight<'_> {
             };
         }
         let is_known = self.was_offered(pod, name);
-        if !is_known && (evidence != Evidence::Unknown || search.unknown) {
+        if !is_known && (!evidence.is_open() || search.open >= Some(evidence)) {
             return Verdict::Nothing;
         }
         let plans = self.plans_on(&site, broken, budget);
@@ -362,7 +374,7 @@ impl Sight<'_> {
         match best {
             _ if budget.is_spent() => Verdict::Spent,
             Some(plan) if is_known => Verdict::Plan(plan),
-            Some(_) => Verdict::Unknown,
+            Some(_) => Verdict::Open(evidence),
             None => Verdict::Nothing,
         }
     }

@@ -1,29 +1,31 @@
 //! Places for the pods of a gang at the same time.
 //!
-//! A depth-first search over the pods, those that want most first. Each tries its nodes, the best first, with the GPUs that
-//! the policy would choose; then other GPUs there; then it is left out. Of equal pods the later goes to no node before that
-//! of the earlier. What the search may cost is bounded: on small nodes it is exhaustive.
+//! A depth-first search over the pods, those that want most first ([`Search`]). Each tries its nodes, the best first, with the
+//! GPUs that the policy would choose; then other GPUs there; then it is left out. Of equal pods the later goes to no node
+//! before that of the earlier. What the search may cost is bounded: on small nodes it is exhaustive.
 
 use std::cmp::Reverse;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use gpustow_api::PodFacts;
-use gpustow_pack::{Choice, Cost, Mib, NodeGpus, Request, Rules};
+use gpustow_api::intree::Constraints;
+use gpustow_pack::{Choice, Cost, Mib, Request};
 
-use super::sites::{Site, Sites};
+use super::MOST_PODS;
+use super::search::{FITS, Search, State};
+use super::sites::Sites;
 use crate::Budget;
 use crate::books::Uid;
 use crate::maps::{HashMap, HashSet};
 use crate::queue::{Evidence, NodeSet};
 use crate::sight::Sight;
 
-/// Fits that one plan may try.
-const FITS: usize = 4096;
-/// Sets of GPUs of one node that are tried for one pod.
-const SETS: usize = 32;
 /// Nodes that are tried for each of equal pods, beside one for each pod of the gang.
 const NODES: usize = 64;
+/// Nodes that one plan compares. Pods that differ from those before them then get any nodes that have room.
+const COMPARED: usize = 4096;
+/// For so many sets of constraints such nodes are looked for.
+const RESTS: usize = 16;
 
 /// Where a pod of a gang is to go.
 #[derive(Clone, Debug)]
@@ -69,16 +71,16 @@ impl Seats {
 pub(crate) struct Member<'p> {
     pod: &'p PodFacts,
     /// The nodes that kube-scheduler has offered, best first; none if it may be any.
-    among: Option<Vec<Arc<str>>>,
+    among: Option<Arc<[Arc<str>]>>,
     /// It goes to no node that kube-scheduler's own filters are known to have rejected for it.
     heeds: bool,
 }
 
 impl<'p> Member<'p> {
-    pub(crate) fn among(pod: &'p PodFacts, nodes: Vec<Arc<str>>) -> Self {
+    pub(crate) fn among(pod: &'p PodFacts, nodes: impl Into<Arc<[Arc<str>]>>) -> Self {
         Self {
             pod,
-            among: Some(nodes),
+            among: Some(nodes.into()),
             heeds: false,
         }
     }
@@ -97,15 +99,15 @@ impl<'p> Member<'p> {
 }
 
 /// Pods that cannot be told apart, and the nodes for them.
-struct Kind<'p> {
-    pod: &'p PodFacts,
-    request: &'p Arc<Request>,
-    among: Option<Vec<Arc<str>>>,
+pub(super) struct Kind<'p> {
+    pub(super) pod: &'p PodFacts,
+    pub(super) request: &'p Arc<Request>,
+    among: Option<Arc<[Arc<str>]>>,
     /// The nodes that passed kube-scheduler's filters, if that is heeded.
     passed: Option<NodeSet>,
     /// kube-scheduler has not offered all of the cluster.
     is_narrow: bool,
-    nodes: Vec<usize>,
+    pub(super) nodes: Arc<[usize]>,
 }
 
 impl Kind<'_> {
@@ -118,28 +120,80 @@ impl Kind<'_> {
     }
 }
 
-/// For each pod its node and place there.
-type Found = Vec<Option<(usize, Choice)>>;
-
-struct Search<'s, 'p> {
+/// The kinds of a gang's pods, as they are found.
+struct Kinds<'s, 'p> {
     sight: &'s Sight<'s>,
-    gone: &'s HashSet<Uid>,
-    sites: Vec<Site<'s>>,
-    kinds: Vec<Kind<'p>>,
-    /// The kind of each pod, in the order of the search.
-    order: Vec<usize>,
-    /// What each pod from this one on takes of one GPU at least.
-    least: Vec<Mib>,
-    /// A pod says which GPUs it may get: then GPUs with as much free differ.
-    ruled: bool,
-    taken: Found,
-    best: Found,
-    best_count: usize,
-    wanted: usize,
-    seen: HashSet<u64>,
-    fits: usize,
-    /// So many may be tried.
+    sites: Sites<'s>,
+    /// A pod may go to any node.
+    roams: bool,
+    /// Nodes for one kind at most.
     most: usize,
+    all: Vec<Kind<'p>>,
+    by_request: HashMap<(&'p Arc<Request>, &'p Arc<Constraints>), Vec<usize>>,
+    compared: usize,
+    /// Nodes for pods that came when enough nodes were compared.
+    rest: HashMap<&'p Arc<Constraints>, Arc<[usize]>>,
+}
+
+impl<'p> Kinds<'_, 'p> {
+    fn of(&mut self, member: Member<'p>, request: &'p Arc<Request>, budget: &mut Budget) -> usize {
+        let Member { pod, among, heeds } = member;
+        let passed = if heeds { self.sight.passed(pod) } else { None };
+        let is_same = |kind: &Kind<'_>| {
+            (kind.among == among || among.is_none() && !kind.is_narrow) && kind.passed == passed
+        };
+        let alike = self.by_request.entry((request, &pod.constraints));
+        let alike = alike.or_default();
+        if let Some(kind) = alike.iter().find(|kind| is_same(&self.all[**kind])) {
+            return *kind;
+        }
+        alike.push(self.all.len());
+        let heeds = passed.is_some();
+        let roomy = match self.roams {
+            true if self.compared < COMPARED || among.is_some() => {
+                let (found, compared) = self.sight.roomy(pod, request, heeds, self.most, budget);
+                self.compared += compared;
+                found
+            }
+            _ => Vec::new(),
+        };
+        let is_narrow = |among: &Arc<[Arc<str>]>| roomy.iter().any(|it| !among.contains(it));
+        let is_narrow = among.as_ref().is_some_and(is_narrow);
+        let nodes = match &among {
+            None if self.roams && self.compared >= COMPARED => self.rest_for(pod),
+            among => {
+                let names = among.as_deref().unwrap_or(&roomy);
+                self.sites.of(names, self.most).into()
+            }
+        };
+        self.all.push(Kind {
+            pod,
+            request,
+            among,
+            passed,
+            is_narrow,
+            nodes,
+        });
+        self.all.len() - 1
+    }
+
+    /// The nodes that take such a pod but for its room, those with the least first.
+    fn rest_for(&mut self, pod: &'p PodFacts) -> Arc<[usize]> {
+        if let Some(known) = self.rest.get(&pod.constraints) {
+            return known.clone();
+        }
+        let nodes = self.sight.books.with_room(Mib::ZERO);
+        let nodes = nodes.filter(|name| self.sight.may_fit(name, pod));
+        let most = if self.rest.len() < RESTS {
+            self.most
+        } else {
+            0
+        };
+        let names: Vec<Arc<str>> = nodes.take(most).cloned().collect();
+        let nodes: Arc<[usize]> = self.sites.of(&names, self.most).into();
+        self.rest.insert(&pod.constraints, nodes.clone());
+        nodes
+    }
 }
 
 impl Sight<'_> {
@@ -151,55 +205,56 @@ impl Sight<'_> {
         wanted: usize,
         budget: &mut Budget,
     ) -> Seats {
-        self.seats_without(members, wanted, &HashSet::default(), budget)
+        self.search_seats(members, wanted, 0, &HashSet::default(), budget)
     }
 
-    /// The same as if these bound pods were gone.
-    pub(crate) fn seats_without(
+    /// The same as if these bound pods were gone, or too few seats as soon as it is certain that `wanted` do not fit.
+    pub(super) fn seats_for_all(
         &self,
         members: Vec<Member<'_>>,
         wanted: usize,
         gone: &HashSet<Uid>,
         budget: &mut Budget,
     ) -> Seats {
+        self.search_seats(members, wanted, wanted, gone, budget)
+    }
+
+    fn search_seats(
+        &self,
+        members: Vec<Member<'_>>,
+        wanted: usize,
+        floor: usize,
+        gone: &HashSet<Uid>,
+        budget: &mut Budget,
+    ) -> Seats {
         let Some(asking) = members.first().map(|member| member.pod) else {
             return Seats::default();
         };
-        let most = NODES + members.len();
-        let mut sites = Sites::new(self, gone, asking);
-        let roams = members.iter().any(|member| member.among.is_none());
-        let mut kinds: Vec<Kind<'_>> = Vec::new();
-        let mut pods = Vec::new();
-        for Member { pod, among, heeds } in members {
-            let Some(request) = pod.asks.request() else {
-                continue;
-            };
-            let passed = if heeds { self.passed(pod) } else { None };
-            let is_same = |kind: &Kind<'_>| {
-                (kind.among == among || among.is_none() && !kind.is_narrow)
-                    && kind.passed == passed
-                    && kind.request == request
-                    && kind.pod.constraints == pod.constraints
-            };
-            let kind = kinds.iter().position(is_same).unwrap_or_else(|| {
-                let roomy = match roams {
-                    true => self.roomy(pod, request, passed.is_some(), most, budget),
-                    false => Vec::new(),
-                };
-                let is_narrow = |among: &Vec<Arc<str>>| roomy.iter().any(|it| !among.contains(it));
-                kinds.push(Kind {
-                    pod,
-                    request,
-                    is_narrow: among.as_ref().is_some_and(is_narrow),
-                    nodes: sites.of(among.as_ref().unwrap_or(&roomy), most),
-                    among,
-                    passed,
-                });
-                kinds.len() - 1
-            });
-            pods.push((kind, &pod.uid));
+        let count = members.len().min(MOST_PODS);
+        if wanted > count {
+            return Seats::default();
         }
-        pods.sort_by_key(|(kind, _)| {
+        let mut kinds = Kinds {
+            sight: self,
+            sites: Sites::new(self, gone, asking),
+            roams: members.iter().any(|member| member.among.is_none()),
+            most: NODES + count,
+            all: Vec::new(),
+            by_request: HashMap::default(),
+            compared: 0,
+            rest: HashMap::default(),
+        };
+        let mut pods = Vec::new();
+        for member in members.into_iter().take(MOST_PODS) {
+            let pod = member.pod;
+            if let Some(request) = pod.asks.request() {
+                pods.push((kinds.of(member, request, budget), &pod.uid));
+            }
+        }
+        let Kinds {
+            all: kinds, sites, ..
+        } = kinds;
+        pods.sort_by_cached_key(|(kind, _)| {
             let claims = &kinds[*kind].request.claims;
             let gpus = claims.iter().map(|claim| claim.gpus).max();
             let mib = claims.iter().map(|claim| claim.mib).max();
@@ -219,17 +274,21 @@ impl Sight<'_> {
             least,
             ruled: kinds.iter().any(|kind| kind.request.rules.is_some()),
             kinds,
-            taken: vec![None; pods.len()],
-            best: vec![None; pods.len()],
-            best_count: 0,
             wanted,
-            seen: HashSet::default(),
-            fits: 0,
+            floor,
             most: budget.fits_left().min(FITS),
+            state: State::default(),
         };
-        search.place(0, 0);
-        budget.charge_fits(search.fits);
-        let found = pods.into_iter().zip(search.best);
+        search.run();
+        budget.charge_fits(search.state.fits);
+        let is_cut = search.is_cut();
+        let State {
+            best,
+            best_count,
+            fits,
+            ..
+        } = search.state;
+        let found = pods.into_iter().zip(best);
         let seats = found.filter_map(|((_, uid), seat)| {
             let (site, choice) = seat?;
             let node = search.sites[site].name.clone();
@@ -237,14 +296,14 @@ impl Sight<'_> {
         });
         Seats {
             seats: seats.collect(),
-            count: search.best_count,
-            fits: search.fits,
-            is_cut: search.fits >= search.most,
+            count: best_count,
+            fits,
+            is_cut,
         }
     }
 
     /// Nodes of the cluster that have room for such a pod, at most so many, best first; none that was rejected for it if
-    /// it `heeds` that.
+    /// it `heeds` that. And how many were compared.
     fn roomy(
         &self,
         pod: &PodFacts,
@@ -252,10 +311,11 @@ impl Sight<'_> {
         heeds: bool,
         most: usize,
         budget: &mut Budget,
-    ) -> Vec<Arc<str>> {
+    ) -> (Vec<Arc<str>>, usize) {
         let least = request.hardest().map(|claim| claim.mib).unwrap_or_default();
-        let mut found = Vec::new();
+        let (mut found, mut compared) = (Vec::new(), 0);
         for name in self.books.with_room(least) {
+            compared += 1;
             budget.charge(1);
             if budget.is_spent() || found.len() == most {
                 break;
@@ -271,7 +331,8 @@ impl Sight<'_> {
             }
         }
         found.sort_unstable();
-        found.into_iter().map(|(.., name)| name.clone()).collect()
+        let names = found.into_iter().map(|(.., name)| name.clone());
+        (names.collect(), compared)
     }
 
     /// Is the room of this seat free still, and do the pod's rules allow it beside others that have come?
@@ -294,206 +355,5 @@ impl Sight<'_> {
         };
         let mut names = names.iter();
         names.any(|name| self.may_fit(name, pod) && self.choose(name, pod, request).is_ok())
-    }
-}
-
-impl Search<'_, '_> {
-    /// Places the pods from this one on.
-    fn place(&mut self, at: usize, placed: usize) {
-        if placed > self.best_count {
-            self.best_count = placed;
-            self.best.clone_from(&self.taken);
-        }
-        let may_come = |more: usize| placed.saturating_add(more) > self.best_count;
-        if self.is_done() || !may_come(self.order.len() - at) || !may_come(self.slots(at)) {
-            return;
-        }
-        if !self.is_new(at) {
-            return;
-        }
-        let before = at
-            .checked_sub(1)
-            .filter(|it| self.order[*it] == self.order[at]);
-        let first = match before.map(|before| &self.taken[before]) {
-            None => 0,
-            Some(Some((site, _))) => {
-                let nodes = &self.kinds[self.order[at]].nodes;
-                nodes.iter().position(|it| it == site).unwrap_or(0)
-            }
-            // One that is equal to this one was left out.
-            Some(None) => usize::MAX,
-        };
-        for others in [false, true] {
-            let nodes = self.kinds[self.order[at]].nodes.len();
-            for position in first..nodes {
-                let site = self.kinds[self.order[at]].nodes[position];
-                let choices = match others {
-                    false => self.choice(at, site).into_iter().collect(),
-                    true => self.other_choices(at, site),
-                };
-                for choice in choices {
-                    self.take(at, site, choice, placed);
-                    if self.is_done() {
-                        return;
-                    }
-                }
-            }
-        }
-        self.place(at + 1, placed);
-    }
-
-    /// No more of the pods from this one on fit: each takes at least so much of a GPU.
-    fn slots(&self, at: usize) -> usize {
-        let Some(least) = self.least.get(at).filter(|least| **least > Mib::ZERO) else {
-            return usize::MAX;
-        };
-        let on = |site: &Site<'_>| {
-            let cards = site.view.cards.iter().filter(|card| card.usable);
-            let slots: u64 = cards.map(|card| card.free.0 / least.0).sum();
-            slots.min(site.pods)
-        };
-        let slots = self.sites.iter().map(on).fold(0, u64::saturating_add);
-        usize::try_from(slots).unwrap_or(usize::MAX)
-    }
-
-    fn take(&mut self, at: usize, site: usize, choice: Choice, placed: usize) {
-        let request = self.kinds[self.order[at]].request;
-        let (view, pods) = (self.sites[site].view.clone(), self.sites[site].pods);
-        self.sites[site].take(request, &choice);
-        self.taken[at] = Some((site, choice));
-        self.place(at + 1, placed + 1);
-        self.taken[at] = None;
-        (self.sites[site].view, self.sites[site].pods) = (view, pods);
-    }
-
-    /// Are all placed, or enough and no more is to be spent?
-    fn is_done(&self) -> bool {
-        let most = if self.best_count < self.wanted {
-            self.most
-        } else {
-            self.most.min(FITS / 8)
-        };
-        self.best_count == self.order.len() || self.fits >= most
-    }
-
-    /// Has the search not been here before, with the same free in all nodes?
-    fn is_new(&mut self, at: usize) -> bool {
-        let mut hasher = DefaultHasher::new();
-        let site = at
-            .checked_sub(1)
-            .and_then(|before| self.taken[before].as_ref());
-        (at, site.map(|(site, _)| *site)).hash(&mut hasher);
-        for (index, site) in self.sites.iter().enumerate() {
-            let free = site.view.cards.iter().map(|card| card.free);
-            (index, site.pods).hash(&mut hasher);
-            free.for_each(|free| free.hash(&mut hasher));
-        }
-        for (site, rules, choice) in self.planned(at) {
-            (site, rules, &choice.placement.charges).hash(&mut hasher);
-        }
-        self.seen.insert(hasher.finish())
-    }
-
-    /// Where the policy puts the pod on a node.
-    fn choice(&mut self, at: usize, site: usize) -> Option<Choice> {
-        let site = &self.sites[site];
-        let may = site.may_fit(self.kinds[self.order[at]].request);
-        may.then_some(())?;
-        self.fits += 1;
-        self.fit(at, site, &site.view)
-    }
-
-    fn fit(&self, at: usize, site: &Site<'_>, view: &NodeGpus) -> Option<Choice> {
-        let Kind { pod, request, .. } = self.kinds[self.order[at]];
-        let node = self.sight.books.node(site.name)?;
-        let all = &mut Budget::all();
-        let gone = |uid: &str| self.gone.contains(uid);
-        let mut here = Vec::new();
-        if let Some(own) = &request.rules {
-            for (index, rules, choice) in self.planned(at) {
-                let is_here = self.sites[index].name == site.name;
-                if !is_here && own.affinity.is_some() && own.affinity == rules.affinity {
-                    return None;
-                }
-                here.extend(is_here.then_some((rules, choice)));
-            }
-        }
-        let sight = self.sight;
-        let choice = sight.fit_beside(site.name, node, view, pod, gone, &here, all);
-        choice.ok()
-    }
-
-    /// The pods before this one that have a place and rules.
-    fn planned(&self, at: usize) -> impl Iterator<Item = (usize, &Rules, &Choice)> {
-        let taken = self.order.iter().zip(&self.taken).take(at);
-        taken.filter_map(|(kind, taken)| {
-            let (site, choice) = taken.as_ref()?;
-            let rules = self.kinds[*kind].request.rules.as_deref()?;
-            Some((*site, rules, choice))
-        })
-    }
-
-    /// Other GPUs for it there, of those that cannot be told apart the first.
-    fn other_choices(&mut self, at: usize, site: usize) -> Vec<Choice> {
-        let Some(first) = self.choice(at, site) else {
-            return Vec::new();
-        };
-        let request = self.kinds[self.order[at]].request;
-        let view = &self.sites[site].view;
-        let usable: Vec<usize> = (0..view.cards.len())
-            .filter(|&card| request.room(&view.cards[card]).is_some())
-            .collect();
-        let mut sets = Vec::new();
-        subsets(
-            view,
-            self.ruled,
-            &usable,
-            first.placement.charges.len(),
-            &mut Vec::new(),
-            &mut sets,
-        );
-        let mut found = Vec::new();
-        for set in sets {
-            let mut view = view.clone();
-            for (card, state) in view.cards.iter_mut().enumerate() {
-                state.usable &= set.contains(&card);
-            }
-            self.fits += 1;
-            if request.may_fit(&view)
-                && let Some(choice) = self.fit(at, &self.sites[site], &view)
-                && choice.placement != first.placement
-            {
-                found.push(choice);
-            }
-        }
-        found.sort_by_key(|choice| choice.cost);
-        found
-    }
-}
-
-/// Sets of so many of these cards, until there are [`SETS`]; where no pod is `ruled`, of those that are alike the first.
-fn subsets(
-    view: &NodeGpus,
-    ruled: bool,
-    cards: &[usize],
-    size: usize,
-    chosen: &mut Vec<usize>,
-    found: &mut Vec<Vec<usize>>,
-) {
-    if chosen.len() == size {
-        found.push(chosen.clone());
-        return;
-    }
-    for (at, &card) in cards.iter().enumerate() {
-        let is_alike = |before: &usize| view.cards[*before] == view.cards[card];
-        if found.len() >= SETS || cards.len() - at < size - chosen.len() {
-            return;
-        }
-        if !ruled && cards[..at].iter().any(is_alike) {
-            continue;
-        }
-        chosen.push(card);
-        subsets(view, ruled, &cards[at + 1..], size, chosen, found);
-        chosen.pop();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpustow_api::{Group, PodFacts};
+use gpustow_api::{Group, PodFacts, Regards};
 
 use super::roll::Roll;
 use crate::books::Uid;
@@ -46,6 +46,42 @@ impl Sight<'_> {
         waits.then_some(roll)
     }
 
+    /// Is the node for this pod of the gang? kube-scheduler asks about the first pod only if the gang does not fit: what it
+    /// said of that holds for pods with the same constraints. Others are for another kind of node, about which it asks later.
+    pub(super) fn is_for_member(&self, gang: &Group, pod: &PodFacts, node: &str) -> Evidence {
+        if self.books.excluded(node, &pod.constraints).is_some() {
+            return Evidence::Rejected;
+        }
+        let tried = self.queue.tried(&pod.uid);
+        if tried.is_some_and(|tried| tried.has(node)) {
+            return Evidence::Rejected;
+        }
+        let alike = self.books.members(gang);
+        let alike = alike.filter(|other| {
+            other.uid == pod.uid || other.node.is_none() && other.constraints == pod.constraints
+        });
+        let mut found = Evidence::Unknown;
+        let mut asked = false;
+        for other in alike {
+            asked |= self.queue.was_asked_about(&other.uid);
+            match self.evidence(other, node) {
+                Evidence::Offered | Evidence::Short => return Evidence::Offered,
+                Evidence::Unknown => {}
+                other if found != Evidence::Rejected => found = other,
+                _ => {}
+            }
+        }
+        // For another kind of node: what else keeps the pod off is known here.
+        let is_other_kind = || {
+            let mut all = self.books.members(gang);
+            all.any(|it| self.queue.was_asked_about(&it.uid))
+        };
+        match !asked && pod.constraints.regards == Regards::NoPod && is_other_kind() {
+            true => Evidence::Offered,
+            false => found,
+        }
+    }
+
     /// Pods of the gang for which nothing is to be earmarked any more.
     pub(super) fn left_gang(&self, gang: &Group) -> Vec<(Uid, Ended)> {
         let all = self.queue.evictions_for(gang).into_iter();
@@ -79,6 +115,17 @@ impl Sight<'_> {
         }
         let chosen = self.chosen_for(gang, budget);
         chosen.is_none().then_some(Ended::Late)
+    }
+
+    /// A pod of the gang about which kube-scheduler must be asked again before any pod finishes, and what it leaves open.
+    pub(super) fn outdated_for(&self, gang: &Group) -> Option<(Uid, Evidence)> {
+        let mut all = self.queue.evictions_for(gang).into_iter();
+        all.find_map(|(uid, earmark)| {
+            let pod = self.books.pod(uid).filter(|pod| pod.node.is_none())?;
+            let evidence = self.is_for_member(gang, pod, earmark.node());
+            let is_old = matches!(evidence, Evidence::Outdated | Evidence::Awaited);
+            is_old.then(|| (uid.clone(), evidence))
+        })
     }
 
     /// The pods of the gang that are to get room, and those of the chosen that are there still, the most important first. None

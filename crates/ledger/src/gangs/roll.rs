@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gpustow_api::{Group, GroupPolicy, PodFacts};
 
-use super::Shortfall;
 use super::plan::{Member, Seats};
+use super::{Extent, MOST_PODS, Shortfall};
 use crate::Budget;
 use crate::books::{Uid, may_come};
 use crate::queue::Turn;
@@ -35,6 +35,22 @@ impl Roll {
             group: gang.clone(),
             fit: self.min_count.saturating_sub(self.wanted()) + count,
             of: self.min_count,
+            search: match self.wanted() > MOST_PODS {
+                true => Extent::TooMany,
+                false => Extent::Whole,
+            },
+        }
+    }
+
+    /// These get one.
+    pub(super) fn shortfall_of(&self, gang: &Group, seats: &Seats) -> Shortfall {
+        let shortfall = self.shortfall(gang, seats.count);
+        match seats.is_cut && seats.count < self.wanted() {
+            true => Shortfall {
+                search: Extent::Part,
+                ..shortfall
+            },
+            false => shortfall,
         }
     }
 }
@@ -125,7 +141,7 @@ impl Sight<'_> {
         let members = roll.open.iter().map(|it| Member::anywhere(it)).collect();
         let seats = self.seats(members, wanted, budget);
         Some(match seats.count < wanted {
-            true => Err(roll.shortfall(gang, seats.count)),
+            true => Err(roll.shortfall_of(gang, &seats)),
             false => Ok(seats),
         })
     }

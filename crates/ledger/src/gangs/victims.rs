@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use gpustow_api::intree::Constraints;
 use gpustow_api::{Group, PodFacts};
 use gpustow_pack::Mib;
 
@@ -20,17 +21,27 @@ use crate::sight::Sight;
 
 /// Nodes that a plan may use, beside one for each pod of the gang.
 const NODES: usize = 16;
+/// Pods of a gang for which others finish, at most, and sets of constraints that these have.
+const PODS: usize = 256;
+const KINDS: usize = 16;
 /// So few units are tried in every combination.
 const FEW: usize = 8;
 /// Fits that one plan may try, in all looks together.
 const FITS: usize = 4096;
+/// The same for each pod of a large gang.
+const FITS_OF_POD: usize = 32;
+
+/// Fits that the plan for a gang of so many pods may try.
+fn most_fits(pods: usize) -> usize {
+    FITS.max(FITS_OF_POD * pods)
+}
 
 /// What a look for a plan comes to.
 pub(super) enum Found {
     Plan(Plan),
     Nothing,
-    /// No recent call tells whether kube-scheduler would place the pods where others could finish.
-    Unknown,
+    /// kube-scheduler leaves it open like this whether it would place the pods where others could finish.
+    Open(Evidence),
     /// The next look goes on.
     GoesOn,
 }
@@ -50,7 +61,7 @@ pub(super) struct Hunt {
     /// Nodes that were not looked at yet: the first of them all.
     left: usize,
     nodes: Vec<(Price, Arc<str>)>,
-    is_unknown: bool,
+    open: Option<Evidence>,
     tried: Tried,
 }
 
@@ -67,13 +78,25 @@ struct Tried {
 /// Roughly what room on a node costs: nothing, or the priority of the least important pod that may go, and how many may.
 type Price = (bool, Option<i32>, usize);
 
+/// Does the gang have more pods, or more kinds of them, than one looks for victims for?
+pub(super) fn is_too_large(roll: &Roll) -> bool {
+    let kinds = roll.open.iter().map(|pod| &*pod.constraints);
+    let kinds: HashSet<&Constraints> = kinds.collect();
+    roll.open.len() > PODS || kinds.len() > KINDS
+}
+
 impl Hunt {
+    /// Did the search end because the plan had cost enough?
+    pub(super) fn is_cut(&self, roll: &Roll) -> bool {
+        self.tried.fits >= most_fits(roll.open.len())
+    }
+
     pub(super) fn of(gang: &Group, sight: &Sight<'_>) -> Self {
         Self {
             gang: gang.clone(),
             left: sight.books.nodes().len(),
             nodes: Vec::new(),
-            is_unknown: false,
+            open: None,
             tried: Tried::default(),
         }
     }
@@ -112,20 +135,29 @@ impl Sight<'_> {
             return Found::GoesOn;
         }
         let gang = &hunt.gang;
-        let mut is_unknown = hunt.is_unknown;
+        let mut open = hunt.open;
         let nodes: Vec<Arc<str>> = hunt.nodes.iter().map(|(_, name)| name.clone()).collect();
         let alike = self.books.members(gang).count();
-        budget.charge(roll.open.len() * nodes.len() * (8 + alike) / 8);
+        budget.charge(nodes.len() * (8 + alike) / 8);
         let mut members = Vec::new();
+        let mut known: HashMap<&Arc<Constraints>, Arc<[Arc<str>]>> = HashMap::default();
         for pod in &roll.open {
-            let mut among = Vec::new();
-            for name in &nodes {
-                match self.is_for_member(gang, pod, name) {
-                    Evidence::Offered => among.push(name.clone()),
-                    Evidence::Unknown => is_unknown = true,
-                    _ => {}
+            let mut look = || -> Arc<[Arc<str>]> {
+                let mut among = Vec::new();
+                for name in &nodes {
+                    match self.is_for_member(gang, pod, name) {
+                        Evidence::Offered => among.push(name.clone()),
+                        it if it.is_open() => open = open.max(Some(it)),
+                        _ => {}
+                    }
                 }
-            }
+                among.into()
+            };
+            // Of pods with the same constraints kube-scheduler says the same, unless one was tried.
+            let among = match self.queue.tried(&pod.uid) {
+                Some(_) => look(),
+                None => known.entry(&pod.constraints).or_insert_with(look).clone(),
+            };
             members.push(Member::among(pod, among));
         }
         let units = self.units_on(&nodes, gang, priority, broken);
@@ -150,10 +182,10 @@ impl Sight<'_> {
             is_cut: false,
         };
         let Some(victims) = search.victims() else {
-            return match (search.is_cut, is_unknown) {
-                (true, _) => Found::GoesOn,
-                (false, true) => Found::Unknown,
-                (false, false) => Found::Nothing,
+            return match open {
+                _ if search.is_cut => Found::GoesOn,
+                Some(open) => Found::Open(open),
+                None => Found::Nothing,
             };
         };
         let mut gone = leaving.clone();
@@ -171,31 +203,6 @@ impl Sight<'_> {
             }
             None => Found::GoesOn,
         }
-    }
-
-    /// Is the node for this pod of the gang? kube-scheduler asks about the first pod only if the gang does not fit: what it
-    /// said of that holds for pods with the same constraints.
-    pub(super) fn is_for_member(&self, gang: &Group, pod: &PodFacts, node: &str) -> Evidence {
-        if self.books.excluded(node, &pod.constraints).is_some() {
-            return Evidence::Rejected;
-        }
-        let tried = self.queue.tried(&pod.uid);
-        if tried.is_some_and(|tried| tried.has(node)) {
-            return Evidence::Rejected;
-        }
-        let alike = self.books.members(gang);
-        let alike = alike.filter(|other| {
-            other.uid == pod.uid || other.node.is_none() && other.constraints == pod.constraints
-        });
-        let mut found = Evidence::Unknown;
-        for other in alike {
-            match self.evidence(other, node) {
-                Evidence::Offered | Evidence::Short => return Evidence::Offered,
-                Evidence::Rejected => found = Evidence::Rejected,
-                Evidence::Unknown => {}
-            }
-        }
-        found
     }
 
     /// Goes on to look at nodes that a plan may use, and at whether others could be used if kube-scheduler would place the
@@ -243,8 +250,9 @@ impl Sight<'_> {
                 let price = self.price(node, priority, least, broken);
                 hunt.nodes.extend(price.map(|price| (price, name.clone())));
             } else {
-                let mut evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
-                hunt.is_unknown |= evidence.any(|it| it == Evidence::Unknown);
+                let evidence = kinds.iter().map(|pod| self.is_for_member(gang, pod, name));
+                let open = evidence.filter(|it| it.is_open()).max();
+                hunt.open = hunt.open.max(open);
             }
         }
         hunt.nodes.sort_unstable();
@@ -328,9 +336,18 @@ impl Search<'_, '_> {
         if self.fits_without(&[]) || self.is_cut {
             return None;
         }
-        match self.units.len() {
-            0..=FEW => self.best_of_few(),
-            _ => self.best_of_many(),
+        // Before any part of them is tried: do all of them suffice?
+        let all: Vec<usize> = (0..self.units.len()).collect();
+        if !self.fits_without(&all) {
+            return None;
+        }
+        let best = match self.units.len() {
+            0..=FEW => self.best_of_few(&all),
+            _ => None,
+        };
+        match best {
+            None if !self.is_cut => self.best_of_many(),
+            best => best,
         }
     }
 
@@ -362,7 +379,7 @@ impl Search<'_, '_> {
 
     /// Has the plan cost enough, or this look?
     fn is_over(&self) -> bool {
-        self.is_cut || self.tried.fits >= FITS
+        self.is_cut || self.tried.fits >= most_fits(self.members.len())
     }
 
     /// Seats without these pods. None if that takes more than this look has left: a look to which it is all that there is
@@ -375,19 +392,29 @@ impl Search<'_, '_> {
             false => Budget::of_rest(self.budget),
         };
         let (sight, members) = (self.sight, self.members.clone());
-        let seats = sight.seats_without(members, self.wanted, gone, &mut budget);
+        let seats = sight.seats_for_all(members, self.wanted, gone, &mut budget);
         self.budget.charge_spent(&budget);
         self.tried.fits += seats.fits;
         self.is_cut = seats.is_cut && seats.count < self.wanted && !is_first;
         (!self.is_cut).then_some(seats)
     }
 
-    /// The best of all combinations.
-    fn best_of_few(&mut self) -> Option<Vec<Arc<PodFacts>>> {
+    /// The best of all combinations. None, too, if budgets allow none or the plan has cost enough.
+    fn best_of_few(&mut self, all: &[usize]) -> Option<Vec<Arc<PodFacts>>> {
         let count = self.units.len();
         let set =
             |mask: u32| -> Vec<usize> { (0..count).filter(|it| mask >> it & 1 == 1).collect() };
-        let ranked = (1..1_u32 << count).map(|mask| {
+        // No combination does without a unit without which all others do not suffice.
+        let mut needed = 0;
+        for unit in all {
+            let others: Vec<usize> = all.iter().copied().filter(|it| it != unit).collect();
+            needed |= u32::from(!self.fits_without(&others)) << unit;
+            if self.is_over() {
+                return None;
+            }
+        }
+        let masks = (1..1_u32 << count).filter(|mask| needed & !mask == 0);
+        let ranked = masks.map(|mask| {
             let victims = self.victims_of(&set(mask));
             let names: Vec<Uid> = victims.iter().map(|pod| pod.uid.clone()).collect();
             (Rank::of(&victims, 0), names, mask)
@@ -404,7 +431,7 @@ impl Search<'_, '_> {
             if self.fits_without(&set(mask)) {
                 return Some(victims);
             }
-            if self.is_cut {
+            if self.is_over() {
                 return None;
             }
             too_few.push(mask);

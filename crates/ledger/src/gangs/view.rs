@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use gpustow_api::{Group, GroupPolicy, PodFacts};
 
-use super::Shortfall;
 use super::plan::Member;
+use super::{Extent, MOST_PODS, Shortfall};
 use crate::Budget;
 use crate::books::may_come;
 use crate::sight::Sight;
@@ -60,6 +60,10 @@ impl GangView {
             group: self.group.clone(),
             fit: self.fit(),
             of,
+            search: match of > MOST_PODS {
+                true => Extent::TooMany,
+                false => Extent::Whole,
+            },
         })
     }
 }
@@ -85,7 +89,7 @@ impl Sight<'_> {
             .iter()
             .filter(|(node, it)| node.is_none() && may_come(it));
         let open: Vec<_> = open.map(|(_, it)| Member::anywhere(it)).collect();
-        let wanted = open.len();
+        let wanted = open.len().min(MOST_PODS);
         let seats = self.seats(open, wanted, &mut Budget::all()).seats;
         let stands = |(node, it): (Option<Arc<str>>, Arc<PodFacts>)| {
             let standing = match (node, seats.get(&it.uid)) {

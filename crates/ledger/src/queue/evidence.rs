@@ -15,18 +15,21 @@
 //! *No call is evidence, too.* Where no node passed, kube-scheduler asks nothing, and only the pod's condition tells. Its
 //! text changes once for each call; if it changes again, the earlier calls count no more.
 //!
+//! *What kube-scheduler said of a node may hold no more* once pods have come there or left, or are about to come: it regards
+//! other pods for anti-affinity, spread, host ports and volumes ([`gpustow_api::Regards`]). It is then asked again.
+//!
 //! After a restart the memory is empty, and the next call fills it. A pod whose evidence is too old, or which has none,
 //! is woken so that kube-scheduler asks again ([`Queue::ask_for_evidence`]).
 
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, Regards};
 
 use super::Queue;
 use super::backoff::doubled;
 use crate::books::{Books, Uid};
 use crate::preempt::asked_in_sum;
-use crate::queue::Ungate;
+use crate::queue::{Cause, Ungate};
 use crate::scores::Slot;
 use crate::sight::Sight;
 
@@ -34,10 +37,12 @@ use crate::sight::Sight;
 const AGE: Duration = Duration::from_secs(60);
 /// A pod is woken for evidence once in this time, then in twice as much, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(60);
+/// The same where pods have come or left.
+const PAUSE_IF_OUTDATED: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
-/// What kube-scheduler said of a node for a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What kube-scheduler said of a node for a pod. Of those that leave it open, the last is cured the soonest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Evidence {
     /// The node passed kube-scheduler's own filters in the last minute.
     Offered,
@@ -45,8 +50,19 @@ pub(crate) enum Evidence {
     Short,
     /// kube-scheduler's own filters refused it.
     Rejected,
+    /// It passed them, and a pod is about to come that kube-scheduler has not counted.
+    Awaited,
     /// No recent call tells.
     Unknown,
+    /// It passed them, and pods have come or left since.
+    Outdated,
+}
+
+impl Evidence {
+    /// May kube-scheduler have something else to say soon?
+    pub(crate) fn is_open(self) -> bool {
+        self >= Self::Awaited
+    }
 }
 
 /// Of which nodes a call speaks.
@@ -97,9 +113,11 @@ impl NodeSet {
 }
 
 /// The calls of half a minute.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Calls {
     since: Duration,
+    /// The ledger's clock at the first of them.
+    clock: u64,
     nodes: NodeSet,
 }
 
@@ -114,41 +132,53 @@ impl Calls {
 pub(super) struct Offered {
     latest: Option<Calls>,
     before: Option<Calls>,
+    /// The last call alone, if it was added to `latest`.
+    last: Option<Calls>,
     /// When a call named every node that passed, unless a sample came after it.
     all_at: Option<Duration>,
     /// How often the condition's text has changed since the last call.
     texts: usize,
-    /// When the pod may be woken for evidence again, and how often it was.
-    wake_at: Duration,
+    /// When the pod was woken for evidence last, and how often it was.
+    woken_at: Duration,
     wakes: u32,
 }
 
 impl Offered {
-    fn note(&mut self, nodes: NodeSet, scope: Scope, now: Duration) {
+    fn note(&mut self, call: Calls, scope: Scope) {
         self.texts = 0;
+        self.last = None;
         match scope {
             Scope::All => {
                 self.before = None;
-                self.all_at = Some(now);
-                self.latest = Some(Calls { since: now, nodes });
+                self.all_at = Some(call.since);
+                self.latest = Some(call);
                 return;
             }
             Scope::Sample => self.all_at = None,
             Scope::One => {}
         }
         match &mut self.latest {
-            Some(latest) if now.saturating_sub(latest.since) < AGE / 2 => {
-                latest.nodes.extend(&nodes);
+            Some(latest) if call.since.saturating_sub(latest.since) < AGE / 2 => {
+                latest.nodes.extend(&call.nodes);
+                self.last = Some(call);
             }
-            latest => self.before = latest.replace(Calls { since: now, nodes }),
+            latest => self.before = latest.replace(call),
         }
     }
 
-    fn of(&self, slot: Slot, now: Duration) -> Evidence {
-        let mut calls = [&self.latest, &self.before].into_iter().flatten();
+    fn calls(&self) -> impl Iterator<Item = &Calls> {
+        [&self.last, &self.latest, &self.before]
+            .into_iter()
+            .flatten()
+    }
+
+    /// What was said of a node where pods came or left last at this time on the ledger's clock.
+    fn of(&self, slot: Slot, traffic: u64, now: Duration) -> Evidence {
+        let named = || self.calls().filter(|it| it.nodes.has(slot));
         let recent = |at: Duration| now.saturating_sub(at) < AGE;
         match () {
-            () if calls.any(|it| it.count(now) && it.nodes.has(slot)) => Evidence::Offered,
+            () if named().any(|it| it.count(now) && traffic <= it.clock) => Evidence::Offered,
+            () if named().any(|it| traffic > it.clock) => Evidence::Outdated,
             () if self.all_at.is_some_and(recent) => Evidence::Rejected,
             () => Evidence::Unknown,
         }
@@ -157,17 +187,17 @@ impl Offered {
     /// The nodes of a call that named every node that passed, and of those since: it has rejected all others.
     fn passed(&self, now: Duration) -> Option<NodeSet> {
         let recent = self.all_at.is_some_and(|at| now.saturating_sub(at) < AGE);
-        let calls = [&self.latest, &self.before].into_iter().flatten();
         recent.then(|| {
             let mut nodes = NodeSet::default();
-            calls.for_each(|it| nodes.extend(&it.nodes));
+            self.calls().for_each(|it| nodes.extend(&it.nodes));
             nodes
         })
     }
 
     /// kube-scheduler has tried the pod again, and no node passed its own filters.
     fn is_void(&mut self) {
-        (self.latest, self.before, self.all_at) = (None, None, None);
+        (self.latest, self.before, self.last) = (None, None, None);
+        self.all_at = None;
     }
 }
 
@@ -182,10 +212,16 @@ impl Queue {
         }
     }
 
+    /// Has kube-scheduler named candidates for the pod lately?
+    pub(crate) fn was_asked_about(&self, uid: &str) -> bool {
+        let offered = self.offered.get(uid);
+        offered.is_some_and(|offered| offered.latest.is_some())
+    }
+
     /// The slot will be another node's.
     pub(crate) fn forget_slot(&mut self, slot: Slot) {
         for offered in self.offered.values_mut() {
-            let calls = [&mut offered.latest, &mut offered.before];
+            let calls = [&mut offered.latest, &mut offered.before, &mut offered.last];
             for calls in calls.into_iter().flatten() {
                 calls.nodes.remove(slot);
             }
@@ -211,17 +247,29 @@ impl Queue {
             _ => Scope::Sample,
         };
         let offered = self.offered.entry(pod.uid.clone()).or_default();
-        offered.note(nodes, scope, now);
+        let call = Calls {
+            since: now,
+            clock: books.copies(),
+            nodes,
+        };
+        offered.note(call, scope);
     }
 
-    /// Others could be disrupted for the pod where no recent call tells whether kube-scheduler would place it: has
-    /// kube-scheduler try the pod again, unless that was so lately. A gated pod is ungated for it.
-    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, now: Duration) {
+    /// Others could be disrupted for the pod where kube-scheduler's calls leave it open like this whether it would place the
+    /// pod: has kube-scheduler try the pod again, unless that was so lately or is too early. A gated pod is ungated for it.
+    pub(crate) fn ask_for_evidence(&mut self, uid: &Uid, evidence: Evidence, now: Duration) {
+        let pause = match evidence {
+            Evidence::Unknown => PAUSE,
+            Evidence::Outdated => PAUSE_IF_OUTDATED,
+            _ => return,
+        };
         let offered = self.offered.entry(uid.clone()).or_default();
-        if now < offered.wake_at {
+        let before = offered.wakes.checked_sub(1);
+        let pause = before.map(|times| doubled(pause, times, LONGEST_PAUSE));
+        if pause.is_some_and(|pause| now < offered.woken_at + pause) {
             return;
         }
-        offered.wake_at = now + doubled(PAUSE, offered.wakes, LONGEST_PAUSE);
+        offered.woken_at = now;
         offered.wakes += 1;
         match self.gated.has(uid) {
             true => self.gated.let_go(uid, Ungate::MayPreempt),
@@ -238,9 +286,51 @@ impl Sight<'_> {
         }
         let offered = self.queue.offered.get(&pod.uid);
         let slot = offered.and_then(|offered| Some((offered, self.scores.slot(node)?)));
-        slot.map_or(Evidence::Unknown, |(offered, slot)| {
-            offered.of(slot, self.now)
-        })
+        let Some((offered, slot)) = slot else {
+            return Evidence::Unknown;
+        };
+        match offered.of(slot, self.books.last_traffic(node, pod), self.now) {
+            Evidence::Offered if self.awaits_others(pod, node) => Evidence::Awaited,
+            evidence => evidence,
+        }
+    }
+
+    /// Is a pod about to come that kube-scheduler has not counted, and that decides whether the node is for this one? It
+    /// counts those that it nominated.
+    pub(crate) fn awaits_others(&self, pod: &PodFacts, node: &str) -> bool {
+        let regards = pod.constraints.regards;
+        let counts = |other: &PodFacts, cause: Cause| {
+            other.uid != pod.uid
+                && !matches!(cause, Cause::Nominated | Cause::Reserve)
+                && self.books.assumed(&other.uid).is_none()
+                && !self.is_of_gang(pod, other)
+        };
+        let here = self.queue.holders(node);
+        let here = here.filter(|holder| !self.queue.is_replaced_by(holder, pod));
+        let here = here.filter_map(|holder| {
+            let earmark = self.queue.earmark_of(holder)?;
+            Some((self.queue.pod_of(holder, self.books)?, earmark.cause()))
+        });
+        let mut here = here.filter(|(other, cause)| counts(other, *cause));
+        let mut all = self.queue.earmarks.iter().filter_map(|(uid, earmark)| {
+            let other = self.books.pod(uid)?;
+            Some((other, earmark.cause()))
+        });
+        here.any(|(it, _)| it.repels.max(regards) > Regards::NoPod)
+            || regards == Regards::AllPods
+                && all.any(|(it, cause)| it.namespace == pod.namespace && counts(it, cause))
+    }
+
+    /// Must kube-scheduler be asked again before another pod is disrupted for this one on a node that it has offered? What it
+    /// leaves open then.
+    pub(crate) fn outdated(&self, pod: &PodFacts, node: &str) -> Option<Evidence> {
+        let evidence = self.evidence(pod, node);
+        let is_old = match evidence {
+            Evidence::Outdated | Evidence::Awaited => true,
+            Evidence::Unknown | Evidence::Short => pod.constraints.regards > Regards::NoPod,
+            Evidence::Offered | Evidence::Rejected => false,
+        };
+        is_old.then_some(evidence)
     }
 
     /// The nodes that passed kube-scheduler's own filters for the pod, if it has named all of them lately.
@@ -258,13 +348,17 @@ impl Sight<'_> {
     }
 
     /// Did kube-scheduler offer this node for the pod lately, or can it not, so that others may be disrupted for it
-    /// there? Not where
-    /// something after this extender refused the pod.
+    /// there? Not where something after this extender refused the pod, nor where other pods decide and none of its calls
+    /// tells.
     pub(crate) fn was_offered(&self, pod: &PodFacts, node: &str) -> bool {
         let tried = self.queue.tried(&pod.uid);
         let refused = tried.is_some_and(|tried| tried.has(node));
-        let evidence = self.evidence(pod, node);
-        !refused && matches!(evidence, Evidence::Offered | Evidence::Short)
+        let offered = match self.evidence(pod, node) {
+            Evidence::Offered => true,
+            Evidence::Short => pod.constraints.regards == Regards::NoPod,
+            _ => false,
+        };
+        offered && !refused
     }
 }
 
@@ -282,42 +376,69 @@ mod tests {
         set
     }
 
+    fn call(nodes: NodeSet, second: u64) -> Calls {
+        Calls {
+            since: at(second),
+            clock: second,
+            nodes,
+        }
+    }
+
     #[test]
     fn a_call_below_the_sample_replaces_what_earlier_calls_said() {
         let mut offered = Offered::default();
-        assert_eq!(offered.of(1, at(0)), Evidence::Unknown);
-        offered.note(set([1, 2]), Scope::All, at(0));
-        assert_eq!(offered.of(1, at(59)), Evidence::Offered);
-        assert_eq!(offered.of(3, at(59)), Evidence::Rejected);
-        offered.note(set([2]), Scope::All, at(1));
-        assert_eq!(offered.of(1, at(2)), Evidence::Rejected);
-        assert_eq!(offered.of(2, at(60)), Evidence::Offered);
-        assert_eq!(offered.of(2, at(61)), Evidence::Unknown);
+        assert_eq!(offered.of(1, 0, at(0)), Evidence::Unknown);
+        offered.note(call(set([1, 2]), 0), Scope::All);
+        assert_eq!(offered.of(1, 0, at(59)), Evidence::Offered);
+        assert_eq!(offered.of(3, 0, at(59)), Evidence::Rejected);
+        offered.note(call(set([2]), 1), Scope::All);
+        assert_eq!(offered.of(1, 0, at(2)), Evidence::Rejected);
+        assert_eq!(offered.of(2, 0, at(60)), Evidence::Offered);
+        assert_eq!(offered.of(2, 0, at(61)), Evidence::Unknown);
     }
 
     #[test]
     fn samples_of_the_last_minute_count_together_and_each_at_least_half_of_it() {
         let mut offered = Offered::default();
-        offered.note(set(0..100), Scope::Sample, at(0));
-        offered.note(set(100..200), Scope::Sample, at(29));
-        offered.note(set(200..300), Scope::Sample, at(40));
+        offered.note(call(set(0..100), 0), Scope::Sample);
+        offered.note(call(set(100..200), 29), Scope::Sample);
+        offered.note(call(set(200..300), 40), Scope::Sample);
         for slot in [0, 150, 250] {
-            assert_eq!(offered.of(slot, at(59)), Evidence::Offered, "{slot}");
+            assert_eq!(offered.of(slot, 0, at(59)), Evidence::Offered, "{slot}");
         }
-        assert_eq!(offered.of(300, at(59)), Evidence::Unknown);
-        assert_eq!(offered.of(150, at(60)), Evidence::Unknown);
-        assert_eq!(offered.of(250, at(99)), Evidence::Offered);
-        assert_eq!(offered.of(250, at(100)), Evidence::Unknown);
+        assert_eq!(offered.of(300, 0, at(59)), Evidence::Unknown);
+        assert_eq!(offered.of(150, 0, at(60)), Evidence::Unknown);
+        assert_eq!(offered.of(250, 0, at(99)), Evidence::Offered);
+        assert_eq!(offered.of(250, 0, at(100)), Evidence::Unknown);
     }
 
     #[test]
     fn the_node_of_a_nominated_pod_says_nothing_of_others() {
         let mut offered = Offered::default();
-        offered.note(set([1, 2]), Scope::All, at(0));
-        offered.note(set([3]), Scope::One, at(1));
+        offered.note(call(set([1, 2]), 0), Scope::All);
+        offered.note(call(set([3]), 1), Scope::One);
         for slot in [1, 2, 3] {
-            assert_eq!(offered.of(slot, at(2)), Evidence::Offered, "{slot}");
+            assert_eq!(offered.of(slot, 0, at(2)), Evidence::Offered, "{slot}");
         }
-        assert_eq!(offered.of(4, at(2)), Evidence::Rejected);
+        assert_eq!(offered.of(4, 0, at(2)), Evidence::Rejected);
+    }
+
+    #[test]
+    fn node_that_pods_came_to_or_left_is_offered_again_by_a_later_call_alone() {
+        for scope in [Scope::All, Scope::Sample] {
+            let mut offered = Offered::default();
+            offered.note(call(set([1, 2]), 5), scope);
+            let said = |offered: &Offered, slot, traffic| offered.of(slot, traffic, at(20));
+            assert_eq!(said(&offered, 1, 5), Evidence::Offered);
+            assert_eq!(said(&offered, 1, 6), Evidence::Outdated);
+            offered.note(call(set([1]), 10), scope);
+            assert_eq!(said(&offered, 1, 10), Evidence::Offered);
+            assert_eq!(said(&offered, 1, 11), Evidence::Outdated);
+            let other = match scope {
+                Scope::All => Evidence::Rejected,
+                _ => Evidence::Outdated,
+            };
+            assert_eq!(said(&offered, 2, 6), other);
+        }
     }
 }

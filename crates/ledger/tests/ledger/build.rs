@@ -6,9 +6,10 @@ use std::time::Duration;
 use gpustow_api::gpunode::{Gpu, GpuNodeStatus, PodUse};
 use gpustow_api::instances::{Instance, OnDemand, Profile};
 use gpustow_api::limit::Enforce;
-use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts};
+use gpustow_api::{Asks, Assignment, NodeFacts, PodFacts, names};
 use gpustow_ledger::{Ask, Config, Ledger};
 use gpustow_pack::{Claim, ClaimKind, Mib, Request};
+use serde_json::{Value, json};
 
 pub(crate) fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -44,6 +45,31 @@ pub(crate) fn requesting(mut pod: PodFacts, change: impl FnOnce(&mut Request)) -
 /// The same pod, wanting whole cards.
 pub(crate) fn exclusive(pod: PodFacts) -> PodFacts {
     requesting(pod, |request| request.exclusive = true)
+}
+
+/// The same pod with what this spec says of nodes and of other pods.
+pub(crate) fn placed_by(pod: PodFacts, mut spec: Value) -> PodFacts {
+    let limits = json!({ names::GPU_MEM: "1" });
+    let mut container = json!({ "name": "c0", "resources": { "limits": limits } });
+    if let Some(ports) = spec.get("ports") {
+        container["ports"] = ports.clone();
+    }
+    spec["containers"] = json!([container]);
+    let of = json!({ "metadata": { "uid": "of" }, "spec": spec });
+    let of = serde_json::from_value(of).expect("a pod");
+    let of = PodFacts::from_pod(&of, names::GPU_MEM).expect("with a UID");
+    PodFacts {
+        constraints: of.constraints,
+        repels: of.repels,
+        ..pod
+    }
+}
+
+/// A required rule of affinity, or of anti-affinity, with pods of the same domain.
+pub(crate) fn required(rule: &str, domain: &str) -> Value {
+    let term = json!({ "topologyKey": domain, "labelSelector": {} });
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    json!({ "affinity": { rule: { required: [term] } } })
 }
 
 /// The same pod, which the driver must hold to what it asks for.

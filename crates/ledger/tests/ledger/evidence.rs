@@ -10,7 +10,7 @@ use crate::build::{asking, at, bound, card, choose, node, offer_all, pod, report
 
 /// A ledger that preempts, with these nodes and the sizes of their cards. On each card is a pod of priority 1 that holds
 /// 40, and is named like the card.
-fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
+pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let config = Config {
         preempt_fragmented: true,
         ..Config::default()
@@ -31,7 +31,7 @@ fn of(config: Config, nodes: &[(&str, &[u64])]) -> Ledger {
     ledger
 }
 
-fn report_of(ledger: &mut Ledger, name: &str, sizes: &[u64], second: u64) {
+pub(crate) fn report_of(ledger: &mut Ledger, name: &str, sizes: &[u64], second: u64) {
     let card = |(index, &size)| card(&format!("{name}-{index}"), size);
     let cards: Vec<_> = sizes.iter().enumerate().map(card).collect();
     let mut status = report(&cards);
@@ -39,7 +39,7 @@ fn report_of(ledger: &mut Ledger, name: &str, sizes: &[u64], second: u64) {
     ledger.apply_gpunode(name, status, at(second));
 }
 
-fn low(card: &str) -> PodFacts {
+pub(crate) fn low(card: &str) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
         priority: 1,
@@ -49,7 +49,7 @@ fn low(card: &str) -> PodFacts {
 }
 
 /// A pod of priority 10 that kube-scheduler could not place.
-fn waits(uid: &str, mib: u64) -> PodFacts {
+pub(crate) fn waits(uid: &str, mib: u64) -> PodFacts {
     PodFacts {
         priority: 10,
         waiting: true,
@@ -57,12 +57,12 @@ fn waits(uid: &str, mib: u64) -> PodFacts {
     }
 }
 
-fn named(pods: &[Arc<PodFacts>]) -> Vec<String> {
+pub(crate) fn named(pods: &[Arc<PodFacts>]) -> Vec<String> {
     pods.iter().map(|pod| pod.uid.to_string()).collect()
 }
 
 /// Looks at each of these seconds. The first pod that is decided for, when, where, and who ends.
-fn first_decision(
+pub(crate) fn first_decision(
     ledger: &mut Ledger,
     seconds: std::ops::Range<u64>,
 ) -> Option<(u64, String, String, Vec<String>)> {
@@ -78,7 +78,7 @@ fn first_decision(
     None
 }
 
-const TWO: &[u64] = &[100, 100];
+pub(crate) const TWO: &[u64] = &[100, 100];
 
 #[test]
 fn no_pod_ends_on_a_node_that_kube_scheduler_does_not_offer() {

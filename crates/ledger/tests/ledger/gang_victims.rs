@@ -11,7 +11,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use crate::build::{at, bound, card, choose, configured, node, offer_all, pod, report, used};
 
-fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
+pub(crate) fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     let config = Config {
         preempt_fragmented: true,
         ..Config::default()
@@ -19,7 +19,7 @@ fn ledger(nodes: &[(&str, &[u64])]) -> Ledger {
     configured(config, nodes)
 }
 
-fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {
+pub(crate) fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {
     PodGroupFacts {
         group: Group::in_tree("default", name),
         uid: name.into(),
@@ -28,7 +28,7 @@ fn pod_group(name: &str, min_count: usize, singly: bool) -> PodGroupFacts {
     }
 }
 
-fn in_group(name: &str, pod: PodFacts) -> PodFacts {
+pub(crate) fn in_group(name: &str, pod: PodFacts) -> PodFacts {
     PodFacts {
         group: Some(Group::in_tree("default", name)),
         ..pod
@@ -36,7 +36,7 @@ fn in_group(name: &str, pod: PodFacts) -> PodFacts {
 }
 
 /// A bound pod of that priority.
-fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
+pub(crate) fn holder(uid: &str, card: &str, mib: u64, priority: i32) -> PodFacts {
     let node = card.split('-').next().unwrap_or_default();
     PodFacts {
         priority,
@@ -74,7 +74,7 @@ fn decide(ledger: &mut Ledger, protected: &[&str], most: usize) -> BTreeSet<Stri
     victims(ledger, 3)
 }
 
-fn preemptions(ledger: &Ledger, second: u64) -> Vec<Reserved> {
+pub(crate) fn preemptions(ledger: &Ledger, second: u64) -> Vec<Reserved> {
     ledger.preemptions(at(second))
 }
 
@@ -84,7 +84,7 @@ fn victims(ledger: &Ledger, second: u64) -> BTreeSet<String> {
     victims.map(|pod| pod.uid.to_string()).collect()
 }
 
-fn set(names: &[&str]) -> BTreeSet<String> {
+pub(crate) fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
@@ -199,6 +199,33 @@ fn gang_preempts_where_the_whole_node_is_full_without_being_asked_about() {
         ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(3));
     }
     assert_eq!(victims(&ledger, 3), set(&["x", "y"]));
+}
+
+#[test]
+fn gangs_of_2_to_16_pods_preempt_as_many_pods_on_nodes_as_large() {
+    for gpus in 2..=16 {
+        for (nodes, wanted) in (1..=gpus).map(|it| (1, it)).chain([(2, gpus)]) {
+            let names = ["a", "b"];
+            let cards = vec![100; gpus / nodes];
+            let all: Vec<(&str, &[u64])> = names[..nodes].iter().map(|it| (*it, &*cards)).collect();
+            let mut ledger = ledger(&all);
+            for name in &names[..nodes] {
+                for index in 0..cards.len() {
+                    let card = format!("{name}-{index}");
+                    ledger.apply_pod(holder(&card, &card, 100, 1));
+                }
+            }
+            let wanted = wanted.min(nodes * cards.len());
+            gang(&mut ledger, wanted, &vec![100; wanted]);
+            let helped = (0..10).any(|second| {
+                for pod in ledger.fragmented(at(second)) {
+                    ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
+                }
+                victims(&ledger, second).len() == wanted
+            });
+            assert!(helped, "{wanted} pods on {nodes} nodes with {gpus} GPUs");
+        }
+    }
 }
 
 #[test]

@@ -154,11 +154,13 @@ async fn run(args: &Args) -> Result<()> {
 
 /// Applies the manifests, without the Deployment's pods: there is nothing to run them.
 async fn install(args: &Args, cluster: &ControlPlane, client: &Client) -> Result<()> {
-    let base = args.repository.join("manifests/overlays/queue");
-    let base = base.to_str().context("path of the repository")?;
-    cluster
-        .kubectl(&["apply", "--server-side", "-k", base])
-        .await?;
+    for kustomization in ["manifests/overlays/queue", "manifests/provision"] {
+        let path = args.repository.join(kustomization);
+        let path = path.to_str().context("path of the repository")?;
+        cluster
+            .kubectl(&["apply", "--server-side", "-k", path])
+            .await?;
+    }
     let deployment = format!("deployment/{}", names::SCHEDULER);
     let namespace = format!("--namespace={}", names::NAMESPACE);
     cluster

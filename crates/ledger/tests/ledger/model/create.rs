@@ -3,13 +3,13 @@
 use std::iter;
 
 use gpustow_api::limit::Enforce;
-use gpustow_api::{PodFacts, Sleep};
+use gpustow_api::{PodFacts, Regards, Sleep, names};
 use gpustow_pack::Mib;
 
 use super::event::{Event, Limit};
 use super::gangs::group;
 use super::world::{World, pick};
-use crate::build::{asking, exclusive, limited};
+use crate::build::{asking, exclusive, limited, placed_by, required};
 
 const NAMES: [&str; 6] = ["p0", "p1", "p2", "p3", "p4", "p5"];
 
@@ -73,6 +73,7 @@ impl World {
                 let claims = request.claims.iter_mut();
                 claims.for_each(|claim| claim.percentage = part);
             });
+            pod = regarding(pod, traits.regards);
             self.reject(&pod.uid, traits.rejects);
             self.server.create(pod);
         }
@@ -116,5 +117,14 @@ impl World {
             self.reject_as(&pod.uid, &uid);
         }
         self.server.create(pod);
+    }
+}
+
+/// The same pod with anti-affinity that reaches so far.
+fn regarding(pod: PodFacts, regards: Regards) -> PodFacts {
+    match regards {
+        Regards::NoPod => pod,
+        Regards::PodsOfNode => placed_by(pod, required("podAntiAffinity", names::HOSTNAME)),
+        Regards::AllPods => placed_by(pod, required("podAntiAffinity", "zone")),
     }
 }

@@ -1,5 +1,6 @@
 //! What can happen, and how to draw it.
 
+use gpustow_api::Regards;
 use gpustow_api::config::Action;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -51,6 +52,8 @@ pub(super) struct Traits {
     pub(super) cpu_milli: u64,
     /// kube-scheduler rejects the nodes of these bits for the pod, and does not say so.
     pub(super) rejects: u8,
+    /// kube-scheduler regards pods of the same node for it, or pods of all nodes.
+    pub(super) regards: Regards,
     /// Its preemption policy is Never.
     pub(super) never: bool,
     /// Its owner lets it be moved.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpustow_api::PodFacts;
+use gpustow_api::{PodFacts, Regards};
 use gpustow_pack::Mib;
 
 use super::server::NODES;
@@ -20,8 +20,13 @@ pub(super) struct Shown {
     rejects: HashMap<Arc<str>, u8>,
     /// Where the next window begins.
     next: usize,
-    /// When it last showed a node for a pod.
-    shown: HashMap<(Arc<str>, Arc<str>), Duration>,
+    /// When it last showed a node for a pod, and after how many changes of where pods are.
+    shown: HashMap<(Arc<str>, Arc<str>), (Duration, u64)>,
+    /// Where the pods are, by what the ledger knows.
+    places: HashMap<Arc<str>, Arc<str>>,
+    /// How often that has changed, and at which change last on each node.
+    changes: u64,
+    changed: HashMap<Arc<str>, u64>,
     /// The pods that others were disrupted for at the last step, and where.
     disrupted: BTreeSet<(Arc<str>, Arc<str>)>,
 }
@@ -106,15 +111,46 @@ impl World {
 
     /// kube-scheduler asks about the pod on these nodes.
     pub(super) fn note_shown(&mut self, pod: &PodFacts, nodes: &[&'static str]) {
+        self.see_places();
         for name in nodes {
             let key = (pod.uid.clone(), Arc::from(*name));
-            self.shown.shown.insert(key, self.now);
+            let at = (self.now, self.shown.changes);
+            self.shown.shown.insert(key, at);
         }
+    }
+
+    /// Looks where pods are, bound or assumed.
+    pub(super) fn see_places(&mut self) {
+        let bound = self.ledger.pods().filter(|pod| !pod.released);
+        let bound = bound.filter_map(|pod| Some((pod.uid.clone(), pod.node.clone()?)));
+        let assumed = self.shares().into_iter().map(|(uid, node, ..)| (uid, node));
+        let places: HashMap<_, _> = assumed.chain(bound).collect();
+        let before = std::mem::replace(&mut self.shown.places, places);
+        let of = |map: &HashMap<Arc<str>, Arc<str>>, uid| map.get(uid).cloned();
+        for uid in before.keys().chain(self.shown.places.keys()) {
+            let (from, to) = (of(&before, uid), of(&self.shown.places, uid));
+            if from != to {
+                self.shown.changes += 1;
+                let both = from.into_iter().chain(to);
+                let at = self.shown.changes;
+                self.shown.changed.extend(both.map(|node| (node, at)));
+            }
+        }
+    }
+
+    /// Has a pod come or left, since kube-scheduler showed the node, that decides whether the node is for the pod?
+    fn is_outdated(&self, pod: &PodFacts, node: &str, shown: u64) -> bool {
+        let changed = match pod.constraints.regards {
+            Regards::NoPod => return false,
+            Regards::PodsOfNode => self.shown.changed.get(node).copied(),
+            Regards::AllPods => Some(self.shown.changes),
+        };
+        changed.is_some_and(|at| at > shown)
     }
 
     /// When kube-scheduler last showed the node for the pod, or for another of its group: it asks about the first alone if
     /// the group does not fit.
-    fn last_shown(&self, key: &(Arc<str>, Arc<str>)) -> Option<Duration> {
+    fn last_shown(&self, key: &(Arc<str>, Arc<str>)) -> Option<(Duration, u64)> {
         let group = self.ledger.pod(&key.0).and_then(|pod| pod.group.clone());
         let is_same = |uid: &Arc<str>| {
             let other = self.ledger.pod(uid).and_then(|pod| pod.group.clone());
@@ -125,8 +161,10 @@ impl World {
         shown.map(|(_, at)| *at).max()
     }
 
-    /// Others finish, move or give memory back for a pod only where kube-scheduler showed the node for it.
+    /// Others finish, move or give memory back for a pod only where kube-scheduler showed the node for it, and no pod has
+    /// come or left since that it would regard.
     pub(super) fn check_evidence(&mut self) -> Result<(), String> {
+        self.see_places();
         let mut disrupted = BTreeSet::new();
         if self.switches.disrupts() {
             let all = self.ledger.preemptions(self.now).into_iter();
@@ -138,9 +176,19 @@ impl World {
             let all = all.filter(|it| !it.victims.is_empty());
             disrupted.extend(all.map(|it| (it.pod.uid.clone(), it.node)));
         }
+        for key in &disrupted {
+            let (shown, pod) = (self.last_shown(key), self.ledger.pod(&key.0));
+            let outdated = |(_, at): (Duration, u64)| {
+                let pod = pod.as_ref().filter(|pod| pod.group.is_none());
+                pod.is_some_and(|pod| self.is_outdated(pod, &key.1, at))
+            };
+            require(!shown.is_some_and(outdated), || {
+                format!("others are disrupted for {key:?}, and pods have come or left since")
+            })?;
+        }
         for key in disrupted.difference(&self.shown.disrupted) {
             let shown = self.last_shown(key);
-            let recent = shown.is_some_and(|shown| self.now <= shown + RECENT);
+            let recent = shown.is_some_and(|(shown, _)| self.now <= shown + RECENT);
             // kube-scheduler shows no node whose sum does not suffice, and a watch that is late may tell so still. A node
             // without a fresh report is no such node.
             let pod = self.ledger.pod(&key.0);

@@ -1,5 +1,6 @@
 //! What the administrator has turned on in a history, what kube-scheduler is like there, and which events fit that.
 
+use gpustow_api::Regards;
 use gpustow_api::config::Action;
 
 use super::event::{Event, Limit, Random};
@@ -40,6 +41,8 @@ pub(super) struct Switches {
     pub(super) scarce_cpu: bool,
     /// kube-scheduler rejects some nodes for some pods, for reasons that the ledger cannot see.
     pub(super) rejects: bool,
+    /// For some pods kube-scheduler regards other pods.
+    pub(super) regards: bool,
     /// kube-scheduler shows this many of the nodes whose sum fits, and goes on from there in its next call.
     pub(super) window: Option<usize>,
     /// In the end the others are compared with and without these.
@@ -119,6 +122,7 @@ impl Switches {
         }
         // The oracle of gangs knows nothing of slices.
         self.mig = random.below(8) == 0 && !self.gangs && !self.mps;
+        self.regards = random.below(3) == 0;
     }
 
     /// Does something make pods finish for others?
@@ -193,6 +197,10 @@ impl Switches {
         if self.rejects {
             pod.rejects = [0, 0, 1, 2, 3, 4, 6, 7][random.index()];
         }
+        if self.regards {
+            use Regards::{AllPods, NoPod, PodsOfNode};
+            pod.regards = [NoPod, PodsOfNode, PodsOfNode, AllPods][random.index() % 4];
+        }
         if self.percentages {
             pod.percentage = [0, 0, 0, 0, 25, 50, 75, 100][random.index()];
         }
@@ -233,6 +241,9 @@ impl Switches {
             (*exclusive, *limited, *limit) = (false, false, Limit::Same);
             (pod.group, pod.percentage) = (Some(group), 0);
             pod.rejects = u8::from(self.rejects && group % 2 == 1);
+            if self.regards && group % 2 == 0 {
+                pod.regards = Regards::PodsOfNode;
+            }
         }
     }
 

@@ -1,0 +1,70 @@
+//! Gangs of any size: a tenant says how many pods there are, and none of that is a depth.
+
+use std::thread;
+
+use gpustow_api::PodFacts;
+use gpustow_ledger::{Ask, Config, Extent, Ledger, MOST_PODS};
+
+use crate::build::{at, configured, pod};
+use crate::pod_groups::gang;
+
+/// Twenty nodes of eight GPUs.
+fn nodes() -> Ledger {
+    let names: Vec<String> = (0..20).map(|number| format!("n{number}")).collect();
+    let all: Vec<(&str, &[u64])> = names.iter().map(|it| (&**it, &[80_000; 8][..])).collect();
+    let config = Config {
+        preempt_fragmented: true,
+        ..Config::default()
+    };
+    configured(config, &all)
+}
+
+/// What kube-scheduler is answered about the first pod of such a gang, on a thread like those of the extender.
+fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> Option<Extent> {
+    let sizes: Vec<u64> = (0..pods).map(mib).collect();
+    let ask = move || {
+        let mut ledger = nodes();
+        let made = sizes.iter().enumerate();
+        let made = made.map(|(number, mib)| PodFacts {
+            waiting: true,
+            ..pod(&format!("g{number}"), *mib)
+        });
+        let pods = gang(&mut ledger, "g", min_count, made.collect());
+        let names: Vec<String> = (0..20).map(|number| format!("n{number}")).collect();
+        let names: Vec<&str> = names.iter().map(|name| &**name).collect();
+        let answer = ledger.filter(&Ask::of(&pods[0]), &names, at(0));
+        assert_eq!(answer.nodes.is_empty(), answer.shortfall.is_some());
+        // Preemption for it looks at all of them, too, or says that it does not.
+        for second in 0..3 {
+            for pod in ledger.fragmented(at(second)) {
+                ledger.preempt_fragmented(&pod.uid, &|_| Vec::new(), at(second));
+            }
+        }
+        let refused = answer.shortfall.is_some() && min_count <= pods.len();
+        assert!(!refused || pods.len() <= 256 || !ledger.searches_cut().is_empty());
+        answer.shortfall.map(|it| it.search)
+    };
+    // The runtime's default.
+    let thread = thread::Builder::new().stack_size(2 << 20);
+    let thread = thread.spawn(ask).expect("a thread");
+    thread.join().expect("its end")
+}
+
+#[test]
+fn gang_of_any_size_is_placed_or_refused_on_a_thread_of_two_mib() {
+    for pods in [10, 300, 2_000, 2_500, 50_000] {
+        let different = |number: usize| 1 + number as u64 % 1_000;
+        let placed = (pods > MOST_PODS).then_some(Extent::TooMany);
+        assert_eq!(first_answer(pods, pods, |_| 100), placed, "{pods}");
+        assert_eq!(first_answer(pods, pods, different), placed, "{pods}");
+        // Two are enough.
+        assert_eq!(first_answer(pods, 2, different), None, "{pods}");
+        // All are too large but one.
+        let too_large = |number: usize| if number == 0 { 10 } else { 500_000 };
+        let refused = first_answer(pods, 2, too_large);
+        assert_eq!(refused, Some(Extent::Whole), "{pods}");
+        let halves = |number: usize| 60_000 + number as u64 % 1_000;
+        let refused = first_answer(pods, pods.min(MOST_PODS), halves);
+        assert_eq!(refused.is_none(), pods <= 160, "{pods}: {refused:?}");
+    }
+}
