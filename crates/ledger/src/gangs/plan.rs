@@ -111,6 +111,14 @@ pub(super) struct Kind<'p> {
 }
 
 impl Kind<'_> {
+    /// Those that want most come first.
+    fn size(&self) -> (Reverse<Option<u32>>, Reverse<Option<Mib>>) {
+        let claims = &self.request.claims;
+        let gpus = claims.iter().map(|claim| claim.gpus).max();
+        let mib = claims.iter().map(|claim| claim.mib).max();
+        (Reverse(gpus), Reverse(mib))
+    }
+
     /// What it takes of one GPU at least.
     fn hardest(&self) -> Mib {
         self.request
@@ -135,7 +143,20 @@ struct Kinds<'s, 'p> {
     rest: HashMap<&'p Arc<Constraints>, Arc<[usize]>>,
 }
 
-impl<'p> Kinds<'_, 'p> {
+impl<'s, 'p> Kinds<'s, 'p> {
+    fn new(sight: &'s Sight<'s>, sites: Sites<'s>, roams: bool, most: usize) -> Self {
+        Self {
+            sight,
+            sites,
+            roams,
+            most,
+            all: Vec::new(),
+            by_request: HashMap::default(),
+            compared: 0,
+            rest: HashMap::default(),
+        }
+    }
+
     fn of(&mut self, member: Member<'p>, request: &'p Arc<Request>, budget: &mut Budget) -> usize {
         let Member { pod, among, heeds } = member;
         let passed = if heeds { self.sight.passed(pod) } else { None };
@@ -234,16 +255,9 @@ impl Sight<'_> {
         if wanted > count {
             return Seats::default();
         }
-        let mut kinds = Kinds {
-            sight: self,
-            sites: Sites::new(self, gone, asking),
-            roams: members.iter().any(|member| member.among.is_none()),
-            most: NODES + count,
-            all: Vec::new(),
-            by_request: HashMap::default(),
-            compared: 0,
-            rest: HashMap::default(),
-        };
+        let roams = members.iter().any(|member| member.among.is_none());
+        let sites = Sites::new(self, gone, asking);
+        let mut kinds = Kinds::new(self, sites, roams, NODES + count);
         let mut pods = Vec::new();
         for member in members.into_iter().take(MOST_PODS) {
             let pod = member.pod;
@@ -254,12 +268,7 @@ impl Sight<'_> {
         let Kinds {
             all: kinds, sites, ..
         } = kinds;
-        pods.sort_by_cached_key(|(kind, _)| {
-            let claims = &kinds[*kind].request.claims;
-            let gpus = claims.iter().map(|claim| claim.gpus).max();
-            let mib = claims.iter().map(|claim| claim.mib).max();
-            (Reverse(gpus), Reverse(mib), *kind)
-        });
+        pods.sort_by_cached_key(|(kind, _)| (kinds[*kind].size(), *kind));
         budget.charge(sites.all.len());
         let order: Vec<usize> = pods.iter().map(|(kind, _)| *kind).collect();
         let mut least: Vec<Mib> = order.iter().map(|it| kinds[*it].hardest()).collect();

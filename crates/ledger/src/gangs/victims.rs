@@ -139,27 +139,7 @@ impl Sight<'_> {
         let nodes: Vec<Arc<str>> = hunt.nodes.iter().map(|(_, name)| name.clone()).collect();
         let alike = self.books.members(gang).count();
         budget.charge(nodes.len() * (8 + alike) / 8);
-        let mut members = Vec::new();
-        let mut known: HashMap<&Arc<Constraints>, Arc<[Arc<str>]>> = HashMap::default();
-        for pod in &roll.open {
-            let mut look = || -> Arc<[Arc<str>]> {
-                let mut among = Vec::new();
-                for name in &nodes {
-                    match self.is_for_member(gang, pod, name) {
-                        Evidence::Offered => among.push(name.clone()),
-                        it if it.is_open() => open = open.max(Some(it)),
-                        _ => {}
-                    }
-                }
-                among.into()
-            };
-            // Of pods with the same constraints kube-scheduler says the same, unless one was tried.
-            let among = match self.queue.tried(&pod.uid) {
-                Some(_) => look(),
-                None => known.entry(&pod.constraints).or_insert_with(look).clone(),
-            };
-            members.push(Member::among(pod, among));
-        }
+        let members = self.members_of(gang, roll, &nodes, &mut open);
         let units = self.units_on(&nodes, gang, priority, broken);
         budget.charge(units.iter().map(Vec::len).sum());
         let leaving: HashSet<Uid> = nodes.iter().flat_map(|name| self.leaving(name)).collect();
@@ -203,6 +183,38 @@ impl Sight<'_> {
             }
             None => Found::GoesOn,
         }
+    }
+
+    /// The pods, each with the nodes that are for it.
+    fn members_of<'p>(
+        &self,
+        gang: &Group,
+        roll: &'p Roll,
+        nodes: &[Arc<str>],
+        open: &mut Option<Evidence>,
+    ) -> Vec<Member<'p>> {
+        let mut members = Vec::new();
+        let mut known: HashMap<&Arc<Constraints>, Arc<[Arc<str>]>> = HashMap::default();
+        for pod in &roll.open {
+            let mut look = || -> Arc<[Arc<str>]> {
+                let mut among = Vec::new();
+                for name in nodes {
+                    match self.is_for_member(gang, pod, name) {
+                        Evidence::Offered => among.push(name.clone()),
+                        it if it.is_open() => *open = (*open).max(Some(it)),
+                        _ => {}
+                    }
+                }
+                among.into()
+            };
+            // Of pods with the same constraints kube-scheduler says the same, unless one was tried.
+            let among = match self.queue.tried(&pod.uid) {
+                Some(_) => look(),
+                None => known.entry(&pod.constraints).or_insert_with(look).clone(),
+            };
+            members.push(Member::among(pod, among));
+        }
+        members
     }
 
     /// Goes on to look at nodes that a plan may use, and at whether others could be used if kube-scheduler would place the

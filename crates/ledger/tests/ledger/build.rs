@@ -55,9 +55,11 @@ pub(crate) fn placed_by(pod: PodFacts, mut spec: Value) -> PodFacts {
         container["ports"] = ports.clone();
     }
     spec["containers"] = json!([container]);
-    let of = json!({ "metadata": { "uid": "of" }, "spec": spec });
-    let of = serde_json::from_value(of).expect("a pod");
-    let of = PodFacts::from_pod(&of, names::GPU_MEM).expect("with a UID");
+    let of = json!({ "metadata": { "uid": "of" }, "spec": &spec });
+    let of = serde_json::from_value(of).ok();
+    let of = of.and_then(|of| PodFacts::from_pod(&of, names::GPU_MEM));
+    assert!(of.is_some(), "{spec}");
+    let of = of.unwrap_or_else(|| pod.clone());
     PodFacts {
         constraints: of.constraints,
         repels: of.repels,

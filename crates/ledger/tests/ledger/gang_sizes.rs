@@ -19,8 +19,11 @@ fn nodes() -> Ledger {
     configured(config, &all)
 }
 
+/// How far the search for a gang that is refused went, or how the thread ended.
+type Answer = thread::Result<Option<Extent>>;
+
 /// What kube-scheduler is answered about the first pod of such a gang, on a thread like those of the extender.
-fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> Option<Extent> {
+fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> Answer {
     let sizes: Vec<u64> = (0..pods).map(mib).collect();
     let ask = move || {
         let mut ledger = nodes();
@@ -46,8 +49,10 @@ fn first_answer(pods: usize, min_count: usize, mib: impl Fn(usize) -> u64) -> Op
     };
     // The runtime's default.
     let thread = thread::Builder::new().stack_size(2 << 20);
-    let thread = thread.spawn(ask).expect("a thread");
-    thread.join().expect("its end")
+    match thread.spawn(ask) {
+        Ok(thread) => thread.join(),
+        Err(error) => Err(Box::new(error)),
+    }
 }
 
 #[test]
@@ -55,16 +60,20 @@ fn gang_of_any_size_is_placed_or_refused_on_a_thread_of_two_mib() {
     for pods in [10, 300, 2_000, 2_500, 50_000] {
         let different = |number: usize| 1 + number as u64 % 1_000;
         let placed = (pods > MOST_PODS).then_some(Extent::TooMany);
-        assert_eq!(first_answer(pods, pods, |_| 100), placed, "{pods}");
-        assert_eq!(first_answer(pods, pods, different), placed, "{pods}");
+        assert_eq!(first_answer(pods, pods, |_| 100).unwrap(), placed, "{pods}");
+        assert_eq!(
+            first_answer(pods, pods, different).unwrap(),
+            placed,
+            "{pods}"
+        );
         // Two are enough.
-        assert_eq!(first_answer(pods, 2, different), None, "{pods}");
+        assert_eq!(first_answer(pods, 2, different).unwrap(), None, "{pods}");
         // All are too large but one.
         let too_large = |number: usize| if number == 0 { 10 } else { 500_000 };
-        let refused = first_answer(pods, 2, too_large);
+        let refused = first_answer(pods, 2, too_large).unwrap();
         assert_eq!(refused, Some(Extent::Whole), "{pods}");
         let halves = |number: usize| 60_000 + number as u64 % 1_000;
-        let refused = first_answer(pods, pods.min(MOST_PODS), halves);
+        let refused = first_answer(pods, pods.min(MOST_PODS), halves).unwrap();
         assert_eq!(refused.is_none(), pods <= 160, "{pods}: {refused:?}");
     }
 }

@@ -241,7 +241,7 @@ impl Switches {
             (*exclusive, *limited, *limit) = (false, false, Limit::Same);
             (pod.group, pod.percentage) = (Some(group), 0);
             pod.rejects = u8::from(self.rejects && group % 2 == 1);
-            if self.regards && group % 2 == 0 {
+            if self.regards && group.is_multiple_of(2) {
                 pod.regards = Regards::PodsOfNode;
             }
         }
